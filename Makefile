@@ -1,0 +1,92 @@
+# Everything runs in a virtual environment of its own, made from requirements.txt with CPython 3.11.
+
+VENV ?= .venv
+# An interpreter to use instead of the first CPython 3.11 on PATH.
+PYTHON ?=
+UV_VERSION := 0.13.8
+
+SHELL := /bin/bash
+BIN := $(VENV)/bin
+STAMP := $(VENV)/requirements.installed
+GPU_STAMP := $(VENV)/requirements-gpu.installed
+LOCK := .lock
+RUN := $(BIN)/python reproduce.py --paper=adafedadam --item=table5 --setup=synthetic --rows=fedavg,fedadam
+# Wheels only, so that nothing is compiled; jax 0.4.13, which is pure Python, has none.
+FORMATS := --only-binary :all: --no-binary jax
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-input --no-deps --require-hashes $(FORMATS)
+
+# The check runs the interpreter: a name on PATH may be a shim with no interpreter behind it.
+define FIND_PYTHON
+for python in $(or $(PYTHON),python3.11 python3 python); do \
+  "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 </dev/null \
+    && { command -v "$$python"; break; }; \
+done
+endef
+define NO_PYTHON
+no CPython 3.11 with its venv module found (tried: $(or $(PYTHON),python3.11 python3 python)). \
+Get it with "apt install python3.11 python3.11-venv" (Debian 12; on Ubuntu from the deadsnakes archive), \
+"pyenv install 3.11" or "uv python install 3.11", then name it: make venv PYTHON=/path/to/python3.11
+endef
+# make's own error is the one way to end a recipe with a single line.
+FOUND_PYTHON = $(or $(shell $(FIND_PYTHON)),$(error $(strip $(NO_PYTHON))))
+
+.DEFAULT_GOAL := help
+.PHONY: help venv venv-gpu run run-full test test-long lint lock clean
+
+help:  ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+
+venv: $(STAMP)  ## set up .venv (PYTHON=... names the CPython 3.11 to use)
+
+venv-gpu: $(GPU_STAMP)  ## set up .venv with the CUDA 11.8 libraries as well
+
+run: venv  ## train FedAvg and FedAdam on synthetic data for 3 minutes beside the paper's numbers
+	$(RUN) --max_minutes=3
+
+run-full: venv  ## the same for all of its rounds
+	$(RUN)
+
+test: venv  ## run the quick tests
+	$(BIN)/python -m pytest -n 2 -m "not long" tests
+
+test-long: venv  ## run every test: methods x tasks x runtimes x kills
+	$(BIN)/python -m pytest -n 2 tests
+
+lint: venv  ## check style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# The stamp is a copy of the list that was installed, written last: an interrupted installation starts over, and a
+# checkout that changes only the list's time does not.
+$(STAMP): requirements.txt
+	@if cmp -s requirements.txt $@; then touch $@; else \
+	  set -e; \
+	  python='$(FOUND_PYTHON)'; \
+	  echo "Installing $$(grep -c == requirements.txt) packages into $(VENV); this takes some minutes." >&2; \
+	  "$$python" -m venv --clear $(VENV); \
+	  $(BIN)/python $(INSTALL) -r requirements.txt; \
+	  cp requirements.txt $@.part; \
+	  mv $@.part $@; \
+	fi
+
+$(GPU_STAMP): requirements-gpu.txt $(STAMP)
+	$(BIN)/python $(INSTALL) -r requirements-gpu.txt
+	@cp requirements-gpu.txt $@.part && mv $@.part $@
+
+# TFF's only wheel asks for glibc 2.31 by name, so the platform has to be named too.
+COMPILE = $(LOCK)/bin/uv pip compile --quiet --python $(LOCK)/bin/python --python-version 3.11 \
+	--python-platform x86_64-manylinux_2_31 $(FORMATS) --generate-hashes \
+	--custom-compile-command "make lock" $(LOCK_FLAGS)
+
+lock:  ## resolve requirements*.in anew, keeping pins that still fit (LOCK_FLAGS=--upgrade: newest)
+	rm -rf $(LOCK)
+	'$(FOUND_PYTHON)' -m venv $(LOCK)
+	$(LOCK)/bin/python -m pip install --quiet --disable-pip-version-check --no-input uv==$(UV_VERSION)
+	sed -n 's/^#override //p' requirements.in > $(LOCK)/overrides.txt
+	$(COMPILE) --override $(LOCK)/overrides.txt -o requirements.txt requirements.in
+	$(COMPILE) --no-deps -o requirements-gpu.txt requirements-gpu.in
+	rm -rf $(LOCK)
+
+clean:  ## remove the virtual environment and caches; results stay
+	rm -rf $(VENV) $(LOCK) .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,49 @@
+"""What all tests share: few threads, quiet logs, the data folder and no process left behind."""
+
+import os
+import pathlib
+import uuid
+
+import psutil
+import pytest
+
+_REPO = pathlib.Path(__file__).resolve().parent.parent
+_RUN_ID = "FEDOPT_TEST_RUN"
+
+# Read once, when TensorFlow is imported: a fixture would come too late for tests that import it at the top.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Every test process would otherwise start a thread a core, for each of TensorFlow's pools.
+    _threads = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    for _name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+        os.environ.setdefault(_name, str(_threads))
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "long: part of the full product, not of the quick tier")
+    os.environ.setdefault(_RUN_ID, uuid.uuid4().hex)
+
+
+def pytest_unconfigure(config):
+    # TFF's worker outlives its parent and holds its pipes: whoever reads our output would wait for ever.
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    for process in psutil.process_iter(["name"]):
+        try:
+            if (
+                process.info["name"] == "worker_binary"
+                and process.environ().get(_RUN_ID) == os.environ[_RUN_ID]
+            ):
+                process.kill()
+        except psutil.Error:
+            continue
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> pathlib.Path:
+    """The folder of real data: FEDOPT_DATA_DIR, or shared/data beside the repository."""
+    named = os.environ.get("FEDOPT_DATA_DIR")
+    folder = pathlib.Path(named) if named else _REPO.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no real data: {folder} is not a folder (set FEDOPT_DATA_DIR to one)")
+    return folder
