@@ -29,6 +29,7 @@ Get it with "apt install python3.11 python3.11-venv" (Debian 12; on Ubuntu from 
 endef
 # make's own error is the one way to end a recipe with a single line.
 FOUND_PYTHON = $(or $(shell $(FIND_PYTHON)),$(error $(strip $(NO_PYTHON))))
+INSTALLED = $(shell cmp -s requirements.txt $(STAMP) && echo yes)
 
 .DEFAULT_GOAL := help
 .PHONY: help venv venv-gpu run run-full test test-long lint lock clean
@@ -59,9 +60,9 @@ lint: venv  ## check style and format
 # The stamp is a copy of the list that was installed, written last: an interrupted installation starts over, and a
 # checkout that changes only the list's time does not.
 $(STAMP): requirements.txt
-	@if cmp -s requirements.txt $@; then touch $@; else \
+	@if [ -n '$(INSTALLED)' ]; then touch $@; else \
 	  set -e; \
-	  python='$(FOUND_PYTHON)'; \
+	  python='$(if $(INSTALLED),,$(FOUND_PYTHON))'; \
 	  echo "Installing $$(grep -c == requirements.txt) packages into $(VENV); this takes some minutes." >&2; \
 	  "$$python" -m venv --clear $(VENV); \
 	  $(BIN)/python $(INSTALL) -r requirements.txt; \

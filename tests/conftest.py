@@ -10,7 +10,7 @@ import pytest
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 _RUN_ID = "FEDOPT_TEST_RUN"
 
-# Read once, when TensorFlow is imported: a fixture would come too late for tests that import it at the top.
+# Read once, when TensorFlow is imported, which a test file may do before any fixture runs.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Every test process would otherwise start a thread a core, for each of TensorFlow's pools.
@@ -25,7 +25,7 @@ def pytest_configure(config):
 
 
 def pytest_unconfigure(config):
-    # TFF's worker outlives its parent and holds its pipes: whoever reads our output would wait for ever.
+    # TFF's worker outlives its parent and holds its pipes: a reader of ours would wait for ever.
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
     for process in psutil.process_iter(["name"]):
