@@ -1,0 +1,36 @@
+"""Tasks: what is learnt, on which clients' data, and how it is measured.
+
+A task knows no algorithm. `tasks.load(name, **settings)` gives its federated data, model, loss and
+metrics as one `tasks.task.Task`.
+"""
+
+import hparams as _hparams
+from tasks import builtin as _builtin  # noqa: F401  (registers the suite's own tasks)
+from tasks.registry import TaskSpec, get, names, register
+
+
+def load(name, *, data_dir=None, seed=0, use_synthetic_data=False, **settings):
+    """Loads a task.
+
+    Args:
+      name: A name of `tasks.names()`.
+      data_dir: Folder with the task's data files; `None` lets the task use its cache or download.
+      seed: Seed of initial weights and of partitions that are drawn at random.
+      use_synthetic_data: Whether to make data of the true shape and types instead of reading any.
+      **settings: The task's own settings; see `tasks.get(name).hparams`.
+
+    Returns:
+      A `tasks.task.Task`.
+
+    Raises:
+      HparamError: If the task or a setting is unknown or a value is out of range.
+      tasks.task.DataError: If data is missing or damaged; the text says what and how to mend it.
+    """
+    spec = get(name)
+    resolved = _hparams.resolve(name, spec.hparams, settings)
+    return spec.load_fn()(
+        data_dir=data_dir, seed=seed, use_synthetic_data=use_synthetic_data, **resolved
+    )
+
+
+__all__ = ["TaskSpec", "get", "load", "names", "register"]

@@ -1,0 +1,229 @@
+"""The suite's own tasks: names, settings with defaults and sources. Knows nothing of TensorFlow."""
+
+from hparams import Hparam
+from tasks.registry import TaskSpec, register
+
+
+def _init(default: str, source: str) -> Hparam:
+    return Hparam(
+        name="init",
+        default=default,
+        help=(
+            "Initial weights: `torch` draws weights and biases uniformly from ±1/sqrt(fan_in); "
+            "`keras` draws weights by Glorot's uniform rule and starts biases at 0."
+        ),
+        source=source,
+        choices=("torch", "keras"),
+    )
+
+
+def _partition_seed(what: str) -> Hparam:
+    return Hparam(
+        name="partition_seed",
+        default=None,
+        type=int,
+        help=f"Seed of {what}; not set: the run's --seed.",
+        source="choice",
+        minimum=0,
+    )
+
+
+register(
+    TaskSpec(
+        name="synthetic",
+        summary="Softmax regression on generated clients (60 inputs, 10 classes, 610 parameters).",
+        loader="tasks.synthetic:load",
+        needs_data=False,
+        hparams=(
+            Hparam(
+                name="generator",
+                default="leaf",
+                help=(
+                    "`leaf` is LEAF's own generator (one cluster of client models); `alpha_beta` "
+                    "is Synthetic(alpha, beta) of the FedProx paper. The two give different data."
+                ),
+                source="AdaFedAdam, Synthetic: its published rows fit LEAF's generator",
+                choices=("leaf", "alpha_beta"),
+            ),
+            Hparam(
+                name="num_clients",
+                default=100,
+                help="Number of clients.",
+                source="AdaFedAdam, Synthetic (FedProx's own sets have 30)",
+                minimum=1,
+            ),
+            Hparam(
+                name="data_seed",
+                default=931231,
+                help=(
+                    "Seed of the generated examples; another one moves average accuracies by "
+                    "several points. Apart from --seed, so that runs differ in seed on equal data."
+                ),
+                source="LEAF, data/synthetic",
+                minimum=0,
+                maximum=2**32 - 1,
+            ),
+            Hparam(
+                name="max_examples",
+                default=None,
+                type=int,
+                help="Largest client; not set: 1000 with `leaf`, no limit with `alpha_beta`.",
+                source="LEAF, data/synthetic; FedProx's code has no limit",
+                minimum=5,
+            ),
+            Hparam(
+                name="alpha",
+                default=None,
+                type=float,
+                help=(
+                    "How much clients' true models differ: standard deviation of their centres; "
+                    "only with generator=alpha_beta, where not set means 1."
+                ),
+                source="FedProx, Synthetic(1, 1)",
+                minimum=0,
+            ),
+            Hparam(
+                name="beta",
+                default=None,
+                type=float,
+                help=(
+                    "How much clients' inputs differ: standard deviation of their centres; "
+                    "only with generator=alpha_beta, where not set means 1."
+                ),
+                source="FedProx, Synthetic(1, 1)",
+                minimum=0,
+            ),
+            Hparam(
+                name="test_fraction",
+                default=0.2,
+                help="Share of each client's examples that is its test split.",
+                source="AdaFedAdam: local 80/20 split, drawn before training",
+                minimum=0,
+                maximum=1,
+                exclusive_minimum=True,
+                exclusive_maximum=True,
+            ),
+            _partition_seed("the clients' train/test splits"),
+            _init("torch", "AdaFedAdam (PyTorch)"),
+        ),
+    )
+)
+
+register(
+    TaskSpec(
+        name="fashion_mnist",
+        summary="Fashion-MNIST among generated clients, MLP 784-200-200-10 (199,210 parameters).",
+        loader="tasks.fashion_mnist:load",
+        hparams=(
+            Hparam(
+                name="partition",
+                default="dirichlet",
+                help=(
+                    "How the 60,000 training examples are dealt to clients: `dirichlet` deals each "
+                    "class in proportions drawn from a Dirichlet distribution over clients, so "
+                    "that sizes are unequal; `iid` deals at random in equal sizes; `shards` sorts "
+                    "by label, cuts into equal shards and deals these."
+                ),
+                source="FedCAda Table 1, non-iid",
+                choices=("dirichlet", "iid", "shards"),
+            ),
+            Hparam(
+                name="num_clients",
+                default=20,
+                help="Number of clients; FedCAda's cross-device runs have 100.",
+                source="FedCAda Table 1, cross-silo",
+                minimum=1,
+            ),
+            Hparam(
+                name="alpha",
+                default=None,
+                type=float,
+                help=(
+                    "Concentration of the Dirichlet distribution, smaller is less even; only with "
+                    "partition=dirichlet, where not set means 0.1."
+                ),
+                source="FedCAda Table 1: Dir(0.1)",
+                minimum=0,
+                exclusive_minimum=True,
+            ),
+            Hparam(
+                name="min_share",
+                default=None,
+                type=float,
+                help=(
+                    "Proportions are redrawn until every client holds this share of the average "
+                    "number of examples (and two examples); only with partition=dirichlet, where "
+                    "not set means 0.01."
+                ),
+                source="AdaFedAdam's released partitioner (1 % of the average)",
+                minimum=0,
+                maximum=1,
+                exclusive_maximum=True,
+            ),
+            Hparam(
+                name="shards_per_client",
+                default=None,
+                type=int,
+                help="Shards of a client; only with partition=shards, where not set means 2.",
+                source="AdaFed, CIFAR-10 setup 1; McMahan et al. 2017",
+                minimum=1,
+            ),
+            Hparam(
+                name="test_fraction",
+                default=0.25,
+                help=(
+                    "Share of each client's examples that is its own test split, drawn at random "
+                    "and so of its own label distribution; 0: clients have no tests. The official "
+                    "10,000 test examples are the central test and belong to no client."
+                ),
+                source="FedCAda: 75/25 local split",
+                minimum=0,
+                maximum=1,
+                exclusive_maximum=True,
+            ),
+            _partition_seed("the partition and of the clients' train/test splits"),
+            _init("torch", "FedCAda and AdaFed (PyTorch)"),
+        ),
+    )
+)
+
+register(
+    TaskSpec(
+        name="mnist_writers",
+        summary=(
+            "MNIST digits by their NIST writers, a stand-in for the digits of Federated EMNIST: "
+            "FedOpt's CNN with 10 outputs (1,199,882 parameters)."
+        ),
+        loader="tasks.mnist_writers:load",
+        hparams=(
+            Hparam(
+                name="test_fraction",
+                default=0.2,
+                help=(
+                    "Share of each of the 539 writers' examples that is the writer's own test "
+                    "split; 0: writers have no tests. The official 10,000 test examples, by 297 "
+                    "other writers, are the central test. MNIST's digits are size-normalised and "
+                    "centred, Federated EMNIST's are not: this task stands in for it and is not it."
+                ),
+                source="choice, after AdaFedAdam's local 80/20 split",
+                minimum=0,
+                maximum=1,
+                exclusive_maximum=True,
+            ),
+            _partition_seed("the writers' train/test splits"),
+            _init("keras", "FedOpt (TFF)"),
+        ),
+    )
+)
+
+register(
+    TaskSpec(
+        name="emnist_character",
+        summary=(
+            "TFF's Federated EMNIST: 3,400 writers, 62 characters, FedOpt's CNN "
+            "(1,206,590 parameters)."
+        ),
+        loader="tasks.emnist_character:load",
+        hparams=(_init("keras", "FedOpt (TFF)"),),
+    )
+)

@@ -1,0 +1,116 @@
+"""The vocabulary of a task: clients' examples, federated data, model, loss, metrics."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+
+class DataError(Exception):
+    """Data that is missing, damaged or not what it should be.
+
+    The text is one line: which file, what is wrong, where to get it and which flag points at it.
+    """
+
+
+class Examples(NamedTuple):
+    """Labelled examples as arrays.
+
+    Attributes:
+      x: Inputs, `[n, ...]`.
+      y: Targets, `[n, ...]`.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+class FederatedData(Protocol):
+    """Clients' examples, read client by client.
+
+    Attributes:
+      client_ids: Name of each client, in a fixed order; a client's place in it is its index.
+      sizes: int64 `[number of clients]`, examples of each client.
+    """
+
+    client_ids: Sequence[str]
+    sizes: np.ndarray
+
+    def examples(self, index: int) -> Examples:
+        """Returns all examples of the client at `index`, in a fixed order, ready for the model."""
+
+
+class ArrayFederatedData:
+    """Federated data held as one array per feature and a list of rows for each client."""
+
+    def __init__(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        rows: Sequence[np.ndarray],
+        client_ids: Sequence[str] | None = None,
+        transform: Callable[[np.ndarray], np.ndarray] | None = None,
+    ):
+        """Initialises the data.
+
+        Args:
+          x: Inputs of all clients, `[n, ...]`, in their compact form (e.g. uint8 pixels).
+          y: Targets, `[n, ...]`.
+          rows: For each client the rows of `x` and `y` that are its examples, int `[n_k]`.
+          client_ids: Clients' names; their indices as text by default.
+          transform: Turns a client's `x` from the compact form into the model's input when the
+            client is read (e.g. uint8 to float32 in [0, 1]), so that only the compact form stays
+            in memory.
+        """
+        self._x = x
+        self._y = y
+        self._rows = [np.asarray(r, np.int64) for r in rows]
+        self._transform = transform
+        self.client_ids = [str(i) for i in range(len(rows))] if client_ids is None else client_ids
+        self.sizes = np.array([len(r) for r in self._rows], np.int64)
+
+    def examples(self, index: int) -> Examples:
+        """Returns all examples of the client at `index`."""
+        rows = self._rows[index]
+        x = self._x[rows]
+        return Examples(self._transform(x) if self._transform else x, self._y[rows])
+
+
+# (y_true [B, ...], y_pred [B, ...]) -> values [B, ...], or (values, weights) where positions of an
+# example differ in weight (padding). Keras's functional losses and metrics have this form.
+ElementwiseFn = Callable[[Any, Any], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Everything a method needs to learn and to be measured.
+
+    Attributes:
+      name: Name of the task.
+      train: Clients' training examples.
+      test: Clients' own test examples, client by client the same clients as `train` where
+        `test.client_ids` is `train.client_ids`, or other clients (e.g. writers held out), or
+        `None` if clients have no tests.
+      central_test: Test examples that belong to no client; `None` if there are none.
+      keras_model_fn: Makes the model, built, with initial weights that are a pure function of the
+        seed given: `keras_model_fn(seed) -> tf.keras.Model`.
+      loss: Elementwise training loss.
+      metrics: Elementwise metrics by name, each reported as a weighted mean.
+      primary_metric: The key of `metrics` in which the papers compare methods on this task.
+      higher_is_better: Whether more of the primary metric is better.
+      loss_reduction: `mean` over the examples of a batch, or `sum` (TFF's tag prediction).
+      settings: The settings in force, for the record.
+    """
+
+    name: str
+    train: FederatedData
+    test: FederatedData | None
+    central_test: Examples | None
+    keras_model_fn: Callable[[int], Any]
+    loss: ElementwiseFn
+    metrics: Mapping[str, ElementwiseFn]
+    primary_metric: str
+    higher_is_better: bool = True
+    loss_reduction: str = "mean"
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
