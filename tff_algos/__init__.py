@@ -1,0 +1,31 @@
+"""Methods: federated optimisation algorithms as TFF processes.
+
+`build(name, model, **settings)` gives the iterative process of a published method for a model that
+the caller brings. Names and settings are known without importing TensorFlow; everything else is
+imported on first use.
+"""
+
+import importlib
+
+from tff_algos import builtin as _builtin  # noqa: F401  (registers the suite's own methods)
+from tff_algos.registry import TRAINING_HPARAMS, MethodSpec, RoundPlan, get, names, register
+
+_LAZY = {
+    "Batch": "client_data",
+    "ClientData": "client_data",
+    "batch_client": "client_data",
+    "from_dataset": "client_data",
+    "Model": "model",
+    "ModelError": "model",
+    "from_keras": "keras_bridge",
+    "build": "process",
+}
+
+
+def __getattr__(name):
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"tff_algos.{_LAZY[name]}"), name)
+    raise AttributeError(f"module 'tff_algos' has no attribute {name!r}")
+
+
+__all__ = ["MethodSpec", "RoundPlan", "TRAINING_HPARAMS", "get", "names", "register", *_LAZY]

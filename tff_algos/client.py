@@ -1,0 +1,234 @@
+"""What clients of many methods do alike: optimizer, learning rate, the loop over batches."""
+
+import collections
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_algos import stateless
+from tff_algos.client_data import Batch, ClientData
+from tff_algos.model import Model
+from tff_algos.registry import CLIENT_OPTIMIZERS
+
+_OPTIMIZER_BUILDERS = {
+    "sgd": tff.learning.optimizers.build_sgdm,
+    "sgdm": tff.learning.optimizers.build_sgdm,
+    "adagrad": tff.learning.optimizers.build_adagrad,
+    "adam": tff.learning.optimizers.build_adam,
+    "adamw": tff.learning.optimizers.build_adamw,
+    "rmsprop": tff.learning.optimizers.build_rmsprop,
+    "yogi": tff.learning.optimizers.build_yogi,
+    "adafactor": tff.learning.optimizers.build_adafactor,
+}
+
+
+class LocalTraining:
+    """How clients train and how much each counts: the resolved training settings."""
+
+    def __init__(self, settings: Mapping[str, Any]):
+        """Initialises from the result of `tff_algos.registry.resolve_training`."""
+        self._settings = dict(settings)
+
+    @property
+    def server_learning_rate(self) -> float:
+        """The server's learning rate (η)."""
+        return self._settings["server_learning_rate"]
+
+    def optimizer(self, learning_rate: tf.Tensor) -> tff.learning.optimizers.Optimizer:
+        """Returns the clients' optimizer for a round.
+
+        Args:
+          learning_rate: float32 scalar, the rate of the round; may be symbolic.
+        """
+        name = self._settings["client_optimizer"]
+        arguments = {
+            argument: self._settings[setting]
+            for setting, argument in CLIENT_OPTIMIZERS[name].items()
+            if self._settings[setting] is not None
+        }
+        return _OPTIMIZER_BUILDERS[name](learning_rate=learning_rate, **arguments)
+
+    def learning_rate(self, round_num: tf.Tensor) -> tf.Tensor:
+        """Returns the clients' learning rate (η_l) in a round.
+
+        Args:
+          round_num: int32 scalar, counted from 0.
+
+        Returns:
+          float32 scalar.
+        """
+        s = self._settings
+        rate = tf.constant(s["client_learning_rate"], tf.float32)
+        decays = tf.cast(round_num, tf.float32) / float(s["client_lr_decay_steps"])
+        if s["client_lr_schedule"] == "exp_decay":
+            exponent = tf.floor(decays) if s["client_lr_staircase"] else decays
+            rate *= tf.pow(tf.constant(s["client_lr_decay_rate"], tf.float32), exponent)
+        elif s["client_lr_schedule"] == "inv_sqrt_decay":
+            rate *= tf.math.rsqrt(1.0 + decays)
+        if s["client_lr_warmup_steps"]:
+            warm = (tf.cast(round_num, tf.float32) + 1.0) / float(s["client_lr_warmup_steps"])
+            rate *= tf.minimum(1.0, warm)
+        return rate
+
+    def client_weight(self, data: ClientData) -> tf.Tensor:
+        """Returns the client's weight in averages: n_k or 1; 0 for a client without examples."""
+        examples = num_examples(data)
+        if self._settings["client_weighting"] == "uniform":
+            return tf.cast(examples > 0, tf.float32)
+        return examples
+
+
+def num_examples(data: ClientData) -> tf.Tensor:
+    """Returns the number of local examples n_k, float32 scalar."""
+    in_first_epoch = tf.range(tf.shape(data.mask)[0]) < data.steps_per_epoch
+    return tf.reduce_sum(data.mask * tf.cast(in_first_epoch, tf.float32)[:, None])
+
+
+def for_each_batch(step: Callable, carry: Any, data: ClientData) -> Any:
+    """Runs a function over the client's batches in order.
+
+    Args:
+      step: `(carry, batch, seed) -> carry`, pure; `seed` is int32 `[2]`, the step's own. Shapes and
+        dtypes of the carry must not change.
+      carry: Structure of tensors.
+      data: The client's batches. A step without a real example (padding of a cohort) leaves the
+        carry as it was.
+
+    Returns:
+      The last carry.
+    """
+
+    def body(i, carry):
+        batch = Batch(data.x[i], data.y[i], data.mask[i])
+        after = step(carry, batch, stateless.fold_in(data.seed, step=i))
+        real = tf.reduce_any(batch.mask > 0)
+        return i + 1, tf.nest.map_structure(lambda a, b: tf.where(real, a, b), after, carry)
+
+    carry = tf.nest.map_structure(tf.convert_to_tensor, carry)
+    steps = tf.shape(data.mask)[0]
+    return tf.while_loop(lambda i, _: i < steps, body, (tf.constant(0), carry))[1]
+
+
+class LocalResult(NamedTuple):
+    """What local training leaves.
+
+    Attributes:
+      weights: The client's weights x_k, one tensor per model weight.
+      metrics: Name → (sum of values, sum of weights), float32 scalars, over the minibatches as they
+        were seen in training.
+    """
+
+    weights: tuple[tf.Tensor, ...]
+    metrics: collections.OrderedDict[str, tuple[tf.Tensor, tf.Tensor]]
+
+
+def train(
+    model: Model,
+    optimizer: tff.learning.optimizers.Optimizer,
+    weights: Any,
+    data: ClientData,
+    correct_gradient: Callable = lambda gradient, weights: gradient,
+) -> LocalResult:
+    """Trains a client's model on its batches, in order.
+
+    Args:
+      model: The model.
+      optimizer: The client's optimizer; starts afresh.
+      weights: The broadcast weights x.
+      data: The client's data.
+      correct_gradient: `(gradient, weights) -> gradient`, what a method adds to each minibatch
+        gradient (a proximal term, control variates); both are tuples of tensors.
+
+    Returns:
+      A `LocalResult`.
+    """
+    weights = tuple(weights)
+    specs = tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights)
+    zero = tf.zeros([])
+    metrics = collections.OrderedDict((name, (zero, zero)) for name in metric_names(model))
+
+    def step(carry, batch, seed):
+        weights, slots, metrics = carry
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            forward = model.forward(weights, batch, training=True, seed=seed)
+        gradient = tuple(
+            tf.convert_to_tensor(g)
+            for g in tape.gradient(
+                forward.objective, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            )
+        )
+        gradient = correct_gradient(gradient, weights)
+        slots, weights = optimizer.next(slots, weights, gradient)
+        metrics = collections.OrderedDict(
+            (name, (total + tf.reduce_sum(values), weight + tf.reduce_sum(weights)))
+            for (name, (total, weight)), (values, weights) in zip(
+                metrics.items(), forward.metrics.values(), strict=True
+            )
+        )
+        return tuple(weights), slots, metrics
+
+    carry = (weights, optimizer.initialize(specs), metrics)
+    weights, _, metrics = for_each_batch(step, carry, data)
+    return LocalResult(weights, metrics)
+
+
+def metric_names(model: Model) -> list[str]:
+    """Returns the names of the metrics of a forward pass; `loss` is the first."""
+
+    def names(x, y):
+        weights = tuple(tf.constant(w) for w in model.initial_weights)
+        mask = tf.ones([1])
+        seed = tf.zeros([2], tf.int32)
+        recorded.extend(model.forward(weights, Batch(x, y, mask), False, seed).metrics)
+
+    recorded = []
+    specs = [tf.TensorSpec([1, *s.shape[1:]], s.dtype) for s in (model.x_spec, model.y_spec)]
+    tf.function(names, autograph=False).get_concrete_function(*specs)
+    return recorded
+
+
+def is_finite(values: Any) -> tf.Tensor:
+    """Returns whether all numbers of a structure of tensors are finite, bool scalar."""
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in tf.nest.flatten(values)])
+
+
+def zero_unless(keep: tf.Tensor, values: Any) -> Any:
+    """Returns a structure of tensors if `keep`, zeros like it otherwise (also where not finite)."""
+    return tf.nest.map_structure(lambda v: tf.where(keep, v, tf.zeros_like(v)), values)
+
+
+def round_metrics(trained: LocalResult, data: ClientData, finite: tf.Tensor) -> Any:
+    """Returns what a client reports of its training: an `OrderedDict` of float32 scalars to be summed.
+
+    A client that is dropped because its update is not finite reports only that.
+
+    Args:
+      trained: The result of its training.
+      data: Its data.
+      finite: Whether its update is finite.
+    """
+    return collections.OrderedDict(
+        training=zero_unless(finite, trained.metrics),
+        num_examples=zero_unless(finite, num_examples(data)),
+        num_clients=tf.ones([]),
+        clients_dropped=1.0 - tf.cast(finite, tf.float32),
+    )
+
+
+def summarize(total: Any) -> collections.OrderedDict:
+    """Turns the sum of the cohort's `round_metrics` into the metrics of the round.
+
+    Returns:
+      `OrderedDict` of float32 scalars: the weighted mean of every training metric, then
+      `num_examples`, `num_clients`, `clients_dropped`.
+    """
+    means = collections.OrderedDict(
+        (name, tf.math.divide_no_nan(value, weight))
+        for name, (value, weight) in total["training"].items()
+    )
+    counts = ("num_examples", "num_clients", "clients_dropped")
+    means.update((name, total[name]) for name in counts)
+    return means

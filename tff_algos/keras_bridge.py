@@ -1,0 +1,234 @@
+"""Keras 2 models as pure functions of their weights.
+
+`functional_model_from_keras` of TFF only works inside TFF computations and hides the model from
+`tf.vectorized_map`. Here the given tensors stand in for the model's variables while it is called.
+What such a swap would get silently wrong is either made right (weight regularisers are computed on
+the given weights, dropout draws from an explicit seed, frozen weights are constants) or refused by
+name (anything that writes to a variable or draws from a stateful generator, losses added by hand).
+"""
+
+import collections
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Mapping
+
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry  # The only list of stateful ops.
+
+from tff_algos import stateless
+from tff_algos.client_data import Batch
+from tff_algos.model import Forward, Model, ModelError, elementwise
+
+# Containers are declared stateful because of what they may hold; what they hold is looked at.
+_HARMLESS_STATEFUL_OPS = frozenset(
+    ["StatefulPartitionedCall", "While", "If", "Case", "Assert", "ReadVariableOp", "VarHandleOp"]
+    # Keras calls cuDNN's LSTM without dropout, so nothing in it is random.
+    + ["CudnnRNNV3", "CudnnRNNBackpropV3"]
+)
+_SPATIAL_DROPOUT = (
+    tf.keras.layers.SpatialDropout1D,
+    tf.keras.layers.SpatialDropout2D,
+    tf.keras.layers.SpatialDropout3D,
+)
+
+
+def from_keras(
+    keras_model: tf.keras.Model,
+    *,
+    loss: Callable,
+    metrics: Mapping[str, Callable] | None = None,
+    y_spec: tf.TensorSpec | None = None,
+    loss_reduction: str = "mean",
+) -> Model:
+    """Makes a pure-function model from a built Keras model with one input.
+
+    The Keras model's weights at this moment become the initial weights. The model itself is never
+    changed and may be shared between threads.
+
+    Args:
+      keras_model: A built Keras 2 model with a single input tensor.
+      loss: Elementwise loss `(y, outputs) -> values [batch, ...]` or `(values, weights)`, e.g.
+        `tf.keras.losses.sparse_categorical_crossentropy` wrapped for logits.
+      metrics: Elementwise metrics by name, in the same form; reported as weighted means.
+      y_spec: Batch of targets; by default class labels, int32 `[None]`.
+      loss_reduction: `mean` of the loss over a batch's examples (positions, where they have
+        weights), or `sum`.
+
+    Returns:
+      A `Model`.
+
+    Raises:
+      ModelError: If the model cannot be a pure function of its trainable weights.
+    """
+    if not keras_model.built or not getattr(keras_model, "inputs", None):
+        raise ModelError(
+            f"Model {keras_model.name!r} has no known input shape; give it an Input layer."
+        )
+    if len(keras_model.inputs) != 1:
+        raise ModelError(
+            f"Model {keras_model.name!r} has {len(keras_model.inputs)} inputs; it must have one."
+        )
+    if loss_reduction not in ("mean", "sum"):
+        raise ModelError(f"loss_reduction={loss_reduction!r} must be mean or sum.")
+    if metrics and "loss" in metrics:
+        raise ModelError("A metric must not be named 'loss': that is the training loss.")
+    y_spec = y_spec or tf.TensorSpec([None], tf.int32)
+    x = keras_model.inputs[0]
+    x_spec = tf.TensorSpec([None, *x.shape[1:]], x.dtype)
+    _refuse_stateful_ops(keras_model, x_spec)
+    apply = _functional(keras_model)
+
+    def forward(weights, batch: Batch, training: bool, seed) -> Forward:
+        mask = tf.cast(batch.mask, tf.float32)
+        outputs, penalty = apply(weights, batch.x, training, seed)
+        sums, counts = elementwise(loss, batch.y, outputs, mask)
+        total = tf.reduce_sum(sums)
+        if loss_reduction == "mean":
+            total = tf.math.divide_no_nan(total, tf.reduce_sum(counts))
+        values = collections.OrderedDict(loss=(sums + penalty * counts, counts))
+        for name, fn in (metrics or {}).items():
+            values[name] = elementwise(fn, batch.y, outputs, mask)
+        return Forward(objective=total + penalty, metrics=values)
+
+    weights = tuple(v.numpy() for v in keras_model.trainable_variables)
+    return Model(weights, x_spec, y_spec, forward)
+
+
+def _functional(keras_model: tf.keras.Model, freeze: bool = True) -> Callable:
+    """Returns `(weights, x, training, seed) -> (outputs, regularisation penalty)`.
+
+    Args:
+      keras_model: The model.
+      freeze: Whether non-trainable weights become constants; otherwise they stay variables.
+    """
+    trainable = [_holders(keras_model, v) for v in keras_model.trainable_variables]
+    frozen = [
+        (_holders(keras_model, v), v.numpy())
+        for v in keras_model.non_trainable_variables
+        if freeze
+    ]
+    penalties = _weight_penalties(keras_model)
+    dropouts = [
+        layer for layer in _layers(keras_model) if isinstance(layer, tf.keras.layers.Dropout)
+    ]
+    # The swap is visible to every thread that calls the same layers.
+    lock = threading.RLock()
+
+    def apply(weights, x, training, seed):
+        weights = list(weights)
+        with lock, contextlib.ExitStack() as stack:
+            for holders, weight in zip(trainable, weights, strict=True):
+                _swap(stack, holders, weight)
+            for holders, value in frozen:
+                _swap(stack, holders, tf.constant(value))
+            for place, layer in enumerate(dropouts):
+                layer_seed = stateless.fold_in(seed, layer=place + 1)
+                call = functools.partial(_dropout_call, layer, layer_seed, training)
+                _swap(stack, [(layer, "call")], call)
+            outputs = keras_model(x, training=training)
+        penalty = tf.add_n([tf.zeros([])] + [fn(weights[i]) for i, fn in penalties])
+        return outputs, penalty
+
+    return apply
+
+
+def _layers(keras_model):
+    return [m for m in keras_model.submodules if isinstance(m, tf.keras.layers.Layer)]
+
+
+def _holders(keras_model, variable):
+    """Finds the layers and attributes that hold a variable."""
+    layers = [keras_model, *_layers(keras_model)]
+    found = [(l, a) for l in layers for a, value in vars(l).items() if value is variable]
+    if not found:
+        raise ModelError(
+            f"Variable {variable.name!r} of model {keras_model.name!r} is not an attribute of any "
+            "layer, so no other weight can take its place; hold it as `self.<name>` in its layer."
+        )
+    return found
+
+
+_ABSENT = object()
+
+
+def _swap(stack, holders, value):
+    # Through __dict__, since Keras's __setattr__ would track the tensor.
+    for layer, attribute in holders:
+        old = layer.__dict__.get(attribute, _ABSENT)
+
+        def restore(layer=layer, attribute=attribute, old=old):
+            if old is _ABSENT:
+                layer.__dict__.pop(attribute, None)
+            else:
+                layer.__dict__[attribute] = old
+
+        stack.callback(restore)
+        layer.__dict__[attribute] = value
+
+
+def _dropout_call(layer, seed, in_training, inputs, training=None):
+    del training
+    if not in_training or layer.rate == 0:
+        return tf.identity(inputs)
+    if isinstance(layer, _SPATIAL_DROPOUT) or layer.noise_shape is not None:
+        return stateless.dropout(inputs, layer.rate, seed, layer._get_noise_shape(inputs))
+    return stateless.dropout(inputs, layer.rate, seed)
+
+
+def _weight_penalties(keras_model):
+    """Returns (index of the trainable weight, regulariser) pairs; refuses other added losses."""
+    index = {id(v): i for i, v in enumerate(keras_model.trainable_variables)}
+    penalties = []
+    for layer in _layers(keras_model):
+        if getattr(layer, "activity_regularizer", None) is not None:
+            raise ModelError(
+                f"Layer {layer.name!r} has an activity regulariser, which is not supported; "
+                "add the penalty to the loss function."
+            )
+        for added in getattr(layer, "_callable_losses", []):
+            # Keras keeps a weight's regulariser as partial(tag, partial(fn, variable)).
+            inner = added.args[0] if isinstance(added, functools.partial) and added.args else None
+            if not isinstance(inner, functools.partial) or not inner.args:
+                raise ModelError(
+                    f"Layer {layer.name!r} adds a loss that is not a weight regulariser, which is "
+                    "not supported; add it to the loss function."
+                )
+            variable = inner.args[0]
+            if id(variable) in index:
+                penalties.append((index[id(variable)], inner.func))
+    return penalties
+
+
+def _refuse_stateful_ops(keras_model, x_spec):
+    # Non-trainable weights stay variables here, so that an assignment to one shows as such.
+    apply = _functional(keras_model, freeze=False)
+    weight_specs = [tf.TensorSpec(v.shape, v.dtype) for v in keras_model.trainable_variables]
+    traced = tf.function(
+        lambda weights, x, seed: apply(weights, x, True, seed), autograph=False
+    ).get_concrete_function(weight_specs, x_spec, tf.TensorSpec([2], tf.int32))
+    if any(getattr(layer, "_losses", None) for layer in _layers(keras_model)):
+        raise ModelError(
+            f"Model {keras_model.name!r} adds losses while it is called, which is not supported; "
+            "add them to the loss function."
+        )
+    graph = traced.graph.as_graph_def()
+    names = {layer.name for layer in _layers(keras_model)}
+    bodies = {f.signature.name: f.node_def for f in graph.library.function}
+    for node in [*graph.node, *(n for body in bodies.values() for n in body)]:
+        if node.op in bodies or node.op in _HARMLESS_STATEFUL_OPS:
+            continue
+        if not op_def_registry.get(node.op).is_stateful:
+            continue
+        path = [part for part in node.name.split("/") if part in names]
+        layer = path[-1] if path else node.name
+        if "Assign" in node.op:
+            raise ModelError(
+                f"Layer {layer!r} changes a variable while it runs ({node.op}), so the model is "
+                "not a function of its trainable weights: replace the layer (BatchNormalization "
+                "by GroupNormalization, say) or set its `trainable` to False."
+            )
+        raise ModelError(
+            f"Layer {layer!r} uses the stateful operation {node.op}, which no seed controls: "
+            "replace the layer (Dropout and SpatialDropout are supported) or remove it."
+        )

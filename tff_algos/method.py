@@ -1,0 +1,111 @@
+"""A method's round in a few words that several runtimes can carry out.
+
+A method writes its round once, as `next_round(federation, state, clients)`, with the words of
+`Federation`: broadcast, map clients, mean, sum, map server. `TffFederation` spells the words as TFF
+intrinsics, which makes the method a TFF computation; another `Federation` may run the very same
+functions over a whole cohort at once.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+
+class Federation(Protocol):
+    """The words of a round. Server and client values are opaque; their fields can be selected."""
+
+    def broadcast(self, value: Any) -> Any:
+        """Sends a server value to every client of the cohort."""
+
+    def map_clients(self, fn: Callable, *values: Any) -> Any:
+        """Applies a pure function of tensors on each client; returns a client value."""
+
+    def map_server(self, fn: Callable, *values: Any) -> Any:
+        """Applies a pure function of tensors at the server; returns a server value."""
+
+    def mean(self, value: Any, weight: Any) -> Any:
+        """Averages a client value (floating point) with float32 scalar weights, to the server.
+
+        Sums fold in cohort order. Zero if the weights sum to zero.
+        """
+
+    def sum(self, value: Any) -> Any:
+        """Sums a client value to the server, in cohort order."""
+
+
+class Method(NamedTuple):
+    """A method for one model, as pure functions.
+
+    Attributes:
+      initialize: `() -> state`, a `NamedTuple` of tensors with a field `weights` (a tuple, in the
+        model's order).
+      next_round: `(federation, state, clients) -> (state, metrics)`: one round; `clients` is a
+        client value of `ClientData`, `metrics` a server value.
+    """
+
+    initialize: Callable[[], Any]
+    next_round: Callable[[Federation, Any, Any], tuple[Any, Any]]
+
+
+class TffFederation:
+    """The words of a round as TFF intrinsics; for use inside a `tff.federated_computation`."""
+
+    def broadcast(self, value):
+        return tff.federated_broadcast(value)
+
+    def map_clients(self, fn, *values):
+        return self._map(fn, values)
+
+    def map_server(self, fn, *values):
+        return self._map(fn, values)
+
+    def _map(self, fn, values):
+        # A value that was put together from several is a struct of placed values; TFF zips it.
+        values = [self._zip(v) for v in values]
+        members = tuple(v.type_signature.member for v in values)
+        if len(values) == 1:
+            return tff.federated_map(tff.tensorflow.computation(fn, members[0]), values[0])
+        return tff.federated_map(tff.tensorflow.computation(fn, members), tuple(values))
+
+    def _zip(self, value):
+        value = tff.to_value(value, None)
+        if isinstance(value.type_signature, tff.FederatedType):
+            return value
+        return tff.federated_zip(value)
+
+    def mean(self, value, weight):
+        value, weight = self._zip(value), self._zip(weight)
+        value_type, weight_type = value.type_signature.member, weight.type_signature.member
+
+        @tff.tensorflow.computation
+        def zero():
+            return _zeros(value_type), _zeros(weight_type)
+
+        @tff.tensorflow.computation(zero.type_signature.result, (value_type, weight_type))
+        def accumulate(total, update):
+            value, weight = update
+            add = tf.nest.map_structure(lambda t, v: t + weight * v, total[0], value)
+            return add, total[1] + weight
+
+        @tff.tensorflow.computation(zero.type_signature.result, zero.type_signature.result)
+        def merge(a, b):
+            return tf.nest.map_structure(tf.add, a, b)
+
+        @tff.tensorflow.computation(zero.type_signature.result)
+        def report(total):
+            return tf.nest.map_structure(lambda t: tf.math.divide_no_nan(t, total[1]), total[0])
+
+        return tff.federated_aggregate(
+            tff.federated_zip((value, weight)), zero(), accumulate, merge, report
+        )
+
+    def sum(self, value):
+        return tff.federated_sum(self._zip(value))
+
+
+def _zeros(type_spec):
+    return tff.types.structure_from_tensor_type_tree(
+        lambda t: tf.zeros(t.shape, t.dtype), type_spec
+    )

@@ -1,0 +1,72 @@
+"""A model as pure functions of its weights, the form in which methods use it."""
+
+import collections
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+
+class ModelError(ValueError):
+    """A model that cannot be used as a pure function; the text names the part and the remedy."""
+
+
+class Forward(NamedTuple):
+    """What one forward pass gives.
+
+    Attributes:
+      objective: Scalar that training minimises: mean (or sum) loss of the batch's real examples,
+        regularisers included.
+      metrics: Name → (values `[batch]`, weights `[batch]`), float32; `loss` comes first. A value
+        is the weighted *sum* over the positions of an example; a metric over many examples is
+        the sum of values over the sum of weights. Padding has value and weight zero.
+    """
+
+    objective: tf.Tensor
+    metrics: collections.OrderedDict[str, tuple[tf.Tensor, tf.Tensor]]
+
+
+class Model(NamedTuple):
+    """Pure functions over the trainable weights.
+
+    Attributes:
+      initial_weights: One array per trainable variable, in the model's order.
+      x_spec: `tf.TensorSpec` of a batch of inputs, `[None, ...]`.
+      y_spec: `tf.TensorSpec` of a batch of targets, `[None, ...]`.
+      forward: `(weights, batch, training, seed) -> Forward`; `seed` is int32 `[2]` and only matters
+        in training.
+    """
+
+    initial_weights: tuple[np.ndarray, ...]
+    x_spec: tf.TensorSpec
+    y_spec: tf.TensorSpec
+    forward: Callable[..., Forward]
+
+
+def elementwise(
+    fn: Callable, y: tf.Tensor, outputs: Any, mask: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Applies an elementwise loss or metric and sums it over the positions of each example.
+
+    Args:
+      fn: `(y, outputs) -> values [batch, ...]` or `(values, weights)`.
+      y: Targets, `[batch, ...]`.
+      outputs: What the model gives for the batch.
+      mask: float32 `[batch]`.
+
+    Returns:
+      Sums of weighted values and sums of weights, each float32 `[batch]`, zero for padding.
+    """
+    result = fn(y, outputs)
+    values, weights = result if isinstance(result, tuple) else (result, None)
+    values = tf.cast(values, tf.float32)
+    weights = tf.ones_like(values) if weights is None else tf.cast(weights, tf.float32)
+    positions = list(range(1, values.shape.rank))
+    # Padding may have no finite loss, and 0 * inf is not 0.
+    real = mask > 0
+    sums = tf.reduce_sum(values * weights, positions)
+    return (
+        tf.where(real, sums, tf.zeros_like(sums)),
+        tf.where(real, tf.reduce_sum(weights, positions), tf.zeros_like(sums)),
+    )

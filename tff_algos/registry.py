@@ -1,0 +1,292 @@
+"""The methods by name: what each one lets its user set, known without importing TensorFlow."""
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import hparams as hparams_lib
+
+
+class RoundPlan(NamedTuple):
+    """What the server asks of the clients in one round.
+
+    Attributes:
+      cohort: `sampled`: as many clients as the run asks for; `all`: every client.
+      batches: `minibatch`: epochs of minibatches; `full_batch`: one batch of all local examples.
+      local_steps: If set, exactly that many minibatch steps: local data is repeated or cut short.
+      phase: Name of the method's own phase, passed to its `next_round`; methods with one have the
+        empty name.
+    """
+
+    cohort: str = "sampled"
+    batches: str = "minibatch"
+    local_steps: int | None = None
+    phase: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodSpec:
+    """What is known of a method before anything is built.
+
+    Attributes:
+      name: Name of the method, the value of `--algorithm`.
+      summary: One line for `--help` and the README's table.
+      paper: Authors, title, arXiv number.
+      builder: `module:function`, imported on first use, or the function itself. It is called with a
+        `tff_algos.model.Model`, a `tff_algos.client.LocalTraining` and every declared setting by
+        name, and returns a `tff_algos.method.Method`.
+      hparams: The method's own settings; flags are `--<method>_<name>`.
+      server_learning_rate: The method's default for `server_learning_rate`; `None` if there is none
+        that could be right without tuning, so that the user must give one.
+      plan: Settings (the resolved `hparams`), round number from 0, total rounds → `RoundPlan`.
+        `None` is the common plan in every round.
+      needs_num_clients: Whether the builder also takes `num_clients`, the number of all training
+        clients (N in the mathematics).
+    """
+
+    name: str
+    summary: str
+    paper: str
+    builder: str | Callable
+    hparams: Sequence[hparams_lib.Hparam] = ()
+    server_learning_rate: float | None = None
+    plan: Callable[[dict, int, int], RoundPlan] | None = None
+    needs_num_clients: bool = False
+
+    def build_fn(self) -> Callable:
+        """Imports and returns the builder."""
+        if callable(self.builder):
+            return self.builder
+        module, function = self.builder.split(":")
+        return getattr(importlib.import_module(module), function)
+
+
+_H = hparams_lib.Hparam
+
+# For each client optimizer: our setting → the argument of `tff.learning.optimizers.build_…`.
+CLIENT_OPTIMIZERS = {
+    "sgd": {},
+    "sgdm": {"client_momentum": "momentum"},
+    "adagrad": {
+        "client_initial_accumulator": "initial_preconditioner_value",
+        "client_epsilon": "epsilon",
+    },
+    "adam": {"client_beta1": "beta_1", "client_beta2": "beta_2", "client_epsilon": "epsilon"},
+    "adamw": {
+        "client_beta1": "beta_1",
+        "client_beta2": "beta_2",
+        "client_epsilon": "epsilon",
+        "client_weight_decay": "weight_decay",
+    },
+    "rmsprop": {"client_decay": "decay", "client_epsilon": "epsilon"},
+    "yogi": {
+        "client_beta1": "beta_1",
+        "client_beta2": "beta_2",
+        "client_epsilon": "epsilon",
+        "client_initial_accumulator": "initial_preconditioner_value",
+    },
+    "adafactor": {},
+}
+
+# For each client learning-rate schedule: the settings that it reads.
+CLIENT_LR_SCHEDULES = {
+    "constant": (),
+    "exp_decay": ("client_lr_decay_rate", "client_lr_decay_steps", "client_lr_staircase"),
+    "inv_sqrt_decay": ("client_lr_decay_steps",),
+}
+
+
+def _optional(name, help_text, **limits):
+    return _H(name, None, help_text, source="TFF", type=float, flag=name, **limits)
+
+
+# What every method's clients share; passed to `tff_algos.build` and set by flags of the same name.
+TRAINING_HPARAMS = (
+    _H(
+        "client_optimizer",
+        "sgd",
+        "Optimizer of the clients, TFF's; its state starts afresh every round.",
+        source="all five papers: plain SGD",
+        choices=tuple(CLIENT_OPTIMIZERS),
+        flag="client_optimizer",
+    ),
+    _H(
+        "client_learning_rate",
+        None,
+        "Learning rate of the clients (eta_l). Has no default: must be set.",
+        source="none",
+        type=float,
+        minimum=0.0,
+        flag="client_learning_rate",
+    ),
+    _H(
+        "server_learning_rate",
+        None,
+        "Learning rate of the server (eta). Where the method has a default, that is used if unset.",
+        source="the method",
+        type=float,
+        minimum=0.0,
+        flag="server_learning_rate",
+    ),
+    _H(
+        "client_weighting",
+        "examples",
+        "Weight of a client in averages: its number of training examples, or the same for all.",
+        source="Adaptive Federated Optimization, Algorithm 5 (examples)",
+        choices=("examples", "uniform"),
+        flag="client_weighting",
+    ),
+    _H(
+        "client_lr_schedule",
+        "constant",
+        "How the client learning rate changes over rounds r = 0, 1, ...: constant; exp_decay, "
+        "eta_l * rate^(r / steps); inv_sqrt_decay, eta_l / sqrt(1 + r / steps).",
+        source="Adaptive Federated Optimization, section 5",
+        choices=tuple(CLIENT_LR_SCHEDULES),
+        flag="client_lr_schedule",
+    ),
+    _H(
+        "client_lr_decay_rate",
+        0.1,
+        "Factor by which exp_decay lowers the client learning rate every client_lr_decay_steps.",
+        source="Adaptive Federated Optimization, App. E.6",
+        minimum=0.0,
+        maximum=1.0,
+        exclusive_minimum=True,
+        flag="client_lr_decay_rate",
+    ),
+    _H(
+        "client_lr_decay_steps",
+        500,
+        "Rounds of one decay of the schedule.",
+        source="Adaptive Federated Optimization, App. E.6",
+        minimum=1,
+        flag="client_lr_decay_steps",
+    ),
+    _H(
+        "client_lr_staircase",
+        True,
+        "Whether exp_decay moves in steps: floor(r / steps) in the exponent.",
+        source="Adaptive Federated Optimization, App. E.6",
+        flag="client_lr_staircase",
+    ),
+    _H(
+        "client_lr_warmup_steps",
+        0,
+        "Rounds of linear warm-up, on top of any schedule: the rate is multiplied by "
+        "min(1, (r + 1) / client_lr_warmup_steps).",
+        source="none: 0 is no warm-up",
+        minimum=0,
+        flag="client_lr_warmup_steps",
+    ),
+    _H(
+        "client_momentum",
+        0.9,
+        "Momentum of client_optimizer=sgdm (buffer <- momentum * buffer + gradient).",
+        source="AdaFedAdam, Table 3",
+        minimum=0.0,
+        maximum=1.0,
+        exclusive_maximum=True,
+        flag="client_momentum",
+    ),
+    _optional(
+        "client_beta1",
+        "First-moment decay of adam, adamw, yogi. Unset: TFF's 0.9.",
+        minimum=0.0,
+        maximum=1.0,
+        exclusive_maximum=True,
+    ),
+    _optional(
+        "client_beta2",
+        "Second-moment decay of adam, adamw, yogi. Unset: TFF's 0.999.",
+        minimum=0.0,
+        maximum=1.0,
+        exclusive_maximum=True,
+    ),
+    _optional(
+        "client_epsilon",
+        "Epsilon of the adaptive client optimizers. Unset: TFF's (1e-7; yogi 1e-3).",
+        minimum=0.0,
+    ),
+    _optional(
+        "client_decay",
+        "Second-moment decay of rmsprop. Unset: TFF's 0.9.",
+        minimum=0.0,
+        maximum=1.0,
+    ),
+    _optional(
+        "client_weight_decay",
+        "Decoupled weight decay of adamw. Unset: TFF's 0.004.",
+        minimum=0.0,
+    ),
+    _optional(
+        "client_initial_accumulator",
+        "Initial accumulator of adagrad, yogi. Unset: TFF's 0.1, 1e-6.",
+        minimum=0.0,
+    ),
+)
+
+
+def resolve_training(spec: MethodSpec, given: dict) -> dict:
+    """Returns all training settings for a method, checked together.
+
+    Args:
+      spec: The method.
+      given: The settings of `TRAINING_HPARAMS` that the user gave.
+
+    Raises:
+      HparamError: If a setting is refused, missing, or has no meaning beside the others.
+    """
+    settings = hparams_lib.resolve(spec.name, TRAINING_HPARAMS, given)
+    if settings["client_learning_rate"] is None:
+        raise hparams_lib.HparamError("client_learning_rate must be set: it has no default.")
+    if settings["server_learning_rate"] is None:
+        if spec.server_learning_rate is None:
+            raise hparams_lib.HparamError(
+                f"server_learning_rate must be set: {spec.name} has no default for it."
+            )
+        settings["server_learning_rate"] = spec.server_learning_rate
+    for choice, readers in (
+        ("client_optimizer", CLIENT_OPTIMIZERS),
+        ("client_lr_schedule", CLIENT_LR_SCHEDULES),
+    ):
+        used = set(readers[settings[choice]])
+        for name in sorted({n for names in readers.values() for n in names} - used):
+            if name in given and given[name] is not None:
+                users = ", ".join(c for c, names in readers.items() if name in names)
+                raise hparams_lib.HparamError(
+                    f"{name} is set, but {choice}={settings[choice]} does not use it "
+                    f"(it belongs to {users})."
+                )
+    return settings
+
+
+_SPECS: dict[str, MethodSpec] = {}
+
+
+def register(spec: MethodSpec) -> None:
+    """Adds a method; a package outside the suite calls this when `--import` brings it in.
+
+    Raises:
+      ValueError: If the name is taken by another method.
+    """
+    if _SPECS.get(spec.name, spec) != spec:
+        raise ValueError(f"A method named {spec.name!r} is registered already.")
+    _SPECS[spec.name] = spec
+
+
+def names() -> list[str]:
+    """Returns the registered names in alphabetical order."""
+    return sorted(_SPECS)
+
+
+def get(name: str) -> MethodSpec:
+    """Returns the method's specification.
+
+    Raises:
+      HparamError: If there is no such method.
+    """
+    if name not in _SPECS:
+        raise hparams_lib.HparamError(f"Unknown algorithm {name!r}; known: {', '.join(names())}.")
+    return _SPECS[name]

@@ -1,0 +1,61 @@
+"""Randomness inside client functions: a pure function of an explicit seed.
+
+All draws go through `uniform`, which uses `tf.raw_ops.StatelessRandomUniform`: unlike
+`tf.random.stateless_uniform` it vectorises under `tf.vectorized_map`, and TFF's worker, this
+process's CPU and a GPU draw the same numbers from it.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+# Odd constants (golden ratio and a companion) spread small counters over the 32-bit seed words.
+_STEP_STRIDE = np.int32(np.uint32(0x9E3779B1).astype(np.int32))
+_LAYER_STRIDE = np.int32(np.uint32(0x85EBCA77).astype(np.int32))
+
+
+def fold_in(seed: tf.Tensor, *, step=0, layer=0) -> tf.Tensor:
+    """Derives the seed of a local step or of a layer.
+
+    The step moves the first word and the layer the second, so that no (step, layer) pair shares a
+    seed with another of the same client and round.
+
+    Args:
+      seed: int32 `[2]`.
+      step: Local step, int32 scalar.
+      layer: Place of the layer in the model, int32 scalar.
+
+    Returns:
+      int32 `[2]`.
+    """
+    offset = tf.stack([tf.cast(step, tf.int32) * _STEP_STRIDE, tf.cast(layer, tf.int32) * _LAYER_STRIDE])
+    return seed + offset
+
+
+def uniform(shape, seed: tf.Tensor, dtype=tf.float32) -> tf.Tensor:
+    """Draws uniformly from [0, 1).
+
+    Args:
+      shape: Shape of the result.
+      seed: int32 `[2]`.
+      dtype: Floating-point type of the result.
+
+    Returns:
+      A tensor of `shape` and `dtype`; the same for the same seed in every runtime.
+    """
+    return tf.raw_ops.StatelessRandomUniform(shape=shape, seed=seed, dtype=dtype)
+
+
+def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor, noise_shape=None) -> tf.Tensor:
+    """Zeroes entries of `x` with probability `rate` and scales the others by 1 / (1 - rate).
+
+    Args:
+      x: Floating-point tensor.
+      rate: Probability in [0, 1).
+      seed: int32 `[2]`.
+      noise_shape: Shape of the mask, broadcast to that of `x`; by default the same.
+
+    Returns:
+      A tensor like `x`.
+    """
+    keep = uniform(tf.shape(x) if noise_shape is None else noise_shape, seed) >= rate
+    return tf.where(keep, x / (1.0 - rate), tf.zeros_like(x))
