@@ -67,7 +67,7 @@ register(
                 name="max_examples",
                 default=None,
                 type=int,
-                help="Largest client; not set: 1000 with `leaf`, no limit with `alpha_beta`.",
+                help="Most examples of a client; not set: 1000 with `leaf`, no limit otherwise.",
                 source="LEAF, data/synthetic; FedProx's code has no limit",
                 minimum=5,
             ),

@@ -109,7 +109,7 @@ def _read_writers(part: str, data_dir: str, labels: np.ndarray) -> np.ndarray:
             f"missing; {_ADVICE}"
         )
     table = idx.read(path, 2, _ADVICE)
-    # Columns: class, series, writer, ... QMNIST's test set begins with MNIST's and goes on after it.
+    # Columns: class, series, writer, and more. QMNIST's test set begins with MNIST's, then goes on.
     if table.shape[1] < 3 or not np.array_equal(table[: len(labels), 0], labels):
         raise DataError(f"{path} does not belong to these images: classes differ; {_ADVICE}")
     return table[: len(labels), 2].astype(np.int64)
