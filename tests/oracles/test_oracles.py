@@ -1,0 +1,510 @@
+"""The oracles against numbers worked out by hand, against each other and against the library."""
+
+import inspect
+import math
+
+import numpy as np
+import pytest
+
+from tests.oracles import client_optimizers, fedopt, problem
+
+# Parameters, betas and taus are sums of few powers of two, so that ties in Yogi are exact.
+_X0 = (np.array([1.0, -1.0]),)
+_HYPER = {"lr": 0.5, "beta1": 0.5, "beta2": 0.75, "momentum": 0.5}
+
+
+def _server_steps(algorithm, variant, gradients, tau):
+    """Models [3, 2] and slots after three server steps on the rows of `gradients` [3, 2]."""
+    x, slots = _X0, fedopt.server_init(algorithm, variant, _X0, tau=tau)
+    models, history = [], []
+    for g in np.array(gradients, dtype=np.float64):
+        slots, x = fedopt.server_step(algorithm, variant, slots, x, (g,), tau=tau, **_HYPER)
+        models.append(x[0])
+        history.append(slots)
+    return np.array(models), history
+
+
+def _check_steps(algorithm, variant, tau, gradients, v, models):
+    actual, slots = _server_steps(algorithm, variant, gradients, tau)
+    np.testing.assert_allclose(actual, models, rtol=1e-14, atol=1e-14)
+    np.testing.assert_allclose([s.v[0] for s in slots], v, rtol=1e-14, atol=1e-14)
+    assert [s.t for s in slots] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("variant", fedopt.VARIANTS)
+def test_fedavg_by_hand(variant):
+    """x <- x - g / 2 from (1, -1).
+
+    g = (3, 0): (-1/2, -1) ; g = (4, 8): (-5/2, -5) ; g = (12, -6): (-17/2, -2).
+    """
+    _check_steps(
+        "fedavg",
+        variant,
+        1.0,
+        [[3, 0], [4, 8], [12, -6]],
+        np.zeros((3, 2)),
+        [[-0.5, -1], [-2.5, -5], [-8.5, -2]],
+    )
+
+
+@pytest.mark.parametrize("variant", fedopt.VARIANTS)
+def test_fedavgm_by_hand(variant):
+    """u <- u / 2 + g ; x <- x - u / 2 from (1, -1).
+
+    g = (3, 0):   u = (3, 0)       x = (-1/2, -1)
+    g = (4, 8):   u = (5.5, 8)     x = (-3.25, -5)
+    g = (12, -6): u = (14.75, -2)  x = (-10.625, -4)
+    """
+    _check_steps(
+        "fedavgm",
+        variant,
+        1.0,
+        [[3, 0], [4, 8], [12, -6]],
+        np.zeros((3, 2)),
+        [[-0.5, -1], [-3.25, -5], [-10.625, -4]],
+    )
+
+
+def test_fedadagrad_released_by_hand():
+    """tau = 1, v_0 = 0, v <- v + g^2, x <- x - g / (2 (sqrt(v) + 1)) from (1, -1).
+
+    g = (3, 0):   v = (9, 0)      x = (1 - 3/8,  -1)          = (5/8, -1)
+    g = (4, 8):   v = (25, 64)    x = (5/8 - 4/12, -1 - 8/18) = (7/24, -13/9)
+    g = (12, -6): v = (169, 100)  x = (7/24 - 12/28, -13/9 + 6/22) = (-23/168, -116/99)
+    """
+    _check_steps(
+        "fedadagrad",
+        "released",
+        1.0,
+        [[3, 0], [4, 8], [12, -6]],
+        [[9, 0], [25, 64], [169, 100]],
+        [[5 / 8, -1], [7 / 24, -13 / 9], [-23 / 168, -116 / 99]],
+    )
+
+
+def test_fedadagrad_algorithm2_by_hand():
+    """tau = 4, v_-1 = 16, v <- v + g^2, x <- x - g / (2 (sqrt(v) + 4)) from (1, -1).
+
+    g = (3, -3):   v = (25, 25)     x = (1 - 3/18, -1 + 3/18)          = (5/6, -5/6)
+    g = (12, 0):   v = (169, 25)    x = (5/6 - 12/34, -5/6)            = (49/102, -5/6)
+    g = (-84, 12): v = (7225, 169)  x = (49/102 + 84/178, -5/6 - 12/34) = (8645/9078, -121/102)
+    """
+    _check_steps(
+        "fedadagrad",
+        "algorithm2",
+        4.0,
+        [[3, -3], [12, 0], [-84, 12]],
+        [[25, 25], [169, 25], [7225, 169]],
+        [[5 / 6, -5 / 6], [49 / 102, -5 / 6], [8645 / 9078, -121 / 102]],
+    )
+
+
+def test_fedadam_released_by_hand():
+    """tau = 1, m_0 = v_0 = 0, m <- m/2 + g/2, v <- 3v/4 + g^2/4, step a_t m / (2 (sqrt(v) + 1)).
+
+    a_t = sqrt(1 - (3/4)^t) / (1 - (1/2)^t):
+    a_1 = (1/2) / (1/2) = 1, a_2 = sqrt(7/16) / (3/4) = sqrt(7)/3, a_3 = sqrt(37/64) / (7/8) =
+    sqrt(37)/7.
+
+    g = (4, 0):       m = (2, 0)         v = (2^2, 0)          x = (1 - 2/6, -1)
+    g = (5.5, 4):     m = (3.75, 2)      v = (3.25^2, 2^2)     x -= a_2 (3.75/8.5, 2/6)
+    g = (-8.9375, 2): m = (-2.59375, 2)  v = (5.28125^2, 2^2)  x -= a_3 (-2.59375/12.5625, 2/6)
+    """
+    _check_steps(
+        "fedadam",
+        "released",
+        1.0,
+        [[4, 0], [5.5, 4], [-8.9375, 2]],
+        [[4, 0], [10.5625, 4], [27.8916015625, 4]],
+        [
+            [0.666666666666666666, -1],
+            [0.277585591510109226, -1.29397236789606562],
+            [0.456998985260909594, -1.58362772648169513],
+        ],
+    )
+
+
+def test_fedadam_algorithm2_by_hand():
+    """tau = 2, v_-1 = 4, m <- m/2 + g/2, v <- 3v/4 + m^2/4, x <- x - m / (2 (sqrt(v) + 2)).
+
+    g = (4, 11):          m = (2, 5.5)            v = (2^2, 3.25^2)
+                          x = (1 - 2/8, -1 - 5.5/10.5) = (3/4, -32/21)
+    g = (9, 1):           m = (5.5, 3.25)         v = (3.25^2, 3.25^2)
+                          x = (3/4 - 5.5/10.5, -32/21 - 3.25/10.5) = (19/84, -11/6)
+    g = (-23.375, -21.125): m = (-8.9375, -8.9375)  v = (5.28125^2, 5.28125^2)
+                          x = (19/84, -11/6) + 8.9375/14.5625 = (16439/19572, -1705/1398)
+    """
+    _check_steps(
+        "fedadam",
+        "algorithm2",
+        2.0,
+        [[4, 11], [9, 1], [-23.375, -21.125]],
+        [[4, 10.5625], [10.5625, 10.5625], [27.8916015625, 27.8916015625]],
+        [[3 / 4, -32 / 21], [19 / 84, -11 / 6], [16439 / 19572, -1705 / 1398]],
+    )
+
+
+def test_fedyogi_released_by_hand():
+    """tau = 1, m_0 = v_0 = 0, m <- m/2 + g/2, v <- v + sign(g^2 - v) g^2/4, step as for fedadam.
+
+    The second parameter meets g^2 = v twice (0 = 0, then 4 = 4), where v stays.
+
+    g = (4, 0):    m = (2, 0)     v = (0 + 4, 0)         = (2^2, 0)      x = (1 - 2/6, -1)
+    g = (3, 4):    m = (2.5, 2)   v = (4 + 2.25, 0 + 4)  = (2.5^2, 2^2)  x -= a_2 (2.5/7, 2/6)
+    g = (-1.4, 2): m = (0.55, 2)  v = (6.25 - 0.49, 4)   = (2.4^2, 2^2)  x -= a_3 (0.55/6.8, 2/6)
+    """
+    _check_steps(
+        "fedyogi",
+        "released",
+        1.0,
+        [[4, 0], [3, 4], [-1.4, 2]],
+        [[4, 0], [6.25, 4], [5.76, 4]],
+        [
+            [0.666666666666666666, -1],
+            [0.351696272492310643, -1.29397236789606562],
+            [0.281412251659032895, -1.58362772648169513],
+        ],
+    )
+
+
+def test_fedyogi_algorithm2_by_hand():
+    """tau = 2, v_-1 = 4, v <- v + sign(m^2 - v) m^2/4, x <- x - m / (2 (sqrt(v) + 2)).
+
+    The first parameter starts with m^2 = v.
+
+    g = (4, 6):       m = (2, 3)       v = (4, 4 + 2.25)           = (2^2, 2.5^2)
+                      x = (1 - 2/8, -1 - 3/9)             = (3/4, -4/3)
+    g = (4, -0.2):    m = (3, 1.4)     v = (4 + 2.25, 6.25 - 0.49) = (2.5^2, 2.4^2)
+                      x = (3/4 - 3/9, -4/3 - 1.4/8.8)     = (5/12, -197/132)
+    g = (-5.8, -1.4): m = (-1.4, 0)    v = (6.25 - 0.49, 5.76)     = (2.4^2, 2.4^2)
+                      x = (5/12 + 1.4/8.8, -197/132)      = (19/33, -197/132)
+    """
+    _check_steps(
+        "fedyogi",
+        "algorithm2",
+        2.0,
+        [[4, 6], [4, -0.2], [-5.8, -1.4]],
+        [[4, 6.25], [6.25, 5.76], [5.76, 5.76]],
+        [[3 / 4, -4 / 3], [5 / 12, -197 / 132], [19 / 33, -197 / 132]],
+    )
+
+
+def test_yogi_is_the_papers_form():
+    """The paper writes v <- v - (1 - beta2) Delta^2 sign(v - Delta^2), with Delta = -g."""
+    gradients = np.random.default_rng(1).normal(size=(20, 2))
+    gradients[3] = 0.0
+    slots, x = fedopt.server_init("fedyogi", "released", _X0, tau=1.0), _X0
+    v = np.zeros(2)
+    for g in gradients:
+        slots, x = fedopt.server_step("fedyogi", "released", slots, x, (g,), lr=0.1, beta2=0.6)
+        v = v - (1 - 0.6) * g**2 * np.sign(v - g**2)
+        np.testing.assert_allclose(slots.v[0], v, rtol=1e-13)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_problem_is_deterministic_and_exact_in_float32(seed):
+    data = problem.make_problem(seed)
+    again = problem.make_problem(seed)
+    assert [len(y) for _, y in data.clients] == [1, 3, 4, 7, 10]
+    assert {int(c) for _, y in data.clients for c in y} == {0, 1, 2}
+    for (x, y), (x2, y2) in zip(data.clients, again.clients, strict=True):
+        np.testing.assert_array_equal(x, x2)
+        np.testing.assert_array_equal(y, y2)
+        assert x.shape == (len(y), 3)
+    for array in [*data.initial_weights, *(x for x, _ in data.clients)]:
+        assert array.dtype == np.float64
+        np.testing.assert_array_equal(array, array.astype(np.float32))
+    assert np.any(problem.make_problem(seed + 2).clients[0][0] != data.clients[0][0])
+
+
+def test_loss_and_accuracy_by_hand():
+    """Logits of x = (1, 0, 0) are the kernel's first row (0, ln 2, ln 5): P = (1, 2, 5) / 8."""
+    weights = (np.array([[0, math.log(2), math.log(5)], [0, 0, 0], [0, 0, 0]]), np.zeros(3))
+    x, y = np.array([[1.0, 0, 0], [1.0, 0, 0]]), np.array([1, 2])
+    assert problem.mean_loss(weights, x, y) == pytest.approx(math.log(8) - math.log(10) / 2)
+    assert problem.accuracy(weights, x, y) == 0.5
+    kernel, bias = problem.gradient(weights, x, y)
+    np.testing.assert_allclose(bias, [1 / 8, -1 / 4, 1 / 8], atol=1e-15)
+    np.testing.assert_allclose(kernel, [[1 / 8, -1 / 4, 1 / 8], [0] * 3, [0] * 3], atol=1e-15)
+
+
+def test_gradient_by_central_differences():
+    data = problem.make_problem()
+    h = 1e-6
+    for x, y in data.clients:
+        analytic = problem.gradient(data.initial_weights, x, y)
+        for i, array in enumerate(data.initial_weights):
+            for index in np.ndindex(array.shape):
+                losses = []
+                for sign in (1, -1):
+                    moved = [w.copy() for w in data.initial_weights]
+                    moved[i][index] += sign * h
+                    losses.append(problem.mean_loss(tuple(moved), x, y))
+                numeric = (losses[0] - losses[1]) / (2 * h)
+                assert analytic[i][index] == pytest.approx(numeric, abs=1e-8)
+
+
+def test_batches_keep_the_last_partial_one():
+    assert [b.tolist() for b in problem.batches(7, 3)] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert [b.tolist() for b in problem.batches(6, 3)] == [[0, 1, 2], [3, 4, 5]]
+    assert problem.batches(0, 3) == []
+    orders = problem.in_order(problem.make_problem(), [[1], [2, 0]], batch_size=2, epochs=2)
+    assert [{k: [b.tolist() for b in v] for k, v in o.items()} for o in orders] == [
+        {1: [[0, 1], [2], [0, 1], [2]]},
+        {2: [[0, 1], [2, 3], [0, 1], [2, 3]], 0: [[0], [0]]},
+    ]
+
+
+def test_schedules_by_hand():
+    decay = fedopt.exponential_decay(2.0)
+    assert [decay(r) for r in (0, 499, 500, 999, 1000)] == pytest.approx([2, 2, 0.2, 0.2, 0.02])
+    decay = fedopt.exponential_decay(3.0, decay_rounds=2, rate=0.5)
+    assert [decay(r) for r in range(5)] == [3, 3, 1.5, 1.5, 0.75]
+    root = fedopt.inverse_sqrt(6.0, decay_rounds=2)
+    assert [root(r) for r in (0, 2, 6, 16)] == pytest.approx([6, 6 / math.sqrt(2), 3, 2])
+    warm = fedopt.linear_warmup(8.0, warmup_rounds=4)
+    assert [warm(r) for r in range(6)] == [2, 4, 6, 8, 8, 8]
+    warm = fedopt.linear_warmup(fedopt.exponential_decay(8.0, 2, 0.5), warmup_rounds=4)
+    assert [warm(r) for r in range(6)] == [2, 4, 3, 4, 2, 2]
+    assert fedopt.linear_warmup(8.0, warmup_rounds=0)(0) == 8
+    assert fedopt.constant(8.0)(1000) == 8
+
+
+@pytest.mark.parametrize("name", client_optimizers.NAMES)
+def test_client_optimizers_are_the_librarys(name):
+    """Five steps, one of them with a gradient of 0, beside TFF's own; and the defaults."""
+    import tensorflow as tf
+    import tensorflow_federated as tff
+
+    builder = getattr(tff.learning.optimizers, "build_sgdm" if name == "sgd" else f"build_{name}")
+    theirs = {p.name: p.default for p in inspect.signature(builder).parameters.values()}
+    ours = inspect.signature(getattr(client_optimizers, name)).parameters.values()
+    for parameter in ours:
+        their_default = theirs[parameter.name.replace("beta", "beta_")]
+        assert parameter.default == (0.9 if parameter.name == "momentum" else their_default)
+
+    # Exact in float32, in which the library computes its bias correction.
+    options = {"beta1": 0.5, "beta2": 0.75, "decay": 0.75, "momentum": 0.5, "epsilon": 0.25}
+    options = {p.name: options[p.name] for p in ours if p.name in options}
+    reference = builder(
+        learning_rate=0.1, **{k.replace("beta", "beta_"): v for k, v in options.items()}
+    )
+    optimizer = client_optimizers.build(name, **options)
+
+    rng = np.random.default_rng(0)
+    weights = (rng.normal(size=(3, 2)), rng.normal(size=2))
+    slots = optimizer.init(weights)
+    their_weights = [tf.constant(w) for w in weights]
+    state = reference.initialize([tf.TensorSpec(w.shape, tf.float64) for w in weights])
+    for scale in (1.0, 2.0, 0.0, 0.3, 1.0):
+        grads = (scale * rng.normal(size=(3, 2)), scale * rng.normal(size=2))
+        slots, weights = optimizer.step(slots, weights, grads, 0.1)
+        state, their_weights = reference.next(state, their_weights, [tf.constant(g) for g in grads])
+        for w, expected in zip(weights, their_weights, strict=True):
+            np.testing.assert_allclose(w, expected.numpy(), rtol=1e-6, atol=1e-7)
+    assert slots.t == 5
+
+
+_DATA = problem.make_problem()
+_COHORTS = [[0, 1, 4], [2, 3], [4, 0, 2]]
+_ORDERS = problem.in_order(_DATA, _COHORTS, batch_size=3, epochs=2)
+
+
+def _run(algorithm="fedavg", variant="released", **options):
+    options = {
+        "batch_orders": _ORDERS,
+        "rounds": 3,
+        "cohorts": _COHORTS,
+        "client_lr": 0.1,
+        "server_lr": 0.5,
+        "tau": 0.01,
+    } | options
+    return fedopt.run(_DATA, algorithm, variant, **options)
+
+
+def _assert_same(left, right):
+    for a, b in zip(left, right, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_one_client_and_one_epoch_is_plain_sgd():
+    orders = problem.in_order(_DATA, [[3], [3]], batch_size=2)
+    result = _run(batch_orders=orders, cohorts=[[3], [3]], rounds=2, client_lr=0.3, server_lr=1.0)
+    x, y = _DATA.clients[3]
+    kernel, bias = _DATA.initial_weights
+    for r in range(2):
+        for i in ([0, 1], [2, 3], [4, 5], [6]):
+            d_kernel, d_bias = problem.gradient((kernel, bias), x[i], y[i])
+            kernel, bias = kernel - 0.3 * d_kernel, bias - 0.3 * d_bias
+        _assert_same(result.weights[r], (kernel, bias))
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_one_full_batch_step_is_gradient_descent(weighting):
+    """Weighted by examples, on the loss of all data; weighted equally, on the mean client loss."""
+    everyone = [0, 1, 2, 3, 4]
+    orders = problem.in_order(_DATA, [everyone], batch_size=10)
+    result = _run(
+        batch_orders=orders,
+        cohorts=[everyone],
+        rounds=1,
+        client_lr=0.2,
+        server_lr=0.5,
+        weighting=weighting,
+    )
+    if weighting == "examples":
+        x, y = (np.concatenate(arrays) for arrays in zip(*_DATA.clients, strict=True))
+        grads = problem.gradient(_DATA.initial_weights, x, y)
+    else:
+        grads = [problem.gradient(_DATA.initial_weights, x, y) for x, y in _DATA.clients]
+        grads = [sum(arrays) / 5 for arrays in zip(*grads, strict=True)]
+    expected = [w - 0.5 * 0.2 * g for w, g in zip(_DATA.initial_weights, grads, strict=True)]
+    _assert_same(result.weights[0], expected)
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_a_dropped_client_is_as_good_as_absent(weighting):
+    dropped = _run("fedadam", dropped={(0, 4), (2, 0)}, weighting=weighting)
+    absent = _run("fedadam", cohorts=[[0, 1], [2, 3], [4, 2]], weighting=weighting)
+    present = _run("fedadam", weighting=weighting)
+    for r in range(3):
+        _assert_same(dropped.weights[r], absent.weights[r])
+        assert np.abs(dropped.weights[r][0] - present.weights[r][0]).max() > 1e-6
+
+
+def test_an_update_that_overflows_is_dropped():
+    clients = list(_DATA.clients)
+    clients[4] = (np.full((10, 3), np.inf), clients[4][1])
+    data = problem.Problem(clients, _DATA.initial_weights)
+    options = {"rounds": 3, "cohorts": _COHORTS, "client_lr": 0.1, "server_lr": 0.5}
+    with np.errstate(invalid="ignore"):
+        result = fedopt.run(data, "fedavgm", "released", _ORDERS, **options)
+    expected = _run("fedavgm", dropped={(0, 4), (2, 4)})
+    _assert_same(result.weights[-1], expected.weights[-1])
+
+
+@pytest.mark.parametrize("variant", fedopt.VARIANTS)
+@pytest.mark.parametrize("algorithm", fedopt.ALGORITHMS)
+def test_a_round_without_weight_leaves_all_state(algorithm, variant):
+    """An empty cohort and a cohort of dropped clients; the count of server steps stays too."""
+    cohorts = [_COHORTS[0], [], [2, 3], _COHORTS[2]]
+    orders = [_ORDERS[0], {}, _ORDERS[1], _ORDERS[2]]
+    result = _run(
+        algorithm,
+        variant,
+        rounds=4,
+        cohorts=cohorts,
+        batch_orders=orders,
+        dropped={(2, 2), (2, 3)},
+    )
+    for r in (1, 2):
+        _assert_same(result.weights[r], result.weights[0])
+        assert result.slots[r] is result.slots[0]
+    shorter = _run(
+        algorithm,
+        variant,
+        rounds=2,
+        cohorts=[cohorts[0], cohorts[3]],
+        batch_orders=[orders[0], orders[3]],
+    )
+    _assert_same(result.weights[3], shorter.weights[1])
+    assert result.slots[3].t == 2
+
+
+def test_a_client_without_examples_counts_only_under_uniform_weights():
+    data = problem.make_problem(num_examples=(4, 0))
+    orders = problem.in_order(data, [[0, 1]], batch_size=2)
+    moves = {}
+    for weighting in ("examples", "uniform"):
+        result = fedopt.run(
+            data,
+            "fedavg",
+            "released",
+            orders,
+            rounds=1,
+            cohorts=[[0, 1]],
+            client_lr=0.1,
+            server_lr=1.0,
+            weighting=weighting,
+        )
+        moves[weighting] = result.weights[0][0] - data.initial_weights[0]
+    np.testing.assert_allclose(moves["examples"], 2 * moves["uniform"], rtol=1e-12)
+    assert np.abs(moves["uniform"]).max() > 1e-3
+
+
+@pytest.mark.parametrize(("weighting", "steps"), [("examples", 1), ("uniform", 2)])
+def test_a_cohort_without_examples(weighting, steps):
+    """By examples no weight is left and nothing moves; equally weighted, momentum goes on."""
+    data = problem.make_problem(num_examples=(4, 0))
+    cohorts = [[0], [1]]
+    result = fedopt.run(
+        data,
+        "fedavgm",
+        "released",
+        problem.in_order(data, cohorts, batch_size=2),
+        rounds=2,
+        cohorts=cohorts,
+        client_lr=0.1,
+        server_lr=1.0,
+        momentum=0.5,
+        weighting=weighting,
+    )
+    first, second = (w[0] for w in result.weights)
+    moved = (first - data.initial_weights[0]) * (0.5 if weighting == "uniform" else 0.0)
+    np.testing.assert_allclose(second - first, moved, rtol=1e-12, atol=1e-15)
+    assert result.slots[1].t == steps
+
+
+def test_rates_follow_the_round_number():
+    """The second round's rates take effect in the second round, client and server alike."""
+    scheduled = _run(client_lr=lambda r: [0.1, 0.3, 0.2][r], server_lr=lambda r: [1.0, 0.5, 2.0][r])
+    x = _DATA.initial_weights
+    for r, (client_lr, server_lr) in enumerate([(0.1, 1.0), (0.3, 0.5), (0.2, 2.0)]):
+        result = fedopt.run(
+            problem.Problem(_DATA.clients, x),
+            "fedavg",
+            "released",
+            _ORDERS[r:],
+            rounds=1,
+            cohorts=_COHORTS[r:],
+            client_lr=client_lr,
+            server_lr=server_lr,
+        )
+        x = result.weights[0]
+        _assert_same(scheduled.weights[r], x)
+
+
+@pytest.mark.parametrize("name", client_optimizers.NAMES)
+def test_client_slots_start_afresh_every_round(name):
+    result = _run(
+        client_optimizer=name, rounds=2, cohorts=[[2], [2]], batch_orders=[_ORDERS[1]] * 2
+    )
+    again = fedopt.run(
+        problem.Problem(_DATA.clients, result.weights[0]),
+        "fedavg",
+        "released",
+        [_ORDERS[1]],
+        rounds=1,
+        cohorts=[[2]],
+        client_lr=0.1,
+        server_lr=0.5,
+        client_optimizer=client_optimizers.build(name),
+    )
+    _assert_same(result.weights[1], again.weights[0])
+
+
+def test_variants_and_algorithms_differ():
+    """Ten runs, of which only the two non-adaptive methods agree between the variants."""
+    finals = {(a, v): _run(a, v).weights[-1][0] for a in fedopt.ALGORITHMS for v in fedopt.VARIANTS}
+    for left, right in [(p, q) for p in finals for q in finals if p < q]:
+        same = left[0] == right[0] and left[0] in ("fedavg", "fedavgm")
+        assert np.allclose(finals[left], finals[right], rtol=0, atol=1e-6) == same, (left, right)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="fedsgd"):
+        _run("fedsgd")
+    with pytest.raises(ValueError, match="printed"):
+        _run("fedadam", "printed")
+    with pytest.raises(ValueError, match="loss"):
+        _run(weighting="loss")
