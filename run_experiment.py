@@ -1,0 +1,54 @@
+"""Runs one experiment: a method on a task, round after round, into a folder of results.
+
+    python run_experiment.py --task=synthetic --algorithm=fedavg --total_rounds=100 \
+        --clients_per_round=10 --client_batch_size=10 --client_learning_rate=0.01
+
+`--help` lists flags, methods and tasks; the README explains one experiment.
+"""
+
+import os
+import sys
+import warnings
+
+# Read when TensorFlow is imported; its C++ code would put lines of its own between ours.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from hparams import HparamError  # noqa: E402
+from simulation import experiment, experiment_flags  # noqa: E402
+from simulation.errors import RunError  # noqa: E402
+from tasks.task import DataError  # noqa: E402
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the experiment that the arguments describe.
+
+    Args:
+      arguments: Command line without the program's name.
+
+    Returns:
+      The exit code: 0; 2 for wrong flags; 1 for a run that cannot start or go on; 128 plus the
+      signal's number for one that a signal stopped.
+    """
+    # Of packages that TFF imports; nothing that a user could mend.
+    warnings.filterwarnings("ignore", message=".*pkg_resources")
+    try:
+        request = experiment_flags.parse(arguments)
+        return experiment.run(request, ["run_experiment.py", *arguments])
+    except experiment_flags.HelpRequested as e:
+        print(e)
+        return 0
+    except HparamError as e:
+        return _fail(e, 2)
+    except (RunError, DataError) as e:
+        return _fail(e, 1)
+    except KeyboardInterrupt:
+        return _fail("interrupted; what is done since the last checkpoint will be done again.", 130)
+
+
+def _fail(reason, code: int) -> int:
+    print(f"error: {' '.join(str(reason).split())}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

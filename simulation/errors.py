@@ -1,0 +1,5 @@
+"""What a user is told in one line."""
+
+
+class RunError(Exception):
+    """A run that cannot start or cannot go on; its text is one line for the user."""

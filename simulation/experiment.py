@@ -1,0 +1,315 @@
+"""One experiment, from checked settings to its folder of results."""
+
+import collections
+import functools
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import tasks
+import tff_algos
+from hparams import HparamError
+from simulation import checkpoints, experiment_flags, files, outputs, randomness, runtimes
+from simulation.errors import RunError
+from simulation.progress import Progress
+from tff_algos.registry import RoundPlan
+
+
+def run(request: experiment_flags.Request, command: Sequence[str]) -> int:
+    """Runs an experiment, or goes on with it where an earlier process left it.
+
+    Args:
+      request: The checked settings.
+      command: The command line, for the record.
+
+    Returns:
+      The exit code: 0, or 128 plus the number of the signal that stopped the run.
+
+    Raises:
+      HparamError: If settings don't go with the task's data or with each other.
+      RunError: If the run cannot start or go on.
+      tasks.task.DataError: If data is missing or damaged.
+    """
+    started = time.monotonic()
+    settings = request.run
+    name = settings["experiment_name"]
+    with outputs.ExperimentFolder(settings["root_output_dir"], name) as folder:
+        checkpoint, damaged = folder.resume_point(request.in_force, experiment_flags.MAY_CHANGE)
+        finished = folder.finished_rounds()
+        total_rounds = settings["total_rounds"]
+        done = max(finished, checkpoint.round_num if checkpoint else 0)
+        if total_rounds < done:
+            raise HparamError(
+                f"--total_rounds={total_rounds} is less than the {done} rounds already in "
+                f"{folder.path}."
+            )
+        if finished == total_rounds:
+            print(f"{folder.path} is finished: all {finished} rounds are done, nothing to do.")
+            return 0
+        if finished and checkpoint is None:
+            raise RunError(
+                f"{folder.path} has no checkpoint to go on from after {finished} rounds."
+            )
+        if checkpoint is not None:
+            _check_same_plans(request, checkpoint)
+        return _Run(request, command, folder, checkpoint, damaged, started).run()
+
+
+def _plan(request, round_index, total_rounds) -> RoundPlan:
+    plan = tff_algos.get(request.run["algorithm"]).plan
+    return plan(dict(request.method), round_index, total_rounds) if plan else RoundPlan()
+
+
+def _check_same_plans(request, checkpoint):
+    """Refuses to change the number of rounds where it would have changed the rounds done."""
+    before, now = checkpoint.settings["total_rounds"], request.run["total_rounds"]
+    for round_index in range(checkpoint.round_num):
+        if _plan(request, round_index, before) != _plan(request, round_index, now):
+            raise HparamError(
+                f"--total_rounds={now} cannot replace {before}: round {round_index + 1}, already "
+                f"done, depends on it with --algorithm={request.run['algorithm']}."
+            )
+
+
+class _Run:
+    """The state of one process that works on an experiment."""
+
+    def __init__(self, request, command, folder, checkpoint, damaged, started):
+        self._request = request
+        self._settings: Mapping[str, Any] = request.run
+        self._command = command
+        self._folder = folder
+        self._checkpoint = checkpoint
+        self._damaged = damaged
+        self._started = started
+
+    def run(self) -> int:
+        settings, folder = self._settings, self._folder
+        self._task = tasks.load(
+            settings["task"],
+            data_dir=settings["data_dir"],
+            seed=settings["seed"],
+            use_synthetic_data=settings["use_synthetic_data"],
+            **self._request.task,
+        )
+        self._check_cohort()
+        with runtimes.installed(settings["runtime"]):
+            return self._train()
+
+    def _check_cohort(self):
+        size, available = self._settings["clients_per_round"], len(self._task.train.client_ids)
+        if size > available:
+            raise HparamError(
+                f"--clients_per_round={size} is more than the {available} clients of "
+                f"--task={self._task.name}."
+            )
+
+    def _train(self) -> int:
+        # Only from here on is TensorFlow needed; errors before this come fast.
+        from simulation import loop
+
+        settings, folder, task = self._settings, self._folder, self._task
+        model = self._build_model()
+        process = tff_algos.build(
+            settings["algorithm"],
+            model,
+            num_clients=len(task.train.client_ids),
+            **self._request.training,
+            **self._request.method,
+        )
+        self._build_evaluators(model)
+        state, round_num = process.initialize(), 0
+        if self._checkpoint is not None:
+            state = loop.restore_state(state, self._checkpoint.leaves)
+            round_num = self._checkpoint.round_num
+        device = runtimes.device_description()
+        self._announce(device, round_num)
+        self._write_hparams(device, round_num)
+        folder.remove("summary.json", "client_metrics.csv")
+        with files.explained(folder.path):
+            # Row 0 comes from the checkpoint's own start, so a run without one starts from nothing.
+            last_row = round_num if self._checkpoint else -1
+            table = outputs.MetricsCsv(folder.file("metrics.csv"), last_row)
+            board = outputs.TensorBoard(
+                folder.file("tensorboard"), outputs.read_csv(folder.file("metrics.csv"))[1]
+            )
+
+        def record(round_num, values):
+            with files.explained(folder.path):
+                table.append(round_num, values)
+                board.release(round_num, values)
+
+        def save(round_num, state):
+            with files.explained(folder.path):
+                table.sync()
+                checkpoints.save(
+                    folder.file("checkpoints"),
+                    round_num,
+                    loop.flatten_state(state),
+                    self._request.in_force,
+                )
+
+        def cohort_of_round(round_index):
+            plan = _plan(self._request, round_index, settings["total_rounds"])
+            return loop.cohort_data(task.train, plan, settings, round_index)
+
+        primary = f"eval/{task.primary_metric}"
+        progress = Progress(round_num, settings["total_rounds"])
+        with loop.StopRequest() as stop:
+            try:
+                state, round_num = loop.run(
+                    process=process,
+                    state=state,
+                    round_num=round_num,
+                    total_rounds=settings["total_rounds"],
+                    rounds_per_eval=settings["rounds_per_eval"],
+                    rounds_per_checkpoint=settings["rounds_per_checkpoint"],
+                    cohort_of_round=cohort_of_round,
+                    evaluate=functools.partial(self._evaluate, final=False),
+                    record=record,
+                    checkpoint=save,
+                    should_stop=lambda: stop.signal is not None or self._out_of_time(),
+                    progress=progress,
+                    shown={"loss": "train/loss", task.primary_metric: primary},
+                )
+            finally:
+                progress.close()
+                table.close()
+                board.close()
+            if stop.signal is not None:
+                print(f"Stopped by {stop.signal.name}. {self._how_to_go_on(round_num)}")
+                return 128 + stop.signal
+            self._write_results(process.get_model_weights(state).trainable, round_num)
+        if round_num < settings["total_rounds"]:
+            print(f"Out of time. {self._how_to_go_on(round_num)}")
+        return 0
+
+    def _out_of_time(self):
+        limit = self._settings["max_minutes"]
+        return limit is not None and time.monotonic() - self._started >= 60 * limit
+
+    def _how_to_go_on(self, round_num):
+        return (
+            f"{round_num} of {self._settings['total_rounds']} rounds are done and in a checkpoint; "
+            "run the same command again to go on."
+        )
+
+    def _build_model(self):
+        import tensorflow as tf
+
+        task = self._task
+        y = task.train.examples(0).y
+        try:
+            keras_model = task.keras_model_fn(self._settings["seed"])
+            model = tff_algos.from_keras(
+                keras_model,
+                loss=task.loss,
+                metrics=task.metrics,
+                y_spec=tf.TensorSpec([None, *y.shape[1:]], y.dtype),
+                loss_reduction=task.loss_reduction,
+            )
+        except tff_algos.ModelError as e:
+            raise RunError(f"The model of task {task.name} cannot be used: {e}") from e
+        self._num_outputs = int(np.prod(keras_model.output_shape[1:]))
+        return model
+
+    def _build_evaluators(self, model):
+        from simulation import evaluation
+
+        task, settings = self._task, self._settings
+        make = functools.partial(evaluation.Evaluator, model, num_outputs=self._num_outputs)
+        self._clients = self._central = self._validation = None
+        if task.test is not None and np.sum(task.test.sizes):
+            self._clients = make(task.test)
+        if task.central_test is not None and len(task.central_test.y):
+            self._central = self._validation = make(evaluation.OneClient(task.central_test))
+            if settings["num_validation_examples"] != -1:
+                rows = randomness.validation_rows(
+                    settings["seed"],
+                    len(task.central_test.y),
+                    settings["num_validation_examples"],
+                )
+                self._validation = make(evaluation.OneClient(task.central_test, rows))
+
+    def _evaluate(self, weights, final: bool) -> collections.OrderedDict[str, float]:
+        """Evaluates on central test data (all clients' together where there is none) and clients'."""
+        from simulation import fairness
+
+        task = self._task
+        columns = collections.OrderedDict()
+        clients = self._clients(weights) if self._clients else None
+        central = self._central if final else self._validation
+        pooled = central(weights).pooled() if central else clients.pooled() if clients else {}
+        columns.update((f"eval/{name}", value) for name, value in pooled.items())
+        if clients:
+            statistics = fairness.summarize(
+                clients.by_client()[task.primary_metric],
+                clients.sizes,
+                higher_is_better=task.higher_is_better,
+            )
+            columns.update(
+                (f"fairness/{task.primary_metric}_{name}", value)
+                for name, value in statistics.items()
+            )
+            self._last_clients = clients
+        return columns
+
+    def _announce(self, device, round_num):
+        settings, task = self._settings, self._task
+        for path in self._damaged:
+            print(f"warning: checkpoint {path} is damaged; an older one is used.")
+        start = f"Going on after round {round_num}" if round_num else "Starting"
+        print(
+            f"{start}: {settings['algorithm']} on {task.name} "
+            f"({len(task.train.client_ids)} clients, {int(np.sum(task.train.sizes))} training "
+            f"examples), runtime {settings['runtime']}, device {device}, "
+            f"results in {self._folder.path}",
+            flush=True,
+        )
+
+    def _write_hparams(self, device, round_num):
+        start = outputs.describe_start(self._command, device, round_num)
+        recorded = self._folder.read_hparams()
+        content = {
+            "flags": dict(self._request.in_force),
+            "task_settings": dict(self._task.settings),
+            "num_clients": len(self._task.train.client_ids),
+            "num_training_examples": int(np.sum(self._task.train.sizes)),
+            "start": recorded["start"] if recorded else start,
+            "resumed": [*recorded["resumed"], start] if recorded else [],
+        }
+        self._folder.write_json("hparams.json", content)
+
+    def _write_results(self, weights, round_num):
+        folder, task = self._folder, self._task
+        weights = [np.asarray(w) for w in weights]
+        final = self._evaluate(weights, final=True)
+        with files.explained(folder.path):
+            if self._clients:
+                self._write_client_metrics()
+            rows = outputs.read_csv(folder.file("metrics.csv"))[1]
+        primary = f"eval/{task.primary_metric}"
+        summary = {
+            "finished": round_num == self._settings["total_rounds"],
+            "rounds": round_num,
+            "final": final,
+            **outputs.summarize_rows(rows, primary, task.higher_is_better),
+        }
+        # Last of all: it says that the rest is there.
+        folder.write_json("summary.json", summary)
+        numbers = "  ".join(f"{k} {v:.4g}" for k, v in final.items() if k.startswith("eval/"))
+        print(f"After {round_num} rounds: {numbers}  ({os.path.join(folder.path, 'summary.json')})")
+
+    def _write_client_metrics(self):
+        train, test = self._task.train, self._task.test
+        train_sizes = dict(zip(train.client_ids, map(int, train.sizes), strict=True))
+        outputs.write_client_metrics(
+            self._folder.file("client_metrics.csv"),
+            test.client_ids,
+            [train_sizes.get(client) for client in test.client_ids],
+            list(map(int, test.sizes)),
+            self._last_clients.by_client(),
+        )

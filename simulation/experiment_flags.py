@@ -1,0 +1,429 @@
+"""The command line of a run: from arguments to checked settings, without importing TensorFlow.
+
+Every flag is declared as an `hparams.Hparam`: the run's own here, those of training and of each
+method in `tff_algos`, those of each task in `tasks`. A flag that several owners declare (with equal
+declarations) is defined once and belongs to all of them.
+"""
+
+import dataclasses
+import difflib
+import importlib
+import os
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from absl import flags as absl_flags
+
+import hparams as hparams_lib
+import tasks
+import tff_algos
+from hparams import Hparam, HparamError, Value
+from simulation import randomness, runtimes
+from tff_algos import registry
+
+_GOOGLE = "google-research/federated, optimization"
+
+
+def _flag(name, default, help_text, source="choice", **limits):
+    return Hparam(name, default, help_text, source=source, flag=name, **limits)
+
+
+RUN_HPARAMS = (
+    _flag("task", None, "What is learnt, and on whose data. Must be set.", "none", type=str),
+    _flag("algorithm", None, "The method. Must be set.", "none", type=str),
+    _flag(
+        "experiment_name",
+        None,
+        "Folder of the results under --root_output_dir. Unset: <task>_<algorithm>.",
+        type=str,
+    ),
+    _flag("root_output_dir", "results", "Folder that holds the folders of experiments."),
+    _flag(
+        "data_dir",
+        None,
+        "Folder with the task's data files. Unset: the task's cache, or a download.",
+        type=str,
+    ),
+    _flag(
+        "use_synthetic_data",
+        False,
+        "Whether to make data of the true shapes and types instead of reading any.",
+    ),
+    _flag("total_rounds", None, "Rounds to train. Must be set.", "none", type=int, minimum=1),
+    _flag(
+        "clients_per_round",
+        None,
+        "Clients drawn for a round, uniformly and without replacement. Must be set.",
+        "none",
+        type=int,
+        minimum=1,
+    ),
+    _flag("client_epochs_per_round", 1, "Epochs of a client in a round (E).", _GOOGLE, minimum=1),
+    _flag(
+        "client_batch_size",
+        None,
+        "Examples of a client's minibatch (B). Must be set.",
+        "none",
+        type=int,
+        minimum=1,
+    ),
+    _flag(
+        "max_elements_per_client",
+        None,
+        "If set, only that many of a client's training examples are used, the first ones.",
+        type=int,
+        minimum=1,
+    ),
+    _flag("rounds_per_eval", 1, "Rounds from one evaluation to the next.", _GOOGLE, minimum=1),
+    _flag("rounds_per_checkpoint", 50, "Rounds between checkpoints.", _GOOGLE, minimum=1),
+    _flag(
+        "num_validation_examples",
+        -1,
+        "Central test examples evaluated during the run, a fixed draw; -1 is all. The final "
+        "evaluation always takes all.",
+        _GOOGLE,
+        minimum=-1,
+    ),
+    _flag(
+        "client_datasets_random_seed",
+        1,
+        "Seed of the draw of clients.",
+        _GOOGLE,
+        minimum=0,
+        maximum=randomness.MAX_SEED,
+    ),
+    _flag(
+        "seed",
+        0,
+        "Seed of everything else that is random: initial weights, partitions, order of examples, "
+        "dropout.",
+        minimum=0,
+        maximum=randomness.MAX_SEED,
+    ),
+    _flag(
+        "runtime",
+        "tff",
+        "Where TFF computations run: tff, in this process; native, in TFF's own worker (CPU only).",
+        choices=runtimes.RUNTIMES,
+    ),
+    _flag(
+        "max_minutes",
+        None,
+        "If set, the run stops with a checkpoint after the first round that ends later than this; "
+        "the same command goes on from there.",
+        type=float,
+        minimum=0,
+        exclusive_minimum=True,
+    ),
+    _flag(
+        "import",
+        None,
+        "Module to import first, which registers methods or tasks; may be given several times.",
+        type=str,
+    ),
+)
+
+_ALWAYS_REQUIRED = (
+    "task",
+    "algorithm",
+    "total_rounds",
+    "clients_per_round",
+    "client_batch_size",
+    "client_learning_rate",
+)
+
+# What a resumed run may change: none of it alters a number in the rounds already done.
+MAY_CHANGE = frozenset(
+    [
+        "data_dir",
+        "experiment_name",
+        "import",
+        "max_minutes",
+        "root_output_dir",
+        "rounds_per_checkpoint",
+        "total_rounds",
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the user asks for.
+
+    Attributes:
+      run: The run's own settings, by name; all of `RUN_HPARAMS`.
+      training: Settings of `tff_algos.TRAINING_HPARAMS` for `tff_algos.build`: those given.
+      method: All of the method's own settings, by name.
+      task: All of the task's settings, by name.
+      in_force: Every setting that has an effect, by name of its flag.
+    """
+
+    run: Mapping[str, Value]
+    training: Mapping[str, Value]
+    method: Mapping[str, Value]
+    task: Mapping[str, Value]
+    in_force: Mapping[str, Value]
+
+
+class HelpRequested(Exception):  # noqa: N818  (not an error)
+    """Raised by `parse` when `--help` is given; its text is what to print."""
+
+
+def parse(arguments: Sequence[str]) -> Request:
+    """Parses and checks the command line.
+
+    Args:
+      arguments: The arguments, without the program's name. `--flagfile=` is expanded.
+
+    Returns:
+      The checked request.
+
+    Raises:
+      HparamError: If anything is wrong; the text is one line.
+      HelpRequested: If `--help` is among the arguments.
+    """
+    arguments = _expand_flagfiles(arguments)
+    _import_modules(arguments)
+    owners = _flag_owners()
+    values = _parse_with_absl(arguments, owners)
+    if values["help"].value:
+        raise HelpRequested(_help(values["algorithm"].value, values["task"].value, owners))
+    given = {flag: values[flag].value for flag in owners if values[flag].present}
+    modules = given.pop("import", [])
+
+    # A wrong name is the likeliest reason for all that follows, so it is told first.
+    known = {}
+    for flag, module in (("algorithm", tff_algos), ("task", tasks)):
+        if given.get(flag) is not None:
+            known[flag] = _lookup(flag, given[flag], module)
+    _refuse_unused(given, known, owners)
+    required = list(_ALWAYS_REQUIRED)
+    if "algorithm" in known and known["algorithm"].server_learning_rate is None:
+        required.append("server_learning_rate")
+    missing = [f"--{flag}" for flag in required if flag not in given]
+    if missing:
+        raise HparamError(f"Must be set, having no default: {', '.join(missing)}.")
+    return _resolve(given, modules, known["algorithm"], known["task"])
+
+
+def _expand_flagfiles(arguments):
+    try:
+        return absl_flags.FlagValues().read_flags_from_files(list(arguments))
+    except absl_flags.Error as e:
+        raise HparamError(f"--flagfile: {_one_line(e).removeprefix('ERROR:: ')}") from e
+
+
+def _import_modules(arguments):
+    """Imports the modules of `--import`, which must happen before the other flags are known."""
+    values = absl_flags.FlagValues()
+    values.set_gnu_getopt()  # Else the value in `--task synthetic` would end the search.
+    absl_flags.DEFINE_multi_string("import", [], "", flag_values=values)
+    try:
+        values(["", *arguments], known_only=True)
+    except absl_flags.Error as e:
+        raise HparamError(_one_line(e)) from e
+    if values["import"].value and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    for name in values["import"].value:
+        try:
+            importlib.import_module(name)
+        except Exception as e:  # Whatever a user's module raises is the user's to read.
+            raise HparamError(f"--import={name} failed: {type(e).__name__}: {_one_line(e)}") from e
+
+
+def _flag_owners() -> dict[str, tuple[Hparam, list[tuple[str, str]]]]:
+    """Returns, for each flag, its declaration and its owners as (kind, name) pairs."""
+    owners: dict[str, tuple[Hparam, list]] = {}
+
+    def add(kind, name, declared):
+        for hparam in declared:
+            flag = hparam.flag_name(name)
+            known, owned_by = owners.setdefault(flag, (hparam, []))
+            if known != hparam:
+                raise HparamError(
+                    f"--{flag} is declared differently by {kind} {name} and by "
+                    f"{' '.join(owned_by[0])}."
+                )
+            owned_by.append((kind, name))
+
+    add("run", "run", RUN_HPARAMS)
+    add("training", "training", tff_algos.TRAINING_HPARAMS)
+    for name in tff_algos.names():
+        add("algorithm", name, tff_algos.get(name).hparams)
+    for name in tasks.names():
+        add("task", name, tasks.get(name).hparams)
+    return owners
+
+
+class _Parser(absl_flags.ArgumentParser):
+    """Reads the text of a flag as its `Hparam` wants it."""
+
+    def __init__(self, flag, hparam):
+        super().__init__()
+        self._flag = flag
+        self._hparam = hparam
+
+    def parse(self, argument):
+        read = _read_bool if self._hparam.type is bool else self._hparam.type
+        try:
+            value = read(argument)
+        except ValueError:
+            value = argument  # Which `check` refuses in the words that it has for this.
+        return self._hparam.check(value, f"--{self._flag}")
+
+
+def _read_bool(argument):
+    # `--flag` and `--noflag` come as numbers 1 and 0.
+    return absl_flags.BooleanParser().parse(int(argument) if argument in (0, 1) else argument)
+
+
+def _parse_with_absl(arguments, owners):
+    values = absl_flags.FlagValues()
+    absl_flags.DEFINE_boolean("help", False, "", short_name="h", flag_values=values)
+    for flag, (hparam, _) in owners.items():
+        if flag == "import":
+            absl_flags.DEFINE_multi_string(flag, None, "", flag_values=values)
+            continue
+        parser = _Parser(flag=flag, hparam=hparam)
+        if hparam.type is bool:
+            boolean = absl_flags.BooleanFlag(flag, None, "")
+            boolean.parser = parser
+            absl_flags.DEFINE_flag(boolean, flag_values=values)
+        else:
+            absl_flags.DEFINE(parser, flag, None, "", flag_values=values)
+    try:
+        rest = values(["", *arguments])[1:]
+    except absl_flags.IllegalFlagValueError as e:
+        # absl puts `flag --x=1: ` before the reason, which names the flag itself.
+        reason = e.__cause__ or e.__context__
+        if isinstance(reason, HparamError):
+            raise reason from None
+        raise HparamError(_one_line(e)) from e
+    except absl_flags.UnrecognizedFlagError as e:
+        raise HparamError(_unknown("flag", e.flagname, list(owners), prefix="--")) from e
+    except absl_flags.Error as e:
+        raise HparamError(_one_line(e)) from e
+    if rest:
+        raise HparamError(f"Unexpected argument {rest[0]!r}: flags have the form --name=value.")
+    return values
+
+
+def _unknown(kind, name, known, prefix=""):
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {prefix}{close[0]}?" if close else ""
+    return f"Unknown {kind} {prefix}{name}.{hint}"
+
+
+def _lookup(flag, name, module):
+    if name in module.names():
+        return module.get(name)
+    raise HparamError(f"{_unknown(flag, name, module.names())} Known: {', '.join(module.names())}.")
+
+
+def _refuse_unused(given, known, owners):
+    for flag in given:
+        owned_by = owners[flag][1]
+        kind = owned_by[0][0]
+        if kind not in known or any(known[k].name == name for k, name in owned_by if k in known):
+            continue
+        names = ", ".join(name for _, name in owned_by)
+        raise HparamError(
+            f"--{flag} is not used by --{kind}={known[kind].name}: it belongs to {kind} {names}."
+        )
+    if "data_dir" in given and "task" in known and not known["task"].needs_data:
+        raise HparamError(
+            f"--data_dir is not used by --task={known['task'].name}: it belongs to tasks that "
+            "read data files."
+        )
+
+
+def _resolve(given, modules, method_spec, task_spec) -> Request:
+    def own(name, declared):
+        return {h.name: given[f] for h in declared if (f := h.flag_name(name)) in given}
+
+    run = hparams_lib.resolve("run", RUN_HPARAMS, own("run", RUN_HPARAMS))
+    run["import"] = ",".join(modules) or None
+    if run["num_validation_examples"] == 0:
+        raise HparamError("--num_validation_examples=0 must be -1 (all) or >= 1.")
+    if run["experiment_name"] is None:
+        run["experiment_name"] = f"{task_spec.name}_{method_spec.name}"
+    given_training = own("training", tff_algos.TRAINING_HPARAMS)
+    training = registry.resolve_training(method_spec, given_training)
+    method = hparams_lib.resolve(
+        method_spec.name, method_spec.hparams, own(method_spec.name, method_spec.hparams)
+    )
+    task = hparams_lib.resolve(
+        task_spec.name, task_spec.hparams, own(task_spec.name, task_spec.hparams)
+    )
+    in_force = {**run, **_training_in_force(training)}
+    in_force |= {h.flag_name(method_spec.name): method[h.name] for h in method_spec.hparams}
+    in_force |= {h.flag_name(task_spec.name): task[h.name] for h in task_spec.hparams}
+    return Request(run, given_training, method, task, in_force)
+
+
+def _training_in_force(training):
+    """Leaves out what the chosen optimizer and schedule do not read."""
+    unused = set()
+    for choice, readers in (
+        ("client_optimizer", registry.CLIENT_OPTIMIZERS),
+        ("client_lr_schedule", registry.CLIENT_LR_SCHEDULES),
+    ):
+        everything = {name for names in readers.values() for name in names}
+        unused |= everything - set(readers[training[choice]])
+    return {name: value for name, value in training.items() if name not in unused}
+
+
+def _help(algorithm, task, owners) -> str:
+    chosen = {}
+    if algorithm is not None:
+        chosen["algorithm"] = _lookup("algorithm", algorithm, tff_algos)
+    if task is not None:
+        chosen["task"] = _lookup("task", task, tasks)
+    sections = [
+        "usage: python run_experiment.py --task=<task> --algorithm=<algorithm> [--flag=value]"
+    ]
+    titles = {"run": "The run:", "training": "Training on clients:"}
+    for kind, spec in chosen.items():
+        titles[kind] = f"{kind.capitalize()} {spec.name}: {spec.summary}"
+        if getattr(spec, "paper", ""):
+            titles[kind] += f" ({spec.paper})"
+    for kind, title in titles.items():
+        lines = [title]
+        for flag, (hparam, owned_by) in owners.items():
+            applies = any(
+                k == kind and (k not in chosen or name == chosen[k].name) for k, name in owned_by
+            )
+            if flag == "data_dir" and "task" in chosen and not chosen["task"].needs_data:
+                applies = False
+            if applies:
+                default = hparam.default
+                if flag == "server_learning_rate" and "algorithm" in chosen:
+                    default = chosen["algorithm"].server_learning_rate
+                lines.append(_help_of_flag(flag, hparam, default))
+        if len(lines) == 1 and kind in chosen:
+            lines.append("  (no settings of its own)")
+        sections.append("\n".join(lines))
+    for kind, module in (("algorithm", tff_algos), ("task", tasks)):
+        if kind not in chosen:
+            lines = [f"--{kind} is one of (add --{kind}=<name> to --help for its own flags):"]
+            width = max(map(len, module.names()), default=0)
+            lines += [f"  {name:{width}}  {module.get(name).summary}" for name in module.names()]
+            sections.append("\n".join(lines))
+    sections.append("--flagfile=<file> reads flags from a file, one a line.")
+    return "\n\n".join(sections)
+
+
+def _help_of_flag(flag, hparam, default):
+    kind = {bool: "true|false", int: "int", float: "float", str: "text"}[hparam.type]
+    facts = [f"default: {'unset' if default is None else default}"]
+    if hparam.describe_range():
+        facts.append(hparam.describe_range())
+    facts.append(f"source: {hparam.source}")
+    text = f"{hparam.help} ({'; '.join(facts)})"
+    body = textwrap.fill(text, 96, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return f"  --{flag}=<{kind}>\n{body}"
+
+
+def _one_line(error) -> str:
+    return " ".join(str(error).split())

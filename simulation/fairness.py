@@ -1,0 +1,116 @@
+"""How evenly a model serves its clients: statistics of one metric over clients.
+
+`a_k` is the metric on client k's own test examples, `n_k` their number. All are plain functions of
+float64 arrays. Metrics that are fractions stay fractions: multiply by 100 for percentage points.
+"""
+
+import collections
+from collections.abc import Mapping
+
+import numpy as np
+
+# Shares of clients whose worst and best the five papers report.
+TAILS = (0.05, 0.10, 0.30)
+
+
+def average(values: np.ndarray, weights: np.ndarray | None = None) -> float:
+    """Returns the mean of `values` `[N]`, with `weights` `[N]` the weighted mean."""
+    return float(np.average(values, weights=weights))
+
+
+def std(values: np.ndarray, weights: np.ndarray | None = None) -> float:
+    """Returns the population standard deviation (ddof 0), weighted if `weights` are given."""
+    mean = np.average(values, weights=weights)
+    return float(np.sqrt(np.average((values - mean) ** 2, weights=weights)))
+
+
+def tail(values: np.ndarray, share: float, weights: np.ndarray | None = None) -> float:
+    """Returns the mean of `values` over the lowest `share` of clients.
+
+    Without weights these are the `max(1, round(share * N))` lowest clients. With weights they are
+    the lowest clients that together hold `share` of all weight; the client on the border counts
+    with the part of its weight that is still missing.
+
+    Args:
+      values: float `[N]`.
+      share: Part of the clients (of the weight), in (0, 1].
+      weights: Non-negative `[N]`, not all zero, or `None`.
+    """
+    order = np.argsort(values, kind="stable")
+    lowest = np.asarray(values, np.float64)[order]
+    if weights is None:
+        return float(np.mean(lowest[: max(1, round(share * len(lowest)))]))
+    mass = np.asarray(weights, np.float64)[order]
+    mass = mass / mass.sum()
+    before = np.cumsum(mass) - mass
+    taken = np.clip(share - before, 0.0, mass)
+    return float(np.sum(taken * lowest) / np.sum(taken))
+
+
+def relative_std(errors: np.ndarray, weights: np.ndarray | None = None) -> float:
+    """Returns std / mean of clients' errors; NaN where the mean is 0."""
+    mean = average(errors, weights)
+    return std(errors, weights) / mean if mean else float("nan")
+
+
+def angle(values: np.ndarray) -> float:
+    """Returns the angle in degrees between `values` `[N]` and the all-ones vector; NaN for zeros."""
+    norm = np.linalg.norm(values)
+    if not norm:
+        return float("nan")
+    cosine = np.sum(values) / (np.sqrt(len(values)) * norm)
+    return float(np.degrees(np.arccos(np.clip(cosine, -1.0, 1.0))))
+
+
+def kl_from_uniform(values: np.ndarray) -> float:
+    """Returns the KL divergence (nats) of `values / sum` from the uniform distribution over clients.
+
+    NaN if the sum is 0 or a value is negative, where no distribution is defined.
+    """
+    total = np.sum(values)
+    if not total > 0 or np.min(values) < 0:
+        return float("nan")
+    share = np.asarray(values, np.float64) / total
+    positive = share[share > 0]
+    return float(np.sum(positive * np.log(len(share) * positive)))
+
+
+def summarize(
+    values: np.ndarray, sizes: np.ndarray, *, higher_is_better: bool = True
+) -> Mapping[str, float]:
+    """Computes all statistics of one metric over clients.
+
+    Args:
+      values: The metric of each client on its own test examples, `[N]`.
+      sizes: Number of each client's test examples, `[N]`. Clients with none are left out.
+      higher_is_better: Whether more of the metric is better. The worst clients are the lowest or
+        the highest accordingly, and the error is `1 - values` or `values` itself.
+
+    Returns:
+      Name → value: `avg_u` and `avg_w` (each client counts the same, each example counts the same),
+      `std_u`, `std_w`, `worst05_u` … `best30_w` for each of `TAILS`, `error_rsd_u`, `error_rsd_w`,
+      `angle`, `kl`. All NaN if no client has test examples or a client's metric is not finite.
+    """
+    tested = np.asarray(sizes) > 0
+    a = np.asarray(values, np.float64)[tested]
+    n = np.asarray(sizes, np.float64)[tested]
+    if not len(a) or not np.all(np.isfinite(a)):
+        a, n = np.full(1, np.nan), np.ones(1)
+    sign = 1.0 if higher_is_better else -1.0
+    errors = 1.0 - a if higher_is_better else a
+    weightings = (("u", None), ("w", n))
+    statistics = collections.OrderedDict()
+    for suffix, weights in weightings:
+        statistics[f"avg_{suffix}"] = average(a, weights)
+    for suffix, weights in weightings:
+        statistics[f"std_{suffix}"] = std(a, weights)
+    for share in TAILS:
+        for suffix, weights in weightings:
+            name = f"{round(100 * share):02d}_{suffix}"
+            statistics[f"worst{name}"] = sign * tail(sign * a, share, weights)
+            statistics[f"best{name}"] = -sign * tail(-sign * a, share, weights)
+    for suffix, weights in weightings:
+        statistics[f"error_rsd_{suffix}"] = relative_std(errors, weights)
+    statistics["angle"] = angle(a)
+    statistics["kl"] = kl_from_uniform(a)
+    return statistics

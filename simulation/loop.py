@@ -1,0 +1,225 @@
+"""The rounds of a run: what clients get, one round after the other, when to stop."""
+
+import collections
+import math
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import tff_algos
+from simulation import randomness
+from simulation.errors import RunError
+from simulation.progress import Progress
+from tasks.task import FederatedData
+from tff_algos.registry import RoundPlan
+
+Metrics = collections.OrderedDict[str, float]
+
+
+def cohort_data(
+    train: FederatedData,
+    plan: RoundPlan,
+    settings: Mapping[str, Any],
+    round_index: int,
+) -> list["tff_algos.ClientData"]:
+    """Draws the clients of a round and batches their examples, as a pure function.
+
+    Args:
+      train: Clients' training examples.
+      plan: What the method asks for in this round.
+      settings: The run's settings (`simulation.experiment_flags.RUN_HPARAMS`).
+      round_index: Round, from 0.
+
+    Returns:
+      The data of each client of the cohort.
+    """
+    num_clients = len(train.client_ids)
+    if plan.cohort == "all":
+        cohort = np.arange(num_clients)
+    else:
+        cohort = randomness.cohort(
+            settings["client_datasets_random_seed"],
+            round_index,
+            num_clients,
+            settings["clients_per_round"],
+        )
+    return [_client_data(train, plan, settings, round_index, int(client)) for client in cohort]
+
+
+def _client_data(train, plan, settings, round_index, client):
+    examples = train.examples(client)
+    first = slice(settings["max_elements_per_client"])
+    return tff_algos.batch_client(
+        examples.x[first],
+        examples.y[first],
+        batch_size=settings["client_batch_size"],
+        epochs=settings["client_epochs_per_round"],
+        steps=plan.local_steps,
+        full_batch=plan.batches == "full_batch",
+        order_seed=randomness.order_seed(settings["seed"], round_index, client),
+        dropout_seed=randomness.dropout_seed(settings["seed"], round_index, client),
+        index=client,
+    )
+
+
+class StopRequest:
+    """Turns the first Ctrl-C or SIGTERM into a request to stop after the round.
+
+    Used as a context manager in the main thread. A second signal interrupts at once.
+
+    Attributes:
+      signal: The signal that came, `None` if none did.
+    """
+
+    def __init__(self):
+        self.signal = None
+        self._before = {}
+
+    def __enter__(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number, _):
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)
+
+
+def run(
+    *,
+    process: Any,
+    state: Any,
+    round_num: int,
+    total_rounds: int,
+    rounds_per_eval: int,
+    rounds_per_checkpoint: int,
+    cohort_of_round: Callable[[int], Sequence],
+    evaluate: Callable[[Any], Metrics],
+    record: Callable[[int, Metrics], None],
+    checkpoint: Callable[[int, Any], None],
+    should_stop: Callable[[], bool],
+    progress: Progress,
+    shown: Mapping[str, str],
+) -> tuple[Any, int]:
+    """Runs rounds until all are done or a stop is asked for.
+
+    Args:
+      process: The method's process.
+      state: The server's state after `round_num` rounds.
+      round_num: Number of rounds done.
+      total_rounds: Number of rounds to reach.
+      rounds_per_eval: The model is evaluated after every so many rounds, and before the first.
+      rounds_per_checkpoint: A checkpoint is taken after every so many rounds, before the first and
+        after the last.
+      cohort_of_round: Round, from 0 → the clients' data.
+      evaluate: Model weights → metrics by column.
+      record: Takes the metrics after so many rounds, by column.
+      checkpoint: Takes the state after so many rounds.
+      should_stop: Asked after every round.
+      progress: Told of every round.
+      shown: What to show → the column it is in.
+
+    Returns:
+      The state and the number of rounds done.
+
+    Raises:
+      RunError: If the model's weights are no longer finite.
+    """
+    warned = set()
+
+    def evaluated(weights):
+        started = time.perf_counter()
+        values = evaluate(weights)
+        values["time/eval_seconds"] = time.perf_counter() - started
+        return values
+
+    if round_num == 0:
+        record(0, evaluated(_weights(process, state)))
+        checkpoint(0, state)
+    latest = {}
+    while round_num < total_rounds and not should_stop():
+        started = time.perf_counter()
+        cohort = cohort_of_round(round_num)
+        ready = time.perf_counter()
+        output = process.next(state, cohort)
+        state = output.state
+        metrics = collections.OrderedDict((k, float(v)) for k, v in output.metrics.items())
+        done = time.perf_counter()
+        round_num += 1
+
+        values = collections.OrderedDict((f"train/{k}", v) for k, v in metrics.items())
+        weights = _weights(process, state)
+        finite = all(np.all(np.isfinite(w)) for w in weights)
+        if finite and round_num % rounds_per_eval == 0:
+            values.update(evaluated(weights))
+        values["time/data_seconds"] = ready - started
+        values["time/round_seconds"] = done - ready
+        record(round_num, values)
+        _warn(round_num, metrics, warned, progress)
+        if not finite:
+            raise RunError(
+                f"The model's weights are not finite after round {round_num}: training diverged, "
+                "so the run stops here; a lower learning rate may help."
+            )
+        latest.update(values)
+        progress.update(
+            round_num, {name: latest[column] for name, column in shown.items() if column in latest}
+        )
+        if round_num % rounds_per_checkpoint == 0 or round_num == total_rounds or should_stop():
+            checkpoint(round_num, state)
+    return state, round_num
+
+
+def _weights(process, state):
+    return [np.asarray(w) for w in process.get_model_weights(state).trainable]
+
+
+def _warn(round_num, metrics, warned, progress):
+    """Tells once of every kind of trouble that a round can survive."""
+    dropped = metrics.get("clients_dropped", 0)
+    if dropped and "dropped" not in warned:
+        warned.add("dropped")
+        progress.warn(
+            f"round {round_num}: {dropped:g} of {metrics.get('num_clients', math.nan):g} clients "
+            "dropped, their updates not being finite; train/clients_dropped counts them from here."
+        )
+    for name, value in metrics.items():
+        if not math.isfinite(value) and name not in warned:
+            warned.add(name)
+            progress.warn(f"round {round_num}: train/{name} is {value}; the run goes on.")
+
+
+def flatten_state(state: Any) -> list[np.ndarray]:
+    """Returns the arrays of a server state, in the order of its structure."""
+    return [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
+
+
+def restore_state(initial: Any, leaves: Sequence[np.ndarray]) -> Any:
+    """Puts arrays back into the structure of a server state.
+
+    Args:
+      initial: A state with the right structure, as `process.initialize()` gives.
+      leaves: The arrays, from `flatten_state`.
+
+    Raises:
+      RunError: If number, type or rank of the arrays is not that of the state.
+    """
+    expected = flatten_state(initial)
+    same = len(expected) == len(leaves) and all(
+        a.dtype == b.dtype and a.ndim == b.ndim for a, b in zip(expected, leaves, strict=True)
+    )
+    if not same:
+        raise RunError(
+            "The checkpoint holds a state of another form than this version of the algorithm has; "
+            "choose another --experiment_name."
+        )
+    return tf.nest.pack_sequence_as(initial, list(leaves))

@@ -1,0 +1,382 @@
+"""The folder of an experiment: who may write there, and what is written.
+
+    hparams.json         settings in force, versions, device
+    metrics.csv          a row a round; row r describes the model after r rounds
+    client_metrics.csv   the final model on every client's own test examples
+    summary.json         what the run came to
+    tensorboard/         metrics.csv for TensorBoard
+    checkpoints/         see `simulation.checkpoints`
+
+`tff.program.CSVFileReleaseManager` was measured for metrics.csv and left: it reads and writes the
+whole file in every round (30 ms at 1,000 rows), and takes a line torn by a kill for a row.
+"""
+
+import asyncio
+import collections
+import csv
+import datetime
+import importlib.metadata
+import io
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import filelock
+import numpy as np
+
+from simulation import checkpoints, files
+from simulation.errors import RunError
+
+ROUND = "round_num"
+_GROUPS = ("train/", "eval/", "fairness/", "time/")
+
+
+class ExperimentFolder:
+    """The folder of one experiment, held by one process at a time.
+
+    Used as a context manager; the lock ends with the process, however that ends.
+    """
+
+    def __init__(self, root: str, name: str):
+        """Initialises for `<root>/<name>`; nothing is touched before the `with` statement."""
+        self.path = os.path.join(root, name)
+        self._lock = filelock.FileLock(self.file(".lock"))
+
+    def file(self, name: str) -> str:
+        """Returns the path of a file or folder in it."""
+        return os.path.join(self.path, name)
+
+    def __enter__(self):
+        """Makes the folder and takes it for this process.
+
+        Raises:
+          RunError: If the folder cannot be written or another process works there.
+        """
+        with files.explained(self.path):
+            os.makedirs(self.path, exist_ok=True)
+            try:
+                self._lock.acquire(blocking=False)
+            except filelock.Timeout as e:
+                raise RunError(f"Another process is running in {self.path}.") from e
+        return self
+
+    def __exit__(self, *_):
+        self._lock.release()
+
+    def resume_point(
+        self, settings: Mapping[str, Any], may_change: Iterable[str]
+    ) -> tuple[checkpoints.Checkpoint | None, list[str]]:
+        """Finds what to go on from.
+
+        Args:
+          settings: Settings in force, by flag.
+          may_change: Flags in which a resumed run may differ.
+
+        Returns:
+          The newest whole checkpoint, `None` if the run has none yet, and the paths of newer ones
+          that are damaged.
+
+        Raises:
+          RunError: If the folder holds another experiment, or lacks what it should have.
+        """
+        with files.explained(self.path):
+            recorded = self._read_json("hparams.json")
+            checkpoint, damaged = checkpoints.load_newest(self.file("checkpoints"))
+            rows = read_csv(self.file("metrics.csv"))[1]
+        if recorded is None and (checkpoint or rows):
+            raise RunError(
+                f"{self.path} holds results but no hparams.json, so they cannot be told from "
+                "another experiment's; choose another --experiment_name."
+            )
+        for found in (recorded and recorded.get("flags"), checkpoint and checkpoint.settings):
+            if found is not None:
+                self._compare(found, settings, frozenset(may_change))
+        if checkpoint is None and any(int(row[ROUND]) > 0 for row in rows):
+            raise RunError(
+                f"{self.path} holds rounds in metrics.csv but no checkpoint to go on from; choose "
+                "another --experiment_name."
+            )
+        return checkpoint, damaged
+
+    def _compare(self, found, settings, may_change):
+        names = [*settings, *(name for name in found if name not in settings)]
+        differing = [
+            f"--{name} was {found.get(name, 'absent')}, is {settings.get(name, 'absent')}"
+            for name in names
+            if name not in may_change and found.get(name) != settings.get(name)
+        ]
+        if differing:
+            raise RunError(
+                f"{self.path} holds another experiment ({'; '.join(differing)}); choose another "
+                "--experiment_name."
+            )
+
+    def finished_rounds(self) -> int:
+        """Returns the rounds of the run that was brought to its end here; 0 if none was."""
+        with files.explained(self.path):
+            summary = self._read_json("summary.json")
+        return summary["rounds"] if summary and summary.get("finished") else 0
+
+    def read_hparams(self) -> dict[str, Any] | None:
+        """Returns the content of hparams.json, `None` if there is none."""
+        return self._read_json("hparams.json")
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Writes a JSON file; numbers that are not finite become null."""
+        text = json.dumps(_finite_or_none(content), indent=2, allow_nan=False) + "\n"
+        with files.explained(self.path):
+            files.write_atomically(self.file(name), text.encode())
+
+    def remove(self, *names: str) -> None:
+        """Removes files that may not be there."""
+        with files.explained(self.path):
+            for name in names:
+                if os.path.exists(self.file(name)):
+                    os.remove(self.file(name))
+
+    def _read_json(self, name):
+        try:
+            with open(self.file(name), encoding="utf-8") as file:
+                content = json.load(file)
+        except FileNotFoundError:
+            return None
+        except ValueError as e:
+            raise RunError(f"{self.file(name)} is damaged: {e}.") from e
+        if not isinstance(content, dict):
+            raise RunError(f"{self.file(name)} is damaged: it holds no JSON object.")
+        return content
+
+
+class MetricsCsv:
+    """metrics.csv, open for appending. Columns are ordered by group, then by first appearance."""
+
+    def __init__(self, path: str, last_round: int):
+        """Opens the file and cuts off what comes after a round.
+
+        Args:
+          path: Path of the file.
+          last_round: The last round whose row is kept; -1 for none.
+
+        Raises:
+          OSError: If the file cannot be written.
+        """
+        self._path = path
+        self._columns, rows = read_csv(path)
+        self._rewrite([row for row in rows if int(row[ROUND]) <= last_round])
+
+    def append(self, round_num: int, values: Mapping[str, float]) -> None:
+        """Adds a row, in the hands of the operating system when this returns.
+
+        Args:
+          round_num: Number of rounds done.
+          values: Column → number; other columns stay blank.
+        """
+        row = {ROUND: str(round_num), **{name: repr(float(v)) for name, v in values.items()}}
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self._file.close()
+            rows = read_csv(self._path)[1]
+            # A stable sort: within a group, columns stay in the order in which they came.
+            self._columns = sorted([*self._columns, *new], key=_group)
+            self._rewrite(rows)
+        csv.DictWriter(self._file, self._columns, lineterminator="\n").writerow(row)
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Brings all rows to the disk. To be called before a checkpoint that relies on them."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _rewrite(self, rows):
+        files.write_atomically(self._path, _csv_text(self._columns, rows))
+        self._file = open(self._path, "a", encoding="utf-8", newline="")  # noqa: SIM115
+
+
+def read_csv(path: str) -> tuple[list[str], list[dict[str, str]]]:
+    """Reads metrics.csv; a last line without its end, torn by a kill, is left out.
+
+    Returns:
+      Columns and rows (column → text); `round_num` alone and no rows if there is no file.
+
+    Raises:
+      RunError: If it is not a file of metrics.
+    """
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            text = file.read()
+    except FileNotFoundError:
+        return [ROUND], []
+    except UnicodeDecodeError as e:
+        raise RunError(f"{path} is damaged: {e}.") from e
+    reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
+    columns = list(reader.fieldnames or [ROUND])
+    rows = list(reader)
+    if columns[0] != ROUND or not all((row[ROUND] or "").isdigit() for row in rows):
+        raise RunError(f"{path} is damaged: it has no column {ROUND} of whole numbers.")
+    return columns, rows
+
+
+class TensorBoard:
+    """tensorboard/: the same numbers as metrics.csv, by TFF's release manager."""
+
+    def __init__(self, folder: str, rows: Iterable[Mapping[str, str]]):
+        """Starts anew from the rows of metrics.csv, so that no step is there twice.
+
+        Args:
+          folder: Folder of the event files; what is in it is removed.
+          rows: Rows kept in metrics.csv.
+        """
+        import tensorflow_federated as tff  # Heavy, and errors before this must come fast.
+
+        shutil.rmtree(folder, ignore_errors=True)
+        self._manager = tff.program.TensorBoardReleaseManager(folder)
+        self._loop = asyncio.new_event_loop()
+        for row in rows:
+            values = {k: float(v) for k, v in row.items() if k != ROUND and v}
+            self.release(int(row[ROUND]), values)
+
+    def release(self, round_num: int, values: Mapping[str, float]) -> None:
+        """Writes the scalars of a round."""
+        scalars = collections.OrderedDict((k, float(v)) for k, v in values.items())
+        self._loop.run_until_complete(self._manager.release(scalars, round_num))
+
+    def close(self) -> None:
+        """Brings everything to the event file."""
+        # The manager has no public way to do so.
+        self._manager._summary_writer.close()
+        self._loop.close()
+
+
+def write_client_metrics(
+    path: str,
+    client_ids: Sequence[str],
+    train_sizes: Sequence[int | None],
+    test_sizes: Sequence[int],
+    metrics: Mapping[str, np.ndarray],
+) -> None:
+    """Writes client_metrics.csv: a row a client.
+
+    Args:
+      path: Path of the file.
+      client_ids: Clients' names.
+      train_sizes: Training examples of each; `None` for clients that only test.
+      test_sizes: Test examples of each.
+      metrics: Metric → value of each client, float `[N]`; NaN (no test examples) is left blank.
+
+    Raises:
+      OSError: If the file cannot be written.
+    """
+    columns = ["client_id", "train_examples", "test_examples", *metrics]
+    rows = []
+    for i, (client, train, test) in enumerate(
+        zip(client_ids, train_sizes, test_sizes, strict=True)
+    ):
+        row = {"client_id": client, "train_examples": train, "test_examples": test}
+        for name, values in metrics.items():
+            row[name] = "" if test == 0 else repr(float(values[i]))
+        rows.append(row)
+    files.write_atomically(path, _csv_text(columns, rows))
+
+
+def summarize_rows(
+    rows: Sequence[Mapping[str, str]], primary: str, higher_is_better: bool
+) -> dict[str, Any]:
+    """Summarises metrics.csv: means over last rounds, the best round, mean seconds of a round.
+
+    Args:
+      rows: Rows of metrics.csv.
+      primary: Column of the metric in which the task is compared, e.g. `eval/accuracy`.
+      higher_is_better: Whether more of it is better.
+
+    Returns:
+      `mean_last_50` and `mean_last_100` (column → mean over those of the last rounds that have it;
+      the training loss is what learning rates are tuned on), `best` and `mean_round_seconds`.
+    """
+    trained = [row for row in rows if int(row[ROUND]) > 0]
+
+    def numbers(column, some):
+        return [float(row[column]) for row in some if row.get(column)]
+
+    def mean(values):
+        return math.fsum(values) / len(values) if values else None
+
+    summary = {}
+    for last in (50, 100):
+        columns = ("train/loss", primary)
+        summary[f"mean_last_{last}"] = {c: mean(numbers(c, trained[-last:])) for c in columns}
+    known = [(int(row[ROUND]), float(row[primary])) for row in rows if row.get(primary)]
+    known = [(r, value) for r, value in known if math.isfinite(value)]
+    pick = max if higher_is_better else min
+    best = pick(known, key=lambda pair: pair[1]) if known else (None, None)
+    summary["best"] = {ROUND: best[0], primary: best[1]}
+    summary["mean_round_seconds"] = mean(numbers("time/round_seconds", trained))
+    return summary
+
+
+def describe_start(command: Sequence[str], device: str, round_num: int) -> dict[str, Any]:
+    """Returns what else decides the numbers of a run: versions, commit, device, command.
+
+    Args:
+      command: The command line.
+      device: What TensorFlow computes on.
+      round_num: Number of rounds done at this start.
+    """
+    packages = ("tensorflow", "tensorflow-federated", "numpy", "keras")
+    return {
+        ROUND: round_num,
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": list(command),
+        "device": device,
+        "git_commit": _git_commit(),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in packages},
+        },
+    }
+
+
+def _git_commit():
+    """Returns the commit of the code, `+` added if files differ from it; `None` outside git."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    describe = ["git", "-C", folder, "describe", "--always", "--abbrev=40", "--exclude=*"]
+    try:
+        result = subprocess.run(
+            [*describe, "--dirty=+"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()
+
+
+def _group(column):
+    if column == ROUND:
+        return -1
+    return next((i for i, g in enumerate(_GROUPS) if column.startswith(g)), len(_GROUPS))
+
+
+def _csv_text(columns, rows) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def _finite_or_none(content):
+    if isinstance(content, Mapping):
+        return {key: _finite_or_none(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite_or_none(value) for value in content]
+    if isinstance(content, np.generic):
+        content = content.item()
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content

@@ -1,0 +1,57 @@
+"""How a run tells what it is doing: a bar on a terminal, now and then a line elsewhere."""
+
+import sys
+import time
+from collections.abc import Mapping
+
+import tqdm
+
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+class Progress:
+    """Progress of a run over its rounds."""
+
+    def __init__(self, done: int, total: int):
+        """Starts at round `done` of `total`."""
+        self._first, self._total = done, total
+        self._started = self._last_line = time.monotonic()
+        self._bar = None
+        if sys.stderr.isatty():
+            self._bar = tqdm.tqdm(
+                initial=done, total=total, unit="round", dynamic_ncols=True, smoothing=0.05
+            )
+
+    def update(self, round_num: int, shown: Mapping[str, float]) -> None:
+        """Tells that a round is over.
+
+        Args:
+          round_num: Number of rounds done.
+          shown: Name → number to show.
+        """
+        if self._bar is not None:
+            self._bar.set_postfix({k: f"{v:.4g}" for k, v in shown.items()}, refresh=False)
+            self._bar.update()
+            return
+        now = time.monotonic()
+        if now - self._last_line < _SECONDS_BETWEEN_LINES and round_num < self._total:
+            return
+        self._last_line = now
+        seconds = (now - self._started) / (round_num - self._first)
+        left = tqdm.tqdm.format_interval(seconds * (self._total - round_num))
+        numbers = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
+        print(
+            f"round {round_num}/{self._total}  {numbers}  {seconds:.3g} s/round  {left} left",
+            flush=True,
+        )
+
+    def warn(self, text: str) -> None:
+        """Prints a warning without breaking the bar."""
+        if self._bar is not None:
+            self._bar.clear()
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leaves the bar as it is and ends its line."""
+        if self._bar is not None:
+            self._bar.close()

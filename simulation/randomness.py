@@ -1,0 +1,56 @@
+"""Randomness of a run as pure functions of a seed and what it is for.
+
+Nothing here has state, so runtimes agree and a resumed run draws what the uninterrupted run drew.
+Seeds are tuples of whole numbers for `numpy.random.SeedSequence`. The second entry names the
+purpose and is never 0: `SeedSequence` pads with zeros, so tuples of unequal length are told apart
+by it alone. Every entry must be below 2**32, or it would take up two words and shift the rest.
+"""
+
+import numpy as np
+
+_COHORT, _ORDER, _DROPOUT, _VALIDATION = 1, 2, 3, 4
+
+MAX_SEED = 2**32 - 1
+
+
+def cohort(seed: int, round_index: int, num_clients: int, size: int) -> np.ndarray:
+    """Draws the clients of a round uniformly, without replacement inside the round.
+
+    Args:
+      seed: `--client_datasets_random_seed`.
+      round_index: Round, from 0.
+      num_clients: Number of all training clients.
+      size: Number of clients to draw.
+
+    Returns:
+      int64 `[size]`, indices of distinct clients in the order in which their updates are summed.
+    """
+    rng = np.random.default_rng((seed, _COHORT, round_index))
+    return rng.choice(num_clients, size, replace=False)
+
+
+def order_seed(seed: int, round_index: int, client: int) -> tuple[int, ...]:
+    """Returns the seed of the order of a client's examples in a round (the epoch is added to it)."""
+    return (seed, _ORDER, round_index, client)
+
+
+def dropout_seed(seed: int, round_index: int, client: int) -> tuple[int, ...]:
+    """Returns the seed of all that is random in a client's work in a round."""
+    return (seed, _DROPOUT, round_index, client)
+
+
+def validation_rows(seed: int, num_examples: int, size: int) -> np.ndarray:
+    """Draws which central test examples are evaluated during the run.
+
+    Args:
+      seed: `--seed`.
+      num_examples: Number of all central test examples.
+      size: How many to take; all, in their own order, if there are no more than that.
+
+    Returns:
+      int64 `[min(size, num_examples)]`, ascending.
+    """
+    if size >= num_examples:
+        return np.arange(num_examples)
+    rng = np.random.default_rng((seed, _VALIDATION))
+    return np.sort(rng.permutation(num_examples)[:size])
