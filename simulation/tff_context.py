@@ -1,0 +1,674 @@
+"""A TFF execution context that runs computations with this process's TensorFlow.
+
+TFF's own runtime sends every computation to a C++ worker that knows no GPU. `InProcessContext`
+compiles a computation with the same compiler as that runtime (`tff.backends.native`), interprets
+what the compiler leaves, a handful of federated intrinsics over TensorFlow graphs, and calls each
+graph as an eager TensorFlow function. So a computation runs wherever TensorFlow runs.
+
+Guarantees:
+  * Clients of one `federated_map` run on a thread pool; sums and aggregates fold in cohort order.
+    So the number of threads never changes a result.
+  * A graph is a pure function of its arguments: each call creates its own variables and lookup
+    tables, which clients, calls and computations never share. A stateful random operation
+    (`tf.random.uniform`, as opposed to its stateless form) is as undefined as in TFF's worker.
+  * A computation none of whose arguments has an entry for each client has no clients, as in TFF.
+    Aggregates over no clients are their zero value.
+  * Results are what TFF's runtime returns: NumPy arrays and scalars (`bytes` for a string), in the
+    Python containers of the computation's type, `tf.data.Dataset` for a sequence. They never share
+    memory with an argument. `tf.Tensor` arguments are used as they are, without a copy.
+
+Inside the interpreter a value is: an eager tensor; the variant tensor of a data set; a `tuple` for
+a structure, by position; a `list` with an entry for each client of the cohort; an `_AllEqual` for
+what is the same at all clients; a one-argument callable for a function. A server-placed value is
+just the value.
+"""
+
+import collections
+import concurrent.futures
+import functools
+import hashlib
+import os
+import threading
+import typing
+import weakref
+from collections.abc import Callable, Mapping
+
+import attrs
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+from tensorflow_federated.proto.v0 import computation_pb2
+from tensorflow_federated.python.common_libs import py_typecheck
+from tensorflow_federated.python.core.impl.compiler import array
+from tensorflow_federated.python.core.impl.executors import value_serialization
+from tensorflow_federated.python.core.impl.types import computation_types, type_conversions
+from tensorflow_federated.python.core.impl.utils import tensorflow_utils
+
+# `VarHandleOp` makes a fresh variable per execution only under this name, which TensorFlow calls
+# `ResourceHandle::ANONYMOUS_NAME`.
+_ANONYMOUS_VARIABLE = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+_ANONYMOUS_TABLES = {
+    "HashTableV2": "AnonymousHashTable",
+    "MutableHashTableV2": "AnonymousMutableHashTable",
+    "MutableHashTableOfTensorsV2": "AnonymousMutableHashTableOfTensors",
+    "MutableDenseHashTableV2": "AnonymousMutableDenseHashTable",
+}
+# Not a name that TFF can give a reference.
+_NUM_CLIENTS = "<number of clients>"
+_MAX_COMPILED_COMPUTATIONS = 128
+_ARRAY_TYPES = typing.get_args(array.Array)
+
+
+class _AllEqual:
+    """A value that is the same at every client."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+def _per_client(value, num_clients: int) -> list:
+    return [value.value] * num_clients if type(value) is _AllEqual else value
+
+
+# TensorFlow graphs.
+
+
+def _binding_tensor_names(binding) -> list[str]:
+    """Names of the tensors of a TFF binding, in the order of a flattened value."""
+    kind = binding.WhichOneof("binding")
+    if kind == "tensor":
+        return [binding.tensor.tensor_name]
+    if kind == "sequence":
+        return [binding.sequence.variant_tensor_name]
+    return [name for e in binding.struct.element for name in _binding_tensor_names(e)]
+
+
+def _flatten(value, flat: list):
+    if type(value) is tuple:
+        for element in value:
+            _flatten(element, flat)
+    else:
+        flat.append(value)
+
+
+def _assembler(binding) -> Callable:
+    """Returns a function from an iterator over flat tensors to the value of a TFF binding."""
+    if binding.WhichOneof("binding") != "struct":
+        return next
+    elements = [_assembler(e) for e in binding.struct.element]
+    return lambda tensors: tuple([element(tensors) for element in elements])
+
+
+def _rename_functions(graph_def, suffix: str):
+    """Appends `suffix` to the name of every function that `graph_def` defines.
+
+    Functions of all graphs live in one name space of the eager runtime, and TFF's graphs give
+    different functions the same name.
+    """
+    names = {f.signature.name: f.signature.name + suffix for f in graph_def.library.function}
+
+    def rename_attributes(attributes):
+        for attribute in attributes.values():
+            kind = attribute.WhichOneof("value")
+            if kind == "func":
+                attribute.func.name = names.get(attribute.func.name, attribute.func.name)
+            elif kind == "list":
+                for function in attribute.list.func:
+                    function.name = names.get(function.name, function.name)
+            elif kind == "s" and (new := names.get(attribute.s.decode("utf-8", "replace"))):
+                attribute.s = new.encode()
+
+    def rename_nodes(nodes):
+        for node in nodes:
+            node.op = names.get(node.op, node.op)
+            rename_attributes(node.attr)
+
+    rename_nodes(graph_def.node)
+    for function in graph_def.library.function:
+        function.signature.name = names[function.signature.name]
+        rename_nodes(function.node_def)
+        rename_attributes(function.attr)
+    for gradient in graph_def.library.gradient:
+        gradient.function_name = names.get(gradient.function_name, gradient.function_name)
+        gradient.gradient_func = names.get(gradient.gradient_func, gradient.gradient_func)
+
+
+def _make_resources_anonymous(graph_def):
+    """Makes each execution of the graph create its own variables and lookup tables.
+
+    Raises:
+      NotImplementedError: If the graph holds another resource that executions would share.
+    """
+    bodies = [graph_def.node] + [f.node_def for f in graph_def.library.function]
+    for node in (node for body in bodies for node in body):
+        if "shared_name" not in node.attr:
+            continue
+        if node.op == "VarHandleOp":
+            node.attr["shared_name"].s = _ANONYMOUS_VARIABLE
+        elif node.op in _ANONYMOUS_TABLES:
+            node.op = _ANONYMOUS_TABLES[node.op]
+            for name in ("container", "shared_name", "use_node_name_sharing"):
+                node.attr.pop(name, None)
+        else:
+            raise NotImplementedError(
+                f"The TensorFlow graph of this TFF computation uses a {node.op} ({node.name}), "
+                "which clients would share. The in-process runtime can not run it."
+            )
+
+
+def _initialize_first(graph_def, initialize_op: str):
+    """Makes everything that uses what `initialize_op` initialises wait for it.
+
+    TFF's worker runs the initialiser in a session call of its own. Here one call does both, so
+    every node outside the initialiser that takes an input from inside it must wait.
+    """
+    nodes = {node.name: node for node in graph_def.node}
+
+    def inputs(node):
+        return (name.lstrip("^").split(":")[0] for name in node.input)
+
+    initializer, pending = set(), [initialize_op]
+    while pending:
+        name = pending.pop()
+        if name not in initializer:
+            initializer.add(name)
+            pending.extend(inputs(nodes[name]))
+    for node in graph_def.node:
+        if node.name not in initializer and not initializer.isdisjoint(inputs(node)):
+            node.input.append("^" + initialize_op)
+
+
+class _Graph:
+    """A TensorFlow graph of a TFF computation, callable with a value and returning a value."""
+
+    def __init__(self, tensorflow_pb, digest: str):
+        graph_def = tf.compat.v1.GraphDef.FromString(tensorflow_pb.graph_def.value)
+        _rename_functions(graph_def, "_" + digest[:32])
+        _make_resources_anonymous(graph_def)
+        if tensorflow_pb.initialize_op:
+            _initialize_first(graph_def, tensorflow_pb.initialize_op)
+        wrapped = tf.compat.v1.wrap_function(
+            lambda: tf.compat.v1.import_graph_def(graph_def, name=""), []
+        )
+        feeds = _binding_tensor_names(tensorflow_pb.parameter)
+        if tensorflow_pb.session_token_tensor_name:
+            feeds.append(tensorflow_pb.session_token_tensor_name)
+            self._extra_arguments = [tf.constant(b"")]
+        else:
+            self._extra_arguments = []
+        fetches = _binding_tensor_names(tensorflow_pb.result)
+        self._assemble = _assembler(tensorflow_pb.result)
+        self._function = wrapped.prune(feeds, fetches) if fetches else None
+
+    def __call__(self, argument):
+        if self._function is None:
+            return self._assemble(iter(()))
+        flat = []
+        if argument is not None:
+            _flatten(argument, flat)
+        # Binding arguments by signature would take longer than a small graph does.
+        outputs = self._function._inference_function(*flat, *self._extra_arguments)
+        return self._assemble(iter(outputs))
+
+
+_graphs_lock = threading.Lock()
+_graphs = weakref.WeakValueDictionary()
+
+
+def _load_graph(tensorflow_pb) -> _Graph:
+    """Returns the `_Graph` of a `computation_pb2.TensorFlow`, one for all equal ones in use."""
+    key = computation_pb2.TensorFlow()
+    key.CopyFrom(tensorflow_pb)
+    key.ClearField("cache_key")
+    digest = hashlib.sha256(key.SerializeToString(deterministic=True)).hexdigest()
+    with _graphs_lock:
+        graph = _graphs.get(digest)
+        if graph is None:
+            graph = _graphs[digest] = _Graph(tensorflow_pb, digest)
+        return graph
+
+
+# Arguments and results.
+
+
+def _tensor_ingester(type_spec: tff.TensorType, where: str) -> Callable:
+    np_dtype = type_spec.dtype.type
+    dtype = tf.as_dtype(np_dtype)
+    dims = type_spec.shape
+
+    def fail(found):
+        raise TypeError(f"{where} must be a tensor of type {type_spec}, found {found}.")
+
+    def to_tensor(value):
+        if type(value) is np.ndarray and value.dtype == np_dtype:
+            return tf.constant(value)
+        if isinstance(value, tf.Variable):
+            value = value.read_value()
+        if tf.is_tensor(value):
+            if value.dtype != dtype:
+                fail(f"dtype {value.dtype.name}")
+            return value
+        if isinstance(value, (list, tuple)):
+            value = np.asarray(value) if value else np.asarray(value, np_dtype)
+        if not isinstance(value, _ARRAY_TYPES):
+            fail(type(value))
+        if not array.is_compatible_dtype(value, np_dtype):
+            fail(f"dtype {getattr(value, 'dtype', type(value).__name__)}")
+        return tf.constant(value, dtype)
+
+    def ingest(value, cohort_sizes):
+        del cohort_sizes
+        tensor = to_tensor(value)
+        if dims is not None:
+            found = tensor.shape.as_list()
+            if len(found) != len(dims) or any(
+                d not in (None, f) for d, f in zip(dims, found, strict=True)
+            ):
+                fail(f"shape {found}")
+        return tensor
+
+    return ingest
+
+
+def _struct_ingester(type_spec: tff.StructType, where: str) -> Callable:
+    elements = list(tff.structure.iter_elements(type_spec))
+    names = [name for name, _ in elements]
+    ingesters = [
+        _ingester(element, f"{where}.{name}" if name else f"{where}[{i}]")
+        for i, (name, element) in enumerate(elements)
+    ]
+
+    def fail(value):
+        raise TypeError(f"{where} must be a structure of type {type_spec}, found {value!r:.200}.")
+
+    def ingest(value, cohort_sizes):
+        if isinstance(value, tff.structure.Struct):
+            found = tff.structure.name_list_with_nones(value)
+            if len(found) != len(names) or any(
+                f not in (n, None) for f, n in zip(found, names, strict=True)
+            ):
+                fail(value)
+        elif isinstance(value, Mapping):
+            if len(value) != len(names) or any(name not in value for name in names):
+                fail(value)
+            value = [value[name] for name in names]
+        elif attrs.has(type(value)):
+            found = [field.name for field in attrs.fields(type(value))]
+            if found != names:
+                fail(value)
+            value = [getattr(value, name) for name in names]
+        elif isinstance(value, (list, tuple)):
+            found = getattr(value, "_fields", None)
+            if len(value) != len(names) or (
+                found is not None and any(names) and list(found) != names
+            ):
+                fail(value)
+        else:
+            fail(value)
+        return tuple([ingest(x, cohort_sizes) for ingest, x in zip(ingesters, value, strict=True)])
+
+    return ingest
+
+
+def _sequence_ingester(type_spec: tff.SequenceType, where: str) -> Callable:
+    accepted_specs = collections.deque(maxlen=1)
+
+    def ingest(value, cohort_sizes):
+        del cohort_sizes
+        if isinstance(value, list):
+            value = tensorflow_utils.make_data_set_from_elements(None, value, type_spec.element)
+        if not isinstance(value, tf.data.Dataset):
+            raise TypeError(
+                f"{where} must be a tf.data.Dataset of {type_spec}, found {type(value)}."
+            )
+        # Clients' data sets have equal specs, and a comparison is far cheaper than a TFF type.
+        if value.element_spec not in accepted_specs:
+            element = computation_types.tensorflow_to_type(value.element_spec)
+            value_serialization._check_container_compat_with_tf_nest(element)
+            if not type_spec.is_assignable_from(tff.SequenceType(element)):
+                raise TypeError(
+                    f"{where} must be a tf.data.Dataset of {type_spec}, found elements of type "
+                    f"{element}."
+                )
+            accepted_specs.append(value.element_spec)
+        return tf.data.experimental.to_variant(value)
+
+    return ingest
+
+
+def _federated_ingester(type_spec: tff.FederatedType, where: str) -> Callable:
+    ingest_member = _ingester(type_spec.member, where)
+    if type_spec.placement is tff.SERVER:
+        return ingest_member
+    if type_spec.all_equal:
+        return lambda value, cohort_sizes: _AllEqual(ingest_member(value, cohort_sizes))
+
+    def ingest(value, cohort_sizes):
+        if not isinstance(value, (list, tuple)):
+            raise TypeError(
+                f"{where} must be a list with an entry for each client, of type {type_spec}; found "
+                f"{type(value)}."
+            )
+        cohort_sizes.add(len(value))
+        # A GPU need only hold the data of the clients that it works on.
+        with tf.device("/CPU:0"):
+            return [ingest_member(member, cohort_sizes) for member in value]
+
+    return ingest
+
+
+def _ingester(type_spec: tff.Type, where: str) -> Callable:
+    """Returns a function `(value, cohort_sizes)` from a user's value to the interpreter's.
+
+    It adds the number of clients of every client-placed value to the set `cohort_sizes`, and raises
+    a `TypeError` for a value that is not of `type_spec`; `where` is what messages call the value.
+    """
+    if isinstance(type_spec, tff.TensorType):
+        return _tensor_ingester(type_spec, where)
+    if isinstance(type_spec, tff.StructType):
+        return _struct_ingester(type_spec, where)
+    if isinstance(type_spec, tff.SequenceType):
+        return _sequence_ingester(type_spec, where)
+    if isinstance(type_spec, tff.FederatedType):
+        return _federated_ingester(type_spec, where)
+    raise NotImplementedError(f"{where} of type {type_spec} can not be passed to a computation.")
+
+
+def _struct_egester(type_spec: tff.StructType) -> Callable:
+    elements = list(tff.structure.iter_elements(type_spec))
+    names = [name for name, _ in elements]
+    egesters = [_egester(element) for _, element in elements]
+    container = type_spec.python_container
+    if any(names) and not all(names):
+        raise ValueError(f"No Python container holds both named and unnamed elements: {type_spec}.")
+    if container is None:
+        container = collections.OrderedDict if any(names) else tuple
+
+    def values(value):
+        return [egest(x) for egest, x in zip(egesters, value, strict=True)]
+
+    if not any(names):
+        return lambda value: container(values(value))
+    if isinstance(container, py_typecheck.SupportsNamedTuple) or attrs.has(container):
+        return lambda value: container(**dict(zip(names, values(value), strict=True)))
+    return lambda value: container(zip(names, values(value), strict=True))
+
+
+def _sequence_egester(type_spec: tff.SequenceType) -> Callable:
+    spec = type_conversions.type_to_tf_structure(type_spec.element)
+
+    def egest(value):
+        dataset = tf.data.experimental.from_variant(value, spec)
+        return tensorflow_utils.coerce_dataset_elements_to_tff_type_spec(dataset, type_spec.element)
+
+    return egest
+
+
+def _egester(type_spec: tff.Type) -> Callable:
+    """Returns a function from the interpreter's value of `type_spec` to the user's."""
+    if isinstance(type_spec, tff.TensorType):
+        return lambda value: value.numpy()
+    if isinstance(type_spec, tff.StructType):
+        return _struct_egester(type_spec)
+    if isinstance(type_spec, tff.SequenceType):
+        return _sequence_egester(type_spec)
+    if isinstance(type_spec, tff.FederatedType):
+        egest_member = _egester(type_spec.member)
+        if type_spec.placement is tff.SERVER:
+            return egest_member
+        if type_spec.all_equal:
+            return lambda value: egest_member(value.value)
+        return lambda value: [egest_member(member) for member in value]
+    raise NotImplementedError(f"A computation can not return a value of type {type_spec}.")
+
+
+# The interpreter.
+
+
+class InProcessContext(tff.framework.SyncContext):
+    """Runs TFF computations with this process's TensorFlow.
+
+    Attributes:
+      intrinsic_calls: A `collections.Counter` of the intrinsics interpreted so far, by URI.
+    """
+
+    def __init__(self, num_threads: int | None = None):
+        """Initializes the context.
+
+        Args:
+          num_threads: How many clients run at once; by default the number of cores of this process.
+            Results do not depend on it.
+
+        Raises:
+          ValueError: If `num_threads` is not positive.
+        """
+        if num_threads is None:
+            num_threads = len(os.sched_getaffinity(0))
+        if num_threads < 1:
+            raise ValueError(f"num_threads must be positive, found {num_threads}.")
+        self.intrinsic_calls = collections.Counter()
+        self._num_threads = num_threads
+        self._pool = concurrent.futures.ThreadPoolExecutor(num_threads, "tff-client")
+        self._lock = threading.Lock()
+        # Keyed by id, since hashing a computation serialises it; each entry holds its computation,
+        # so an id can not come to mean another one.
+        self._compiled = collections.OrderedDict()
+
+    def close(self):
+        """Ends the threads. The context can not be used afterwards."""
+        self._pool.shutdown()
+
+    def invoke(self, comp, arg):
+        """Runs `comp` on `arg`; called by TFF when a computation is called.
+
+        Raises:
+          NotImplementedError: If the computation uses what this context can not interpret.
+          TypeError: If `arg` is not of the computation's parameter type.
+          ValueError: If client-placed arguments name cohorts of different sizes.
+        """
+        ingest, run, egest = self._compile(comp)
+        with tf.init_scope():
+            cohort_sizes = set()
+            arg = ingest(arg, cohort_sizes) if ingest else None
+            if len(cohort_sizes) > 1:
+                raise ValueError(
+                    "Client-placed arguments are for different numbers of clients: "
+                    f"{sorted(cohort_sizes)}."
+                )
+            env = {_NUM_CLIENTS: cohort_sizes.pop() if cohort_sizes else 0}
+            return egest(run(env)(arg))
+
+    def _compile(self, comp):
+        with self._lock:
+            entry = self._compiled.get(id(comp))
+            if entry is not None:
+                self._compiled.move_to_end(id(comp))
+                return entry[1]
+            # Compilation loses the Python containers, so convert by the types before it.
+            parameter, result = comp.type_signature.parameter, comp.type_signature.result
+            ingest = _ingester(parameter, "The argument") if parameter is not None else None
+            native = tff.backends.native.desugar_and_transform_to_native(comp)
+            compiled = (ingest, self._resolve(native.to_building_block()), _egester(result))
+            self._compiled[id(comp)] = (comp, compiled)
+            if len(self._compiled) > _MAX_COMPILED_COMPUTATIONS:
+                self._compiled.popitem(last=False)
+            return compiled
+
+    def _resolve(self, block) -> Callable[[dict], object]:
+        """Turns a building block into a function from values of references to the block's value."""
+        blocks = tff.framework
+        if isinstance(block, blocks.Reference):
+            name = block.name
+            return lambda env: env[name]
+        if isinstance(block, blocks.CompiledComputation):
+            return self._resolve_compiled(block)
+        if isinstance(block, blocks.Intrinsic):
+            return self._resolve_intrinsic(block)
+        if isinstance(block, blocks.Call):
+            function = self._resolve(block.function)
+            if block.argument is None:
+                return lambda env: function(env)(None)
+            argument = self._resolve(block.argument)
+            return lambda env: function(env)(argument(env))
+        if isinstance(block, blocks.Selection):
+            source, index = self._resolve(block.source), block.as_index()
+            return lambda env: source(env)[index]
+        if isinstance(block, blocks.Lambda):
+            name, result = block.parameter_name, self._resolve(block.result)
+            return lambda env: lambda argument: result({**env, name: argument})
+        if isinstance(block, blocks.Block):
+            return self._resolve_block(block)
+        if isinstance(block, blocks.Struct):
+            elements = [self._resolve(element) for element in block]
+            return lambda env: tuple([element(env) for element in elements])
+        if isinstance(block, blocks.Literal):
+            value = tf.constant(block.value, tf.as_dtype(block.type_signature.dtype.type))
+            return lambda env: value
+        raise NotImplementedError(
+            f"The in-process runtime can not interpret a {type(block).__name__} ({block!s:.200})."
+        )
+
+    def _resolve_compiled(self, block):
+        kind = block.proto.WhichOneof("computation")
+        if kind != "tensorflow":
+            raise NotImplementedError(
+                f'The in-process runtime runs TensorFlow computations only, not one of "{kind}".'
+            )
+        graph = _load_graph(block.proto.tensorflow)
+        return lambda env: graph
+
+    def _resolve_block(self, block):
+        variables = [(name, self._resolve(value)) for name, value in block.locals]
+        result = self._resolve(block.result)
+
+        def run(env):
+            env = dict(env)
+            for name, value in variables:
+                env[name] = value(env)
+            return result(env)
+
+        return run
+
+    def _resolve_intrinsic(self, block):
+        uri = block.uri
+        handlers = {
+            "federated_aggregate": self._aggregate,
+            "federated_apply": self._apply,
+            "federated_broadcast": self._value_at_clients,
+            "federated_eval_at_clients": self._eval_at_clients,
+            "federated_eval_at_server": self._eval_at_server,
+            "federated_map": self._map,
+            "federated_map_all_equal": self._map_all_equal,
+            "federated_select": functools.partial(self._select, block.type_signature.result),
+            "federated_value_at_clients": self._value_at_clients,
+            "federated_value_at_server": self._identity,
+            "federated_zip_at_clients": self._zip_at_clients,
+            "federated_zip_at_server": self._identity,
+        }
+        if uri not in handlers:
+            raise NotImplementedError(
+                f'The in-process runtime does not know the intrinsic "{uri}". It interprets: '
+                f"{', '.join(handlers)}."
+            )
+        handler = handlers[uri]
+
+        def bind(env):
+            self.intrinsic_calls[uri] += 1
+            return functools.partial(handler, env[_NUM_CLIENTS])
+
+        return bind
+
+    def _identity(self, num_clients, value):
+        del num_clients
+        return value
+
+    def _apply(self, num_clients, argument):
+        del num_clients
+        function, value = argument
+        return function(value)
+
+    def _value_at_clients(self, num_clients, value):
+        del num_clients
+        return _AllEqual(value)
+
+    def _eval_at_server(self, num_clients, function):
+        del num_clients
+        return function(None)
+
+    def _eval_at_clients(self, num_clients, function):
+        return self._run_clients(function, [None] * num_clients)
+
+    def _map(self, num_clients, argument):
+        function, values = argument
+        return self._run_clients(function, _per_client(values, num_clients))
+
+    def _map_all_equal(self, num_clients, argument):
+        del num_clients
+        function, value = argument
+        return _AllEqual(function(value.value))
+
+    def _zip_at_clients(self, num_clients, value):
+        if type(value) is not tuple:
+            return value
+        elements = [self._zip_at_clients(num_clients, element) for element in value]
+        if all(type(element) is _AllEqual for element in elements):
+            return _AllEqual(tuple([element.value for element in elements]))
+        return list(zip(*[_per_client(e, num_clients) for e in elements], strict=True))
+
+    def _aggregate(self, num_clients, argument):
+        # The merge function is for partial sums, and there are none here.
+        values, total, accumulate, _, report = argument
+        for value in _per_client(values, num_clients):
+            total = accumulate((total, value))
+        return report(total)
+
+    def _select(self, result_type, num_clients, argument):
+        keys, _, server_value, function = argument
+        element_type = result_type.member.element
+
+        def select(client_keys):
+            slices = [function((server_value, key)) for key in tf.unstack(client_keys)]
+            return _dataset_of(slices, element_type)
+
+        return self._run_clients(select, _per_client(keys, num_clients))
+
+    def _run_clients(self, function, arguments: list) -> list:
+        """Returns `function` of each client's argument, in cohort order.
+
+        Raises:
+          What `function` raises for the first client, in cohort order, for which it does.
+        """
+        results = [None] * len(arguments)
+        failures = []
+        # A thread takes the next client when it is free; taking from a range's iterator is atomic.
+        clients = iter(range(len(arguments)))
+
+        def work():
+            for i in clients:
+                try:
+                    results[i] = function(arguments[i])
+                except BaseException as error:
+                    failures.append((i, error))
+                    collections.deque(clients, maxlen=0)
+
+        helpers = min(self._num_threads, len(arguments)) - 1
+        futures = [self._pool.submit(work) for _ in range(helpers)]
+        try:
+            work()
+            concurrent.futures.wait(futures)
+        finally:
+            collections.deque(clients, maxlen=0)
+        if failures:
+            raise min(failures, key=lambda failure: failure[0])[1]
+        return results
+
+
+def _dataset_of(elements: list, element_type: tff.Type) -> tf.Tensor:
+    """Returns the variant tensor of a data set of values of `element_type`."""
+    egest = _egester(element_type)
+    dataset = tensorflow_utils.make_data_set_from_elements(
+        None, [egest(element) for element in elements], element_type
+    )
+    return tf.data.experimental.to_variant(dataset)
