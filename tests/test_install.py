@@ -1,0 +1,176 @@
+"""The lists of packages and the commands that install them."""
+
+import importlib.metadata
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+_REPO = pathlib.Path(__file__).resolve().parent.parent
+_OVERRIDE = "#override "
+_LOCKS = ["requirements.txt", "requirements-gpu.txt"]
+
+
+def _entries(lock: str) -> list[str]:
+    """One line a package, its hashes joined to it."""
+    text = (_REPO / lock).read_text().replace("\\\n", " ")
+    return [line for line in text.splitlines() if line and not line.lstrip().startswith("#")]
+
+
+def _pins(lock: str) -> dict[str, Version]:
+    pins = {}
+    for entry in _entries(lock):
+        name, version = entry.split()[0].split("==")
+        pins[canonicalize_name(name)] = Version(version)
+    return pins
+
+
+def _asked(source: str) -> list[Requirement]:
+    lines = (_REPO / source).read_text().splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("lock", _LOCKS)
+def test_every_package_is_pinned_and_hashed(lock):
+    entries = _entries(lock)
+    assert entries
+    for entry in entries:
+        assert re.fullmatch(
+            r"[A-Za-z0-9._-]+==[^\s*;]+(?: ; \S.*?)?(?:\s+--hash=sha256:[0-9a-f]{64})+", entry
+        ), entry
+    assert len(_pins(lock)) == len(entries), "a package is listed twice"
+
+
+@pytest.mark.parametrize("lock", _LOCKS)
+def test_lock_holds_what_was_asked_for(lock):
+    pins = _pins(lock)
+    for requirement in _asked(lock.replace(".txt", ".in")):
+        assert pins[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+
+
+def test_overrides_hold_and_say_why():
+    lines = (_REPO / "requirements.in").read_text().splitlines()
+    pins = _pins("requirements.txt")
+    overrides = [i for i, line in enumerate(lines) if line.startswith(_OVERRIDE)]
+    assert overrides
+    for i in overrides:
+        requirement = Requirement(lines[i].removeprefix(_OVERRIDE))
+        name = canonicalize_name(requirement.name)
+        assert name not in pins or pins[name] in requirement.specifier, requirement
+        assert lines[i - 1].startswith("#"), f"{requirement}: no reason beside it"
+
+
+def test_the_tests_run_with_what_is_locked():
+    wrong = {}
+    for name, version in _pins("requirements.txt").items():
+        installed = Version(importlib.metadata.version(name))
+        if installed != version:
+            wrong[name] = (installed, version)
+    assert not wrong
+
+
+def test_gpu_list_is_tensorflows_own_without_tensorrt():
+    wanted = {}
+    for line in importlib.metadata.requires("tensorflow"):
+        requirement = Requirement(line)
+        if requirement.marker and requirement.marker.evaluate({"extra": "and-cuda"}):
+            if not requirement.marker.evaluate({"extra": ""}):
+                (specifier,) = requirement.specifier
+                wanted[canonicalize_name(requirement.name)] = Version(specifier.version)
+    assert wanted.pop("tensorrt")
+    assert _pins("requirements-gpu.txt") == wanted
+
+
+def _make(*arguments: str, cwd: pathlib.Path = _REPO, **environment: str):
+    # A make that runs these tests would hand down its own flags and variables.
+    inherited = {key: os.environ[key] for key in ("HOME", "PATH") if key in os.environ}
+    return subprocess.run(
+        [shutil.which("make"), "--no-print-directory", *arguments],
+        cwd=cwd,
+        env={**inherited, "LC_ALL": "C", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("found", ["no such file", "another version"])
+def test_no_python_3_11_is_one_clear_line(tmp_path, found):
+    python = tmp_path / "python"
+    if found == "another version":
+        # What an interpreter of another version, or a shim without one behind it, does when asked.
+        python.write_text("#!/bin/sh\necho noise >&2\nexit 1\n")
+        python.chmod(0o755)
+    result = _make("venv", f"VENV={tmp_path / 'venv'}", f"PYTHON={python}")
+    assert result.returncode != 0
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert "no CPython 3.11" in line
+    assert str(python) in line
+    assert "apt install python3.11" in line
+    assert not (tmp_path / "venv").exists()
+
+
+def _fake_python(path: pathlib.Path, log: pathlib.Path, pip_fails: bool = False):
+    """An interpreter that only notes what it was asked; its virtual environment holds itself."""
+    path.write_text(f"""#!/bin/sh
+echo "$@" >> {log}
+case "$*" in
+  *"-m venv"*) for last; do :; done; mkdir -p "$last/bin"; cp "$0" "$last/bin/python";;
+  *"-m pip"*) exit {int(pip_fails)};;
+esac
+""")
+    path.chmod(0o755)
+
+
+def test_interrupted_installation_starts_over_and_a_finished_one_does_not(tmp_path):
+    venv, python, log = tmp_path / "venv", tmp_path / "python", tmp_path / "log"
+    arguments = ("venv", f"VENV={venv}", f"PYTHON={python}")
+    _fake_python(python, log, pip_fails=True)
+    assert _make(*arguments).returncode != 0
+    assert (venv / "bin" / "python").exists()
+
+    _fake_python(python, log)
+    log.unlink()
+    result = _make(*arguments)
+    assert result.returncode == 0, result.stderr
+    assert "-m venv --clear" in log.read_text()
+    assert "--no-deps --require-hashes" in log.read_text()
+
+    python.unlink()
+    log.unlink()
+    os.utime(venv / "requirements.installed", (0, 0))
+    result = _make(*arguments)
+    assert result.returncode == 0, result.stderr
+    assert not log.exists()
+
+
+def test_python3_serves_where_python3_11_is_not_on_path(tmp_path):
+    log, folder = tmp_path / "log", tmp_path / "bin"
+    folder.mkdir()
+    for tool in ("bash", "sh", "cmp", "cp", "mkdir", "mv", "touch", "grep"):
+        (folder / tool).symlink_to(shutil.which(tool))
+    _fake_python(folder / "python3", log)
+    result = _make("venv", f"VENV={tmp_path / 'venv'}", "SHELL=/bin/bash", PATH=str(folder))
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "venv" / "requirements.installed").exists()
+
+
+def test_help_names_every_command():
+    makefile = (_REPO / "Makefile").read_text()
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    shown = re.findall(r"^make (\S+) +\S", _make("help").stdout, re.MULTILINE)
+    assert shown == phony.split()
+
+
+def test_ci_runs_the_commands_that_people_run():
+    script = _REPO / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert script.read_text().splitlines()[-1] == "make lint test"
