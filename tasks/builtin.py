@@ -76,8 +76,9 @@ register(
                 default=None,
                 type=float,
                 help=(
-                    "How much clients' true models differ: standard deviation of their centres; "
-                    "only with generator=alpha_beta, where not set means 1."
+                    "Standard deviation of the centres of clients' true models; only with "
+                    "generator=alpha_beta, where not set means 1. It changes no label: a centre "
+                    "shifts an example's scores for all classes alike."
                 ),
                 source="FedProx, Synthetic(1, 1)",
                 minimum=0,
@@ -87,8 +88,8 @@ register(
                 default=None,
                 type=float,
                 help=(
-                    "How much clients' inputs differ: standard deviation of their centres; "
-                    "only with generator=alpha_beta, where not set means 1."
+                    "Standard deviation of the centres of clients' inputs; only with "
+                    "generator=alpha_beta, where not set means 1."
                 ),
                 source="FedProx, Synthetic(1, 1)",
                 minimum=0,

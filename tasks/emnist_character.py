@@ -75,13 +75,14 @@ def parse(serialized: Sequence[bytes]) -> Examples:
     """
     try:
         parsed = tf.io.parse_example(
-            serialized,
+            tf.constant(serialized, tf.string, shape=(len(serialized),)),
             {
                 "pixels": tf.io.FixedLenFeature((28, 28, 1), tf.float32),
                 "label": tf.io.FixedLenFeature((), tf.int64),
             },
         )
-    except tf.errors.InvalidArgumentError as error:
+    # TensorFlow fails to decode its own message when it quotes bytes that are not text.
+    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
         raise ValueError("an example that is not 28x28 pixels and a label") from error
     x, y = parsed["pixels"].numpy(), parsed["label"].numpy().astype(np.int32)
     if len(y) and not (0 <= y.min() and y.max() < _NUM_CLASSES):

@@ -128,7 +128,7 @@ def split_train_test(
     """
     train, test = [], []
     for index, rows in enumerate(parts):
-        # The small term keeps products such as 0.7 * 10 from falling below the whole number.
+        # The small term keeps products such as (1 - 0.56) * 25 from falling below the whole number.
         num_train = max(1, int((1 - test_fraction) * len(rows) + 1e-9))
         shuffled = _rng(_SPLIT, seed, index).permutation(rows)
         train.append(np.sort(shuffled[:num_train]))

@@ -132,14 +132,15 @@ def alpha_beta_clients(
     Client k has floor(s) + 50 examples with s ~ lognormal(4, 2), a model with entries N(u_k, 1),
     u_k ~ N(0, alpha^2), and inputs around v_k with entries N(B_k, 1), B_k ~ N(0, beta^2).
     alpha and beta are standard deviations, as in the authors' code; the paper writes N(0, alpha).
-    The draws are not those of the authors' files.
+    As published, alpha changes no label: u_k adds the same number to an example's score of every
+    class. The draws are not those of the authors' files.
 
     Args:
       num_clients: Number of clients.
       seed: Seed of the examples, 0 or more.
       max_examples: Most examples of a client, or `None`.
-      alpha: Spread of the clients' models.
-      beta: Spread of the clients' inputs.
+      alpha: Standard deviation of u_k.
+      beta: Standard deviation of B_k.
 
     Returns:
       Each client's examples: x float32 `[n, 60]`, y int32 `[n]`.

@@ -1,0 +1,124 @@
+"""What every registered task must fulfil; tasks registered later are held to it too."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import hparams
+import tasks
+
+_each_task = pytest.mark.parametrize("name", tasks.names())
+
+
+@pytest.fixture(scope="module")
+def load():
+    loaded = {}
+
+    def cached(name):
+        if name not in loaded:
+            loaded[name] = tasks.load(name, seed=3, use_synthetic_data=True)
+        return loaded[name]
+
+    return cached
+
+
+def test_settings_are_known_without_tensorflow():
+    code = (
+        "import sys, tasks; tasks.names(); tasks.get('fashion_mnist').hparams; "
+        "sys.exit('tensorflow' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@_each_task
+def test_defaults_are_in_range_and_explained(name):
+    spec = tasks.get(name)
+    hparams.resolve(name, spec.hparams, {})
+    assert spec.summary
+    for setting in spec.hparams:
+        assert setting.help and setting.source
+        if setting.default is None:
+            assert "not set" in setting.help
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(hparams.HparamError, match="synthetics"):
+        tasks.load("synthetics")
+    with pytest.raises(hparams.HparamError, match="gamma"):
+        tasks.load("synthetic", gamma=1)
+
+
+@_each_task
+def test_federated_data_keep_their_word(name, load):
+    task = load(name)
+    assert task.name == name
+    for data in (task.train, task.test):
+        if data is None:
+            continue
+        assert data.sizes.dtype == np.int64 and data.sizes.shape == (len(data.client_ids),)
+        assert len(set(data.client_ids)) == len(data.client_ids)
+        assert all(isinstance(i, str) for i in data.client_ids)
+        for k in range(min(5, len(data.client_ids))):
+            first, again = data.examples(k), data.examples(k)
+            assert len(first.x) == len(first.y) == data.sizes[k]
+            np.testing.assert_array_equal(first.x, again.x)
+            np.testing.assert_array_equal(first.y, again.y)
+    assert task.train.sizes.min() >= 1
+
+
+@_each_task
+def test_model_loss_and_metrics_fit_the_data(name, load):
+    task = load(name)
+    assert task.primary_metric in task.metrics
+    model = task.keras_model_fn(1)
+    x, y = task.train.examples(0)
+    prediction = model(x)
+    for function in (task.loss, *task.metrics.values()):
+        values = np.asarray(function(y, prediction))
+        assert values.shape[0] == len(y) and np.isfinite(values).all()
+    if task.central_test is not None:
+        assert task.central_test.x.dtype == x.dtype and task.central_test.y.dtype == y.dtype
+        assert task.central_test.x.shape[1:] == x.shape[1:]
+
+
+@_each_task
+def test_settings_in_force_are_recorded(name, load):
+    assert set(load(name).settings) == {h.name for h in tasks.get(name).hparams}
+
+
+@_each_task
+def test_synthetic_data_do_not_change(name, load):
+    again = tasks.load(name, seed=3, use_synthetic_data=True)
+    np.testing.assert_array_equal(load(name).train.examples(1).x, again.train.examples(1).x)
+    np.testing.assert_array_equal(load(name).train.sizes, again.train.sizes)
+    for a, b in zip(
+        load(name).keras_model_fn(1).get_weights(),
+        again.keras_model_fn(1).get_weights(),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["emnist_character", "fashion_mnist", "mnist_writers"])
+def test_synthetic_data_have_the_true_shapes(name, load):
+    x, y = load(name).train.examples(0)
+    assert x.shape[1:] == (28, 28, 1) and x.dtype == np.float32 and y.dtype == np.int32
+    assert x.min() >= 0 and x.max() <= 1
+    background_is_one = x.mean() > 0.5
+    assert background_is_one == (name != "fashion_mnist")
+
+
+@pytest.mark.parametrize("name, init", [("synthetic", "torch"), ("fashion_mnist", "torch")])
+def test_pytorch_papers_start_with_biases(name, init, load):
+    assert load(name).settings["init"] == init
+    assert load(name).keras_model_fn(0).get_weights()[1].all()
+    keras = tasks.load(name, use_synthetic_data=True, init="keras").keras_model_fn(0)
+    assert not keras.get_weights()[1].any()
+
+
+@pytest.mark.parametrize("name", ["emnist_character", "mnist_writers"])
+def test_tff_papers_start_as_keras_does(name, load):
+    assert load(name).settings["init"] == "keras"
+    assert not load(name).keras_model_fn(0).get_weights()[1].any()

@@ -1,0 +1,161 @@
+import gzip
+import struct
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tasks
+from hparams import HparamError
+from tasks.task import DataError
+
+_FILES = [
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+]
+
+
+def _write_set(folder, num_train=200, num_test=30):
+    """Writes the four files; the first pixel of an image is its label, the second its row."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, n in (("train", num_train), ("t10k", num_test)):
+        labels = np.arange(n) % 10
+        images = np.zeros((n, 28, 28), np.uint8)
+        images[:, 0, 0], images[:, 0, 1] = labels, np.arange(n)
+        for kind, header, data in (
+            ("images-idx3", struct.pack(">4I", 0x803, n, 28, 28), images),
+            ("labels-idx1", struct.pack(">2I", 0x801, n), labels.astype(np.uint8)),
+        ):
+            with gzip.open(folder / f"{part}-{kind}-ubyte.gz", "wb") as file:
+                file.write(header + data.tobytes())
+
+
+@pytest.mark.parametrize("subfolder", ["", "fashion_mnist"])
+@pytest.mark.parametrize("partition", ["dirichlet", "iid", "shards"])
+def test_every_training_example_has_one_owner(tmp_path, subfolder, partition):
+    _write_set(tmp_path / subfolder)
+    task = tasks.load("fashion_mnist", data_dir=str(tmp_path), partition=partition, num_clients=5)
+    rows = []
+    for data in (task.train, task.test):
+        for k in range(5):
+            x, y = data.examples(k)
+            assert x.shape == (data.sizes[k], 28, 28, 1) and x.dtype == np.float32
+            np.testing.assert_array_equal(np.round(x[:, 0, 0, 0] * 255), y)
+            rows += list(np.round(x[:, 0, 1, 0] * 255).astype(int))
+    assert sorted(rows) == list(range(200))
+    np.testing.assert_array_equal(task.central_test.y, np.arange(30) % 10)
+    assert task.test.client_ids is task.train.client_ids
+    assert abs(task.test.sizes.sum() - 50) <= 5
+
+
+def test_partitions_follow_their_settings(tmp_path):
+    _write_set(tmp_path)
+
+    def sizes(**settings):
+        task = tasks.load("fashion_mnist", data_dir=str(tmp_path), num_clients=5, **settings)
+        return list(task.train.sizes + task.test.sizes)
+
+    assert sizes(partition="iid") == [40] * 5
+    assert sizes(partition="shards", shards_per_client=4) == [40] * 5
+    uneven, even = sizes(alpha=0.1), sizes(alpha=1000.0)
+    assert np.std(uneven) > 5 * np.std(even)
+    assert min(sizes(alpha=0.1, min_share=0.6)) >= 24
+    assert sizes(seed=1) == sizes(seed=1) != sizes(seed=2)
+    assert sizes(seed=1, partition_seed=3) == sizes(seed=2, partition_seed=3)
+
+
+def test_without_a_test_fraction_clients_have_no_tests(tmp_path):
+    _write_set(tmp_path)
+    task = tasks.load("fashion_mnist", data_dir=str(tmp_path), num_clients=4, test_fraction=0.0)
+    assert task.test is None and task.train.sizes.sum() == 200
+
+
+@pytest.mark.parametrize(
+    "settings, named",
+    [
+        ({"partition": "iid", "alpha": 0.1}, "partition=dirichlet"),
+        ({"partition": "shards", "min_share": 0.1}, "partition=dirichlet"),
+        ({"shards_per_client": 3}, "partition=shards"),
+        ({"alpha": 0.0}, "> 0"),
+        ({"test_fraction": 1.0}, "test_fraction"),
+        ({"partition": "pathological"}, "partition"),
+        ({"num_clients": 4000, "use_synthetic_data": False}, "num_clients=4000"),
+    ],
+)
+def test_settings_out_of_place_are_refused(tmp_path, settings, named):
+    _write_set(tmp_path)
+    with pytest.raises(HparamError, match=named) as error:
+        tasks.load("fashion_mnist", data_dir=str(tmp_path), **settings)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", _FILES)
+def test_a_missing_or_damaged_file_is_named(tmp_path, name):
+    _write_set(tmp_path)
+    whole = (tmp_path / name).read_bytes()
+    for damage in ("cut", "missing"):
+        if damage == "cut":
+            (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+        else:
+            (tmp_path / name).unlink()
+        with pytest.raises(DataError) as error:
+            tasks.load("fashion_mnist", data_dir=str(tmp_path))
+        text = str(error.value)
+        assert "\n" not in text
+        assert all(part in text for part in (name, "--data_dir", "https://"))
+
+
+def test_without_a_folder_keras_cache_is_read(tmp_path, monkeypatch):
+    _write_set(tmp_path)
+    asked = []
+
+    def get_file(name, origin, cache_subdir):
+        asked.append((name, origin.rsplit("/", 1)[1], cache_subdir))
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(tf.keras.utils, "get_file", get_file)
+    task = tasks.load("fashion_mnist", num_clients=5)
+    assert len(task.central_test.y) == 30
+    assert asked == [(name, name, "datasets/fashion-mnist") for name in _FILES]
+
+
+def test_a_failed_download_is_one_line(monkeypatch):
+    def get_file(name, origin, cache_subdir):
+        raise Exception(f"URL fetch failure\non {origin}")
+
+    monkeypatch.setattr(tf.keras.utils, "get_file", get_file)
+    with pytest.raises(DataError) as error:
+        tasks.load("fashion_mnist")
+    text = str(error.value)
+    assert "\n" not in text and _FILES[0] in text and "--data_dir" in text
+
+
+def test_real_data(data_dir):
+    task = tasks.load("fashion_mnist", data_dir=str(data_dir), seed=1)
+    assert len(task.train.client_ids) == 20
+    assert task.train.sizes.sum() + task.test.sizes.sum() == 60_000
+    labels, total, squares = np.zeros(10, int), 0.0, 0.0
+    for data in (task.train, task.test):
+        for k in range(20):
+            x, y = data.examples(k)
+            labels += np.bincount(y, minlength=10)
+            total += x.sum(dtype=np.float64)
+            squares += np.square(x, dtype=np.float64).sum()
+    np.testing.assert_array_equal(labels, [6000] * 10)
+    # The mean and standard deviation that are commonly used to normalise the set.
+    mean = total / (60_000 * 784)
+    np.testing.assert_allclose(mean, 0.2860, atol=1e-4)
+    np.testing.assert_allclose((squares / (60_000 * 784) - mean**2) ** 0.5, 0.3530, atol=1e-4)
+    np.testing.assert_array_equal(np.bincount(task.central_test.y), [1000] * 10)
+
+
+def test_clients_tests_have_their_own_label_distribution(data_dir):
+    task = tasks.load("fashion_mnist", data_dir=str(data_dir), seed=1)
+    for k in range(20):
+        shares = [
+            np.bincount(data.examples(k).y, minlength=10) / data.sizes[k]
+            for data in (task.train, task.test)
+        ]
+        assert np.abs(shares[0] - shares[1]).sum() / 2 < 2 / task.test.sizes[k] ** 0.5

@@ -1,0 +1,167 @@
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from hparams import HparamError
+from tasks import partitions
+
+_SEEDS = st.integers(0, 2**31)
+
+
+def _labels(num_examples, num_classes, seed):
+    return np.random.default_rng(seed).integers(0, num_classes, num_examples)
+
+
+def _assert_deals_every_row_once(parts, num_rows):
+    assert all(part.dtype == np.int64 for part in parts)
+    assert all(np.all(np.diff(part) > 0) for part in parts)
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(num_rows))
+
+
+def _same(a, b):
+    return all(np.array_equal(p, q) for p, q in zip(a, b, strict=True))
+
+
+@hypothesis.given(st.integers(1, 400), st.integers(1, 40), _SEEDS)
+@hypothesis.settings(max_examples=50, deadline=None)
+def test_iid_deals_every_row_once_in_equal_sizes(num_rows, num_clients, seed):
+    if num_clients > num_rows:
+        with pytest.raises(HparamError, match="num_clients"):
+            partitions.iid(num_rows, num_clients, seed)
+        return
+    parts = partitions.iid(num_rows, num_clients, seed)
+    assert len(parts) == num_clients
+    _assert_deals_every_row_once(parts, num_rows)
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@hypothesis.given(
+    st.integers(60, 600),
+    st.integers(1, 10),
+    st.integers(1, 8),
+    st.floats(0.3, 100),
+    st.integers(0, 3),
+    _SEEDS,
+)
+@hypothesis.settings(max_examples=50, deadline=None)
+def test_dirichlet_deals_every_row_once_and_keeps_the_least_size(
+    num_rows, num_classes, num_clients, alpha, min_size, seed
+):
+    labels = _labels(num_rows, num_classes, seed)
+    parts = partitions.dirichlet_by_class(labels, num_clients, alpha, seed, min_size)
+    assert len(parts) == num_clients
+    _assert_deals_every_row_once(parts, num_rows)
+    assert min(len(part) for part in parts) >= min_size
+
+
+@hypothesis.given(st.integers(40, 400), st.integers(1, 10), st.integers(1, 4), _SEEDS)
+@hypothesis.settings(max_examples=50, deadline=None)
+def test_shards_deals_every_row_once_in_equal_shards(num_rows, num_clients, per_client, seed):
+    parts = partitions.shards(_labels(num_rows, 5, seed), num_clients, per_client, seed)
+    assert len(parts) == num_clients
+    _assert_deals_every_row_once(parts, num_rows)
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= per_client
+
+
+def test_shards_of_whole_classes_give_few_labels_to_a_client():
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
+    parts = partitions.shards(labels, num_clients=100, shards_per_client=2, seed=3)
+    counts = [np.bincount(labels[part], minlength=10) for part in parts]
+    # 200 shards of 3: a client has two labels of 3 examples or one label of 6.
+    assert {tuple(sorted(c[c > 0])) for c in counts} == {(3, 3), (6,)}
+
+
+@pytest.mark.parametrize(
+    "deal",
+    [
+        lambda labels, seed: partitions.iid(len(labels), 7, seed),
+        lambda labels, seed: partitions.dirichlet_by_class(labels, 7, 0.5, seed),
+        lambda labels, seed: partitions.shards(labels, 7, 2, seed),
+        lambda labels, seed: partitions.split_train_test([np.arange(len(labels))], 0.3, seed)[0],
+    ],
+    ids=["iid", "dirichlet", "shards", "split"],
+)
+def test_a_partition_is_a_function_of_its_seed(deal):
+    labels = _labels(500, 5, 0)
+    np.random.seed(0)
+    first = deal(labels, 11)
+    np.random.seed(1)
+    assert _same(first, deal(labels, 11))
+    assert not _same(first, deal(labels, 12))
+
+
+def test_dirichlet_shares_have_the_distributions_moments():
+    # One class: a client's share has mean 1/N and variance (1/N)(1 - 1/N)/(N alpha + 1).
+    num_clients, alpha, num_rows = 5, 0.5, 4000
+    labels = np.zeros(num_rows, np.int64)
+    shares = np.array(
+        [
+            [len(p) / num_rows for p in partitions.dirichlet_by_class(labels, 5, alpha, seed, 0)]
+            for seed in range(500)
+        ]
+    )
+    np.testing.assert_allclose(shares.mean(axis=0), 0.2, atol=0.04)
+    expected = 0.2 * 0.8 / (num_clients * alpha + 1)
+    np.testing.assert_allclose(shares.var(axis=0).mean(), expected, rtol=0.1)
+
+
+def test_dirichlet_draws_each_class_for_itself():
+    labels = np.repeat([0, 1], 1000)
+    shares = []
+    for seed in range(200):
+        first = partitions.dirichlet_by_class(labels, 2, 0.5, seed, min_size=0)[0]
+        shares.append([np.mean(first < 1000) * len(first), np.mean(first >= 1000) * len(first)])
+    assert abs(np.corrcoef(np.array(shares).T)[0, 1]) < 0.25
+
+
+def test_dirichlet_takes_a_classes_rows_at_random():
+    labels = np.zeros(1000, np.int64)
+    part = partitions.dirichlet_by_class(labels, 2, 100.0, seed=0)[0]
+    assert 350 < np.median(part) < 650
+
+
+@pytest.mark.parametrize("num_clients, alpha, min_size", [(4, 1.0, 30), (50, 0.001, 2)])
+def test_an_impossible_dirichlet_partition_is_refused(num_clients, alpha, min_size):
+    with pytest.raises(HparamError, match=f"alpha={alpha:g}.*num_clients={num_clients}"):
+        partitions.dirichlet_by_class(np.zeros(100, int), num_clients, alpha, 0, min_size)
+
+
+def test_more_shards_than_rows_are_refused():
+    with pytest.raises(HparamError, match="shards"):
+        partitions.shards(np.zeros(9, int), 5, 2, 0)
+
+
+@hypothesis.given(st.lists(st.integers(1, 60), min_size=1, max_size=6), st.floats(0, 0.95), _SEEDS)
+@hypothesis.settings(max_examples=50, deadline=None)
+def test_split_keeps_each_clients_rows_apart(sizes, fraction, seed):
+    rows = np.random.default_rng(0).permutation(sum(sizes))
+    parts = np.split(rows, np.cumsum(sizes)[:-1])
+    train, test = partitions.split_train_test(parts, fraction, seed)
+    for part, a, b in zip(parts, train, test, strict=True):
+        np.testing.assert_array_equal(np.sort(np.concatenate([a, b])), np.sort(part))
+        assert len(a) >= 1
+        assert abs(len(b) - fraction * len(part)) <= 1
+        if fraction == 0:
+            assert not len(b)
+
+
+@pytest.mark.parametrize(
+    "size, fraction, num_train",
+    [(5, 0.2, 4), (6, 0.2, 4), (25, 0.56, 11), (1, 0.2, 1), (2, 0.9, 1)],
+)
+def test_split_sizes(size, fraction, num_train):
+    # floor(0.8 * 6) = 4 as in LEAF; (1 - 0.56) * 25 is 10.999... in floating point.
+    train, _ = partitions.split_train_test([np.arange(size)], fraction, 0)
+    assert len(train[0]) == num_train
+
+
+def test_a_clients_split_does_not_depend_on_the_others():
+    mine = np.arange(100, 140)
+    alone = partitions.split_train_test([np.arange(3), mine], 0.25, 5)
+    among = partitions.split_train_test([np.arange(50), mine, np.arange(200, 220)], 0.25, 5)
+    np.testing.assert_array_equal(alone[0][1], among[0][1])
+    first, second = partitions.split_train_test([mine, mine], 0.25, 5)[0]
+    assert not np.array_equal(first, second)
