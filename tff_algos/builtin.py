@@ -1,4 +1,4 @@
-"""The suite's own methods: names, settings with defaults and sources. Knows nothing of TensorFlow."""
+"""The suite's own methods: names, settings, defaults and sources. Knows nothing of TensorFlow."""
 
 from hparams import Hparam
 from tff_algos.registry import MethodSpec, register

@@ -36,19 +36,16 @@ class LocalTraining:
         """The server's learning rate (η)."""
         return self._settings["server_learning_rate"]
 
-    def optimizer(self, learning_rate: tf.Tensor) -> tff.learning.optimizers.Optimizer:
-        """Returns the clients' optimizer for a round.
-
-        Args:
-          learning_rate: float32 scalar, the rate of the round; may be symbolic.
-        """
+    def optimizer(self) -> tff.learning.optimizers.Optimizer:
+        """Returns the clients' optimizer, whose learning rate is still to be set each round."""
         name = self._settings["client_optimizer"]
         arguments = {
             argument: self._settings[setting]
             for setting, argument in CLIENT_OPTIMIZERS[name].items()
             if self._settings[setting] is not None
         }
-        return _OPTIMIZER_BUILDERS[name](learning_rate=learning_rate, **arguments)
+        rate = self._settings["client_learning_rate"]
+        return _OPTIMIZER_BUILDERS[name](learning_rate=rate, **arguments)
 
     def learning_rate(self, round_num: tf.Tensor) -> tf.Tensor:
         """Returns the clients' learning rate (η_l) in a round.
@@ -73,11 +70,10 @@ class LocalTraining:
         return rate
 
     def client_weight(self, data: ClientData) -> tf.Tensor:
-        """Returns the client's weight in averages: n_k or 1; 0 for a client without examples."""
-        examples = num_examples(data)
+        """Returns the client's weight in averages: n_k, or 1 for every client of the cohort."""
         if self._settings["client_weighting"] == "uniform":
-            return tf.cast(examples > 0, tf.float32)
-        return examples
+            return tf.ones([])
+        return num_examples(data)
 
 
 def num_examples(data: ClientData) -> tf.Tensor:
@@ -127,6 +123,7 @@ class LocalResult(NamedTuple):
 def train(
     model: Model,
     optimizer: tff.learning.optimizers.Optimizer,
+    learning_rate: tf.Tensor,
     weights: Any,
     data: ClientData,
     correct_gradient: Callable = lambda gradient, weights: gradient,
@@ -136,6 +133,7 @@ def train(
     Args:
       model: The model.
       optimizer: The client's optimizer; starts afresh.
+      learning_rate: Its learning rate in this round, float32 scalar.
       weights: The broadcast weights x.
       data: The client's data.
       correct_gradient: `(gradient, weights) -> gradient`, what a method adds to each minibatch
@@ -146,6 +144,8 @@ def train(
     """
     weights = tuple(weights)
     specs = tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights)
+    # TFF's Adafactor branches on tensors in Python, so it needs AutoGraph.
+    update = tf.function(optimizer.next)
     zero = tf.zeros([])
     metrics = collections.OrderedDict((name, (zero, zero)) for name in metric_names(model))
 
@@ -161,7 +161,7 @@ def train(
             )
         )
         gradient = correct_gradient(gradient, weights)
-        slots, weights = optimizer.next(slots, weights, gradient)
+        slots, weights = update(slots, weights, gradient)
         metrics = collections.OrderedDict(
             (name, (total + tf.reduce_sum(values), weight + tf.reduce_sum(weights)))
             for (name, (total, weight)), (values, weights) in zip(
@@ -170,7 +170,10 @@ def train(
         )
         return tuple(weights), slots, metrics
 
-    carry = (weights, optimizer.initialize(specs), metrics)
+    slots = optimizer.initialize(specs)
+    # Not by `set_hparams`, which loses the slots of Adafactor, the one to nest its rates.
+    slots.get("hparams", slots)["learning_rate"] = learning_rate
+    carry = (weights, slots, metrics)
     weights, _, metrics = for_each_batch(step, carry, data)
     return LocalResult(weights, metrics)
 
@@ -201,7 +204,7 @@ def zero_unless(keep: tf.Tensor, values: Any) -> Any:
 
 
 def round_metrics(trained: LocalResult, data: ClientData, finite: tf.Tensor) -> Any:
-    """Returns what a client reports of its training: an `OrderedDict` of float32 scalars to be summed.
+    """Returns what a client reports of its training: float32 scalars to be summed.
 
     A client that is dropped because its update is not finite reports only that.
 

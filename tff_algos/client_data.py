@@ -128,9 +128,7 @@ def batch_client(
     )
 
 
-def from_dataset(
-    dataset, *, dropout_seed: Sequence[int] = (0,), index: int = 0
-) -> ClientData:
+def from_dataset(dataset, *, dropout_seed: Sequence[int] = (0,), index: int = 0) -> ClientData:
     """Turns a batched `tf.data.Dataset` of (x, y) pairs, as TFF's examples use, into `ClientData`.
 
     Args:
@@ -144,7 +142,9 @@ def from_dataset(
     """
     batches = list(dataset.as_numpy_iterator())
     if not batches:
-        raise ValueError("The dataset holds no batch; leave clients without data out of the cohort.")
+        raise ValueError(
+            "The dataset holds no batch; leave clients without data out of the cohort."
+        )
     if not all(isinstance(b, tuple) and len(b) == 2 for b in batches):
         raise ValueError("Each element of the dataset must be a pair (x, y) of batched arrays.")
     size = max(len(y) for _, y in batches)

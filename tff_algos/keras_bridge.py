@@ -23,8 +23,6 @@ from tff_algos.model import Forward, Model, ModelError, elementwise
 # Containers are declared stateful because of what they may hold; what they hold is looked at.
 _HARMLESS_STATEFUL_OPS = frozenset(
     ["StatefulPartitionedCall", "While", "If", "Case", "Assert", "ReadVariableOp", "VarHandleOp"]
-    # Keras calls cuDNN's LSTM without dropout, so nothing in it is random.
-    + ["CudnnRNNV3", "CudnnRNNBackpropV3"]
 )
 _SPATIAL_DROPOUT = (
     tf.keras.layers.SpatialDropout1D,
@@ -104,9 +102,7 @@ def _functional(keras_model: tf.keras.Model, freeze: bool = True) -> Callable:
     """
     trainable = [_holders(keras_model, v) for v in keras_model.trainable_variables]
     frozen = [
-        (_holders(keras_model, v), v.numpy())
-        for v in keras_model.non_trainable_variables
-        if freeze
+        (_holders(keras_model, v), v.numpy()) for v in keras_model.non_trainable_variables if freeze
     ]
     penalties = _weight_penalties(keras_model)
     dropouts = [
@@ -116,7 +112,7 @@ def _functional(keras_model: tf.keras.Model, freeze: bool = True) -> Callable:
     lock = threading.RLock()
 
     def apply(weights, x, training, seed):
-        weights = list(weights)
+        weights = [tf.convert_to_tensor(w) for w in weights]
         with lock, contextlib.ExitStack() as stack:
             for holders, weight in zip(trainable, weights, strict=True):
                 _swap(stack, holders, weight)
@@ -140,7 +136,12 @@ def _layers(keras_model):
 def _holders(keras_model, variable):
     """Finds the layers and attributes that hold a variable."""
     layers = [keras_model, *_layers(keras_model)]
-    found = [(l, a) for l in layers for a, value in vars(l).items() if value is variable]
+    found = [
+        (layer, name)
+        for layer in layers
+        for name, value in vars(layer).items()
+        if value is variable
+    ]
     if not found:
         raise ModelError(
             f"Variable {variable.name!r} of model {keras_model.name!r} is not an attribute of any "
@@ -216,7 +217,8 @@ def _refuse_stateful_ops(keras_model, x_spec):
     names = {layer.name for layer in _layers(keras_model)}
     bodies = {f.signature.name: f.node_def for f in graph.library.function}
     for node in [*graph.node, *(n for body in bodies.values() for n in body)]:
-        if node.op in bodies or node.op in _HARMLESS_STATEFUL_OPS:
+        # Keras calls cuDNN's recurrent layers without dropout, so nothing in them is random.
+        if node.op in bodies or node.op in _HARMLESS_STATEFUL_OPS or "CudnnRNN" in node.op:
             continue
         if not op_def_registry.get(node.op).is_stateful:
             continue

@@ -53,12 +53,15 @@ class TffFederation:
     """The words of a round as TFF intrinsics; for use inside a `tff.federated_computation`."""
 
     def broadcast(self, value):
+        """As `Federation.broadcast`."""
         return tff.federated_broadcast(value)
 
     def map_clients(self, fn, *values):
+        """As `Federation.map_clients`."""
         return self._map(fn, values)
 
     def map_server(self, fn, *values):
+        """As `Federation.map_server`."""
         return self._map(fn, values)
 
     def _map(self, fn, values):
@@ -76,6 +79,7 @@ class TffFederation:
         return tff.federated_zip(value)
 
     def mean(self, value, weight):
+        """As `Federation.mean`."""
         value, weight = self._zip(value), self._zip(weight)
         value_type, weight_type = value.type_signature.member, weight.type_signature.member
 
@@ -102,6 +106,7 @@ class TffFederation:
         )
 
     def sum(self, value):
+        """As `Federation.sum`."""
         return tff.federated_sum(self._zip(value))
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import numpy as np
-import tensorflow as tf
 import tensorflow_federated as tff
 
 import hparams as hparams_lib
@@ -112,9 +111,7 @@ def build(
     """
     spec = registry.get(name)
     shared = {h.name for h in registry.TRAINING_HPARAMS}
-    training = registry.resolve_training(
-        spec, {k: v for k, v in settings.items() if k in shared}
-    )
+    training = registry.resolve_training(spec, {k: v for k, v in settings.items() if k in shared})
     own = hparams_lib.resolve(
         name, spec.hparams, {k: v for k, v in settings.items() if k not in shared}
     )

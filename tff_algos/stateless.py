@@ -27,7 +27,9 @@ def fold_in(seed: tf.Tensor, *, step=0, layer=0) -> tf.Tensor:
     Returns:
       int32 `[2]`.
     """
-    offset = tf.stack([tf.cast(step, tf.int32) * _STEP_STRIDE, tf.cast(layer, tf.int32) * _LAYER_STRIDE])
+    offset = tf.stack(
+        [tf.cast(step, tf.int32) * _STEP_STRIDE, tf.cast(layer, tf.int32) * _LAYER_STRIDE]
+    )
     return seed + offset
 
 

@@ -1,0 +1,166 @@
+"""For every method: settings with their oracle, and mutations that a test must catch.
+
+A method registered without an entry here fails the tests that walk the registry.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tests.oracles import client_optimizers, fedopt
+
+
+class Case(NamedTuple):
+    """Settings of a method and what they must give.
+
+    Attributes:
+      settings: For `tff_algos.build`.
+      oracle: `(problem, batch_orders, cohorts, dropped) -> weights after every round`, in float64.
+    """
+
+    settings: dict[str, Any]
+    oracle: Callable
+
+
+def _fedopt(name, *, server_lr=0.5, client_lr=0.4, oracle_client=None, schedule=None, **settings):
+    given = dict(client_learning_rate=client_lr, server_learning_rate=server_lr, **settings)
+    own = {k: settings[k] for k in ("beta1", "beta2", "tau", "momentum") if k in settings}
+
+    def oracle(problem, batch_orders, cohorts, dropped=frozenset()):
+        return fedopt.run(
+            problem,
+            name,
+            settings.get("variant", "released"),
+            batch_orders,
+            rounds=len(cohorts),
+            cohorts=cohorts,
+            client_lr=schedule(client_lr) if schedule else client_lr,
+            server_lr=server_lr,
+            client_optimizer=oracle_client or "sgd",
+            weighting=settings.get("client_weighting", "examples"),
+            dropped=dropped,
+            **own,
+        ).weights
+
+    return Case(given, oracle)
+
+
+def _moments(name):
+    return [
+        _fedopt(name, server_lr=0.05, beta1=0.7, beta2=0.9, tau=0.01),
+        _fedopt(name, server_lr=0.05, beta1=0.7, beta2=0.9, tau=0.05, variant="algorithm2"),
+        _fedopt(name, server_lr=0.03, client_weighting="uniform"),
+    ]
+
+
+CASES: dict[str, list[Case]] = {
+    "fedavg": [
+        _fedopt(
+            "fedavg",
+            server_lr=0.8,
+            client_lr_schedule="exp_decay",
+            client_lr_decay_rate=0.5,
+            client_lr_decay_steps=2,
+            schedule=lambda lr: fedopt.exponential_decay(lr, 2, 0.5),
+        ),
+        _fedopt(
+            "fedavg",
+            client_weighting="uniform",
+            client_lr_schedule="inv_sqrt_decay",
+            client_lr_decay_steps=2,
+            client_lr_warmup_steps=3,
+            schedule=lambda lr: fedopt.linear_warmup(fedopt.inverse_sqrt(lr, 2), 3),
+        ),
+        _fedopt(
+            "fedavg",
+            client_optimizer="sgdm",
+            client_momentum=0.5,
+            oracle_client=client_optimizers.build("sgdm", momentum=0.5),
+        ),
+        _fedopt(
+            "fedavg",
+            client_optimizer="adam",
+            client_lr=0.05,
+            client_beta1=0.5,
+            client_beta2=0.75,
+            client_epsilon=1e-3,
+            oracle_client=client_optimizers.build("adam", beta1=0.5, beta2=0.75, epsilon=1e-3),
+        ),
+        _fedopt("fedavg", client_optimizer="adagrad", oracle_client="adagrad"),
+        _fedopt("fedavg", client_optimizer="rmsprop", client_lr=0.05, oracle_client="rmsprop"),
+        _fedopt(
+            "fedavg",
+            client_optimizer="yogi",
+            client_lr=0.05,
+            client_beta1=0.5,
+            client_beta2=0.75,
+            oracle_client=client_optimizers.build("yogi", beta1=0.5, beta2=0.75),
+        ),
+        _fedopt(
+            "fedavg",
+            client_optimizer="adamw",
+            client_lr=0.05,
+            client_beta1=0.5,
+            client_beta2=0.75,
+            client_weight_decay=0.1,
+            oracle_client=client_optimizers.build("adamw", beta1=0.5, beta2=0.75, weight_decay=0.1),
+        ),
+    ],
+    "fedavgm": [
+        _fedopt("fedavgm", momentum=0.6),
+        _fedopt("fedavgm", client_weighting="uniform"),
+    ],
+    "fedadagrad": [
+        _fedopt("fedadagrad", server_lr=0.1, tau=0.01),
+        _fedopt("fedadagrad", server_lr=0.1, tau=0.1, variant="algorithm2"),
+    ],
+    "fedadam": _moments("fedadam"),
+    "fedyogi": _moments("fedyogi"),
+}
+
+_COMMON = [
+    ("g = tuple(-d for d in delta)", "g = delta"),
+    ("w - x for w, x in zip(trained.weights", "x - w for w, x in zip(trained.weights"),
+    ("weight=client.zero_unless(finite, local.client_weight(data))", "weight=tf.ones([])"),
+    ("round_num=state.round_num + 1", "round_num=state.round_num"),
+    ("ServerState(tuple(weights), slots,", "ServerState(tuple(weights), state.optimizer,"),
+]
+
+# Each is (text, replacement) in the method's file, and must break the oracle test of some case.
+MUTATIONS: dict[str, list[tuple[str, str]]] = {
+    "fedavg": [*_COMMON[:4], ("x - eta * g, x, g", "x + eta * g, x, g")],
+    "fedavgm": [
+        *_COMMON[:3],
+        _COMMON[4],
+        ("momentum * u + g", "momentum * u - g"),
+        ("momentum * u + g", "momentum * u + (1 - momentum) * g"),
+        ("return Momentum(u)", "return slots"),
+    ],
+    "fedadagrad": [
+        *_COMMON[:3],
+        _COMMON[4],
+        ("v + g**2", "v - g**2"),
+        ("tf.sqrt(v) + tau), x, g, v)", "tf.sqrt(v + tau)), x, g, v)"),
+        ("return Accumulator(v)", "return slots"),
+        ('tau**2 if variant == "algorithm2" else 0.0', "0.0"),
+    ],
+    "fedadam": [
+        *_COMMON[:3],
+        _COMMON[4],
+        ("beta2 * v + (1.0 - beta2) * square", "beta2 * v - (1.0 - beta2) * square"),
+        ("beta2 * v + (1.0 - beta2) * square", "beta2 * v + square"),
+        ("beta1 * m + (1.0 - beta1) * g", "beta1 * m + g"),
+        ("return Moments(m, v, t)", "return Moments(m, slots.v, t)"),
+        ("return Moments(m, v, t)", "return Moments(slots.m, v, t)"),
+        ("return Moments(m, v, t)", "return Moments(m, v, slots.t)"),
+        ("slots.v, g if released else m)", "slots.v, g)"),
+        ("0.0 if released else tau**2", "0.0"),
+    ],
+    "fedyogi": [
+        *_COMMON[:3],
+        _COMMON[4],
+        ("tf.sign(square - v)", "tf.sign(v - square)"),
+        ("(1.0 - beta2) * tf.sign", "tf.sign"),
+        ("return Moments(m, v, t)", "return Moments(m, slots.v, t)"),
+        ("slots.v, g if released else m)", "slots.v, m)"),
+    ],
+}

@@ -1,0 +1,126 @@
+"""Batching is a pure function of its seeds, loses nothing and invents nothing."""
+
+import hypothesis
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import strategies as st
+
+from tff_algos import client, stateless
+from tff_algos.client_data import batch_client, from_dataset
+
+
+def examples(n):
+    return np.arange(1, n + 1, dtype=np.float32)[:, None] * [1.0, 2.0], np.arange(1, n + 1)
+
+
+@hypothesis.given(
+    n=st.integers(0, 23), size=st.integers(1, 9), epochs=st.integers(1, 3), seed=st.integers(0, 99)
+)
+@hypothesis.settings(deadline=None)
+def test_every_epoch_holds_every_example_once(n, size, epochs, seed):
+    x, y = examples(n)
+    data = batch_client(x, y, batch_size=size, epochs=epochs, order_seed=(seed,))
+    steps = -(-n // size)
+    assert data.mask.shape == (epochs * steps, size) and data.steps_per_epoch == steps
+    for e in range(epochs):
+        part = slice(e * steps, (e + 1) * steps)
+        real = data.mask[part].astype(bool)
+        np.testing.assert_array_equal(np.sort(data.y[part][real]), y)
+        np.testing.assert_array_equal(data.x[part][real][:, 1], 2 * data.y[part][real])
+        # Only the last batch of an epoch may be partial, and padding is zero.
+        assert np.all(real.reshape(-1)[:n]) and not np.any(real.reshape(-1)[n:])
+        np.testing.assert_array_equal(data.y[part][~real], 0)
+    assert float(client.num_examples(data)) == n
+
+
+def test_order_depends_on_seed_and_epoch_alone():
+    x, y = examples(50)
+    orders = [
+        batch_client(x, y, batch_size=50, epochs=2, order_seed=seed).y
+        for seed in ((1, 2), (1, 2), (1, 3))
+    ]
+    np.testing.assert_array_equal(orders[0], orders[1])
+    assert np.any(orders[0] != orders[2]) and np.any(orders[0][0] != orders[0][1])
+    still = batch_client(x, y, batch_size=50, epochs=2, shuffle=False)
+    np.testing.assert_array_equal(still.y, [y, y])
+
+
+@pytest.mark.parametrize(("steps", "want_steps"), [(1, 1), (3, 3), (7, 7)])
+def test_exact_number_of_steps_repeats_or_cuts(steps, want_steps):
+    x, y = examples(5)
+    data = batch_client(x, y, batch_size=2, steps=steps, order_seed=(0,))
+    whole = batch_client(x, y, batch_size=2, epochs=3, order_seed=(0,))
+    assert data.mask.shape == (want_steps, 2)
+    np.testing.assert_array_equal(data.y, whole.y[:steps])
+
+
+def test_full_batch_is_one_step():
+    x, y = examples(5)
+    data = batch_client(x, y, batch_size=2, full_batch=True)
+    np.testing.assert_array_equal(data.y, [y])
+    np.testing.assert_array_equal(data.mask, np.ones((1, 5)))
+
+
+def test_refuses_nonsense():
+    x, y = examples(5)
+    with pytest.raises(ValueError, match="x has 4 examples but y has 5"):
+        batch_client(x[:4], y, batch_size=2)
+    with pytest.raises(ValueError, match="must be positive"):
+        batch_client(x, y, batch_size=0)
+
+
+def test_dropout_seed_and_index_travel():
+    x, y = examples(2)
+    a = batch_client(x, y, batch_size=2, dropout_seed=(1, 2), index=7)
+    b = batch_client(x, y, batch_size=2, dropout_seed=(1, 3))
+    assert a.index == 7 and a.seed.dtype == np.int32 and a.seed.shape == (2,)
+    assert np.any(a.seed != b.seed)
+
+
+def test_from_dataset_equals_unshuffled_batches():
+    x, y = examples(5)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
+    got, want = from_dataset(dataset), batch_client(x, y, batch_size=2, shuffle=False)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(ValueError, match="no batch"):
+        from_dataset(dataset.take(0))
+    with pytest.raises(ValueError, match="pair"):
+        from_dataset(tf.data.Dataset.from_tensor_slices(x).batch(2))
+
+
+def test_masked_out_step_changes_nothing():
+    x, y = examples(4)
+    data = batch_client(x, y, batch_size=2, shuffle=False)
+    padded = data._replace(
+        x=np.concatenate([data.x, np.full_like(data.x[:1], np.nan)]),
+        y=np.concatenate([data.y, data.y[:1]]),
+        mask=np.concatenate([data.mask, np.zeros((1, 2), np.float32)]),
+    )
+
+    def count(carry, batch, seed):
+        steps, total = carry
+        return steps + 1, total + tf.reduce_sum(tf.cast(batch.x, tf.float32))
+
+    for given in (data, padded):
+        steps, total = client.for_each_batch(count, (0, 0.0), given)
+        assert int(steps) == 2
+        np.testing.assert_allclose(total, np.sum(x))
+
+
+def test_steps_have_seeds_of_their_own():
+    seeds = {
+        tuple(stateless.fold_in(tf.constant([5, 6]), step=s, layer=k).numpy().tolist())
+        for s in range(50)
+        for k in range(50)
+    }
+    assert len(seeds) == 2500
+
+
+def test_uniform_and_dropout():
+    draw = stateless.uniform([20_000], tf.constant([1, 2])).numpy()
+    assert 0 <= draw.min() and draw.max() < 1 and abs(draw.mean() - 0.5) < 0.01
+    kept = stateless.dropout(tf.ones([20_000]), 0.2, tf.constant([1, 2])).numpy()
+    np.testing.assert_allclose(np.unique(kept), [0, 1.25])
+    assert abs((kept == 0).mean() - 0.2) < 0.01

@@ -1,0 +1,247 @@
+"""The bridge from Keras: what it gets right, and what it refuses by name."""
+
+import concurrent.futures
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_algos.client_data import Batch
+from tff_algos.keras_bridge import from_keras
+from tff_algos.model import ModelError
+
+L = tf.keras.layers
+NO_SEED = np.zeros(2, np.int32)
+
+
+def cross_entropy(y, outputs):
+    return tf.keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
+
+
+def sequential(*layers):
+    return tf.keras.Sequential([L.InputLayer((6, 6, 2)), *layers, L.Flatten(), L.Dense(3)])
+
+
+def batch(n=5, padding=0, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 6, 6, 2)).astype(np.float32)
+    y = rng.integers(0, 3, n).astype(np.int32)
+    mask = np.ones(n, np.float32)
+    if padding:
+        mask[-padding:] = 0
+    return Batch(x, y, mask)
+
+
+def other_weights(model):
+    return [w * 1.5 + 0.1 for w in model.initial_weights]
+
+
+def test_forward_uses_the_given_weights_and_leaves_the_model_alone():
+    keras_model = sequential(L.Conv2D(4, 3), L.GroupNormalization(2))
+    model = from_keras(keras_model, loss=cross_entropy)
+    before = keras_model.get_weights()
+    given, b = other_weights(model), batch()
+    got = model.forward(given, b, training=False, seed=NO_SEED).objective
+    for old, new in zip(before, keras_model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert isinstance(keras_model.layers[0].kernel, tf.Variable)
+    keras_model.set_weights(given)
+    want = tf.reduce_mean(cross_entropy(b.y, keras_model(b.x)))
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_padding_weighs_nothing_even_where_its_loss_is_not_finite():
+    model = from_keras(sequential(), loss=cross_entropy, metrics={"first": lambda y, o: o[:, 0]})
+    b = batch(5, padding=2)
+    b.x[-2:] = np.nan
+    got = model.forward(other_weights(model), b, training=False, seed=NO_SEED)
+    short = Batch(b.x[:3], b.y[:3], b.mask[:3])
+    want = model.forward(other_weights(model), short, training=False, seed=NO_SEED)
+    np.testing.assert_allclose(got.objective, want.objective, rtol=1e-6)
+    for name in ("loss", "first"):
+        np.testing.assert_allclose(got.metrics[name][0][:3], want.metrics[name][0], rtol=1e-6)
+        np.testing.assert_array_equal(got.metrics[name][0][3:], 0)
+        np.testing.assert_array_equal(got.metrics[name][1], [1, 1, 1, 0, 0])
+
+
+def test_weighted_positions_of_an_example():
+    """Loss values [[1, 2], [3, 4]] with weights [[1, 0], [1, 1]]: mean (1 + 3 + 4) / 3."""
+    keras_model = tf.keras.Sequential([L.InputLayer((2,)), L.Dense(2, use_bias=False)])
+
+    def loss(y, outputs):
+        return tf.constant([[1.0, 2.0], [3.0, 4.0]]) + 0 * outputs, tf.cast(y, tf.float32)
+
+    model = from_keras(keras_model, loss=loss, y_spec=tf.TensorSpec([None, 2], tf.int32))
+    b = Batch(np.ones((2, 2), np.float32), np.array([[1, 0], [1, 1]], np.int32), np.ones(2))
+    got = model.forward(model.initial_weights, b, training=False, seed=NO_SEED)
+    np.testing.assert_allclose(got.objective, 8 / 3, rtol=1e-6)
+    np.testing.assert_allclose(got.metrics["loss"][0], [1, 7])
+    np.testing.assert_allclose(got.metrics["loss"][1], [1, 2])
+
+
+def test_sum_reduction():
+    model = from_keras(sequential(), loss=cross_entropy, loss_reduction="sum")
+    mean = from_keras(sequential(), loss=cross_entropy)
+    b = batch(4, padding=1)
+    weights = other_weights(model)
+    total = model.forward(weights, b, training=False, seed=NO_SEED).objective
+    average = mean.forward(weights, b, training=False, seed=NO_SEED).objective
+    np.testing.assert_allclose(total, 3 * average, rtol=1e-6)
+
+
+def test_weight_regularisers_see_the_given_weights():
+    """Keras's own `model.losses` would penalise the variables: here 0.1 * |w|^2 + 0.2 * |b|_1."""
+    keras_model = sequential(
+        L.Conv2D(4, 3, kernel_regularizer=tf.keras.regularizers.L2(0.1)),
+        L.Dense(2, bias_regularizer=tf.keras.regularizers.L1(0.2)),
+    )
+    model = from_keras(keras_model, loss=cross_entropy)
+    plain = from_keras(sequential(L.Conv2D(4, 3), L.Dense(2)), loss=cross_entropy)
+    weights, b = other_weights(model), batch()
+    penalty = 0.1 * np.sum(weights[0] ** 2) + 0.2 * np.sum(np.abs(weights[3]))
+    got = model.forward(weights, b, training=True, seed=NO_SEED)
+    want = plain.forward(weights, b, training=True, seed=NO_SEED)
+    np.testing.assert_allclose(got.objective, want.objective + penalty, rtol=1e-6)
+    np.testing.assert_allclose(got.metrics["loss"][0], want.metrics["loss"][0] + penalty, rtol=1e-5)
+    with tf.GradientTape() as tape:
+        weights = [tf.constant(w) for w in weights]
+        tape.watch(weights)
+        objective = model.forward(weights, b, training=True, seed=NO_SEED).objective
+    gradient = tape.gradient(objective, weights)
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        objective = plain.forward(weights, b, training=True, seed=NO_SEED).objective
+    unpenalised = tape.gradient(objective, weights)
+    np.testing.assert_allclose(gradient[0] - unpenalised[0], 0.2 * weights[0], atol=1e-5)
+    np.testing.assert_allclose(gradient[3] - unpenalised[3], 0.2 * np.sign(weights[3]), atol=1e-5)
+
+
+@pytest.mark.parametrize("layer", [L.Dropout, L.SpatialDropout2D])
+def test_dropout_is_a_function_of_the_seed(layer):
+    """Kept entries are scaled by 1 / (1 - rate); the same seed drops the same entries."""
+    keras_model = tf.keras.Sequential([L.InputLayer((6, 6, 200)), layer(0.25)])
+    keras_model.add(L.GlobalAveragePooling2D())
+    keras_model.add(L.Dense(1, kernel_initializer="ones"))
+    seen = []
+    model = from_keras(keras_model, loss=lambda y, o: seen.append(o) or o[:, 0])
+    b = Batch(np.ones((8, 6, 6, 200), np.float32), np.zeros(8, np.int32), np.ones(8, np.float32))
+
+    def run(seed, training=True):
+        model.forward(model.initial_weights, b, training, np.array(seed, np.int32))
+        return seen.pop().numpy()
+
+    np.testing.assert_array_equal(run([3, 4]), run([3, 4]))
+    assert np.any(run([3, 4]) != run([4, 4])) and np.any(run([3, 4]) != run([3, 5]))
+    np.testing.assert_allclose(run([3, 4], training=False), 200, rtol=1e-6)
+    assert abs(run([3, 4]).mean() / 200 - 1) < 0.05
+    if layer is L.SpatialDropout2D:
+        # Whole feature maps survive or go, so each output is a count of maps times 1 / 0.75.
+        kept = run([3, 4]) * 0.75
+        np.testing.assert_allclose(kept, np.round(kept), atol=1e-3)
+
+
+def test_dropout_layers_of_a_model_draw_differently():
+    keras_model = tf.keras.Sequential([L.InputLayer((500,)), L.Dropout(0.5), L.Dropout(0.5)])
+    seen = []
+    model = from_keras(keras_model, loss=lambda y, o: seen.append(o) or o[:, 0])
+    b = Batch(np.ones((1, 500), np.float32), np.zeros(1, np.int32), np.ones(1, np.float32))
+    model.forward([], b, training=True, seed=NO_SEED)
+    kept = np.mean(seen.pop().numpy() > 0)
+    assert 0.18 < kept < 0.32, "a quarter survives two independent halvings"
+
+
+def test_frozen_weights_are_constants():
+    keras_model = sequential(L.Conv2D(4, 3, trainable=False), L.BatchNormalization(trainable=False))
+    model = from_keras(keras_model, loss=cross_entropy)
+    assert len(model.initial_weights) == 2
+    b = batch()
+    want = tf.reduce_mean(cross_entropy(b.y, keras_model(b.x, training=True)))
+    got = model.forward(model.initial_weights, b, training=True, seed=NO_SEED).objective
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    keras_model.layers[0].kernel.assign(keras_model.layers[0].kernel * 2)
+    again = model.forward(model.initial_weights, b, training=True, seed=NO_SEED).objective
+    np.testing.assert_array_equal(got, again)
+
+
+class _Held(L.Layer):
+    """A layer whose variable hides in a list, where nothing can be put in its place."""
+
+    def build(self, shape):
+        self.hidden = [self.add_weight("hidden", (1,))]
+
+    def call(self, x):
+        return x * self.hidden[0]
+
+
+class _AddsLoss(L.Layer):
+    def call(self, x):
+        self.add_loss(tf.reduce_sum(x))
+        return x
+
+
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        (lambda: L.BatchNormalization(name="bn"), "'bn'.*GroupNormalization"),
+        (lambda: L.GaussianNoise(0.1, name="noise"), "'noise'.*RandomStandardNormal"),
+        (lambda: L.AlphaDropout(0.1, name="alpha"), "'alpha'.*no seed controls"),
+        (lambda: L.RandomFlip(name="flip"), "'flip'.*stateful"),
+        (lambda: L.Dense(2, activity_regularizer="l2", name="act"), "'act'.*activity"),
+        (lambda: _AddsLoss(name="adds"), "adds losses"),
+        (lambda: _Held(name="held"), "hidden.*attribute"),
+    ],
+)
+def test_refused_by_name(layer, says):
+    with pytest.raises(ModelError, match=says):
+        from_keras(sequential(layer()), loss=cross_entropy)
+
+
+def test_refused_shapes():
+    with pytest.raises(ModelError, match="no known input shape"):
+        from_keras(tf.keras.Sequential([L.Dense(3)]), loss=cross_entropy)
+    a, b = L.Input((2,)), L.Input((2,))
+    two = tf.keras.Model([a, b], L.Dense(3)(a + b))
+    with pytest.raises(ModelError, match="2 inputs"):
+        from_keras(two, loss=cross_entropy)
+    with pytest.raises(ModelError, match="mean or sum"):
+        from_keras(sequential(), loss=cross_entropy, loss_reduction="none")
+    with pytest.raises(ModelError, match="named 'loss'"):
+        from_keras(sequential(), loss=cross_entropy, metrics={"loss": cross_entropy})
+
+
+def test_many_threads_may_call_one_model():
+    """Each thread puts its own weights in; none may see another's."""
+    keras_model = sequential(L.Conv2D(8, 3), L.Dropout(0.5))
+    model = from_keras(keras_model, loss=cross_entropy)
+    b = batch()
+
+    def run(k):
+        weights = [w + 0.01 * k for w in model.initial_weights]
+        return [
+            float(model.forward(weights, b, True, np.array([k, 0], np.int32)).objective)
+            for _ in range(5)
+        ]
+
+    alone = [run(k) for k in range(8)]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(run, range(8)))
+    np.testing.assert_array_equal(alone, together)
+    assert len({a[0] for a in alone}) == 8
+
+
+def test_recurrent_and_shared_layers():
+    shared = L.Dense(4)
+    x = L.Input((5,), dtype=tf.int32)
+    h = L.Embedding(7, 4)(x)
+    h = shared(shared(h))
+    keras_model = tf.keras.Model(x, L.Dense(7)(L.LSTM(3, return_sequences=True)(h)))
+    model = from_keras(keras_model, loss=cross_entropy, y_spec=tf.TensorSpec([None, 5], tf.int32))
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 7, (3, 5)).astype(np.int32)
+    b = Batch(tokens, tokens, np.ones(3, np.float32))
+    given = other_weights(model)
+    got = model.forward(given, b, training=False, seed=NO_SEED).objective
+    keras_model.set_weights(given)
+    np.testing.assert_allclose(
+        got, tf.reduce_mean(cross_entropy(tokens, keras_model(tokens))), rtol=1e-5
+    )

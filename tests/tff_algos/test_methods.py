@@ -1,0 +1,118 @@
+"""Every registered method against its oracle, in every runtime, and against its mutations."""
+
+import numpy as np
+import pytest
+
+import tff_algos
+from simulation import runtimes
+from tests.oracles import problem as problem_lib
+from tests.tff_algos import cases, toy
+from tff_algos import registry
+
+METHODS = [n for n in registry.names() if registry.get(n).builder.startswith("tff_algos.")]
+ALL_CASES = [
+    pytest.param(name, case, id=f"{name}-{i}")
+    for name in METHODS
+    for i, case in enumerate(cases.CASES.get(name, []))
+]
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return problem_lib.make_problem()
+
+
+@pytest.fixture(scope="module", params=runtimes.RUNTIMES)
+def runtime(request):
+    with runtimes.installed(request.param):
+        yield request.param
+
+
+@pytest.fixture()
+def in_process():
+    with runtimes.installed("tff"):
+        yield
+
+
+def assert_follows(states, want, atol=1e-5):
+    for state, weights in zip(states, want, strict=True):
+        for got, expected in zip(state.weights, weights, strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=atol)
+
+
+def oracle(case, problem, cohorts=toy.COHORTS, dropped=frozenset()):
+    return case.oracle(problem, toy.batch_orders(problem, cohorts), cohorts, dropped)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_oracles_and_mutations(name):
+    assert cases.CASES.get(name), f"{name} has no oracle in tests/tff_algos/cases.py"
+    assert len(cases.MUTATIONS.get(name, [])) >= 3, f"{name} needs mutations in cases.py"
+
+
+@pytest.mark.parametrize(("name", "case"), ALL_CASES)
+def test_oracle(runtime, problem, name, case):
+    process = tff_algos.build(name, toy.toy_model(problem), num_clients=5, **case.settings)
+    states, _ = toy.run(process, problem)
+    want = oracle(case, problem)
+    assert_follows(states, want)
+    moved = max(np.abs(a - b).max() for a, b in zip(want[-1], want[0], strict=True))
+    assert moved > 1e-3, "a run that stands still proves nothing"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_non_finite_update_is_dropped_and_counted(runtime, problem, name):
+    case = cases.CASES[name][0]
+    process = tff_algos.build(name, toy.toy_model(problem), num_clients=5, **case.settings)
+    spoiled = {(0, 1), (1, 4), (3, 2)}
+    states, metrics = toy.run(process, problem, spoiled=spoiled)
+    assert_follows(states, oracle(case, problem, dropped=spoiled))
+    assert [float(m["clients_dropped"]) for m in metrics] == [1, 1, 0, 1]
+    assert [float(m["num_clients"]) for m in metrics] == [4, 3, 3, 1]
+    sizes = [len(y) for _, y in problem.clients]
+    assert float(metrics[0]["num_examples"]) == sum(sizes[k] for k in (0, 2, 3))
+    assert all(np.isfinite(float(v)) for m in metrics for v in m.values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_mutations_are_caught(in_process, problem, name):
+    """One sign, weight or write-back flipped: some case's oracle must disagree."""
+    for old, new in cases.MUTATIONS[name]:
+        module = toy.mutant(name, old, new)
+        for case in cases.CASES[name]:
+            process = toy.build_mutant(module, name, toy.toy_model(problem), case.settings)
+            states, _ = toy.run(process, problem)
+            try:
+                assert_follows(states, oracle(case, problem))
+            except AssertionError:
+                break
+        else:
+            pytest.fail(f"{name}: no oracle notices {old!r} -> {new!r}")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_order_of_clients_does_not_matter(in_process, problem, name):
+    case = cases.CASES[name][0]
+    process = tff_algos.build(name, toy.toy_model(problem), num_clients=5, **case.settings)
+    forward, _ = toy.run(process, problem)
+    backward, _ = toy.run(process, problem, cohorts=[c[::-1] for c in toy.COHORTS])
+    assert_follows(forward, [s.weights for s in backward], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_dropout_is_the_same_in_every_runtime(problem, name):
+    case = cases.CASES[name][0]
+    last = []
+    for runtime in runtimes.RUNTIMES:
+        with runtimes.installed(runtime):
+            model = toy.toy_model(problem, dropout=0.5)
+            process = tff_algos.build(name, model, num_clients=5, **case.settings)
+            states, metrics = toy.run(process, problem)
+            last.append((states, [float(m["loss"]) for m in metrics]))
+    for states, losses in last[1:]:
+        assert_follows(states, [s.weights for s in last[0][0]])
+        np.testing.assert_allclose(losses, last[0][1], rtol=1e-5)
+    dry = tff_algos.build(name, toy.toy_model(problem), num_clients=5, **case.settings)
+    with runtimes.installed("tff"):
+        states, _ = toy.run(dry, problem)
+    assert np.abs(states[-1].weights[0] - last[0][0][-1].weights[0]).max() > 1e-3

@@ -1,0 +1,151 @@
+"""The processes as TFF's users meet them, and the refusals of `build`."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import tff_algos
+from hparams import HparamError
+from simulation import runtimes
+from tests.oracles import problem as problem_lib
+from tests.tff_algos import toy
+from tff_algos import registry
+
+RATES = {"client_learning_rate": 0.1, "server_learning_rate": 1.0}
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return problem_lib.make_problem()
+
+
+@pytest.mark.parametrize("runtime", runtimes.RUNTIMES)
+@pytest.mark.parametrize("name", registry.names())
+def test_runs_unchanged_in_a_stock_tff_loop(problem, runtime, name):
+    """The loop of TFF's tutorials, from `tf.data` clients, beside TFF's own process."""
+
+    def datasets():
+        for x, y in problem.clients:
+            pairs = (x.astype(np.float32), y.astype(np.int32))
+            yield tf.data.Dataset.from_tensor_slices(pairs).batch(3)
+
+    with runtimes.installed(runtime):
+        process = tff_algos.build(name, lambda: toy.toy_model(problem), **RATES)
+        assert isinstance(process, tff.learning.templates.LearningProcess)
+        state = process.initialize()
+        evaluation = tff.learning.models.ModelWeights
+        for _ in range(2):
+            result = process.next(state, [tff_algos.from_dataset(d) for d in datasets()])
+            state, metrics = result.state, result.metrics
+        weights = process.get_model_weights(state)
+        assert isinstance(weights, evaluation) and isinstance(metrics, collections.OrderedDict)
+        assert list(metrics) == [
+            "loss", "accuracy", "num_examples", "num_clients", "clients_dropped",
+        ]  # fmt: skip
+        assert float(metrics["num_examples"]) == 25
+        keras_model = toy.keras_model(problem)
+        weights.assign_weights_to(keras_model)
+        np.testing.assert_array_equal(keras_model.get_weights()[0], state.weights[0])
+        zeros = evaluation([np.zeros_like(w) for w in weights.trainable], [])
+        reset = process.set_model_weights(state, zeros)
+        assert type(reset) is type(state) and int(reset.round_num) == 2
+        assert not np.any(process.get_model_weights(reset).trainable[0])
+
+
+def test_fedavg_is_tffs_fedavg(problem):
+    """An independent implementation of the same method: TFF's own, on the same batches."""
+    spec = (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int32))
+
+    def tff_model():
+        return tff.learning.models.from_keras_model(
+            toy.keras_model(problem),
+            loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            input_spec=spec,
+        )
+
+    theirs = tff.learning.algorithms.build_weighted_fed_avg(
+        tff_model,
+        client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
+        server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
+    )
+    datasets = [
+        tf.data.Dataset.from_tensor_slices((x.astype(np.float32), y.astype(np.int32))).batch(3)
+        for x, y in problem.clients
+    ]
+    with runtimes.installed("tff"):
+        ours = tff_algos.build("fedavg", toy.toy_model(problem), **RATES)
+        state, their_state = ours.initialize(), theirs.initialize()
+        initial = ours.get_model_weights(state)
+        their_state = theirs.set_model_weights(
+            their_state, tff.learning.models.ModelWeights(initial.trainable, [])
+        )
+        for _ in range(3):
+            state = ours.next(state, [tff_algos.from_dataset(d) for d in datasets]).state
+            their_state = theirs.next(their_state, datasets).state
+        got = ours.get_model_weights(state).trainable
+        want = theirs.get_model_weights(their_state).trainable
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-6)
+
+
+def test_fedavg_of_one_client_is_sgd(problem):
+    """Limit: one client, one epoch, server rate 1 is an epoch of plain SGD."""
+    x, y = problem.clients[4]
+    data = toy.client_data(problem, 0, 4)
+    kernel, bias = problem.initial_weights
+    for xb, yb, mask in zip(data.x, data.y, data.mask, strict=True):
+        xb, yb = xb[mask > 0].astype(np.float64), yb[mask > 0]
+        g = problem_lib.gradient((kernel, bias), xb, yb)
+        kernel, bias = kernel - 0.1 * g[0], bias - 0.1 * g[1]
+    with runtimes.installed("tff"):
+        process = tff_algos.build("fedavg", toy.toy_model(problem), **RATES)
+        state = process.next(process.initialize(), [data]).state
+    np.testing.assert_allclose(state.weights[0], kernel, atol=1e-6)
+    np.testing.assert_allclose(state.weights[1], bias, atol=1e-6)
+
+
+def test_every_client_optimizer_builds_and_steps(problem):
+    for name in registry.CLIENT_OPTIMIZERS:
+        with runtimes.installed("tff"):
+            process = tff_algos.build(
+                "fedavg", toy.toy_model(problem), client_optimizer=name, **RATES
+            )
+            state = process.next(process.initialize(), [toy.client_data(problem, 0, 4)]).state
+        assert np.any(state.weights[0] != problem.initial_weights[0].astype(np.float32)), name
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "says"),
+    [
+        ("fedsomething", RATES, "Unknown algorithm 'fedsomething'; known: fedadagrad"),
+        ("fedavg", {}, "client_learning_rate must be set"),
+        ("fedadam", {"client_learning_rate": 0.1}, "server_learning_rate must be set: fedadam"),
+        ("fedavg", RATES | {"momentum": 0.5}, "fedavg has no setting 'momentum'"),
+        ("fedavgm", RATES | {"momentum": 1.0}, r"momentum=1.0 must be in \[0, 1\)"),
+        ("fedadam", RATES | {"variant": "algorithm3"}, "one of released, algorithm2"),
+        ("fedadam", RATES | {"tau": 0.0}, "tau=0.0 must be > 0"),
+        ("fedadam", RATES | {"beta1": "0.9"}, "must be a number"),
+        ("fedavg", RATES | {"client_momentum": 0.5}, "client_optimizer=sgd does not use it"),
+        (
+            "fedavg",
+            RATES | {"client_lr_decay_rate": 0.5},
+            r"client_lr_schedule=constant does not use it \(it belongs to exp_decay\)",
+        ),
+        ("fedavg", {"client_learning_rate": float("nan")}, "finite"),
+    ],
+)
+def test_refusals(name, settings, says):
+    with pytest.raises(HparamError, match=says):
+        tff_algos.build(name, lambda: pytest.fail("the model must not be built"), **settings)
+
+
+def test_fedavg_needs_no_server_learning_rate(problem):
+    with runtimes.installed("tff"):
+        process = tff_algos.build("fedavg", toy.toy_model(problem), client_learning_rate=0.1)
+        given = tff_algos.build("fedavg", toy.toy_model(problem), **RATES)
+        data = [toy.client_data(problem, 0, 4)]
+        a, b = (p.next(p.initialize(), data).state for p in (process, given))
+    np.testing.assert_array_equal(a.weights[0], b.weights[0])

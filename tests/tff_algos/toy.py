@@ -1,0 +1,109 @@
+"""The oracles' small problem as the suite sees it: model, client data, a run of a method."""
+
+import importlib
+import types
+
+import numpy as np
+import tensorflow as tf
+
+import hparams as hparams_lib
+import tff_algos
+from tests.oracles import problem as problem_lib
+from tff_algos import process as process_lib
+from tff_algos import registry
+from tff_algos.client import LocalTraining
+
+BATCH_SIZE = 3
+EPOCHS = 2
+# Ragged, overlapping, with the client of one example; the last cohort is a single client.
+COHORTS = ((0, 1, 2, 3), (1, 2, 4), (0, 3, 4), (2,))
+
+
+def cross_entropy(y, outputs):
+    return tf.keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
+
+
+def keras_model(problem: problem_lib.Problem, dropout: float = 0.0) -> tf.keras.Model:
+    layers = [tf.keras.layers.InputLayer((problem_lib.NUM_FEATURES,))]
+    if dropout:
+        layers.append(tf.keras.layers.Dropout(dropout))
+    layers.append(tf.keras.layers.Dense(problem_lib.NUM_CLASSES))
+    model = tf.keras.Sequential(layers)
+    model.set_weights([w.astype(np.float32) for w in problem.initial_weights])
+    return model
+
+
+def toy_model(problem: problem_lib.Problem, dropout: float = 0.0) -> tff_algos.Model:
+    return tff_algos.from_keras(
+        keras_model(problem, dropout),
+        loss=cross_entropy,
+        metrics={"accuracy": tf.keras.metrics.sparse_categorical_accuracy},
+    )
+
+
+def client_data(problem, round_num, k, spoil=False):
+    x, y = problem.clients[k]
+    x = x.astype(np.float32)
+    return tff_algos.batch_client(
+        np.full_like(x, np.nan) if spoil else x,
+        y.astype(np.int32),
+        batch_size=BATCH_SIZE,
+        epochs=EPOCHS,
+        order_seed=(1, round_num, k),
+        dropout_seed=(2, round_num, k),
+        index=k,
+    )
+
+
+def batch_orders(problem, cohorts) -> problem_lib.BatchOrders:
+    """The suite's shuffled order as the oracles take it."""
+    orders = []
+    for r, cohort in enumerate(cohorts):
+        orders.append({})
+        for k in cohort:
+            n = len(problem.clients[k][1])
+            data = tff_algos.batch_client(
+                np.arange(n),
+                np.arange(n),
+                batch_size=BATCH_SIZE,
+                epochs=EPOCHS,
+                order_seed=(1, r, k),
+            )
+            orders[-1][k] = [y[m > 0] for y, m in zip(data.y, data.mask, strict=True)]
+    return orders
+
+
+def run(process, problem, cohorts=COHORTS, spoiled=frozenset()):
+    """Runs a process in the TFF context that is installed; returns states and metrics by round."""
+    state = process.initialize()
+    states, metrics = [], []
+    for r, cohort in enumerate(cohorts):
+        data = [client_data(problem, r, k, (r, k) in spoiled) for k in cohort]
+        output = process.next(state, data)
+        state = output.state
+        states.append(state)
+        metrics.append(output.metrics)
+    return states, metrics
+
+
+def mutant(name: str, old: str, new: str) -> types.ModuleType:
+    """Returns the module of a method with one piece of its text replaced."""
+    module_name, _ = registry.get(name).builder.split(":")
+    with open(importlib.import_module(module_name).__file__) as f:
+        source = f.read()
+    assert source.count(old) >= 1, f"{module_name} holds no {old!r}: mend the mutation"
+    module = types.ModuleType(f"{module_name}_mutant")
+    exec(compile(source.replace(old, new), module_name, "exec"), module.__dict__)
+    return module
+
+
+def build_mutant(module, name, model, settings):
+    """Builds a method as `tff_algos.build` does, but from a mutated module."""
+    spec = registry.get(name)
+    shared = {h.name for h in registry.TRAINING_HPARAMS}
+    training = registry.resolve_training(spec, {k: v for k, v in settings.items() if k in shared})
+    own = hparams_lib.resolve(
+        name, spec.hparams, {k: v for k, v in settings.items() if k not in shared}
+    )
+    builder = getattr(module, spec.builder.split(":")[1])
+    return process_lib.to_process(builder(model, LocalTraining(training), **own), model)
