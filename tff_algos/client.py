@@ -20,7 +20,6 @@ _OPTIMIZER_BUILDERS = {
     "adamw": tff.learning.optimizers.build_adamw,
     "rmsprop": tff.learning.optimizers.build_rmsprop,
     "yogi": tff.learning.optimizers.build_yogi,
-    "adafactor": tff.learning.optimizers.build_adafactor,
 }
 
 
@@ -144,8 +143,6 @@ def train(
     """
     weights = tuple(weights)
     specs = tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights)
-    # TFF's Adafactor branches on tensors in Python, so it needs AutoGraph.
-    update = tf.function(optimizer.next)
     zero = tf.zeros([])
     metrics = collections.OrderedDict((name, (zero, zero)) for name in metric_names(model))
 
@@ -161,7 +158,7 @@ def train(
             )
         )
         gradient = correct_gradient(gradient, weights)
-        slots, weights = update(slots, weights, gradient)
+        slots, weights = optimizer.next(slots, weights, gradient)
         metrics = collections.OrderedDict(
             (name, (total + tf.reduce_sum(values), weight + tf.reduce_sum(weights)))
             for (name, (total, weight)), (values, weights) in zip(
@@ -171,8 +168,8 @@ def train(
         return tuple(weights), slots, metrics
 
     slots = optimizer.initialize(specs)
-    # Not by `set_hparams`, which loses the slots of Adafactor, the one to nest its rates.
-    slots.get("hparams", slots)["learning_rate"] = learning_rate
+    # Given here since not all of TFF's optimizers can be built with a symbolic rate.
+    slots["learning_rate"] = learning_rate
     carry = (weights, slots, metrics)
     weights, _, metrics = for_each_batch(step, carry, data)
     return LocalResult(weights, metrics)

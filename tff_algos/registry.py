@@ -65,6 +65,8 @@ class MethodSpec:
 _H = hparams_lib.Hparam
 
 # For each client optimizer: our setting → the argument of `tff.learning.optimizers.build_…`.
+# TFF's Adafactor is not among them: its `next` returns a step count of another dtype than it takes,
+# so that no loop can carry its state.
 CLIENT_OPTIMIZERS = {
     "sgd": {},
     "sgdm": {"client_momentum": "momentum"},
@@ -86,7 +88,6 @@ CLIENT_OPTIMIZERS = {
         "client_epsilon": "epsilon",
         "client_initial_accumulator": "initial_preconditioner_value",
     },
-    "adafactor": {},
 }
 
 # For each client learning-rate schedule: the settings that it reads.
