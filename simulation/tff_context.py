@@ -251,7 +251,9 @@ def _tensor_ingester(type_spec: tff.TensorType, where: str) -> Callable:
                 fail(f"dtype {value.dtype.name}")
             return value
         if isinstance(value, (list, tuple)):
-            value = np.asarray(value) if value else np.asarray(value, np_dtype)
+            if not all(array.is_compatible_dtype(x, np_dtype) for x in tf.nest.flatten(value)):
+                fail(f"{value!r:.200}")
+            value = np.asarray(value, np_dtype)
         if not isinstance(value, _ARRAY_TYPES):
             fail(type(value))
         if not array.is_compatible_dtype(value, np_dtype):
