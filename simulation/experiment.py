@@ -87,7 +87,8 @@ class _Run:
         self._started = started
 
     def run(self) -> int:
-        settings, folder = self._settings, self._folder
+        settings = self._settings
+        runtimes.configure_threads()
         self._task = tasks.load(
             settings["task"],
             data_dir=settings["data_dir"],
@@ -130,9 +131,8 @@ class _Run:
         self._write_hparams(device, round_num)
         folder.remove("summary.json", "client_metrics.csv")
         with files.explained(folder.path):
-            # Row 0 comes from the checkpoint's own start, so a run without one starts from nothing.
-            last_row = round_num if self._checkpoint else -1
-            table = outputs.MetricsCsv(folder.file("metrics.csv"), last_row)
+            # A start from round 0 writes row 0 again.
+            table = outputs.MetricsCsv(folder.file("metrics.csv"), round_num or -1)
             board = outputs.TensorBoard(
                 folder.file("tensorboard"), outputs.read_csv(folder.file("metrics.csv"))[1]
             )
@@ -220,30 +220,35 @@ class _Run:
         from simulation import evaluation
 
         task, settings = self._task, self._settings
-        make = functools.partial(evaluation.Evaluator, model, num_outputs=self._num_outputs)
+        self._evaluator = evaluation.Evaluator(model, self._num_outputs)
+        prepare = self._evaluator.prepare
         self._clients = self._central = self._validation = None
         if task.test is not None and np.sum(task.test.sizes):
-            self._clients = make(task.test)
+            self._clients = prepare(task.test)
         if task.central_test is not None and len(task.central_test.y):
-            self._central = self._validation = make(evaluation.OneClient(task.central_test))
+            # Often both are the same examples, which then need not go through the model twice.
+            if not (self._clients and evaluation.same_examples(task.central_test, task.test)):
+                self._central = prepare(evaluation.OneClient(task.central_test))
+            self._validation = self._central
             if settings["num_validation_examples"] != -1:
                 rows = randomness.validation_rows(
                     settings["seed"],
                     len(task.central_test.y),
                     settings["num_validation_examples"],
                 )
-                self._validation = make(evaluation.OneClient(task.central_test, rows))
+                self._validation = prepare(evaluation.OneClient(task.central_test, rows))
 
     def _evaluate(self, weights, final: bool) -> collections.OrderedDict[str, float]:
-        """Evaluates on central test data (all clients' together where there is none) and clients'."""
+        """Evaluates on central test data (clients' together if there is none) and on clients'."""
         from simulation import fairness
 
         task = self._task
         columns = collections.OrderedDict()
-        clients = self._clients(weights) if self._clients else None
+        clients = self._evaluator(weights, self._clients) if self._clients else None
         central = self._central if final else self._validation
-        pooled = central(weights).pooled() if central else clients.pooled() if clients else {}
-        columns.update((f"eval/{name}", value) for name, value in pooled.items())
+        evaluated = self._evaluator(weights, central) if central else clients
+        if evaluated:
+            columns.update((f"eval/{name}", value) for name, value in evaluated.pooled().items())
         if clients:
             statistics = fairness.summarize(
                 clients.by_client()[task.primary_metric],

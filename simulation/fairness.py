@@ -24,27 +24,31 @@ def std(values: np.ndarray, weights: np.ndarray | None = None) -> float:
     return float(np.sqrt(np.average((values - mean) ** 2, weights=weights)))
 
 
-def tail(values: np.ndarray, share: float, weights: np.ndarray | None = None) -> float:
-    """Returns the mean of `values` over the lowest `share` of clients.
+def tail(
+    values: np.ndarray, share: float, weights: np.ndarray | None = None, *, highest: bool = False
+) -> float:
+    """Returns the mean of `values` over the lowest (or highest) `share` of clients.
 
-    Without weights these are the `max(1, round(share * N))` lowest clients. With weights they are
-    the lowest clients that together hold `share` of all weight; the client on the border counts
-    with the part of its weight that is still missing.
+    Without weights these are `max(1, round(share * N))` clients. With weights they are the clients
+    that together hold `share` of all weight; the client on the border counts with the part of its
+    weight that is still missing.
 
     Args:
       values: float `[N]`.
       share: Part of the clients (of the weight), in (0, 1].
       weights: Non-negative `[N]`, not all zero, or `None`.
+      highest: Whether to take the highest instead of the lowest.
     """
     order = np.argsort(values, kind="stable")
-    lowest = np.asarray(values, np.float64)[order]
+    order = order[::-1] if highest else order
+    ranked = np.asarray(values, np.float64)[order]
     if weights is None:
-        return float(np.mean(lowest[: max(1, round(share * len(lowest)))]))
+        return float(np.mean(ranked[: max(1, round(share * len(ranked)))]))
     mass = np.asarray(weights, np.float64)[order]
     mass = mass / mass.sum()
     before = np.cumsum(mass) - mass
     taken = np.clip(share - before, 0.0, mass)
-    return float(np.sum(taken * lowest) / np.sum(taken))
+    return float(np.sum(taken * ranked) / np.sum(taken))
 
 
 def relative_std(errors: np.ndarray, weights: np.ndarray | None = None) -> float:
@@ -54,7 +58,7 @@ def relative_std(errors: np.ndarray, weights: np.ndarray | None = None) -> float
 
 
 def angle(values: np.ndarray) -> float:
-    """Returns the angle in degrees between `values` `[N]` and the all-ones vector; NaN for zeros."""
+    """Returns the angle in degrees between `values` `[N]` and the ones vector; NaN for zeros."""
     norm = np.linalg.norm(values)
     if not norm:
         return float("nan")
@@ -63,7 +67,7 @@ def angle(values: np.ndarray) -> float:
 
 
 def kl_from_uniform(values: np.ndarray) -> float:
-    """Returns the KL divergence (nats) of `values / sum` from the uniform distribution over clients.
+    """Returns the KL divergence (nats) of `values / sum` from the uniform distribution.
 
     NaN if the sum is 0 or a value is negative, where no distribution is defined.
     """
@@ -96,7 +100,6 @@ def summarize(
     n = np.asarray(sizes, np.float64)[tested]
     if not len(a) or not np.all(np.isfinite(a)):
         a, n = np.full(1, np.nan), np.ones(1)
-    sign = 1.0 if higher_is_better else -1.0
     errors = 1.0 - a if higher_is_better else a
     weightings = (("u", None), ("w", n))
     statistics = collections.OrderedDict()
@@ -107,8 +110,9 @@ def summarize(
     for share in TAILS:
         for suffix, weights in weightings:
             name = f"{round(100 * share):02d}_{suffix}"
-            statistics[f"worst{name}"] = sign * tail(sign * a, share, weights)
-            statistics[f"best{name}"] = -sign * tail(-sign * a, share, weights)
+            worst = tail(a, share, weights, highest=not higher_is_better)
+            best = tail(a, share, weights, highest=higher_is_better)
+            statistics[f"worst{name}"], statistics[f"best{name}"] = worst, best
     for suffix, weights in weightings:
         statistics[f"error_rsd_{suffix}"] = relative_std(errors, weights)
     statistics["angle"] = angle(a)

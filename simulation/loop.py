@@ -124,7 +124,7 @@ def run(
       evaluate: Model weights → metrics by column.
       record: Takes the metrics after so many rounds, by column.
       checkpoint: Takes the state after so many rounds.
-      should_stop: Asked after every round.
+      should_stop: Asked once after every round.
       progress: Told of every round.
       shown: What to show → the column it is in.
 
@@ -146,7 +146,9 @@ def run(
         record(0, evaluated(_weights(process, state)))
         checkpoint(0, state)
     latest = {}
-    while round_num < total_rounds and not should_stop():
+    # Asked once a round: an answer that changed between two questions would skip the checkpoint.
+    stopping = False
+    while round_num < total_rounds and not stopping:
         started = time.perf_counter()
         cohort = cohort_of_round(round_num)
         ready = time.perf_counter()
@@ -174,7 +176,8 @@ def run(
         progress.update(
             round_num, {name: latest[column] for name, column in shown.items() if column in latest}
         )
-        if round_num % rounds_per_checkpoint == 0 or round_num == total_rounds or should_stop():
+        stopping = should_stop()
+        if round_num % rounds_per_checkpoint == 0 or round_num == total_rounds or stopping:
             checkpoint(round_num, state)
     return state, round_num
 

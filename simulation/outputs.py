@@ -85,7 +85,7 @@ class ExperimentFolder:
           RunError: If the folder holds another experiment, or lacks what it should have.
         """
         with files.explained(self.path):
-            recorded = self._read_json("hparams.json")
+            recorded = self.read_hparams()
             checkpoint, damaged = checkpoints.load_newest(self.file("checkpoints"))
             rows = read_csv(self.file("metrics.csv"))[1]
         if recorded is None and (checkpoint or rows):
@@ -93,7 +93,7 @@ class ExperimentFolder:
                 f"{self.path} holds results but no hparams.json, so they cannot be told from "
                 "another experiment's; choose another --experiment_name."
             )
-        for found in (recorded and recorded.get("flags"), checkpoint and checkpoint.settings):
+        for found in (recorded and recorded["flags"], checkpoint and checkpoint.settings):
             if found is not None:
                 self._compare(found, settings, frozenset(may_change))
         if checkpoint is None and any(int(row[ROUND]) > 0 for row in rows):
@@ -123,8 +123,15 @@ class ExperimentFolder:
         return summary["rounds"] if summary and summary.get("finished") else 0
 
     def read_hparams(self) -> dict[str, Any] | None:
-        """Returns the content of hparams.json, `None` if there is none."""
-        return self._read_json("hparams.json")
+        """Returns the content of hparams.json, `None` if there is none.
+
+        Raises:
+          RunError: If the file is damaged.
+        """
+        content = self._read_json("hparams.json")
+        if content is not None and not {"flags", "start", "resumed"} <= content.keys():
+            raise RunError(f"{self.file('hparams.json')} is damaged: parts of it are missing.")
+        return content
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Writes a JSON file; numbers that are not finite become null."""

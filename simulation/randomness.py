@@ -30,7 +30,7 @@ def cohort(seed: int, round_index: int, num_clients: int, size: int) -> np.ndarr
 
 
 def order_seed(seed: int, round_index: int, client: int) -> tuple[int, ...]:
-    """Returns the seed of the order of a client's examples in a round (the epoch is added to it)."""
+    """Returns the seed of the order of a client's examples in a round; the epoch is added to it."""
     return (seed, _ORDER, round_index, client)
 
 

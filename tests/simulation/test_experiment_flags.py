@@ -1,0 +1,217 @@
+import dataclasses
+import sys
+import types
+
+import pytest
+
+import tasks
+import tff_algos
+from hparams import Hparam, HparamError
+from simulation import experiment_flags, runtimes
+
+BASE = (
+    "--task=synthetic",
+    "--algorithm=fedadam",
+    "--total_rounds=3",
+    "--clients_per_round=2",
+    "--client_batch_size=5",
+    "--client_learning_rate=0.1",
+    "--server_learning_rate=0.01",
+)
+
+
+def parse(*arguments, base=BASE):
+    return experiment_flags.parse([*base, *arguments])
+
+
+def error(*arguments, base=BASE):
+    with pytest.raises(HparamError) as e:
+        parse(*arguments, base=base)
+    assert "\n" not in str(e.value)
+    return str(e.value)
+
+
+def test_settings_go_where_they_belong():
+    request = parse("--fedadam_beta1=0.5", "--synthetic_num_clients=7", "--client_optimizer=sgdm")
+    assert request.run["total_rounds"] == 3
+    assert request.run["experiment_name"] == "synthetic_fedadam"
+    assert request.training == {
+        "client_optimizer": "sgdm",
+        "client_learning_rate": 0.1,
+        "server_learning_rate": 0.01,
+    }
+    assert request.method == {"beta1": 0.5, "beta2": 0.99, "tau": 1e-3, "variant": "released"}
+    assert request.task["num_clients"] == 7 and request.task["generator"] == "leaf"
+
+
+def test_in_force_has_every_setting_that_matters_and_no_other():
+    request = parse("--client_optimizer=sgdm", "--fedopt_variant=algorithm2")
+    want = {h.name for h in experiment_flags.RUN_HPARAMS}
+    want |= {"client_optimizer", "client_learning_rate", "server_learning_rate", "client_momentum"}
+    want |= {"client_weighting", "client_lr_schedule", "client_lr_warmup_steps"}
+    want |= {"fedadam_beta1", "fedadam_beta2", "fedadam_tau", "fedopt_variant"}
+    want |= {f"synthetic_{h.name}" for h in tasks.get("synthetic").hparams}
+    assert set(request.in_force) == want
+    assert request.in_force["fedopt_variant"] == "algorithm2"
+    assert request.in_force["client_momentum"] == 0.9
+    assert request.in_force["seed"] == 0
+
+
+def test_method_gives_the_default_server_rate():
+    base = [b for b in BASE if "server_learning" not in b and "algorithm" not in b]
+    assert parse("--algorithm=fedavg", base=base).in_force["server_learning_rate"] == 1.0
+
+
+def test_all_missing_flags_are_listed_at_once():
+    text = error(base=())
+    for flag in ("task", "algorithm", "total_rounds", "clients_per_round", "client_batch_size"):
+        assert f"--{flag}" in text
+    assert "--client_learning_rate" in text and "--server_learning_rate" not in text
+    text = error(base=("--task=synthetic", "--algorithm=fedadam"))
+    assert "--server_learning_rate" in text and "--task" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--task=synthetik"], ["Unknown task synthetik", "Did you mean synthetic?"]),
+        (["--algorithm=fedadm"], ["Unknown algorithm fedadm", "Did you mean fedadam?"]),
+        (["--client_learning_rte=3"], ["--client_learning_rte", "mean --client_learning_rate?"]),
+        (["--fedavgm_momentum=0.5"], ["--fedavgm_momentum", "fedadam", "algorithm fedavgm"]),
+        (["--fashion_mnist_partition=iid"], ["--fashion_mnist_partition", "task fashion_mnist"]),
+        (["--data_dir=/x"], ["--data_dir", "--task=synthetic"]),
+        (["--fedadam_beta1=1"], ["--fedadam_beta1=1.0", "in [0, 1)"]),
+        (["--fedadam_beta1=abc"], ["--fedadam_beta1='abc'", "a number"]),
+        (["--fedadam_beta1=nan"], ["--fedadam_beta1=nan", "finite"]),
+        (["--total_rounds=0"], ["--total_rounds=0", ">= 1"]),
+        (["--total_rounds=1.5"], ["--total_rounds='1.5'", "whole number"]),
+        (["--max_minutes=0"], ["--max_minutes=0", "> 0"]),
+        (["--num_validation_examples=0"], ["--num_validation_examples=0", ">= 1"]),
+        (["--seed=-1"], ["--seed=-1"]),
+        (["--seed=4294967296"], ["--seed=4294967296"]),
+        (["--use_synthetic_data=7"], ["--use_synthetic_data='7'", "true or false"]),
+        (["--runtime=gpu"], ["--runtime=gpu", "tff, native"]),
+        (["--client_momentum=0.5"], ["client_momentum", "client_optimizer=sgd"]),
+        (["--client_lr_decay_rate=0.5"], ["client_lr_decay_rate", "constant"]),
+        (["--flagfile=/no/such/file"], ["--flagfile", "/no/such/file"]),
+        (["--import=no_such_module"], ["--import=no_such_module", "ModuleNotFoundError"]),
+        (["--experiment_name"], ["experiment_name"]),
+        (["stray"], ["'stray'", "--name=value"]),
+    ],
+)
+def test_wrong_flags_are_one_clear_line(arguments, words):
+    text = error(*arguments)
+    for word in words:
+        assert word in text
+
+
+def test_unused_flag_of_several_owners_names_them_all():
+    base = [b for b in BASE if "algorithm" not in b]
+    text = error("--algorithm=fedavg", "--fedopt_variant=released", base=base)
+    assert "--fedopt_variant" in text and "fedadagrad, fedadam, fedyogi" in text
+
+
+def test_forms_that_absl_users_know():
+    request = experiment_flags.parse(
+        ["--task", "synthetic", "-algorithm=fedadam", *BASE[2:], "--use_synthetic_data", "--seed=3"]
+    )
+    assert request.run["use_synthetic_data"] is True and request.run["seed"] == 3
+    assert parse("--nouse_synthetic_data").run["use_synthetic_data"] is False
+    assert parse("--use_synthetic_data=true").run["use_synthetic_data"] is True
+    assert parse("--seed=1", "--seed=2").run["seed"] == 2
+
+
+def test_flagfile(tmp_path):
+    file = tmp_path / "x.flags"
+    file.write_text("# The paper's.\n--task=synthetic\n--algorithm=fedadam\n--fedadam_tau=0.5\n")
+    request = experiment_flags.parse([f"--flagfile={file}", *BASE[2:], "--fedadam_beta2=0.9"])
+    assert request.method["tau"] == 0.5 and request.method["beta2"] == 0.9
+    later = experiment_flags.parse([f"--flagfile={file}", *BASE[2:], "--fedadam_tau=0.25"])
+    assert later.method["tau"] == 0.25
+
+
+def help_text(*arguments):
+    with pytest.raises(experiment_flags.HelpRequested) as e:
+        experiment_flags.parse([*arguments, "--help"])
+    return str(e.value)
+
+
+def test_help_lists_common_flags_methods_and_tasks_only():
+    text = help_text()
+    for name in (*tff_algos.names(), *tasks.names()):
+        assert f"\n  {name} " in text
+    assert "--client_learning_rate=" in text and "--rounds_per_eval=" in text
+    assert "--fedadam_" not in text and "--synthetic_" not in text
+
+
+def test_help_of_a_method_and_task_shows_what_applies_with_default_range_and_source():
+    text = help_text("--algorithm=fedadam", "--task=synthetic")
+    assert "--fedadam_beta1=<float>" in text and "--fedopt_variant" in text
+    assert "--synthetic_generator" in text
+    assert "--fedavgm_momentum" not in text and "--fashion_mnist" not in text
+    assert "--data_dir" not in text
+    flat = " ".join(text.split())
+    assert "(default: 0.9; in [0, 1); source: Adaptive Federated Optimization, section 5.2" in flat
+
+
+def test_help_of_an_unknown_method_is_an_error():
+    assert "Unknown algorithm x" in error("--algorithm=x", "--help", base=())
+
+
+@pytest.mark.parametrize("module", [tff_algos, tasks])
+def test_every_setting_of_every_owner_can_be_given_and_is_described(module):
+    kind = "algorithm" if module is tff_algos else "task"
+    for name in module.names():
+        text = help_text(f"--{kind}={name}")
+        for hparam in module.get(name).hparams:
+            assert f"--{hparam.flag_name(name)}=" in text
+            assert hparam.help and hparam.source
+
+
+def test_runtimes_are_those_there_are():
+    declared = next(h for h in experiment_flags.RUN_HPARAMS if h.name == "runtime")
+    assert tuple(declared.choices) == tuple(runtimes.RUNTIMES)
+
+
+@pytest.fixture()
+def own_registries(monkeypatch):
+    """Lets a test register what later tests must not see."""
+    for registry in (tff_algos.registry, tasks.registry):
+        monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+
+
+def extension(monkeypatch, spec):
+    module = types.ModuleType("my_extension")
+    tff_algos.register(spec)
+    monkeypatch.setitem(sys.modules, "my_extension", module)
+
+
+def test_imported_method_has_flags_like_our_own(own_registries, monkeypatch):
+    mine = dataclasses.replace(
+        tff_algos.get("fedavg"), name="mine", hparams=[Hparam("power", 2.0, "Power.", "choice")]
+    )
+    extension(monkeypatch, mine)
+    base = [b for b in BASE if "algorithm" not in b]
+    request = parse("--import=my_extension", "--algorithm=mine", "--mine_power=3", base=base)
+    assert request.method == {"power": 3.0}
+    assert request.in_force["import"] == "my_extension"
+
+
+def test_flags_declared_differently_are_refused(own_registries, monkeypatch):
+    clash = Hparam("tau", 0.5, "Other.", "choice", flag="fedadam_tau")
+    extension(
+        monkeypatch, dataclasses.replace(tff_algos.get("fedavg"), name="mine", hparams=[clash])
+    )
+    assert "--fedadam_tau is declared differently" in error()
+
+
+def test_broken_import_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "broken_extension.py").write_text("raise RuntimeError('two\\nlines')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    text = error("--import=broken_extension")
+    assert text == "--import=broken_extension failed: RuntimeError: two lines"
+
+
+def test_what_may_change_are_flags():
+    assert {h.name for h in experiment_flags.RUN_HPARAMS} >= experiment_flags.MAY_CHANGE

@@ -1,0 +1,225 @@
+import collections
+import os
+import signal
+import types
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from simulation import loop
+from simulation.errors import RunError
+from tasks.task import ArrayFederatedData
+from tff_algos.registry import RoundPlan
+
+SETTINGS = {
+    "client_datasets_random_seed": 1,
+    "seed": 0,
+    "clients_per_round": 3,
+    "client_batch_size": 4,
+    "client_epochs_per_round": 2,
+    "max_elements_per_client": None,
+}
+
+
+@pytest.fixture()
+def train():
+    sizes = (5, 9, 1, 0, 12)
+    ends = np.cumsum(sizes)
+    x = np.arange(ends[-1], dtype=np.float32)[:, None]
+    return ArrayFederatedData(x, np.arange(ends[-1]), np.split(np.arange(ends[-1]), ends[:-1]))
+
+
+def cohort(train, round_index=0, plan=RoundPlan(), **changes):  # noqa: B008
+    return loop.cohort_data(train, plan, {**SETTINGS, **changes}, round_index)
+
+
+def equal(a, b):
+    return all(
+        np.array_equal(u, v) for x, y in zip(a, b, strict=True) for u, v in zip(x, y, strict=True)
+    )
+
+
+def test_cohort_data_is_pure_and_changes_by_round(train):
+    assert equal(cohort(train, 3), cohort(train, 3))
+    indices = {tuple(int(c.index) for c in cohort(train, r)) for r in range(8)}
+    assert len(indices) > 4
+    assert all(len(c) == 3 for c in indices)
+
+
+def test_orders_and_dropout_follow_seed_and_cohort_follows_its_own(train):
+    def indices(data):
+        return [int(c.index) for c in data]
+
+    plain, other_seed = cohort(train), cohort(train, seed=1)
+    assert indices(plain) == indices(other_seed)
+    assert not equal(plain, other_seed)
+    assert all((a.seed != b.seed).any() for a, b in zip(plain, other_seed, strict=True))
+    assert any(
+        indices(cohort(train, r)) != indices(cohort(train, r, client_datasets_random_seed=2))
+        for r in range(4)
+    )
+
+
+def test_whole_population_full_batches_and_steps(train):
+    everyone = cohort(train, plan=RoundPlan(cohort="all", batches="full_batch"))
+    assert [int(c.index) for c in everyone] == list(range(5))
+    assert [c.mask.sum() for c in everyone] == [10, 18, 2, 0, 24]
+    assert [len(c.mask) for c in everyone] == [2, 2, 2, 0, 2]
+    stepped = cohort(train, plan=RoundPlan(cohort="all", local_steps=5))
+    assert [len(c.mask) for c in stepped] == [5, 5, 5, 0, 5]
+
+
+def test_first_examples_of_a_client_only(train):
+    for data in cohort(train, plan=RoundPlan(cohort="all"), max_elements_per_client=3):
+        seen = set(data.y[data.mask > 0].tolist())
+        assert seen == set(train.examples(int(data.index)).y[:3].tolist())
+
+
+class State(NamedTuple):
+    weights: list
+    round_num: np.int32
+
+
+class FakeProcess:
+    """Adds 1 to its weight in a round; metrics and weights of a round can be spoiled."""
+
+    def __init__(self, metrics=None, weights=None):
+        self.metrics, self.weights = metrics or {}, weights or {}
+
+    def next(self, state, cohort):
+        r = int(state.round_num) + 1
+        weights = [np.asarray(self.weights.get(r, state.weights[0] + cohort[0]), np.float32)]
+        metrics = collections.OrderedDict(loss=float(r), num_clients=2.0, clients_dropped=0.0)
+        metrics.update(self.metrics.get(r, {}))
+        return types.SimpleNamespace(state=State(weights, np.int32(r)), metrics=metrics)
+
+    def get_model_weights(self, state):
+        return types.SimpleNamespace(trainable=state.weights)
+
+
+class Log:
+    def __init__(self):
+        self.rows, self.checkpoints, self.warnings, self.updates = {}, [], [], []
+
+    def update(self, round_num, shown):
+        self.updates.append((round_num, dict(shown)))
+
+    def warn(self, text):
+        self.warnings.append(text)
+
+
+def run(process=None, log=None, start=0, total=7, should_stop=lambda: False, **changes):
+    log = log or Log()
+    arguments = dict(
+        process=process or FakeProcess(),
+        state=State([np.float32(start)], np.int32(start)),
+        round_num=start,
+        total_rounds=total,
+        rounds_per_eval=2,
+        rounds_per_checkpoint=3,
+        cohort_of_round=lambda r: [np.float32(1)],
+        evaluate=lambda w: collections.OrderedDict({"eval/acc": float(w[0])}),
+        record=lambda r, values: log.rows.__setitem__(r, dict(values)),
+        checkpoint=lambda r, state: log.checkpoints.append((r, float(state.weights[0]))),
+        should_stop=should_stop,
+        progress=log,
+        shown={"loss": "train/loss", "acc": "eval/acc"},
+    )
+    state, done = loop.run(**{**arguments, **changes})
+    return log, state, done
+
+
+def test_rows_evaluations_and_checkpoints_come_when_due():
+    log, state, done = run()
+    assert done == 7 and state.weights == [7.0]
+    assert list(log.rows) == list(range(8))
+    assert {r: row["eval/acc"] for r, row in log.rows.items() if "eval/acc" in row} == {
+        0: 0.0,
+        2: 2.0,
+        4: 4.0,
+        6: 6.0,
+    }
+    assert "train/loss" not in log.rows[0] and log.rows[3]["train/loss"] == 3.0
+    assert log.checkpoints == [(0, 0.0), (3, 3.0), (6, 6.0), (7, 7.0)]
+    assert set(log.rows[4]) >= {"time/round_seconds", "time/data_seconds", "time/eval_seconds"}
+    assert log.updates[4] == (5, {"loss": 5.0, "acc": 4.0})
+
+
+def test_going_on_does_not_repeat_round_zero():
+    log, _, done = run(start=3)
+    assert done == 7 and list(log.rows) == [4, 5, 6, 7]
+    assert [r for r, _ in log.checkpoints] == [6, 7]
+
+
+def test_stop_leaves_a_checkpoint_of_the_last_round():
+    # It is asked for once only, as a signal may come between any two questions.
+    asked = iter([False] * 4 + [True] + [False] * 9)
+    log, state, done = run(should_stop=lambda: next(asked))
+    assert done == 5
+    assert log.checkpoints[-1] == (5, 5.0)
+    assert max(log.rows) == 5
+
+
+def test_every_process_does_a_round():
+    log, _, done = run(start=3, should_stop=lambda: True)
+    assert done == 4 and log.checkpoints == [(4, 4.0)]
+
+
+def test_round_of_no_finite_weights_is_recorded_then_ends_the_run():
+    log = Log()
+    with pytest.raises(RunError, match="not finite after round 4"):
+        run(FakeProcess(weights={4: np.nan}), log)
+    assert max(log.rows) == 4 and "eval/acc" not in log.rows[4]
+    assert log.checkpoints[-1] == (3, 3.0)
+
+
+def test_trouble_that_can_be_survived_is_told_once():
+    log, _, done = run(
+        FakeProcess(
+            {
+                2: {"clients_dropped": 1.0},
+                3: {"clients_dropped": 2.0, "loss": np.nan},
+                4: {"loss": np.inf},
+            }
+        )
+    )
+    assert done == 7
+    assert len(log.warnings) == 2
+    assert "round 2: 1 of 2 clients dropped" in log.warnings[0]
+    assert "round 3: train/loss is nan" in log.warnings[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_first_signal_asks_and_second_interrupts(number):
+    before = signal.getsignal(number)
+    with loop.StopRequest() as stop:
+        assert stop.signal is None
+        os.kill(os.getpid(), number)
+        assert stop.signal == number
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+            signal.pause()
+    assert signal.getsignal(number) == before
+
+
+def test_state_goes_through_its_leaves():
+    state = State([np.arange(3.0), (np.int32(4),)], np.int32(2))
+    other = State([np.zeros(3), (np.int32(0),)], np.int32(0))
+    restored = loop.restore_state(other, loop.flatten_state(state))
+    assert isinstance(restored, State) and isinstance(restored.weights[1], tuple)
+    np.testing.assert_array_equal(restored.weights[0], np.arange(3.0))
+    assert restored.round_num == 2
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        [np.zeros(3)],
+        [np.zeros(3, np.float32), np.int32(0)],
+        [np.zeros((3, 1)), np.int32(0)],
+    ],
+)
+def test_state_of_another_form_is_refused(leaves):
+    with pytest.raises(RunError, match="another form"):
+        loop.restore_state(State([np.zeros(3)], np.int32(0)), leaves)

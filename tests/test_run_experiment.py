@@ -1,0 +1,539 @@
+"""The command as a user runs it: results, wrong input, kills and signals."""
+
+import csv
+import hashlib
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import run_experiment
+import tff_algos
+from simulation import checkpoints, runtimes
+
+_REPO = pathlib.Path(__file__).resolve().parent.parent
+TOY = (
+    "--import=tests.simulation.toy_extension",
+    "--task=toy",
+    "--algorithm=fedavgm",
+    "--total_rounds=8",
+    "--clients_per_round=3",
+    "--client_batch_size=3",
+    "--client_epochs_per_round=2",
+    "--client_learning_rate=0.3",
+    "--rounds_per_checkpoint=3",
+    "--rounds_per_eval=2",
+)
+SMALL = (
+    "--task=synthetic",
+    "--synthetic_num_clients=6",
+    "--synthetic_max_examples=30",
+    "--algorithm=fedavg",
+    "--total_rounds=4",
+    "--clients_per_round=3",
+    "--client_batch_size=5",
+    "--client_learning_rate=0.05",
+)
+
+
+def start(*arguments, folder, log):
+    """Starts the command with `folder` as working directory; output goes to files."""
+    # Files, not pipes: TFF's worker may hold a pipe open longer than the run lasts.
+    # A user's environment does not have what these tests set for themselves.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TF_CPP")}
+    with open(f"{log}.out", "w") as out, open(f"{log}.err", "w") as err:
+        return subprocess.Popen(
+            [sys.executable, str(_REPO / "run_experiment.py"), *arguments],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+        )
+
+
+def command(*arguments, folder, log="log", timeout=120):
+    """Runs the command; returns exit code (minus the signal, if killed), stdout and stderr."""
+    log = os.path.join(folder, log)
+    process = start(*arguments, folder=folder, log=log)
+    try:
+        code = process.wait(timeout)
+    finally:
+        process.kill()
+        process.wait()
+    return code, *(pathlib.Path(f"{log}.{kind}").read_text() for kind in ("out", "err"))
+
+
+def rows_but_times(folder):
+    with open(folder / "metrics.csv", newline="") as f:
+        return [
+            {k: v for k, v in r.items() if not k.startswith("time/")} for r in csv.DictReader(f)
+        ]
+
+
+def tensorboard_values(folder):
+    """Returns all scalars but times as sorted (tag, step, bits)."""
+    from tensorboard.backend.event_processing import event_file_loader
+    from tensorboard.util import tensor_util
+
+    values = []
+    for path in (folder / "tensorboard").iterdir():
+        for event in event_file_loader.EventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                if not value.tag.startswith("time/"):
+                    number = tensor_util.make_ndarray(value.tensor)
+                    values.append((value.tag, event.step, number.tobytes()))
+    return sorted(values)
+
+
+def bytes_of(folder):
+    return {
+        str(p.relative_to(folder)): (
+            hashlib.sha256(p.read_bytes()).hexdigest(),
+            p.stat().st_mtime_ns,
+        )
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
+
+
+def assert_same_run(got, want):
+    assert rows_but_times(got) == rows_but_times(want)
+    assert tensorboard_values(got) == tensorboard_values(want)
+    assert (got / "client_metrics.csv").read_bytes() == (want / "client_metrics.csv").read_bytes()
+    newest = [checkpoints.load_newest(str(f / "checkpoints"))[0] for f in (got, want)]
+    assert newest[0].round_num == newest[1].round_num
+    for a, b in zip(newest[0].leaves, newest[1].leaves, strict=True):
+        assert a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    summaries = [json.loads((f / "summary.json").read_text()) for f in (got, want)]
+    for summary in summaries:
+        del summary["mean_round_seconds"]
+    assert summaries[0] == summaries[1]
+
+
+# What a user writes, in one process.
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a finished small run."""
+    root = tmp_path_factory.mktemp("finished")
+    assert run_experiment.main([*SMALL, f"--root_output_dir={root}", "--rounds_per_eval=2"]) == 0
+    return root / "synthetic_fedavg"
+
+
+def test_output_folder_is_complete(finished):
+    names = {p.name for p in finished.iterdir()} - {".lock"}
+    assert names == {
+        "hparams.json",
+        "metrics.csv",
+        "client_metrics.csv",
+        "summary.json",
+        "tensorboard",
+        "checkpoints",
+    }
+
+
+def test_metrics_have_a_row_a_round_in_groups(finished):
+    with open(finished / "metrics.csv", newline="") as f:
+        reader = csv.DictReader(f)
+        columns, rows = reader.fieldnames, list(reader)
+    assert columns[0] == "round_num"
+    groups = [c.split("/")[0] for c in columns[1:]]
+    assert list(dict.fromkeys(groups)) == ["train", "eval", "fairness", "time"]
+    assert groups == sorted(groups, key=["train", "eval", "fairness", "time"].index)
+    assert [r["round_num"] for r in rows] == ["0", "1", "2", "3", "4"]
+    assert [bool(r["eval/accuracy"]) for r in rows] == [True, False, True, False, True]
+    assert [bool(r["train/loss"]) for r in rows] == [False, True, True, True, True]
+    assert {"train/clients_dropped", "eval/loss", "time/round_seconds"} <= set(columns)
+    assert {"fairness/accuracy_avg_u", "fairness/accuracy_worst30_w"} <= set(columns)
+
+
+def test_summary_client_metrics_and_fairness_agree(finished):
+    final = json.loads((finished / "summary.json").read_text())
+    assert final["finished"] and final["rounds"] == 4
+    with open(finished / "client_metrics.csv", newline="") as f:
+        clients = list(csv.DictReader(f))
+    assert len(clients) == 6
+    accuracy = np.array([float(c["accuracy"]) for c in clients])
+    sizes = np.array([int(c["test_examples"]) for c in clients])
+    final = final["final"]
+    assert final["fairness/accuracy_avg_u"] == pytest.approx(accuracy.mean())
+    assert final["fairness/accuracy_std_u"] == pytest.approx(accuracy.std())
+    pooled = (accuracy * sizes).sum() / sizes.sum()
+    assert final["fairness/accuracy_avg_w"] == pytest.approx(pooled)
+    # The central test of this task is all clients' test examples together.
+    assert final["eval/accuracy"] == pytest.approx(pooled)
+    # The last row was evaluated on the same model and, here, on the same examples.
+    assert float(rows_but_times(finished)[-1]["eval/accuracy"]) == final["eval/accuracy"]
+
+
+def test_hparams_say_all_that_was_in_force(finished):
+    hparams = json.loads((finished / "hparams.json").read_text())
+    assert hparams["flags"]["client_learning_rate"] == 0.05
+    assert hparams["flags"]["server_learning_rate"] == 1.0
+    assert hparams["flags"]["synthetic_num_clients"] == 6
+    assert hparams["start"]["versions"]["tensorflow-federated"] == "0.87.0"
+    assert hparams["start"]["device"] == runtimes.device_description()
+    assert "git_commit" in hparams["start"] and hparams["resumed"] == []
+
+
+def test_tensorboard_has_the_numbers_of_the_csv(finished):
+    want = sorted(
+        (column, int(row["round_num"]), np.float32(row[column]).tobytes())
+        for row in rows_but_times(finished)
+        for column in row
+        if column != "round_num" and row[column]
+    )
+    assert tensorboard_values(finished) == want
+
+
+def test_finished_run_says_so_and_changes_nothing(finished, capfd):
+    before = bytes_of(finished)
+    arguments = [*SMALL, f"--root_output_dir={finished.parent}", "--rounds_per_eval=2"]
+    assert run_experiment.main(arguments) == 0
+    out, err = capfd.readouterr()
+    assert "is finished" in out and len(out.splitlines()) == 1 and not err
+    assert bytes_of(finished) == before
+
+
+def test_run_can_be_extended_and_equals_one_of_that_length(finished, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for root, rounds in ((parts, 3), (parts, 5), (whole, 5)):
+        arguments = [*SMALL, f"--root_output_dir={root}", f"--total_rounds={rounds}"]
+        assert run_experiment.main(arguments) == 0
+    assert_same_run(parts / "synthetic_fedavg", whole / "synthetic_fedavg")
+    hparams = json.loads((parts / "synthetic_fedavg" / "hparams.json").read_text())
+    assert hparams["flags"]["total_rounds"] == 5
+    assert [s["round_num"] for s in hparams["resumed"]] == [3]
+
+
+def test_damaged_newest_checkpoint_costs_rounds_not_the_run(finished, tmp_path, capfd):
+    arguments = [*SMALL, f"--root_output_dir={tmp_path}", "--rounds_per_eval=2"]
+    arguments += ["--rounds_per_checkpoint=1"]
+    assert run_experiment.main([*arguments, "--total_rounds=3"]) == 0
+    folder = tmp_path / "synthetic_fedavg"
+    newest = sorted((folder / "checkpoints").iterdir())[-1]
+    newest.write_bytes(newest.read_bytes()[:-5])
+    capfd.readouterr()
+    assert run_experiment.main(arguments) == 0
+    assert f"{newest} is damaged" in capfd.readouterr().out
+    assert_same_run(folder, finished)
+
+
+def test_out_of_time_stops_with_results_and_goes_on(finished, tmp_path, capfd):
+    arguments = [*SMALL, f"--root_output_dir={tmp_path}", "--rounds_per_eval=2"]
+    folder = tmp_path / "synthetic_fedavg"
+    for done in (1, 2):
+        assert run_experiment.main([*arguments, "--max_minutes=0.0001"]) == 0
+        out = capfd.readouterr().out
+        assert f"{done} of 4 rounds are done" in out and "same command again" in out
+        summary = json.loads((folder / "summary.json").read_text())
+        assert summary["rounds"] == done and not summary["finished"]
+    assert run_experiment.main(arguments) == 0
+    assert_same_run(folder, finished)
+
+
+def test_part_of_the_central_test_during_the_run_all_of_it_at_the_end(finished, tmp_path):
+    arguments = [*SMALL, f"--root_output_dir={tmp_path}", "--num_validation_examples=5"]
+    assert run_experiment.main(arguments) == 0
+    folder = tmp_path / "synthetic_fedavg"
+    during = [float(row["eval/accuracy"]) * 5 for row in rows_but_times(folder)]
+    assert during == pytest.approx(np.round(during))
+    whole, part = (json.loads((f / "summary.json").read_text()) for f in (finished, folder))
+    assert part["final"] == whole["final"]
+
+
+def test_diverged_run_is_one_line_and_keeps_its_rows(tmp_path, capfd):
+    arguments = [*SMALL, f"--root_output_dir={tmp_path}", "--server_learning_rate=1e38"]
+    assert run_experiment.main([*arguments, "--client_learning_rate=1e20"]) == 1
+    error = capfd.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ") and "not finite" in error
+    assert len(rows_but_times(tmp_path / "synthetic_fedavg")) > 1
+
+
+# Wrong input.
+
+
+def error_line(capfd, arguments, code):
+    assert run_experiment.main(arguments) == code
+    err = capfd.readouterr().err
+    assert len(err.splitlines()) == 1 and err.startswith("error: "), err
+    return err
+
+
+def test_more_clients_than_there_are(tmp_path, capfd):
+    arguments = [*SMALL, f"--root_output_dir={tmp_path}", "--clients_per_round=7"]
+    line = error_line(capfd, arguments, 2)
+    assert "--clients_per_round=7" in line and "6 clients" in line
+
+
+def test_fewer_rounds_than_are_done(finished, capfd):
+    arguments = [*SMALL, f"--root_output_dir={finished.parent}", "--rounds_per_eval=2"]
+    before = bytes_of(finished)
+    assert "4 rounds already" in error_line(capfd, [*arguments, "--total_rounds=2"], 2)
+    assert bytes_of(finished) == before
+
+
+def test_folder_of_another_experiment(finished, capfd):
+    arguments = [*SMALL, f"--root_output_dir={finished.parent}", "--rounds_per_eval=2"]
+    before = bytes_of(finished)
+    line = error_line(capfd, [*arguments, "--client_learning_rate=0.1", "--seed=4"], 1)
+    assert "--client_learning_rate was 0.05, is 0.1" in line and "--seed was 0, is 4" in line
+    assert bytes_of(finished) == before
+
+
+def test_checkpoint_of_a_state_of_another_form(finished, tmp_path, capfd):
+    arguments = [*SMALL, f"--root_output_dir={tmp_path}"]
+    assert run_experiment.main([*arguments, "--total_rounds=2"]) == 0
+    folder = str(tmp_path / "synthetic_fedavg" / "checkpoints")
+    good = checkpoints.load_newest(folder)[0]
+    checkpoints.save(folder, good.round_num, good.leaves[:-1], good.settings)
+    capfd.readouterr()
+    assert "another form" in error_line(capfd, arguments, 1)
+
+
+def test_all_checkpoints_damaged(finished, tmp_path, capfd):
+    arguments = [*SMALL, f"--root_output_dir={tmp_path}"]
+    assert run_experiment.main([*arguments, "--total_rounds=2"]) == 0
+    for path in (tmp_path / "synthetic_fedavg" / "checkpoints").iterdir():
+        path.write_bytes(b"")
+    capfd.readouterr()
+    before = bytes_of(tmp_path)
+    assert "is damaged" in error_line(capfd, arguments, 1)
+    assert bytes_of(tmp_path) == before
+
+
+def test_plan_that_depends_on_the_number_of_rounds_cannot_be_extended(tmp_path, capfd, monkeypatch):
+    import dataclasses
+
+    from tff_algos import registry
+
+    def plan(settings, round_index, total_rounds):
+        late = round_index >= total_rounds - 2
+        return registry.RoundPlan(cohort="all" if late else "sampled")
+
+    phased = dataclasses.replace(registry.get("fedavg"), name="phased", plan=plan)
+    monkeypatch.setattr(registry, "_SPECS", {**registry._SPECS, "phased": phased})
+    arguments = [*SMALL, "--algorithm=phased", f"--root_output_dir={tmp_path}"]
+    assert run_experiment.main(arguments) == 0
+    cohorts = [r["train/num_clients"] for r in rows_but_times(tmp_path / "synthetic_phased")]
+    assert cohorts == ["", "3.0", "3.0", "6.0", "6.0"]
+    capfd.readouterr()
+    line = error_line(capfd, [*arguments, "--total_rounds=6"], 2)
+    assert "--total_rounds=6 cannot replace 4: round 3" in line
+
+
+_EARLY = """
+import io, contextlib, json, sys, time
+sys.path.insert(0, {repo!r})
+results = []
+started = time.monotonic()
+import run_experiment
+for arguments in json.loads({cases!r}):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run_experiment.main(arguments)
+    results.append((code, out.getvalue(), err.getvalue(), "tensorflow" in sys.modules))
+print(json.dumps((results, time.monotonic() - started)))
+"""
+
+
+def test_wrong_input_is_told_in_one_line_before_tensorflow_is_imported(finished, tmp_path):
+    (tmp_path / "file").write_text("")
+    damaged = tmp_path / "synthetic_fedavg"
+    damaged.mkdir()
+    (damaged / "hparams.json").write_text("{")
+    here = [*SMALL, f"--root_output_dir={finished.parent}", "--rounds_per_eval=2"]
+    cases = [
+        ([], 2, "--task"),
+        ([*SMALL, "--task=nothing"], 2, "Unknown task nothing"),
+        ([*SMALL, "--algorithm=nothing"], 2, "Unknown algorithm nothing"),
+        ([*SMALL, "--fedadam_beta1=0.5"], 2, "--fedadam_beta1"),
+        ([*SMALL, "--client_learning_rate=-1"], 2, "--client_learning_rate=-1"),
+        ([*SMALL, "--client_learning_rte=1"], 2, "Did you mean --client_learning_rate?"),
+        ([*SMALL, "--client_momentum=0.1"], 2, "client_optimizer=sgd"),
+        ([*SMALL, f"--root_output_dir={tmp_path}/file"], 1, "Not a directory"),
+        ([*SMALL, f"--root_output_dir={tmp_path}"], 1, "hparams.json is damaged"),
+        ([*here, "--seed=9"], 1, "--seed was 0, is 9"),
+        ([*here, "--total_rounds=1"], 2, "4 rounds already"),
+        (["--task=synthetic", "--algorithm=fedadam", "--help"], 0, ""),
+        (here, 0, ""),
+    ]
+    text = _EARLY.format(repo=str(_REPO), cases=json.dumps([arguments for arguments, *_ in cases]))
+    result = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stderr
+    results, seconds = json.loads(result.stdout)
+    for (arguments, want_code, words), (code, out, err, tensorflow) in zip(
+        cases, results, strict=True
+    ):
+        assert code == want_code, (arguments, err)
+        assert not tensorflow, arguments
+        assert words in err
+        assert len(err.splitlines()) == (1 if code else 0)
+        assert bool(out) == (code == 0)
+    assert seconds / len(cases) < 1.5
+
+
+def test_wrong_flag_takes_less_than_a_second_and_a_half(tmp_path):
+    seconds = []
+    for _ in range(3):
+        started = time.monotonic()
+        code, out, err = command(*SMALL, "--task=nothing", folder=tmp_path)
+        seconds.append(time.monotonic() - started)
+        assert code == 2 and not out and len(err.splitlines()) == 1
+    assert min(seconds) < 1.5
+
+
+def test_missing_data_is_one_line(tmp_path):
+    arguments = [a for a in SMALL if "synthetic" not in a]
+    arguments += ["--task=mnist_writers", f"--data_dir={tmp_path}"]
+    code, out, err = command(*arguments, folder=tmp_path)
+    assert code == 1 and not out
+    assert len(err.splitlines()) == 1 and str(tmp_path) in err and "Traceback" not in err
+
+
+# Kills. Each module is imported by the run that it is to disturb, and only by that one.
+
+_KILL = "import os, signal\nkill = lambda: os.kill(os.getpid(), signal.SIGKILL)\n"
+
+
+def _in_append(round_num, before="pass"):
+    return f"""
+from simulation import outputs
+original = outputs.MetricsCsv.append
+def append(self, round_num, values):
+    if round_num == {round_num}:
+        {before}
+        kill()
+    original(self, round_num, values)
+outputs.MetricsCsv.append = append
+"""
+
+
+def _in_replace(suffix, after, nth=1):
+    return f"""
+original, seen = os.replace, []
+def replace(source, target):
+    if target.endswith({suffix!r}):
+        seen.append(target)
+        if len(seen) == {nth}:
+            if {after}:
+                original(source, target)
+            kill()
+    original(source, target)
+os.replace = replace
+"""
+
+
+def _signal_in_round(round_num, name):
+    return f"""
+from simulation import loop
+original = loop.cohort_data
+def cohort_data(train, plan, settings, round_index):
+    if round_index + 1 == {round_num}:
+        os.kill(os.getpid(), signal.{name})
+    return original(train, plan, settings, round_index)
+loop.cohort_data = cohort_data
+"""
+
+
+_TORN = "self._file.write('5,0.12'); self._file.flush()"
+_NO_CHECKPOINT = _in_replace(".checkpoint", False)
+_KILLED = -signal.SIGKILL
+# One after the other in one folder: what is disturbed, by what module, the exit code, and the
+# rounds that have a checkpoint afterwards.
+SOME_DISTURBANCES = [
+    ("first checkpoint", _NO_CHECKPOINT, _KILLED, []),
+    ("SIGTERM in round 2", _signal_in_round(2, "SIGTERM"), 143, [0, 2]),
+    ("row 5, half written", _in_append(5, _TORN), _KILLED, [2, 3]),
+    ("checkpoint of round 6", _NO_CHECKPOINT, _KILLED, [2, 3]),
+    ("summary.json", _in_replace("summary.json", False), _KILLED, [6, 8]),
+]
+ALL_DISTURBANCES = [
+    ("row 0", _in_append(0), _KILLED, []),
+    ("first checkpoint", _NO_CHECKPOINT, _KILLED, []),
+    ("round 2", _signal_in_round(2, "SIGKILL"), _KILLED, [0]),
+    ("SIGTERM in round 2", _signal_in_round(2, "SIGTERM"), 143, [0, 2]),
+    ("row 5, half written", _in_append(5, _TORN), _KILLED, [2, 3]),
+    ("checkpoint of round 6", _NO_CHECKPOINT, _KILLED, [2, 3]),
+    ("SIGINT in round 5", _signal_in_round(5, "SIGINT"), 130, [3, 5]),
+    ("removal of old checkpoints", _in_replace(".checkpoint", True), _KILLED, [3, 5, 6]),
+    ("rewriting rows", _in_replace("metrics.csv", False), _KILLED, [3, 5, 6]),
+    ("client_metrics.csv", _in_replace("client_metrics.csv", False), _KILLED, [6, 8]),
+    ("summary.json", _in_replace("summary.json", False), _KILLED, [6, 8]),
+]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    root = tmp_path_factory.mktemp("uninterrupted")
+    code, _, err = command(*TOY, folder=root)
+    assert code == 0, err
+    assert err == ""
+    return root / "results" / "toy_fedavgm"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "disturbances",
+    [
+        pytest.param(SOME_DISTURBANCES, id="some"),
+        pytest.param(ALL_DISTURBANCES, id="all", marks=pytest.mark.long),
+    ],
+)
+def test_killed_again_and_again_it_ends_as_if_it_had_not_been(
+    uninterrupted, tmp_path, disturbances
+):
+    folder = tmp_path / "results" / "toy_fedavgm"
+    for i, (what, code, want, rounds) in enumerate(disturbances):
+        (tmp_path / f"disturb_{i}.py").write_text(_KILL + code)
+        got, out, err = command(*TOY, f"--import=disturb_{i}", folder=tmp_path)
+        assert got == want, (what, out, err)
+        assert checkpoints.rounds(str(folder / "checkpoints")) == rounds, what
+        assert err == "", what
+        if want > 0:
+            assert f"{rounds[-1]} of 8 rounds are done" in out and "same command again" in out
+    code, out, err = command(*TOY, folder=tmp_path)
+    assert code == 0, err
+    assert_same_run(folder, uninterrupted)
+    before = bytes_of(folder)
+    code, out, err = command(*TOY, folder=tmp_path)
+    assert code == 0 and err == "" and "is finished" in out
+    assert bytes_of(folder) == before
+    leftovers = [p.name for p in folder.rglob("*.tmp")]
+    assert leftovers == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("runtime", runtimes.RUNTIMES)
+@pytest.mark.parametrize("name", tff_algos.names())
+def test_killed_at_random_moments(name, runtime, tmp_path):
+    arguments = [*TOY, f"--algorithm={name}", f"--runtime={runtime}", "--total_rounds=40"]
+    if tff_algos.get(name).server_learning_rate is None:
+        arguments.append("--server_learning_rate=0.1")
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    started = time.monotonic()
+    assert command(*arguments, folder=whole)[0] == 0
+    seconds = time.monotonic() - started
+    moments = random.Random(0)
+    for _ in range(6):
+        log = str(tmp_path / "log")
+        process = start(*arguments, folder=tmp_path, log=log)
+        time.sleep(moments.uniform(0.4, 1.0) * seconds)
+        process.kill()
+        process.wait()
+    code, _, err = command(*arguments, folder=tmp_path)
+    assert code == 0, err
+    assert_same_run(tmp_path / "results" / f"toy_{name}", whole / "results" / f"toy_{name}")
