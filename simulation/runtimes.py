@@ -3,7 +3,7 @@
 `tff`: in this process, by `tff_context.InProcessContext`: TFF's compiler, an interpreter of its
   federated intrinsics, and this process's TensorFlow with its GPU, if it has one. The default.
 `native`: in TFF's own C++ worker, a child process that uses the CPU only. The independent check on
-  `tff`; the same computations, several times slower for small models.
+  `tff`; the same computations, two to three times slower for small models.
 
 Both take and return the same values. `installed` makes one of them the context in which TFF
 computations run:
