@@ -1,6 +1,8 @@
 """What clients of many methods do alike: optimizer, learning rate, the loop over batches."""
 
 import collections
+import contextlib
+import contextvars
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -81,6 +83,24 @@ def num_examples(data: ClientData) -> tf.Tensor:
     return tf.reduce_sum(data.mask * tf.cast(in_first_epoch, tf.float32)[:, None])
 
 
+_STACKED = contextvars.ContextVar("clients are stacked", default=False)
+
+
+@contextlib.contextmanager
+def stacked_clients():
+    """While client functions are traced within it, they are made for a block of stacked clients.
+
+    All clients of a block take as many steps as the longest, so every step must leave alone the
+    clients that have no batch for it. Elsewhere a client's loop ends after its own last batch,
+    which saves a copy of the model a step.
+    """
+    token = _STACKED.set(True)
+    try:
+        yield
+    finally:
+        _STACKED.reset(token)
+
+
 def for_each_batch(step: Callable, carry: Any, data: ClientData) -> Any:
     """Runs a function over the client's batches in order.
 
@@ -88,21 +108,24 @@ def for_each_batch(step: Callable, carry: Any, data: ClientData) -> Any:
       step: `(carry, batch, seed) -> carry`, pure; `seed` is int32 `[2]`, the step's own. Shapes and
         dtypes of the carry must not change.
       carry: Structure of tensors.
-      data: The client's batches. A step without a real example (padding of a cohort) leaves the
+      data: The client's batches. Steps without a real example (padding, after all others) leave the
         carry as it was.
 
     Returns:
       The last carry.
     """
+    real = tf.reduce_any(data.mask > 0, axis=1)
+    stacked = _STACKED.get()
+    steps = tf.shape(real)[0] if stacked else tf.reduce_sum(tf.cast(real, tf.int32))
 
     def body(i, carry):
         batch = Batch(data.x[i], data.y[i], data.mask[i])
         after = step(carry, batch, stateless.fold_in(data.seed, step=i))
-        real = tf.reduce_any(batch.mask > 0)
-        return i + 1, tf.nest.map_structure(lambda a, b: tf.where(real, a, b), after, carry)
+        if stacked:
+            after = tf.nest.map_structure(lambda a, b: tf.where(real[i], a, b), after, carry)
+        return i + 1, after
 
     carry = tf.nest.map_structure(tf.convert_to_tensor, carry)
-    steps = tf.shape(data.mask)[0]
     return tf.while_loop(lambda i, _: i < steps, body, (tf.constant(0), carry))[1]
 
 

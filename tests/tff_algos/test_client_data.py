@@ -1,5 +1,7 @@
 """Batching is a pure function of its seeds, loses nothing and invents nothing."""
 
+import contextlib
+
 import hypothesis
 import numpy as np
 import pytest
@@ -90,7 +92,8 @@ def test_from_dataset_equals_unshuffled_batches():
         from_dataset(tf.data.Dataset.from_tensor_slices(x).batch(2))
 
 
-def test_masked_out_step_changes_nothing():
+@pytest.mark.parametrize("stacked", [False, True])
+def test_masked_out_step_changes_nothing(stacked):
     x, y = examples(4)
     data = batch_client(x, y, batch_size=2, shuffle=False)
     padded = data._replace(
@@ -104,7 +107,8 @@ def test_masked_out_step_changes_nothing():
         return steps + 1, total + tf.reduce_sum(tf.cast(batch.x, tf.float32))
 
     for given in (data, padded):
-        steps, total = client.for_each_batch(count, (0, 0.0), given)
+        with client.stacked_clients() if stacked else contextlib.nullcontext():
+            steps, total = client.for_each_batch(count, (0, 0.0), given)
         assert int(steps) == 2
         np.testing.assert_allclose(total, np.sum(x))
 
