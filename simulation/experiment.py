@@ -140,7 +140,7 @@ class _Run:
         def record(round_num, values):
             with files.explained(folder.path):
                 table.append(round_num, values)
-                board.release(round_num, values)
+                board.write(round_num, values)
 
         def save(round_num, state):
             with files.explained(folder.path):
