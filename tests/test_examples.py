@@ -1,0 +1,92 @@
+"""The worked examples: a method and a task in packages of their own, brought in by `--import`."""
+
+import csv
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import examples.clipped_fedavg  # noqa: F401  (registers the method)
+import examples.moving_blobs  # noqa: F401  (registers the task)
+import tasks
+import tff_algos
+from simulation import runtimes
+from tests.oracles import fedopt
+from tests.oracles import problem as problem_lib
+from tests.tff_algos import toy
+
+REPO = pathlib.Path(__file__).resolve().parent.parent
+
+
+def test_command_line(tmp_path):
+    """The command of examples/README.md."""
+    text = (REPO / "examples" / "README.md").read_text()
+    command = text.split("    python run_experiment.py", 1)[1].split("\n\n", 1)[0]
+    arguments = command.replace("\\\n", " ").split()
+    done = subprocess.run(
+        [sys.executable, "run_experiment.py", *arguments, f"--root_output_dir={tmp_path}"],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "moving_blobs_clipped_fedavg"
+    flags = json.loads((folder / "hparams.json").read_text())["flags"]
+    assert flags["clipped_fedavg_clip_norm"] == 0.5 and flags["moving_blobs_spread"] == 2.0
+    with open(folder / "metrics.csv", newline="") as f:
+        rows = list(csv.DictReader(f))
+    assert [int(r["round_num"]) for r in rows] == list(range(21))
+
+
+@pytest.mark.parametrize("runtime", runtimes.RUNTIMES)
+def test_clipped_fedavg_oracle(runtime):
+    """Updates longer than S are shortened to S; the others, and their mean, are FedAvg's."""
+    problem = problem_lib.make_problem()
+    clip, rate = 1.0, 0.3
+    cohorts = toy.COHORTS
+    orders = toy.batch_orders(problem, cohorts)
+    x, clipped, want = problem.initial_weights, [], []
+    for r, cohort in enumerate(cohorts):
+        mean = [np.zeros_like(w) for w in x]
+        total = sum(len(problem.clients[k][1]) for k in cohort)
+        for k in cohort:
+            features, labels = problem.clients[k]
+            delta = fedopt.client_update(
+                x,
+                features,
+                labels,
+                orders[r][k],
+                lr=rate,
+                optimizer=fedopt.client_optimizers.build("sgd"),
+            )
+            norm = np.sqrt(sum(np.sum(d**2) for d in delta))
+            clipped.append(norm > clip)
+            for m, d in zip(mean, delta, strict=True):
+                m += len(labels) / total * d * min(1.0, clip / norm)
+        x = tuple(w + 0.8 * m for w, m in zip(x, mean, strict=True))
+        want.append(x)
+    assert any(clipped) and not all(clipped), "the test needs both kinds of client"
+    with runtimes.installed(runtime):
+        process = tff_algos.build(
+            "clipped_fedavg",
+            toy.toy_model(problem),
+            clip_norm=clip,
+            client_learning_rate=rate,
+            server_learning_rate=0.8,
+        )
+        states, _ = toy.run(process, problem)
+    for state, weights in zip(states, want, strict=True):
+        for got, expected in zip(state.weights, weights, strict=True):
+            np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_moving_blobs():
+    task = tasks.load("moving_blobs", num_clients=5, spread=0.5, seed=3)
+    assert list(task.train.sizes + task.test.sizes) == [20, 30, 40, 50, 20]
+    assert task.keras_model_fn(0).count_params() == 51
+    again = tasks.load("moving_blobs", num_clients=5, spread=0.5, seed=3)
+    np.testing.assert_array_equal(task.train.examples(2).x, again.train.examples(2).x)
