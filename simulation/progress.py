@@ -7,6 +7,10 @@ from collections.abc import Mapping
 import tqdm
 
 _SECONDS_BETWEEN_LINES = 5.0
+# As tqdm's own, but always in seconds a round, never in rounds a second.
+_BAR = (
+    "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_inv_fmt}{postfix}]"
+)
 
 
 class Progress:
@@ -19,7 +23,12 @@ class Progress:
         self._bar = None
         if sys.stderr.isatty():
             self._bar = tqdm.tqdm(
-                initial=done, total=total, unit="round", dynamic_ncols=True, smoothing=0.05
+                initial=done,
+                total=total,
+                unit="round",
+                dynamic_ncols=True,
+                smoothing=0.05,
+                bar_format=_BAR,
             )
 
     def update(self, round_num: int, shown: Mapping[str, float]) -> None:
