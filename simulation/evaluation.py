@@ -156,6 +156,8 @@ class TestSet:
             if not size:
                 continue
             examples = self._data.examples(client)
+            if len(examples.y) != size:
+                raise ValueError(f"Client {client} has {len(examples.y)} examples, not {size}.")
             taken = 0
             while taken < size:
                 part = slice(taken, taken + self._chunk - filled)

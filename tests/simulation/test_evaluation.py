@@ -148,3 +148,12 @@ def test_no_examples_at_all_is_an_error(model):
     empty = ArrayFederatedData(np.zeros((0, 3), np.float32), np.zeros(0, np.int32), [np.arange(0)])
     with pytest.raises(ValueError, match="no examples"):
         evaluate(model, empty)
+
+
+def test_sizes_that_are_not_the_datas_are_an_error(model, data):
+    class Wrong:
+        client_ids, sizes = data.client_ids, data.sizes + 1
+        examples = data.examples
+
+    with pytest.raises(ValueError, match="Client 0 has 3 examples, not 4"):
+        evaluate(model, Wrong())

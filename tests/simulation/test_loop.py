@@ -61,6 +61,20 @@ def test_orders_and_dropout_follow_seed_and_cohort_follows_its_own(train):
     )
 
 
+def test_order_and_dropout_change_by_round_and_client(train):
+    everyone = RoundPlan(cohort="all")
+    first, second = cohort(train, 0, everyone), cohort(train, 1, everyone)
+    assert (first[4].y != second[4].y).any()
+    seeds = {tuple(c.seed.tolist()) for c in first + second}
+    assert len(seeds) == 10
+
+    # Clients of equal data go through it in different orders.
+    x = np.arange(20, dtype=np.float32)[:, None]
+    twins = ArrayFederatedData(x, np.arange(20), [np.arange(20)] * 2)
+    a, b = cohort(twins, 0, everyone)
+    assert (a.y != b.y).any()
+
+
 def test_whole_population_full_batches_and_steps(train):
     everyone = cohort(train, plan=RoundPlan(cohort="all", batches="full_batch"))
     assert [int(c.index) for c in everyone] == list(range(5))
