@@ -1,0 +1,67 @@
+"""What the benchmarks share: the workloads, and the machine in words."""
+
+import os
+import platform
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import tensorflow as tf
+
+import tasks
+import tff_algos
+from simulation import loop
+from tff_algos.process import Process
+from tff_algos.registry import RoundPlan
+
+
+class Workload(NamedTuple):
+    """A task and what a round of it asks for: clients, minibatch size B, client rate."""
+
+    task: str
+    clients: int
+    batch_size: int
+    learning_rate: float
+
+
+# The true clients of each task, as unequal as they are.
+WORKLOADS = (
+    Workload("synthetic", clients=100, batch_size=10, learning_rate=0.01),
+    Workload("mnist_writers", clients=10, batch_size=20, learning_rate=0.03),
+)
+
+
+def machine() -> str:
+    """Returns processor, cores and Python in one line."""
+    name = platform.machine()
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo") as f:
+            names = [line.split(":", 1)[1].strip() for line in f if line.startswith("model name")]
+        name = names[0] if names else name
+    return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def build(task: tasks.task.Task, learning_rate: float) -> Process:
+    """Builds FedAvg on a task, seed 1."""
+    y = task.train.examples(0).y
+    model = tff_algos.from_keras(
+        task.keras_model_fn(1),
+        loss=task.loss,
+        metrics=task.metrics,
+        y_spec=tf.TensorSpec([None, *y.shape[1:]], y.dtype),
+        loss_reduction=task.loss_reduction,
+    )
+    return tff_algos.build("fedavg", model, client_learning_rate=learning_rate)
+
+
+def cohorts(task: tasks.task.Task, workload: Workload, rounds: int) -> Iterator[list]:
+    """Yields the clients' data of each round, as `run_experiment.py` makes it with seeds 1."""
+    settings = {
+        "clients_per_round": workload.clients,
+        "client_batch_size": workload.batch_size,
+        "client_epochs_per_round": 1,
+        "max_elements_per_client": None,
+        "client_datasets_random_seed": 1,
+        "seed": 1,
+    }
+    for round_index in range(rounds):
+        yield loop.cohort_data(task.train, RoundPlan(), settings, round_index)
