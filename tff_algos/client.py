@@ -77,10 +77,20 @@ class LocalTraining:
         return num_examples(data)
 
 
+def first_epoch(data: ClientData) -> ClientData:
+    """Returns the client's data with everything after its first epoch masked out."""
+    inside = tf.range(tf.shape(data.mask)[0]) < data.steps_per_epoch
+    return data._replace(mask=data.mask * tf.cast(inside, data.mask.dtype)[:, None])
+
+
 def num_examples(data: ClientData) -> tf.Tensor:
     """Returns the number of local examples n_k, float32 scalar."""
-    in_first_epoch = tf.range(tf.shape(data.mask)[0]) < data.steps_per_epoch
-    return tf.reduce_sum(data.mask * tf.cast(in_first_epoch, tf.float32)[:, None])
+    return tf.reduce_sum(first_epoch(data).mask)
+
+
+def num_steps(data: ClientData) -> tf.Tensor:
+    """Returns the number of local steps τ_k that hold a real example, int32 scalar."""
+    return tf.reduce_sum(tf.cast(tf.reduce_any(data.mask > 0, axis=1), tf.int32))
 
 
 _STACKED = contextvars.ContextVar("clients are stacked", default=False)
@@ -116,7 +126,7 @@ def for_each_batch(step: Callable, carry: Any, data: ClientData) -> Any:
     """
     real = tf.reduce_any(data.mask > 0, axis=1)
     stacked = _STACKED.get()
-    steps = tf.shape(real)[0] if stacked else tf.reduce_sum(tf.cast(real, tf.int32))
+    steps = tf.shape(real)[0] if stacked else num_steps(data)
 
     def body(i, carry):
         batch = Batch(data.x[i], data.y[i], data.mask[i])
@@ -196,6 +206,53 @@ def train(
     carry = (weights, slots, metrics)
     weights, _, metrics = for_each_batch(step, carry, data)
     return LocalResult(weights, metrics)
+
+
+class FullLoss(NamedTuple):
+    """Loss on a client's whole local training set, and its gradient.
+
+    Attributes:
+      loss: F_k(x), float32 scalar: the mean over examples (positions, where they have weights),
+        regularisers included, with dropout off; 0 for a client without examples.
+      gradient: ∇F_k(x), one tensor per model weight.
+    """
+
+    loss: tf.Tensor
+    gradient: tuple[tf.Tensor, ...]
+
+
+def full_loss(model: Model, weights: Any, data: ClientData) -> FullLoss:
+    """Computes F_k(x) and ∇F_k(x) in one pass over the client's local training set.
+
+    Args:
+      model: The model.
+      weights: The weights x at which to evaluate.
+      data: The client's data; its first epoch is read.
+
+    Returns:
+      A `FullLoss`.
+    """
+    weights = tuple(weights)
+
+    def step(carry, batch, seed):
+        loss, weight, gradient = carry
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            values, counts = model.forward(weights, batch, training=False, seed=seed).metrics[
+                "loss"
+            ]
+            total = tf.reduce_sum(values)
+        change = tape.gradient(total, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        gradient = tuple(g + tf.convert_to_tensor(c) for g, c in zip(gradient, change, strict=True))
+        return loss + total, weight + tf.reduce_sum(counts), gradient
+
+    zeros = tuple(tf.zeros_like(w) for w in weights)
+    carry = (tf.zeros([]), tf.zeros([]), zeros)
+    loss, weight, gradient = for_each_batch(step, carry, first_epoch(data))
+    return FullLoss(
+        tf.math.divide_no_nan(loss, weight),
+        tuple(tf.math.divide_no_nan(g, weight) for g in gradient),
+    )
 
 
 def metric_names(model: Model) -> list[str]:

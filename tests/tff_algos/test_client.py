@@ -1,0 +1,62 @@
+"""What clients of many methods do alike, against NumPy."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tff_algos
+from tests.oracles import problem as problem_lib
+from tests.tff_algos import toy
+from tff_algos import client
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return problem_lib.make_problem()
+
+
+@pytest.mark.parametrize("k", range(5))
+def test_full_loss_is_that_of_the_whole_local_set(problem, k):
+    """Whatever the batches and epochs: the mean over the client's examples, each once."""
+    model = toy.toy_model(problem, dropout=0.5)
+    x, y = problem.clients[k]
+    got = client.full_loss(model, model.initial_weights, toy.client_data(problem, 0, k))
+    np.testing.assert_allclose(
+        got.loss, problem_lib.mean_loss(problem.initial_weights, x, y), rtol=1e-5
+    )
+    want = problem_lib.gradient(problem.initial_weights, x, y)
+    for g, w in zip(got.gradient, want, strict=True):
+        np.testing.assert_allclose(g, w, atol=1e-6)
+
+
+def test_full_loss_counts_regularisers_once(problem):
+    layers = [
+        tf.keras.layers.InputLayer((3,)),
+        tf.keras.layers.Dense(3, kernel_regularizer=tf.keras.regularizers.L2(0.1)),
+    ]
+    keras_model = tf.keras.Sequential(layers)
+    keras_model.set_weights([w.astype(np.float32) for w in problem.initial_weights])
+    model = tff_algos.from_keras(keras_model, loss=toy.cross_entropy)
+    x, y = problem.clients[4]
+    kernel, bias = problem.initial_weights
+    got = client.full_loss(model, model.initial_weights, toy.client_data(problem, 0, 4))
+    want = problem_lib.mean_loss((kernel, bias), x, y) + 0.1 * np.sum(kernel**2)
+    np.testing.assert_allclose(got.loss, want, rtol=1e-5)
+    gradient = problem_lib.gradient((kernel, bias), x, y)
+    np.testing.assert_allclose(got.gradient[0], gradient[0] + 0.2 * kernel, atol=1e-6)
+
+
+def test_counts(problem):
+    data = toy.client_data(problem, 0, 4)
+    assert float(client.num_examples(data)) == 10
+    assert int(client.num_steps(data)) == 8, "two epochs of ceil(10 / 3) steps"
+
+
+def test_a_client_without_examples_has_loss_zero(problem):
+    model = toy.toy_model(problem)
+    empty = tff_algos.batch_client(
+        np.zeros((0, 3), np.float32), np.zeros((0,), np.int32), batch_size=3
+    )
+    got = client.full_loss(model, model.initial_weights, empty)
+    assert float(got.loss) == 0 and not any(np.any(g) for g in got.gradient)
+    assert float(client.num_examples(empty)) == 0 and int(client.num_steps(empty)) == 0
