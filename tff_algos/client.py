@@ -174,7 +174,7 @@ def train(
     Returns:
       A `LocalResult`.
     """
-    weights = tuple(weights)
+    weights = tuple(tf.convert_to_tensor(w) for w in weights)
     specs = tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights)
     zero = tf.zeros([])
     metrics = collections.OrderedDict((name, (zero, zero)) for name in metric_names(model))
@@ -232,7 +232,7 @@ def full_loss(model: Model, weights: Any, data: ClientData) -> FullLoss:
     Returns:
       A `FullLoss`.
     """
-    weights = tuple(weights)
+    weights = tuple(tf.convert_to_tensor(w) for w in weights)
 
     def step(carry, batch, seed):
         loss, weight, gradient = carry
