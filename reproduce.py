@@ -25,6 +25,8 @@ from absl import flags
 
 _REPO = pathlib.Path(__file__).resolve().parent
 _PAPERS = _REPO / "papers"
+# How `run_experiment.py` ends when the model is no longer finite.
+_DIVERGED = 3
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("paper", None, "Folder under papers/.", flag_values=FLAGS)
@@ -123,13 +125,16 @@ def execute(runs: list[Run], max_minutes: float | None) -> None:
         print(f"[{i + 1}/{len(runs)}] python run_experiment.py {shlex.join(command)}", flush=True)
         script = [sys.executable, str(_REPO / "run_experiment.py")]
         code = subprocess.run([*script, *command], cwd=_REPO).returncode
-        if code:
+        if code == _DIVERGED:
+            print(f"{run.folder.name} diverged; the others go on.", flush=True)
+        elif code:
             raise ReproduceError(f"run {run.folder.name} ended with exit code {code} (see above).")
 
 
-def read_summary(run: Run) -> dict[str, Any]:
-    """Reads the `summary.json` of a run that has ended."""
-    return json.loads((_REPO / run.folder / "summary.json").read_text())
+def read_summary(run: Run) -> dict[str, Any] | None:
+    """Reads the `summary.json` of a run that has ended; `None` if it diverged and has none."""
+    path = _REPO / run.folder / "summary.json"
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def read_metrics(run: Run) -> list[dict[str, str]]:
@@ -142,8 +147,10 @@ def selection_value(run: Run, selection: Mapping[str, Any]) -> float:
     """Returns the number by which points of a grid are compared: less is better.
 
     The mean of `selection.metric` over the last `selection.last_rounds` rounds; infinite where it
-    is not a number (a run that diverged).
+    is not a number or the run diverged.
     """
+    if read_summary(run) is None:
+        return float("inf")
     metric = selection["metric"]
     values = [float(r[metric]) for r in read_metrics(run) if r.get(metric)]
     values = values[-selection["last_rounds"] :]
@@ -181,6 +188,8 @@ def results(runs: list[Run], setup: Mapping[str, Any], chosen) -> list[dict[str,
     for row, point in chosen.items():
         best = [r for r in runs if r.row == row and dict(r.point) == point]
         summaries = [read_summary(r) for r in best]
+        if None in summaries:
+            raise ReproduceError(f"{row} diverged at {dict(point) or 'its settings'}; no result.")
         reached = min(s["rounds"] for s in summaries)
         seconds = sum(s["mean_round_seconds"] for s in summaries) / len(summaries)
         common = {
@@ -256,12 +265,14 @@ def grid_records(runs: list[Run], setup: Mapping[str, Any], chosen) -> list[dict
     records = []
     for run in runs:
         summary = read_summary(run)
-        record = {"row": run.row, **run.point, "seed": run.seed, "rounds": summary["rounds"]}
+        rounds = summary["rounds"] if summary else int(read_metrics(run)[-1]["round_num"])
+        record = {"row": run.row, **run.point, "seed": run.seed, "rounds": rounds}
         if "selection" in setup:
             record["selection"] = selection_value(run, setup["selection"])
-        for column in setup["columns"]:
+        for column in setup["columns"] if summary else ():
             record[column["name"]] = summary["final"][column["metric"]] * column.get("scale", 1)
-        record["seconds_per_round"] = summary["mean_round_seconds"]
+        if summary:
+            record["seconds_per_round"] = summary["mean_round_seconds"]
         record["chosen"] = dict(run.point) == chosen[run.row]
         records.append(record)
     return records

@@ -15,7 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from hparams import HparamError  # noqa: E402
 from simulation import experiment, experiment_flags  # noqa: E402
-from simulation.errors import RunError  # noqa: E402
+from simulation.errors import DivergedError, RunError  # noqa: E402
 from tasks.task import DataError  # noqa: E402
 
 
@@ -26,8 +26,8 @@ def main(arguments: list[str]) -> int:
       arguments: Command line without the program's name.
 
     Returns:
-      The exit code: 0; 2 for wrong flags; 1 for a run that cannot start or go on; 128 plus the
-      signal's number for one that a signal stopped.
+      The exit code: 0; 2 for wrong flags; 1 for a run that cannot start or go on; 3 for one that
+      diverged; 128 plus the signal's number for one that a signal stopped.
     """
     # Of packages that TFF imports; nothing that a user could mend.
     warnings.filterwarnings("ignore", message=".*pkg_resources")
@@ -39,6 +39,8 @@ def main(arguments: list[str]) -> int:
         return 0
     except HparamError as e:
         return _fail(e, 2)
+    except DivergedError as e:
+        return _fail(e, 3)
     except (RunError, DataError) as e:
         return _fail(e, 1)
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tff_algos
 from simulation import randomness
-from simulation.errors import RunError
+from simulation.errors import DivergedError, RunError
 from simulation.progress import Progress
 from tasks.task import FederatedData
 from tff_algos.registry import RoundPlan
@@ -132,7 +132,7 @@ def run(
       The state and the number of rounds done.
 
     Raises:
-      RunError: If the model's weights are no longer finite.
+      DivergedError: If the model's weights are no longer finite.
     """
     warned = set()
 
@@ -168,7 +168,7 @@ def run(
         record(round_num, values)
         _warn(round_num, metrics, warned, progress)
         if not finite:
-            raise RunError(
+            raise DivergedError(
                 f"The model's weights are not finite after round {round_num}: training diverged, "
                 "so the run stops here; a lower learning rate may help."
             )

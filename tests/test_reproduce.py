@@ -107,6 +107,17 @@ def test_the_stated_rule_picks_the_point(runs):
     assert chosen == {"a": {"server_learning_rate": 1.0}, "b": {"server_learning_rate": 0.5}}
 
 
+def test_a_run_that_diverged_is_never_chosen(runs):
+    (runs[2].folder / "summary.json").unlink()
+    assert reproduce.selection_value(runs[2], SETUP["selection"]) == float("inf")
+    chosen = reproduce.choose(runs, SETUP)
+    assert chosen["a"] == {"server_learning_rate": 0.1}
+    grid = reproduce.grid_records(runs, SETUP, chosen)
+    assert grid[2]["rounds"] == 3 and "acc" not in grid[2] and not grid[2]["chosen"]
+    with pytest.raises(reproduce.ReproduceError, match="a diverged at"):
+        reproduce.results(runs, SETUP, {"a": {"server_learning_rate": 1.0}})
+
+
 def test_results_are_means_over_seeds_with_their_spread(runs):
     """Accuracies 80 and 90: mean 85, sample standard deviation √50."""
     chosen = reproduce.choose(runs, SETUP)

@@ -253,7 +253,7 @@ def test_part_of_the_central_test_during_the_run_all_of_it_at_the_end(finished, 
 
 def test_diverged_run_is_one_line_and_keeps_its_rows(tmp_path, capfd):
     arguments = [*SMALL, f"--root_output_dir={tmp_path}", "--server_learning_rate=1e38"]
-    assert run_experiment.main([*arguments, "--client_learning_rate=1e20"]) == 1
+    assert run_experiment.main([*arguments, "--client_learning_rate=1e20"]) == 3
     error = capfd.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ") and "not finite" in error
     assert len(rows_but_times(tmp_path / "synthetic_fedavg")) > 1
