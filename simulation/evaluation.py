@@ -6,7 +6,9 @@ equal weights give equal numbers.
 """
 
 import collections
+import os
 from collections.abc import Iterable
+from concurrent import futures
 from typing import NamedTuple
 
 import numpy as np
@@ -93,8 +95,7 @@ class Evaluator:
         weights = tuple(tf.convert_to_tensor(w) for w in weights)
         num_clients = len(tests.sizes)
         totals = None
-        for x, y, mask, clients in tests.chunks():
-            sums = self._forward(weights, x, y, mask).numpy()[:, :, : len(clients)]
+        for sums, clients in self._forward_all(weights, tests):
             if totals is None:
                 totals = np.zeros((*sums.shape[:2], num_clients))
             for metric in range(len(sums)):
@@ -107,6 +108,22 @@ class Evaluator:
             collections.OrderedDict((n, totals[i, 0]) for i, n in enumerate(self._names)),
             collections.OrderedDict((n, totals[i, 1]) for i, n in enumerate(self._names)),
         )
+
+    def _forward_all(self, weights, tests):
+        """Yields what every chunk gives, in order, with a chunk a core under way."""
+
+        def forward(x, y, mask, clients):
+            return self._forward(weights, x, y, mask).numpy()[:, :, : len(clients)], clients
+
+        cores = len(os.sched_getaffinity(0))
+        with futures.ThreadPoolExecutor(cores) as pool:
+            under_way = collections.deque()
+            for chunk in tests.chunks():
+                under_way.append(pool.submit(forward, *chunk))
+                if len(under_way) > cores:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
 
     def _build_forward(self):
         model, chunk = self._model, self._chunk
