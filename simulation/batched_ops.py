@@ -1,0 +1,479 @@
+"""TensorFlow operations over a whole cohort at once, where TensorFlow itself has no such form.
+
+`tf.vectorized_map` rewrites a graph operation by operation, each by a converter. For some that
+training needs there is none (`OnesLike`), or one that loops over clients without saying so (draws
+of random numbers, the gradient of a convolution's filter), or one that cannot take a filter for
+each client. `installed` puts the converters of this module in their place:
+
+  * convolutions as a product of matrices, one for each client, of patches and filter;
+  * `StatelessRandomUniform` written out over all clients, the same bits as TensorFlow draws;
+  * loops whose condition is the same for all clients as one loop over stacked values;
+  * elementwise operations without computing shapes at run time.
+
+In all of them the clients are the first dimension. A client's values are those of the operation
+itself up to the order of float32 sums, and do not depend on the other clients'.
+
+Everything here rests on TensorFlow 2.14's `parallel_for.pfor`, which is not a public interface.
+"""
+
+import contextlib
+import functools
+import importlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import tensorflow as tf
+from tensorflow.python.framework import func_graph
+
+from simulation.errors import RunError
+
+# The package gives a function the name of this module.
+pfor_lib = importlib.import_module("tensorflow.python.ops.parallel_for.pfor")
+
+# Convolutions. Shapes: x [K, N, H, W, C], filters [K, h, w, C, O], y and dy [K, N, H', W', O].
+
+
+def _size(x: tf.Tensor, axis: int):
+    static = x.shape[axis]
+    return tf.shape(x)[axis] if static is None else static
+
+
+def _patches(x: tf.Tensor, height: int, width: int, strides, padding: str) -> tf.Tensor:
+    """Returns what each output position sees, `[K, N, H', W', h * w * C]`."""
+    if (height, width) == (1, 1):
+        return x[:, :, :: strides[0], :: strides[1]]
+    merged = tf.reshape(x, [-1, *[_size(x, axis) for axis in (2, 3, 4)]])
+    patches = tf.image.extract_patches(
+        merged, [1, height, width, 1], [1, *strides, 1], [1, 1, 1, 1], padding
+    )
+    return tf.reshape(
+        patches,
+        [_size(x, 0), _size(x, 1), _size(patches, 1), _size(patches, 2), _size(patches, 3)],
+    )
+
+
+def _rows(x: tf.Tensor) -> tf.Tensor:
+    """Merges all dimensions between the first and the last."""
+    return tf.reshape(x, [_size(x, 0), -1, _size(x, -1)])
+
+
+def conv2d(x: tf.Tensor, filters: tf.Tensor, strides, padding: str) -> tf.Tensor:
+    """Convolves each client's images with its own filters, as `tf.nn.conv2d` does.
+
+    Args:
+      x: `[K, N, H, W, C]`, floating point.
+      filters: `[K, h, w, C, O]`; h, w, C and O are static.
+      strides: Steps along height and width.
+      padding: `VALID` or `SAME`.
+
+    Returns:
+      `[K, N, H', W', O]`.
+    """
+    height, width, _, channels = filters.shape[1:]
+    patches = _patches(x, height, width, strides, padding)
+    y = tf.matmul(_rows(patches), _rows(filters))
+    return tf.reshape(y, [*[_size(patches, axis) for axis in range(4)], channels])
+
+
+def conv2d_backprop_filter(x: tf.Tensor, filter_sizes, dy: tf.Tensor, strides, padding: str):
+    """Returns the gradient of `conv2d` with respect to the filters, `[K, h, w, C, O]`.
+
+    Args:
+      x: `[K, N, H, W, C]`, floating point.
+      filter_sizes: The static (h, w, C, O).
+      dy: Gradient with respect to the result, `[K, N, H', W', O]`.
+      strides: As for `conv2d`.
+      padding: As for `conv2d`.
+    """
+    patches = _patches(x, *filter_sizes[:2], strides, padding)
+    df = tf.matmul(_rows(patches), _rows(dy), transpose_a=True)
+    return tf.reshape(df, [_size(x, 0), *filter_sizes])
+
+
+def conv2d_backprop_input(input_sizes, filters: tf.Tensor, dy: tf.Tensor, strides, padding: str):
+    """Returns the gradient of `conv2d` with respect to the images, `[K, N, H, W, C]`.
+
+    Args:
+      input_sizes: (N, H, W, C) of one client, integers or an int32 tensor `[4]`.
+      filters: `[K, h, w, C, O]`, floating point; h, w, C and O are static.
+      dy: Gradient with respect to the result, `[K, N, H', W', O]`.
+      strides: As for `conv2d`.
+      padding: As for `conv2d`.
+    """
+    height, width, channels, _ = filters.shape[1:]
+    paddings = [[0, 0], [0, 0]]
+    for axis, window, stride in ((2, height, strides[0]), (3, width, strides[1])):
+        size, out = input_sizes[axis - 1], _size(dy, axis)
+        if stride > 1:
+            dy = _dilate(dy, axis, stride)
+        covered = (out - 1) * stride + 1
+        # SAME puts the odd row of padding last.
+        before = tf.maximum(covered - 1 + window - size, 0) // 2 if padding == "SAME" else 0
+        paddings.append([window - 1 - before, size + before - covered])
+    dy = tf.pad(dy, [*paddings, [0, 0]])
+    turned = tf.transpose(filters[:, ::-1, ::-1], [0, 1, 2, 4, 3])
+    dx = conv2d(dy, turned, (1, 1), "VALID")
+    return tf.reshape(dx, [_size(dy, 0), _size(dy, 1), input_sizes[1], input_sizes[2], channels])
+
+
+def _dilate(x: tf.Tensor, axis: int, stride: int) -> tf.Tensor:
+    """Puts `stride - 1` zeros between neighbours along an axis."""
+    sizes = [_size(x, i) for i in range(x.shape.rank)]
+    size = sizes[axis]
+    x = tf.pad(tf.expand_dims(x, axis + 1), [[0, (stride - 1) * (i == axis + 1)] for i in range(6)])
+    x = tf.reshape(x, [*sizes[:axis], size * stride, *sizes[axis + 1 :]])
+    return x[(slice(None),) * axis + (slice(0, (size - 1) * stride + 1),)]
+
+
+# Random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+# 2011), in int64 for want of unsigned kernels on every device.
+
+_LOW = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_SCRAMBLE_KEY = (0x3EC8F720, 0x02461E29)
+
+
+def _int64(value: int) -> tf.Tensor:
+    return tf.constant(value, tf.int64)
+
+
+def _philox(counter, key):
+    """One block of four words for each counter; words are int64 tensors in [0, 2^32)."""
+    for r in range(10):
+        products = [_int64(m) * c for m, c in zip(_MULTIPLIERS, counter[::2], strict=True)]
+        low = [tf.bitwise.bitwise_and(p, _int64(_LOW)) for p in products]
+        # The shift of a signed number repeats its sign, which the mask takes off.
+        high = [
+            tf.bitwise.bitwise_and(tf.bitwise.right_shift(p, _int64(32)), _int64(_LOW))
+            for p in products
+        ]
+        keys = [
+            tf.bitwise.bitwise_and(k + _int64(r * step & _LOW), _int64(_LOW))
+            for k, step in zip(key, _KEY_STEPS, strict=True)
+        ]
+        xor = tf.bitwise.bitwise_xor
+        counter = [
+            xor(xor(high[1], counter[1]), keys[0]),
+            low[1],
+            xor(xor(high[0], counter[3]), keys[1]),
+            low[0],
+        ]
+    return counter
+
+
+def stateless_uniform(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+    """Draws for each client what `tf.raw_ops.StatelessRandomUniform` draws from its seed.
+
+    Args:
+      shape: Shape of one client's numbers, int32 or int64 `[rank]`.
+      seeds: int32 or int64 `[K, 2]`.
+
+    Returns:
+      float32 `[K, *shape]` in [0, 1).
+    """
+    seeds = tf.cast(seeds, tf.int64)
+    words = []
+    for i in range(2):
+        word = seeds[:, i]
+        words.append(tf.bitwise.bitwise_and(word, _int64(_LOW)))
+        words.append(tf.bitwise.bitwise_and(tf.bitwise.right_shift(word, _int64(32)), _int64(_LOW)))
+    mixed = [w[:, None] for w in _philox(words, [_int64(k) for k in _SCRAMBLE_KEY])]
+    size = tf.reduce_prod(shape)
+    blocks = tf.range(tf.cast((size + 3) // 4, tf.int64))[None]
+    zeros = tf.zeros_like(blocks)
+    bits = tf.stack(_philox([blocks, zeros, mixed[2], mixed[3]], mixed[:2]), axis=-1)
+    bits = tf.reshape(bits, [tf.shape(seeds)[0], -1])[:, : tf.cast(size, tf.int32)]
+    # 23 random bits behind the exponent of 1 give a number in [1, 2).
+    mantissa = tf.bitwise.bitwise_or(
+        tf.bitwise.bitwise_and(bits, _int64(0x7FFFFF)), _int64(0x3F800000)
+    )
+    numbers = tf.bitcast(tf.cast(mantissa, tf.int32), tf.float32) - 1.0
+    return tf.reshape(numbers, tf.concat([tf.shape(seeds, shape.dtype)[:1], shape], 0))
+
+
+# Converters. Each takes pfor's view of an operation, some of whose inputs are stacked.
+
+_originals = dict(pfor_lib._pfor_converter_registry)
+_wrap = pfor_lib.wrap
+_Refused = pfor_lib.ConversionNotImplementedError
+
+
+def _convolution(op_input) -> tuple[tuple[int, int], str]:
+    """Returns strides and padding of a convolution, or refuses it."""
+    for name, wanted in (("data_format", b"NHWC"), ("dilations", [1, 1, 1, 1])):
+        if (found := op_input.get_attr(name)) != wanted:
+            raise _Refused(f"{op_input.op_type} with {name}={found} has no batched form.")
+    padding = op_input.get_attr("padding").decode()
+    if padding not in ("VALID", "SAME"):
+        raise _Refused(f"{op_input.op_type} with padding={padding} has no batched form.")
+    return tuple(op_input.get_attr("strides")[1:3]), padding
+
+
+def _refuse_groups(op_input, filter_channels, channels):
+    if filter_channels != channels:
+        raise _Refused(f"{op_input.op_type} in groups of channels has no batched form.")
+
+
+def _convert_conv2d(op_input):
+    if not op_input.input(1).is_stacked:
+        return _originals["Conv2D"](op_input)
+    strides, padding = _convolution(op_input)
+    op_input.stack_inputs([0])
+    x, filters = op_input.stacked_input(0), op_input.stacked_input(1)
+    _refuse_groups(op_input, filters.shape[3], x.shape[4])
+    return _wrap(conv2d(x, filters, strides, padding))
+
+
+def _convert_conv2d_backprop_input(op_input):
+    if not op_input.input(1).is_stacked:
+        return _originals["Conv2DBackpropInput"](op_input)
+    strides, padding = _convolution(op_input)
+    op_input.stack_inputs([2])
+    sizes = op_input.unstacked_input(0)
+    filters, dy = op_input.stacked_input(1), op_input.stacked_input(2)
+    static = op_input.outputs[0].shape
+    sizes = [sizes[i] if n is None else n for i, n in enumerate(static)]
+    _refuse_groups(op_input, filters.shape[3], sizes[3])
+    return _wrap(conv2d_backprop_input(sizes, filters, dy, strides, padding))
+
+
+def _convert_conv2d_backprop_filter(op_input):
+    strides, padding = _convolution(op_input)
+    op_input.stack_inputs([0, 2])
+    x, dy = op_input.stacked_input(0), op_input.stacked_input(2)
+    sizes = op_input.outputs[0].shape
+    if not sizes.is_fully_defined():
+        raise _Refused("The size of the filter is not known before the graph runs.")
+    _refuse_groups(op_input, sizes[2], x.shape[4])
+    return _wrap(conv2d_backprop_filter(x, sizes, dy, strides, padding))
+
+
+def _convert_stateless_uniform(op_input):
+    if op_input.get_attr("dtype") != tf.float32:
+        raise _Refused("StatelessRandomUniform of another type than float32 has no batched form.")
+    shape, seeds = op_input.unstacked_input(0), op_input.stacked_input(1)
+    return _wrap(stateless_uniform(shape, seeds))
+
+
+def _convert_select(op_input):
+    condition, x, y = (op_input.input(i) for i in range(3))
+    whole = condition.is_stacked and condition.t.shape.rank == 1
+    if (
+        not whole
+        or not x.t.shape.rank
+        or x.t.shape.rank - x.is_stacked != y.t.shape.rank - y.is_stacked
+    ):
+        return _originals["SelectV2"](op_input)
+    op_input.stack_inputs([1, 2])
+    # Takes or leaves whole clients, several times faster than broadcasting the condition.
+    return _wrap(
+        tf.raw_ops.Select(
+            condition=condition.t, x=op_input.stacked_input(1), y=op_input.stacked_input(2)
+        )
+    )
+
+
+def _convert_ones_like(op_input):
+    return _wrap(tf.ones_like(op_input.stacked_input(0)))
+
+
+def _expand_dims_for_broadcast(op_input):
+    """Gives stacked inputs of lower rank ones behind the clients' dimension."""
+    ranks = [x.t.shape.rank for x in op_input.inputs]
+    if None in ranks:
+        return _expand_dims_at_run_time(op_input)
+    wanted = max(r + (not x.is_stacked) for r, x in zip(ranks, op_input.inputs, strict=True))
+    for i, (rank, x) in enumerate(zip(ranks, op_input.inputs, strict=True)):
+        if x.is_stacked and rank < wanted:
+            index = (slice(None),) + (tf.newaxis,) * (wanted - rank)
+            op_input.inputs[i] = _wrap(x.t[index])
+
+
+_expand_dims_at_run_time = pfor_lib._PforInput.expanddim_inputs_for_broadcast
+
+
+def _function(op_input, attribute: str) -> func_graph.FuncGraph:
+    name = op_input.get_attr(attribute).name
+    return op_input.op.graph._get_function(name.encode()).graph
+
+
+def _inner(graph: func_graph.FuncGraph, inputs, pfor) -> list:
+    """Rewrites a graph in place of its call; inputs and results are pfor's wrapped tensors."""
+    converter = pfor_lib.PFor(
+        loop_var=pfor.loop_var,
+        loop_len=pfor.loop_len_vector[0],
+        pfor_ops=graph.get_operations(),
+        fallback_to_while_loop=False,
+        all_indices=pfor.all_indices,
+        all_indices_partitioned=pfor.all_indices_partitioned,
+        pfor_config=pfor.pfor_config,
+    )
+    for old, new in zip(graph.inputs, inputs, strict=True):
+        converter._add_conversion(old, new)
+    return [converter._convert_helper(output) for output in graph.outputs]
+
+
+def _convert_call(op_input):
+    return _inner(_function(op_input, "f"), op_input.inputs, op_input.pfor)
+
+
+def _stacked_as(tensors, stacked, pfor) -> list:
+    length = pfor.loop_len_vector
+    return [
+        pfor_lib._stack(x.t, length) if wanted and not x.is_stacked else x
+        for x, wanted in zip(tensors, stacked, strict=True)
+    ]
+
+
+def _convert_while(op_input):
+    """A loop that all clients leave at once; pfor's own form serves those that they don't."""
+    pfor, inputs = op_input.pfor, op_input.inputs
+    cond, body = _function(op_input, "cond"), _function(op_input, "body")
+    stacked = [x.is_stacked for x in inputs]
+    # What all clients share may differ between them after a step; find out where.
+    while True:
+        with func_graph.FuncGraph("probe").as_default():
+            if any(x.t.dtype == tf.variant for x in inputs) or (
+                _inner(cond, _stacked_as(inputs, stacked, pfor), pfor)[0].is_stacked
+            ):
+                differs = None
+                break
+            results = _inner(body, _stacked_as(inputs, stacked, pfor), pfor)
+        after = [a or r.is_stacked for a, r in zip(stacked, results, strict=True)]
+        if after == stacked:
+            differs = stacked
+            break
+        stacked = after
+    if differs is None:
+        return _originals[op_input.op_type](op_input)
+
+    def wrapped(tensors):
+        return [_wrap(t, s) for t, s in zip(tensors, differs, strict=True)]
+
+    def run_cond(*tensors):
+        return _inner(cond, wrapped(tensors), pfor)[0].t
+
+    def run_body(*tensors):
+        results = _inner(body, wrapped(tensors), pfor)
+        return [x.t for x in _stacked_as(results, differs, pfor)]
+
+    shapes = [
+        tf.TensorShape([None]).concatenate(x.shape) if s else x.shape
+        for x, s in zip(op_input.outputs, differs, strict=True)
+    ]
+    start = [x.t for x in _stacked_as(inputs, differs, pfor)]
+    return wrapped(tf.while_loop(run_cond, run_body, start, shape_invariants=shapes))
+
+
+_CONVERTERS: dict[str, Callable] = {
+    "Conv2D": _convert_conv2d,
+    "Conv2DBackpropFilter": _convert_conv2d_backprop_filter,
+    "Conv2DBackpropInput": _convert_conv2d_backprop_input,
+    "OnesLike": _convert_ones_like,
+    "PartitionedCall": _convert_call,
+    "SelectV2": _convert_select,
+    "StatefulPartitionedCall": _convert_call,
+    "StatelessRandomUniform": _convert_stateless_uniform,
+    "StatelessWhile": _convert_while,
+    "While": _convert_while,
+}
+
+
+class NotVectorizable(RunError):  # noqa: N818  (RunError says that it is one)
+    """An operation that has no form over a whole cohort; the text names it and the remedy."""
+
+
+# May hold loops of their own, whose operations are looked at one by one.
+_HOLD_FUNCTIONS = frozenset(
+    ["Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf"]
+    + ["StatelessWhile", "While"]
+)
+
+
+class _Strict(dict):
+    """A registry whose converters refuse by name what they would loop over clients for."""
+
+    def get(self, op_type, default=None):
+        del default
+        return functools.partial(self._convert, super().get(op_type))
+
+    def _convert(self, converter, op_input):
+        op = op_input.op
+        if converter is None:
+            raise _refusal(op, "it has no form over several clients")
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        try:
+            results = converter(op_input)
+        except NotVectorizable:
+            raise
+        except (NotImplementedError, TypeError, ValueError, _Refused) as e:
+            raise _refusal(op, str(e).split("\n")[0]) from e
+        if op.type not in _HOLD_FUNCTIONS:
+            made = graph.get_operations()[before:]
+            if any(new.type in ("StatelessWhile", "While") for new in made):
+                raise _refusal(op, "it would be done for one client after the other")
+        return results
+
+
+def _refusal(op, reason):
+    return NotVectorizable(
+        f"Operation {op.type} ({op.name}) cannot be done for a whole cohort at once: "
+        f"{reason.rstrip('.')}. Use --runtime=tff."
+    )
+
+
+# TensorFlow's registry and pfor's method belong to the whole process.
+_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def _installed() -> Iterator[None]:
+    """Puts the converters of this module in the place of TensorFlow's."""
+    logger = tf.get_logger()
+    with _lock, contextlib.ExitStack() as stack:
+
+        def replace(holder, name, value):
+            stack.callback(setattr, holder, name, getattr(holder, name))
+            setattr(holder, name, value)
+
+        replace(pfor_lib, "_pfor_converter_registry", _Strict({**_originals, **_CONVERTERS}))
+        replace(pfor_lib._PforInput, "expanddim_inputs_for_broadcast", _expand_dims_for_broadcast)
+        # It would print the graph around an operation that is refused.
+        stack.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.CRITICAL)
+        yield
+
+
+def over_clients(
+    graph: func_graph.FuncGraph,
+    inputs: Sequence[tf.Tensor],
+    stacked: Sequence[bool],
+    num_clients: int | tf.Tensor,
+) -> list[tf.Tensor]:
+    """Builds a graph's operations for all clients at once, into the graph that is being built.
+
+    Args:
+      graph: One client's computation, with no random state and no variables.
+      inputs: A tensor for each of the graph's inputs.
+      stacked: For each, whether it has a value for each client, `[K, ...]`, or one for all.
+      num_clients: K, a number or int32 scalar.
+
+    Returns:
+      The graph's outputs for each client, `[K, ...]`.
+
+    Raises:
+      NotVectorizable: If an operation has no form over several clients.
+    """
+    with _installed():
+        converter = pfor_lib.PFor(
+            loop_var=tf.raw_ops.PlaceholderWithDefault(input=0, shape=[]),
+            loop_len=num_clients,
+            pfor_ops=graph.get_operations(),
+            fallback_to_while_loop=False,
+        )
+        for old, new, has_clients in zip(graph.inputs, inputs, stacked, strict=True):
+            converter._add_conversion(old, _wrap(new, has_clients))
+        return [converter.convert(output) for output in graph.outputs]
