@@ -48,6 +48,12 @@ class LocalTraining:
         rate = self._settings["client_learning_rate"]
         return _OPTIMIZER_BUILDERS[name](learning_rate=rate, **arguments)
 
+    @property
+    def momentum(self) -> float:
+        """The momentum ρ of the clients' optimizer; 0 if it is not `sgdm`."""
+        sgdm = self._settings["client_optimizer"] == "sgdm"
+        return self._settings["client_momentum"] if sgdm else 0.0
+
     def learning_rate(self, round_num: tf.Tensor) -> tf.Tensor:
         """Returns the clients' learning rate (η_l) in a round.
 
@@ -174,38 +180,95 @@ def train(
     Returns:
       A `LocalResult`.
     """
+
+    def step(at, slots):
+        gradient = correct_gradient(at.gradient, at.weights)
+        slots, weights = optimizer.next(slots, at.weights, gradient)
+        return tuple(weights), slots
+
+    slots = initial_slots(optimizer, weights, learning_rate)
+    return take_steps(model, step, weights, slots, data)[0]
+
+
+def initial_slots(
+    optimizer: tff.learning.optimizers.Optimizer, weights: Any, learning_rate: tf.Tensor
+) -> collections.OrderedDict:
+    """Returns the fresh state of one of TFF's optimizers, with a learning rate of its own."""
     weights = tuple(tf.convert_to_tensor(w) for w in weights)
-    specs = tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights)
+    slots = optimizer.initialize(tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights))
+    # Given here since not all of TFF's optimizers can be built with a symbolic rate.
+    slots["learning_rate"] = learning_rate
+    return tf.nest.map_structure(tf.convert_to_tensor, slots)
+
+
+class LocalStep(NamedTuple):
+    """What a client knows in one local step.
+
+    Attributes:
+      weights: The client's weights x_k, one tensor per model weight.
+      loss: f(x_k; b) on the step's minibatch, float32 scalar.
+      gradient: ∇f(x_k; b), one tensor per model weight.
+      gradient_at: `weights -> ∇f(weights; b)`, on the same minibatch with the same dropout.
+      num_examples: Real examples of the minibatch, float32 scalar.
+    """
+
+    weights: tuple[tf.Tensor, ...]
+    loss: tf.Tensor
+    gradient: tuple[tf.Tensor, ...]
+    gradient_at: Callable
+    num_examples: tf.Tensor
+
+
+def take_steps(
+    model: Model, step: Callable, weights: Any, carry: Any, data: ClientData
+) -> tuple[LocalResult, Any]:
+    """Trains a client's model by a local step of the method's own, one for every batch.
+
+    Args:
+      model: The model.
+      step: `(LocalStep, carry) -> (weights, carry)`, pure; shapes and dtypes must not change.
+      weights: The weights to start from.
+      carry: What else the method takes from step to step, a structure of tensors.
+      data: The client's data.
+
+    Returns:
+      A `LocalResult` and the last carry.
+    """
+    weights = tuple(tf.convert_to_tensor(w) for w in weights)
     zero = tf.zeros([])
     metrics = collections.OrderedDict((name, (zero, zero)) for name in metric_names(model))
 
-    def step(carry, batch, seed):
-        weights, slots, metrics = carry
-        with tf.GradientTape() as tape:
-            tape.watch(weights)
-            forward = model.forward(weights, batch, training=True, seed=seed)
-        gradient = tuple(
-            tf.convert_to_tensor(g)
-            for g in tape.gradient(
-                forward.objective, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    def one(all_carried, batch, seed):
+        weights, carry, metrics = all_carried
+
+        def forward_and_gradient(at):
+            with tf.GradientTape() as tape:
+                tape.watch(at)
+                forward = model.forward(at, batch, training=True, seed=seed)
+            gradient = tape.gradient(
+                forward.objective, at, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
-        )
-        gradient = correct_gradient(gradient, weights)
-        slots, weights = optimizer.next(slots, weights, gradient)
+            return forward, tuple(tf.convert_to_tensor(g) for g in gradient)
+
+        forward, gradient = forward_and_gradient(weights)
         metrics = collections.OrderedDict(
             (name, (total + tf.reduce_sum(values), weight + tf.reduce_sum(weights)))
             for (name, (total, weight)), (values, weights) in zip(
                 metrics.items(), forward.metrics.values(), strict=True
             )
         )
-        return tuple(weights), slots, metrics
+        at = LocalStep(
+            weights,
+            forward.objective,
+            gradient,
+            lambda other: forward_and_gradient(other)[1],
+            tf.reduce_sum(batch.mask),
+        )
+        weights, carry = step(at, carry)
+        return tuple(weights), carry, metrics
 
-    slots = optimizer.initialize(specs)
-    # Given here since not all of TFF's optimizers can be built with a symbolic rate.
-    slots["learning_rate"] = learning_rate
-    carry = (weights, slots, metrics)
-    weights, _, metrics = for_each_batch(step, carry, data)
-    return LocalResult(weights, metrics)
+    weights, carry, metrics = for_each_batch(one, (weights, carry, metrics), data)
+    return LocalResult(weights, metrics), carry
 
 
 class FullLoss(NamedTuple):

@@ -34,6 +34,9 @@ class Federation(Protocol):
     def sum(self, value: Any) -> Any:
         """Sums a client value to the server, in cohort order."""
 
+    def max(self, value: Any) -> Any:
+        """Takes the largest of a client value to the server, element by element."""
+
 
 class Method(NamedTuple):
     """A method for one model, as pure functions.
@@ -47,6 +50,18 @@ class Method(NamedTuple):
 
     initialize: Callable[[], Any]
     next_round: Callable[[Federation, Any, Any], tuple[Any, Any]]
+
+
+def next_state(before: Any, after: Any, total_weight: tf.Tensor) -> Any:
+    """Ends a round: the new state, or the old one if no client was left; `round_num` moves on.
+
+    Args:
+      before: The server's state at the start of the round.
+      after: What the round made of it, of the same structure.
+      total_weight: Sum of the weights of the clients that were not dropped.
+    """
+    state = tf.nest.map_structure(lambda a, b: tf.where(total_weight > 0, a, b), after, before)
+    return state._replace(round_num=before.round_num + 1)
 
 
 class TffFederation:
@@ -108,6 +123,27 @@ class TffFederation:
     def sum(self, value):
         """As `Federation.sum`."""
         return tff.federated_sum(self._zip(value))
+
+    def max(self, value):
+        """As `Federation.max`."""
+        value = self._zip(value)
+        value_type = value.type_signature.member
+
+        @tff.tensorflow.computation
+        def smallest():
+            return tff.types.structure_from_tensor_type_tree(
+                lambda t: tf.fill(t.shape, tf.as_dtype(t.dtype).min), value_type
+            )
+
+        @tff.tensorflow.computation(value_type, value_type)
+        def larger(a, b):
+            return tf.nest.map_structure(tf.maximum, a, b)
+
+        @tff.tensorflow.computation(value_type)
+        def report(value):
+            return value
+
+        return tff.federated_aggregate(value, smallest(), larger, larger, report)
 
 
 def _zeros(type_spec):

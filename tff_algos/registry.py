@@ -39,6 +39,10 @@ class MethodSpec:
       hparams: The method's own settings; flags are `--<method>_<name>`.
       server_learning_rate: The method's default for `server_learning_rate`; `None` if there is none
         that could be right without tuning, so that the user must give one.
+      client_weighting: The method's default for `client_weighting`, as its paper has it.
+      client_optimizers: The values of `client_optimizer` that the method can work with, its default
+        first; `None` is any, `sgd` by default. Methods that define the local step themselves take
+        `sgd` only.
       plan: Settings (the resolved `hparams`), round number from 0, total rounds → `RoundPlan`.
         `None` is the common plan in every round.
       needs_num_clients: Whether the builder also takes `num_clients`, the number of all training
@@ -51,6 +55,8 @@ class MethodSpec:
     builder: str | Callable
     hparams: Sequence[hparams_lib.Hparam] = ()
     server_learning_rate: float | None = None
+    client_weighting: str = "examples"
+    client_optimizers: Sequence[str] | None = None
     plan: Callable[[dict, int, int], RoundPlan] | None = None
     needs_num_clients: bool = False
 
@@ -106,9 +112,11 @@ def _optional(name, help_text, **limits):
 TRAINING_HPARAMS = (
     _H(
         "client_optimizer",
-        "sgd",
-        "Optimizer of the clients, TFF's; its state starts afresh every round.",
+        None,
+        "Optimizer of the clients, TFF's; its state starts afresh every round. Unset: the method's "
+        "own, which is sgd for most.",
         source="all five papers: plain SGD",
+        type=str,
         choices=tuple(CLIENT_OPTIMIZERS),
         flag="client_optimizer",
     ),
@@ -132,9 +140,11 @@ TRAINING_HPARAMS = (
     ),
     _H(
         "client_weighting",
-        "examples",
-        "Weight of a client in averages: its number of training examples, or the same for all.",
-        source="Adaptive Federated Optimization, Algorithm 5 (examples)",
+        None,
+        "Weight of a client in averages: its number of training examples, or the same for all. "
+        "Unset: as in the method's paper.",
+        source="the method; Adaptive Federated Optimization, Algorithm 5 (examples)",
+        type=str,
         choices=("examples", "uniform"),
         flag="client_weighting",
     ),
@@ -248,6 +258,16 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:
                 f"server_learning_rate must be set: {spec.name} has no default for it."
             )
         settings["server_learning_rate"] = spec.server_learning_rate
+    if settings["client_weighting"] is None:
+        settings["client_weighting"] = spec.client_weighting
+    allowed = tuple(spec.client_optimizers or CLIENT_OPTIMIZERS)
+    if settings["client_optimizer"] is None:
+        settings["client_optimizer"] = allowed[0]
+    if settings["client_optimizer"] not in allowed:
+        raise hparams_lib.HparamError(
+            f"client_optimizer={settings['client_optimizer']} has no meaning in {spec.name}, whose "
+            f"local step is its own; it takes {', '.join(allowed)}."
+        )
     for choice, readers in (
         ("client_optimizer", CLIENT_OPTIMIZERS),
         ("client_lr_schedule", CLIENT_LR_SCHEDULES),

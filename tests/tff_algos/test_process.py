@@ -149,3 +149,25 @@ def test_fedavg_needs_no_server_learning_rate(problem):
         data = [toy.client_data(problem, 0, 4)]
         a, b = (p.next(p.initialize(), data).state for p in (process, given))
     np.testing.assert_array_equal(a.weights[0], b.weights[0])
+
+
+def test_a_method_has_its_own_weighting_and_client_optimizers():
+    """What a paper fixes is the method's default, and what has no meaning is refused."""
+    spec = registry.MethodSpec(
+        "m",
+        "",
+        "",
+        "none:none",
+        server_learning_rate=1.0,
+        client_weighting="uniform",
+        client_optimizers=("sgdm", "sgd"),
+    )
+    settings = registry.resolve_training(spec, {"client_learning_rate": 0.1})
+    assert settings["client_weighting"] == "uniform" and settings["client_optimizer"] == "sgdm"
+    given = {"client_learning_rate": 0.1, "client_weighting": "examples"}
+    settings = registry.resolve_training(spec, given | {"client_optimizer": "sgd"})
+    assert settings["client_weighting"] == "examples" and settings["client_optimizer"] == "sgd"
+    with pytest.raises(HparamError, match="client_optimizer=adam has no meaning in m.*sgdm, sgd"):
+        registry.resolve_training(spec, given | {"client_optimizer": "adam"})
+    fedavg = registry.resolve_training(registry.get("fedavg"), {"client_learning_rate": 0.1})
+    assert fedavg["client_weighting"] == "examples" and fedavg["client_optimizer"] == "sgd"
