@@ -69,9 +69,12 @@ class Hparam:
             return f"{'>' if self.exclusive_minimum else '>='} {self.minimum:g}"
         if self.minimum is None:
             return f"{'<' if self.exclusive_maximum else '<='} {self.maximum:g}"
+        low, high = (
+            f"{int(v)}" if self.type is int else f"{v:g}" for v in (self.minimum, self.maximum)
+        )
         left = "(" if self.exclusive_minimum else "["
         right = ")" if self.exclusive_maximum else "]"
-        return f"in {left}{self.minimum:g}, {self.maximum:g}{right}"
+        return f"in {left}{low}, {high}{right}"
 
     def check(self, value: Value, label: str | None = None) -> Value:
         """Returns `value` in the declared type.

@@ -88,7 +88,6 @@ class _Run:
 
     def run(self) -> int:
         settings = self._settings
-        runtimes.configure_threads()
         self._task = tasks.load(
             settings["task"],
             data_dir=settings["data_dir"],
@@ -97,6 +96,7 @@ class _Run:
             **self._request.task,
         )
         self._check_cohort()
+        runtimes.configure_threads()
         with runtimes.installed(settings["runtime"]):
             return self._train()
 

@@ -318,6 +318,37 @@ def full_loss(model: Model, weights: Any, data: ClientData) -> FullLoss:
     )
 
 
+def evaluate(
+    model: Model, weights: Any, data: ClientData
+) -> collections.OrderedDict[str, tf.Tensor]:
+    """Computes the model's metrics on the client's whole local training set, with dropout off.
+
+    Args:
+      model: The model.
+      weights: The weights x at which to evaluate.
+      data: The client's data; its first epoch is read.
+
+    Returns:
+      Name → mean over examples (positions, where they have weights), float32 scalar; `loss` is
+      F_k(x) as in `full_loss`. All are 0 for a client without examples.
+    """
+    weights = tuple(tf.convert_to_tensor(w) for w in weights)
+
+    def step(totals, batch, seed):
+        metrics = model.forward(weights, batch, training=False, seed=seed).metrics
+        return collections.OrderedDict(
+            (name, (total + tf.reduce_sum(metrics[name][0]), n + tf.reduce_sum(metrics[name][1])))
+            for name, (total, n) in totals.items()
+        )
+
+    zero = tf.zeros([])
+    totals = collections.OrderedDict((name, (zero, zero)) for name in metric_names(model))
+    totals = for_each_batch(step, totals, first_epoch(data))
+    return collections.OrderedDict(
+        (name, tf.math.divide_no_nan(total, n)) for name, (total, n) in totals.items()
+    )
+
+
 def metric_names(model: Model) -> list[str]:
     """Returns the names of the metrics of a forward pass; `loss` is the first."""
 
@@ -361,17 +392,22 @@ def round_metrics(trained: LocalResult, data: ClientData, finite: tf.Tensor) -> 
     )
 
 
-def summarize(total: Any) -> collections.OrderedDict:
+def summarize(total: Any, own: Any = ()) -> collections.OrderedDict:
     """Turns the sum of the cohort's `round_metrics` into the metrics of the round.
+
+    Args:
+      total: The sum over clients.
+      own: Metrics of the method's own, `OrderedDict` of float32 scalars, which come last.
 
     Returns:
       `OrderedDict` of float32 scalars: the weighted mean of every training metric, then
-      `num_examples`, `num_clients`, `clients_dropped`.
+      `num_examples`, `num_clients`, `clients_dropped`. Means are NaN if every client was dropped:
+      0 would pass for the best of losses.
     """
     means = collections.OrderedDict(
-        (name, tf.math.divide_no_nan(value, weight))
-        for name, (value, weight) in total["training"].items()
+        (name, value / weight) for name, (value, weight) in total["training"].items()
     )
     counts = ("num_examples", "num_clients", "clients_dropped")
     means.update((name, total[name]) for name in counts)
+    means.update(own)
     return means
