@@ -392,12 +392,11 @@ def round_metrics(trained: LocalResult, data: ClientData, finite: tf.Tensor) -> 
     )
 
 
-def summarize(total: Any, own: Any = ()) -> collections.OrderedDict:
+def summarize(total: Any) -> collections.OrderedDict:
     """Turns the sum of the cohort's `round_metrics` into the metrics of the round.
 
     Args:
       total: The sum over clients.
-      own: Metrics of the method's own, `OrderedDict` of float32 scalars, which come last.
 
     Returns:
       `OrderedDict` of float32 scalars: the weighted mean of every training metric, then
@@ -409,5 +408,14 @@ def summarize(total: Any, own: Any = ()) -> collections.OrderedDict:
     )
     counts = ("num_examples", "num_clients", "clients_dropped")
     means.update((name, total[name]) for name in counts)
-    means.update(own)
     return means
+
+
+def summarize_with(total: Any, own: Any) -> collections.OrderedDict:
+    """As `summarize`, with the method's own metrics after the common ones.
+
+    Args:
+      total: The sum over clients.
+      own: `OrderedDict` of float32 scalars.
+    """
+    return collections.OrderedDict([*summarize(total).items(), *own.items()])
