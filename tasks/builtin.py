@@ -17,6 +17,22 @@ def _init(default: str, source: str) -> Hparam:
     )
 
 
+def _text_init(default: str, source: str, lstm_kernel: str = "Glorot's uniform rule") -> Hparam:
+    return Hparam(
+        name="init",
+        default=default,
+        help=(
+            "Initial weights: `torch` draws dense and LSTM weights and biases uniformly from "
+            "±1/sqrt(fan_in) or ±1/sqrt(units) and embeddings from N(0, 1); `keras` draws dense "
+            f"weights by Glorot's uniform rule, LSTM input weights by {lstm_kernel}, recurrent "
+            "weights orthogonal and embeddings from U(-0.05, 0.05), and starts biases at 0 but "
+            "forget gates' at 1."
+        ),
+        source=source,
+        choices=("torch", "keras"),
+    )
+
+
 def _partition_seed(what: str) -> Hparam:
     return Hparam(
         name="partition_seed",
@@ -226,5 +242,100 @@ register(
         ),
         loader="tasks.emnist_character:load",
         hparams=(_init("keras", "FedOpt (TFF)"),),
+    )
+)
+
+register(
+    TaskSpec(
+        name="shakespeare_character",
+        summary=(
+            "Next character in what a role of Shakespeare's says: FedOpt's two LSTM layers "
+            "(820,522 parameters)."
+        ),
+        loader="tasks.shakespeare_character:load",
+        hparams=(
+            Hparam(
+                name="source",
+                default="auto",
+                help=(
+                    "`tff` reads TFF's sqlite file, `text` the play text of 1994; `auto` reads "
+                    "TFF's file if --data_dir has it, or without --data_dir, and the settings fit "
+                    "it, else the text, from which TFF's 715 roles cannot be made but 661 can."
+                ),
+                source="FedOpt, Shakespeare: TFF's file",
+                choices=("auto", "tff", "text"),
+            ),
+            Hparam(
+                name="roles",
+                default="tff",
+                help=(
+                    "Rule by which a role is a client: `tff` (22 plays under six titles, two "
+                    "speeches or more), `leaf` (1,129 roles of more than 80 characters and three "
+                    "lines or more) or `mcmahan` (1,146 roles of three lines or more)."
+                ),
+                source="FedOpt, Shakespeare; AdaFed and FedCAda: leaf",
+                choices=("tff", "leaf", "mcmahan"),
+            ),
+            Hparam(
+                name="examples",
+                default="sequences",
+                help=(
+                    "`sequences` cuts speeches into 80 characters and predicts the next after each "
+                    "of them (90 tokens, padding masked); `windows` takes every 80 characters of a "
+                    "role and predicts the one after them (LEAF's 80 characters)."
+                ),
+                source="FedOpt, Shakespeare; AdaFed and FedCAda: windows",
+                choices=("sequences", "windows"),
+            ),
+            Hparam(
+                name="num_layers",
+                default=2,
+                help="Number of LSTM layers of 256 units.",
+                source="FedOpt Table 5; AdaFed's second setup and FedCAda: 1",
+                minimum=1,
+            ),
+            Hparam(
+                name="num_clients",
+                default=None,
+                type=int,
+                help="Number of roles, drawn at random; not set: all.",
+                source="FedOpt; AdaFed: 31, and 20 in its second setup",
+                minimum=1,
+            ),
+            Hparam(
+                name="min_examples",
+                default=None,
+                type=int,
+                help="Fewest examples, train and test, of a role that may be drawn; not set: 1.",
+                source="FedOpt; AdaFed's second setup: 10000",
+                minimum=1,
+            ),
+            Hparam(
+                name="num_heldout_clients",
+                default=0,
+                help=(
+                    "Number of further roles, drawn at random, whose examples are the central "
+                    "test; 0: the central test is all clients' test examples together."
+                ),
+                source="FedOpt; FedCAda: 20",
+                minimum=0,
+            ),
+            Hparam(
+                name="test_fraction",
+                default=None,
+                type=float,
+                help=(
+                    "Share of a role's speeches (of its text, with windows) that is its test "
+                    "split, the last in the play; only with the play text, where not set means "
+                    "0.2. In TFF's file it is 2,356 of 18,424 speeches."
+                ),
+                source="McMahan et al. 2017: 80/20 by time; FedCAda: 0.25",
+                minimum=0,
+                maximum=1,
+                exclusive_maximum=True,
+            ),
+            _partition_seed("the draw of roles"),
+            _text_init("keras", "FedOpt (TFF); AdaFed and FedCAda: PyTorch", "He's normal rule"),
+        ),
     )
 )

@@ -5,19 +5,14 @@ some of both. The data are read from TFF's own sqlite file.
 """
 
 import functools
-import lzma
-import os
-import shutil
-import sys
-import tempfile
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tasks import generated, losses, models
-from tasks.sqlite_clients import SqliteFederatedData, check_complete
-from tasks.task import ArrayFederatedData, DataError, Examples, Task
+from tasks.sqlite_clients import SqliteFederatedData, locate
+from tasks.task import ArrayFederatedData, Examples, Task
 
 _NUM_CLASSES = 62
 _FILE = "emnist_all.sqlite"
@@ -42,7 +37,7 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, init: str
     if use_synthetic_data:
         train, test, central_test = _synthetic()
     else:
-        path = _find(data_dir)
+        path = locate(_FILE, "emnist", data_dir, _download, _ADVICE)
         train = SqliteFederatedData(path, "all_train", parse, _ADVICE)
         test = SqliteFederatedData(path, "all_test", parse, _ADVICE)
         central_test = test.pooled()
@@ -92,59 +87,10 @@ def parse(serialized: Sequence[bytes]) -> Examples:
     return Examples(x, y)
 
 
-def _find(data_dir: str | None) -> str:
-    """Returns the path of TFF's file, unpacked or downloaded if need be."""
-    if data_dir is None:
-        path = os.path.join(os.path.expanduser("~"), ".tff", _FILE)
-        if not os.path.isfile(path):
-            _download(path)
-        return path
-    for folder in (os.path.join(data_dir, "emnist"), data_dir):
-        path = os.path.join(folder, _FILE)
-        if os.path.isfile(path):
-            return path
-        if os.path.isfile(f"{path}.lzma"):
-            _unpack(f"{path}.lzma", path)
-            return path
-    raise DataError(f"{os.path.join(data_dir, _FILE)}[.lzma] is missing; {_ADVICE}")
-
-
-def _unpack(packed: str, path: str) -> None:
-    """Unpacks TFF's compressed file beside it; `path` appears only when it is whole."""
-    print(f"Unpacking {packed}", file=sys.stderr)
-    try:
-        with tempfile.TemporaryDirectory(dir=os.path.dirname(path)) as scratch:
-            part = os.path.join(scratch, _FILE)
-            with lzma.open(packed) as source, open(part, "wb") as target:
-                shutil.copyfileobj(source, target, 1 << 20)
-            check_complete(part, _ADVICE)
-            os.replace(part, path)
-    except (EOFError, lzma.LZMAError) as error:
-        raise DataError(f"{packed} is damaged ({error}); {_ADVICE}") from error
-    except OSError as error:
-        raise DataError(
-            f"{packed} cannot be unpacked to {path} ({error.strerror}); unpack it elsewhere with "
-            f"`xz --decompress --stdout` and set --data_dir to that folder"
-        ) from error
-
-
-def _download(path: str) -> None:
-    """Lets TFF download its file to where its cache has it; `path` appears only when it is whole.
-
-    TFF writes into its cache directly, where an interrupted download would be taken for the file.
-    """
+def _download(cache_dir: str) -> None:
     import tensorflow_federated as tff  # Slow to import, and needed nowhere else in this module.
 
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=os.path.dirname(path)) as scratch:
-            tff.simulation.datasets.emnist.load_data(only_digits=False, cache_dir=scratch)
-            part = os.path.join(scratch, _FILE)
-            check_complete(part, _ADVICE)
-            os.replace(part, path)
-    except Exception as error:  # Network, disk, decompression and database each have their own.
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{_FILE} cannot be downloaded ({reason}); {_ADVICE}") from error
+    tff.simulation.datasets.emnist.load_data(only_digits=False, cache_dir=cache_dir)
 
 
 def _synthetic() -> tuple[ArrayFederatedData, ArrayFederatedData, Examples]:

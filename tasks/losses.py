@@ -1,8 +1,11 @@
 """Losses and metrics, element by element: `(y_true [B], y_pred [B, ...]) -> values [B]`.
 
-Models give logits. Every function is plain TensorFlow, so that it traces in a `tf.function` and
-vectorises over a cohort with `tf.vectorized_map`.
+A function may also give `(values, weights)`, both `[B, ...]`: of sequences, whose padding weighs 0,
+and of metrics that are ratios. Models give logits. Every function is plain TensorFlow, so that it
+traces in a `tf.function` and vectorises over a cohort with `tf.vectorized_map`.
 """
+
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -34,3 +37,90 @@ def sparse_accuracy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     """
     hits = tf.equal(tf.argmax(y_pred, axis=-1, output_type=tf.int32), tf.cast(y_true, tf.int32))
     return tf.cast(hits, y_pred.dtype)
+
+
+def sequence_cross_entropy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the cross-entropy at each position of sequences padded with 0 at the end.
+
+    A position weighs 1 where the model's *input* is a token, as in TFF, whose loss takes its mask
+    from there: the first position, and each one whose predecessor has a target. So the first
+    padding after a sequence is a target, too, which `masked_accuracy` leaves out.
+
+    Args:
+      y_true: Tokens, whole numbers `[B, T]`; 0 is padding.
+      y_pred: Logits, float `[B, T, number of tokens]`.
+
+    Returns:
+      Losses in nats and weights of 0 or 1, each `[B, T]`, of the logits' dtype.
+    """
+    values = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y_true, logits=y_pred)
+    is_token = tf.concat([tf.ones_like(y_true[:, :1]), y_true[:, :-1]], axis=1) > 0
+    return values, tf.cast(is_token, values.dtype)
+
+
+def masked_accuracy(*left_out: int) -> Callable:
+    """Makes the accuracy over the positions of sequences whose target is not left out.
+
+    Args:
+      *left_out: Tokens that do not count as targets, e.g. 0 for padding.
+
+    Returns:
+      A function of tokens `[B, T]` and logits `[B, T, number of tokens]` that returns hits and
+      weights, each 0 or 1, `[B, T]`, of the logits' dtype. Of equal logits the first is the
+      largest.
+    """
+
+    def accuracy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        counts = tf.reduce_all([tf.not_equal(y_true, token) for token in left_out], axis=0)
+        return sparse_accuracy(y_true, y_pred), tf.cast(counts, y_pred.dtype)
+
+    return accuracy
+
+
+def binary_cross_entropy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    """Returns the mean over labels of the cross-entropy of independent yes/no predictions.
+
+    Args:
+      y_true: Zeros and ones, float `[B, number of labels]`.
+      y_pred: Logits, float `[B, number of labels]`.
+
+    Returns:
+      Losses in nats, `[B]`, of the logits' dtype.
+    """
+    y_true = tf.cast(y_true, y_pred.dtype)
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=y_true, logits=y_pred)
+    return tf.reduce_mean(losses, axis=-1)
+
+
+def precision(y_true: tf.Tensor, y_pred: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns which of the labels predicted with a probability above 1/2 are true.
+
+    Args:
+      y_true: Zeros and ones, float `[B, number of labels]`.
+      y_pred: Logits, float `[B, number of labels]`.
+
+    Returns:
+      Values and weights, each 0 or 1, `[B, number of labels]`, of the logits' dtype.
+    """
+    return tf.cast(y_true, y_pred.dtype), tf.cast(y_pred > 0, y_pred.dtype)
+
+
+def recall_at(k: int) -> Callable:
+    """Makes the share of true labels that are among the k with the largest logits.
+
+    Args:
+      k: Number of labels that are predicted for an example.
+
+    Returns:
+      A function of zeros and ones `[B, number of labels]` and logits of the same shape that returns
+      values and weights, each 0 or 1, of the same shape and the logits' dtype. Of equal logits the
+      first is the largest.
+    """
+
+    def recall(y_true: tf.Tensor, y_pred: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        num_labels = y_pred.shape[-1]
+        top = tf.math.top_k(y_pred, min(k, num_labels)).indices
+        predicted = tf.reduce_sum(tf.one_hot(top, num_labels, dtype=y_pred.dtype), axis=-2)
+        return predicted, tf.cast(y_true, y_pred.dtype)
+
+    return recall

@@ -1,9 +1,13 @@
 """Keras models of the tasks: they give logits, and a seed alone decides the initial weights."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from tasks.lstm import LSTM
 
 _layers = tf.keras.layers
 _initializers = tf.keras.initializers
@@ -34,10 +38,48 @@ class _Initial:
             bias = _initializers.RandomUniform(-bound, bound, seed=bias_seed)
         return {"kernel_initializer": kernel, "bias_initializer": bias}
 
+    def embedding(self) -> tf.keras.initializers.Initializer:
+        """Returns the initialiser of an embedding, U(-0.05, 0.05) in Keras and N(0, 1) in torch."""
+        if self._scheme == "keras":
+            return _initializers.RandomUniform(seed=self._next_seed())
+        return _initializers.RandomNormal(stddev=1.0, seed=self._next_seed())
+
+    def lstm(self, units: int, kernel: Callable = _initializers.GlorotUniform) -> dict[str, Any]:
+        """Returns initialisers of an LSTM and whether its forget gates start open.
+
+        Args:
+          units: Size of its state.
+          kernel: Class of the input kernel's initialiser under `keras`.
+        """
+        seeds = [self._next_seed() for _ in range(4)]
+        if self._scheme == "keras":
+            return {
+                "kernel_initializer": kernel(seed=seeds[0]),
+                "recurrent_initializer": _initializers.Orthogonal(seed=seeds[1]),
+            }
+        uniform = functools.partial(_initializers.RandomUniform, -(units**-0.5), units**-0.5)
+        return {
+            "kernel_initializer": uniform(seed=seeds[0]),
+            "recurrent_initializer": uniform(seed=seeds[1]),
+            # PyTorch has two biases where Keras has one.
+            "bias_initializer": _SumOf(uniform(seed=seeds[2]), uniform(seed=seeds[3])),
+            "unit_forget_bias": False,
+        }
+
     def _next_seed(self) -> int:
         self._asked += 1
         word = np.random.SeedSequence([self._seed, self._asked]).generate_state(1)[0]
         return int(word >> 1)  # Keras wants a non-negative int32.
+
+
+class _SumOf(_initializers.Initializer):
+    """The sum of two independent initialisers."""
+
+    def __init__(self, *parts: tf.keras.initializers.Initializer):
+        self._parts = parts
+
+    def __call__(self, shape, dtype=None, **kwargs):
+        return tf.add_n([part(shape, dtype=dtype, **kwargs) for part in self._parts])
 
 
 def softmax_regression(
@@ -123,3 +165,115 @@ def emnist_cnn(seed: int, *, num_classes: int = 62, init: str = "keras") -> tf.k
     x = _layers.Dropout(0.5, name="dropout2")(x)
     x = _layers.Dense(num_classes, name="logits", **initial(x.shape[-1]))(x)
     return tf.keras.Model(inputs, x, name="emnist_cnn")
+
+
+def shakespeare_lstm(
+    seed: int,
+    *,
+    vocab_size: int = 90,
+    length: int = 80,
+    num_layers: int = 2,
+    units: int = 256,
+    next_of_each: bool = True,
+    init: str = "keras",
+) -> tf.keras.Model:
+    """Makes a next-character model: embedding of 8, LSTM layers, dense.
+
+    With the defaults TFF's and FedOpt's (Table 5, 820,522 parameters): the next character after
+    each position, padding (0) masked. With `vocab_size=80, next_of_each=False` LEAF's: the
+    character after the window (AdaFed: two layers, 817,872 parameters; FedCAda and AdaFed's second
+    setup: one layer, 292,560).
+
+    Args:
+      seed: Seed of the initial weights.
+      vocab_size: Number of tokens.
+      length: Tokens of an example.
+      num_layers: Number of LSTM layers.
+      units: Size of each LSTM layer.
+      next_of_each: Whether to predict the next token after every position, with padding masked, or
+        only after the last, without padding.
+      init: `torch` or `keras`, see `tasks.builtin`.
+
+    Returns:
+      A built model, int32 `[B, length]` to logits `[B, length, vocab_size]` or `[B, vocab_size]`.
+    """
+    initial = _Initial(init, seed)
+    inputs = tf.keras.Input((length,), dtype=tf.int32)
+    x = _layers.Embedding(
+        vocab_size,
+        8,
+        mask_zero=next_of_each,
+        embeddings_initializer=initial.embedding(),
+        name="embedding",
+    )(inputs)
+    for i in range(1, num_layers + 1):
+        x = LSTM(
+            units,
+            return_sequences=next_of_each or i < num_layers,
+            name=f"lstm{i}",
+            **initial.lstm(units, kernel=_initializers.HeNormal),
+        )(x)
+    x = _layers.Dense(vocab_size, name="logits", **initial(units))(x)
+    return tf.keras.Model(inputs, x, name="shakespeare_lstm")
+
+
+def word_lstm(
+    seed: int,
+    *,
+    vocab_size: int = 10_004,
+    length: int = 20,
+    embedding_size: int = 96,
+    units: int = 670,
+    init: str = "keras",
+) -> tf.keras.Model:
+    """Makes the next-word model of FedOpt and TFF (Reddi et al. 2021, Table 6).
+
+    Embedding, LSTM, dense layer of the embedding's size, dense: 4,050,748 parameters. Padding (0)
+    is masked.
+
+    Args:
+      seed: Seed of the initial weights.
+      vocab_size: Number of tokens, special ones included.
+      length: Tokens of an example.
+      embedding_size: Size of a word's embedding.
+      units: Size of the LSTM layer.
+      init: `torch` or `keras`, see `tasks.builtin`.
+
+    Returns:
+      A built model, int32 `[B, length]` to logits `[B, length, vocab_size]`.
+    """
+    initial = _Initial(init, seed)
+    inputs = tf.keras.Input((length,), dtype=tf.int32)
+    x = _layers.Embedding(
+        vocab_size,
+        embedding_size,
+        mask_zero=True,
+        embeddings_initializer=initial.embedding(),
+        name="embedding",
+    )(inputs)
+    x = LSTM(units, return_sequences=True, name="lstm", **initial.lstm(units))(x)
+    x = _layers.Dense(embedding_size, name="projection", **initial(units))(x)
+    x = _layers.Dense(vocab_size, name="logits", **initial(embedding_size))(x)
+    return tf.keras.Model(inputs, x, name="word_lstm")
+
+
+def tag_regression(
+    seed: int, *, num_words: int = 10_000, num_tags: int = 500, init: str = "keras"
+) -> tf.keras.Model:
+    """Makes the tag prediction of FedOpt and TFF, a logistic regression of 5,000,500 parameters.
+
+    TFF's model ends in a sigmoid; this one gives the logits before it.
+
+    Args:
+      seed: Seed of the initial weights.
+      num_words: Words of the bag of words.
+      num_tags: Number of tags.
+      init: `torch` or `keras`, see `tasks.builtin`.
+
+    Returns:
+      A built model, float32 `[B, num_words]` to logits `[B, num_tags]`.
+    """
+    initial = _Initial(init, seed)
+    inputs = tf.keras.Input((num_words,))
+    x = _layers.Dense(num_tags, name="logits", **initial(num_words))(inputs)
+    return tf.keras.Model(inputs, x, name="tag_regression")

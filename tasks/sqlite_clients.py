@@ -1,10 +1,14 @@
 """Reads TFF's sqlite files of clients' examples, client by client."""
 
 import contextlib
+import lzma
 import os
 import pathlib
+import shutil
 import sqlite3
 import struct
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -28,7 +32,12 @@ class SqliteFederatedData:
     """
 
     def __init__(
-        self, path: str, split: str, parse: Callable[[Sequence[bytes]], Examples], advice: str
+        self,
+        path: str,
+        split: str,
+        parse: Callable[[Sequence[bytes]], Examples],
+        advice: str,
+        max_examples: int | None = None,
     ):
         """Opens the file and reads the clients' names and sizes.
 
@@ -37,6 +46,7 @@ class SqliteFederatedData:
           split: Value of `split_name`, e.g. `all_train`.
           parse: Turns serialised examples into arrays; raises `ValueError` on what it refuses.
           advice: Where to get the file and how to point at it, for error texts.
+          max_examples: If set, only that many examples of a client are read, the first in the file.
 
         Raises:
           DataError: If the file is no such database, is cut off, or lacks the split.
@@ -45,6 +55,7 @@ class SqliteFederatedData:
         self._split = split
         self._parse = parse
         self._advice = advice
+        self._limit = -1 if max_examples is None else max_examples  # -1 is "all" to sqlite.
         check_complete(path, advice)
         clients = self._query(
             "SELECT DISTINCT client_id, num_examples FROM client_metadata WHERE split_name = ? "
@@ -52,14 +63,15 @@ class SqliteFederatedData:
             (split,),
         )
         self.client_ids = [client_id for client_id, _ in clients]
-        self.sizes = np.array([size for _, size in clients], np.int64)
+        sizes = np.array([size for _, size in clients], np.int64)
+        self.sizes = sizes if max_examples is None else np.minimum(sizes, max_examples)
         if not clients:
             raise DataError(f"{path} has no clients in its split {split!r}; {advice}")
         if len(set(self.client_ids)) != len(clients):
             raise DataError(f"{path} gives clients of {split!r} two different sizes; {advice}")
 
     def examples(self, index: int) -> Examples:
-        """Returns all examples of the client at `index`, in the file's order.
+        """Returns the examples of the client at `index`, in the file's order.
 
         Raises:
           DataError: If they cannot be read or are not as many as announced.
@@ -67,8 +79,8 @@ class SqliteFederatedData:
         client_id = self.client_ids[index]
         rows = self._query(
             "SELECT serialized_example_proto FROM examples WHERE split_name = ? AND client_id = ? "
-            "ORDER BY rowid",
-            (self._split, client_id),
+            "ORDER BY rowid LIMIT ?",
+            (self._split, client_id, self._limit),
         )
         if len(rows) != self.sizes[index]:
             raise DataError(
@@ -98,7 +110,25 @@ class SqliteFederatedData:
             while chunk := rows.fetchmany(_CHUNK):
                 yield self._parsed(chunk)
 
-    def _query(self, sql: str, parameters: Sequence[str]) -> list[tuple]:
+    def some(self, num_examples: int, seed: int) -> Iterator[Examples]:
+        """Yields examples client by client in random order, until there are as many as asked for.
+
+        Args:
+          num_examples: How many in all; fewer only if there are not as many.
+          seed: Seed of the clients' order, 0 or more.
+
+        Raises:
+          DataError: If they cannot be read.
+        """
+        missing = num_examples
+        for index in np.random.default_rng(seed).permutation(len(self.client_ids)):
+            x, y = self.examples(index)
+            yield Examples(x[:missing], y[:missing])
+            missing -= len(y)
+            if missing <= 0:
+                break
+
+    def _query(self, sql: str, parameters: Sequence[str | int]) -> list[tuple]:
         with self._connection() as connection:
             return connection.execute(sql, parameters).fetchall()
 
@@ -116,6 +146,87 @@ class SqliteFederatedData:
                 yield connection
         except sqlite3.Error as error:
             raise DataError(f"{self._path} cannot be read ({error}); {self._advice}") from error
+
+
+def locate(
+    name: str, folder: str, data_dir: str | None, download: Callable[[str], object], advice: str
+) -> str:
+    """Returns the path of one of TFF's sqlite files, unpacked or downloaded if need be.
+
+    Args:
+      name: Name of the file, e.g. `shakespeare.sqlite`.
+      folder: Subfolder of `data_dir` to look in first.
+      data_dir: Where the file is, unpacked or as TFF ships it; `None` means TFF's cache, which is
+        filled by TFF's download if it lacks the file.
+      download: Lets TFF download the file into a folder.
+      advice: Where to get the file and how to point at it, for error texts.
+
+    Raises:
+      DataError: If the file is missing or damaged and cannot be downloaded.
+    """
+    if data_dir is None:
+        path = os.path.join(os.path.expanduser("~"), ".tff", name)
+        if not os.path.isfile(path):
+            _download(path, download, advice)
+        return path
+    path = find(name, folder, data_dir)
+    if path is None:
+        raise DataError(f"{os.path.join(data_dir, name)}[.lzma] is missing; {advice}")
+    if not os.path.isfile(path):
+        _unpack(f"{path}.lzma", path, advice)
+    return path
+
+
+def find(name: str, folder: str, data_dir: str) -> str | None:
+    """Returns where a file is, or will be once `<path>.lzma` is unpacked; `None` if it is nowhere.
+
+    Args:
+      name: Name of the file, e.g. `shakespeare.sqlite`.
+      folder: Subfolder of `data_dir` to look in first.
+      data_dir: Folder to look in.
+    """
+    for parent in (os.path.join(data_dir, folder), data_dir):
+        path = os.path.join(parent, name)
+        if os.path.isfile(path) or os.path.isfile(f"{path}.lzma"):
+            return path
+    return None
+
+
+def _unpack(packed: str, path: str, advice: str) -> None:
+    """Unpacks TFF's compressed file beside it; `path` appears only when it is whole."""
+    print(f"Unpacking {packed}", file=sys.stderr)
+    try:
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(path)) as scratch:
+            part = os.path.join(scratch, os.path.basename(path))
+            with lzma.open(packed) as source, open(part, "wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+            check_complete(part, advice)
+            os.replace(part, path)
+    except (EOFError, lzma.LZMAError) as error:
+        raise DataError(f"{packed} is damaged ({error}); {advice}") from error
+    except OSError as error:
+        raise DataError(
+            f"{packed} cannot be unpacked to {path} ({error.strerror}); unpack it elsewhere with "
+            f"`xz --decompress --stdout` and set --data_dir to that folder"
+        ) from error
+
+
+def _download(path: str, download: Callable[[str], object], advice: str) -> None:
+    """Downloads a file to where TFF's cache has it; `path` appears only when it is whole.
+
+    TFF writes into its cache directly, where an interrupted download would be taken for the file.
+    """
+    name = os.path.basename(path)
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(path)) as scratch:
+            download(scratch)
+            part = os.path.join(scratch, name)
+            check_complete(part, advice)
+            os.replace(part, path)
+    except Exception as error:  # Network, disk, decompression and database each have their own.
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{name} cannot be downloaded ({reason}); {advice}") from error
 
 
 def check_complete(path: str, advice: str) -> None:

@@ -76,8 +76,10 @@ def test_model_loss_and_metrics_fit_the_data(name, load):
     x, y = task.train.examples(0)
     prediction = model(x)
     for function in (task.loss, *task.metrics.values()):
-        values = np.asarray(function(y, prediction))
-        assert values.shape[0] == len(y) and np.isfinite(values).all()
+        values = function(y, prediction)
+        for part in values if isinstance(values, tuple) else (values,):
+            part = np.asarray(part)
+            assert part.shape[0] == len(y) and np.isfinite(part).all()
     if task.central_test is not None:
         assert task.central_test.x.dtype == x.dtype and task.central_test.y.dtype == y.dtype
         assert task.central_test.x.shape[1:] == x.shape[1:]
