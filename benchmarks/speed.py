@@ -1,0 +1,135 @@
+"""Seconds a round, start-up and memory of every side on every workload, relative to TFF's worker.
+
+    python -m benchmarks.speed [--workloads=w1,w4] [--sides=tff,vectorized] [--rounds=11]
+        [--data_dir=DIR] [--csv=FILE]
+
+Each side (see `benchmarks.side`) is a process of its own. The sides take turns round by round, so
+that whatever else the machine does meets all of them; medians and their ratios are printed. Only
+ratios mean anything. Start-up is the time from starting the process to the end of its first round,
+data included; memory is the largest resident memory of the process and its children at the end of
+a round.
+"""
+
+import argparse
+import csv
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import psutil
+
+from benchmarks import common
+from benchmarks.side import SIDES
+
+_BASE = "tff_worker"
+_WORKLOADS = ("w1", "w2", "w3", "w4", "w5", "w6")
+
+
+class _Side:
+    """A running side."""
+
+    def __init__(self, side, workload, data_dir):
+        self.name = side
+        self.seconds = []
+        self.memory = 0
+        self._log = tempfile.TemporaryFile()
+        started = time.perf_counter()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.side", side, workload, *filter(None, [data_dir])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+        self._answer()
+        self.start_up = time.perf_counter() - started
+
+    def _answer(self):
+        line = self._process.stdout.readline()
+        if not line:
+            self._log.seek(0)
+            tail = self._log.read().decode(errors="replace").strip().splitlines()[-1:]
+            raise RuntimeError(f"{self.name} ended: {' '.join(tail)}")
+        tree = psutil.Process(self._process.pid)
+        used = sum(p.memory_info().rss for p in [tree, *tree.children(recursive=True)])
+        self.memory = max(self.memory, used)
+        return line
+
+    def run_a_round(self):
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        self.seconds.append(float(self._answer()))
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.wait()
+        self._log.close()
+
+
+def measure(workload: str, sides: list[str], rounds: int, data_dir: str | None) -> list[dict]:
+    """Returns a record for each side; one that fails has its reason in place of numbers."""
+    running, records = [], []
+    for side in sides:
+        try:
+            running.append(_Side(side, workload, data_dir))
+        except RuntimeError as e:
+            records.append({"workload": workload, "side": side, "note": str(e)})
+    for _ in range(rounds):
+        for side in running:
+            side.run_a_round()
+    medians = {side.name: statistics.median(side.seconds) for side in running}
+    for side in running:
+        side.close()
+        records.append(
+            {
+                "workload": workload,
+                "side": side.name,
+                "seconds": round(medians[side.name], 5),
+                "of_worker": round(medians[side.name] / medians[_BASE], 4)
+                if _BASE in medians
+                else "",
+                "start_up_seconds": round(side.start_up, 1),
+                "memory_mib": round(side.memory / 2**20),
+            }
+        )
+    return records
+
+
+def main() -> None:
+    """Runs the benchmark, prints a Markdown table, writes a CSV."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workloads", default=",".join(_WORKLOADS))
+    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--data_dir", default=None)
+    parser.add_argument("--csv", default=None, help="file to write the records to")
+    options = parser.parse_args()
+    data_dir = options.data_dir and os.path.abspath(options.data_dir)
+    print(f"{common.machine()}; medians of {options.rounds} rounds, the sides taking turns\n")
+    print("| workload | side | s a round | of TFF's worker | start-up s | memory MiB |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    every = []
+    for workload in options.workloads.split(","):
+        for r in measure(workload, options.sides.split(","), options.rounds, data_dir):
+            every.append(r)
+            if "note" in r:
+                print(f"| {r['workload']} | {r['side']} | {r['note']} | | | |")
+                continue
+            print(
+                f"| {r['workload']} | {r['side']} | {r['seconds']} | {r['of_worker']} | "
+                f"{r['start_up_seconds']} | {r['memory_mib']} |",
+                flush=True,
+            )
+    if options.csv:
+        names = list(dict.fromkeys(k for r in every for k in r))
+        with open(options.csv, "w", newline="") as f:
+            writer = csv.DictWriter(f, names)
+            writer.writeheader()
+            writer.writerows(every)
+
+
+if __name__ == "__main__":
+    main()
