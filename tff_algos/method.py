@@ -37,6 +37,9 @@ class Federation(Protocol):
     def max(self, value: Any) -> Any:
         """Takes the largest of a client value to the server, element by element."""
 
+    def stack(self, value: Any) -> Any:
+        """Brings every client's value to the server: tensors `[K, ...]`, in cohort order."""
+
 
 class Method(NamedTuple):
     """A method for one model, as pure functions.
@@ -144,6 +147,38 @@ class TffFederation:
             return value
 
         return tff.federated_aggregate(value, smallest(), larger, larger, report)
+
+    def stack(self, value):
+        """As `Federation.stack`.
+
+        TFF has no intrinsic for it. The aggregate grows by concatenation, which copies what is
+        there for every client: quadratic in the cohort.
+        """
+        value = self._zip(value)
+        value_type = value.type_signature.member
+        grown_type = tff.types.structure_from_tensor_type_tree(
+            lambda t: tff.TensorType(t.dtype, [None, *t.shape]), value_type
+        )
+
+        @tff.tensorflow.computation
+        def empty():
+            return tff.types.structure_from_tensor_type_tree(
+                lambda t: tf.zeros([0, *t.shape], t.dtype), value_type
+            )
+
+        @tff.tensorflow.computation(grown_type, value_type)
+        def append(rows, value):
+            return tf.nest.map_structure(lambda r, v: tf.concat([r, v[None]], 0), rows, value)
+
+        @tff.tensorflow.computation(grown_type, grown_type)
+        def merge(a, b):
+            return tf.nest.map_structure(lambda a, b: tf.concat([a, b], 0), a, b)
+
+        @tff.tensorflow.computation(grown_type)
+        def report(rows):
+            return rows
+
+        return tff.federated_aggregate(value, empty(), append, merge, report)
 
 
 def _zeros(type_spec):

@@ -39,7 +39,8 @@ class MethodSpec:
       hparams: The method's own settings; flags are `--<method>_<name>`.
       server_learning_rate: The method's default for `server_learning_rate`; `None` if there is none
         that could be right without tuning, so that the user must give one.
-      client_weighting: The method's default for `client_weighting`, as its paper has it.
+      client_weighting: The method's default for `client_weighting`, as its paper has it. `None` if
+        the method's formulas fix the weights, so that the user must not set it.
       client_optimizers: The values of `client_optimizer` that the method can work with, its default
         first; `None` is any, `sgd` by default. Methods that define the local step themselves take
         `sgd` only.
@@ -55,7 +56,7 @@ class MethodSpec:
     builder: str | Callable
     hparams: Sequence[hparams_lib.Hparam] = ()
     server_learning_rate: float | None = None
-    client_weighting: str = "examples"
+    client_weighting: str | None = "examples"
     client_optimizers: Sequence[str] | None = None
     plan: Callable[[dict, int, int], RoundPlan] | None = None
     needs_num_clients: bool = False
@@ -258,6 +259,10 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:
                 f"server_learning_rate must be set: {spec.name} has no default for it."
             )
         settings["server_learning_rate"] = spec.server_learning_rate
+    if spec.client_weighting is None and settings["client_weighting"] is not None:
+        raise hparams_lib.HparamError(
+            f"client_weighting has no meaning in {spec.name}, whose weights are its own."
+        )
     if settings["client_weighting"] is None:
         settings["client_weighting"] = spec.client_weighting
     allowed = tuple(spec.client_optimizers or CLIENT_OPTIMIZERS)

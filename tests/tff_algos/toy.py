@@ -105,5 +105,7 @@ def build_mutant(module, name, model, settings):
     own = hparams_lib.resolve(
         name, spec.hparams, {k: v for k, v in settings.items() if k not in shared}
     )
+    if spec.needs_num_clients:
+        own["num_clients"] = len(problem_lib.NUM_EXAMPLES)
     builder = getattr(module, spec.builder.split(":")[1])
     return process_lib.to_process(builder(model, LocalTraining(training), **own), model)

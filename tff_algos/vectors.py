@@ -1,0 +1,136 @@
+"""Linear algebra on a cohort's vectors at the server, in float64, by operations of TFF's worker.
+
+Vectors come as `Federation.stack` gives them: a tuple of tensors `[K, ...]`, one per model weight,
+of which row k is client k's. Only `gram` and `combine` read them; all else is of size K.
+"""
+
+import math
+from collections.abc import Callable
+
+import tensorflow as tf
+
+Weights = tuple[tf.Tensor, ...]
+
+# Columns of the K x d matrix that are in float64 at once.
+_BLOCK = 1 << 16
+
+
+def gram(vectors: Weights) -> tf.Tensor:
+    """Returns the inner products A_ij = ⟨v_i, v_j⟩, float64 `[K, K]`."""
+    k = tf.shape(vectors[0])[0]
+    total = tf.zeros([k, k], tf.float64)
+    for leaf in vectors:
+
+        def add(block, _, total):
+            return total + tf.matmul(block, block, transpose_b=True)
+
+        total = _over_blocks(leaf, add, total)
+    return total
+
+
+def combine(coefficients: tf.Tensor, vectors: Weights) -> Weights:
+    """Returns Σ_k c_k v_k, one float64 tensor per model weight, for float64 coefficients `[K]`."""
+    combined = []
+    for leaf in vectors:
+
+        def add(block, i, parts):
+            return parts.write(i, tf.linalg.matvec(block, coefficients, transpose_a=True))
+
+        parts = tf.TensorArray(
+            tf.float64, -(-_columns(leaf) // _BLOCK), element_shape=[None], infer_shape=False
+        )
+        combined.append(tf.reshape(_over_blocks(leaf, add, parts).concat(), leaf.shape[1:]))
+    return tuple(combined)
+
+
+def _columns(leaf: tf.Tensor) -> int:
+    return math.prod(leaf.shape[1:])
+
+
+def _over_blocks(leaf: tf.Tensor, add: Callable, total):
+    """Folds `(block [K, columns] in float64, number of the block, total) -> total` over a leaf."""
+    size = _columns(leaf)
+    flat = tf.reshape(leaf, [tf.shape(leaf)[0], size])
+
+    def body(i, total):
+        block = tf.cast(flat[:, i * _BLOCK : (i + 1) * _BLOCK], tf.float64)
+        return i + 1, add(block, i, total)
+
+    number = -(-size // _BLOCK)
+    start = (tf.constant(0), total)
+    return tf.while_loop(lambda i, _: i < number, body, start, parallel_iterations=1)[1]
+
+
+def squared_norm(vector: Weights) -> tf.Tensor:
+    """Returns ‖v‖² of one vector, in its own precision."""
+    return tf.add_n([tf.reduce_sum(leaf**2) for leaf in vector])
+
+
+def project_to_simplex(point: tf.Tensor) -> tf.Tensor:
+    """Returns the nearest point of {λ ≥ 0, Σ λ = 1}: max(p - θ, 0), θ found by sorting, `[N]`."""
+    descending = tf.sort(point, direction="DESCENDING")
+    places = tf.cast(tf.range(1, tf.size(point) + 1), point.dtype)
+    thetas = (tf.cumsum(descending) - 1.0) / places
+    last = tf.reduce_sum(tf.cast(descending > thetas, tf.int32)) - 1
+    return tf.maximum(point - thetas[last], 0.0)
+
+
+def box_minimum(
+    matrix: tf.Tensor, center: tf.Tensor, radius: float, kept: tf.Tensor, iterations: int = 60
+) -> tf.Tensor:
+    """Minimises λᵀ M λ over Σ λ = 1, λ ≥ 0, |λ_k - c_k| ≤ radius, by a primal-dual interior point.
+
+    It starts at the center, which is inside, and takes a fixed number of Newton steps.
+
+    Args:
+      matrix: M, float64 `[K, K]`, positive semidefinite with a diagonal of order 1.
+      center: c, float64 `[K]`: positive where kept, sums to 1.
+      radius: Half the width of the box; 0 leaves only the center.
+      kept: bool `[K]`; λ_k = 0 elsewhere.
+      iterations: Number of Newton steps.
+
+    Returns:
+      λ, float64 `[K]`.
+    """
+    if radius == 0:
+        return tf.where(kept, center, tf.zeros_like(center))
+    low = tf.maximum(center - radius, 0.0)
+    # In units of the box's width: λ = low + width * s with 0 < s < 1. A client that is not kept has
+    # a box without width, so that its s enters nothing.
+    width = tf.where(kept, center + radius - low, tf.zeros_like(center))
+    low = tf.where(kept, low, tf.zeros_like(center))
+    hessian = width[:, None] * matrix * width
+    linear = width * tf.linalg.matvec(matrix, low)
+    total = 1.0 - tf.reduce_sum(low)
+    half = tf.fill(tf.shape(center), tf.constant(0.5, tf.float64))
+    start = tf.where(kept, tf.math.divide_no_nan(center - low, width), half)
+    number = tf.cast(tf.size(center), tf.float64)
+
+    def newton(i, s, z, w, y):
+        # z, w, y: multipliers of s >= 0, s <= 1 and the sum.
+        gap = (tf.tensordot(z, s, 1) + tf.tensordot(w, 1.0 - s, 1)) / (2.0 * number)
+        mu = 0.1 * gap
+        curvature = hessian + tf.linalg.diag(z / s + w / (1.0 - s))
+        gradient = tf.linalg.matvec(hessian, s) + linear + width * y - mu / s + mu / (1.0 - s)
+        solved = tf.linalg.solve(curvature, tf.stack([gradient, width], axis=1))
+        missing = total - tf.tensordot(width, s, 1)
+        dy = tf.math.divide_no_nan(
+            -missing - tf.tensordot(width, solved[:, 0], 1), tf.tensordot(width, solved[:, 1], 1)
+        )
+        ds = -solved[:, 0] - dy * solved[:, 1]
+        dz = mu / s - z - z / s * ds
+        dw = mu / (1.0 - s) - w + w / (1.0 - s) * ds
+        positive = tf.concat([s, 1.0 - s, z, w], 0)
+        change = tf.concat([ds, -ds, dz, dw], 0)
+        limits = tf.where(change < 0, -positive / change, tf.ones_like(change))
+        step = tf.minimum(1.0, 0.995 * tf.reduce_min(limits))
+        # At the end of float64's range a further step could only do harm.
+        step = tf.where((gap > 1e-18) & tf.math.is_finite(step), step, 0.0)
+        after = (s + step * ds, z + step * dz, w + step * dw, y + step * dy)
+        before = (s, z, w, y)
+        return i + 1, *(tf.where(step > 0, a, b) for a, b in zip(after, before, strict=True))
+
+    ones = tf.ones_like(center)
+    carry = (tf.constant(0), start, ones, ones, tf.constant(0.0, tf.float64))
+    s = tf.while_loop(lambda i, *_: i < iterations, newton, carry, parallel_iterations=1)[1]
+    return low + width * s
