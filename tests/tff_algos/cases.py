@@ -3,22 +3,9 @@
 A method registered without an entry here fails the tests that walk the registry.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 from tests.oracles import client_optimizers, fedopt
-
-
-class Case(NamedTuple):
-    """Settings of a method and what they must give.
-
-    Attributes:
-      settings: For `tff_algos.build`.
-      oracle: `(problem, batch_orders, cohorts, dropped) -> weights after every round`, in float64.
-    """
-
-    settings: dict[str, Any]
-    oracle: Callable
+from tests.tff_algos import cases_fairness
+from tests.tff_algos.case import Case
 
 
 def _fedopt(name, *, server_lr=0.5, client_lr=0.4, oracle_client=None, schedule=None, **settings):
@@ -164,3 +151,6 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("slots.v, g if released else m)", "slots.v, m)"),
     ],
 }
+
+CASES.update(cases_fairness.CASES)
+MUTATIONS.update(cases_fairness.MUTATIONS)

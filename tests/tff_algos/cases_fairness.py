@@ -1,0 +1,222 @@
+"""Cases and mutations of the fairness methods that keep no client state; see `cases`."""
+
+from tests.oracles import (
+    adafed,
+    adafedadam,
+    afl,
+    client_optimizers,
+    fedfa,
+    fedmgda_plus,
+    fedopt,
+    qfedavg,
+    term,
+)
+from tests.tff_algos.case import Case
+
+_SGDM = dict(client_optimizer="sgdm", client_momentum=0.5)
+
+
+def _case(
+    oracle, *, server_lr=None, client_lr=0.3, names=None, schedule=None, weights=None, **settings
+):
+    """Settings and what the oracle makes of them.
+
+    Args:
+      oracle: A module with `run`.
+      server_lr: Given to both if set.
+      client_lr: Given to both.
+      names: Setting → what the oracle calls it, where that differs.
+      schedule: Keyword arguments of the suite's schedule, and the oracle's schedule.
+      weights: From an element of the oracle's result to the weights.
+      **settings: Given to both.
+    """
+    given = dict(client_learning_rate=client_lr, **settings)
+    own = {
+        (names or {}).get(k, k): v
+        for k, v in settings.items()
+        if k not in ("client_optimizer", "client_momentum", "profile")
+    }
+    if server_lr is not None:
+        given["server_learning_rate"] = own["server_lr"] = server_lr
+    if settings.get("client_optimizer") == "sgdm":
+        own["client_optimizer"] = client_optimizers.build(
+            "sgdm", momentum=settings["client_momentum"]
+        )
+    if schedule:
+        given.update(schedule[0])
+
+    def run(problem, batch_orders, cohorts, dropped=frozenset()):
+        history = oracle.run(
+            problem,
+            batch_orders,
+            cohorts=cohorts,
+            client_lr=schedule[1](client_lr) if schedule else client_lr,
+            dropped=dropped,
+            **own,
+        )
+        return [weights(h) if weights else h for h in history]
+
+    return Case(given, run)
+
+
+_HALVED = (
+    dict(client_lr_schedule="exp_decay", client_lr_decay_rate=0.5, client_lr_decay_steps=2),
+    lambda lr: fedopt.exponential_decay(lr, 2, 0.5),
+)
+
+
+def _adafedadam(**settings):
+    names = dict(lr_scale_warmup="warmup", client_weighting="weighting", certainty_floor="floor")
+    return _case(adafedadam, names=names, weights=lambda h: h[0], **settings)
+
+
+def _cases():
+    return {
+        "qfedavg": [
+            _case(qfedavg, server_lr=0.8, q=2.0, schedule=_HALVED),
+            _case(qfedavg, q=0.5, form="reweight", **_SGDM),
+        ],
+        "adafedadam": [
+            _adafedadam(server_lr=0.05, alpha=2.0, beta1=0.7, beta2=0.9, epsilon=1e-3),
+            _adafedadam(alpha=1.0, client_weighting="uniform", schedule=_HALVED, server_lr=0.02),
+            _released(),
+            # One plain step on 3 examples of a client has C near 1; a large floor is then used.
+            _adafedadam(server_lr=0.02, certainty_floor=2.5, lr_scale_warmup=1, **_SGDM),
+        ],
+        "term": [
+            _case(term, server_lr=0.8, t=2.0, schedule=_HALVED),
+            _case(term, t=0.5, normalizer="running", **_SGDM),
+        ],
+        "afl": [
+            _case(
+                afl,
+                server_lr=0.8,
+                gamma_lambda=0.5,
+                names={"gamma_lambda": "gamma"},
+                schedule=_HALVED,
+                weights=lambda h: h[0],
+            ),
+            _case(
+                afl,
+                gamma_lambda=0.2,
+                reported_model="last",
+                names={"gamma_lambda": "gamma", "reported_model": "reported"},
+                weights=lambda h: h[0],
+                **_SGDM,
+            ),
+        ],
+        "adafed": [
+            _case(adafed, server_lr=0.8, gamma=2.0, schedule=_HALVED),
+            _case(adafed, gamma=0.5, loss_at="last_epoch", step_rule="mean", **_SGDM),
+            _case(
+                adafed,
+                server_lr=0.6,
+                loss_at="final_model",
+                step_rule="unit",
+                orthogonalization="gram_schmidt",
+            ),
+            _case(adafed, gamma=0.1, step_rule="constant", loss_floor=2.0, server_lr=0.2),
+        ],
+        "fedmgda_plus": [
+            _case(fedmgda_plus, server_lr=0.4, epsilon=1.0, schedule=_HALVED),
+            _case(
+                fedmgda_plus,
+                server_lr=0.3,
+                epsilon=0.1,
+                server_lr_decay=0.8,
+                client_weighting="examples",
+                names={"server_lr_decay": "decay", "client_weighting": "weighting"},
+                **_SGDM,
+            ),
+        ],
+        "fedfa": [
+            _case(fedfa, server_lr=0.8, alpha=0.7, beta=0.6, momentum=0.4, **_SGDM),
+            _case(fedfa, accuracy_at="broadcast", client_optimizer="sgd", schedule=_HALVED),
+        ],
+    }
+
+
+def _released():
+    case = _adafedadam(server_lr=0.02, loss_reference="none", lr_scale_warmup=6)
+    settings = {
+        k: v for k, v in case.settings.items() if k not in ("loss_reference", "lr_scale_warmup")
+    }
+    return case._replace(settings=settings | {"profile": "released"})
+
+
+CASES = _cases()
+
+_ROUND = ("next_state(state, ", "(lambda a, b, c: b)(state, ")
+_DELTA = ("a - b for a, b in zip(trained.weights, x", "b - a for a, b in zip(trained.weights, x")
+
+MUTATIONS = {
+    "qfedavg": [
+        ("x - rate * n", "x + rate * n"),
+        ("loss ** (q - 1.0)", "loss**q"),
+        ("power * v for v in w", "v for v in w"),
+        ("power * b for b in back", "b for b in back"),
+        _ROUND,
+    ],
+    "adafedadam": [
+        _DELTA,
+        ("tf.math.log(s / eta_k) + 1.0", "tf.math.log(s / eta_k)"),
+        ("tf.math.divide_no_nan(-d, s)", "-d"),
+        ("local.client_weight(data) * ratio**alpha", "ratio**alpha"),
+        ("local.client_weight(data) * ratio**alpha", "local.client_weight(data) * ratio"),
+        ("ratio = tf.math.divide_no_nan(ratio, reference)", "pass"),
+        ("m, v, c_m, c_v, steps, ", "state.m, v, c_m, c_v, steps, "),
+        ("m, v, c_m, c_v, steps, ", "m, state.v, c_m, c_v, steps, "),
+        ("m, v, c_m, c_v, steps, ", "m, v, state.c_m, c_v, steps, "),
+        ("m, v, c_m, c_v, steps, ", "m, v, c_m, state.c_v, steps, "),
+        ("m, v, c_m, c_v, steps, ", "m, v, c_m, c_v, state.steps, "),
+        ("steps > warmup", "steps >= warmup"),
+        ("certainty_floor)\n", "0.0)\n"),
+        ("for c in (c_m, c_v)", "for c in (c_m, c_m)"),
+        _ROUND,
+    ],
+    "term": [
+        _DELTA,
+        ("tf.exp(t *", "tf.exp(-t *"),
+        ("tf.exp(t * (loss - largest))", "tf.ones([])"),
+        ("ServerState(weights, estimate,", "ServerState(weights, state.estimate,"),
+        _ROUND,
+    ],
+    "afl": [
+        _DELTA,
+        ("share * d for d in delta", "d for d in delta"),
+        ("gamma_lambda * tf.cast", "-gamma_lambda * tf.cast"),
+        ("iterate, mixture, steps,", "iterate, state.mixture, steps,"),
+        ("ServerState(reported, iterate,", "ServerState(reported, state.iterate,"),
+        ("mixture, steps, state.round_num)", "mixture, state.steps, state.round_num)"),
+        ("next_state(before, ", "(lambda a, b, c: b)(before, "),
+    ],
+    "adafed": [
+        ("x - tf.cast(step * v", "x + tf.cast(step * v"),
+        ("losses**gamma", "losses"),
+        ("tf.math.divide_no_nan(w, square)", "w"),
+        ("targets[k] - tf.tensordot(gram[k], a, 1)", "targets[k]"),
+        ("rest -= tf", "rest += tf"),
+        ("i >= before_last", "i >= 0"),
+        ("loss_floor)", "0.0)"),
+        _ROUND,
+    ],
+    "fedmgda_plus": [
+        _DELTA,
+        ("-mixture * inverse", "-mixture"),
+        ("cosines, center", "gram, center"),
+        ("center, epsilon, kept", "center, 0.5 * epsilon, kept"),
+        ("local.client_weight(data)", "tf.ones([])"),
+        ("state.learning_rate * server_lr_decay", "state.learning_rate"),
+        _ROUND,
+    ],
+    "fedfa": [
+        _DELTA,
+        ("return -tf.math.log", "return tf.exp(1.0) + tf.math.log"),
+        ("_surprise(1.0 - tf", "_surprise(tf"),
+        ("ServerState(weights, m, counts,", "ServerState(weights, state.momentum, counts,"),
+        ("ServerState(weights, m, counts,", "ServerState(weights, m, state.counts,"),
+        ("momentum * m + d", "momentum * m + (1.0 - momentum) * d"),
+        ('accuracy_at == "trained"', "True"),
+        _ROUND,
+    ],
+}  # fmt: skip
