@@ -1,0 +1,140 @@
+"""FedLin: clients correct every gradient by the whole cohort's, asked for first in the same round.
+
+Mitra, Jaafar, Pappas, Hassani: "Linear Convergence in Federated Learning: Tackling Client
+Heterogeneity and Sparse Gradients", NeurIPS 2021, arXiv 2102.07053, Algorithm 1 without
+compression; a baseline of FedDA.
+
+  symbol   argument              default    from
+  η        client_learning_rate  -          tuned
+  η_k      divide_rate           true       the paper: η_k = η / τ_k
+  -        full_batch            false      choice: the same minibatch for both local gradients
+  -        server_learning_rate  1          the mean of the clients' models
+  p_k      client_weighting      examples   choice; the paper's clients count alike
+
+    clients → ∇F_k(x) ; server → g = Σ p_k ∇F_k(x)
+    client:  x_k ← x ; each batch b: x_k ← x_k - η_k (∇f(x_k; b) - ∇f(x; b) + g)
+    server:  x ← x + η_s Σ p_k (x_k - x)
+
+Deviations from the paper:
+  * Not checked against its text: the update is as later papers describe it.
+  * Minibatches by default; with `full_batch` a step takes all of a client's examples, and the steps
+    of a round are its epochs.
+  * Clients are sampled; the paper's all take part. g is the cohort's.
+"""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_algos import client
+from tff_algos.method import Method, next_state
+from tff_algos.model import Model
+
+Weights = tuple[tf.Tensor, ...]
+
+
+class ServerState(NamedTuple):
+    """The model x, one tensor per model weight, and the rounds done, int32 scalar."""
+
+    weights: Weights
+    round_num: tf.Tensor
+
+
+class Gradient(NamedTuple):
+    """A client's first answer: ∇F_k(x), like the weights, and its weight; both 0 if dropped."""
+
+    gradient: Weights
+    weight: tf.Tensor
+
+
+class Broadcast(NamedTuple):
+    """The second broadcast: the model x, the cohort's gradient g, the client learning rate η."""
+
+    weights: Weights
+    gradient: Weights
+    learning_rate: tf.Tensor
+
+
+class ClientUpdate(NamedTuple):
+    """The second answer.
+
+    Attributes:
+      delta: x_k - x, like the weights; zero if dropped.
+      weight: n_k or 1, float32 scalar; zero if dropped.
+      metrics: See `client.round_metrics`.
+    """
+
+    delta: Weights
+    weight: tf.Tensor
+    metrics: Any
+
+
+def build_fedlin(
+    model: Model, local: client.LocalTraining, *, divide_rate: bool, full_batch: bool
+) -> Method:
+    """Builds FedLin; see the module's docstring for the symbols."""
+    del full_batch  # It is the round's plan.
+    eta_server = local.server_learning_rate
+
+    def initialize() -> ServerState:
+        return ServerState(tuple(tf.constant(w) for w in model.initial_weights), tf.constant(0))
+
+    @tf.function(autograph=False)
+    def model_of(state: ServerState) -> Weights:
+        return state.weights
+
+    @tf.function(autograph=False)
+    def local_gradient(x: Weights, data) -> Gradient:
+        gradient = client.full_loss(model, x, data).gradient
+        finite = client.is_finite(gradient)
+        return Gradient(
+            gradient=client.zero_unless(finite, gradient),
+            weight=client.zero_unless(finite, local.client_weight(data)),
+        )
+
+    @tf.function(autograph=False)
+    def prepare_broadcast(state: ServerState, gradient: Weights) -> Broadcast:
+        return Broadcast(state.weights, gradient, local.learning_rate(state.round_num))
+
+    @tf.function(autograph=False)
+    def client_update(broadcast: Broadcast, data) -> ClientUpdate:
+        x, g, eta = broadcast
+        x = tuple(x)
+        steps = tf.cast(tf.maximum(client.num_steps(data), 1), tf.float32)
+        eta_k = eta / steps if divide_rate else eta
+
+        def step(at, carry):
+            x_k = tuple(
+                w - eta_k * (here - there + g)
+                for w, here, there, g in zip(
+                    at.weights, at.gradient, at.gradient_at(x), g, strict=True
+                )
+            )
+            return x_k, carry
+
+        trained, _ = client.take_steps(model, step, x, (), data)
+        delta = tuple(w - c for w, c in zip(trained.weights, x, strict=True))
+        finite = client.is_finite(delta)
+        return ClientUpdate(
+            delta=client.zero_unless(finite, delta),
+            weight=client.zero_unless(finite, local.client_weight(data)),
+            metrics=client.round_metrics(trained, data, finite),
+        )
+
+    @tf.function(autograph=False)
+    def server_update(state: ServerState, delta: Weights, total_weight) -> ServerState:
+        x = tuple(x + eta_server * d for x, d in zip(state.weights, delta, strict=True))
+        return next_state(state, state._replace(weights=x), total_weight)
+
+    def next_round(federation, state, clients):
+        x = federation.broadcast(federation.map_server(model_of, state))
+        first = federation.map_clients(local_gradient, x, clients)
+        g = federation.mean(first.gradient, first.weight)
+        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state, g))
+        update = federation.map_clients(client_update, broadcast, clients)
+        delta = federation.mean(update.delta, update.weight)
+        total_weight = federation.sum(update.weight)
+        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
+        return federation.map_server(server_update, state, delta, total_weight), metrics
+
+    return Method(initialize, next_round)

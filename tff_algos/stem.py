@@ -1,0 +1,181 @@
+"""STEM: clients and server share a momentum direction made of gradient differences.
+
+Khanduri et al.: "STEM: A Stochastic Two-Sided Momentum Algorithm Achieving Near-Optimal Sample and
+Communication Complexities for Federated Learning", NeurIPS 2021, arXiv 2106.10435, Algorithm 1; a
+baseline of FedDA.
+
+  symbol   argument              default   from
+  η        client_learning_rate  -         tuned; κ in `schedule=decay`
+  a        a                     0.1       the survey of FedDA's baselines (0.1 or 0.01)
+  -        schedule              constant  choice; the paper's analysis has decay
+  w        w                     1         choice
+  c        c                     1         choice
+  -        server_learning_rate  1         the mean of the clients' models
+  1/K      client_weighting      uniform   Algorithm 1
+
+    first round: d = mean ∇F_k(x) over its cohort
+    server → x, d
+    client:  x_k, d_k ← x, d ; each batch b: x⁺ = x_k - η_s d_k
+             d_k ← ∇f(x⁺; b) + (1 - a_s) (d_k - ∇f(x_k; b)) ; x_k ← x⁺
+    server:  x ← x + η_g mean(x_k - x) ; d ← mean d_k
+
+`schedule=decay`: η_s = κ / (w + s)^(1/3), a_s = min(1, c η_s²), with s the local steps so far, each
+earlier round counted by its longest client.
+
+Deviations from the paper:
+  * Not checked against its text: update and schedules are as later papers describe them, and the
+    constants are to be taken as provisional.
+  * The first direction comes from full local gradients, in an exchange of its own in every round;
+    after the first round it asks nothing of the clients.
+  * Clients are sampled; the paper's all take part.
+"""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_algos import client
+from tff_algos.method import Method, next_state
+from tff_algos.model import Model
+
+Weights = tuple[tf.Tensor, ...]
+
+
+class ServerState(NamedTuple):
+    """What the server keeps between rounds.
+
+    Attributes:
+      weights: The model x, one tensor per model weight.
+      d: The direction, like the weights; has no meaning while `steps` is 0.
+      steps: Local steps so far, each round counted by its longest client; int32 scalar.
+      round_num: Rounds done, int32 scalar.
+    """
+
+    weights: Weights
+    d: Weights
+    steps: tf.Tensor
+    round_num: tf.Tensor
+
+
+class Start(NamedTuple):
+    """The first broadcast of a round: the model x and whether the first d is still to be found."""
+
+    weights: Weights
+    is_first: tf.Tensor
+
+
+class StartUpdate(NamedTuple):
+    """The first answer: ∇F_k(x) if asked for, else zeros, and the client's weight; 0 if dropped."""
+
+    gradient: Weights
+    weight: tf.Tensor
+
+
+class Broadcast(NamedTuple):
+    """The second broadcast: x, d, the client learning rate η (κ), the steps before the round."""
+
+    weights: Weights
+    d: Weights
+    learning_rate: tf.Tensor
+    steps: tf.Tensor
+
+
+class ClientUpdate(NamedTuple):
+    """The second answer.
+
+    Attributes:
+      delta: x_k - x, like the weights; zero if dropped.
+      d: d_k, like the weights; zero if dropped.
+      steps: Local steps τ_k, int32 scalar; zero if dropped.
+      weight: 1 or n_k, float32 scalar; zero if dropped.
+      metrics: See `client.round_metrics`.
+    """
+
+    delta: Weights
+    d: Weights
+    steps: tf.Tensor
+    weight: tf.Tensor
+    metrics: Any
+
+
+def build_stem(
+    model: Model, local: client.LocalTraining, *, a: float, schedule: str, w: float, c: float
+) -> Method:
+    """Builds STEM; see the module's docstring for the symbols."""
+    eta_server = local.server_learning_rate
+
+    def rate_and_forgetting(learning_rate, s):
+        if schedule == "constant":
+            return learning_rate, a
+        eta = learning_rate / tf.pow(w + tf.cast(s, tf.float32), 1.0 / 3.0)
+        return eta, tf.minimum(1.0, c * eta**2)
+
+    def initialize() -> ServerState:
+        x = tuple(tf.constant(w) for w in model.initial_weights)
+        return ServerState(x, tuple(tf.zeros_like(w) for w in x), tf.constant(0), tf.constant(0))
+
+    @tf.function(autograph=False)
+    def prepare_start(state: ServerState) -> Start:
+        return Start(state.weights, tf.equal(state.steps, 0))
+
+    @tf.function(autograph=False)
+    def client_start(start: Start, data) -> StartUpdate:
+        asked = data._replace(mask=data.mask * tf.cast(start.is_first, tf.float32))
+        gradient = client.full_loss(model, start.weights, asked).gradient
+        finite = client.is_finite(gradient)
+        return StartUpdate(
+            gradient=client.zero_unless(finite, gradient),
+            weight=client.zero_unless(finite, local.client_weight(data)),
+        )
+
+    @tf.function(autograph=False)
+    def prepare_broadcast(state: ServerState, gradient: Weights) -> Broadcast:
+        is_first = tf.equal(state.steps, 0)
+        d = tuple(tf.where(is_first, g, d) for g, d in zip(gradient, state.d, strict=True))
+        return Broadcast(state.weights, d, local.learning_rate(state.round_num), state.steps)
+
+    @tf.function(autograph=False)
+    def client_update(broadcast: Broadcast, data) -> ClientUpdate:
+        x, d, learning_rate, steps = broadcast
+
+        def step(at, carry):
+            d, s = carry
+            eta, forget = rate_and_forgetting(learning_rate, s)
+            ahead = tuple(w - eta * d for w, d in zip(at.weights, d, strict=True))
+            d = tuple(
+                new + (1.0 - forget) * (d - old)
+                for new, d, old in zip(at.gradient_at(ahead), d, at.gradient, strict=True)
+            )
+            return ahead, (d, s + 1)
+
+        trained, (d, _) = client.take_steps(model, step, x, (tuple(d), steps), data)
+        delta = tuple(w - c for w, c in zip(trained.weights, x, strict=True))
+        finite = client.is_finite((delta, d))
+        return ClientUpdate(
+            delta=client.zero_unless(finite, delta),
+            d=client.zero_unless(finite, d),
+            steps=client.zero_unless(finite, client.num_steps(data)),
+            weight=client.zero_unless(finite, local.client_weight(data)),
+            metrics=client.round_metrics(trained, data, finite),
+        )
+
+    @tf.function(autograph=False)
+    def server_update(state: ServerState, mean, longest, total_weight) -> ServerState:
+        delta, d = mean
+        x = tuple(x + eta_server * d for x, d in zip(state.weights, delta, strict=True))
+        after = ServerState(x, tuple(d), state.steps + longest, state.round_num)
+        return next_state(state, after, total_weight)
+
+    def next_round(federation, state, clients):
+        start = federation.broadcast(federation.map_server(prepare_start, state))
+        first = federation.map_clients(client_start, start, clients)
+        gradient = federation.mean(first.gradient, first.weight)
+        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state, gradient))
+        update = federation.map_clients(client_update, broadcast, clients)
+        mean = federation.mean((update.delta, update.d), update.weight)
+        longest = federation.max(update.steps)
+        total_weight = federation.sum(update.weight)
+        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
+        return federation.map_server(server_update, state, mean, longest, total_weight), metrics
+
+    return Method(initialize, next_round)
