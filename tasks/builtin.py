@@ -339,3 +339,125 @@ register(
         ),
     )
 )
+
+
+def _stackoverflow(*own: Hparam) -> tuple[Hparam, ...]:
+    return (
+        Hparam(
+            name="vocab_size",
+            default=10_000,
+            help="Number of words, those that most users have; all others count as one word.",
+            source="FedOpt, Stack Overflow",
+            minimum=1,
+        ),
+        *own,
+        Hparam(
+            name="max_examples",
+            default=1000,
+            help="Most sentences of a user, the first in TFF's file.",
+            source="FedOpt, Stack Overflow",
+            minimum=1,
+        ),
+        Hparam(
+            name="num_test_examples",
+            default=10_000,
+            help=(
+                "Test sentences in the central test: those of users drawn at random from TFF's "
+                "test split, which has 16,586,035."
+            ),
+            source="FedOpt, Stack Overflow",
+            minimum=1,
+        ),
+        _partition_seed("the draw of test sentences"),
+    )
+
+
+register(
+    TaskSpec(
+        name="stackoverflow_word",
+        summary=(
+            "Next word in sentences of 342,477 users of Stack Overflow: FedOpt's LSTM "
+            "(4,050,748 parameters)."
+        ),
+        loader="tasks.stackoverflow:load_word",
+        hparams=(*_stackoverflow(), _text_init("keras", "FedOpt (TFF)")),
+    )
+)
+
+register(
+    TaskSpec(
+        name="stackoverflow_tag",
+        summary=(
+            "Tags of posts of 342,477 users of Stack Overflow: FedOpt's logistic regression on "
+            "bags of words (5,000,500 parameters)."
+        ),
+        loader="tasks.stackoverflow:load_tag",
+        hparams=(
+            *_stackoverflow(
+                Hparam(
+                    name="num_tags",
+                    default=500,
+                    help="Number of tags, those that most users have.",
+                    source="FedOpt, Stack Overflow",
+                    minimum=1,
+                )
+            ),
+            _init("keras", "FedOpt (TFF)"),
+        ),
+    )
+)
+
+register(
+    TaskSpec(
+        name="stackexchange",
+        summary=(
+            "360 users of Math Educators, a small stand-in for Stack Overflow: FedOpt's next-word "
+            "or tag prediction."
+        ),
+        loader="tasks.stackexchange:load",
+        hparams=(
+            Hparam(
+                name="kind",
+                default="tag",
+                help=(
+                    "`tag` predicts a post's tags as stackoverflow_tag does, `word` the next word "
+                    "as stackoverflow_word does. This task stands in for them and is not them."
+                ),
+                source="choice",
+                choices=("tag", "word"),
+            ),
+            Hparam(
+                name="vocab_size",
+                default=2000,
+                help=(
+                    "Number of words, those that most users have in the training posts; they make "
+                    "up 90 % of the text."
+                ),
+                source="choice (FedOpt, Stack Overflow: 10000)",
+                minimum=1,
+            ),
+            Hparam(
+                name="num_tags",
+                default=None,
+                type=int,
+                help=(
+                    "Number of tags, those that most users have in the training posts; only with "
+                    "kind=tag, where not set means 100."
+                ),
+                source="choice (FedOpt, Stack Overflow: 500)",
+                minimum=1,
+            ),
+            Hparam(
+                name="test_fraction",
+                default=0.2,
+                help="Share of each user's posts that is its test split; 0: users have no tests.",
+                source="choice, after AdaFedAdam's local 80/20 split",
+                minimum=0,
+                maximum=1,
+                exclusive_maximum=True,
+            ),
+            _partition_seed("the users' train/test splits"),
+            _text_init("keras", "FedOpt (TFF)"),
+        ),
+    )
+)

@@ -119,8 +119,11 @@ def recall_at(k: int) -> Callable:
 
     def recall(y_true: tf.Tensor, y_pred: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         num_labels = y_pred.shape[-1]
-        top = tf.math.top_k(y_pred, min(k, num_labels)).indices
-        predicted = tf.reduce_sum(tf.one_hot(top, num_labels, dtype=y_pred.dtype), axis=-2)
+        predicted = tf.zeros_like(y_pred)
+        # One by one, since top_k does not vectorise.
+        for _ in range(min(k, num_labels)):
+            left = tf.where(predicted > 0, y_pred.dtype.min, y_pred)
+            predicted += tf.one_hot(tf.argmax(left, axis=-1), num_labels, dtype=y_pred.dtype)
         return predicted, tf.cast(y_true, y_pred.dtype)
 
     return recall

@@ -111,21 +111,19 @@ class SqliteFederatedData:
                 yield self._parsed(chunk)
 
     def some(self, num_examples: int, seed: int) -> Iterator[Examples]:
-        """Yields examples client by client in random order, until there are as many as asked for.
+        """Yields clients' examples in random order of clients, until there are enough.
 
         Args:
-          num_examples: How many in all; fewer only if there are not as many.
-          seed: Seed of the clients' order, 0 or more.
+          num_examples: How many in all at least, if there are as many.
+          seed: Seed of the order, 0 or more.
 
         Raises:
           DataError: If they cannot be read.
         """
-        missing = num_examples
         for index in np.random.default_rng(seed).permutation(len(self.client_ids)):
-            x, y = self.examples(index)
-            yield Examples(x[:missing], y[:missing])
-            missing -= len(y)
-            if missing <= 0:
+            yield self.examples(index)
+            num_examples -= self.sizes[index]
+            if num_examples <= 0:
                 break
 
     def _query(self, sql: str, parameters: Sequence[str | int]) -> list[tuple]:

@@ -1,0 +1,150 @@
+"""`stackexchange`: a small stand-in for Stack Overflow on posts of Math Educators, spring 2014.
+
+360 users, 1,896 posts, 19,840 sentences, 148 tags: enough to run FedOpt's next-word and tag
+prediction on natural users and text without TFF's 342,477, not to compare numbers with theirs.
+Models, examples and metrics are those of `tasks.stackoverflow`, with vocabularies made from the
+training posts. As there, an answer has its question's tags and title.
+"""
+
+import functools
+import gzip
+import itertools
+import json
+import os
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from hparams import HparamError
+from tasks import models, partitions, settings, stackoverflow, text
+from tasks.task import DataError, Task
+
+_FILE = "matheducators_2014_posts.jsonl.gz"
+_ADVICE = (
+    f"set --data_dir to the folder of {_FILE}, or to the one above it if it is called "
+    "stackexchange; a line is a JSON object with post_id, user_id, type, question_id, created, "
+    "title, tags and text, made of a Stack Exchange data dump (https://archive.org/details/"
+    "stackexchange)"
+)
+
+
+def load(
+    *,
+    data_dir: str | None,
+    seed: int,
+    use_synthetic_data: bool,
+    kind: str,
+    vocab_size: int,
+    num_tags: int | None,
+    test_fraction: float,
+    partition_seed: int | None,
+    init: str,
+) -> Task:
+    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+
+    Clients are users, in the order of their ids. A user's posts, not their sentences, are split
+    into train and test, at least one into train. The central test is all users' test sentences.
+    x and y are those of `stackoverflow_word` or `stackoverflow_tag`.
+
+    Raises:
+      HparamError: If there are not as many words or tags as asked for, or `num_tags` has no use.
+      DataError: If the file is missing or damaged.
+    """
+    partition_seed = seed if partition_seed is None else partition_seed
+    of_tags = settings.only_with(
+        "stackexchange", "kind=tag", kind == "tag", num_tags=(num_tags, 100)
+    )
+    if use_synthetic_data:
+        words = [f"word{i}" for i in range(vocab_size)]
+        tags = [f"tag{i}" for i in range(of_tags["num_tags"] or 1)]
+        posts = [[[post] for post in user] for user in text.synthetic(10, words, tags)]
+        users = [str(k) for k in range(len(posts))]
+    else:
+        users, posts = _read(data_dir)
+    ends = np.cumsum([len(user) for user in posts])
+    rows = np.split(np.arange(ends[-1]), ends[:-1])
+    train_rows, test_rows = partitions.split_train_test(rows, test_fraction, partition_seed)
+    every = list(itertools.chain.from_iterable(posts))
+    train_posts, test_posts = (
+        [[sentence for row in part for sentence in every[row]] for part in parts]
+        for parts in (train_rows, test_rows)
+    )
+    if not use_synthetic_data:
+        words = text.by_users([w for s in user for w in s.words] for user in train_posts)
+        tags = text.by_users([t for s in user for t in s.tags] for user in train_posts)
+    word_places = text.places(_first(words, vocab_size, "vocab_size"))
+    if kind == "word":
+        make = functools.partial(stackoverflow.word_examples, place=word_places)
+        model_fn = functools.partial(
+            models.word_lstm,
+            vocab_size=vocab_size + text.NUM_SPECIAL_TOKENS,
+            length=stackoverflow.LENGTH,
+            init=init,
+        )
+    else:
+        tag_places = text.places(_first(tags, of_tags["num_tags"], "num_tags"))
+        make = functools.partial(stackoverflow.tag_examples, words=word_places, tags=tag_places)
+        model_fn = functools.partial(
+            models.tag_regression, num_words=vocab_size, num_tags=len(tag_places), init=init
+        )
+    train = text.federated(train_posts, users, make)
+    test = text.federated(test_posts, users, make) if any(test_posts) else None
+    central = list(itertools.chain.from_iterable(test_posts))
+    return Task(
+        name="stackexchange",
+        train=train,
+        test=test,
+        central_test=make(central) if central else None,
+        keras_model_fn=model_fn,
+        **(
+            stackoverflow.word_measures(vocab_size)
+            if kind == "word"
+            else stackoverflow.tag_measures()
+        ),
+        settings={
+            "kind": kind,
+            "vocab_size": vocab_size,
+            **of_tags,
+            "test_fraction": test_fraction,
+            "partition_seed": partition_seed,
+            "init": init,
+        },
+    )
+
+
+def _first(entries: Sequence[str], size: int, setting: str) -> Sequence[str]:
+    if len(entries) < size:
+        raise HparamError(
+            f"stackexchange: {setting}={size}, but the training posts have {len(entries)}."
+        )
+    return entries[:size]
+
+
+def _read(data_dir: str | None) -> tuple[list[str], list[list[list[text.Post]]]]:
+    """Returns the users' names, and each user's posts by date, each a list of sentences."""
+    if data_dir is None:
+        raise DataError(f"stackexchange reads a file and needs --data_dir: {_ADVICE}")
+    path = os.path.join(data_dir, "stackexchange", _FILE)
+    if not os.path.isfile(path):
+        path = os.path.join(data_dir, _FILE)
+    if not os.path.isfile(path):
+        raise DataError(f"{path} is missing; {_ADVICE}")
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            posts = [json.loads(line) for line in file]
+        posts.sort(key=lambda post: (post["user_id"], post["created"], post["post_id"]))
+        titles = {post["post_id"]: post["title"] for post in posts}
+        users = {}
+        for post in posts:
+            title = titles.get(post["question_id"], "")
+            title = list(itertools.chain.from_iterable(text.sentences(title)))
+            sentences = [text.Post(s, title, post["tags"]) for s in text.sentences(post["text"])]
+            users.setdefault(str(post["user_id"]), []).append(sentences)
+    except (EOFError, OSError, ValueError, zlib.error) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{path} cannot be read ({reason}); {_ADVICE}") from error
+    except (AttributeError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path} has a line that is not a post ({reason}); {_ADVICE}") from error
+    return list(users), list(users.values())
