@@ -1,7 +1,7 @@
 """The suite's own methods: names, settings, defaults and sources. Knows nothing of TensorFlow."""
 
 from hparams import Hparam
-from tff_algos.registry import MethodSpec, register
+from tff_algos.registry import MethodSpec, RoundPlan, register
 
 _FEDOPT_PAPER = "Reddi, Charles, et al., Adaptive Federated Optimization, arXiv 2003.00295"
 
@@ -74,3 +74,385 @@ _fedopt(
 _fedopt("fedadagrad", "Adagrad on the server.", (_TAU, _VARIANT))
 _fedopt("fedadam", "Adam on the server.", (*_MOMENTS, _TAU, _VARIANT))
 _fedopt("fedyogi", "Yogi on the server.", (*_MOMENTS, _TAU, _VARIANT))
+
+
+def _unit(name, default, help_text, source, minimum=0.0):
+    """A setting in [0, 1)."""
+    return Hparam(
+        name, default, help_text, source, minimum=minimum, maximum=1.0, exclusive_maximum=True
+    )
+
+
+def _positive(name, default, help_text, source):
+    return Hparam(name, default, help_text, source, minimum=0.0, exclusive_minimum=True)
+
+
+def _proximal(default, source):
+    return Hparam(
+        "mu",
+        default,
+        "Strength mu of the proximal term: mu (x_k - x) is added to every minibatch gradient.",
+        source,
+        minimum=0.0,
+    )
+
+
+register(
+    MethodSpec(
+        name="fedprox",
+        summary="Federated averaging whose clients are held near the broadcast model.",
+        paper="Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127",
+        builder="tff_algos.fedprox:build_fedprox",
+        hparams=(_proximal(0.01, "choice, within AdaFedAdam's grid 0.001 to 1"),),
+        server_learning_rate=1.0,
+    )
+)
+register(
+    MethodSpec(
+        name="fednova",
+        summary="Client updates are divided by the weight of their local steps.",
+        paper="Wang et al., Tackling the Objective Inconsistency Problem, arXiv 2007.07481",
+        builder="tff_algos.fednova:build_fednova",
+        hparams=(_proximal(0.0, "FedNova, section 6: none"),),
+        server_learning_rate=1.0,
+        client_optimizers=("sgd", "sgdm"),
+    )
+)
+
+_FEDCADA = "FedCAda"
+register(
+    MethodSpec(
+        name="fedcada",
+        summary="Clients run Adam from the server's moments, with an adjusted bias correction.",
+        paper="Zhou et al., FedCAda: Adaptive Client-Side Optimization, arXiv 2405.11811",
+        builder="tff_algos.fedcada:build_fedcada",
+        hparams=(
+            _unit("beta1", 0.9, "Decay beta_1 of the first moment.", f"{_FEDCADA}, section 4.1"),
+            _unit("beta2", 0.99, "Decay beta_2 of the second moment.", f"{_FEDCADA}, section 4.1"),
+            _positive("epsilon", 1e-8, "Epsilon, added outside the root.", "choice: not given"),
+            Hparam(
+                "adjustment",
+                "1",
+                "Adjustment function phi of z = beta^t: option 1 is z, 2 is z^2, 3 is sin z, 4 is "
+                "the root of z; none leaves the moments uncorrected.",
+                source=f"{_FEDCADA}, main tables (its Table 3 has option 2 in front)",
+                choices=("1", "2", "3", "4", "none"),
+            ),
+            Hparam(
+                "t_unit",
+                "round",
+                "What t counts in beta^t: rounds from 1, or local steps.",
+                source=f"{_FEDCADA}, Fig. 3",
+                choices=("round", "step"),
+            ),
+        ),
+        server_learning_rate=1.0,
+        client_weighting="uniform",
+        client_optimizers=("sgd",),
+    )
+)
+
+
+def _fedda_plan(settings, round_num, total_rounds):
+    stable = round(settings["stabilization"] * total_rounds)
+    if round_num >= total_rounds - stable:
+        return RoundPlan(batches="full_batch", local_steps=1)
+    return RoundPlan(local_steps=settings["local_steps"])
+
+
+_FEDDA = "FedDA"
+_FEDDA_EPSILON = _positive(
+    "epsilon",
+    0.1,
+    "Fuzz factor epsilon, added outside the root.",
+    f"{_FEDDA}, Table 12 (CIFAR-100, EMNIST; Stack Overflow: 1e-5)",
+)
+for _name, _summary, _own in (
+    ("fedda_sgdm", "Clients send sums of moments; the server applies the momentum.", ()),
+    (
+        "fedda_adam",
+        "FedDA with Adam on the server.",
+        (
+            _unit("beta2", 0.99, "Decay beta_2 of the second moment.", f"{_FEDDA}, Table 12"),
+            _FEDDA_EPSILON,
+            Hparam(
+                "bias_steps",
+                False,
+                "Whether bias correction counts moment updates (local_steps a round), not rounds.",
+                source=f"{_FEDDA}, Algorithm 2: rounds",
+            ),
+        ),
+    ),
+    ("fedda_adagrad", "FedDA with AdaGrad on the server.", (_FEDDA_EPSILON,)),
+):
+    register(
+        MethodSpec(
+            name=_name,
+            summary=_summary,
+            paper="Jin et al., Accelerated Federated Learning with Decoupled Adaptive "
+            "Optimization, arXiv 2207.07223",
+            builder=f"tff_algos.fedda:build_{_name}",
+            hparams=(
+                _unit("beta1", 0.9, "Decay beta_1 of the momentum m.", f"{_FEDDA}, Table 12"),
+                *_own,
+                _proximal(0.0, f"{_FEDDA}: none"),
+                Hparam(
+                    "average_p",
+                    False,
+                    "Whether the sum P_k of a client's moments is divided by its local steps.",
+                    source=f"{_FEDDA}, Algorithm 1: not",
+                ),
+                Hparam(
+                    "local_steps",
+                    10,
+                    "Minibatch steps T of a client in a round, whatever the epochs.",
+                    source=f"{_FEDDA}, Table 12 (EMNIST; CIFAR-100: 5)",
+                    minimum=1,
+                ),
+                _unit(
+                    "stabilization",
+                    0.05,
+                    "Last part of the rounds that take one step with the full local gradient.",
+                    "choice: the paper gives no length",
+                ),
+            ),
+            client_optimizers=("sgd",),
+            plan=_fedda_plan,
+        )
+    )
+
+
+def _decays(beta1, beta2, source):
+    return (
+        _unit("beta1", beta1, "Decay beta_1 of the first moment.", source),
+        _unit("beta2", beta2, "Decay beta_2 of the second moment.", source),
+    )
+
+
+register(
+    MethodSpec(
+        name="fedams",
+        summary="AMSGrad on the server.",
+        paper="Wang et al., Communication-Efficient Adaptive Federated Learning, arXiv 2205.02719",
+        builder="tff_algos.fedams:build_fedams",
+        hparams=(
+            *_decays(0.9, 0.99, "FedAMS, README of the released code"),
+            _positive(
+                "epsilon_max",
+                1e-3,
+                "Where the largest second moment v-hat starts, below which it never is (epsilon).",
+                "FedAMS, README of the released code",
+            ),
+            Hparam(
+                "epsilon",
+                0.0,
+                "What is added to the root of v-hat.",
+                source="FedAMS, README of the released code",
+                minimum=0.0,
+            ),
+            Hparam(
+                "bias_correction",
+                True,
+                "Whether moments are corrected for their bias, as in the released code; the paper "
+                "does not.",
+                source="FedAMS, the released code",
+            ),
+        ),
+        server_learning_rate=1.0,
+        client_weighting="uniform",
+    )
+)
+register(
+    MethodSpec(
+        name="fedsps",
+        summary="Clients choose each step's length by a stochastic Polyak rule.",
+        paper="Mukherjee et al., Locally Adaptive Federated Learning, arXiv 2307.06306",
+        builder="tff_algos.fedsps:build_fedsps",
+        hparams=(
+            _positive(
+                "c",
+                0.5,
+                "Divisor c of the Polyak step; the client learning rate is its bound gamma_b.",
+                "choice within FedCAda's grid 0.1, 0.2, 0.5, 1",
+            ),
+            Hparam(
+                "lower_bound",
+                0.0,
+                "Lower bound of the minibatch loss (l*).",
+                source="FedSPS: 0 for losses that are never negative",
+            ),
+            Hparam(
+                "smoothing",
+                False,
+                "Whether, after the first step of a round, gamma_b is 2^(|b|/n_k) times the step "
+                "before.",
+                source="choice: the paper uses it for models that are not convex",
+            ),
+        ),
+        server_learning_rate=1.0,
+        client_weighting="uniform",
+        client_optimizers=("sgd",),
+    )
+)
+register(
+    MethodSpec(
+        name="adaalter",
+        summary="Clients run Adagrad with the server's accumulator, which is averaged.",
+        paper="Xie et al., Local AdaAlter, arXiv 1911.09030",
+        builder="tff_algos.adaalter:build_adaalter",
+        hparams=(
+            _positive("epsilon", 1.0, "Epsilon: step j adds j epsilon^2 in the root.", "AdaAlter"),
+            _positive("b0", 1.0, "Root b_0 of the accumulator's first value.", "AdaAlter"),
+        ),
+        server_learning_rate=1.0,
+        client_optimizers=("sgd",),
+    )
+)
+register(
+    MethodSpec(
+        name="mfl",
+        summary="Clients run momentum whose buffer is averaged along with the model.",
+        paper="Liu et al., Accelerating Federated Learning via Momentum, arXiv 1910.03197",
+        builder="tff_algos.mfl:build_mfl",
+        server_learning_rate=1.0,
+        client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
+    )
+)
+register(
+    MethodSpec(
+        name="lookahead",
+        summary="A few fast steps on the clients, a part of the way on the server.",
+        paper="Zhang et al., Lookahead Optimizer, arXiv 1907.08610",
+        builder="tff_algos.lookahead:build_lookahead",
+        hparams=(
+            Hparam(
+                "local_steps",
+                5,
+                "Minibatch steps k of a client in a round, whatever the epochs.",
+                source="Lookahead",
+                minimum=1,
+            ),
+            Hparam(
+                "state",
+                "reset",
+                "What becomes of the client optimizer's state after a round: reset, or average "
+                "over the cohort.",
+                source="Adaptive Federated Optimization, Algorithm 1: clients keep nothing",
+                choices=("reset", "average"),
+            ),
+        ),
+        server_learning_rate=0.5,
+        client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
+        plan=lambda settings, round_num, total: RoundPlan(local_steps=settings["local_steps"]),
+    )
+)
+register(
+    MethodSpec(
+        name="mimelite",
+        summary="Clients step with the server's optimizer state; full gradients move it.",
+        paper="Karimireddy et al., Mime, arXiv 2008.03606",
+        builder="tff_algos.mimelite:build_mimelite",
+        server_learning_rate=1.0,
+        client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
+    )
+)
+register(
+    MethodSpec(
+        name="fedlocal",
+        summary="Adaptive optimizers on the clients, with local or joint correction.",
+        paper="Wang et al., Local Adaptivity in Federated Learning, arXiv 2106.02305",
+        builder="tff_algos.fedlocal:build_fedlocal",
+        hparams=(
+            Hparam(
+                "correction",
+                "joint",
+                "Whether the server divides by the mean of 1/Q_k (joint) or not (local).",
+                source="Local Adaptivity, the released code",
+                choices=("joint", "local"),
+            ),
+        ),
+        server_learning_rate=1.0,
+        client_optimizers=("adam", "sgd", "sgdm", "adagrad", "rmsprop", "yogi"),
+    )
+)
+register(
+    MethodSpec(
+        name="stem",
+        summary="Clients and server share a momentum direction of gradient differences.",
+        paper="Khanduri et al., STEM, arXiv 2106.10435",
+        builder="tff_algos.stem:build_stem",
+        hparams=(
+            Hparam(
+                "a",
+                0.1,
+                "How much of the direction a step forgets (a), for schedule=constant.",
+                source="choice of 0.1 and 0.01",
+                minimum=0.0,
+                maximum=1.0,
+            ),
+            Hparam(
+                "schedule",
+                "constant",
+                "constant: the client learning rate and a; decay: rate / (w + s)^(1/3) and a = "
+                "min(1, c rate^2) after s local steps.",
+                source="choice; STEM's analysis has decay",
+                choices=("constant", "decay"),
+            ),
+            _positive("w", 1.0, "Offset w of schedule=decay.", "choice"),
+            _positive("c", 1.0, "Factor c of schedule=decay.", "choice"),
+        ),
+        server_learning_rate=1.0,
+        client_weighting="uniform",
+        client_optimizers=("sgd",),
+    )
+)
+register(
+    MethodSpec(
+        name="fedlin",
+        summary="Clients correct every gradient by the cohort's, asked for in the same round.",
+        paper="Mitra et al., Linear Convergence in Federated Learning, arXiv 2102.07053",
+        builder="tff_algos.fedlin:build_fedlin",
+        hparams=(
+            Hparam(
+                "divide_rate",
+                True,
+                "Whether a client's rate is divided by its local steps (eta_k = eta / tau_k).",
+                source="FedLin",
+            ),
+            Hparam(
+                "full_batch",
+                False,
+                "Whether a local step takes all examples of the client, an epoch being one step.",
+                source="choice: the same minibatch for both local gradients",
+            ),
+        ),
+        server_learning_rate=1.0,
+        client_optimizers=("sgd",),
+        plan=lambda settings, round_num, total: RoundPlan(
+            batches="full_batch" if settings["full_batch"] else "minibatch"
+        ),
+    )
+)
+register(
+    MethodSpec(
+        name="fafed",
+        summary="Variance-reduced adaptive client steps on a scale that the server fixes.",
+        paper="Wu et al., Faster Adaptive Federated Learning, arXiv 2212.00974",
+        builder="tff_algos.fafed:build_fafed",
+        hparams=(
+            Hparam(
+                "alpha",
+                0.1,
+                "How much of the gradient estimate a step forgets (alpha).",
+                source="FedCAda's grid 0.1, 0.5, 0.9",
+                minimum=0.0,
+                maximum=1.0,
+            ),
+            _unit("beta", 0.99, "Decay beta of the second moment.", "FedCAda"),
+            _positive("rho", 0.01, "What is added to the root (rho).", "third-party code"),
+        ),
+        server_learning_rate=1.0,
+        client_weighting="uniform",
+        client_optimizers=("sgd",),
+    )
+)

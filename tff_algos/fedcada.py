@@ -1,12 +1,12 @@
 """FedCAda: clients run Adam from the server's moments, with an adjusted correction of their bias.
 
 Zhou et al.: "FedCAda: Adaptive Client-Side Optimization for Accelerated and Stable Federated
-Learning", arXiv 2405.11811, Algorithm 2 and the adjustment functions of section 4.
+Learning", arXiv 2405.11811, Algorithm 2 and the adjustment functions of section 3.2.2.
 
   symbol   argument              default   from
   η_l      client_learning_rate  -         tuned
-  β_1      beta1                 0.9       section 5 (0.1 or 0.9)
-  β_2      beta2                 0.99      section 5
+  β_1      beta1                 0.9       section 4.1 (0.1 or 0.9)
+  β_2      beta2                 0.99      section 4.1
   ε        epsilon               1e-8      choice: not given
   φ        adjustment            1         main tables: option 1 (z); 2 is z², 3 sin z, 4 √z
   t        t_unit                round     Fig. 3, which plots φ over rounds

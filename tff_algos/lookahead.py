@@ -20,7 +20,8 @@ mean of the clients' slots and they start from it.
 Deviations from the paper:
   * Several clients; Lookahead's one has its optimizer for the whole run. To keep it on every client
     (`keep`) would need client state, which this method has not.
-  * A client with fewer than k batches repeats its data, in a new order each time.
+  * A client with fewer than k batches repeats its data, in a new order each time; one with more
+    counts in the means by the examples of its k batches.
   * Averaged slots include Adam's step count.
 """
 

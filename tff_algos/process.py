@@ -1,5 +1,6 @@
 """From a method's name and a model to a TFF process."""
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -19,12 +20,15 @@ class Process(tff.learning.templates.LearningProcess):
     Attributes:
       method: The same round as pure functions, for runtimes that don't go through TFF.
       model: The model that is trained.
+      plan: `(round number from 0, total rounds) -> RoundPlan`: what the method asks of the clients
+        in a round, for loops that make the client data.
     """
 
     def __init__(self, method: Method, model: Model, **computations):
         super().__init__(**computations)
         self.method = method
         self.model = model
+        self.plan = lambda round_num, total_rounds: registry.RoundPlan()
 
 
 def client_data_type(model: Model) -> tff.Type:
@@ -120,4 +124,7 @@ def build(
             raise hparams_lib.HparamError(f"{name} needs num_clients, the number of all clients.")
         own["num_clients"] = num_clients
     model = model() if callable(model) else model
-    return to_process(spec.build_fn()(model, LocalTraining(training), **own), model)
+    process = to_process(spec.build_fn()(model, LocalTraining(training), **own), model)
+    if spec.plan is not None:
+        process.plan = functools.partial(spec.plan, own)
+    return process

@@ -47,12 +47,11 @@ def train_data(problem):
     return ArrayFederatedData(x, y, np.split(np.arange(len(y)), ends[:-1]))
 
 
-def run(name, process, state, rounds, train):
+def run(process, state, rounds, train):
     metrics = []
     for r in rounds:
-        plan = registry.get(name).plan
-        plan = plan({}, r, ROUNDS) if plan else registry.RoundPlan()
-        output = process.next(state, loop.cohort_data(train, plan, SETTINGS, r))
+        asked = process.plan(r, ROUNDS)
+        output = process.next(state, loop.cohort_data(train, asked, SETTINGS, r))
         state = output.state
         metrics.append([float(v) for v in output.metrics.values()])
     return state, metrics
@@ -63,15 +62,15 @@ def test_resumed_is_uninterrupted(name, problem, tmp_path):
     train = train_data(problem)
     process = build(name, problem)
     initial = process.initialize()
-    whole, metrics = run(name, process, initial, range(ROUNDS), train)
+    whole, metrics = run(process, initial, range(ROUNDS), train)
 
-    state, first = run(name, process, initial, range(3), train)
+    state, first = run(process, initial, range(3), train)
     checkpoints.save(str(tmp_path), 3, loop.flatten_state(state), {})
     del process, state
     process = build(name, problem)
     leaves = checkpoints.load_newest(str(tmp_path))[0].leaves
     state = loop.restore_state(process.initialize(), leaves)
-    resumed, second = run(name, process, state, range(3, ROUNDS), train)
+    resumed, second = run(process, state, range(3, ROUNDS), train)
 
     assert first + second == metrics
     for got, want in zip(loop.flatten_state(resumed), loop.flatten_state(whole), strict=True):

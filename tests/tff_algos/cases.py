@@ -4,7 +4,7 @@ A method registered without an entry here fails the tests that walk the registry
 """
 
 from tests.oracles import client_optimizers, fedopt
-from tests.tff_algos import cases_fairness
+from tests.tff_algos import cases_fairness, cases_stateless
 from tests.tff_algos.case import Case
 
 
@@ -152,5 +152,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     ],
 }
 
+CASES.update(cases_stateless.CASES)
+MUTATIONS.update(cases_stateless.MUTATIONS)
 CASES.update(cases_fairness.CASES)
 MUTATIONS.update(cases_fairness.MUTATIONS)

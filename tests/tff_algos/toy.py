@@ -1,5 +1,6 @@
 """The oracles' small problem as the suite sees it: model, client data, a run of a method."""
 
+import functools
 import importlib
 import types
 
@@ -41,7 +42,7 @@ def toy_model(problem: problem_lib.Problem, dropout: float = 0.0) -> tff_algos.M
     )
 
 
-def client_data(problem, round_num, k, spoil=False):
+def client_data(problem, round_num, k, spoil=False, plan=registry.RoundPlan()):  # noqa: B008
     x, y = problem.clients[k]
     x = x.astype(np.float32)
     return tff_algos.batch_client(
@@ -49,16 +50,19 @@ def client_data(problem, round_num, k, spoil=False):
         y.astype(np.int32),
         batch_size=BATCH_SIZE,
         epochs=EPOCHS,
+        steps=plan.local_steps,
+        full_batch=plan.batches == "full_batch",
         order_seed=(1, round_num, k),
         dropout_seed=(2, round_num, k),
         index=k,
     )
 
 
-def batch_orders(problem, cohorts) -> problem_lib.BatchOrders:
-    """The suite's shuffled order as the oracles take it."""
+def batch_orders(problem, cohorts, plan=None) -> problem_lib.BatchOrders:
+    """The suite's shuffled order as the oracles take it; `plan` is as `Process.plan`."""
     orders = []
     for r, cohort in enumerate(cohorts):
+        asked = plan(r, len(cohorts)) if plan else registry.RoundPlan()
         orders.append({})
         for k in cohort:
             n = len(problem.clients[k][1])
@@ -67,6 +71,8 @@ def batch_orders(problem, cohorts) -> problem_lib.BatchOrders:
                 np.arange(n),
                 batch_size=BATCH_SIZE,
                 epochs=EPOCHS,
+                steps=asked.local_steps,
+                full_batch=asked.batches == "full_batch",
                 order_seed=(1, r, k),
             )
             orders[-1][k] = [y[m > 0] for y, m in zip(data.y, data.mask, strict=True)]
@@ -75,10 +81,12 @@ def batch_orders(problem, cohorts) -> problem_lib.BatchOrders:
 
 def run(process, problem, cohorts=COHORTS, spoiled=frozenset()):
     """Runs a process in the TFF context that is installed; returns states and metrics by round."""
+    plan = process.plan
     state = process.initialize()
     states, metrics = [], []
     for r, cohort in enumerate(cohorts):
-        data = [client_data(problem, r, k, (r, k) in spoiled) for k in cohort]
+        asked = plan(r, len(cohorts))
+        data = [client_data(problem, r, k, (r, k) in spoiled, asked) for k in cohort]
         output = process.next(state, data)
         state = output.state
         states.append(state)
@@ -108,4 +116,7 @@ def build_mutant(module, name, model, settings):
     if spec.needs_num_clients:
         own["num_clients"] = len(problem_lib.NUM_EXAMPLES)
     builder = getattr(module, spec.builder.split(":")[1])
-    return process_lib.to_process(builder(model, LocalTraining(training), **own), model)
+    process = process_lib.to_process(builder(model, LocalTraining(training), **own), model)
+    if spec.plan is not None:
+        process.plan = functools.partial(spec.plan, own)
+    return process

@@ -1,0 +1,409 @@
+"""Cases and mutations of the methods without client state, beside FedOpt; see `cases`."""
+
+import functools
+
+from tests.oracles import (
+    adaalter,
+    fafed,
+    fedams,
+    fedcada,
+    fedda,
+    fedlin,
+    fedlocal,
+    fednova,
+    fedopt,
+    fedprox,
+    fedsps,
+    slots,
+    stem,
+)
+from tests.tff_algos import toy
+from tests.tff_algos.case import Case
+from tff_algos import registry
+
+
+def _case(run, *arguments, oracle=None, client_lr=0.3, halved=False, weighting=None, **settings):
+    """A case whose oracle takes the settings by their own names.
+
+    Args:
+      run: The oracle's function.
+      *arguments: What it takes beside the problem, before the batch orders.
+      oracle: What it takes by name that is not in the settings.
+      client_lr: The client learning rate.
+      halved: Whether that rate halves every two rounds.
+      weighting: The client weighting, if not the method's own.
+      **settings: The method's settings, its client optimizer's and the server learning rate.
+    """
+    named = {k: v for k, v in settings.items() if not k.startswith("client_")}
+    if "server_learning_rate" in named:
+        named["server_lr"] = named.pop("server_learning_rate")
+    named |= {"client_lr": client_lr, **(oracle or {})}
+    given = settings | {"client_learning_rate": client_lr}
+    if halved:
+        given |= {
+            "client_lr_schedule": "exp_decay",
+            "client_lr_decay_rate": 0.5,
+            "client_lr_decay_steps": 2,
+        }
+        named["client_lr"] = fedopt.exponential_decay(client_lr, 2, 0.5)
+    if weighting:
+        given["client_weighting"] = named["weighting"] = weighting
+
+    def weights(problem, batch_orders, cohorts, dropped=frozenset()):
+        return run(problem, *arguments, batch_orders, cohorts, dropped=dropped, **named).weights
+
+    return Case(given, weights)
+
+
+def _fedda(name, **settings):
+    """A case whose batches follow the method's plan."""
+    settings = {"local_steps": 5, "stabilization": 0.25, "server_learning_rate": 0.5} | settings
+
+    def run(problem, batch_orders, cohorts, *, stabilization, local_steps, **named):
+        plan = functools.partial(
+            registry.get(name).plan,
+            {"local_steps": local_steps, "stabilization": stabilization},
+        )
+        orders = toy.batch_orders(problem, cohorts, plan)
+        return fedda.run(
+            problem, name[6:], orders, cohorts, local_steps=local_steps, **named
+        )  # fmt: skip
+
+    return _case(run, **settings)
+
+
+def _lookahead(**settings):
+    settings = {"local_steps": 5} | settings
+
+    def run(problem, batch_orders, cohorts, *, local_steps, state, **named):
+        plan = functools.partial(registry.get("lookahead").plan, {"local_steps": local_steps})
+        orders = toy.batch_orders(problem, cohorts, plan)
+        return slots.run(problem, orders, cohorts, mode=state, **named)
+
+    return _case(run, **settings)
+
+
+def _fedlin_full():
+    plan = functools.partial(registry.get("fedlin").plan, {"full_batch": True})
+
+    def run(problem, batch_orders, cohorts, *, full_batch, **named):
+        return fedlin.run(problem, toy.batch_orders(problem, cohorts, plan), cohorts, **named)
+
+    return _case(run, full_batch=True)
+
+
+_SGDM = {"client_optimizer": "sgdm", "client_momentum": 0.6}
+_SGDM_ORACLE = {"optimizer": "sgdm", "optimizer_options": {"momentum": 0.6}}
+_ADAM = {
+    "client_optimizer": "adam",
+    "client_lr": 0.05,
+    "client_beta1": 0.6,
+    "client_beta2": 0.8,
+    "client_epsilon": 0.01,
+}
+_ADAM_OPTIONS = {"beta1": 0.6, "beta2": 0.8, "epsilon": 0.01}
+_ADAM_ORACLE = {"optimizer": "adam", "optimizer_options": _ADAM_OPTIONS}
+
+CASES: dict[str, list[Case]] = {
+    "fedprox": [
+        _case(fedprox.run, mu=0.7, server_learning_rate=0.8, halved=True),
+        _case(fedprox.run, mu=0.2, weighting="uniform"),
+    ],
+    "fednova": [
+        _case(fednova.run, server_learning_rate=0.8, halved=True),
+        _case(
+            fednova.run,
+            client_optimizer="sgdm",
+            client_momentum=0.6,
+            oracle={"momentum": 0.6},
+            weighting="uniform",
+        ),
+        _case(fednova.run, mu=0.4),
+        _case(
+            fednova.run,
+            mu=0.4,
+            client_optimizer="sgdm",
+            client_momentum=0.6,
+            oracle={"momentum": 0.6},
+        ),
+    ],
+    "fedcada": [
+        _case(
+            fedcada.run,
+            client_lr=0.05,
+            beta1=0.7,
+            beta2=0.8,
+            epsilon=0.01,
+            server_learning_rate=0.8,
+            adjustment=adjustment,
+            t_unit=t_unit,
+            weighting=weighting,
+            halved=weighting is None,
+        )
+        for adjustment, t_unit, weighting in (
+            ("1", "round", None),
+            ("2", "step", "examples"),
+            ("3", "round", None),
+            ("4", "step", None),
+            ("none", "round", "examples"),
+        )
+    ],
+    "fedda_sgdm": [
+        _fedda("fedda_sgdm", beta1=0.6, halved=True),
+        _fedda("fedda_sgdm", beta1=0.8, mu=0.5, average_p=True, weighting="uniform"),
+    ],
+    "fedda_adam": [
+        _fedda("fedda_adam", beta1=0.6, beta2=0.8, epsilon=0.05, halved=True),
+        _fedda("fedda_adam", beta1=0.8, bias_steps=True, average_p=True, mu=0.5),
+    ],
+    "fedda_adagrad": [
+        _fedda("fedda_adagrad", beta1=0.6, epsilon=0.05, halved=True),
+        _fedda("fedda_adagrad", mu=0.5, weighting="uniform"),
+    ],
+    "fedams": [
+        _case(
+            fedams.run,
+            server_learning_rate=0.1,
+            beta1=0.6,
+            beta2=0.8,
+            epsilon_max=0.02,
+            epsilon=0.05,
+            halved=True,
+        ),
+        _case(fedams.run, server_learning_rate=0.05, bias_correction=False, weighting="examples"),
+    ],
+    "fedsps": [
+        _case(fedsps.run, client_lr=0.5, c=0.7, server_learning_rate=0.8, halved=True),
+        _case(fedsps.run, client_lr=0.2, c=0.9, smoothing=True, weighting="examples"),
+        _case(fedsps.run, client_lr=5.0, c=0.8, lower_bound=0.1, smoothing=True),
+    ],
+    "adaalter": [
+        _case(adaalter.run, epsilon=0.5, b0=0.7, server_learning_rate=0.8, halved=True),
+        _case(adaalter.run, weighting="uniform"),
+    ],
+    "mfl": [
+        _case(
+            functools.partial(slots.run, mode="average"),
+            server_learning_rate=0.8,
+            oracle=_SGDM_ORACLE,
+            halved=True,
+            **_SGDM,
+        ),
+        _case(
+            functools.partial(slots.run, mode="average"),
+            oracle=_ADAM_ORACLE,
+            weighting="uniform",
+            **_ADAM,
+        ),
+    ],
+    "lookahead": [
+        _lookahead(state="reset", oracle=_SGDM_ORACLE | {"server_lr": 0.5}, halved=True, **_SGDM),
+        _lookahead(state="average", oracle=_ADAM_ORACLE, server_learning_rate=0.7, **_ADAM),
+    ],
+    "mimelite": [
+        _case(
+            functools.partial(slots.run, mode="frozen"),
+            server_learning_rate=0.8,
+            oracle=_SGDM_ORACLE,
+            halved=True,
+            **_SGDM,
+        ),
+        _case(
+            functools.partial(slots.run, mode="frozen"),
+            oracle=_ADAM_ORACLE,
+            weighting="uniform",
+            **_ADAM,
+        ),
+    ],
+    "fedlocal": [
+        _case(
+            fedlocal.run,
+            server_learning_rate=0.8,
+            halved=True,
+            oracle={"optimizer": "adam", "options": _ADAM_OPTIONS, "epsilon": 0.01, "beta": 0.6},
+            **_ADAM,
+        ),
+        _case(
+            fedlocal.run,
+            correction="local",
+            server_learning_rate=3.0,
+            oracle={"optimizer": "sgdm", "options": {"momentum": 0.6}, "beta": 0.6},
+            weighting="uniform",
+            **_SGDM,
+        ),
+        _case(fedlocal.run, client_optimizer="adagrad", oracle={"optimizer": "adagrad"}),
+    ],
+    "stem": [
+        _case(stem.run, a=0.3, server_learning_rate=0.8),
+        _case(stem.run, schedule="decay", w=2.0, c=3.0, weighting="examples"),
+    ],
+    "fedlin": [
+        _case(fedlin.run, server_learning_rate=0.8, halved=True),
+        _case(fedlin.run, client_lr=0.2, divide_rate=False, weighting="uniform"),
+        _fedlin_full(),
+    ],
+    "fafed": [
+        _case(
+            fafed.run,
+            client_lr=0.05,
+            alpha=0.3,
+            beta=0.7,
+            rho=0.1,
+            server_learning_rate=0.8,
+            halved=True,
+        ),
+        _case(fafed.run, client_lr=0.01, weighting="examples"),
+    ],
+}
+
+_WEIGHT = ("weight=client.zero_unless(finite, local.client_weight(data))", "weight=tf.ones([])")
+_ROUND = ("return next_state(state, after, total_weight)", "return after")
+_FEDDA_COMMON = [
+    _WEIGHT,
+    _ROUND,
+    ("beta1 * m + (1.0 - beta1) * g", "beta1 * m - (1.0 - beta1) * g"),
+    ("g + mu * (w - c)", "g - mu * (w - c)"),
+    ("lambda p, m: p + m, p, m", "lambda p, m: m, p, m"),
+    ("ServerState(x, tuple(m), tuple(v), steps,", "ServerState(x, state.m, tuple(v), steps,"),
+    ("rate = alpha * local.learning_rate(state.round_num)", "rate = alpha"),
+]
+
+MUTATIONS: dict[str, list[tuple[str, str]]] = {
+    "fedprox": [
+        _WEIGHT,
+        ("g + mu * (w - c)", "g - mu * (w - c)"),
+        ("x + eta * d", "x - eta * d"),
+        ("x + eta * d", "x + d"),
+        ("state._replace(weights=x)", "state"),
+    ],
+    "fednova": [
+        _WEIGHT,
+        ("g + mu * (w - c)", "g - mu * (w - c)"),
+        ("rho * counter + 1.0", "counter + 1.0"),
+        ("(1.0 - learning_rate * mu) * a", "(1.0 + learning_rate * mu) * a"),
+        ("if mu else a", "if mu else 0.0 * a + 1.0"),
+        ("tf.float32) if mu else a", "tf.float32)"),
+        ("x - eta * tau_eff * d", "x - eta * d"),
+        ("state._replace(weights=x)", "state"),
+    ],
+    "fedcada": [
+        _WEIGHT,
+        ("beta1 * m + (1.0 - beta1) * g", "beta1 * m - (1.0 - beta1) * g"),
+        ("(1.0 - beta2) * g**2", "g**2"),
+        ("correct1 = 1.0 + phi", "correct1 = 1.0 - phi"),
+        ("tf.pow(beta2, tf.cast(t", "tf.pow(beta1, tf.cast(t"),
+        ('t + 1 if t_unit == "step" else t', "t"),
+        ("state.steps + longest", "state.steps"),
+        ("ServerState(x, tuple(m), tuple(v),", "ServerState(x, state.m, tuple(v),"),
+        ("ServerState(x, tuple(m), tuple(v),", "ServerState(x, tuple(m), state.v,"),
+    ],
+    "fedda_sgdm": [*_FEDDA_COMMON, ("x - rate * p, x, p), v", "x + rate * p, x, p), v")],
+    "fedda_adam": [
+        *_FEDDA_COMMON,
+        ("(p - beta1 * m) / (1.0 - beta1)", "(p + beta1 * m) / (1.0 - beta1)"),
+        ("s * local_steps if bias_steps else s", "s"),
+        ("(p / correct1)", "p"),
+        ("ServerState(x, tuple(m), tuple(v), steps,", "ServerState(x, tuple(m), state.v, steps,"),
+    ],
+    "fedda_adagrad": [
+        *_FEDDA_COMMON,
+        ("(p - beta1 * m) / (1.0 - beta1)", "(p - beta1 * m)"),
+        ("v + g**2, v, g)", "g**2, v, g)"),
+        ("ServerState(x, tuple(m), tuple(v), steps,", "ServerState(x, tuple(m), state.v, steps,"),
+    ],
+    "fedams": [
+        ("beta1 * m + (1.0 - beta1) * d", "beta1 * m - (1.0 - beta1) * d"),
+        ("beta2 * v + (1.0 - beta2) * d**2", "beta2 * v + d**2"),
+        ("tf.maximum(h, v)", "v"),
+        ("x + eta * (m", "x - eta * (m"),
+        ("z + epsilon_max", "z"),
+        ("return Slots(m, v, v_max, t)", "return Slots(slots.m, v, v_max, t)"),
+        ("return Slots(m, v, v_max, t)", "return Slots(m, slots.v, v_max, t)"),
+        ("return Slots(m, v, v_max, t)", "return Slots(m, v, slots.v_max, t)"),
+        ("return Slots(m, v, v_max, t)", "return Slots(m, v, v_max, slots.t)"),
+        ("if bias_correction:", "if True:"),
+    ],
+    "fedsps": [
+        ("local.client_weight(data)", "tf.ones([])"),
+        ("at.loss - lower_bound", "at.loss + lower_bound"),
+        ("(c * tf.maximum(square", "(tf.maximum(square"),
+        ("w - gamma * g", "w + gamma * g"),
+        ("tf.where(is_first, gamma_b, grown)", "grown"),
+        ("tf.minimum(polyak, bound)", "polyak"),
+        ("at.num_examples / n_k", "1.0"),
+        ("state._replace(weights=x)", "state"),
+    ],
+    "adaalter": [
+        _WEIGHT,
+        _ROUND,
+        ("a + j * epsilon**2", "a + epsilon**2"),
+        ("at.gradient, synchronised, strict", "at.gradient, own, strict"),
+        ("a + g**2", "a - g**2"),
+        ("ServerState(x, tuple(accumulator),", "ServerState(x, state.accumulator,"),
+        ("x + eta_server * d", "x - eta_server * d"),
+    ],
+    "mfl": [
+        _WEIGHT,
+        ("ServerState(x, slots, state.round_num)", "ServerState(x, state.slots, state.round_num)"),
+        ("x + eta_server * d", "x - eta_server * d"),
+        ('slots["learning_rate"] = local.learning_rate(state.round_num)', ""),
+        ("return tuple(x_k), slots", "return tuple(x_k), broadcast.slots"),
+    ],
+    "lookahead": [
+        _WEIGHT,
+        ("ServerState(x, slots, state.round_num)", "ServerState(x, state.slots, state.round_num)"),
+        ("x + alpha * d", "x - alpha * d"),
+        ("state.slots.copy() if average else fresh_slots", "fresh_slots"),
+        ("return tuple(x_k), slots", "return tuple(x_k), broadcast.slots"),
+    ],
+    "mimelite": [
+        _WEIGHT,
+        ("ServerState(x, slots, state.round_num)", "ServerState(x, state.slots, state.round_num)"),
+        ("x + eta_server * d", "x - eta_server * d"),
+        ("tuple(gradient))", "tuple(-g for g in gradient))"),
+        ("client.full_loss(model, x, data)", "client.full_loss(model, trained.weights, data)"),
+    ],
+    "fedlocal": [
+        _WEIGHT,
+        ("x + eta * d for", "x - eta * d for"),
+        ("(1.0 - beta) * p", "p"),
+        ("q + a for", "a for"),
+        ("(tf.sqrt(v) + epsilon)", "tf.sqrt(v)"),
+        ('correction == "joint"', "False"),
+        ('correction == "joint"', "True"),
+        ("tf.math.rsqrt(v + epsilon)", "tf.math.sqrt(v + epsilon)"),
+    ],
+    "stem": [
+        _ROUND,
+        ("local.client_weight(data)", "tf.ones([])"),
+        ("w - eta * d for w", "w + eta * d for w"),
+        ("(1.0 - forget) * (d - old)", "forget * (d - old)"),
+        ("at.gradient_at(ahead)", "at.gradient"),
+        ("tf.where(is_first, g, d)", "d"),
+        ("ServerState(x, tuple(d),", "ServerState(x, state.d,"),
+        ("state.steps + longest", "state.steps + 1"),
+        ("return ahead, (d, s + 1)", "return ahead, (d, s)"),
+        ("1.0 / 3.0", "1.0 / 2.0"),
+    ],
+    "fedlin": [
+        ("local.client_weight(data)", "tf.ones([])"),
+        ("(here - there + g)", "(here - there)"),
+        ("(here - there + g)", "(here + there - g)"),
+        ("eta / steps if divide_rate else eta", "eta"),
+        ("x + eta_server * d", "x - eta_server * d"),
+        ("state._replace(weights=x)", "state"),
+    ],
+    "fafed": [
+        _ROUND,
+        ("local.client_weight(data)", "tf.ones([])"),
+        ("(1.0 - alpha) * (m - old)", "(1.0 - alpha) * (m + old)"),
+        ("tf.where(is_first, m, c)", "c"),
+        ("beta * v + (1.0 - beta) * g**2", "beta * v + g**2"),
+        ("tf.sqrt(v) + rho", "tf.sqrt(v + rho)"),
+        ("at.weights, tf.constant(False))", "tuple(x), tf.constant(False))"),
+        ("ServerState(x, tuple(m), tuple(v),", "ServerState(x, state.m, tuple(v),"),
+        ("ServerState(x, tuple(m), tuple(v),", "ServerState(x, tuple(m), state.v,"),
+        ("state.updates + 1", "state.updates"),
+        ("tuple(g**2 for g in gradient)", "gradient"),
+    ],
+}
