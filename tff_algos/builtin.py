@@ -456,3 +456,44 @@ register(
         client_optimizers=("sgd",),
     )
 )
+
+# --- Fairness methods without client state -------------------------------------------------------
+
+_ADAFEDADAM_PAPER = (
+    "Ju, Zhang, Toor, Hellander, Accelerating Fair Federated Learning: Adaptive Federated Adam, "
+    "arXiv 2301.09357"
+)
+
+
+def _number(name, default, text, source, **limits):
+    return Hparam(name, default, text, source, **limits)
+
+
+register(
+    MethodSpec(
+        name="qfedavg",
+        summary="q-FedAvg: clients count by the power q of their loss.",
+        paper="Li, Sanjabi, Beirami, Smith, Fair Resource Allocation in Federated Learning, "
+        "arXiv 1905.10497",
+        builder="tff_algos.qfedavg:build_qfedavg",
+        hparams=(
+            _number(
+                "q",
+                1.0,
+                "Power q of the loss: 0 is uniform averaging, larger is fairer.",
+                "AdaFedAdam, Table 5",
+                minimum=0.0,
+            ),
+            Hparam(
+                "form",
+                "lipschitz",
+                "lipschitz: the step is divided by estimates of Lipschitz constants, as in the "
+                "paper; reweight: a mean with weights F_k^q, which AdaFedAdam's q-FedAvg rows fit.",
+                source="q-FedAvg, Algorithm 2",
+                choices=("lipschitz", "reweight"),
+            ),
+        ),
+        server_learning_rate=1.0,
+        client_weighting=None,
+    )
+)
