@@ -497,3 +497,65 @@ register(
         client_weighting=None,
     )
 )
+register(
+    MethodSpec(
+        name="adafedadam",
+        summary="AdaFedAdam: FedAdam on normalised updates, steered by their certainty.",
+        paper=_ADAFEDADAM_PAPER,
+        builder="tff_algos.adafedadam:build_adafedadam",
+        hparams=(
+            Hparam(
+                "profile",
+                "paper",
+                "paper: Algorithms 1 and 2; released: the authors' code, with "
+                "loss_reference=none and lr_scale_warmup=6.",
+                source="AdaFedAdam, Algorithms 1 and 2",
+                choices=("paper", "released"),
+            ),
+            _number(
+                "alpha",
+                1.0,
+                "Fairness alpha: a client's weight grows with (F_k(x) / F_k(x0))^alpha.",
+                "AdaFedAdam, section 6",
+                minimum=0.0,
+            ),
+            _decay("beta1", 0.9, "beta_1"),
+            _decay("beta2", 0.999, "beta_2"),
+            _number(
+                "epsilon",
+                1e-8,
+                "Epsilon, added outside the root.",
+                "Adam",
+                minimum=0.0,
+                exclusive_minimum=True,
+            ),
+            Hparam(
+                "loss_reference",
+                None,
+                "What F_k(x) is divided by in the weight: initial, F_k at the initial model x0; "
+                "none, nothing. Unset: as the profile has it.",
+                source="AdaFedAdam, Algorithm 2 (initial); released code (none)",
+                type=str,
+                choices=("initial", "none"),
+            ),
+            Hparam(
+                "lr_scale_warmup",
+                None,
+                "Server steps at the start whose learning rate is not scaled by the certainty C. "
+                "Unset: as the profile has it.",
+                source="AdaFedAdam, Algorithm 1 (0); released code (6)",
+                type=int,
+                minimum=0,
+            ),
+            _number(
+                "certainty_floor",
+                0.01,
+                "Least certainty C of a round: C <= 0 would have no meaning.",
+                "choice",
+                minimum=0.0,
+                exclusive_minimum=True,
+            ),
+        ),
+        server_learning_rate=1e-3,
+    )
+)
