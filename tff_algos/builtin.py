@@ -559,3 +559,30 @@ register(
         server_learning_rate=1e-3,
     )
 )
+register(
+    MethodSpec(
+        name="term",
+        summary="TERM: clients count by exp(t F_k).",
+        paper="Li, Beirami, Sanjabi, Smith, Tilted Empirical Risk Minimization, arXiv 2007.01162",
+        builder="tff_algos.term:build_term",
+        hparams=(
+            _number(
+                "t",
+                1.0,
+                "Tilt t: 0 is uniform averaging, a large one leaves the worst client only.",
+                "AdaFed, App. (grid 0.1, 0.5, 1, 2, 5)",
+                minimum=0.0,
+            ),
+            Hparam(
+                "normalizer",
+                "softmax",
+                "softmax: weights sum to one in every round; running: divided by a running "
+                "estimate of the mean exponential, as in the authors' code.",
+                source="TERM, objective",
+                choices=("softmax", "running"),
+            ),
+        ),
+        server_learning_rate=1.0,
+        client_weighting=None,
+    )
+)
