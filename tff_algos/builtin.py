@@ -586,3 +586,30 @@ register(
         client_weighting=None,
     )
 )
+register(
+    MethodSpec(
+        name="afl",
+        summary="AFL: the model for the worst mixture of the clients.",
+        paper="Mohri, Sivek, Suresh, Agnostic Federated Learning, arXiv 1902.00146",
+        builder="tff_algos.afl:build_afl",
+        hparams=(
+            _number(
+                "gamma_lambda",
+                0.1,
+                "Step size gamma_lambda of the mixture weights: 0 keeps them uniform.",
+                "AdaFed, App. (grid 0.01, 0.05, 0.1, 0.5, 1)",
+                minimum=0.0,
+            ),
+            Hparam(
+                "reported_model",
+                "average",
+                "Which model is evaluated: average, the mean over rounds; last, that of the round.",
+                source="AFL, Algorithm 1",
+                choices=("average", "last"),
+            ),
+        ),
+        server_learning_rate=1.0,
+        client_weighting=None,
+        needs_num_clients=True,
+    )
+)
