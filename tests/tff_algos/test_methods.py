@@ -11,10 +11,23 @@ from tff_algos import registry
 
 # The suite's own; other tests bring in example methods, which carry their oracles themselves.
 METHODS = [n for n in registry.names() if str(registry.get(n).builder).startswith("tff_algos.")]
+
+
+def _tier(runtime, is_first):
+    # The worker is the slow one: the quick tier asks it once per method, with and without dropout.
+    return [] if is_first or runtime != "native" else [pytest.mark.long]
+
+
 ALL_CASES = [
-    pytest.param(name, case, id=f"{name}-{i}")
+    pytest.param(runtime, name, case, id=f"{runtime}-{name}-{i}", marks=_tier(runtime, i == 0))
+    for runtime in runtimes.RUNTIMES
     for name in METHODS
     for i, case in enumerate(cases.CASES.get(name, []))
+]
+METHODS_IN_RUNTIMES = [
+    pytest.param(runtime, name, id=f"{runtime}-{name}", marks=_tier(runtime, False))
+    for runtime in runtimes.RUNTIMES
+    for name in METHODS
 ]
 
 
@@ -23,7 +36,7 @@ def problem():
     return problem_lib.make_problem()
 
 
-@pytest.fixture(scope="module", params=runtimes.RUNTIMES)
+@pytest.fixture(scope="module")
 def runtime(request):
     with runtimes.installed(request.param):
         yield request.param
@@ -51,7 +64,7 @@ def test_every_method_has_oracles_and_mutations(name):
     assert len(cases.MUTATIONS.get(name, [])) >= 3, f"{name} needs mutations in cases.py"
 
 
-@pytest.mark.parametrize(("name", "case"), ALL_CASES)
+@pytest.mark.parametrize(("runtime", "name", "case"), ALL_CASES, indirect=["runtime"])
 def test_oracle(runtime, problem, name, case):
     process = tff_algos.build(name, toy.toy_model(problem), num_clients=5, **case.settings)
     states, _ = toy.run(process, problem)
@@ -61,7 +74,7 @@ def test_oracle(runtime, problem, name, case):
     assert moved > 1e-3, "a run that stands still proves nothing"
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("runtime", "name"), METHODS_IN_RUNTIMES, indirect=["runtime"])
 def test_a_non_finite_update_is_dropped_and_counted(runtime, problem, name):
     case = cases.CASES[name][0]
     process = tff_algos.build(name, toy.toy_model(problem), num_clients=5, **case.settings)
