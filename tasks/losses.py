@@ -95,6 +95,8 @@ def binary_cross_entropy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
 def precision(y_true: tf.Tensor, y_pred: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns which of the labels predicted with a probability above 1/2 are true.
 
+    Where nothing is predicted there is no precision; Keras's metric says 0 there.
+
     Args:
       y_true: Zeros and ones, float `[B, number of labels]`.
       y_pred: Logits, float `[B, number of labels]`.
