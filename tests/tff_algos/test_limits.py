@@ -1,0 +1,339 @@
+"""Degenerate cases in which a method must equal another, and laws that its paper states."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import tff_algos
+from hparams import HparamError
+from simulation import runtimes
+from tests.oracles import client_optimizers, fedda, fedopt, fedsps, rounds
+from tests.oracles import problem as problem_lib
+from tests.tff_algos import toy
+
+EVERYONE = [tuple(range(5))] * 3
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return problem_lib.make_problem()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_process():
+    with runtimes.installed("tff"):
+        yield
+
+
+def states_of(problem, name, cohorts=toy.COHORTS, plan=None, **settings):
+    """Runs a method; `plan` overrides what it asks of the clients."""
+    settings = {"client_learning_rate": 0.2} | settings
+    process = tff_algos.build(name, toy.toy_model(problem), **settings)
+    if plan is not None:
+        process.plan = lambda round_num, total: plan
+    return toy.run(process, problem, cohorts)[0]
+
+
+def assert_same(states, want, atol=1e-5):
+    for state, weights in zip(states, want, strict=True):
+        for got, expected in zip(state.weights, weights, strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=atol)
+
+
+def fedavg(problem, cohorts=toy.COHORTS, orders=None, **settings):
+    """FedAvg by its oracle."""
+    settings = {"client_lr": 0.2, "server_lr": 1.0} | settings
+    return fedopt.run(
+        problem,
+        "fedavg",
+        "released",
+        orders or toy.batch_orders(problem, cohorts),
+        rounds=len(cohorts),
+        cohorts=cohorts,
+        **settings,
+    ).weights
+
+
+def steps_plan(steps=None, full=False):
+    return tff_algos.RoundPlan(batches="full_batch" if full else "minibatch", local_steps=steps)
+
+
+def orders_of(problem, cohorts, plan):
+    return toy.batch_orders(problem, cohorts, lambda r, total: plan)
+
+
+def full_gradient(problem, x, cohort=range(5)):
+    """The gradient of the mean loss over all examples of a cohort."""
+    chosen = [problem.clients[k] for k in cohort]
+    features, labels = (np.concatenate(a) for a in zip(*chosen, strict=True))
+    return problem_lib.gradient(x, features, labels)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "weighting"),
+    [
+        ("fedprox", {"mu": 0.0}, "examples"),
+        ("mfl", {"client_optimizer": "sgd"}, "examples"),
+        ("mfl", {"client_optimizer": "sgdm", "client_momentum": 0.0}, "examples"),
+        ("mimelite", {"client_optimizer": "sgd"}, "examples"),
+        ("lookahead", {"client_optimizer": "sgd", "server_learning_rate": 1.0}, "examples"),
+        # One minibatch a round has no first step to differ in.
+        ("stem", {"a": 1.0}, "uniform"),
+    ],
+)
+def test_is_fedavg(problem, name, settings, weighting):
+    plan = steps_plan(1, full=name == "stem")
+    if name == "stem":
+        cohorts = [(2,)]
+        orders = orders_of(problem, cohorts, plan)
+        states = states_of(problem, name, cohorts, plan, **settings)
+    else:
+        plan = steps_plan()
+        cohorts, orders = toy.COHORTS, None
+        states = states_of(problem, name, plan=plan, **settings)
+    assert_same(states, fedavg(problem, cohorts, orders, weighting=weighting))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+def test_fednova_with_equal_steps_is_fedavg(problem, momentum):
+    plan = steps_plan(4)
+    settings = {"client_optimizer": "sgdm", "client_momentum": momentum} if momentum else {}
+    states = states_of(problem, "fednova", plan=plan, **settings)
+    optimizer = client_optimizers.build("sgdm", momentum=momentum)
+    orders = orders_of(problem, toy.COHORTS, plan)
+    assert_same(states, fedavg(problem, orders=orders, client_optimizer=optimizer))
+
+
+def test_fedcada_without_adjustment_is_adam_without_bias_correction(problem):
+    """One client, several rounds: the moments go on where they were."""
+    cohorts = [(4,), (4,)]
+    settings = dict(beta1=0.6, beta2=0.8, epsilon=0.01, adjustment="none")
+    states = states_of(problem, "fedcada", cohorts, **settings)
+    x, m, v, want = problem.initial_weights, 0.0, 0.0, []
+    features, labels = problem.clients[4]
+    for order in toy.batch_orders(problem, cohorts):
+        for b in order[4]:
+            g = problem_lib.gradient(x, features[b], labels[b])
+            g = np.concatenate([g[0].ravel(), g[1]])
+            m, v = 0.6 * m + 0.4 * g, 0.8 * v + 0.2 * g**2
+            step = 0.2 * m / (np.sqrt(v) + 0.01)
+            x = (x[0] - step[:9].reshape(3, 3), x[1] - step[9:])
+        want.append(x)
+    assert_same(states, want)
+
+
+def test_fedams_largest_second_moment_never_falls(problem):
+    states = states_of(problem, "fedams", beta2=0.1, server_learning_rate=0.1, epsilon_max=1e-6)
+    fell = False
+    for before, after in zip(states[:-1], states[1:], strict=True):
+        old, new = before.optimizer, after.optimizer
+        for a, b in zip(old.v_max, new.v_max, strict=True):
+            assert np.all(np.asarray(b) >= np.asarray(a))
+        for v, top in zip(new.v, new.v_max, strict=True):
+            assert np.all(np.asarray(top) >= np.asarray(v))
+        fell |= any(np.any(np.asarray(b) < a) for a, b in zip(old.v, new.v, strict=True))
+    assert fell, "a second moment that only grows proves nothing"
+
+
+def test_fedsps_on_a_quadratic_is_the_exact_line_step():
+    """f = ½ a (w - y)², ℓ* = 0, c = ½: (½ a e²) / (½ a² e²) = 1 / a leads to the minimum."""
+    layer = tf.keras.layers.Dense(1, use_bias=False)
+    keras_model = tf.keras.Sequential([tf.keras.layers.InputLayer((1,)), layer])
+    keras_model.set_weights([np.array([[3.0]], np.float32)])
+    model = tff_algos.from_keras(
+        keras_model, loss=lambda y, out: 0.5 * 1.7 * tf.square(out[:, 0] - y)
+    )._replace(y_spec=tf.TensorSpec([None], tf.float32))
+    process = tff_algos.build("fedsps", model, client_learning_rate=100.0, c=0.5)
+    data = tff_algos.batch_client(
+        np.ones((1, 1), np.float32), np.array([-2.0], np.float32), batch_size=1
+    )
+    state = process.next(process.initialize(), [data]).state
+    np.testing.assert_allclose(state.weights[0], [[-2.0]], atol=1e-5)
+
+
+def test_fedsps_with_a_small_bound_is_fedavg(problem):
+    """The oracle says that every step is at the bound."""
+    orders = toy.batch_orders(problem, toy.COHORTS)
+    run = fedsps.run(problem, orders, toy.COHORTS, client_lr=0.02, c=0.1)
+    assert all(g == 0.02 for gammas in run.states for client in gammas for g in client)
+    states = states_of(problem, "fedsps", client_learning_rate=0.02, c=0.1)
+    assert_same(states, fedavg(problem, client_lr=0.02, weighting="uniform"))
+
+
+def test_fedda_of_one_full_batch_is_centralised_momentum(problem):
+    states = states_of(
+        problem, "fedda_sgdm", EVERYONE, beta1=0.7, server_learning_rate=0.9, stabilization=0.99
+    )
+    # The plan's last 0.99 of three rounds is all of them.
+    x, m, want = problem.initial_weights, rounds.zeros(problem.initial_weights), []
+    for _ in EVERYONE:
+        m = rounds.each(lambda m, g: 0.7 * m + 0.3 * g, m, full_gradient(problem, x))
+        x = rounds.each(lambda x, m: x - 0.9 * 0.2 * m, x, m)
+        want.append(x)
+    assert_same(states, want)
+
+
+def test_fedda_without_momentum_is_fedavg(problem):
+    settings = dict(beta1=0.0, server_learning_rate=0.6, local_steps=4, stabilization=0.0)
+    states = states_of(problem, "fedda_sgdm", **settings)
+    orders = orders_of(problem, toy.COHORTS, steps_plan(4))
+    assert_same(states, fedavg(problem, orders=orders, server_lr=0.6))
+
+
+def test_feddas_gradient_and_momentum_make_its_sum(problem):
+    """β₁ m + (1 - β₁) G = P: G of AdaGrad's V against P of the weights of SGDM."""
+    shared = dict(beta1=0.7, local_steps=4, stabilization=0.0, server_learning_rate=1.0)
+    cohorts = toy.COHORTS[:1]
+    (sgdm,) = states_of(problem, "fedda_sgdm", cohorts, **shared)
+    (adagrad,) = states_of(problem, "fedda_adagrad", cohorts, epsilon=1e-3, **shared)
+    for x, w, v in zip(problem.initial_weights, sgdm.weights, adagrad.v, strict=True):
+        p = (x - np.asarray(w)) / 0.2
+        np.testing.assert_allclose((0.3 * np.sqrt(v)), np.abs(p), rtol=1e-4, atol=1e-6)
+    orders = orders_of(problem, toy.COHORTS, steps_plan(4))
+    run = fedda.run(
+        problem, "adam", orders, toy.COHORTS, client_lr=0.2, server_lr=1.0, beta1=0.7
+    )  # fmt: skip
+    m = rounds.zeros(problem.initial_weights)
+    for new_m, _, _, p, g in run.states:
+        for left, right in zip(rounds.each(lambda m, g: 0.7 * m + 0.3 * g, m, g), p, strict=True):
+            np.testing.assert_allclose(left, right, atol=1e-12)
+        m = new_m
+
+
+def test_fedlocal_of_sgd_goes_the_way_of_fedavg(problem):
+    """Joint correction cancels when all clients take as many steps; local divides by them."""
+    plan = steps_plan(4)
+    orders = orders_of(problem, toy.COHORTS, plan)
+    states = states_of(problem, "fedlocal", plan=plan, client_optimizer="sgd")
+    assert_same(states, fedavg(problem, orders=orders))
+    states = states_of(
+        problem, "fedlocal", plan=plan, client_optimizer="sgd", correction="local",
+        server_learning_rate=4.0,
+    )  # fmt: skip
+    assert_same(states, fedavg(problem, orders=orders))
+
+
+def test_mimelite_is_tffs_mimelite(problem):
+    """An independent implementation, with momentum, on the same batches."""
+    spec = (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int32))
+
+    def tff_model():
+        return tff.learning.models.from_keras_model(
+            toy.keras_model(problem),
+            loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            input_spec=spec,
+        )
+
+    theirs = tff.learning.algorithms.build_weighted_mime_lite(
+        tff_model, base_optimizer=tff.learning.optimizers.build_sgdm(0.2, 0.6)
+    )
+    datasets = [
+        tf.data.Dataset.from_tensor_slices((x.astype(np.float32), y.astype(np.int32))).batch(3)
+        for x, y in problem.clients
+    ]
+    ours = tff_algos.build(
+        "mimelite", toy.toy_model(problem), client_learning_rate=0.2, client_momentum=0.6
+    )
+    state, their_state = ours.initialize(), theirs.initialize()
+    their_state = theirs.set_model_weights(
+        their_state,
+        tff.learning.models.ModelWeights(ours.get_model_weights(state).trainable, []),
+    )
+    for _ in range(3):
+        state = ours.next(state, [tff_algos.from_dataset(d) for d in datasets]).state
+        their_state = theirs.next(their_state, datasets).state
+    want = theirs.get_model_weights(their_state).trainable
+    for g, w in zip(state.weights, want, strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-6)
+
+
+def test_mfl_of_one_client_is_heavy_ball(problem):
+    """Full batches: the buffer goes on from round to round."""
+    cohorts = [(4,)] * 3
+    states = states_of(problem, "mfl", cohorts, steps_plan(2, full=True), client_momentum=0.6)
+    x, d, want = problem.initial_weights, rounds.zeros(problem.initial_weights), []
+    for _ in cohorts:
+        for _ in range(2):
+            d = rounds.each(lambda d, g: 0.6 * d + g, d, full_gradient(problem, x, [4]))
+            x = rounds.each(lambda x, d: x - 0.2 * d, x, d)
+        want.append(x)
+    assert_same(states, want)
+
+
+@pytest.mark.parametrize("name", ["stem", "fafed"])
+def test_forgetting_all_leaves_plain_gradients(problem, name):
+    """STEM, a = 1, and FAFED, α = 1: d and m are the last gradient; STEM then does local SGD."""
+    cohorts, key = [(4,)], {"stem": "a", "fafed": "alpha"}[name]
+    plan = steps_plan(4)
+    (state,) = states_of(problem, name, cohorts, plan, client_learning_rate=0.1, **{key: 1.0})
+    ((order,),) = [list(o.values()) for o in orders_of(problem, cohorts, plan)]
+    features, labels = problem.clients[4]
+
+    def gradient(x, i):
+        return problem_lib.gradient(x, features[order[i]], labels[order[i]])
+
+    x, d = problem.initial_weights, full_gradient(problem, problem.initial_weights, [4])
+    if name == "stem":
+        for i in range(4):
+            x = rounds.each(lambda x, d: x - 0.1 * d, x, d)
+            d = gradient(x, i)
+        got = state.d
+    else:
+        h = rounds.each(lambda g: np.abs(g) + 0.01, d)
+        for i in range(4):
+            d = gradient(x, i) if i else d
+            x = rounds.each(lambda x, d, h: x - 0.1 * d / h, x, d, h)
+        got = state.m
+    assert_same([state], [x])
+    for g, w in zip(got, d, strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5)
+
+
+def test_fedlin_of_one_full_step_is_gradient_descent(problem):
+    states = states_of(problem, "fedlin", EVERYONE, steps_plan(1, full=True))
+    x, want = problem.initial_weights, []
+    for _ in EVERYONE:
+        x = rounds.each(lambda x, g: x - 0.2 * g, x, full_gradient(problem, x))
+        want.append(x)
+    assert_same(states, want)
+
+
+def test_lookahead_at_its_ends(problem):
+    plan = steps_plan(5)
+    orders = orders_of(problem, toy.COHORTS, plan)
+    shared = dict(client_optimizer="adam", client_learning_rate=0.05)
+    states = states_of(problem, "lookahead", server_learning_rate=1.0, **shared)
+    want = fedavg(problem, orders=orders, client_lr=0.05, client_optimizer="adam")
+    assert_same(states, want)
+    still = states_of(problem, "lookahead", server_learning_rate=0.0, state="average", **shared)
+    assert_same(still, [problem.initial_weights] * 4, atol=0)
+
+
+def test_adaalters_first_round_and_one_step(problem):
+    cohorts = [(4,)] * 3
+    (state,) = states_of(problem, "adaalter", cohorts[:1])
+    features, labels = problem.clients[4]
+    x = problem.initial_weights
+    for j, b in enumerate(toy.batch_orders(problem, cohorts[:1])[0][4], 1):
+        g = problem_lib.gradient(x, features[b], labels[b])
+        rate = 0.2 / np.sqrt(1 + j)
+        x = rounds.each(lambda x, g, rate=rate: x - rate * g, x, g)
+    assert_same([state], [x])
+    # One step a round: Adagrad whose accumulator lags by a step.
+    states = states_of(problem, "adaalter", cohorts, steps_plan(1, full=True), epsilon=0.5)
+    x, a, want = problem.initial_weights, rounds.each(np.ones_like, problem.initial_weights), []
+    for _ in cohorts:
+        g = full_gradient(problem, x, [4])
+        x = rounds.each(lambda x, g, a: x - 0.2 * g / np.sqrt(a + 0.25), x, g, a)
+        a = rounds.each(lambda a, g: a + g**2, a, g)
+        want.append(x)
+    assert_same(states, want)
+
+
+@pytest.mark.parametrize("name", ["fedcada", "fedsps", "stem", "fedlin", "fafed", "adaalter"])
+def test_a_local_step_of_its_own_takes_no_other_optimizer(problem, name):
+    with pytest.raises(HparamError, match="client_optimizer=adam has no meaning"):
+        tff_algos.build(
+            name, toy.toy_model(problem), client_learning_rate=0.1, client_optimizer="adam"
+        )
