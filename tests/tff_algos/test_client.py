@@ -7,7 +7,7 @@ import tensorflow as tf
 import tff_algos
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import toy
-from tff_algos import client
+from tff_algos import client, registry
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +60,21 @@ def test_a_client_without_examples_has_loss_zero(problem):
     got = client.full_loss(model, model.initial_weights, empty)
     assert float(got.loss) == 0 and not any(np.any(g) for g in got.gradient)
     assert float(client.num_examples(empty)) == 0 and int(client.num_steps(empty)) == 0
+
+
+def test_training_uses_dropout_and_its_seed(problem):
+    local = client.LocalTraining(
+        registry.resolve_training(registry.get("fedavg"), {"client_learning_rate": 0.3})
+    )
+
+    def kernel(dropout, round_num):
+        model = toy.toy_model(problem, dropout)
+        data = toy.client_data(problem, 0, 4)
+        data = data._replace(seed=toy.client_data(problem, round_num, 4).seed)
+        rate = local.learning_rate(tf.constant(0))
+        trained = client.train(model, local.optimizer(), rate, model.initial_weights, data)
+        return trained.weights[0].numpy()
+
+    np.testing.assert_array_equal(kernel(0.5, 1), kernel(0.5, 1))
+    assert np.abs(kernel(0.5, 1) - kernel(0.0, 1)).max() > 1e-3
+    assert np.abs(kernel(0.5, 1) - kernel(0.5, 2)).max() > 1e-3
