@@ -519,8 +519,24 @@ register(
                 "AdaFedAdam, section 6",
                 minimum=0.0,
             ),
-            _decay("beta1", 0.9, "beta_1"),
-            _decay("beta2", 0.999, "beta_2"),
+            _number(
+                "beta1",
+                0.9,
+                "Decay beta_1 of the server's moving average at certainty C = 1; it is beta_1^C.",
+                "Adam",
+                minimum=0.0,
+                maximum=1.0,
+                exclusive_maximum=True,
+            ),
+            _number(
+                "beta2",
+                0.999,
+                "Decay beta_2 of the server's moving average at certainty C = 1; it is beta_2^C.",
+                "Adam",
+                minimum=0.0,
+                maximum=1.0,
+                exclusive_maximum=True,
+            ),
             _number(
                 "epsilon",
                 1e-8,
@@ -611,5 +627,73 @@ register(
         server_learning_rate=1.0,
         client_weighting=None,
         needs_num_clients=True,
+    )
+)
+register(
+    MethodSpec(
+        name="adafed",
+        summary="AdaFed: a common descent direction, steeper for clients of larger loss.",
+        paper="Mohajer Hamidi, Yang, AdaFed: Fair Federated Learning via Adaptive Common Descent "
+        "Direction, arXiv 2401.04993",
+        builder="tff_algos.adafed:build_adafed",
+        hparams=(
+            _number(
+                "gamma",
+                1.0,
+                "Fairness gamma: client k descends in proportion to F_k^gamma.",
+                "AdaFed, App. (1 for FMNIST, FEMNIST, CIFAR-100, CINIC-10; grid 0 to 10)",
+                minimum=0.0,
+            ),
+            Hparam(
+                "loss_at",
+                "broadcast",
+                "Which loss f_k a client reports: of the broadcast model, of the final_model of "
+                "its training, or the mean of its last_epoch, each batch before its step.",
+                source="AdaFed, Theorem 4.1 (broadcast); Algorithm 1; Remark 5.2",
+                choices=("broadcast", "last_epoch", "final_model"),
+            ),
+            Hparam(
+                "step_rule",
+                "min",
+                "Server step eta_t = server_learning_rate times: min, min F_k^gamma; mean, mean "
+                "F_k^gamma; constant, 1; unit, what makes it as long as the mean update.",
+                source="AdaFed, Theorem 5.1 (min); the paper gives no eta_t",
+                choices=("min", "mean", "constant", "unit"),
+            ),
+            Hparam(
+                "orthogonalization",
+                "closed_form",
+                "How the direction is found: closed_form, by the Gram matrix; gram_schmidt, "
+                "client by client as printed.",
+                source="choice: the results are equal",
+                choices=("closed_form", "gram_schmidt"),
+            ),
+            _number(
+                "tikhonov",
+                1e-10,
+                "Regularisation delta of closed_form, relative to the mean squared update.",
+                "choice",
+                minimum=0.0,
+                exclusive_minimum=True,
+            ),
+            _number(
+                "tolerance",
+                1e-6,
+                "gram_schmidt passes over a client with a smaller relative residual.",
+                "choice",
+                minimum=0.0,
+                exclusive_minimum=True,
+            ),
+            _number(
+                "loss_floor",
+                1e-8,
+                "Least loss f_k of a client: at 0 there is no such direction.",
+                "choice",
+                minimum=0.0,
+                exclusive_minimum=True,
+            ),
+        ),
+        server_learning_rate=1.0,
+        client_weighting=None,
     )
 )

@@ -123,7 +123,7 @@ def box_minimum(
         positive = tf.concat([s, 1.0 - s, z, w], 0)
         change = tf.concat([ds, -ds, dz, dw], 0)
         limits = tf.where(change < 0, -positive / change, tf.ones_like(change))
-        step = tf.minimum(1.0, 0.995 * tf.reduce_min(limits))
+        step = tf.minimum(0.995 * tf.reduce_min(limits), 1.0)
         # At the end of float64's range a further step could only do harm.
         step = tf.where((gap > 1e-18) & tf.math.is_finite(step), step, 0.0)
         after = (s + step * ds, z + step * dz, w + step * dw, y + step * dy)
