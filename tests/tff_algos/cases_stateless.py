@@ -234,7 +234,7 @@ CASES: dict[str, list[Case]] = {
         _case(fedlocal.run, client_optimizer="adagrad", oracle={"optimizer": "adagrad"}),
     ],
     "stem": [
-        _case(stem.run, a=0.3, server_learning_rate=0.8),
+        _case(stem.run, a=0.3, server_learning_rate=0.8, halved=True),
         _case(stem.run, schedule="decay", w=2.0, c=3.0, weighting="examples"),
     ],
     "fedlin": [
