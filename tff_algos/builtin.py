@@ -631,6 +631,43 @@ register(
 )
 register(
     MethodSpec(
+        name="fedmgda_plus",
+        summary="FedMGDA+: the common descent direction nearest to an average of unit updates.",
+        paper="Hu, Shaloudegi, Zhang, Yu, Federated Learning Meets Multi-objective Optimization, "
+        "arXiv 2006.11489",
+        builder="tff_algos.fedmgda_plus:build_fedmgda_plus",
+        hparams=(
+            _number(
+                "epsilon",
+                0.1,
+                "How far epsilon a client's weight may be from lambda0: 0 averages, 1 is MGDA.",
+                "AdaFed, App. (grid 0.01, 0.05, 0.1, 0.5, 1)",
+                minimum=0.0,
+                maximum=1.0,
+            ),
+            _number(
+                "server_lr_decay",
+                1.0,
+                "Factor by which the server learning rate falls in every server step.",
+                "choice: none",
+                minimum=0.0,
+                maximum=1.0,
+                exclusive_minimum=True,
+            ),
+            _number(
+                "iterations",
+                60,
+                "Newton steps of the quadratic programme's solver.",
+                "choice",
+                minimum=1,
+            ),
+        ),
+        server_learning_rate=1.0,
+        client_weighting="uniform",
+    )
+)
+register(
+    MethodSpec(
         name="adafed",
         summary="AdaFed: a common descent direction, steeper for clients of larger loss.",
         paper="Mohajer Hamidi, Yang, AdaFed: Fair Federated Learning via Adaptive Common Descent "
@@ -673,8 +710,7 @@ register(
                 1e-10,
                 "Regularisation delta of closed_form, relative to the mean squared update.",
                 "choice",
-                minimum=0.0,
-                exclusive_minimum=True,
+                minimum=1e-12,
             ),
             _number(
                 "tolerance",

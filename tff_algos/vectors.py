@@ -106,12 +106,14 @@ def box_minimum(
     start = tf.where(kept, tf.math.divide_no_nan(center - low, width), half)
     number = tf.cast(tf.size(center), tf.float64)
 
-    def newton(i, s, z, w, y):
-        # z, w, y: multipliers of s >= 0, s <= 1 and the sum.
-        gap = (tf.tensordot(z, s, 1) + tf.tensordot(w, 1.0 - s, 1)) / (2.0 * number)
+    def newton(i, s, t, z, w, y):
+        # t is 1 - s, kept apart as it may be far below what 1 - s can tell from 0; z, w, y are the
+        # multipliers of s >= 0, t >= 0 and the sum.
+        gap = (tf.tensordot(z, s, 1) + tf.tensordot(w, t, 1)) / (2.0 * number)
         mu = 0.1 * gap
-        curvature = hessian + tf.linalg.diag(z / s + w / (1.0 - s))
-        gradient = tf.linalg.matvec(hessian, s) + linear + width * y - mu / s + mu / (1.0 - s)
+        # M may be singular. The last term keeps the step defined and leaves its goal alone.
+        curvature = hessian + tf.linalg.diag(z / s + w / t + 1e-11)
+        gradient = tf.linalg.matvec(hessian, s) + linear + width * y - mu / s + mu / t
         solved = tf.linalg.solve(curvature, tf.stack([gradient, width], axis=1))
         missing = total - tf.tensordot(width, s, 1)
         dy = tf.math.divide_no_nan(
@@ -119,18 +121,18 @@ def box_minimum(
         )
         ds = -solved[:, 0] - dy * solved[:, 1]
         dz = mu / s - z - z / s * ds
-        dw = mu / (1.0 - s) - w + w / (1.0 - s) * ds
-        positive = tf.concat([s, 1.0 - s, z, w], 0)
+        dw = mu / t - w + w / t * ds
+        positive = tf.concat([s, t, z, w], 0)
         change = tf.concat([ds, -ds, dz, dw], 0)
         limits = tf.where(change < 0, -positive / change, tf.ones_like(change))
         step = tf.minimum(0.995 * tf.reduce_min(limits), 1.0)
         # At the end of float64's range a further step could only do harm.
         step = tf.where((gap > 1e-18) & tf.math.is_finite(step), step, 0.0)
-        after = (s + step * ds, z + step * dz, w + step * dw, y + step * dy)
-        before = (s, z, w, y)
+        after = (s + step * ds, t - step * ds, z + step * dz, w + step * dw, y + step * dy)
+        before = (s, t, z, w, y)
         return i + 1, *(tf.where(step > 0, a, b) for a, b in zip(after, before, strict=True))
 
     ones = tf.ones_like(center)
-    carry = (tf.constant(0), start, ones, ones, tf.constant(0.0, tf.float64))
+    carry = (tf.constant(0), start, 1.0 - start, ones, ones, tf.constant(0.0, tf.float64))
     s = tf.while_loop(lambda i, *_: i < iterations, newton, carry, parallel_iterations=1)[1]
     return low + width * s
