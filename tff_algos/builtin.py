@@ -733,3 +733,44 @@ register(
         client_weighting=None,
     )
 )
+register(
+    MethodSpec(
+        name="fedfa",
+        summary="FedFA: weights from accuracy and participation, momentum on both sides.",
+        paper="Huang, Li, Wang, Du, Zhang, Fairness and Accuracy in Federated Learning, "
+        "arXiv 2012.10069",
+        builder="tff_algos.fedfa:build_fedfa",
+        hparams=(
+            _number(
+                "alpha", 0.5, "Share alpha of accuracy in weights.", "AdaFed, App.", minimum=0.0
+            ),
+            _number("beta", 0.5, "Share beta of participation.", "AdaFed, App.", minimum=0.0),
+            _number(
+                "momentum",
+                0.5,
+                "Server momentum gamma_s: m <- gamma_s * m + mean update.",
+                "AdaFed, App.",
+                minimum=0.0,
+                maximum=1.0,
+                exclusive_maximum=True,
+            ),
+            Hparam(
+                "accuracy_at",
+                "trained",
+                "Whose accuracy a client reports: the trained model's or the broadcast one's.",
+                source="choice",
+                choices=("trained", "broadcast"),
+            ),
+            Hparam(
+                "accuracy_metric",
+                "accuracy",
+                "Name of the model's metric that serves as accuracy.",
+                source="choice",
+            ),
+        ),
+        server_learning_rate=1.0,
+        client_weighting=None,
+        client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
+        needs_num_clients=True,
+    )
+)

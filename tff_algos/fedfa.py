@@ -1,0 +1,180 @@
+"""FedFA: weights from the clients' accuracies and participation, momentum on both sides.
+
+Huang, Li, Wang, Du, Zhang: "Fairness and Accuracy in Federated Learning", arXiv 2012.10069.
+
+  symbol   argument              default      from
+  η_l      client_learning_rate  -            tuned
+  γ_c      client_momentum       0.9          AdaFed, App.; client_optimizer is sgdm by default
+  η        server_learning_rate  1            the paper has no such factor
+  γ_s      momentum              0.5          AdaFed, App.
+  α        alpha                 0.5          AdaFed, App.
+  β        beta                  0.5          AdaFed, App.
+  a_k      accuracy_at           trained      choice
+  -        accuracy_metric       accuracy     choice
+
+    client:  Δ_k = x_k - x ;  a_k = accuracy on the local training set ;  f_k = rounds taken part in
+    server:  A_k = -log2(a_k / Σ a + 1e-6) ;  R_k = -log2(1 - f_k / Σ f + 1e-6)
+             w_k = α A_k / Σ A + β R_k / Σ R ;  m ← γ_s m + Σ w_k Δ_k ;  x ← x + η m
+
+The clients need Σ a and Σ f of the cohort for A_k and R_k, and the sums of those for w_k: two small
+exchanges of scalars before the vectors are sent.
+
+Deviations from the paper:
+  * Sums are over the cohort, and f_k includes the present round. The server keeps the counts.
+  * The momentum is a heavy ball; of the two public codes one dampens it and subtracts it, and the
+    other divides the raw accuracy by a wrong sum.
+  * a_k is that of the trained model, or of the broadcast model (`accuracy_at=broadcast`). If every
+    a_k is 0, all A_k are equal.
+  * A cohort of one has weight α + β. R_k gives more weight to clients seen often, as printed.
+  * The weights are the method's own: `client_weighting` has no meaning.
+"""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from hparams import HparamError
+from tff_algos import client
+from tff_algos.method import Method, next_state
+from tff_algos.model import Model
+
+Weights = tuple[tf.Tensor, ...]
+
+
+class ServerState(NamedTuple):
+    """What the server keeps between rounds.
+
+    Attributes:
+      weights: The model x, one tensor per model weight.
+      momentum: m, like the weights.
+      counts: Rounds in which each client took part, float32 `[N]`.
+      round_num: Rounds done, int32 scalar.
+    """
+
+    weights: Weights
+    momentum: Weights
+    counts: tf.Tensor
+    round_num: tf.Tensor
+
+
+class Broadcast(NamedTuple):
+    """What every client receives: the model x, the counts, and the client learning rate η_l."""
+
+    weights: Weights
+    counts: tf.Tensor
+    learning_rate: tf.Tensor
+
+
+class Standing(NamedTuple):
+    """Scalars of a client, or their sums over the cohort, float32; zero if dropped.
+
+    Attributes:
+      accuracy: a_k, then A_k.
+      frequency: f_k, then R_k.
+      kept: 1.
+    """
+
+    accuracy: tf.Tensor
+    frequency: tf.Tensor
+    kept: tf.Tensor
+
+
+class ClientUpdate(NamedTuple):
+    """What a client works out: Δ_k (zero if dropped), its standing, its index, its metrics."""
+
+    delta: Weights
+    standing: Standing
+    index: tf.Tensor
+    metrics: Any
+
+
+def build_fedfa(
+    model: Model,
+    local: client.LocalTraining,
+    *,
+    alpha: float,
+    beta: float,
+    momentum: float,
+    accuracy_at: str,
+    accuracy_metric: str,
+    num_clients: int,
+) -> Method:
+    """Builds FedFA; see the table above for the arguments, `num_clients` is N.
+
+    Raises:
+      HparamError: If the model has no metric of the name `accuracy_metric`.
+    """
+    offered = client.metric_names(model)
+    if accuracy_metric not in offered:
+        raise HparamError(
+            f"fedfa: accuracy_metric={accuracy_metric} is not a metric of the model "
+            f"(it has: {', '.join(offered)})."
+        )
+
+    def initialize() -> ServerState:
+        x = tuple(tf.constant(w) for w in model.initial_weights)
+        return ServerState(
+            x, tuple(tf.zeros_like(w) for w in x), tf.zeros([num_clients]), tf.constant(0)
+        )
+
+    @tf.function(autograph=False)
+    def prepare_broadcast(state: ServerState) -> Broadcast:
+        return Broadcast(state.weights, state.counts, local.learning_rate(state.round_num))
+
+    @tf.function(autograph=False)
+    def client_update(broadcast: Broadcast, data) -> ClientUpdate:
+        x = broadcast.weights
+        trained = client.train(model, local.optimizer(), broadcast.learning_rate, x, data)
+        delta = tuple(a - b for a, b in zip(trained.weights, x, strict=True))
+        at = trained.weights if accuracy_at == "trained" else x
+        accuracy = client.evaluate(model, at, data)[accuracy_metric]
+        finite = client.is_finite((delta, accuracy))
+        count = tf.gather(broadcast.counts, data.index) + 1.0
+        return ClientUpdate(
+            delta=client.zero_unless(finite, delta),
+            standing=client.zero_unless(finite, Standing(accuracy, count, tf.ones([]))),
+            index=data.index,
+            metrics=client.round_metrics(trained, data, finite),
+        )
+
+    @tf.function(autograph=False)
+    def information(total: Standing, own: Standing) -> Standing:
+        accuracy = _surprise(tf.math.divide_no_nan(own.accuracy, total.accuracy))
+        accuracy = tf.where(total.accuracy > 0, accuracy, 1.0)
+        frequency = _surprise(1.0 - tf.math.divide_no_nan(own.frequency, total.frequency))
+        alone = total.kept <= 1.0
+        accuracy, frequency = (tf.where(alone, 1.0, v) for v in (accuracy, frequency))
+        return client.zero_unless(own.kept > 0, Standing(accuracy, frequency, own.kept))
+
+    @tf.function(autograph=False)
+    def weigh(total: Standing, own: Standing, delta: Weights) -> Weights:
+        weight = alpha * tf.math.divide_no_nan(own.accuracy, total.accuracy)
+        weight += beta * tf.math.divide_no_nan(own.frequency, total.frequency)
+        return tuple(weight * d for d in delta)
+
+    @tf.function(autograph=False)
+    def server_update(state: ServerState, delta: Weights, seen, total: Standing) -> ServerState:
+        index, kept = seen
+        m = tuple(momentum * m + d for m, d in zip(state.momentum, delta, strict=True))
+        eta = local.server_learning_rate
+        weights = tuple(x + eta * v for x, v in zip(state.weights, m, strict=True))
+        counts = tf.tensor_scatter_nd_add(state.counts, index[:, None], kept)
+        return next_state(state, ServerState(weights, m, counts, state.round_num), total.kept)
+
+    def next_round(federation, state, clients):
+        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
+        update = federation.map_clients(client_update, broadcast, clients)
+        total = federation.broadcast(federation.sum(update.standing))
+        standing = federation.map_clients(information, total, update.standing)
+        sums = federation.sum(standing)
+        weighted = federation.map_clients(weigh, federation.broadcast(sums), standing, update.delta)
+        seen = federation.stack((update.index, update.standing.kept))
+        state = federation.map_server(server_update, state, federation.sum(weighted), seen, sums)
+        return state, federation.map_server(client.summarize, federation.sum(update.metrics))
+
+    return Method(initialize, next_round)
+
+
+def _surprise(share: tf.Tensor) -> tf.Tensor:
+    """Returns -log2(share + 1e-6)."""
+    return -tf.math.log(share + 1e-6) / tf.math.log(2.0)
