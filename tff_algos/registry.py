@@ -15,14 +15,11 @@ class RoundPlan(NamedTuple):
       cohort: `sampled`: as many clients as the run asks for; `all`: every client.
       batches: `minibatch`: epochs of minibatches; `full_batch`: one batch of all local examples.
       local_steps: If set, exactly that many minibatch steps: local data is repeated or cut short.
-      phase: Name of the method's own phase, passed to its `next_round`; methods with one have the
-        empty name.
     """
 
     cohort: str = "sampled"
     batches: str = "minibatch"
     local_steps: int | None = None
-    phase: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
