@@ -327,43 +327,47 @@ def _stacked_as(tensors, stacked, pfor) -> list:
     ]
 
 
+# What they give is the same for all clients, even where what they take is not.
+_OF_SHAPES = frozenset(["Rank", "Shape", "ShapeN", "Size"])
+
+
+def _outputs_vary(graph: func_graph.FuncGraph, inputs_vary: Sequence[bool]) -> list[bool]:
+    """Returns which outputs of a graph may differ between clients, if those inputs do."""
+    vary = {t.name for t, v in zip(graph.inputs, inputs_vary, strict=True) if v}
+    for op in graph.get_operations():
+        if op.type not in _OF_SHAPES and any(t.name in vary for t in op.inputs):
+            vary.update(t.name for t in op.outputs)
+    return [t.name in vary for t in graph.outputs]
+
+
 def _convert_while(op_input):
     """A loop that all clients leave at once; pfor's own form serves those that they don't."""
     pfor, inputs = op_input.pfor, op_input.inputs
     cond, body = _function(op_input, "cond"), _function(op_input, "body")
-    stacked = [x.is_stacked for x in inputs]
-    # What all clients share may differ between them after a step; find out where.
-    while True:
-        with func_graph.FuncGraph("probe").as_default():
-            if any(x.t.dtype == tf.variant for x in inputs) or (
-                _inner(cond, _stacked_as(inputs, stacked, pfor), pfor)[0].is_stacked
-            ):
-                differs = None
-                break
-            results = _inner(body, _stacked_as(inputs, stacked, pfor), pfor)
-        after = [a or r.is_stacked for a, r in zip(stacked, results, strict=True)]
-        if after == stacked:
-            differs = stacked
-            break
+    # What all clients share may differ between them after a step.
+    stacked, after = None, [x.is_stacked for x in inputs]
+    while stacked != after:
         stacked = after
-    if differs is None:
+        after = [a or b for a, b in zip(stacked, _outputs_vary(body, stacked), strict=True)]
+    lists = any(x.t.dtype == tf.variant for x in inputs)
+    if lists or _outputs_vary(cond, stacked)[0]:
         return _originals[op_input.op_type](op_input)
 
     def wrapped(tensors):
-        return [_wrap(t, s) for t, s in zip(tensors, differs, strict=True)]
+        return [_wrap(t, s) for t, s in zip(tensors, stacked, strict=True)]
 
     def run_cond(*tensors):
         return _inner(cond, wrapped(tensors), pfor)[0].t
 
     def run_body(*tensors):
         results = _inner(body, wrapped(tensors), pfor)
-        return [x.t for x in _stacked_as(results, differs, pfor)]
+        return [x.t for x in _stacked_as(results, stacked, pfor)]
 
     shapes = [
         tf.TensorShape([None]).concatenate(x.shape) if s else x.shape
-        for x, s in zip(op_input.outputs, differs, strict=True)
+        for x, s in zip(op_input.outputs, stacked, strict=True)
     ]
-    start = [x.t for x in _stacked_as(inputs, differs, pfor)]
+    start = [x.t for x in _stacked_as(inputs, stacked, pfor)]
     return wrapped(tf.while_loop(run_cond, run_body, start, shape_invariants=shapes))
 
 
@@ -393,7 +397,17 @@ _HOLD_FUNCTIONS = frozenset(
 
 
 class _Strict(dict):
-    """A registry whose converters refuse by name what they would loop over clients for."""
+    """A registry whose converters refuse by name what they would loop over clients for.
+
+    Attributes:
+      refusal: The `NotVectorizable` that was raised first; what is raised through TensorFlow's
+        functions is a copy of it with other words around.
+    """
+
+    def __init__(self, converters):
+        super().__init__(converters)
+        self.refusal = None
+        self._calls = []
 
     def get(self, op_type, default=None):
         del default
@@ -402,27 +416,40 @@ class _Strict(dict):
     def _convert(self, converter, op_input):
         op = op_input.op
         if converter is None:
-            raise _refusal(op, "it has no form over several clients")
+            self._refuse(op, "it has no form over several clients")
+        holds_functions = op.type in _HOLD_FUNCTIONS
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
+        self._calls.extend([op.name] * holds_functions)
         try:
             results = converter(op_input)
         except NotVectorizable:
             raise
-        except (NotImplementedError, TypeError, ValueError, _Refused) as e:
-            raise _refusal(op, str(e).split("\n")[0]) from e
-        if op.type not in _HOLD_FUNCTIONS:
+        except (
+            AssertionError,
+            KeyError,
+            NotImplementedError,
+            TypeError,
+            ValueError,
+            _Refused,
+        ) as e:
+            self._refuse(op, str(e).split("\n")[0].rstrip("."))
+        del self._calls[len(self._calls) - holds_functions :]
+        if not holds_functions:
             made = graph.get_operations()[before:]
             if any(new.type in ("StatelessWhile", "While") for new in made):
-                raise _refusal(op, "it would be done for one client after the other")
+                self._refuse(op, "it would be done for one client after the other")
         return results
 
-
-def _refusal(op, reason):
-    return NotVectorizable(
-        f"Operation {op.type} ({op.name}) cannot be done for a whole cohort at once: "
-        f"{reason.rstrip('.')}. Use --runtime=tff."
-    )
+    def _refuse(self, op, reason):
+        if self.refusal is None:
+            # The layer's name is in that of the operation or of the function's that holds it.
+            path = "/".join([*self._calls, op.name])
+            self.refusal = NotVectorizable(
+                f"Operation {op.type} ({path}) cannot be done for a whole cohort at once: "
+                f"{reason}. Use --runtime=tff."
+            )
+        raise self.refusal
 
 
 # TensorFlow's registry and pfor's method belong to the whole process.
@@ -430,8 +457,8 @@ _lock = threading.RLock()
 
 
 @contextlib.contextmanager
-def _installed() -> Iterator[None]:
-    """Puts the converters of this module in the place of TensorFlow's."""
+def _installed() -> Iterator[_Strict]:
+    """Puts the converters of this module in the place of TensorFlow's, and yields them."""
     logger = tf.get_logger()
     with _lock, contextlib.ExitStack() as stack:
 
@@ -439,12 +466,13 @@ def _installed() -> Iterator[None]:
             stack.callback(setattr, holder, name, getattr(holder, name))
             setattr(holder, name, value)
 
-        replace(pfor_lib, "_pfor_converter_registry", _Strict({**_originals, **_CONVERTERS}))
+        converters = _Strict({**_originals, **_CONVERTERS})
+        replace(pfor_lib, "_pfor_converter_registry", converters)
         replace(pfor_lib._PforInput, "expanddim_inputs_for_broadcast", _expand_dims_for_broadcast)
         # It would print the graph around an operation that is refused.
         stack.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.CRITICAL)
-        yield
+        yield converters
 
 
 def over_clients(
@@ -467,7 +495,7 @@ def over_clients(
     Raises:
       NotVectorizable: If an operation has no form over several clients.
     """
-    with _installed():
+    with _installed() as converters:
         converter = pfor_lib.PFor(
             loop_var=tf.raw_ops.PlaceholderWithDefault(input=0, shape=[]),
             loop_len=num_clients,
@@ -476,4 +504,9 @@ def over_clients(
         )
         for old, new, has_clients in zip(graph.inputs, inputs, stacked, strict=True):
             converter._add_conversion(old, _wrap(new, has_clients))
-        return [converter.convert(output) for output in graph.outputs]
+        try:
+            return [converter.convert(output) for output in graph.outputs]
+        except Exception:
+            if converters.refusal is None:
+                raise
+            raise converters.refusal from None

@@ -1,6 +1,7 @@
 """One experiment, from checked settings to its folder of results."""
 
 import collections
+import dataclasses
 import functools
 import os
 import time
@@ -37,6 +38,7 @@ def run(request: experiment_flags.Request, command: Sequence[str]) -> int:
     settings = request.run
     name = settings["experiment_name"]
     with outputs.ExperimentFolder(settings["root_output_dir"], name) as folder:
+        request = _settled(request, folder)
         checkpoint, damaged = folder.resume_point(request.in_force, experiment_flags.MAY_CHANGE)
         finished = folder.finished_rounds()
         total_rounds = settings["total_rounds"]
@@ -56,6 +58,23 @@ def run(request: experiment_flags.Request, command: Sequence[str]) -> int:
         if checkpoint is not None:
             _check_same_plans(request, checkpoint)
         return _Run(request, command, folder, checkpoint, damaged, started).run()
+
+
+def _settled(request, folder):
+    """Replaces `--runtime=auto` by what it was settled to be when the run began."""
+    if request.run["runtime"] != "auto":
+        return request
+    with files.explained(folder.path):
+        recorded = folder.read_hparams()
+    return _with_runtime(request, recorded["flags"].get("runtime", "auto")) if recorded else request
+
+
+def _with_runtime(request, name):
+    return dataclasses.replace(
+        request,
+        run={**request.run, "runtime": name},
+        in_force={**request.in_force, "runtime": name},
+    )
 
 
 def _plan(request, round_index, total_rounds) -> RoundPlan:
@@ -97,8 +116,21 @@ class _Run:
         )
         self._check_cohort()
         runtimes.configure_threads()
-        with runtimes.installed(settings["runtime"]):
-            return self._train()
+        model = self._build_model()
+        process = tff_algos.build(
+            settings["algorithm"],
+            model,
+            num_clients=len(self._task.train.client_ids),
+            **self._request.training,
+            **self._request.method,
+        )
+        if settings["runtime"] == "auto":
+            name, reason = runtimes.choose(process)
+            print(f"--runtime=auto is {name}: {reason}.")
+            self._request = _with_runtime(self._request, name)
+            self._settings = self._request.run
+        with runtimes.installed(self._settings["runtime"]):
+            return self._train(model, runtimes.bind(process))
 
     def _check_cohort(self):
         size, available = self._settings["clients_per_round"], len(self._task.train.client_ids)
@@ -108,19 +140,11 @@ class _Run:
                 f"--task={self._task.name}."
             )
 
-    def _train(self) -> int:
+    def _train(self, model, process) -> int:
         # Only from here on is TensorFlow needed; errors before this come fast.
         from simulation import loop
 
         settings, folder, task = self._settings, self._folder, self._task
-        model = self._build_model()
-        process = tff_algos.build(
-            settings["algorithm"],
-            model,
-            num_clients=len(task.train.client_ids),
-            **self._request.training,
-            **self._request.method,
-        )
         self._build_evaluators(model)
         state, round_num = process.initialize(), 0
         if self._checkpoint is not None:
@@ -154,7 +178,7 @@ class _Run:
 
         def cohort_of_round(round_index):
             plan = _plan(self._request, round_index, settings["total_rounds"])
-            return loop.cohort_data(task.train, plan, settings, round_index)
+            return process.prepare(loop.cohort_data(task.train, plan, settings, round_index))
 
         primary = f"eval/{task.primary_metric}"
         progress = Progress(round_num, settings["total_rounds"])

@@ -103,9 +103,11 @@ RUN_HPARAMS = (
     ),
     _flag(
         "runtime",
-        "tff",
-        "Where TFF computations run: tff, in this process; native, in TFF's own worker (CPU only).",
-        choices=runtimes.RUNTIMES,
+        "auto",
+        "How rounds run: tff, client by client in this process; native, in TFF's own worker (CPU "
+        "only); vectorized, the whole cohort at once in this process; auto, vectorized or tff by a "
+        "rule that the run prints, settled when it begins.",
+        choices=runtimes.CHOICES,
     ),
     _flag(
         "max_minutes",

@@ -90,7 +90,7 @@ def test_all_missing_flags_are_listed_at_once():
         (["--seed=-1"], ["--seed=-1"]),
         (["--seed=4294967296"], ["--seed=4294967296"]),
         (["--use_synthetic_data=7"], ["--use_synthetic_data='7'", "true or false"]),
-        (["--runtime=gpu"], ["--runtime=gpu", "tff, native"]),
+        (["--runtime=gpu"], ["--runtime=gpu", "tff, native, vectorized"]),
         (["--client_momentum=0.5"], ["client_momentum", "client_optimizer=sgd"]),
         (["--client_lr_decay_rate=0.5"], ["client_lr_decay_rate", "constant"]),
         (["--flagfile=/no/such/file"], ["--flagfile", "/no/such/file"]),
@@ -170,7 +170,7 @@ def test_every_setting_of_every_owner_can_be_given_and_is_described(module):
 
 def test_runtimes_are_those_there_are():
     declared = next(h for h in experiment_flags.RUN_HPARAMS if h.name == "runtime")
-    assert tuple(declared.choices) == tuple(runtimes.RUNTIMES)
+    assert tuple(declared.choices) == ("auto", *runtimes.RUNTIMES)
 
 
 @pytest.fixture()

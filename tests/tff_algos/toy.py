@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import hparams as hparams_lib
 import tff_algos
+from simulation import runtimes
 from tests.oracles import problem as problem_lib
 from tff_algos import process as process_lib
 from tff_algos import registry
@@ -80,8 +81,9 @@ def batch_orders(problem, cohorts, plan=None) -> problem_lib.BatchOrders:
 
 
 def run(process, problem, cohorts=COHORTS, spoiled=frozenset()):
-    """Runs a process in the TFF context that is installed; returns states and metrics by round."""
+    """Runs a process in the runtime that is installed; returns states and metrics by round."""
     plan = process.plan
+    process = runtimes.bind(process)
     state = process.initialize()
     states, metrics = [], []
     for r, cohort in enumerate(cohorts):
