@@ -14,7 +14,7 @@ import warnings
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from hparams import HparamError  # noqa: E402
-from simulation import experiment, experiment_flags  # noqa: E402
+from simulation import experiment, experiment_flags, runtimes  # noqa: E402
 from simulation.errors import DivergedError, RunError  # noqa: E402
 from tasks.task import DataError  # noqa: E402
 
@@ -53,4 +53,6 @@ def _fail(reason, code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    _code = main(sys.argv[1:])
+    runtimes.forget_tffs_own_context()
+    sys.exit(_code)

@@ -21,6 +21,7 @@ runtime. Importing this module imports neither TensorFlow nor TFF.
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -158,6 +159,20 @@ def configure_threads() -> None:
     if not tf.config.list_physical_devices("GPU"):
         with contextlib.suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(1)
+
+
+def forget_tffs_own_context() -> None:
+    """Makes TFF computations fail where no runtime is installed, for the rest of the process.
+
+    TFF sets a default context when it is imported, whose destructor prints an error when it runs as
+    late as the end of the process. Does nothing if TFF was not imported.
+    """
+    if "tensorflow_federated" not in sys.modules:
+        return
+    import tensorflow_federated as tff
+    from tensorflow_federated.python.core.impl.context_stack import runtime_error_context
+
+    tff.framework.set_default_context(runtime_error_context.create_runtime_error_context())
 
 
 def device_description() -> str:

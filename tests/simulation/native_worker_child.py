@@ -10,6 +10,8 @@ import sys
 import time
 
 repository, ready_file, mode = sys.argv[1:]
+# A shell starts what it runs in the background with Ctrl-C ignored, and Python then keeps to that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, repository)
 
 import numpy as np  # noqa: E402
