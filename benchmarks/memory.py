@@ -1,6 +1,6 @@
 """Growth of memory over many rounds of `run_experiment.py`'s loop on `synthetic`, FedAvg.
 
-    python -m benchmarks.memory [--rounds=1000] [--from_round=50] [--runtime=tff]
+    python -m benchmarks.memory [--rounds=1000] [--from_round=50] [--runtime=auto]
 
 Prints the resident memory of this process and its children after `from_round` rounds and after the
 last, and their ratio. All 100 clients take part in every round, so that by `from_round` every shape
@@ -28,14 +28,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=1000, help="rounds in all")
     parser.add_argument("--from_round", type=int, default=50, help="round of the first reading")
-    parser.add_argument("--runtime", default="tff", help="runtime, see simulation.runtimes")
+    parser.add_argument("--runtime", default="auto", choices=runtimes.CHOICES)
     options = parser.parse_args()
     runtimes.configure_threads()
     workload = common.WORKLOADS[0]
     task = tasks.load(workload.task, seed=1)
     process = common.build(task, workload.learning_rate)
     readings = {}
-    with runtimes.installed(options.runtime):
+    runtime = runtimes.choose(process)[0] if options.runtime == "auto" else options.runtime
+    print(f"runtime {runtime}")
+    with runtimes.installed(runtime):
+        process = runtimes.bind(process)
         state = process.initialize()
         for i, cohort in enumerate(common.cohorts(task, workload, options.rounds), start=1):
             state = process.next(state, cohort).state
