@@ -1,5 +1,6 @@
 """Rounds over the whole cohort at once: as `tff` has them, strictly, in few programs."""
 
+import json
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 import tff_algos
-from simulation import runtimes, vectorized
+from simulation import checkpoints, experiment, experiment_flags, runtimes, vectorized
+from simulation.errors import RunError
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import cases, toy
 from tff_algos import registry
@@ -318,6 +320,39 @@ def test_auto_takes_small_dense_models_at_once_on_a_cpu(problem, monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a GPU"])
     assert chosen(small_cnn())[0] == "vectorized" and chosen(wide)[0] == "vectorized"
     assert chosen(refused)[0] == "tff"
+
+
+def test_auto_is_settled_once_for_a_run(tmp_path, monkeypatch, capsys):
+    def run(*arguments):
+        request = experiment_flags.parse(
+            [
+                "--import=tests.simulation.toy_extension",
+                "--task=toy",
+                "--algorithm=fedavg",
+                "--clients_per_round=3",
+                "--client_batch_size=3",
+                "--client_learning_rate=0.3",
+                f"--root_output_dir={tmp_path}",
+                *arguments,
+            ]
+        )
+        assert experiment.run(request, []) == 0
+
+    def recorded():
+        folder = tmp_path / "toy_fedavg"
+        flags = json.loads((folder / "hparams.json").read_text())["flags"]
+        checkpoint, _ = checkpoints.load_newest(str(folder / "checkpoints"))
+        return flags["runtime"], checkpoint.settings["runtime"], checkpoint.round_num
+
+    monkeypatch.setattr(runtimes, "choose", lambda process: ("vectorized", "so it is"))
+    run("--total_rounds=2")
+    assert "--runtime=auto is vectorized: so it is." in capsys.readouterr().out
+    assert recorded() == ("vectorized", "vectorized", 2)
+    monkeypatch.setattr(runtimes, "choose", lambda process: ("tff", "another machine"))
+    run("--total_rounds=3")
+    assert recorded() == ("vectorized", "vectorized", 3)
+    with pytest.raises(RunError, match="--runtime was vectorized, is tff"):
+        run("--total_rounds=4", "--runtime=tff")
 
 
 @pytest.mark.long
