@@ -1,8 +1,6 @@
 """The rounds of a run: what clients get, one round after the other, when to stop."""
 
 import collections
-import concurrent.futures
-import itertools
 import math
 import signal
 import time
@@ -150,10 +148,9 @@ def run(
     latest = {}
     # Asked once a round: an answer that changed between two questions would skip the checkpoint.
     stopping = False
-    cohorts = _made_ahead(cohort_of_round, range(round_num, total_rounds))
     while round_num < total_rounds and not stopping:
         started = time.perf_counter()
-        cohort = next(cohorts)
+        cohort = cohort_of_round(round_num)
         ready = time.perf_counter()
         output = process.next(state, cohort)
         state = output.state
@@ -183,17 +180,6 @@ def run(
         if round_num % rounds_per_checkpoint == 0 or round_num == total_rounds or stopping:
             checkpoint(round_num, state)
     return state, round_num
-
-
-def _made_ahead(make, rounds):
-    """Yields what `make` gives for each round; a thread makes it while the round before runs."""
-    with concurrent.futures.ThreadPoolExecutor(1, "cohort") as ahead:
-        upcoming = None
-        for this, following in itertools.zip_longest(rounds, rounds[1:]):
-            upcoming = upcoming or ahead.submit(make, this)
-            made = upcoming.result()
-            upcoming = None if following is None else ahead.submit(make, following)
-            yield made
 
 
 def _weights(process, state):
