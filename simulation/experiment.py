@@ -365,9 +365,11 @@ class _Run:
 
         task = self._task
         columns = collections.OrderedDict()
-        clients = self._evaluator(weights, self._clients) if self._clients else None
-        personal = self._evaluate_personal(weights) if clients else None
         central = self._central if final else self._validation
+        personal = self._evaluate_personal(weights) if self._clients else None
+        clients = None
+        if self._clients and not (personal and central):
+            clients = self._evaluator(weights, self._clients)
         evaluated = self._evaluator(weights, central) if central else clients
         if evaluated:
             columns.update((f"eval/{name}", value) for name, value in evaluated.pooled().items())

@@ -8,29 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from simulation import outputs
+from simulation import experiment_flags, outputs
 from simulation.errors import RunError
 
 # Flags in which runs of one line of a figure may differ: they choose no method and no setting.
-_NOT_SETTINGS = frozenset(
-    [
-        "algorithm",
-        "client_datasets_random_seed",
-        "data_dir",
-        "evaluate_classes",
-        "evaluate_improvement",
-        "experiment_name",
-        "import",
-        "max_minutes",
-        "mlflow_uri",
-        "root_output_dir",
-        "rounds_per_checkpoint",
-        "rounds_per_eval",
-        "seed",
-        "track_clients",
-        "wandb_project",
-    ]
-)
+_NOT_SETTINGS = (experiment_flags.MAY_CHANGE - {"total_rounds"}) | {
+    "algorithm",
+    "client_datasets_random_seed",
+    "rounds_per_eval",
+    "seed",
+}
 
 
 class Run(NamedTuple):

@@ -46,6 +46,21 @@ def _partition_seed(what: str) -> Hparam:
     )
 
 
+_MIN_SHARE = Hparam(
+    name="min_share",
+    default=None,
+    type=float,
+    help=(
+        "Proportions are redrawn until every client holds this share of the average "
+        "number of examples (and two examples); only with partition=dirichlet, where "
+        "not set means 0.01."
+    ),
+    source="AdaFedAdam's released partitioner (1 % of the average)",
+    minimum=0,
+    maximum=1,
+    exclusive_maximum=True,
+)
+
 register(
     TaskSpec(
         name="synthetic",
@@ -183,20 +198,7 @@ register(
                 minimum=0,
                 exclusive_minimum=True,
             ),
-            Hparam(
-                name="min_share",
-                default=None,
-                type=float,
-                help=(
-                    "Proportions are redrawn until every client holds this share of the average "
-                    "number of examples (and two examples); only with partition=dirichlet, where "
-                    "not set means 0.01."
-                ),
-                source="AdaFedAdam's released partitioner (1 % of the average)",
-                minimum=0,
-                maximum=1,
-                exclusive_maximum=True,
-            ),
+            _MIN_SHARE,
             Hparam(
                 name="shards_per_client",
                 default=None,
@@ -904,20 +906,7 @@ def _images(
             source="choice; FedOpt: equal sizes",
             minimum=0,
         ),
-        Hparam(
-            name="min_share",
-            default=None,
-            type=float,
-            help=(
-                "Proportions are redrawn until every client holds this share of the average "
-                "number of examples (and two examples); only with partition=dirichlet, where "
-                "not set means 0.01."
-            ),
-            source="AdaFedAdam's released partitioner (1 % of the average)",
-            minimum=0,
-            maximum=1,
-            exclusive_maximum=True,
-        ),
+        _MIN_SHARE,
         Hparam(
             name="shards_per_client",
             default=None,

@@ -132,11 +132,7 @@ def prepare(source: str, data_dir: str) -> prepared.Outcome:
     Raises:
       DataError: If a file is missing or damaged.
     """
-    files = leaf.find(source, "femnist")
-    if not files:
-        raise DataError(f"{source} has no LEAF files (all_data, or train and test); {_ADVICE}")
-    made = leaf.source(files, _ARRAYS, _convert, _ADVICE)
-    return prepared.write(made, data_dir, "femnist", _PUBLISHED)
+    return leaf.prepare("femnist", source, data_dir, _ARRAYS, _convert, _ADVICE, _PUBLISHED)
 
 
 def _convert(x: Sequence[Any], y: Sequence[Any]) -> Mapping[str, np.ndarray]:

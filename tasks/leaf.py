@@ -63,6 +63,35 @@ def source(
     return prepared.Source(arrays, pieces)
 
 
+def prepare(
+    task: str,
+    source_dir: str,
+    data_dir: str,
+    arrays: Mapping[str, prepared.Array],
+    convert: Convert,
+    advice: str,
+    published: Mapping[str, int],
+) -> prepared.Outcome:
+    """Makes a prepared set of LEAF's files, for `tasks.prepare`.
+
+    Args:
+      task: Name of the data set.
+      source_dir: Where LEAF's files are, see `find`.
+      data_dir: Where the set goes.
+      arrays: See `source`, as for the two that follow.
+      convert: See there.
+      advice: See there.
+      published: See `prepared.write`.
+
+    Raises:
+      DataError: If a file is missing or damaged.
+    """
+    files = find(source_dir, task)
+    if not files:
+        raise DataError(f"{source_dir} has no LEAF files (all_data, or train and test); {advice}")
+    return prepared.write(source(files, arrays, convert, advice), data_dir, task, published)
+
+
 def _json_files(folder: str) -> list[str]:
     if not os.path.isdir(folder):
         return []

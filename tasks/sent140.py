@@ -162,11 +162,7 @@ def prepare(source: str, data_dir: str) -> prepared.Outcome:
     Raises:
       DataError: If a file is missing or damaged.
     """
-    files = leaf.find(source, "sent140")
-    if not files:
-        raise DataError(f"{source} has no LEAF files (all_data, or train and test); {_ADVICE}")
-    made = leaf.source(files, _ARRAYS, _convert, _ADVICE)
-    return prepared.write(made, data_dir, "sent140", _PUBLISHED)
+    return leaf.prepare("sent140", source, data_dir, _ARRAYS, _convert, _ADVICE, _PUBLISHED)
 
 
 def split_words(tweet: str) -> list[str]:

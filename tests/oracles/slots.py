@@ -60,7 +60,7 @@ def run_kept(
     problem, batch_orders, cohorts, *, client_lr, server_lr=1.0, optimizer="sgd",
     optimizer_options=None, weighting="examples", dropped=frozenset(),
 ):  # fmt: skip
-    """Runs Lookahead with clients that keep their slots; the states are {client: slots}.
+    """Runs FedAvg or Lookahead with clients that keep their slots; states are {client: slots}.
 
     A dropped client keeps the slots that it had.
     """

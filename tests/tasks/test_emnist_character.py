@@ -10,29 +10,19 @@ import pytest
 import tasks
 from tasks import emnist_character
 from tasks.task import DataError
+from tests.tasks.tffs_files import database, field, varint
 
 _NAME = "emnist_all.sqlite"
 _IDS = ["f1000_11", "f0000_14", "f0999_07"]
 
 
-def _varint(n):
-    out = b""
-    while n > 127:
-        out, n = out + bytes([n % 128 + 128]), n // 128
-    return out + bytes([n])
-
-
-def _field(number, payload):
-    return bytes([number * 8 + 2]) + _varint(len(payload)) + payload
-
-
 def _example(pixels, label):
     """Returns the bytes of a tf.train.Example, written out by hand from its definition."""
-    floats = _field(2, _field(1, struct.pack(f"<{len(pixels)}f", *pixels)))
-    integer = _field(3, _field(1, _varint(label)))
-    entries = _field(1, _field(1, b"label") + _field(2, integer))
-    entries += _field(1, _field(1, b"pixels") + _field(2, floats))
-    return _field(1, entries)
+    floats = field(2, field(1, struct.pack(f"<{len(pixels)}f", *pixels)))
+    integer = field(3, field(1, varint(label)))
+    entries = field(1, field(1, b"label") + field(2, integer))
+    entries += field(1, field(1, b"pixels") + field(2, floats))
+    return field(1, entries)
 
 
 def _pixels(client, example):
@@ -43,20 +33,7 @@ def _pixels(client, example):
 
 def _write(path, make=_example, sizes=(5, 3, 4), announced=None):
     """Writes a file in TFF's schema, its digits-only splits included."""
-    connection = sqlite3.connect(path)
-    connection.executescript("""
-        CREATE TABLE examples (
-            split_name TEXT NOT NULL,
-            client_id TEXT NOT NULL,
-            serialized_example_proto BLOB NOT NULL);
-        CREATE INDEX idx_examples_client_id ON examples (client_id);
-        CREATE INDEX idx_examples_client_id_split ON examples (split_name, client_id);
-        CREATE TABLE client_metadata (
-            client_id TEXT NOT NULL,
-            split_name TEXT NOT NULL,
-            num_examples INTEGER NOT NULL);
-        CREATE INDEX idx_metadata_client_id ON client_metadata (client_id);
-    """)
+    connection = database(path)
     splits = {"all_train": 0, "all_test": 1, "digits_only_train": 0, "digits_only_test": 1}
     for split, is_test in splits.items():
         for client, (name, size) in enumerate(zip(_IDS, sizes, strict=True)):

@@ -1,7 +1,6 @@
 import io
 import lzma
 import pickle
-import sqlite3
 import tarfile
 
 import h5py
@@ -12,6 +11,7 @@ import tensorflow as tf
 import tasks
 from hparams import HparamError
 from tasks.task import DataError
+from tests.tasks.tffs_files import database, field, varint
 
 # Small models, since only data are looked at.
 _SMALL = {"model": "mlp", "num_clients": 4}
@@ -315,43 +315,19 @@ def _tffs_client(part, i):
     return _pixels(n, seed), (np.arange(n) * 7 + i) % 100
 
 
-def _varint(n):
-    out = b""
-    while n > 127:
-        out, n = out + bytes([n % 128 + 128]), n // 128
-    return out + bytes([n])
-
-
-def _field(number, payload):
-    return bytes([number * 8 + 2]) + _varint(len(payload)) + payload
-
-
 def _integers(values):
-    return _field(3, _field(1, b"".join(_varint(int(v)) for v in values)))
+    return field(3, field(1, b"".join(varint(int(v)) for v in values)))
 
 
 def _example(image, label):
     """Returns the bytes of a tf.train.Example, written out by hand from its definition."""
     features = {b"coarse_label": [3], b"image": image.reshape(-1), b"label": [label]}
-    entries = [_field(1, k) + _field(2, _integers(v)) for k, v in sorted(features.items())]
-    return _field(1, b"".join(_field(1, entry) for entry in entries))
+    entries = [field(1, k) + field(2, _integers(v)) for k, v in sorted(features.items())]
+    return field(1, b"".join(field(1, entry) for entry in entries))
 
 
 def _write_sqlite(path, make=_example):
-    connection = sqlite3.connect(path)
-    connection.executescript("""
-        CREATE TABLE examples (
-            split_name TEXT NOT NULL,
-            client_id TEXT NOT NULL,
-            serialized_example_proto BLOB NOT NULL);
-        CREATE INDEX idx_examples_client_id ON examples (client_id);
-        CREATE INDEX idx_examples_client_id_split ON examples (split_name, client_id);
-        CREATE TABLE client_metadata (
-            client_id TEXT NOT NULL,
-            split_name TEXT NOT NULL,
-            num_examples INTEGER NOT NULL);
-        CREATE INDEX idx_metadata_client_id ON client_metadata (client_id);
-    """)
+    connection = database(path)
     for part, ids in _IDS.items():
         for i, client_id in enumerate(ids):
             images, labels = _tffs_client(part, i)

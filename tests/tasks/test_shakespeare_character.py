@@ -1,6 +1,5 @@
 import lzma
 import os
-import sqlite3
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ import tasks
 from hparams import HparamError
 from tasks import losses, models, shakespeare_character, shakespeare_text
 from tasks.task import DataError
+from tests.tasks.tffs_files import database, field
 
 _FILE = "shakespeare.sqlite"
 _SNIPPETS = {
@@ -22,38 +22,14 @@ _TEST = {
 }
 
 
-def _varint(n):
-    out = b""
-    while n > 127:
-        out, n = out + bytes([n % 128 + 128]), n // 128
-    return out + bytes([n])
-
-
-def _field(number, payload):
-    return bytes([number * 8 + 2]) + _varint(len(payload)) + payload
-
-
 def _example(snippet, key=b"snippets"):
     """Returns the bytes of a tf.train.Example, written out by hand from its definition."""
-    feature = _field(1, _field(1, snippet))
-    return _field(1, _field(1, _field(1, key) + _field(2, feature)))
+    feature = field(1, field(1, snippet))
+    return field(1, field(1, field(1, key) + field(2, feature)))
 
 
 def _write(path, make=_example, test=_TEST):
-    connection = sqlite3.connect(path)
-    connection.executescript("""
-        CREATE TABLE examples (
-            split_name TEXT NOT NULL,
-            client_id TEXT NOT NULL,
-            serialized_example_proto BLOB NOT NULL);
-        CREATE INDEX idx_examples_client_id ON examples (client_id);
-        CREATE INDEX idx_examples_client_id_split ON examples (split_name, client_id);
-        CREATE TABLE client_metadata (
-            client_id TEXT NOT NULL,
-            split_name TEXT NOT NULL,
-            num_examples INTEGER NOT NULL);
-        CREATE INDEX idx_metadata_client_id ON client_metadata (client_id);
-    """)
+    connection = database(path)
     for split, snippets in (("train", _SNIPPETS), ("test", test)):
         for client, said in snippets.items():
             rows = [(split, client, make(s)) for s in said]

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tasks
 from tasks import losses, models, prepare, stackoverflow, text
 from tasks.task import DataError
+from tests.tasks.tffs_files import database, field, varint
 
 _FILE = "stackoverflow.sqlite"
 _WORDS = ["the", ".", "a", "is", "how", "c#", "simple-ish", "to", "you're", "sql"]
@@ -34,46 +35,22 @@ _POSTS = {
 }
 
 
-def _varint(n):
-    out = b""
-    while n > 127:
-        out, n = out + bytes([n % 128 + 128]), n // 128
-    return out + bytes([n])
-
-
-def _field(number, payload):
-    return bytes([number * 8 + 2]) + _varint(len(payload)) + payload
-
-
 def _example(post, keys=("tokens", "title", "tags")):
     """Returns the bytes of a tf.train.Example, written out by hand from its definition."""
     features = {
-        key.encode(): _field(1, _field(1, value.encode()))
+        key.encode(): field(1, field(1, value.encode()))
         for key, value in zip(keys, post, strict=True)
     }
-    features[b"creation_date"] = _field(1, _field(1, b"2010-01-08 09:34:05 UTC"))
-    features[b"type"] = _field(1, _field(1, b"answer"))
-    features[b"score"] = _field(3, _field(1, _varint(172)))
-    entries = [_field(1, _field(1, key) + _field(2, f)) for key, f in sorted(features.items())]
-    return _field(1, b"".join(entries))
+    features[b"creation_date"] = field(1, field(1, b"2010-01-08 09:34:05 UTC"))
+    features[b"type"] = field(1, field(1, b"answer"))
+    features[b"score"] = field(3, field(1, varint(172)))
+    entries = [field(1, field(1, key) + field(2, f)) for key, f in sorted(features.items())]
+    return field(1, b"".join(entries))
 
 
 def _write(folder, make=_example, packed=True):
     """Writes TFF's three files."""
-    connection = sqlite3.connect(folder / _FILE)
-    connection.executescript("""
-        CREATE TABLE examples (
-            split_name TEXT NOT NULL,
-            client_id TEXT NOT NULL,
-            serialized_example_proto BLOB NOT NULL);
-        CREATE INDEX idx_examples_client_id ON examples (client_id);
-        CREATE INDEX idx_examples_client_id_split ON examples (split_name, client_id);
-        CREATE TABLE client_metadata (
-            client_id TEXT NOT NULL,
-            split_name TEXT NOT NULL,
-            num_examples INTEGER NOT NULL);
-        CREATE INDEX idx_metadata_client_id ON client_metadata (client_id);
-    """)
+    connection = database(folder / _FILE)
     for split, users in _POSTS.items():
         for user, posts in users.items():
             rows = [(split, user, make(post)) for post in posts]

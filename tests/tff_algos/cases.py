@@ -3,7 +3,7 @@
 A method registered without an entry here fails the tests that walk the registry.
 """
 
-from tests.oracles import client_optimizers, fedopt, kept_momentum
+from tests.oracles import client_optimizers, fedopt, slots
 from tests.tff_algos import cases_fairness, cases_stateful, cases_stateless
 from tests.tff_algos.case import Case
 
@@ -41,8 +41,14 @@ def _moments(name):
 
 def _kept_momentum():
     def oracle(problem, batch_orders, cohorts, dropped=frozenset()):
-        return kept_momentum.run(
-            problem, batch_orders, cohorts, dropped=dropped, client_lr=0.2, momentum=0.6
+        return slots.run_kept(
+            problem,
+            batch_orders,
+            cohorts,
+            dropped=dropped,
+            client_lr=0.2,
+            optimizer="sgdm",
+            optimizer_options={"momentum": 0.6},
         ).weights
 
     settings = {

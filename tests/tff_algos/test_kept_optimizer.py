@@ -5,8 +5,8 @@ import pytest
 
 import tff_algos
 from simulation import runtimes
-from tests.oracles import kept_momentum
 from tests.oracles import problem as problem_lib
+from tests.oracles import slots
 from tests.tff_algos import toy
 from tff_algos import registry
 
@@ -53,7 +53,8 @@ def test_first_visits_are_those_of_a_fresh_optimizer_and_later_ones_are_not(prob
 def test_methods_that_are_fedavg_for_one_client(problem, name, settings):
     cohorts = ((3,), (4,), (3,), (3,), (4,))
     orders = toy.batch_orders(problem, cohorts)
-    want = kept_momentum.run(problem, orders, cohorts, client_lr=0.2, momentum=0.6).weights
+    sgdm = {"optimizer": "sgdm", "optimizer_options": {"momentum": 0.6}}
+    want = slots.run_kept(problem, orders, cohorts, client_lr=0.2, **sgdm).weights
     for state, weights in zip(states_of(problem, name, cohorts, **settings), want, strict=True):
         for got, expected in zip(state.weights, weights, strict=True):
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
