@@ -23,6 +23,7 @@ import tensorflow_federated as tff
 
 from simulation import batched_ops, eager_tensors, tff_context
 from simulation.batched_ops import NotVectorizable
+from tasks import vectorizable
 from tff_algos import client
 from tff_algos import process as process_lib
 from tff_algos.client_data import Batch, ClientData
@@ -370,7 +371,7 @@ def _over_clients(fn: Callable, arguments: Any, stacked: Sequence[bool], num_cli
     def of_one(*arguments):
         return fn(*arguments)
 
-    with client.stacked_clients():
+    with client.stacked_clients(), vectorizable.only():
         traced = tf.function(of_one, autograph=False).get_concrete_function(
             *tf.nest.pack_sequence_as(arguments, specs)
         )

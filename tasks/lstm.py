@@ -8,11 +8,11 @@ one matrix product after the loop. The operations are those that `tf.vectorized_
 operations over a cohort, which Keras's layer does not allow.
 """
 
-import contextlib
-import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import tensorflow as tf
+
+from tasks import vectorizable
 
 # What the written-out pass and cuDNN have in common; these arguments of Keras's layer are settled.
 _SETTLED = {
@@ -29,28 +29,14 @@ _SETTLED = {
     "zero_output_for_mask": False,
 }
 
-_cudnn_allowed = contextvars.ContextVar("cudnn_allowed", default=True)
-
-
-@contextlib.contextmanager
-def without_cudnn() -> Iterator[None]:
-    """Makes the layers called inside keep to the written-out pass on a GPU as well.
-
-    For tracing under `tf.vectorized_map`, to which cuDNN's operations are unknown.
-    """
-    token = _cudnn_allowed.set(False)
-    try:
-        yield
-    finally:
-        _cudnn_allowed.reset(token)
-
 
 class LSTM(tf.keras.layers.LSTM):
     """Keras's LSTM, with equal weights, outputs and gradients, and a faster backward pass on a CPU.
 
     Weights: `kernel` `[inputs, 4 * units]`, `recurrent_kernel` `[units, 4 * units]` and `bias`
     `[4 * units]`, gates in Keras's order (input, forget, cell, output). The state starts at zero.
-    With a GPU in the machine the layer runs Keras's own code, which runs cuDNN's there.
+    With a GPU in the machine, but not over several clients at once, the layer runs Keras's own
+    code, which runs cuDNN's there.
 
     With a mask, sequences must be padded at the end, as cuDNN wants it; otherwise all outputs are
     NaN. Outputs at padding mean nothing (Keras itself repeats the last real output there on a CPU
@@ -90,7 +76,7 @@ class LSTM(tf.keras.layers.LSTM):
         """
         if initial_state is not None:
             raise ValueError("This LSTM starts from zero and takes no initial_state.")
-        if tf.config.list_physical_devices("GPU") and _cudnn_allowed.get():
+        if tf.config.list_physical_devices("GPU") and not vectorizable.required():
             return super().call(inputs, mask=mask, training=training)
         kernel, recurrent_kernel, bias = (
             tf.convert_to_tensor(w)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tasks.lstm import LSTM
 from tasks.pooling import MaxPool2D
+from tasks.sparse_inputs import SparseInputDense
 
 _layers = tf.keras.layers
 _initializers = tf.keras.initializers
@@ -387,5 +388,5 @@ def tag_regression(
     """
     initial = _Initial(init, seed)
     inputs = tf.keras.Input((num_words,))
-    x = _layers.Dense(num_tags, name="logits", **initial(num_words))(inputs)
+    x = SparseInputDense(num_tags, name="logits", **initial(num_words))(inputs)
     return tf.keras.Model(inputs, x, name="tag_regression")

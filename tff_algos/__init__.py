@@ -24,9 +24,12 @@ _LAZY = {
 
 
 def __getattr__(name):
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"tff_algos.{_LAZY[name]}"), name)
-    raise AttributeError(f"module 'tff_algos' has no attribute {name!r}")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'tff_algos' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"tff_algos.{_LAZY[name]}"), name)
+    # Found there from now on: a round asks for `batch_client` once for every client.
+    globals()[name] = value
+    return value
 
 
 __all__ = ["MethodSpec", "RoundPlan", "TRAINING_HPARAMS", "get", "names", "register", *_LAZY]

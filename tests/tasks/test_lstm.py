@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.lstm import LSTM, without_cudnn
+from tasks import vectorizable
+from tasks.lstm import LSTM
 from tff_algos import keras_bridge
 from tff_algos.client_data import Batch
 
@@ -236,6 +237,6 @@ def test_with_a_gpu_kerass_own_code_runs_unless_told_not_to(monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
     np.testing.assert_allclose(layer(_x()), on_cpu, rtol=1e-5, atol=1e-6)
     assert called == [layer]
-    with without_cudnn():
+    with vectorizable.only():
         layer(_x())
     assert called == [layer]
