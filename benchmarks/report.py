@@ -48,6 +48,7 @@ _COLUMNS = {
         "runtime": "runtime",
         "seconds": "s a round",
         "of_fedavg": "time, of fedavg",
+        "processor_of_fedavg": "processor's time, of fedavg",
         "work_of_fedavg": "work, of fedavg",
     },
 }

@@ -20,7 +20,7 @@ from tasks.task import Examples, FederatedData
 # Numbers in the inputs or outputs of a chunk. Activations inside a model are many times more: with
 # 2**20 a convolutional network was no faster than with this and took 400 MB more.
 _CHUNK_NUMBERS = 2**17
-_MIN_CHUNK, _MAX_CHUNK = 32, 1024
+_MIN_CHUNK, _MAX_CHUNK = 32, 2048
 _CACHE_BYTES = 2**30
 
 
@@ -67,8 +67,8 @@ class Evaluator:
         self.model = model
         numbers = max(int(np.prod(model.x_spec.shape[1:])), num_outputs, 1)
         self._chunk = chunk or int(np.clip(_CHUNK_NUMBERS // numbers, _MIN_CHUNK, _MAX_CHUNK))
-        self._forward = self._build_forward()
         self._names: list[str] = []
+        self._forward = self._build_forward()
 
     def prepare(self, data: FederatedData, cache_bytes: int = _CACHE_BYTES) -> "TestSet":
         """Reads examples to evaluate on, once and for all if they fit.
@@ -114,7 +114,7 @@ class Evaluator:
         """Yields what every chunk gives, in order, with a chunk a core under way."""
 
         def forward(x, y, mask, clients):
-            return self._forward(weights, x, y, mask).numpy()[:, :, : len(clients)], clients
+            return self._forward(*weights, x, y, mask).numpy()[:, :, : len(clients)], clients
 
         cores = len(os.sched_getaffinity(0))
         with futures.ThreadPoolExecutor(cores) as pool:
@@ -129,25 +129,20 @@ class Evaluator:
     def _build_forward(self):
         model, chunk = self.model, self._chunk
 
-        def fixed(spec):
-            return tf.TensorSpec([chunk, *spec.shape[1:]], spec.dtype)
-
-        @tf.function(
-            autograph=False,
-            input_signature=[
-                tuple(tf.TensorSpec(w.shape, w.dtype) for w in model.initial_weights),
-                fixed(model.x_spec),
-                fixed(model.y_spec),
-                tf.TensorSpec([chunk], tf.float32),
-            ],
-        )
-        def forward(weights, x, y, mask):
+        def forward(*tensors):
+            *weights, x, y, mask = tensors
             batch = tff_algos.Batch(x, y, mask)
-            metrics = model.forward(weights, batch, False, tf.zeros([2], tf.int32)).metrics
+            metrics = model.forward(tuple(weights), batch, False, tf.zeros([2], tf.int32)).metrics
             self._names = list(metrics)
             return tf.stack([tf.stack(sums) for sums in metrics.values()])
 
-        return forward
+        # Called with tensors one by one: a structure would take longer to bind than a small model
+        # takes for a chunk.
+        return tf.function(forward, autograph=False).get_concrete_function(
+            *(tf.TensorSpec(w.shape, w.dtype) for w in model.initial_weights),
+            *(tf.TensorSpec([chunk, *s.shape[1:]], s.dtype) for s in (model.x_spec, model.y_spec)),
+            tf.TensorSpec([chunk], tf.float32),
+        )
 
 
 def evaluate_each(

@@ -78,14 +78,6 @@ def test_chunks_and_cache_change_nothing(model, data, chunk, monkeypatch):
                 np.testing.assert_array_equal(got.weights[name], want.weights[name])
 
 
-def test_one_graph_however_many_clients(model, data):
-    evaluator = evaluation.Evaluator(model)
-    evaluator(model.initial_weights, evaluator.prepare(data))
-    other = evaluator.prepare(evaluation.OneClient(data.examples(2)))
-    evaluator([w + 1 for w in model.initial_weights], other)
-    assert evaluator._forward.experimental_get_tracing_count() == 1
-
-
 def test_data_is_read_once_if_it_fits(model, data):
     class Counting:
         client_ids, sizes = data.client_ids, data.sizes
