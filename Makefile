@@ -10,6 +10,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/requirements.installed
 GPU_STAMP := $(VENV)/requirements-gpu.installed
 TRACKING_STAMP := $(VENV)/requirements-tracking.installed
+PEERS := fedjax pfl flower
+PEER_VENVS := .venv-peers
+PEER_STAMPS := $(PEERS:%=$(PEER_VENVS)/%/requirements.installed)
 LOCK := .lock
 RUN := $(BIN)/python reproduce.py --paper=adafedadam --item=table5 --setup=synthetic --rows=fedavg,fedadam
 # Wheels only, so that nothing is compiled; jax 0.4.13, which is pure Python, has none.
@@ -33,7 +36,7 @@ FOUND_PYTHON = $(or $(shell $(FIND_PYTHON)),$(error $(strip $(NO_PYTHON))))
 INSTALLED = $(shell cmp -s requirements.txt $(STAMP) && echo yes)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-gpu venv-tracking run run-full test test-long lint lock site clean
+.PHONY: help venv venv-gpu venv-tracking venv-peers run run-full test test-long lint lock site clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -43,6 +46,8 @@ venv: $(STAMP)  ## set up .venv (PYTHON=... names the CPython 3.11 to use)
 venv-gpu: $(GPU_STAMP)  ## set up .venv with the CUDA 11.8 libraries as well
 
 venv-tracking: $(TRACKING_STAMP)  ## set up .venv with Weights & Biases and MLflow as well
+
+venv-peers: $(PEER_STAMPS)  ## set up the speed benchmark's peers, each in .venv-peers/NAME (PEERS=fedjax: only it)
 
 run: venv  ## train FedAvg and FedAdam on synthetic data for 3 minutes beside the paper's numbers
 	$(RUN) --budget=minutes=3
@@ -81,6 +86,17 @@ $(TRACKING_STAMP): requirements-tracking.txt $(STAMP)
 	$(BIN)/python $(INSTALL) -r requirements-tracking.txt
 	@cp requirements-tracking.txt $@.part && mv $@.part $@
 
+$(PEER_STAMPS): $(PEER_VENVS)/%/requirements.installed: benchmarks/peers/requirements-%.txt
+	@if cmp -s $< $@; then touch $@; else \
+	  set -e; \
+	  python='$(if $(shell cmp -s $< $@ && echo yes),,$(FOUND_PYTHON))'; \
+	  echo "Installing $$(grep -c == $<) packages into $(@D); this takes some minutes." >&2; \
+	  "$$python" -m venv --clear $(@D); \
+	  $(@D)/bin/python $(INSTALL) -r $<; \
+	  cp $< $@.part; \
+	  mv $@.part $@; \
+	fi
+
 # TFF's only wheel asks for glibc 2.31 by name, so the platform has to be named too.
 COMPILE = $(LOCK)/bin/uv pip compile --quiet --python $(LOCK)/bin/python --python-version 3.11 \
 	--python-platform x86_64-manylinux_2_31 $(FORMATS) --generate-hashes \
@@ -94,11 +110,14 @@ lock:  ## resolve requirements*.in anew, keeping pins that still fit (LOCK_FLAGS
 	$(COMPILE) --override $(LOCK)/overrides.txt -o requirements.txt requirements.in
 	$(COMPILE) --no-deps -o requirements-gpu.txt requirements-gpu.in
 	$(COMPILE) --constraint requirements.txt -o requirements-tracking.txt requirements-tracking.in
+	for peer in $(PEERS); do \
+	  $(COMPILE) -o benchmarks/peers/requirements-$$peer.txt benchmarks/peers/requirements-$$peer.in || exit; \
+	done
 	rm -rf $(LOCK)
 
 site: venv  ## build the documentation's pages into site/
 	$(BIN)/mkdocs build --strict
 
-clean:  ## remove the virtual environment and caches; results stay
-	rm -rf $(VENV) $(LOCK) .pytest_cache .ruff_cache .hypothesis
+clean:  ## remove the virtual environments and caches; results stay
+	rm -rf $(VENV) $(PEER_VENVS) $(LOCK) .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -14,7 +14,12 @@ from packaging.version import Version
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 _OVERRIDE = "#override "
-_LOCKS = ["requirements.txt", "requirements-gpu.txt", "requirements-tracking.txt"]
+_LOCKS = [
+    "requirements.txt",
+    "requirements-gpu.txt",
+    "requirements-tracking.txt",
+    *(f"benchmarks/peers/requirements-{peer}.txt" for peer in ("fedjax", "pfl", "flower")),
+]
 
 
 def _entries(lock: str) -> list[str]:
