@@ -16,7 +16,7 @@ Sides:
 
 After its first round it writes how many rounds it runs in a turn; for every line it reads, it runs
 that many more and writes the seconds that one took. The driver (`benchmarks.speed`) keeps several
-sides at once and lets them take turns.
+sides at once, the peers in `benchmarks/peers` among them, and lets them take turns.
 """
 
 import contextlib
@@ -24,8 +24,9 @@ import functools
 import os
 import sys
 import tempfile
-import time
 from concurrent import futures
+
+from benchmarks.peers import protocol
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -266,9 +267,7 @@ def _plain_jax_rounds(workload):
 def main() -> None:
     """Runs the side that the command line names until standard input closes."""
     side, name, *rest = sys.argv[1:]
-    # What libraries print must not come between our lines.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+    answers = protocol.take_over_output()
     from benchmarks import workloads
 
     workload = workloads.WORKLOADS[name](rest[0] if rest else None)
@@ -279,14 +278,7 @@ def main() -> None:
     else:
         a_side = {"plain_tf": _plain_tf_rounds, "plain_jax": _plain_jax_rounds}[side](workload)
     with a_side as rounds:
-        done, number = 1, workload.rounds_a_turn
-        rounds(range(done))
-        print(number, file=answers)
-        for _ in sys.stdin:
-            started = time.perf_counter()
-            rounds(range(done, done + number))
-            print((time.perf_counter() - started) / number, file=answers)
-            done += number
+        protocol.serve(rounds, workload.rounds_a_turn, answers)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,18 @@
     python -m benchmarks.speed [--workloads=w1,w4] [--sides=tff,vectorized] [--turns=11]
         [--data_dir=DIR] [--csv=FILE]
 
-Each side (see `benchmarks.side`) is a process of its own. The sides take turns of a few rounds, so
+Each side is a process of its own: ours, TFF's and plain loops (`benchmarks.side`), and the peers
+FedJAX, pfl-research and Flower (`benchmarks/peers`), each in the environment that `make venv-peers`
+makes for it; a peer that has none is left out with a note. The sides take turns of a few rounds, so
 that whatever else the machine does meets all of them; medians and their ratios are printed. Only
 ratios mean anything; on a busy machine, where threads of a side compete with others, those of the
 processor's time mean more than those of the clock. Start-up is the time from starting the process
-to the end of its first round, data included; memory is the largest resident memory of the process
-and its children at the end of a round.
+to the end of its first round, data included, which a peer reads from a file; memory is the largest
+resident memory of the process and its children at the end of a round.
 """
 
 import argparse
+import contextlib
 import os
 import statistics
 import subprocess
@@ -21,9 +24,14 @@ import time
 
 import psutil
 
-from benchmarks import common
+from benchmarks import common, workloads
+from benchmarks.peers import protocol
 from benchmarks.side import SIDES
 
+_HERE = os.path.dirname(os.path.abspath(__file__))
+PEERS = ("fedjax", "pfl", "flower")
+_GRACE_SECONDS = 10  # Until what a side left behind is ended.
+_PEER_VENVS = os.path.join(os.path.dirname(_HERE), ".venv-peers")
 _BASE = "tff_worker"
 # Field of a record → its title.
 _COLUMNS = {
@@ -37,18 +45,34 @@ _COLUMNS = {
 _WORKLOADS = ("w1", "w2", "w3", "w4", "w5", "w6")
 
 
+def _command(side: str, workload: str, data_dir: str | None, folder: str) -> list[str]:
+    """Returns what runs a side; a peer reads the workload from a file in `folder`."""
+    if side not in PEERS:
+        return [sys.executable, "-m", "benchmarks.side", side, workload, *filter(None, [data_dir])]
+    python = os.path.join(_PEER_VENVS, side, "bin", "python")
+    if not os.path.exists(python):
+        raise RuntimeError(f"{side} has no environment: make venv-peers PEERS={side}")
+    path = os.path.join(folder, f"{workload}.npz")
+    if not os.path.exists(path):
+        w = workloads.WORKLOADS[workload](data_dir)
+        numbers = w.batch_size, w.learning_rate, w.rounds_a_turn
+        protocol.write(path, protocol.Work(workload, w.clients, *numbers))
+    return [python, os.path.join(_HERE, "peers", f"{side}_side.py"), path]
+
+
 class _Side:
     """A running side."""
 
-    def __init__(self, side, workload, data_dir):
+    def __init__(self, side, command):
         self.name = side
         self.seconds = []
         self.processor_seconds = []
         self.memory = 0
         self._log = tempfile.TemporaryFile()
+        self._seen = set()
         started = time.perf_counter()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.side", side, workload, *filter(None, [data_dir])],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -62,42 +86,68 @@ class _Side:
         if not line:
             self._log.seek(0)
             tail = self._log.read().decode(errors="replace").strip().splitlines()[-1:]
+            self.close()
             raise RuntimeError(f"{self.name} ended: {' '.join(tail)}")
-        self.memory = max(self.memory, sum(p.memory_info().rss for p in self._tree()))
+        self.memory = max(self.memory, self._sum(lambda p: p.memory_info().rss))
         return line
 
-    def _tree(self):
+    def _sum(self, of):
+        """Adds a number up over the side's processes, those of Flower's Ray among them."""
         process = psutil.Process(self._process.pid)
-        return [process, *process.children(recursive=True)]
+        tree = [process, *process.children(recursive=True)]
+        self._seen.update(tree)
+        total = 0
+        for p in tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += of(p)
+        return total
 
     def _processor_time(self):
-        return sum(sum(p.cpu_times()[:2]) for p in self._tree())
+        # User's and system's, of the process and of its children that have ended.
+        return self._sum(lambda p: sum(p.cpu_times()[:4]))
 
     def take_a_turn(self):
         before = self._processor_time()
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
+        # One that has ended says so in place of its answer.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
         self.seconds.append(float(self._answer()))
         used = self._processor_time() - before
         self.processor_seconds.append(used / self._rounds_a_turn)
 
     def close(self):
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
         self._log.close()
+        _, left = psutil.wait_procs(self._seen, timeout=_GRACE_SECONDS)
+        for p in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                p.kill()
+        psutil.wait_procs(left, timeout=_GRACE_SECONDS)
 
 
 def measure(workload: str, sides: list[str], turns: int, data_dir: str | None) -> list[dict]:
     """Returns a record for each side; one that fails has its reason in place of numbers."""
     running, records = [], []
-    for side in sides:
-        try:
-            running.append(_Side(side, workload, data_dir))
-        except RuntimeError as e:
-            records.append({"workload": workload, "side": side, "note": str(e)})
-    for _ in range(turns):
-        for side in running:
-            side.take_a_turn()
+
+    def failed(side, e):
+        records.append({"workload": workload, "side": side, "note": str(e)})
+
+    with tempfile.TemporaryDirectory() as folder:
+        for side in sides:
+            try:
+                running.append(_Side(side, _command(side, workload, data_dir, folder)))
+            except RuntimeError as e:
+                failed(side, e)
+        for _ in range(turns):
+            for side in list(running):
+                try:
+                    side.take_a_turn()
+                except RuntimeError as e:
+                    running.remove(side)
+                    failed(side.name, e)
     medians = {side.name: statistics.median(side.seconds) for side in running}
     processor = {side.name: statistics.fmean(side.processor_seconds) for side in running}
     for side in running:
@@ -125,7 +175,7 @@ def main() -> None:
     """Runs the benchmark, prints a Markdown table, writes a CSV."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workloads", default=",".join(_WORKLOADS))
-    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--sides", default=",".join((*SIDES, *PEERS)))
     parser.add_argument("--turns", type=int, default=11)
     parser.add_argument("--data_dir", default=None)
     parser.add_argument("--csv", default=None, help="file to write the records to")
