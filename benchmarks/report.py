@@ -12,6 +12,7 @@ import glob
 import os
 
 from benchmarks import common
+from benchmarks.speed import PEERS
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _TITLES = {
@@ -89,6 +90,9 @@ def _speed(records: list[dict]) -> str:
         "memory_mib": "memory, MiB",
     }
     lines = [_measured(records)]
+    measured = {r["side"] for r in records if r.get("seconds")}
+    if absent := [peer for peer in PEERS if peer not in measured]:
+        lines += ["", f"Not measured yet: {', '.join(absent)}."]
     for name, title in _TITLES.items():
         own = [r for r in records if r["workload"] == name]
         if own:
