@@ -78,17 +78,15 @@ def run(name, task, flags, runtime, folder, **changed):
 def assert_near(got, want):
     """Weights, all else the server keeps, and the last row's loss agree to float tolerance.
 
-    An adaptive method divides by the root of a second moment, so a coordinate whose gradient is
-    itself of the size of rounding errors may differ by up to a step of the server (0.01 here). Such
-    are fewer than one in a thousand.
+    Each tensor by its length, since single coordinates may differ by more: those whose gradient is
+    of the size of rounding errors under an adaptive method, which divides by its moment, and those
+    behind a maximum between two numbers that rounding tells apart.
     """
     newest = [checkpoints.load_newest(str(f / "checkpoints"))[0] for f in (got, want)]
     assert newest[0].round_num == newest[1].round_num > 0
     for a, b in zip(newest[0].leaves, newest[1].leaves, strict=True):
-        largest = max(1.0, np.abs(b).max(initial=0))
-        apart = ~np.isclose(a, b, rtol=1e-3, atol=1e-4 * largest)
-        assert np.sum(apart) < 1e-3 * max(1, apart.size)
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-2 * largest)
+        assert a.shape == b.shape
+        assert np.linalg.norm(a - b) <= 1e-3 * max(1.0, np.linalg.norm(b))
     losses = []
     for folder in (got, want):
         with open(folder / "metrics.csv", newline="") as f:
