@@ -180,7 +180,8 @@ def _how(setup, rows) -> str:
     path = f"{setup.item}/{setup.name}"
     told = [f"[results.csv]({path}/results.csv), [runs.csv]({path}/runs.csv)."]
     for name, label in (("data", "Data"), ("device", "Machine"), ("commit", "Commit")):
-        values = dict.fromkeys(r[name] for r in rows if r.get(name))
+        # A row whose runs differ in it holds all of them.
+        values = dict.fromkeys(v for r in rows for v in (r.get(name) or "").split("; ") if v)
         if values:
             told.append(f"{label}: {'; '.join(values)}.")
     return " ".join(told)
