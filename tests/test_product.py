@@ -86,6 +86,7 @@ def assert_near(got, want):
     assert newest[0].round_num == newest[1].round_num > 0
     for a, b in zip(newest[0].leaves, newest[1].leaves, strict=True):
         assert a.shape == b.shape
+        a, b = (np.asarray(v, np.float64) for v in (a, b))
         assert np.linalg.norm(a - b) <= 1e-3 * max(1.0, np.linalg.norm(b))
     losses = []
     for folder in (got, want):
