@@ -22,9 +22,6 @@ from typing import NamedTuple
 
 import filelock
 
-import tasks
-import tff_algos
-from hparams import Value
 from reproduction import board, storage
 from reproduction.items import REPO, ReproduceError, Run
 from simulation import experiment_flags, outputs
@@ -86,23 +83,12 @@ def is_done(run: Run) -> bool:
         return False
     fixed = request.in_force.keys() - experiment_flags.MAY_CHANGE - {"runtime"}
     # A setting that is younger than the run was at what is its default now.
-    recorded = {**_defaults(request), **recorded}
+    recorded = {**request.defaults, **recorded}
     return bool(
         summary.get("finished")
         and summary["rounds"] >= run.rounds
         and all(recorded[flag] == request.in_force[flag] for flag in fixed)
     )
-
-
-def _defaults(request) -> dict[str, Value]:
-    """Returns flag → default of everything that a request has in force."""
-    owners = (
-        ("run", experiment_flags.RUN_HPARAMS),
-        ("training", tff_algos.TRAINING_HPARAMS),
-        (request.run["algorithm"], tff_algos.get(request.run["algorithm"]).hparams),
-        (request.run["task"], tasks.get(request.run["task"]).hparams),
-    )
-    return {h.flag_name(owner): h.default for owner, declared in owners for h in declared}
 
 
 def execute(

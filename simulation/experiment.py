@@ -48,7 +48,9 @@ def run(request: experiment_flags.Request, command: Sequence[str]) -> int:
     name = settings["experiment_name"]
     with outputs.ExperimentFolder(settings["root_output_dir"], name) as folder:
         request = _settled(request, folder)
-        checkpoint, damaged = folder.resume_point(request.in_force, experiment_flags.MAY_CHANGE)
+        checkpoint, damaged = folder.resume_point(
+            request.in_force, experiment_flags.MAY_CHANGE, request.defaults
+        )
         finished = folder.finished_rounds()
         total_rounds = settings["total_rounds"]
         done = max(finished, checkpoint.round_num if checkpoint else 0)

@@ -217,6 +217,7 @@ class Request:
       method: All of the method's own settings, by name.
       task: All of the task's settings, by name.
       in_force: Every setting that has an effect, by name of its flag.
+      defaults: Defaults of these and of all others that the method and the task have, likewise.
     """
 
     run: Mapping[str, Value]
@@ -224,6 +225,7 @@ class Request:
     method: Mapping[str, Value]
     task: Mapping[str, Value]
     in_force: Mapping[str, Value]
+    defaults: Mapping[str, Value]
 
 
 class HelpRequested(Exception):  # noqa: N818  (not an error)
@@ -447,7 +449,14 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
     in_force = {**run, **_training_in_force(training)}
     in_force |= {h.flag_name(method_spec.name): method[h.name] for h in method_spec.hparams}
     in_force |= {h.flag_name(task_spec.name): task[h.name] for h in task_spec.hparams}
-    return Request(run, given_training, method, task, in_force)
+    owners = (
+        ("run", RUN_HPARAMS),
+        ("training", tff_algos.TRAINING_HPARAMS),
+        (method_spec.name, method_spec.hparams),
+        (task_spec.name, task_spec.hparams),
+    )
+    defaults = {h.flag_name(owner): h.default for owner, declared in owners for h in declared}
+    return Request(run, given_training, method, task, in_force, defaults)
 
 
 def _check_epochs(given, run, method_spec, method):

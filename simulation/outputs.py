@@ -72,13 +72,18 @@ class ExperimentFolder:
         self._lock.release()
 
     def resume_point(
-        self, settings: Mapping[str, Any], may_change: Iterable[str]
+        self,
+        settings: Mapping[str, Any],
+        may_change: Iterable[str],
+        defaults: Mapping[str, Any],
     ) -> tuple[checkpoints.Checkpoint | None, list[str]]:
         """Finds what to go on from.
 
         Args:
           settings: Settings in force, by flag.
           may_change: Flags in which a resumed run may differ.
+          defaults: Flag → default. A flag that the run did not record is younger than the run,
+            which did what the default does.
 
         Returns:
           The newest whole checkpoint, `None` if the run has none yet, and the paths of newer ones
@@ -98,7 +103,8 @@ class ExperimentFolder:
             )
         for found in (recorded and recorded["flags"], checkpoint and checkpoint.settings):
             if found is not None:
-                self._compare(found, settings, frozenset(may_change))
+                young = {k: defaults[k] for k in settings if k in defaults}
+                self._compare({**young, **found}, settings, frozenset(may_change))
         if checkpoint is None and any(int(row[ROUND]) > 0 for row in rows):
             raise RunError(
                 f"{self.path} holds rounds in metrics.csv but no checkpoint to go on from; choose "

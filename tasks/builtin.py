@@ -223,6 +223,17 @@ register(
                 exclusive_maximum=True,
             ),
             _partition_seed("the partition and of the clients' train/test splits"),
+            Hparam(
+                name="pixels",
+                default="unit",
+                type=str,
+                choices=("unit", "standardized"),
+                help=(
+                    "unit: in [0, 1]; standardized: less the training images' mean, 0.2860, over "
+                    "their standard deviation, 0.3530, as PyTorch programs often have them."
+                ),
+                source="choice; neither FedCAda nor AdaFed says",
+            ),
             _init("torch", "FedCAda and AdaFed (PyTorch)"),
         ),
     )

@@ -35,6 +35,8 @@ _FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
+# Of all pixels of the 60,000 training images, in [0, 1].
+_MEAN, _DEVIATION = 0.2860, 0.3530
 _ADVICE = (
     "get the four idx files from https://github.com/zalandoresearch/fashion-mnist and set "
     "--data_dir to their folder, or to the one above it if it is called fashion_mnist"
@@ -55,6 +57,7 @@ def load(
     shards_per_client: int | None,
     test_fraction: float | None,
     partition_seed: int | None,
+    pixels: str,
     init: str,
 ) -> Task:
     """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
@@ -62,8 +65,8 @@ def load(
     The training set is dealt to the clients, each client's share is split into its own train and
     test, and the official test set is the central test. With `partition=class` a client has its
     class's official training images to train on and its official test images as its test, labels
-    number the clients' classes, and an accuracy of each class is added. Pixels are float32 in
-    [0, 1].
+    number the clients' classes, and an accuracy of each class is added. Pixels are float32, see
+    `pixels`.
 
     Raises:
       HparamError: If a setting does not go with the partition, or the partition is impossible.
@@ -97,6 +100,7 @@ def load(
     )
     num_clients, test_fraction = dealt["num_clients"], dealt["test_fraction"]
     partition_seed = seed if partition_seed is None else partition_seed
+    scale = _unit if pixels == "unit" else _standardized
     if use_synthetic_data:
         num_examples = 100 * (num_clients or _NUM_CLASSES)
         images, labels = generated.grey_images(num_examples, _NUM_CLASSES, seed=0)
@@ -110,8 +114,8 @@ def load(
     if partition == "class":
         client_ids = of_classes["classes"].split(",")
         chosen = [_number_of(name) for name in client_ids]
-        train = _one_class_each(images, labels, chosen, client_ids)
-        test = _one_class_each(test_images, test_labels, chosen, client_ids)
+        train = _one_class_each(images, labels, chosen, client_ids, scale)
+        test = _one_class_each(test_images, test_labels, chosen, client_ids, scale)
         own = [test.examples(k) for k in range(len(client_ids))]
         central_test = Examples(*(np.concatenate(arrays) for arrays in zip(*own, strict=True)))
         for i, name in enumerate(client_ids):
@@ -120,9 +124,9 @@ def load(
         client_ids = [str(i) for i in range(num_clients)]
         parts = _parts(labels, partition, num_clients, dirichlet, of_shards, partition_seed)
         train_rows, test_rows = partitions.split_train_test(parts, test_fraction, partition_seed)
-        train = ArrayFederatedData(images, labels, train_rows, client_ids, _scale)
-        test = ArrayFederatedData(images, labels, test_rows, client_ids, _scale)
-        central_test = Examples(_scale(test_images), test_labels)
+        train = ArrayFederatedData(images, labels, train_rows, client_ids, scale)
+        test = ArrayFederatedData(images, labels, test_rows, client_ids, scale)
+        central_test = Examples(scale(test_images), test_labels)
     return Task(
         name="fashion_mnist",
         train=train,
@@ -143,6 +147,7 @@ def load(
             **dirichlet,
             **of_shards,
             "partition_seed": partition_seed,
+            "pixels": pixels,
             "init": init,
         },
     )
@@ -164,12 +169,12 @@ def _parts(labels, partition, num_clients, dirichlet, of_shards, seed) -> list[n
     )
 
 
-def _one_class_each(images, labels, classes, client_ids) -> ArrayFederatedData:
+def _one_class_each(images, labels, classes, client_ids, scale) -> ArrayFederatedData:
     """Returns clients of one class each, whose labels are the clients' places."""
     rows = partitions.one_class_each(labels, classes)
     places = np.full(_NUM_CLASSES, -1, np.int32)
     places[classes] = np.arange(len(classes))
-    return ArrayFederatedData(images, places[labels], rows, client_ids, _scale)
+    return ArrayFederatedData(images, places[labels], rows, client_ids, scale)
 
 
 def _number_of(name: str) -> int:
@@ -180,9 +185,14 @@ def _number_of(name: str) -> int:
     return _CLASSES.index(name)
 
 
-def _scale(images: np.ndarray) -> np.ndarray:
+def _unit(images: np.ndarray) -> np.ndarray:
     """Returns float32 pixels in [0, 1] from bytes."""
     return images / np.float32(255)
+
+
+def _standardized(images: np.ndarray) -> np.ndarray:
+    """Returns float32 pixels from bytes, of mean 0 and deviation 1 over the training images."""
+    return (_unit(images) - np.float32(_MEAN)) / np.float32(_DEVIATION)
 
 
 def _paths(data_dir: str | None) -> list[str]:

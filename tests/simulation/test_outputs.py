@@ -130,9 +130,9 @@ def test_json_has_null_for_what_is_not_finite(tmp_path):
     }
 
 
-def open_folder(root, settings=SETTINGS, may_change=("total_rounds",)):
+def open_folder(root, settings=SETTINGS, may_change=("total_rounds",), defaults=None):
     with outputs.ExperimentFolder(str(root), "x") as folder:
-        return folder.resume_point(settings, may_change)
+        return folder.resume_point(settings, may_change, defaults or {})
 
 
 def recorded(root, flags=SETTINGS, round_num=None):
@@ -160,6 +160,14 @@ def test_all_differing_flags_are_named(tmp_path):
     assert "--seed was 1, is 2" in str(e.value)
     assert "--fedadam_tau was absent, is 0.1" in str(e.value)
     assert "--task" not in str(e.value) and "--total_rounds" not in str(e.value)
+
+
+def test_a_flag_younger_than_the_run_was_at_its_default(tmp_path):
+    recorded(tmp_path, round_num=3)
+    defaults = {"fedadam_tau": 0.1, "of_another_method": 1}
+    assert open_folder(tmp_path, {**SETTINGS, "fedadam_tau": 0.1}, defaults=defaults)[0]
+    with pytest.raises(RunError, match="--fedadam_tau was 0.1, is 0.2"):
+        open_folder(tmp_path, {**SETTINGS, "fedadam_tau": 0.2}, defaults=defaults)
 
 
 def test_checkpoint_of_another_experiment_beside_our_hparams(tmp_path):

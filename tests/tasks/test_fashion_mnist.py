@@ -105,6 +105,31 @@ def test_the_three_classes_of_afl(data_dir):
     assert task.keras_model_fn(0).count_params() == 197_803
 
 
+def test_standardized_pixels(tmp_path):
+    _write_set(tmp_path)
+    for partition in ("iid", "class"):
+        unit, standardized = (
+            tasks.load(
+                "fashion_mnist", data_dir=str(tmp_path), seed=1, partition=partition, pixels=pixels
+            )
+            for pixels in ("unit", "standardized")
+        )
+        for of in (lambda t: t.train.examples(0), lambda t: t.central_test):
+            want = (of(unit).x.astype(np.float64) - 0.2860) / 0.3530
+            np.testing.assert_allclose(of(standardized).x, want, rtol=1e-5, atol=1e-6)
+            assert of(standardized).x.dtype == np.float32
+
+
+def test_the_mean_and_deviation_are_those_of_the_training_images(data_dir):
+    task = tasks.load(
+        "fashion_mnist", data_dir=str(data_dir), seed=1, partition="iid", test_fraction=0.0
+    )
+    x = np.concatenate([task.train.examples(k).x for k in range(len(task.train.client_ids))])
+    assert len(x) == 60_000
+    assert x.mean(dtype=np.float64) == pytest.approx(0.2860, abs=5e-5)
+    assert x.std(dtype=np.float64) == pytest.approx(0.3530, abs=5e-5)
+
+
 @pytest.mark.parametrize(
     "settings, named",
     [
