@@ -75,19 +75,23 @@ def run(name, task, flags, runtime, folder, **changed):
     return folder / "run"
 
 
-def assert_near(got, want):
-    """Weights, all else the server keeps, and the last row's loss agree to float tolerance.
+def assert_near(got, want, before):
+    """Weights, all else the server keeps, and the last row's loss agree.
 
-    Each tensor by its length, since single coordinates may differ by more: those whose gradient is
-    of the size of rounding errors under an adaptive method, which divides by its moment, and those
-    behind a maximum between two numbers that rounding tells apart.
+    Each tensor by its length and on the scale of its change in the rounds since `before`, leaves of
+    an earlier checkpoint, since rounding errors may be magnified: a coordinate whose gradient is of
+    their size may differ by a step under an adaptive method; a ReLU or a maximum whose argument is
+    zero up to rounding takes a unit's gradient with it, and from starts that differ by 1e-7 `tff`
+    itself ends in clusters 10 % of a round's change apart. Other data, draws or mathematics differ
+    by all of it.
     """
     newest = [checkpoints.load_newest(str(f / "checkpoints"))[0] for f in (got, want)]
     assert newest[0].round_num == newest[1].round_num > 0
-    for a, b in zip(newest[0].leaves, newest[1].leaves, strict=True):
-        assert a.shape == b.shape
-        a, b = (np.asarray(v, np.float64) for v in (a, b))
-        assert np.linalg.norm(a - b) <= 1e-3 * max(1.0, np.linalg.norm(b))
+    for leaves in zip(newest[0].leaves, newest[1].leaves, before, strict=True):
+        assert leaves[0].shape == leaves[1].shape
+        a, b, start = (np.asarray(leaf, np.float64) for leaf in leaves)
+        change = np.linalg.norm(b - start)
+        assert np.linalg.norm(a - b) <= change / 4 + 1e-4 * max(1.0, np.linalg.norm(b))
     losses = []
     for folder in (got, want):
         with open(folder / "metrics.csv", newline="") as f:
@@ -107,9 +111,10 @@ def test_a_method_on_a_task(name, task, data_flags, tmp_path):
     assert all(np.all(np.isfinite(leaf)) for leaf in start.leaves if leaf.dtype.kind == "f")
 
     stopped = run(name, task, data_flags, "tff", tmp_path / "stopped", max_minutes="1e-6")
-    done = checkpoints.rounds(str(stopped / "checkpoints"))
-    assert done[-1] < int(OF_METHODS.get(name, {}).get("total_rounds", 2))
+    early = checkpoints.load_newest(str(stopped / "checkpoints"))[0]
+    assert early.round_num < int(OF_METHODS.get(name, {}).get("total_rounds", 2))
     assert_same_run(run(name, task, data_flags, "tff", tmp_path / "stopped"), whole)
 
     for runtime in ("native",) if tff_algos.get(name).staged else ("native", "vectorized"):
-        assert_near(run(name, task, data_flags, runtime, tmp_path / runtime), whole)
+        ended = run(name, task, data_flags, runtime, tmp_path / runtime)
+        assert_near(ended, whole, early.leaves)
