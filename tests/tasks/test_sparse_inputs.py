@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks import vectorizable
+import tff_algos
+from simulation import runtimes
+from tasks import losses, models, vectorizable
 from tasks.sparse_inputs import SparseInputDense
 
 
@@ -56,3 +58,37 @@ def test_kerass_code_over_several_clients_and_on_a_gpu(monkeypatch):
         assert {"MatMul"} == operations() & {"MatMul", "SparseTensorDenseMatMul"}
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
     assert {"MatMul"} == operations() & {"MatMul", "SparseTensorDenseMatMul"}
+
+
+def test_a_cohort_at_once_as_client_by_client():
+    """Finding the places that are not zero has no form over several clients."""
+    rng = np.random.default_rng(3)
+    clients = [
+        tff_algos.batch_client(
+            (rng.random((n, 12)) * (rng.random((n, 12)) < 0.2)).astype(np.float32),
+            (rng.random((n, 3)) < 0.3).astype(np.float32),
+            batch_size=2,
+        )
+        for n in (5, 2, 4)
+    ]
+    process = tff_algos.build(
+        "fedavg",
+        tff_algos.from_keras(
+            models.tag_regression(0, num_words=12, num_tags=3),
+            loss=losses.binary_cross_entropy,
+            y_spec=tf.TensorSpec([None, 3]),
+            loss_reduction="sum",
+        ),
+        client_learning_rate=0.5,
+    )
+    after = []
+    for runtime in ("tff", "vectorized"):
+        with runtimes.installed(runtime):
+            bound = runtimes.bind(process)
+            state = bound.initialize()
+            for _ in range(2):
+                state = bound.next(state, clients).state
+            after.append(bound.get_model_weights(state).trainable)
+    for a, b, start in zip(*after, process.model.initial_weights, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        assert np.max(np.abs(a - start)) > 1e-2
