@@ -34,7 +34,7 @@ def draw(
     chosen: Mapping[str, Mapping[str, Any]],
     folder: pathlib.Path,
 ) -> list[str]:
-    """Draws the set-up's figures from the chosen points of its rows.
+    """Draws the set-up's figures from the chosen points of its rows, in place of older ones.
 
     Args:
       setup: The set-up.
@@ -47,6 +47,8 @@ def draw(
     """
     begun = [r for r in runs if r.point == chosen[r.row] and results.read_metrics(r)]
     ended = [r for r in begun if results.read_summary(r)]
+    for old in (path for kind in KINDS for path in folder.glob(f"{kind}*.p[dn][fg]")):
+        old.unlink(missing_ok=True)
     paths = []
     for i, wanted in enumerate(setup.figures):
         make = KINDS[wanted["kind"]]

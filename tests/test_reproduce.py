@@ -226,7 +226,10 @@ def test_figures_are_drawn(runs, tmp_path, wanted):
         (run.folder / "client_metrics.csv").write_text(
             "client_id,train_examples,test_examples,accuracy\n0,1,1,0.5\n1,1,1,0.7\n"
         )
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "plots" / "density_7.png").touch()
     paths = drawing.draw(setup, runs, results.choose(runs, setup), tmp_path / "plots")
+    assert not (tmp_path / "plots" / "density_7.png").exists(), "of figures asked for before"
     assert [pathlib.Path(path).suffix for path in paths] == [".png", ".pdf"]
     for path, start in zip(paths, (b"\x89PNG", b"%PDF"), strict=True):
         assert pathlib.Path(path).read_bytes()[:4] == start
