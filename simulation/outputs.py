@@ -101,9 +101,9 @@ class ExperimentFolder:
                 f"{self.path} holds results but no hparams.json, so they cannot be told from "
                 "another experiment's; choose another --experiment_name."
             )
+        young = {k: defaults[k] for k in settings if k in defaults}
         for found in (recorded and recorded["flags"], checkpoint and checkpoint.settings):
             if found is not None:
-                young = {k: defaults[k] for k in settings if k in defaults}
                 self._compare({**young, **found}, settings, frozenset(may_change))
         if checkpoint is None and any(int(row[ROUND]) > 0 for row in rows):
             raise RunError(

@@ -4,15 +4,7 @@ import tensorflow as tf
 
 from simulation import batched_ops
 from tasks.pooling import MaxPool2D
-
-
-def _value_and_gradient(layer, x):
-    x = tf.convert_to_tensor(x)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = layer(x)
-        scalar = tf.reduce_sum(tf.sin(tf.reshape(tf.range(tf.size(y), dtype=x.dtype), y.shape)) * y)
-    return y, tape.gradient(scalar, x)
+from tests.tasks.gradients import value_and_gradients
 
 
 @pytest.mark.parametrize("pool_size", [2, (3, 2)], ids=str)
@@ -22,8 +14,8 @@ def test_value_and_gradient_are_kerass(pool_size, values):
     x = rng.normal(size=(3, 7, 8, 5)).astype(np.float32)
     if values == "ties":
         x = np.maximum(np.round(x), 0)
-    ours = _value_and_gradient(MaxPool2D(pool_size), x)
-    keras = _value_and_gradient(tf.keras.layers.MaxPool2D(pool_size), x)
+    ours = value_and_gradients(MaxPool2D(pool_size), x)
+    keras = value_and_gradients(tf.keras.layers.MaxPool2D(pool_size), x)
     for a, b in zip(ours, keras, strict=True):
         assert a.shape == b.shape and np.any(b)
         np.testing.assert_array_equal(a, b)

@@ -6,6 +6,7 @@ import tff_algos
 from simulation import runtimes
 from tasks import losses, models, vectorizable
 from tasks.sparse_inputs import SparseInputDense
+from tests.tasks.gradients import value_and_gradients
 
 
 def _layers(**kwargs):
@@ -27,20 +28,11 @@ def _inputs(share):
     return x.astype(np.float32)
 
 
-def _value_and_gradients(layer, x):
-    x = tf.convert_to_tensor(x)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = layer(x)
-        scalar = tf.reduce_sum(tf.sin(tf.reshape(tf.range(tf.size(y), dtype=y.dtype), y.shape)) * y)
-    return [y, *tape.gradient(scalar, [x, *layer.trainable_weights])]
-
-
 @pytest.mark.parametrize("share", [0, 0.1, 1])
 @pytest.mark.parametrize("kwargs", [{}, {"use_bias": False, "activation": "tanh"}], ids=str)
 def test_value_and_gradients_are_kerass(kwargs, share):
     x = _inputs(share)
-    for a, b in zip(*(_value_and_gradients(layer, x) for layer in _layers(**kwargs)), strict=True):
+    for a, b in zip(*(value_and_gradients(layer, x) for layer in _layers(**kwargs)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
