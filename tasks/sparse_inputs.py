@@ -1,8 +1,8 @@
 """A dense layer for inputs that are mostly zeros, as bags of words are, held as dense arrays.
 
-The products with a batch of them, forward and backward, skip the zeros: with 30 words of 10,000 a
-step of the tag regression takes an eighth of the time. Beyond one number in ten, skipping takes
-longer than multiplying.
+The products with a batch of them, forward and backward, skip the zeros: a round of the tag
+regression with 30 words of 10,000 takes half the time (W2 of `benchmarks.speed`). Where one number
+in ten or more is not zero, a plain dense layer is faster.
 """
 
 import tensorflow as tf

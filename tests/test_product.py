@@ -82,8 +82,8 @@ def assert_near(got, want, before):
     an earlier checkpoint, since rounding errors may be magnified: a coordinate whose gradient is of
     their size may differ by a step under an adaptive method; a ReLU or a maximum whose argument is
     zero up to rounding takes a unit's gradient with it, and from starts that differ by 1e-7 `tff`
-    itself ends in clusters 10 % of a round's change apart. Other data, draws or mathematics differ
-    by all of it.
+    itself ends in clusters up to a quarter of a round's change apart. Other data, draws or
+    mathematics differ by all of it.
     """
     newest = [checkpoints.load_newest(str(f / "checkpoints"))[0] for f in (got, want)]
     assert newest[0].round_num == newest[1].round_num > 0
