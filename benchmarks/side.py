@@ -38,17 +38,15 @@ def batched_cohort(workload, round_index):
     """Returns the data of a workload's clients in a round."""
     import tff_algos
 
-    return [
-        tff_algos.batch_client(
-            x,
-            y,
-            batch_size=workload.batch_size,
-            order_seed=(round_index, k),
-            dropout_seed=(round_index, k),
-            index=k,
-        )
-        for k, (x, y) in enumerate(workload.clients)
-    ]
+    clients = range(len(workload.clients))
+    seeds = [(round_index, k) for k in clients]
+    return tff_algos.batch_cohort(
+        workload.clients,
+        batch_size=workload.batch_size,
+        order_seeds=seeds,
+        dropout_seeds=seeds,
+        indices=clients,
+    )
 
 
 def pure_model(workload):

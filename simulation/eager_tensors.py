@@ -8,6 +8,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
+from tff_algos.client_data import Gathered
+
 # TensorFlow takes over an array's memory if it starts at a multiple of this, and else copies it.
 _ALIGNMENT = 64
 # Below, two copies are cheaper than the arithmetic that saves one.
@@ -43,10 +45,14 @@ def adopt(array: np.ndarray) -> tf.Tensor:
     return lean(ops.EagerTensor(array, None, None))
 
 
-def copy_of(array: np.ndarray) -> tf.Tensor:
+def copy_of(array: np.ndarray | Gathered) -> tf.Tensor:
     """Returns a copy of an array as an eager tensor, numbers in the host's memory."""
     if array.dtype.kind not in _NUMBERS:
-        return lean(tf.constant(array))
+        return lean(tf.constant(np.asarray(array)))
+    if isinstance(array, Gathered):
+        copy = empty(array.shape, array.dtype)
+        array.into(copy)
+        return adopt(copy)
     if array.nbytes < _SMALL_BYTES:
         return adopt(array.copy())
     copy = empty(array.shape, array.dtype)

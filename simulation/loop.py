@@ -38,26 +38,18 @@ def cohort_data(
       round_index: Round, from 0.
 
     Returns:
-      The data of each client of the cohort.
+      The data of each client of the cohort, see `tff_algos.batch_cohort`.
     """
     everyone = np.arange(len(train.client_ids))
     limit = settings["max_elements_per_client"]
     if plan.cohort == "pooled":
-        return [batched(_pooled(train, limit), plan, settings, round_index, 0, True)]
+        return batched([_pooled(train, limit)], plan, settings, round_index, [0])
     drawn = cohort(len(everyone), plan, settings, round_index)
     taking_part = everyone if plan.losses == "all" else drawn
     participates = np.isin(taking_part, drawn)
-    return [
-        batched(
-            training_examples(train, limit, int(client)),
-            plan,
-            settings,
-            round_index,
-            int(client),
-            bool(trains),
-        )
-        for client, trains in zip(taking_part, participates, strict=True)
-    ]
+    clients = taking_part.tolist()
+    examples = [training_examples(train, limit, client) for client in clients]
+    return batched(examples, plan, settings, round_index, clients, participates.tolist())
 
 
 def cohort(
@@ -95,41 +87,45 @@ def _pooled(train: FederatedData, max_elements: int | None) -> Examples:
 
 
 def batched(
-    examples: Examples,
+    examples: Sequence[Examples],
     plan: RoundPlan,
     settings: Mapping[str, Any],
     round_index: int,
-    client: int,
-    participates: bool = True,
-) -> "tff_algos.ClientData":
-    """Batches a client's examples for a round, as a pure function.
+    clients: Sequence[int],
+    participates: Sequence[bool] | None = None,
+) -> list["tff_algos.ClientData"]:
+    """Batches clients' examples for a round, as a pure function.
 
     Args:
-      examples: The examples.
+      examples: The examples of each.
       plan: What the method asks for in this round.
       settings: The run's settings.
       round_index: Round, from 0.
-      client: Place of the client among all training clients.
-      participates: Whether it trains, and is not only asked for its loss.
+      clients: Place of each client among all training clients.
+      participates: Whether each client trains, and is not only asked for its loss; all do if that
+        is `None`.
+
+    Returns:
+      The data of each client, see `tff_algos.batch_cohort`.
     """
-    epochs = settings["client_epochs_per_round"]
-    if not participates:
-        epochs = 1
-    elif settings["client_epochs_distribution"] == "uniform_1_3":
-        epochs = randomness.epochs(settings["seed"], round_index, client, 1, 3)
+    seed = settings["seed"]
+    if participates is None:
+        participates = [True] * len(clients)
+    epochs = [settings["client_epochs_per_round"]] * len(clients)
+    if settings["client_epochs_distribution"] == "uniform_1_3":
+        epochs = [randomness.epochs(seed, round_index, client, 1, 3) for client in clients]
     # Rounds that share a series of epochs share what their orders are drawn from.
     order_of = round_index if plan.first_step is None else 0
-    return tff_algos.batch_client(
-        examples.x,
-        examples.y,
+    return tff_algos.batch_cohort(
+        examples,
         batch_size=settings["client_batch_size"],
-        epochs=epochs,
+        epochs=[e if trains else 1 for e, trains in zip(epochs, participates, strict=True)],
         steps=plan.local_steps,
         first_step=plan.first_step or 0,
         full_batch=plan.batches == "full_batch",
-        order_seed=randomness.order_seed(settings["seed"], order_of, client),
-        dropout_seed=randomness.dropout_seed(settings["seed"], round_index, client),
-        index=client,
+        order_seeds=[randomness.order_seed(seed, order_of, client) for client in clients],
+        dropout_seeds=[randomness.dropout_seed(seed, round_index, client) for client in clients],
+        indices=clients,
         participates=participates,
     )
 

@@ -38,6 +38,9 @@ CHOICES = ("auto", *RUNTIMES)
 # each client.
 MAX_VECTORIZED_PARAMETERS = 100_000
 
+# In glibc's malloc.h.
+_M_ARENA_MAX = -8
+
 
 @contextlib.contextmanager
 def installed(name: str, num_threads: int | None = None):
@@ -122,8 +125,18 @@ def bind(process: Any) -> Bound:
     initialize = process.initialize
     if isinstance(current, tff_context.InProcessContext) and method is not None:
         initialize = functools.partial(_initialize, method)
-    prepare = getattr(process, "prepare", lambda clients: clients)
+    if isinstance(current, tff_context.InProcessContext):
+        prepare = getattr(process, "prepare", lambda clients: clients)
+    else:
+        # TFF knows arrays only.
+        prepare = _prepare_arrays
     return Bound(initialize, process.next, process.get_model_weights, prepare)
+
+
+def _prepare_arrays(clients):
+    from tff_algos import client_data
+
+    return list(map(client_data.arrays, clients))
 
 
 def _initialize(method):
@@ -179,10 +192,16 @@ def configure_threads() -> None:
 
     Clients run on a thread a core, so threads inside operations only compete with them (a round of
     ten clients of a small CNN takes twice as long), and with one the result of an operation does
-    not depend on the number of cores. With a GPU, or once TensorFlow has started, nothing changes.
+    not depend on the number of cores. With a GPU, or once TensorFlow has started, that stays as it
+    is.
+
+    Two threads share a heap: what a client has freed, the next one takes, on whatever thread.
     """
     import tensorflow as tf
 
+    with contextlib.suppress(OSError, AttributeError):
+        number = max(1, len(os.sched_getaffinity(0)) // 2)
+        ctypes.CDLL("libc.so.6").mallopt(_M_ARENA_MAX, number)
     if not tf.config.list_physical_devices("GPU"):
         with contextlib.suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(1)

@@ -10,6 +10,7 @@ import tensorflow_federated as tff
 import tff_algos
 from simulation import loop, randomness
 from tasks.task import FederatedData
+from tff_algos import client_data
 from tff_algos.driver import Driver, Findings
 from tff_algos.registry import RoundPlan
 
@@ -50,7 +51,8 @@ class TrainingClients:
     def batches(self, round_index: int, client: int, labels: np.ndarray) -> tff_algos.ClientData:
         """As `Clients.batches`."""
         examples = self._examples(client)._replace(y=labels)
-        return loop.batched(examples, RoundPlan(), self._settings, round_index, client)
+        (data,) = loop.batched([examples], RoundPlan(), self._settings, round_index, [client])
+        return client_data.arrays(data)
 
     def in_order(self, client: int, labels: np.ndarray) -> tff_algos.ClientData:
         """As `Clients.in_order`."""

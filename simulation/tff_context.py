@@ -52,6 +52,7 @@ from tensorflow_federated.python.core.impl.types import computation_types, type_
 from tensorflow_federated.python.core.impl.utils import tensorflow_utils
 
 from simulation import eager_tensors
+from tff_algos.client_data import Gathered
 from tff_algos.method import APPEND_ROWS
 
 # `VarHandleOp` makes a fresh variable per execution only under this name, which TensorFlow calls
@@ -67,6 +68,8 @@ _ANONYMOUS_TABLES = {
 _NUM_CLIENTS = "<number of clients>"
 _MAX_COMPILED_COMPUTATIONS = 128
 _ARRAY_TYPES = typing.get_args(array.Array)
+# Of numbers these become tensors only when, and where, a graph takes them.
+_ARRAYS = (np.ndarray, Gathered)
 
 
 class _AllEqual:
@@ -237,7 +240,7 @@ class _Graph:
         flat = []
         if argument is not None:
             _flatten(argument, flat)
-            flat = [eager_tensors.copy_of(x) if type(x) is np.ndarray else x for x in flat]
+            flat = [eager_tensors.copy_of(x) if type(x) in _ARRAYS else x for x in flat]
         # Binding arguments by signature would take longer than a small graph does.
         outputs = self._function._inference_function(*flat, *self._extra_arguments)
         return self._assemble(map(eager_tensors.lean, outputs))
@@ -294,8 +297,10 @@ def _tensor_ingester(type_spec: tff.TensorType, where: str, keep_arrays: bool) -
         return value if keep_arrays else eager_tensors.copy_of(value)
 
     def ingest_value(value):
-        if type(value) is np.ndarray and value.dtype == np_dtype:
+        if type(value) in _ARRAYS and value.dtype == np_dtype:
             return ingest_array(value)
+        if isinstance(value, Gathered):
+            value = np.asarray(value)
         if isinstance(value, tf.Variable):
             value = eager_tensors.lean(value.read_value())
         if tf.is_tensor(value):

@@ -26,7 +26,7 @@ from simulation.batched_ops import NotVectorizable
 from tasks import vectorizable
 from tff_algos import client
 from tff_algos import process as process_lib
-from tff_algos.client_data import Batch, ClientData
+from tff_algos.client_data import Batch, ClientData, Gathered
 from tff_algos.model import Model
 
 __all__ = [
@@ -132,7 +132,8 @@ def prepare(clients: Sequence[ClientData], model: Model, at_least: int = 1) -> C
     """Pads and stacks the data of a round's clients.
 
     Args:
-      clients: Data of each client, NumPy arrays (what can be converted to them will do).
+      clients: Data of each client, NumPy arrays (what can be converted to them will do), or as
+        `tff_algos.batch_cohort` gives it.
       model: The model they are for.
       at_least: Number of blocks wanted where there is work for them, see `blocks_of`.
 
@@ -142,7 +143,7 @@ def prepare(clients: Sequence[ClientData], model: Model, at_least: int = 1) -> C
     """
     if not clients:
         raise ValueError("A round needs at least one client.")
-    clients = [ClientData(*map(np.asarray, c)) for c in clients]
+    clients = [_as_arrays(c) for c in clients]
     checked = set()
     for c in clients:
         form = tuple((a.shape, a.dtype) for a in (c.x, c.y, c.mask))
@@ -157,6 +158,13 @@ def prepare(clients: Sequence[ClientData], model: Model, at_least: int = 1) -> C
     places[[k for block in blocks for k in block]] = np.arange(len(clients), dtype=np.int32)
     stacked = tuple(_stack([clients[k] for k in block]) for block in blocks)
     return Cohort(stacked, tf.constant(places))
+
+
+def _as_arrays(data):
+    """Returns a client's data as arrays, save those that `_stack` has better put in their place."""
+    return ClientData(
+        *(v if isinstance(v, (np.ndarray, Gathered)) else np.asarray(v) for v in data)
+    )
 
 
 def _check(data, model):
@@ -185,7 +193,11 @@ def _stack(clients: list[ClientData]) -> ClientData:
         if ragged:
             block[:] = 0
         for k, values in enumerate(arrays):
-            block[k, : values.shape[0], : values.shape[1]] = values
+            place = block[k, : values.shape[0], : values.shape[1]]
+            if isinstance(values, Gathered):
+                values.into(place)
+            else:
+                place[:] = values
         padded[name] = block
     rest = {
         name: np.array([getattr(c, name) for c in clients], dtype) for name, dtype in _ONCE.items()

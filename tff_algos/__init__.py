@@ -14,6 +14,7 @@ _LAZY = {
     "Batch": "client_data",
     "ClientData": "client_data",
     "batch_client": "client_data",
+    "batch_cohort": "client_data",
     "from_dataset": "client_data",
     "Model": "model",
     "ModelError": "model",
@@ -27,7 +28,7 @@ def __getattr__(name):
     if name not in _LAZY:
         raise AttributeError(f"module 'tff_algos' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"tff_algos.{_LAZY[name]}"), name)
-    # Found there from now on: a round asks for `batch_client` once for every client.
+    # Found there from now on: a round asks for some of them once for every client.
     globals()[name] = value
     return value
 

@@ -18,6 +18,7 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry  # The only list of stateful ops.
 
@@ -107,7 +108,8 @@ def from_keras(
     def outputs(weights, x):
         return apply(weights, x, False, tf.zeros([2], tf.int32))[0]
 
-    weights = tuple(v.numpy() for v in keras_model.trainable_variables)
+    # Not `v.numpy()`, which copies: a variable whose value is in use elsewhere is not overwritten.
+    weights = tuple(np.asarray(v.read_value()) for v in keras_model.trainable_variables)
     return Model(weights, x_spec, y_spec, forward, outputs)
 
 

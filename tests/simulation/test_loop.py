@@ -11,6 +11,7 @@ import pytest
 from simulation import loop
 from simulation.errors import RunError
 from tasks.task import ArrayFederatedData, DataError
+from tff_algos import client_data
 from tff_algos.registry import RoundPlan
 
 SETTINGS = {
@@ -33,7 +34,8 @@ def train():
 
 
 def cohort(train, round_index=0, plan=RoundPlan(), **changes):  # noqa: B008
-    return loop.cohort_data(train, plan, {**SETTINGS, **changes}, round_index)
+    data = loop.cohort_data(train, plan, {**SETTINGS, **changes}, round_index)
+    return [client_data.arrays(d) for d in data]
 
 
 def equal(a, b):

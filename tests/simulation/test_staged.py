@@ -34,7 +34,7 @@ def clients(labels=None, **changes):
 
 def test_batches_are_those_of_other_methods_with_labels_of_ones_own():
     ours = clients().batches(3, 1, 100 + clients().labels(1))
-    theirs = loop.batched(data().examples(1), RoundPlan(), SETTINGS, 3, 1)
+    (theirs,) = loop.batched([data().examples(1)], RoundPlan(), SETTINGS, 3, [1])
     for name in theirs._fields:
         wanted = np.asarray(getattr(theirs, name))
         if name == "y":

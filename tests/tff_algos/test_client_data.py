@@ -9,7 +9,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from tff_algos import client, stateless
-from tff_algos.client_data import batch_client, from_dataset
+from tff_algos.client_data import arrays, batch_client, batch_cohort, from_dataset
 
 
 def examples(n):
@@ -78,6 +78,54 @@ def test_pieces_of_a_series_of_epochs_make_the_whole(n, size, lengths):
 def test_a_place_in_the_series_needs_a_number_of_steps():
     with pytest.raises(ValueError, match="first_step=2 needs steps"):
         batch_client(*examples(5), batch_size=2, first_step=2)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"epochs": 2},
+        {"epochs": [1, 3, 2, 1, 2]},
+        {"epochs": [2, 1, 1, 3, 1], "shuffle": False},
+        {"steps": 4, "first_step": 5},
+        {"full_batch": True},
+    ],
+)
+def test_a_cohort_is_its_clients(asked):
+    clients = [examples(n) for n in (5, 0, 9, 8, 1)]
+    batches = [np.repeat(x[:, None], 2, axis=1) for x, _ in clients]
+    clients = [(x, y) for x, (_, y) in zip(batches, clients, strict=True)]
+    together = batch_cohort(
+        clients,
+        batch_size=4,
+        order_seeds=[(7, k) for k in range(5)],
+        dropout_seeds=[(8, k) for k in range(5)],
+        indices=[4, 3, 2, 1, 0],
+        participates=[True, False, True, True, False],
+        **asked,
+    )
+    for k, data in enumerate(together):
+        epochs = asked.get("epochs", 1)
+        alone = batch_client(
+            *clients[k],
+            batch_size=4,
+            order_seed=(7, k),
+            dropout_seed=(8, k),
+            index=4 - k,
+            participates=k not in (1, 4),
+            **{**asked, "epochs": epochs if isinstance(epochs, int) else epochs[k]},
+        )
+        for name, got, want in zip(data._fields, arrays(data), alone, strict=True):
+            assert got.dtype == want.dtype and got.shape == want.shape, name
+            np.testing.assert_array_equal(got, want, name)
+        for values in (data.x, data.y):
+            assert values.shape[:2] == data.mask.shape
+            place = np.full([9, 9, *values.shape[2:]], -1, values.dtype)
+            # An array that is only a part of another one's memory, as in a ragged cohort.
+            part = place[: values.shape[0], : values.shape[1]]
+            values.into(part)
+            np.testing.assert_array_equal(part, np.asarray(values))
+            assert np.all(place[values.shape[0] :] == -1)
+            assert np.all(place[:, values.shape[1] :] == -1)
 
 
 def test_full_batch_is_one_step():

@@ -214,6 +214,26 @@ def test_frozen_weights_are_constants():
     np.testing.assert_array_equal(got, again)
 
 
+def test_training_the_keras_model_leaves_the_initial_weights_alone():
+    keras_model = tf.keras.Sequential(
+        [L.InputLayer((4,), dtype=tf.int32), L.Embedding(5, 2), L.Flatten(), L.Dense(3)]
+    )
+    model = from_keras(keras_model, loss=cross_entropy)
+    before = [w.copy() for w in model.initial_weights]
+    keras_model.compile("adam", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    keras_model.fit(np.arange(8).reshape(2, 4) % 5, np.array([0, 2]), verbose=0)
+    for v in keras_model.trainable_variables:
+        v.scatter_sub(tf.IndexedSlices(tf.ones_like(v)[:1], tf.constant([0])))
+        v.assign_add(tf.ones_like(v))
+    for kept, w, v in zip(
+        before, model.initial_weights, keras_model.trainable_variables, strict=True
+    ):
+        assert np.all(v.numpy() != w)
+        np.testing.assert_array_equal(w, kept)
+    with pytest.raises(ValueError, match="read-only"):
+        model.initial_weights[0][0] = 0
+
+
 class _Held(L.Layer):
     """A layer whose variable hides in a list, where nothing can be put in its place."""
 

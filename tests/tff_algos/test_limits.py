@@ -14,6 +14,7 @@ from tasks.task import ArrayFederatedData
 from tests.oracles import client_optimizers, fedda, fedopt, fedsps, rounds
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import toy
+from tff_algos import client_data
 
 EVERYONE = [tuple(range(5))] * 3
 
@@ -157,10 +158,11 @@ def test_centralized_is_one_optimizer_on_the_pooled_examples(problem, name, step
     state, states = process.initialize(), []
     for r in range(num_rounds):
         (data,) = loop.cohort_data(train, process.plan(r, num_rounds), settings, r)
+        data = client_data.arrays(data)
         assert len(data.mask) == (steps or 7)
         state = process.next(state, [data]).state
         states.append(state)
-        for features, labels, mask in zip(data.x, data.y, data.mask, strict=True):
+        for features, labels, mask in zip(*data[:3], strict=True):
             real = mask > 0
             g = problem_lib.gradient(x, features[real].astype(np.float64), labels[real])
             slots, x = optimizer.step(slots, x, g, rate(r))
