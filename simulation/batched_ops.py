@@ -275,6 +275,11 @@ def _convert_select(op_input):
     )
 
 
+def _convert_l2_loss(op_input):
+    x = op_input.stacked_input(0)
+    return _wrap(tf.reduce_sum(tf.square(x), range(1, x.shape.rank)) / 2)
+
+
 def _convert_ones_like(op_input):
     return _wrap(tf.ones_like(op_input.stacked_input(0)))
 
@@ -375,6 +380,7 @@ _CONVERTERS: dict[str, Callable] = {
     "Conv2D": _convert_conv2d,
     "Conv2DBackpropFilter": _convert_conv2d_backprop_filter,
     "Conv2DBackpropInput": _convert_conv2d_backprop_input,
+    "L2Loss": _convert_l2_loss,
     "OnesLike": _convert_ones_like,
     "PartitionedCall": _convert_call,
     "SelectV2": _convert_select,

@@ -67,15 +67,15 @@ def _gradient(x: tf.Tensor, y: tf.Tensor, dy: tf.Tensor, high: int, wide: int) -
     )
     # The part of dy that no number of the window has taken yet.
     left = dy
-    lines = []
-    for i in range(high):
-        line = windows[:, :, i]
-        parts = []
-        for j in range(wide):
-            largest = tf.equal(line[..., j * channels : (j + 1) * channels], y)
-            parts.append(tf.cast(largest, dy.dtype) * left)
-            left -= parts[-1]
-        lines.append(tf.concat(parts, axis=-1))
+    parts = []
+    for place in range(high * wide - 1):
+        i, j = divmod(place, wide)
+        numbers = windows[:, :, i, :, j * channels : (j + 1) * channels]
+        parts.append(tf.cast(tf.equal(numbers, y), dy.dtype) * left)
+        left -= parts[-1]
+    # Whatever no other number of the window has taken is the last one's.
+    parts.append(left)
+    lines = [tf.concat(parts[i * wide : (i + 1) * wide], axis=-1) for i in range(high)]
     dx = tf.reshape(tf.stack(lines, axis=2), [-1, rows * high, columns * wide, channels])
     rest = [x.shape[1] - rows * high, x.shape[2] - columns * wide]
     return tf.pad(dx, [[0, 0], [0, rest[0]], [0, rest[1]], [0, 0]]) if any(rest) else dx

@@ -60,4 +60,5 @@ def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor, noise_shape=None) -> tf.
       A tensor like `x`.
     """
     keep = uniform(tf.shape(x) if noise_shape is None else noise_shape, seed) >= rate
-    return tf.where(keep, x / (1.0 - rate), tf.zeros_like(x))
+    # A product, since TensorFlow is slow to choose: half the time, forward and backward.
+    return x * (tf.cast(keep, x.dtype) * (1.0 / (1.0 - rate)))

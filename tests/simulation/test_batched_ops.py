@@ -130,6 +130,11 @@ def test_bias_and_loss():
     assert_same(run, normal(5, 3), normal(3, 4), normal(4), labels, ragged=[0, 3])
 
 
+def test_weight_penalty_and_its_gradient():
+    assert_same(with_gradients(lambda w: tf.nn.l2_loss(w)), normal(3, 4, 5))
+    assert_same(with_gradients(lambda b: 2 * tf.nn.l2_loss(b)), normal(3, 4))
+
+
 def test_embedding():
     def run(table, rows):
         with tf.GradientTape() as tape:
