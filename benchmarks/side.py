@@ -266,6 +266,10 @@ def main() -> None:
     """Runs the side that the command line names until standard input closes."""
     side, name, *rest = sys.argv[1:]
     answers = protocol.take_over_output()
+    if side in _OURS:
+        from simulation import runtimes
+
+        runtimes.import_tensorflow()
     from benchmarks import workloads
 
     workload = workloads.WORKLOADS[name](rest[0] if rest else None)

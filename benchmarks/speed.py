@@ -60,6 +60,15 @@ def _command(side: str, workload: str, data_dir: str | None, folder: str) -> lis
     return [python, os.path.join(_HERE, "peers", f"{side}_side.py"), path]
 
 
+def _peak_bytes(process: psutil.Process) -> int:
+    """Returns the most resident memory that a process ever had; what it has now if unknown."""
+    with contextlib.suppress(FileNotFoundError), open(f"/proc/{process.pid}/status") as f:
+        for line in f:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return process.memory_info().rss
+
+
 class _Side:
     """A running side."""
 
@@ -88,7 +97,7 @@ class _Side:
             tail = self._log.read().decode(errors="replace").strip().splitlines()[-1:]
             self.close()
             raise RuntimeError(f"{self.name} ended: {' '.join(tail)}")
-        self.memory = max(self.memory, self._sum(lambda p: p.memory_info().rss))
+        self.memory = max(self.memory, self._sum(_peak_bytes))
         return line
 
     def _sum(self, of):

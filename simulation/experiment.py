@@ -118,6 +118,7 @@ class _Run:
 
     def run(self) -> int:
         settings = self._settings
+        runtimes.import_tensorflow()
         self._task = tasks.load(
             settings["task"],
             data_dir=settings["data_dir"],
