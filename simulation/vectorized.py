@@ -13,6 +13,7 @@ for a resumed run to be the same run.
 Nothing falls back to a loop over clients: `NotVectorizable` names an operation that would need it.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+from tensorflow.python.eager import context
 
 from simulation import batched_ops, eager_tensors, tff_context
 from simulation.batched_ops import NotVectorizable
@@ -162,9 +164,9 @@ def prepare(clients: Sequence[ClientData], model: Model, at_least: int = 1) -> C
 
 def _as_arrays(data):
     """Returns a client's data as arrays, save those that `_stack` has better put in their place."""
-    return ClientData(
-        *(v if isinstance(v, (np.ndarray, Gathered)) else np.asarray(v) for v in data)
-    )
+    if type(data.x) is type(data.y) is Gathered:
+        return data
+    return ClientData(*map(np.asarray, data))
 
 
 def _check(data, model):
@@ -425,8 +427,8 @@ class VectorizedProcess:
             is best. A client's result does not depend on it.
         """
         self._process = process
-        on_gpu = bool(tf.config.list_physical_devices("GPU"))
-        self._at_least = 1 if on_gpu else min(num_threads, MAX_BLOCKS)
+        self._on_gpu = bool(tf.config.list_physical_devices("GPU"))
+        self._at_least = 1 if self._on_gpu else min(num_threads, MAX_BLOCKS)
         self._programs = {}
         self._lock = threading.Lock()
 
@@ -468,16 +470,23 @@ class VectorizedProcess:
           ValueError: If there is no client.
         """
         cohort = clients if isinstance(clients, Cohort) else self.prepare(clients)
-        state = tf.nest.map_structure(tf.convert_to_tensor, state)
-        given = [state, cohort]
+        given = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(state)]
+        # The state after the round has as many.
+        number = len(given)
+        given += tf.nest.flatten(cohort)
         if client_states is not None:
-            given.append(_stack_states(client_states, cohort))
+            given += tf.nest.flatten(_stack_states(client_states, cohort))
         program = self.program(len(cohort.blocks))
-        after, metrics, *states_after = program(*tf.nest.flatten(given))
-        metrics = tf.nest.map_structure(lambda t: t.numpy(), metrics)
+        with self._executor(len(cohort.blocks)):
+            # Binding arguments by signature would take longer than a small model's step does.
+            outputs = program._inference_function(*given)
+        outputs[number:] = [t.numpy() for t in outputs[number:]]
+        after, metrics, *states_after = tf.nest.pack_sequence_as(
+            program.structured_outputs, outputs
+        )
         if not states_after:
             return tff.learning.templates.LearningProcessOutput(after, metrics)
-        stacked = tf.nest.map_structure(lambda t: t.numpy(), states_after[0])
+        stacked = states_after[0]
         each = [
             tf.nest.map_structure(lambda values: values[k], stacked)  # noqa: B023
             for k in range(len(cohort.places))
@@ -492,8 +501,17 @@ class VectorizedProcess:
         """
         with self._lock:
             if num_blocks not in self._programs:
-                self._programs[num_blocks] = self._trace(num_blocks)
+                with self._executor(num_blocks):
+                    self._programs[num_blocks] = self._trace(num_blocks)
             return self._programs[num_blocks]
+
+    def _executor(self, num_blocks):
+        """Within it programs of rounds whose clients make so many blocks are traced and run."""
+        if num_blocks > 1 or self._on_gpu:
+            return contextlib.nullcontext()
+        # The operations of one block follow one another. To hand them from thread to thread takes
+        # a quarter of a small model's round and of its processor's time.
+        return context.function_executor_type("SINGLE_THREADED_EXECUTOR")
 
     def _trace(self, num_blocks):
         method = self._process.method
@@ -522,7 +540,9 @@ class VectorizedProcess:
             return state, metrics, *map(federation.stack, states_after)
 
         traced = tf.function(a_round, autograph=False)
-        return traced.get_concrete_function(*tf.nest.flatten(given))
+        program = traced.get_concrete_function(*tf.nest.flatten(given))
+        assert not program.captured_inputs, "next gives a program its own inputs only"
+        return program
 
 
 class VectorizedContext(tff_context.InProcessContext):

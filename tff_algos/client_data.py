@@ -141,10 +141,10 @@ def batch_cohort(
         if len(x) != len(y):
             raise ValueError(f"x has {len(x)} examples but y has {len(y)}.")
         layouts.append(_layout(len(y), batch_size, epochs, steps, first_step, full_batch))
-    orders = iter(())
+    generators = iter(())
     if shuffle and not full_batch:
         # A generator for each epoch of each client.
-        orders = iter(
+        generators = iter(
             seeds.generators(
                 [
                     (*seed, layout.first_epoch + epoch)
@@ -157,10 +157,15 @@ def batch_cohort(
     cohort = []
     for k, ((x, y), layout) in enumerate(zip(examples, layouts, strict=True)):
         n = len(y)
-        rows = np.zeros((layout.epochs, layout.epoch_slots), np.int64)
-        for epoch_rows in rows:
-            order = next(orders, None)
-            epoch_rows[:n] = np.arange(n) if order is None else order.permutation(n)
+        epochs = [
+            np.arange(n) if generator is None else generator.permutation(n)
+            for generator in (next(generators, None) for _ in range(layout.epochs))
+        ]
+        if len(epochs) == 1 and layout.epoch_slots == n:
+            (rows,) = epochs
+        else:
+            rows = np.zeros((layout.epochs, layout.epoch_slots), np.int64)
+            rows[:, :n] = epochs
         rows = rows.reshape(-1, layout.batch_size)[layout.steps]
         cohort.append(
             ClientData(
