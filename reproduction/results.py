@@ -26,8 +26,8 @@ def read_metrics(run: Run) -> list[dict[str, str]]:
 def selection_value(run: Run, selection: Mapping[str, Any]) -> float:
     """Returns the number by which points of a grid are compared: less is better.
 
-    The mean of `selection.metric` over the last `selection.last_rounds` rounds; infinite where it
-    is not a number or the run diverged.
+    The mean of `selection.metric` over the last `selection.last_rounds` rounds, see
+    `column_value`; infinite where it is not a number or the run diverged.
     """
     if read_summary(run) is None:
         return float("inf")
@@ -36,7 +36,10 @@ def selection_value(run: Run, selection: Mapping[str, Any]) -> float:
 
 
 def _mean_of_last(run, metric, last_rounds) -> float:
-    values = [float(r[metric]) for r in read_metrics(run)[-last_rounds:] if r.get(metric)]
+    rows = read_metrics(run)
+    # A budget may leave fewer rounds than the protocol's mean is over; a run's start is no result.
+    last_rounds = min(last_rounds, max(1, len(rows) // 2))
+    values = [float(r[metric]) for r in rows[-last_rounds:] if r.get(metric)]
     return sum(values) / len(values) if values else float("nan")
 
 
@@ -46,9 +49,9 @@ def column_value(run: Run, column: Mapping[str, Any]) -> float:
     Args:
       run: A run that has ended.
       column: `metric`, a column of metrics.csv: its value for the final model; with `last_rounds`
-        its mean over those of the last rounds that have it; with `best` ("max" or "min") its best
-        value of the run. Then it is multiplied by `scale`, `offset` is added, and the whole is
-        raised to the power `power`.
+        its mean over those of the last rounds that have it, or of the run's second half if that is
+        shorter; with `best` ("max" or "min") its best value of the run. Then it is multiplied by
+        `scale`, `offset` is added, and the whole is raised to the power `power`.
     """
     metric = column["metric"]
     if "last_rounds" in column:

@@ -197,6 +197,7 @@ def test_results_are_means_over_seeds_with_their_spread(runs, monkeypatch):
         ({"scale": -100, "offset": 100}, 20.0),
         ({"scale": 100, "power": 0.5}, 80**0.5),
         ({"last_rounds": 2}, 0.15),
+        ({"last_rounds": 4}, 0.15),
         ({"best": "max"}, 0.2),
         ({"best": "min"}, 0.0),
     ],
