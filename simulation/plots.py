@@ -244,6 +244,8 @@ def rate_heat_maps(
             vmax=values.max(),
         )
         for (i, j), value in np.ndenumerate(table.to_numpy()):
+            # What is not finite has no colour.
+            dark = np.isfinite(value) and np.mean(image.cmap(image.norm(value))[:3]) < 0.5
             panel.text(
                 j,
                 i,
@@ -251,6 +253,7 @@ def rate_heat_maps(
                 ha="center",
                 va="center",
                 size=6,
+                color="white" if dark else "black",
             )
         panel.set_xticks(range(len(table.columns)), map(_power, table.columns))
         panel.set_yticks(range(len(table.index)), map(_power, table.index))
