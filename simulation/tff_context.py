@@ -707,6 +707,8 @@ class InProcessContext(tff.framework.SyncContext):
             return report(_stack(list(values)))
         for value in values:
             total = accumulate((total, value))
+            # The next one may be made now; this one is as large as the model.
+            del value
         return report(total)
 
     def _select(self, result_type, num_clients, argument):
@@ -775,9 +777,9 @@ class _Stream:
         self._workers = []
 
     def start(self, pool: concurrent.futures.Executor, num_threads: int):
-        """Starts to work through the clients."""
-        number = min(num_threads, len(self._arguments))
-        self._workers = [pool.submit(self._work) for _ in range(number)]
+        """Starts to work through the clients, on one thread less: who takes the results helps."""
+        helpers = min(num_threads, len(self._arguments)) - 1
+        self._workers = [pool.submit(self._work) for _ in range(helpers)]
 
     def end(self):
         """Starts no further client and waits for those under way."""
@@ -792,6 +794,8 @@ class _Stream:
         """
         taken = self._taken[name]
         for i in range(len(self._done)):
+            while not self._done[i] and self._work_on_next():
+                pass
             with self._one_more:
                 self._one_more.wait_for(lambda: self._done[i])  # noqa: B023
             if i in self._failures:
@@ -800,18 +804,26 @@ class _Stream:
             yield taken.pop(i)
 
     def _work(self):
-        for i in self._clients:
-            try:
-                result = self._function(self._arguments[i])
-                for name, projection in self._projections.items():
-                    self._taken[name][i] = projection(result)
-                del result
-            except BaseException as error:
-                self._failures[i] = error
-                collections.deque(self._clients, maxlen=0)
-            with self._one_more:
-                self._done[i] = True
-                self._one_more.notify_all()
+        while self._work_on_next():
+            pass
+
+    def _work_on_next(self) -> bool:
+        """Works on the next client; returns whether there was one."""
+        i = next(self._clients, None)
+        if i is None:
+            return False
+        try:
+            result = self._function(self._arguments[i])
+            for name, projection in self._projections.items():
+                self._taken[name][i] = projection(result)
+            del result
+        except BaseException as error:
+            self._failures[i] = error
+            collections.deque(self._clients, maxlen=0)
+        with self._one_more:
+            self._done[i] = True
+            self._one_more.notify_all()
+        return True
 
 
 def _streamed(block) -> dict[str, tuple[set[str], dict[str, Callable]]]:

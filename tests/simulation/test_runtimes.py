@@ -750,29 +750,63 @@ def test_results_are_let_go_of_as_they_are_taken():
         pass
 
     alive = weakref.WeakSet()
-    permits = threading.Semaphore(1)
+    made = []
 
     def function(k):
-        assert permits.acquire(timeout=30)
+        assert not alive
         result = Result()
         result.k = k
         alive.add(result)
+        made.append(k)
         return result
 
     stream = tff_context._Stream(
         function, list(range(6)), {"whole": lambda r: r, "number": lambda r: r.k}
     )
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        stream.start(pool, 2)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        stream.start(pool, 1)
         taken = []
         for result in stream.values("whole"):
             taken.append(result.k)
+            assert made == taken, "one thread makes what is taken next"
             del result
-            assert not alive
-            permits.release()
         stream.end()
     assert taken == list(range(6))
     assert list(stream.values("number")) == list(range(6))
+
+
+def test_who_takes_results_is_one_of_the_threads():
+    both = threading.Barrier(2)
+    threads = set()
+
+    def function(k):
+        both.wait(timeout=30)
+        threads.add(threading.get_ident())
+        return k
+
+    stream = tff_context._Stream(function, list(range(6)), {"whole": lambda r: r})
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        stream.start(pool, 2)
+        assert list(stream.values("whole")) == list(range(6))
+        stream.end()
+    assert len(threads) == 2 and threading.get_ident() in threads
+
+
+def test_a_failure_comes_when_it_is_its_clients_turn():
+    def function(k):
+        if k == 3:
+            raise ValueError("client 3")
+        return k
+
+    for num_threads in (1, 2):
+        stream = tff_context._Stream(function, list(range(6)), {"whole": lambda r: r})
+        taken = []
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            stream.start(pool, num_threads)
+            with pytest.raises(ValueError, match="client 3"):
+                taken.extend(stream.values("whole"))
+            stream.end()
+        assert taken == [0, 1, 2]
 
 
 def test_only_what_goes_into_aggregates_alone_is_folded_as_it_comes():
