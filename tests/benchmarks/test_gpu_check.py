@@ -1,5 +1,7 @@
 """The parts of the GPU check that need no GPU."""
 
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,7 +18,10 @@ def process():
     model = toy.toy_model(problem_lib.make_problem())
     with runtimes.installed("tff"):
         built = tff_algos.build("fedavg", model, client_learning_rate=0.1)
-        yield vectorized.VectorizedProcess(built)
+        process = vectorized.VectorizedProcess(built)
+        # As on a GPU: TensorFlow's executor of one thread reports no operations.
+        process._on_gpu = True
+        yield process
 
 
 def make_client(k):
@@ -35,11 +40,15 @@ def test_a_loop_over_clients_is_seen(process, monkeypatch):
     one_program = process.program
 
     def looping(num_blocks):
-        def program(*flat):
-            loop(tf.ones([int(flat[-1].shape[0])]))
-            return one_program(num_blocks)(*flat)
+        program = one_program(num_blocks)
 
-        return program
+        def run(*flat):
+            loop(tf.ones([int(flat[-1].shape[0])]))
+            return program._inference_function(*flat)
+
+        return types.SimpleNamespace(
+            _inference_function=run, structured_outputs=program.structured_outputs
+        )
 
     monkeypatch.setattr(process, "program", looping)
     few, many = gpu_check.operations_by_clients(process, make_client).values()
