@@ -49,12 +49,12 @@ def copy_of(array: np.ndarray | Gathered) -> tf.Tensor:
     """Returns a copy of an array as an eager tensor, numbers in the host's memory."""
     if array.dtype.kind not in _NUMBERS:
         return lean(tf.constant(np.asarray(array)))
-    if isinstance(array, Gathered):
-        copy = empty(array.shape, array.dtype)
-        array.into(copy)
-        return adopt(copy)
-    if array.nbytes < _SMALL_BYTES:
+    gathered = isinstance(array, Gathered)
+    if not gathered and array.nbytes < _SMALL_BYTES:
         return adopt(array.copy())
     copy = empty(array.shape, array.dtype)
-    np.copyto(copy, array)
+    if gathered:
+        array.into(copy)
+    else:
+        np.copyto(copy, array)
     return adopt(copy)

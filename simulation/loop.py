@@ -111,15 +111,20 @@ def batched(
     seed = settings["seed"]
     if participates is None:
         participates = [True] * len(clients)
-    epochs = [settings["client_epochs_per_round"]] * len(clients)
-    if settings["client_epochs_distribution"] == "uniform_1_3":
-        epochs = [randomness.epochs(seed, round_index, client, 1, 3) for client in clients]
+
+    def epochs(client, trains):
+        if not trains:
+            return 1
+        if settings["client_epochs_distribution"] == "uniform_1_3":
+            return randomness.epochs(seed, round_index, client, 1, 3)
+        return settings["client_epochs_per_round"]
+
     # Rounds that share a series of epochs share what their orders are drawn from.
     order_of = round_index if plan.first_step is None else 0
     return tff_algos.batch_cohort(
         examples,
         batch_size=settings["client_batch_size"],
-        epochs=[e if trains else 1 for e, trains in zip(epochs, participates, strict=True)],
+        epochs=list(map(epochs, clients, participates)),
         steps=plan.local_steps,
         first_step=plan.first_step or 0,
         full_batch=plan.batches == "full_batch",

@@ -122,10 +122,11 @@ def bind(process: Any) -> Bound:
     method = getattr(process, "method", None)
     if hasattr(current, "bind"):
         process = current.bind(process)
+    in_process = isinstance(current, tff_context.InProcessContext)
     initialize = process.initialize
-    if isinstance(current, tff_context.InProcessContext) and method is not None:
+    if in_process and method is not None:
         initialize = functools.partial(_initialize, method)
-    if isinstance(current, tff_context.InProcessContext):
+    if in_process:
         prepare = getattr(process, "prepare", lambda clients: clients)
     else:
         # TFF knows arrays only.

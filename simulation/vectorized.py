@@ -28,7 +28,7 @@ from simulation.batched_ops import NotVectorizable
 from tasks import vectorizable
 from tff_algos import client
 from tff_algos import process as process_lib
-from tff_algos.client_data import Batch, ClientData, Gathered
+from tff_algos.client_data import Batch, ClientData, Gathered, arrays
 from tff_algos.model import Model
 
 __all__ = [
@@ -166,7 +166,7 @@ def _as_arrays(data):
     """Returns a client's data as arrays, save those that `_stack` has better put in their place."""
     if type(data.x) is type(data.y) is Gathered:
         return data
-    return ClientData(*map(np.asarray, data))
+    return arrays(data)
 
 
 def _check(data, model):
@@ -189,12 +189,12 @@ def _stack(clients: list[ClientData]) -> ClientData:
     padded = {}
     ragged = any(c.mask.shape != size for c in clients)
     for name in ("x", "y", "mask"):
-        arrays = [getattr(c, name) for c in clients]
-        shape = (len(clients), *size, *arrays[0].shape[2:])
-        block = eager_tensors.empty(shape, arrays[0].dtype)
+        of_clients = [getattr(c, name) for c in clients]
+        shape = (len(clients), *size, *of_clients[0].shape[2:])
+        block = eager_tensors.empty(shape, of_clients[0].dtype)
         if ragged:
             block[:] = 0
-        for k, values in enumerate(arrays):
+        for k, values in enumerate(of_clients):
             place = block[k, : values.shape[0], : values.shape[1]]
             if isinstance(values, Gathered):
                 values.into(place)

@@ -133,14 +133,15 @@ def batch_cohort(
       ValueError: As `batch_client`.
     """
     number = len(examples)
-    all_epochs = [epochs] * number if isinstance(epochs, int) else epochs
+    if isinstance(epochs, int):
+        epochs = [epochs] * number
     if participates is None:
         participates = [True] * number
     layouts = []
-    for (x, y), epochs in zip(examples, all_epochs, strict=True):
+    for (x, y), passes in zip(examples, epochs, strict=True):
         if len(x) != len(y):
             raise ValueError(f"x has {len(x)} examples but y has {len(y)}.")
-        layouts.append(_layout(len(y), batch_size, epochs, steps, first_step, full_batch))
+        layouts.append(_layout(len(y), batch_size, passes, steps, first_step, full_batch))
     generators = iter(())
     if shuffle and not full_batch:
         # A generator for each epoch of each client.
@@ -157,15 +158,15 @@ def batch_cohort(
     cohort = []
     for k, ((x, y), layout) in enumerate(zip(examples, layouts, strict=True)):
         n = len(y)
-        epochs = [
+        orders = [
             np.arange(n) if generator is None else generator.permutation(n)
             for generator in (next(generators, None) for _ in range(layout.epochs))
         ]
-        if len(epochs) == 1 and layout.epoch_slots == n:
-            (rows,) = epochs
+        if len(orders) == 1 and layout.epoch_slots == n:
+            (rows,) = orders
         else:
             rows = np.zeros((layout.epochs, layout.epoch_slots), np.int64)
-            rows[:, :n] = epochs
+            rows[:, :n] = orders
         rows = rows.reshape(-1, layout.batch_size)[layout.steps]
         cohort.append(
             ClientData(

@@ -50,6 +50,8 @@ def uniform(shape, seed: tf.Tensor, dtype=tf.float32) -> tf.Tensor:
 def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor, noise_shape=None) -> tf.Tensor:
     """Zeroes entries of `x` with probability `rate` and scales the others by 1 / (1 - rate).
 
+    An entry that is not finite becomes NaN where it would be zeroed.
+
     Args:
       x: Floating-point tensor.
       rate: Probability in [0, 1).
