@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tasks.convolution import Conv2D
 from tasks.models import _Initial
 from tasks.pooling import MaxPool2D
 from tasks.task import DataError
@@ -337,7 +338,7 @@ def conv_net(
         if filters == "pool":
             x = MaxPool2D(name=f"pool{i}")(x)
             continue
-        x = _layers.Conv2D(
+        x = Conv2D(
             filters,
             3,
             padding=padding,

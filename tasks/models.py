@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tasks.convolution import Conv2D
 from tasks.lstm import LSTM
 from tasks.pooling import MaxPool2D
 from tasks.sparse_inputs import SparseInputDense
@@ -161,7 +162,7 @@ def emnist_cnn(seed: int, *, num_classes: int = 62, init: str = "keras") -> tf.k
     x = inputs = tf.keras.Input((28, 28, 1))
     for i, filters in enumerate((32, 64), start=1):
         fan_in = 9 * x.shape[-1]
-        conv = _layers.Conv2D(filters, 3, activation="relu", name=f"conv{i}", **initial(fan_in))
+        conv = Conv2D(filters, 3, activation="relu", name=f"conv{i}", **initial(fan_in))
         x = conv(x)
     x = MaxPool2D(name="pool")(x)
     x = _layers.Dropout(0.25, name="dropout1")(x)
@@ -190,7 +191,7 @@ def femnist_cnn(seed: int, *, num_classes: int = 62, init: str = "torch") -> tf.
     initial = _Initial(init, seed)
     x = inputs = tf.keras.Input((28, 28, 1))
     for i, filters in enumerate((16, 32), start=1):
-        conv = _layers.Conv2D(
+        conv = Conv2D(
             filters,
             5,
             padding="same",
