@@ -267,9 +267,9 @@ def main() -> None:
     side, name, *rest = sys.argv[1:]
     answers = protocol.take_over_output()
     if side in _OURS:
-        from simulation import runtimes
+        from simulation import imports
 
-        runtimes.import_tensorflow()
+        imports.import_tensorflow()
     from benchmarks import workloads
 
     workload = workloads.WORKLOADS[name](rest[0] if rest else None)

@@ -18,6 +18,7 @@ from simulation import (
     checkpoints,
     experiment_flags,
     files,
+    imports,
     outputs,
     randomness,
     runtimes,
@@ -118,7 +119,7 @@ class _Run:
 
     def run(self) -> int:
         settings = self._settings
-        runtimes.import_tensorflow()
+        imports.import_tensorflow()
         self._task = tasks.load(
             settings["task"],
             data_dir=settings["data_dir"],

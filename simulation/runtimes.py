@@ -188,27 +188,6 @@ def choose(process: Any) -> tuple[str, str]:
     return "vectorized", "every operation has a form over a whole cohort"
 
 
-def import_tensorflow() -> None:
-    """Imports TensorFlow and TFF, and keeps what they are made of from the garbage collector.
-
-    Hundreds of thousands of objects live as long as the process. While they are made the collector
-    would look through them again and again, a third of the time of the imports, and later whenever
-    it is asked for what is no longer in use. Does nothing if TFF was imported before.
-    """
-    if "tensorflow_federated" in sys.modules:
-        return
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        import tensorflow  # noqa: F401
-        import tensorflow_federated  # noqa: F401
-
-        gc.freeze()
-    finally:
-        if collects:
-            gc.enable()
-
-
 def configure_threads() -> None:
     """Gives each TensorFlow operation one thread on a CPU; call before TensorFlow does any work.
 

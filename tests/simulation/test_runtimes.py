@@ -718,24 +718,6 @@ def test_runtimes_and_supervisor_import_no_tensorflow():
     subprocess.run([sys.executable, "-c", code, str(_REPOSITORY)], check=True)
 
 
-@pytest.mark.parametrize("collects", [True, False])
-def test_imports_stay_out_of_garbage_collection_which_goes_on(collects):
-    code = (
-        "import gc, sys; sys.path.insert(0, sys.argv[1]); from simulation import runtimes\n"
-        f"{'' if collects else 'gc.disable()'}\n"
-        "runtimes.import_tensorflow()\n"
-        "assert {'tensorflow', 'tensorflow_federated'} <= set(sys.modules)\n"
-        f"assert gc.isenabled() is {collects}\n"
-        "frozen = gc.get_freeze_count()\n"
-        "assert frozen > 100_000, frozen\n"
-        # A second run in the same process must not keep the first one's leavings for good.
-        "left = [[] for _ in range(1000)]\n"
-        "runtimes.import_tensorflow()\n"
-        "assert gc.get_freeze_count() == frozen\n"
-    )
-    subprocess.run([sys.executable, "-c", code, str(_REPOSITORY)], check=True)
-
-
 def test_device_description_names_the_device():
     gpus = len(tf.config.list_physical_devices("GPU"))
     expected = f"x{gpus}" if gpus else f"CPU ({len(os.sched_getaffinity(0))} cores)"
