@@ -27,6 +27,9 @@ _CLIENTS = 10
 def child(name: str, data_dir: str | None) -> dict:
     """Loads a task and runs a round in this process; returns what it took."""
     started = time.perf_counter()
+    from simulation import imports
+
+    imports.import_tensorflow()
     import tasks
     from benchmarks import common
     from simulation import loop, runtimes

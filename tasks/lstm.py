@@ -172,7 +172,7 @@ def _scan(
       The outputs, `[time, batch, width]`, in the order of time.
     """
     steps = inputs.shape[0]
-    # A turn of TensorFlow's loop costs as much as a third of a step's operations.
+    # Several steps a turn of TensorFlow's loop, since a turn costs something of its own.
     block = next(n for n in (5, 4, 3, 2, 1) if (steps or 1) % n == 0)
     turns = (steps or tf.shape(inputs)[0]) // block
     batch = zeros.shape[0] or tf.shape(zeros)[0]
