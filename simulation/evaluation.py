@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import tff_algos
+from simulation import graph_calls
 from tasks.task import Examples, FederatedData
 
 # Numbers in the inputs or outputs of a chunk. Activations inside a model are many times more: with
@@ -114,7 +115,9 @@ class Evaluator:
         """Yields what every chunk gives, in order, with a chunk a core under way."""
 
         def forward(x, y, mask, clients):
-            return self._forward(*weights, x, y, mask).numpy()[:, :, : len(clients)], clients
+            with graph_calls.calling():
+                sums = self._forward(*weights, x, y, mask)
+            return sums.numpy()[:, :, : len(clients)], clients
 
         cores = len(os.sched_getaffinity(0))
         with futures.ThreadPoolExecutor(cores) as pool:

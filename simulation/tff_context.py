@@ -51,7 +51,7 @@ from tensorflow_federated.python.core.impl.executors import value_serialization
 from tensorflow_federated.python.core.impl.types import computation_types, type_conversions
 from tensorflow_federated.python.core.impl.utils import tensorflow_utils
 
-from simulation import eager_tensors
+from simulation import eager_tensors, graph_calls
 from tff_algos.client_data import Gathered
 from tff_algos.method import APPEND_ROWS
 
@@ -241,8 +241,9 @@ class _Graph:
         if argument is not None:
             _flatten(argument, flat)
             flat = [eager_tensors.copy_of(x) if type(x) in _ARRAYS else x for x in flat]
-        # Binding arguments by signature would take longer than a small graph does.
-        outputs = self._function._inference_function(*flat, *self._extra_arguments)
+        with graph_calls.calling():
+            # Binding arguments by signature would take longer than a small graph does.
+            outputs = self._function._inference_function(*flat, *self._extra_arguments)
         return self._assemble(map(eager_tensors.lean, outputs))
 
 

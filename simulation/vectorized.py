@@ -13,7 +13,6 @@ for a resumed run to be the same run.
 Nothing falls back to a loop over clients: `NotVectorizable` names an operation that would need it.
 """
 
-import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,9 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-from tensorflow.python.eager import context
 
-from simulation import batched_ops, eager_tensors, tff_context
+from simulation import batched_ops, eager_tensors, graph_calls, tff_context
 from simulation.batched_ops import NotVectorizable
 from tasks import vectorizable
 from tff_algos import client
@@ -508,10 +506,10 @@ class VectorizedProcess:
     def _executor(self, num_blocks):
         """Within it programs of rounds whose clients make so many blocks are traced and run."""
         if num_blocks > 1 or self._on_gpu:
-            return contextlib.nullcontext()
+            return graph_calls.calling()
         # The operations of one block follow one another. To hand them from thread to thread takes
         # a quarter of a small model's round and of its processor's time.
-        return context.function_executor_type("SINGLE_THREADED_EXECUTOR")
+        return graph_calls.calling("SINGLE_THREADED_EXECUTOR")
 
     def _trace(self, num_blocks):
         method = self._process.method

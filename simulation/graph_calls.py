@@ -1,0 +1,37 @@
+"""How this process calls TensorFlow's graphs, several of them at once."""
+
+import contextlib
+import copy
+import functools
+from collections.abc import Iterator
+
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+from tensorflow.python.eager import context  # What `tf.function` itself calls graphs with.
+
+
+@contextlib.contextmanager
+def calling(executor: str = "") -> Iterator[None]:
+    """Within it this thread calls graphs so that other threads may call the same ones meanwhile.
+
+    TensorFlow's memory optimizer has the sum of many tensors accumulate in a temporary variable,
+    for which calls of one graph at the same time take the same name: they would end with an
+    `AlreadyExistsError`. Without it that sum takes memory for all its terms.
+
+    Args:
+      executor: TensorFlow's name of what runs the graphs; by default its own choice.
+    """
+    ctx = context.context()
+    before = ctx.function_call_options
+    ctx.function_call_options = copy.copy(_options(executor, before.config_proto_serialized))
+    try:
+        yield
+    finally:
+        ctx.function_call_options = before
+
+
+@functools.cache
+def _options(executor: str, config: bytes):
+    proto = config_pb2.ConfigProto.FromString(config)
+    rewriting = proto.graph_options.rewrite_options
+    rewriting.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+    return context.FunctionCallOptions(executor, proto)

@@ -1,0 +1,44 @@
+import concurrent.futures
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+from tensorflow.python.eager import context
+
+from simulation import graph_calls, runtimes
+
+# TensorFlow takes a CPU for one with 256 MiB, and saves memory in graphs that need most of that.
+_NUMBERS, _TERMS = 5_000_000, 12
+
+
+def sum_of_many(x):
+    return tf.reduce_sum(tf.add_n([x * float(i) for i in range(1, _TERMS + 1)]))
+
+
+def test_large_sums_run_at_once():
+    spec = tff.TensorType(np.float32, [_NUMBERS])
+    work = tff.tensorflow.computation(sum_of_many, spec)
+
+    @tff.federated_computation(tff.FederatedType(spec, tff.CLIENTS))
+    def total(values):
+        return tff.federated_sum(tff.federated_map(work, values))
+
+    clients = [np.full(_NUMBERS, 2.0**-k, np.float32) for k in range(4)]
+    with runtimes.installed("tff", 4):
+        for _ in range(3):
+            expected = _NUMBERS * _TERMS * (_TERMS + 1) / 2 * (2 - 2.0**-3)
+            np.testing.assert_allclose(total(clients), expected, rtol=1e-5)
+
+
+def test_options_hold_in_one_thread_until_the_end():
+    ctx = context.context()
+    before = ctx.function_call_options
+    with graph_calls.calling("SINGLE_THREADED_EXECUTOR"):
+        assert ctx.function_call_options.executor_type == "SINGLE_THREADED_EXECUTOR"
+        with graph_calls.calling():
+            assert ctx.function_call_options.executor_type == ""
+        assert ctx.function_call_options.executor_type == "SINGLE_THREADED_EXECUTOR"
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            elsewhere = pool.submit(lambda: ctx.function_call_options.executor_type).result()
+        assert not elsewhere
+    assert ctx.function_call_options is before
