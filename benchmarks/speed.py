@@ -8,7 +8,8 @@ FedJAX, pfl-research and Flower (`benchmarks/peers`), each in the environment th
 makes for it; a peer that has none is left out with a note. The sides take turns of a few rounds, so
 that whatever else the machine does meets all of them; medians and their ratios are printed. Only
 ratios mean anything; on a busy machine, where threads of a side compete with others, those of the
-processor's time mean more than those of the clock. Start-up is the time from starting the process
+processor's time mean more than those of the clock. Who is not on turn is halted, since Ray's
+services never rest. Start-up is the time from starting the process
 to the end of its first round, data included, which a peer reads from a file; memory is the largest
 resident memory of the process and its children at the end of a round.
 """
@@ -89,6 +90,7 @@ class _Side:
         )
         self._rounds_a_turn = int(self._answer())
         self.start_up = time.perf_counter() - started
+        self.halt()
 
     def _answer(self):
         line = self._process.stdout.readline()
@@ -100,22 +102,30 @@ class _Side:
         self.memory = max(self.memory, self._sum(_peak_bytes))
         return line
 
-    def _sum(self, of):
-        """Adds a number up over the side's processes, those of Flower's Ray among them."""
+    def _each(self, do):
+        """Returns what `do` gives for the side's processes, those of Flower's Ray among them."""
         process = psutil.Process(self._process.pid)
         tree = [process, *process.children(recursive=True)]
         self._seen.update(tree)
-        total = 0
+        given = []
         for p in tree:
             with contextlib.suppress(psutil.NoSuchProcess):
-                total += of(p)
-        return total
+                given.append(do(p))
+        return given
+
+    def _sum(self, of):
+        return sum(self._each(of))
+
+    def halt(self):
+        """Halts the side's processes until its next turn."""
+        self._each(psutil.Process.suspend)
 
     def _processor_time(self):
         # User's and system's, of the process and of its children that have ended.
         return self._sum(lambda p: sum(p.cpu_times()[:4]))
 
     def take_a_turn(self):
+        self._each(psutil.Process.resume)
         before = self._processor_time()
         # One that has ended says so in place of its answer.
         with contextlib.suppress(BrokenPipeError):
@@ -124,8 +134,11 @@ class _Side:
         self.seconds.append(float(self._answer()))
         used = self._processor_time() - before
         self.processor_seconds.append(used / self._rounds_a_turn)
+        self.halt()
 
     def close(self):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._each(psutil.Process.resume)
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()
