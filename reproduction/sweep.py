@@ -116,8 +116,20 @@ def execute(
         print(f"{len(runs) - len(missing)} of {len(runs)} runs are done already.", flush=True)
     if not missing:
         return {}
-    with _ray(resources) as ray, board.Board(missing, runs) as shown:
-        outcomes = _Sweep(ray, resources, shown, max_minutes).run(missing)
+    outcomes = {}
+    deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
+    with board.Board(missing, runs) as shown:
+        for _ in range(resources.retries + 1):
+            left = [run for run in missing if run not in outcomes]
+            with _ray(resources) as ray, contextlib.suppress(_NodeLost):
+                _Sweep(ray, resources, shown, deadline).run(left, outcomes)
+                break
+        else:
+            raise ReproduceError(
+                "the machine of the cluster through which runs are started was lost "
+                f"{resources.retries + 1} times; start again to go on."
+            )
+    outcomes = {run: outcomes[run] for run in missing}
     for run, outcome in outcomes.items():
         if outcome.code == DIVERGED:
             print(f"{run.name} diverged; the others went on.", flush=True)
@@ -224,14 +236,18 @@ def _quiet():
         os.close(before)
 
 
+class _NodeLost(Exception):  # noqa: N818
+    """The machine that this process is connected to is gone; the cluster itself need not be."""
+
+
 class _Sweep:
     """The loop that keeps as many runs going as there is room for."""
 
-    def __init__(self, ray, resources, shown, max_minutes):
+    def __init__(self, ray, resources, shown, deadline):
         self._ray = ray
         self._resources = resources
         self._shown = shown
-        self._deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
+        self._deadline = deadline
         # A process is used once: TensorFlow's threads and graphs are not handed on.
         self._task = ray.remote(max_calls=1, max_retries=0)(_task).options(
             num_cpus=resources.cpus,
@@ -239,8 +255,14 @@ class _Sweep:
             **({"memory": resources.memory} if resources.memory else {}),
         )
 
-    def run(self, missing) -> dict[Run, Outcome]:
-        waiting, going, ended = [(run, 0) for run in missing], {}, {}
+    def run(self, missing, ended):
+        """Runs what is missing and puts into `ended` how each run ended.
+
+        Raises:
+          ReproduceError: If no machine has room for a run.
+          _NodeLost: If no run can be started any more, or looked after, through this connection.
+        """
+        waiting, going = [(run, 0) for run in missing], {}
         while waiting or going:
             room = self._room()
             if not room and not going:
@@ -266,7 +288,6 @@ class _Sweep:
                 ended[run] = outcome
                 self._shown.ended(run, outcome.said)
             self._shown.refresh()
-        return {run: ended[run] for run in missing}
 
     def _room(self) -> int:
         """Returns how many runs fit on the machines that are there now."""
@@ -296,6 +317,8 @@ class _Sweep:
             return self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as e:
             return Outcome(1, f"{type(e.cause).__name__}: {' '.join(str(e.cause).split())}")
+        except self._ray.exceptions.LocalRayletDiedError as e:
+            raise _NodeLost from e
         except self._ray.exceptions.RayError as e:
             return Outcome(None, type(e).__name__)
 

@@ -11,7 +11,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from reproduction import items, sweep  # noqa: E402
 
 
-def main(flagfile, root, number, address=None):
+def short_runs(flagfile, root, number):
+    """Returns runs of the flag file that differ by seed."""
     setup = items.Setup(
         paper="p",
         item="i",
@@ -35,7 +36,11 @@ def main(flagfile, root, number, address=None):
         not_here="",
         seconds={},
     )
-    runs = items.planned_runs(setup, setup.rows, {"fedavgm": [{}]}, setup.seeds, root=root)
+    return items.planned_runs(setup, setup.rows, {"fedavgm": [{}]}, setup.seeds, root=root)
+
+
+def main(flagfile, root, number, address=None):
+    runs = short_runs(flagfile, root, number)
     sweep.execute(runs, sweep.Resources(address=address))
 
 

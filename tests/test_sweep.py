@@ -1,5 +1,6 @@
 """Sweeps go on through the loss of a machine and of the process that drives them."""
 
+import contextlib
 import csv
 import json
 import os
@@ -8,8 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
+import ray
+
+from reproduction import sweep
+from reproduction.items import ReproduceError
+from tests import sweep_driver
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 NUMBER = int(os.environ.get("FEDOPT_SWEEP_RUNS", "40"))
@@ -78,6 +85,60 @@ def results(root):
         del summary["mean_round_seconds"]
         found[path.name] = rows, summary, (path / "client_metrics.csv").read_text()
     return found
+
+
+class Connection:
+    """Ray as a sweep uses it, for runs that only print; may lose its machine."""
+
+    exceptions = ray.exceptions
+
+    def __init__(self, started, lost_after=None):
+        self._started = started
+        self._left = lost_after
+
+    def remote(self, **options):
+        task = types.SimpleNamespace(remote=self._start)
+        return lambda function: types.SimpleNamespace(options=lambda **options: task)
+
+    def _start(self, repository, command, folder, url):
+        self._started.append(pathlib.Path(folder).name)
+        return folder
+
+    def nodes(self):
+        return [{"Alive": True, "Resources": {"CPU": 2}}]
+
+    def wait(self, references, num_returns, timeout):
+        return references[:1], references[1:]
+
+    def get(self, reference):
+        if self._left == 0:
+            raise ray.exceptions.LocalRayletDiedError
+        if self._left:
+            self._left -= 1
+        return sweep.Outcome(0, "done")
+
+
+def connect_to(monkeypatch, connections):
+    connections = iter(connections)
+    monkeypatch.setattr(sweep, "_ray", lambda resources: contextlib.nullcontext(next(connections)))
+
+
+def test_a_sweep_goes_on_through_another_machine(monkeypatch, tmp_path, flagfile):
+    started = []
+    connect_to(monkeypatch, [Connection(started, lost_after=2), Connection(started)])
+    runs = sweep_driver.short_runs(flagfile, tmp_path, 5)
+    outcomes = sweep.execute(runs, sweep.Resources())
+    assert outcomes == {run: sweep.Outcome(0, "done") for run in runs}
+    names = [run.folder.name for run in runs]
+    # Two were done, and two under way when the machine was lost.
+    assert started == names[:4] + names[2:]
+
+
+def test_a_sweep_gives_up_where_every_machine_is_lost(monkeypatch, tmp_path, flagfile):
+    connect_to(monkeypatch, [Connection([], lost_after=0) for _ in range(3)])
+    runs = sweep_driver.short_runs(flagfile, tmp_path, 2)
+    with pytest.raises(ReproduceError, match="lost 3 times; start again to go on"):
+        sweep.execute(runs, sweep.Resources(retries=2))
 
 
 @pytest.mark.long
