@@ -417,6 +417,8 @@ def evaluate(
 
 def metric_names(model: Model) -> list[str]:
     """Returns the names of the metrics of a forward pass; `loss` is the first."""
+    if model.metric_names is not None:
+        return list(model.metric_names)
 
     def names(x, y):
         weights = tuple(tf.constant(w) for w in model.initial_weights)

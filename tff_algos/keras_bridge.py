@@ -110,7 +110,7 @@ def from_keras(
 
     # Not `v.numpy()`, which copies: a variable whose value is in use elsewhere is not overwritten.
     weights = tuple(np.asarray(v.read_value()) for v in keras_model.trainable_variables)
-    return Model(weights, x_spec, y_spec, forward, outputs)
+    return Model(weights, x_spec, y_spec, forward, outputs, ("loss", *(metrics or {})))
 
 
 def _functional(keras_model: tf.keras.Model, freeze: bool = True) -> Callable:

@@ -38,6 +38,8 @@ class Model(NamedTuple):
         in training.
       outputs: `(weights, x) -> outputs [batch, ...]`, what the loss is a function of, with dropout
         off; `None` if the model cannot tell.
+      metric_names: Names of what `forward` measures, in its order; `None` if a forward pass must
+        be traced to know them.
     """
 
     initial_weights: tuple[np.ndarray, ...]
@@ -45,6 +47,7 @@ class Model(NamedTuple):
     y_spec: tf.TensorSpec
     forward: Callable[..., Forward]
     outputs: Callable[..., tf.Tensor] | None = None
+    metric_names: tuple[str, ...] | None = None
 
 
 def elementwise(

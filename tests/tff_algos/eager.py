@@ -9,7 +9,7 @@ import functools
 
 import tensorflow as tf
 
-from tff_algos import client, process
+from tff_algos import process
 
 
 class Each:
@@ -77,32 +77,27 @@ class EagerFederation:
 
 
 @contextlib.contextmanager
-def _eagerly(metric_names):
-    """Runs `tf.function`s as Python; `client.metric_names` would trace one for each client."""
-    before = client.metric_names
-    client.metric_names = lambda model: metric_names
+def _eagerly():
+    """Runs `tf.function`s as Python."""
     tf.config.run_functions_eagerly(True)
     try:
         yield
     finally:
         tf.config.run_functions_eagerly(False)
-        client.metric_names = before
 
 
-def rounds(method, model, cohorts, kept):
+def rounds(method, cohorts, kept):
     """Yields the state after each round.
 
     Args:
       method: A `tff_algos.method.Method`.
-      model: The model it was built for.
       cohorts: For each round, the `ClientData` of its clients.
       kept: By client, its `ClientState`; holds those of after the round.
     """
-    metric_names = client.metric_names(model)
     state = method.initialize()
     for clients in cohorts:
         names = [int(c.index) for c in clients]
-        with _eagerly(metric_names):
+        with _eagerly():
             given = [Each(tf.nest.map_structure(tf.constant, c) for c in clients)]
             if method.client_state is not None:
                 first = process.initial_client_state(method)

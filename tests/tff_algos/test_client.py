@@ -78,3 +78,10 @@ def test_training_uses_dropout_and_its_seed(problem):
     np.testing.assert_array_equal(kernel(0.5, 1), kernel(0.5, 1))
     assert np.abs(kernel(0.5, 1) - kernel(0.0, 1)).max() > 1e-3
     assert np.abs(kernel(0.5, 1) - kernel(0.5, 2)).max() > 1e-3
+
+
+def test_names_of_metrics_are_told_or_found_by_tracing(problem):
+    model = toy.toy_model(problem)
+    assert model.metric_names == ("loss", "accuracy")
+    for same in (model, model._replace(metric_names=None)):
+        assert client.metric_names(same) == ["loss", "accuracy"]

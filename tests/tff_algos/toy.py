@@ -68,7 +68,8 @@ def plain_model(problem: problem_lib.Problem) -> tff_algos.Model:
 
     weights = tuple(w.astype(np.float32) for w in problem.initial_weights)
     x_spec = tf.TensorSpec([None, problem_lib.NUM_FEATURES])
-    return tff_algos.Model(weights, x_spec, tf.TensorSpec([None], tf.int32), forward)
+    y_spec = tf.TensorSpec([None], tf.int32)
+    return tff_algos.Model(weights, x_spec, y_spec, forward, metric_names=("loss", "accuracy"))
 
 
 def client_data(problem, round_num, k, spoil=False, plan=registry.RoundPlan()):  # noqa: B008
@@ -166,7 +167,7 @@ def run_eagerly(
         module = importlib.import_module(registry.get(name).builder.split(":")[0])
     method = build_mutant(module, name, model, settings, len(problem.clients))
     kept = {} if kept is None else kept
-    return eager.rounds(method, model, client_rounds(problem, cohorts, plan), kept)
+    return eager.rounds(method, client_rounds(problem, cohorts, plan), kept)
 
 
 def _common_plan(round_num, total_rounds):
