@@ -12,7 +12,6 @@ import time
 import types
 
 import pytest
-import ray
 
 from reproduction import sweep
 from reproduction.items import ReproduceError
@@ -88,9 +87,20 @@ def results(root):
 
 
 class Connection:
-    """Ray as a sweep uses it, for runs that only print; may lose its machine."""
+    """What a sweep uses of Ray, for runs that are done at once; may lose its machine.
 
-    exceptions = ray.exceptions
+    Ray itself would put packages of its own before the installed ones in this process.
+    """
+
+    class exceptions:  # noqa: N801
+        class RayError(Exception):
+            pass
+
+        class RayTaskError(RayError):
+            pass
+
+        class LocalRayletDiedError(RayError):
+            pass
 
     def __init__(self, started, lost_after=None):
         self._started = started
@@ -112,7 +122,7 @@ class Connection:
 
     def get(self, reference):
         if self._left == 0:
-            raise ray.exceptions.LocalRayletDiedError
+            raise self.exceptions.LocalRayletDiedError
         if self._left:
             self._left -= 1
         return sweep.Outcome(0, "done")
