@@ -44,8 +44,10 @@ import attrs
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+from tensorflow.core.protobuf import config_pb2
 from tensorflow_federated.proto.v0 import computation_pb2
 from tensorflow_federated.python.common_libs import py_typecheck
+from tensorflow_federated.python.core.backends.native import compiler
 from tensorflow_federated.python.core.impl.compiler import array
 from tensorflow_federated.python.core.impl.executors import value_serialization
 from tensorflow_federated.python.core.impl.types import computation_types, type_conversions
@@ -262,6 +264,28 @@ def _load_graph(tensorflow_pb) -> _Graph:
         if graph is None:
             graph = _graphs[digest] = _Graph(tensorflow_pb, digest)
         return graph
+
+
+def _to_native_form(comp):
+    """Compiles as `tff.backends.native.desugar_and_transform_to_native`, but for saved memory.
+
+    TFF has TensorFlow's memory optimizer write its temporary variables into the graphs, which then
+    can't be called by several threads at once; see `graph_calls`.
+    """
+    config = config_pb2.ConfigProto()
+    rewriting = config.graph_options.rewrite_options
+    rewriting.memory_optimization = rewriting.NO_MEM_OPT
+    rewriting.constant_folding = rewriting.AGGRESSIVE
+    rewriting.arithmetic_optimization = rewriting.AGGRESSIVE
+    rewriting.loop_optimization = rewriting.AGGRESSIVE
+    rewriting.function_optimization = rewriting.AGGRESSIVE
+    block, _ = compiler.tensorflow_tree_transformations.replace_intrinsics_with_bodies(
+        comp.to_building_block()
+    )
+    desugared = compiler.computation_impl.ConcreteComputation(
+        computation_proto=block.proto, context_stack=tff.framework.get_context_stack()
+    )
+    return compiler.transform_to_native_form(desugared, grappler_config=config)
 
 
 def _only_called(function):
@@ -552,7 +576,7 @@ class InProcessContext(tff.framework.SyncContext):
             # Compilation loses the Python containers, so convert by the types before it.
             parameter, result = comp.type_signature.parameter, comp.type_signature.result
             ingest = _ingester(parameter, "The argument") if parameter is not None else None
-            native = tff.backends.native.desugar_and_transform_to_native(comp)
+            native = _to_native_form(comp)
             compiled = (ingest, self._resolve(native.to_building_block()), _egester(result))
             self._compiled[id(comp)] = (comp, compiled)
             if len(self._compiled) > _MAX_COMPILED_COMPUTATIONS:
