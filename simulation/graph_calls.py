@@ -5,7 +5,7 @@ import copy
 import functools
 from collections.abc import Iterator
 
-from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.eager import context  # What `tf.function` itself calls graphs with.
 
 
@@ -33,5 +33,5 @@ def calling(executor: str = "") -> Iterator[None]:
 def _options(executor: str, config: bytes):
     proto = config_pb2.ConfigProto.FromString(config)
     rewriting = proto.graph_options.rewrite_options
-    rewriting.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+    rewriting.memory_optimization = rewriting.NO_MEM_OPT
     return context.FunctionCallOptions(executor, proto)
