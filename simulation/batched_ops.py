@@ -6,7 +6,8 @@ of random numbers, the gradient of a convolution's filter), or one that cannot t
 each client. `installed` puts the converters of this module in their place:
 
   * convolutions as a product of matrices, one for each client, of patches and filter;
-  * `StatelessRandomUniform` written out over all clients, the same bits as TensorFlow draws;
+  * `StatelessRandomUniform` and `StatelessRandomUniformFullInt` written out over all clients, the
+    same bits as TensorFlow draws;
   * loops whose condition is the same for all clients as one loop over stacked values;
   * elementwise operations without computing shapes at run time.
 
@@ -163,15 +164,15 @@ def _philox(counter, key):
     return counter
 
 
-def stateless_uniform(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-    """Draws for each client what `tf.raw_ops.StatelessRandomUniform` draws from its seed.
+def stateless_words(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+    """Draws for each client what `tf.raw_ops.StatelessRandomUniformFullInt` draws from its seed.
 
     Args:
       shape: Shape of one client's numbers, int32 or int64 `[rank]`.
       seeds: int32 or int64 `[K, 2]`.
 
     Returns:
-      float32 `[K, *shape]` in [0, 1).
+      int64 `[K, *shape]` in [0, 2^32): the bits of its int32 numbers.
     """
     seeds = tf.cast(seeds, tf.int64)
     words = []
@@ -185,12 +186,25 @@ def stateless_uniform(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     zeros = tf.zeros_like(blocks)
     bits = tf.stack(_philox([blocks, zeros, mixed[2], mixed[3]], mixed[:2]), axis=-1)
     bits = tf.reshape(bits, [tf.shape(seeds)[0], -1])[:, : tf.cast(size, tf.int32)]
+    return tf.reshape(bits, tf.concat([tf.shape(seeds, shape.dtype)[:1], shape], 0))
+
+
+def stateless_uniform(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+    """Draws for each client what `tf.raw_ops.StatelessRandomUniform` draws from its seed.
+
+    Args:
+      shape: Shape of one client's numbers, int32 or int64 `[rank]`.
+      seeds: int32 or int64 `[K, 2]`.
+
+    Returns:
+      float32 `[K, *shape]` in [0, 1).
+    """
+    bits = stateless_words(shape, seeds)
     # 23 random bits behind the exponent of 1 give a number in [1, 2).
     mantissa = tf.bitwise.bitwise_or(
         tf.bitwise.bitwise_and(bits, _int64(0x7FFFFF)), _int64(0x3F800000)
     )
-    numbers = tf.bitcast(tf.cast(mantissa, tf.int32), tf.float32) - 1.0
-    return tf.reshape(numbers, tf.concat([tf.shape(seeds, shape.dtype)[:1], shape], 0))
+    return tf.bitcast(tf.cast(mantissa, tf.int32), tf.float32) - 1.0
 
 
 # Converters. Each takes pfor's view of an operation, some of whose inputs are stacked.
@@ -257,6 +271,15 @@ def _convert_stateless_uniform(op_input):
     return _wrap(stateless_uniform(shape, seeds))
 
 
+def _convert_stateless_full_int(op_input):
+    if op_input.get_attr("dtype") != tf.int32:
+        raise _Refused(
+            "StatelessRandomUniformFullInt of another type than int32 has no batched form."
+        )
+    words = stateless_words(op_input.unstacked_input(0), op_input.stacked_input(1))
+    return _wrap(tf.cast(words, tf.int32))
+
+
 def _convert_select(op_input):
     condition, x, y = (op_input.input(i) for i in range(3))
     whole = condition.is_stacked and condition.t.shape.rank == 1
@@ -278,6 +301,10 @@ def _convert_select(op_input):
 def _convert_l2_loss(op_input):
     x = op_input.stacked_input(0)
     return _wrap(tf.reduce_sum(tf.square(x), range(1, x.shape.rank)) / 2)
+
+
+def _convert_bitcast(op_input):
+    return _wrap(tf.bitcast(op_input.stacked_input(0), op_input.get_attr("type")))
 
 
 def _convert_ones_like(op_input):
@@ -377,6 +404,7 @@ def _convert_while(op_input):
 
 
 _CONVERTERS: dict[str, Callable] = {
+    "Bitcast": _convert_bitcast,
     "Conv2D": _convert_conv2d,
     "Conv2DBackpropFilter": _convert_conv2d_backprop_filter,
     "Conv2DBackpropInput": _convert_conv2d_backprop_input,
@@ -386,6 +414,7 @@ _CONVERTERS: dict[str, Callable] = {
     "SelectV2": _convert_select,
     "StatefulPartitionedCall": _convert_call,
     "StatelessRandomUniform": _convert_stateless_uniform,
+    "StatelessRandomUniformFullInt": _convert_stateless_full_int,
     "StatelessWhile": _convert_while,
     "While": _convert_while,
 }

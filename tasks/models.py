@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tasks.convolution import Conv2D
+from tasks.dense import Dense
 from tasks.lstm import LSTM
 from tasks.pooling import MaxPool2D
 from tasks.sparse_inputs import SparseInputDense
@@ -167,7 +168,7 @@ def emnist_cnn(seed: int, *, num_classes: int = 62, init: str = "keras") -> tf.k
     x = MaxPool2D(name="pool")(x)
     x = _layers.Dropout(0.25, name="dropout1")(x)
     x = _layers.Flatten(name="flatten")(x)
-    x = _layers.Dense(128, activation="relu", name="dense", **initial(x.shape[-1]))(x)
+    x = Dense(128, activation="relu", name="dense", **initial(x.shape[-1]))(x)
     x = _layers.Dropout(0.5, name="dropout2")(x)
     x = _layers.Dense(num_classes, name="logits", **initial(x.shape[-1]))(x)
     return tf.keras.Model(inputs, x, name="emnist_cnn")

@@ -71,8 +71,10 @@ def _gradient(x: tf.Tensor, y: tf.Tensor, dy: tf.Tensor, high: int, wide: int) -
     for place in range(high * wide - 1):
         i, j = divmod(place, wide)
         numbers = windows[:, :, i, :, j * channels : (j + 1) * channels]
-        parts.append(tf.cast(tf.equal(numbers, y), dy.dtype) * left)
-        left -= parts[-1]
+        # Stays where the number is below the largest; several times as fast as comparing.
+        still = tf.raw_ops.ReluGrad(gradients=left, features=y - numbers)
+        parts.append(left - still)
+        left = still
     # Whatever no other number of the window has taken is the last one's.
     parts.append(left)
     lines = [tf.concat(parts[i * wide : (i + 1) * wide], axis=-1) for i in range(high)]

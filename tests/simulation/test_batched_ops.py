@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from simulation import batched_ops
 from simulation.batched_ops import NotVectorizable
+from tff_algos import stateless
 
 CLIENTS = 3
 
@@ -148,17 +149,34 @@ def test_embedding():
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("shape", [(1,), (7,), (3, 5, 2), (0,), (1000, 3)])
-def test_random_numbers_are_the_same_bits(shape, dtype):
+@pytest.mark.parametrize(
+    ("draw", "result"),
+    [
+        (tf.raw_ops.StatelessRandomUniform, tf.float32),
+        (tf.raw_ops.StatelessRandomUniformFullInt, tf.int32),
+    ],
+)
+def test_random_numbers_are_the_same_bits(draw, result, shape, dtype):
     limits = np.iinfo(dtype)
     seeds = np.random.default_rng(0).integers(limits.min, limits.max, (20, 2), dtype, endpoint=True)
     seeds[0], seeds[1] = 0, -1
 
-    def draw(seed):
-        return tf.raw_ops.StatelessRandomUniform(shape=shape, seed=seed, dtype=tf.float32)
+    def run(seed):
+        return draw(shape=shape, seed=seed, dtype=result)
 
-    got, graph = at_once(draw, seeds)
-    np.testing.assert_array_equal(got, one_by_one(draw, seeds))
+    got, graph = at_once(run, seeds)
+    np.testing.assert_array_equal(got, one_by_one(run, seeds))
     assert "While" not in operations(graph) and "StatelessWhile" not in operations(graph)
+
+
+@pytest.mark.parametrize("rate", [0.25, 0.3])
+def test_dropout(rate):
+    seeds = np.array([[0, 0], [1, -2], [7, 1 << 30]], np.int32)
+
+    def run(x, seed):
+        return with_gradients(lambda x: stateless.dropout(x, rate, seed))(x)
+
+    assert_same(run, normal(5, 7), seeds, ragged=[0])
 
 
 def test_loop_left_by_all_at_once_stays_one_loop():
@@ -206,6 +224,12 @@ def seed_of(x):
         (
             "StatelessRandomNormal",
             lambda x: tf.raw_ops.StatelessRandomNormal(shape=[2], seed=seed_of(x)),
+        ),
+        (
+            "StatelessRandomUniformFullInt",
+            lambda x: tf.raw_ops.StatelessRandomUniformFullInt(
+                shape=[2], seed=seed_of(x), dtype=tf.int64
+            ),
         ),
         ("Diag", lambda x: tf.raw_ops.Diag(diagonal=x[0, 0])),
         ("Unique", lambda x: tf.unique(x[0, 0, 0])[1]),

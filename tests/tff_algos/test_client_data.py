@@ -193,12 +193,32 @@ def test_steps_have_seeds_of_their_own():
     assert len(seeds) == 2500
 
 
-def test_uniform_and_dropout():
+def test_uniform():
     draw = stateless.uniform([20_000], tf.constant([1, 2])).numpy()
     assert 0 <= draw.min() and draw.max() < 1 and abs(draw.mean() - 0.5) < 0.01
-    kept = stateless.dropout(tf.ones([20_000]), 0.2, tf.constant([1, 2])).numpy()
-    np.testing.assert_allclose(np.unique(kept), [0, 1.25])
-    assert abs((kept == 0).mean() - 0.2) < 0.01
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.25, 0.5, 9 / 256, 247 / 256])
+def test_dropout(rate):
+    """The rate is that asked for, and no entry has anything to do with those beside it."""
+    seed = tf.constant([1, 2])
+    kept = stateless.dropout(tf.ones([3, 40_001]), rate, seed).numpy()
+    np.testing.assert_allclose(np.unique(kept), [0, 1 / (1 - rate)], rtol=1e-6)
+    dropped = (kept == 0).ravel().astype(float) - rate
+    deviation = (rate * (1 - rate)) ** 0.5
+    assert abs(dropped.mean()) < 4 * deviation / dropped.size**0.5
+    for lag in range(1, 9):
+        correlation = np.mean(dropped[lag:] * dropped[:-lag]) / deviation**2
+        assert abs(correlation) < 4 / dropped.size**0.5
+
+
+def test_dropout_by_bytes_is_what_numpy_makes_of_the_random_words():
+    seed = tf.constant([3, -4])
+    words = tf.raw_ops.StatelessRandomUniformFullInt(shape=[25], seed=seed, dtype=tf.int32)
+    keep = words.numpy().view(np.int8)[:99].reshape(9, 11) >= 64 - 128
+    x = np.random.default_rng(0).normal(size=(9, 11)).astype(np.float32)
+    got = stateless.dropout(tf.constant(x), 0.25, seed)
+    np.testing.assert_array_equal(got, x * (keep * np.float32(1 / 0.75)))
 
 
 def test_seeds_draw_what_numpy_draws_from_them():
