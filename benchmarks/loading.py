@@ -10,7 +10,6 @@ the end of the round, which other work on the machine changes less than seconds.
 """
 
 import argparse
-import csv
 import json
 import os
 import resource
@@ -113,10 +112,7 @@ def main() -> None:
         records.append(record)
         print("| " + " | ".join(map(str, record.values())) + " |", flush=True)
     if options.csv and records:
-        with open(options.csv, "w", newline="") as f:
-            writer = csv.DictWriter(f, list(records[0]))
-            writer.writeheader()
-            writer.writerows(records)
+        common.write_csv(options.csv, records)
 
 
 if __name__ == "__main__":

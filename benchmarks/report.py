@@ -2,8 +2,8 @@
 
     python -m benchmarks.report [--results=benchmarks/results] [--output=docs/performance.md]
 
-Results are the CSV files that `speed`, `memory`, `evaluation` and `methods` write with `--csv`;
-their names begin with the benchmark's. A benchmark without results is said to have none.
+Results are the CSV files that the benchmarks write with `--csv`; their names begin with the
+benchmark's. A benchmark without results is said to have none.
 """
 
 import argparse
@@ -42,6 +42,30 @@ _COLUMNS = {
         "training_us": "training, us",
         "evaluation_us": "evaluation, us",
         "of_training": "of training",
+    },
+    "layers": {
+        "layer": "layer",
+        "workload": "workload",
+        "of_other": "client's training, of the other's time",
+        "least": "least",
+        "greatest": "greatest",
+    },
+    "auto": {
+        "model": "model",
+        "parameters": "parameters",
+        "clients": "clients",
+        "of_tff": "time, of tff",
+        "processor_of_tff": "processor's time, of tff",
+        "auto": "auto takes",
+    },
+    "loading": {
+        "task": "task",
+        "data": "data",
+        "clients": "clients",
+        "cpu_seconds": "processor s",
+        "peak_mib": "peak MiB",
+        "load_seconds": "s to load",
+        "first_round_seconds": "s to the first round's end",
     },
     "methods": {
         "workload": "workload",
@@ -84,6 +108,7 @@ def _speed(records: list[dict]) -> str:
     columns = {
         "side": "side",
         "seconds": "s a round",
+        "range": "by start",
         "of_worker": "of TFF's worker",
         "processor_of_worker": "processor's time, of the worker's",
         "start_up_seconds": "start-up to first round, s",

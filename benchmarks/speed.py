@@ -1,7 +1,7 @@
 """Seconds a round, start-up and memory of every side on every workload, relative to TFF's worker.
 
-    python -m benchmarks.speed [--workloads=w1,w4] [--sides=tff,vectorized] [--turns=11]
-        [--data_dir=DIR] [--csv=FILE]
+    python -m benchmarks.speed [--workloads=w1,w4] [--sides=tff,vectorized] [--turns=5]
+        [--starts=3] [--data_dir=DIR] [--csv=FILE]
 
 Each side is a process of its own: ours, TFF's and plain loops (`benchmarks.side`), and the peers
 FedJAX, pfl-research and Flower (`benchmarks/peers`), each in the environment that `make venv-peers`
@@ -9,9 +9,11 @@ makes for it; a peer that has none is left out with a note. The sides take turns
 that whatever else the machine does meets all of them; medians and their ratios are printed. Only
 ratios mean anything; on a busy machine, where threads of a side compete with others, those of the
 processor's time mean more than those of the clock. Who is not on turn is halted, since Ray's
-services never rest. Start-up is the time from starting the process
-to the end of its first round, data included, which a peer reads from a file; memory is the largest
-resident memory of the process and its children at the end of a round.
+services never rest. All sides are started several times over, as TensorFlow chooses some of its
+kernels anew in each process, by chance; the table has the least and the greatest median of a start.
+Start-up is the time from starting the process to the end of its first round, data included, which a
+peer reads from a file; memory is the largest resident memory of the process and its children at the
+end of a round.
 """
 
 import argparse
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import NamedTuple
 
 import psutil
 
@@ -37,6 +40,7 @@ _BASE = "tff_worker"
 # Field of a record → its title.
 _COLUMNS = {
     "seconds": "s a round",
+    "range": "by start",
     "of_worker": "of TFF's worker",
     "processor_seconds": "processor s",
     "processor_of_worker": "of TFF's worker",
@@ -150,44 +154,75 @@ class _Side:
         psutil.wait_procs(left, timeout=_GRACE_SECONDS)
 
 
-def measure(workload: str, sides: list[str], turns: int, data_dir: str | None) -> list[dict]:
-    """Returns a record for each side; one that fails has its reason in place of numbers."""
-    running, records = [], []
+class _Measured(NamedTuple):
+    """What one start of a side gave: medians of its turns, seconds to its first round, bytes."""
 
-    def failed(side, e):
-        records.append({"workload": workload, "side": side, "note": str(e)})
+    seconds: float
+    processor_seconds: float
+    start_up: float
+    memory: int
 
+
+def _start(workload: str, sides: list[str], turns: int, data_dir: str | None) -> dict:
+    """Returns what each side gave, or the reason why it failed."""
+    running, results = [], {}
     with tempfile.TemporaryDirectory() as folder:
         for side in sides:
             try:
                 running.append(_Side(side, _command(side, workload, data_dir, folder)))
             except RuntimeError as e:
-                failed(side, e)
+                results[side] = str(e)
         for _ in range(turns):
             for side in list(running):
                 try:
                     side.take_a_turn()
                 except RuntimeError as e:
                     running.remove(side)
-                    failed(side.name, e)
-    medians = {side.name: statistics.median(side.seconds) for side in running}
-    processor = {side.name: statistics.fmean(side.processor_seconds) for side in running}
+                    results[side.name] = str(e)
     for side in running:
         side.close()
+        results[side.name] = _Measured(
+            statistics.median(side.seconds),
+            # Not the median, since the kernel counts in hundredths of a second.
+            statistics.fmean(side.processor_seconds),
+            side.start_up,
+            side.memory,
+        )
+    return results
+
+
+def measure(
+    workload: str, sides: list[str], turns: int, starts: int, data_dir: str | None
+) -> list[dict]:
+    """Returns a record for each side; one that fails has its reason in place of numbers."""
+    results = {side: [] for side in sides}
+    for _ in range(starts):
+        # Who failed once is not started again.
+        in_order = [side for side in sides if not any(isinstance(r, str) for r in results[side])]
+        for side, result in _start(workload, in_order, turns, data_dir).items():
+            results[side].append(result)
+    records, medians = [], {}
+    for side, found in results.items():
+        if reasons := [r for r in found if isinstance(r, str)]:
+            records.append({"workload": workload, "side": side, "note": reasons[0]})
+        else:
+            medians[side] = _Measured(*map(statistics.median, zip(*found, strict=True)))
+    base = medians.get(_BASE)
+    for side, m in medians.items():
+        each = [r.seconds for r in results[side]]
         records.append(
             {
                 "workload": workload,
-                "side": side.name,
-                "seconds": round(medians[side.name], 5),
-                "of_worker": round(medians[side.name] / medians[_BASE], 4)
-                if _BASE in medians
-                else "",
-                "processor_seconds": round(processor[side.name], 5),
-                "processor_of_worker": round(processor[side.name] / processor[_BASE], 4)
-                if _BASE in processor
-                else "",
-                "start_up_seconds": round(side.start_up, 1),
-                "memory_mib": round(side.memory / 2**20),
+                "side": side,
+                "seconds": round(m.seconds, 5),
+                "range": f"{min(each):.3g} to {max(each):.3g}",
+                "of_worker": round(m.seconds / base.seconds, 4) if base else "",
+                "processor_seconds": round(m.processor_seconds, 5),
+                "processor_of_worker": (
+                    round(m.processor_seconds / base.processor_seconds, 4) if base else ""
+                ),
+                "start_up_seconds": round(m.start_up, 1),
+                "memory_mib": round(max(r.memory for r in results[side]) / 2**20),
             }
         )
     return records
@@ -198,20 +233,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workloads", default=",".join(_WORKLOADS))
     parser.add_argument("--sides", default=",".join((*SIDES, *PEERS)))
-    parser.add_argument("--turns", type=int, default=11)
+    parser.add_argument("--turns", type=int, default=5, help="turns after each start")
+    parser.add_argument("--starts", type=int, default=3, help="times that each side is started")
     parser.add_argument("--data_dir", default=None)
     parser.add_argument("--csv", default=None, help="file to write the records to")
     options = parser.parse_args()
     data_dir = options.data_dir and os.path.abspath(options.data_dir)
-    print(f"{common.machine()}; medians of {options.turns} turns\n")
+    print(f"{common.machine()}; medians of {options.starts} starts, {options.turns} turns each\n")
     names = ["workload", "side", *_COLUMNS.values()]
     print(f"| {' | '.join(names)} |\n|{' --- |' * len(names)}")
     every = []
     for workload in options.workloads.split(","):
-        for r in measure(workload, options.sides.split(","), options.turns, data_dir):
+        sides = options.sides.split(",")
+        for r in measure(workload, sides, options.turns, options.starts, data_dir):
             every.append(r)
             if "note" in r:
-                print(f"| {r['workload']} | {r['side']} | {r['note']} |" + " |" * 5)
+                empty = " |" * (len(_COLUMNS) - 1)
+                print(f"| {r['workload']} | {r['side']} | {r['note']} |{empty}")
                 continue
             values = [r["workload"], r["side"], *(r[name] for name in _COLUMNS)]
             print(f"| {' | '.join(map(str, values))} |", flush=True)

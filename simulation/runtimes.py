@@ -159,9 +159,9 @@ def choose(process: Any) -> tuple[str, str]:
     """Returns the runtime that `auto` stands for, and why.
 
     A method of several processes runs in `tff`. The rule for the others, from the measurements of
-    `benchmarks/vectorized_workloads.py`: `vectorized` if every operation of the method's round has
-    a form over a whole cohort and, on a CPU, the model has no convolution and at most
-    `MAX_VECTORIZED_PARAMETERS` parameters; else `tff`.
+    `benchmarks/auto.py`: `vectorized` if every operation of the method's round has a form over a
+    whole cohort and, on a CPU, the model has no convolution and at most `MAX_VECTORIZED_PARAMETERS`
+    parameters; else `tff`.
 
     Args:
       process: What `tff_algos.build` gives, or a process made of it.

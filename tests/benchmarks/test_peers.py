@@ -16,7 +16,7 @@ _PEERS = os.path.dirname(protocol.__file__)
 
 def test_a_peer_without_environment_is_left_out_with_a_note(tmp_path, monkeypatch):
     monkeypatch.setattr(speed, "_PEER_VENVS", str(tmp_path))
-    (record,) = speed.measure("w4", ["pfl"], 1, None)
+    (record,) = speed.measure("w4", ["pfl"], 1, 2, None)
     assert record["note"] == "pfl has no environment: make venv-peers PEERS=pfl"
 
 
@@ -73,7 +73,7 @@ def test_processes_of_a_peer_are_counted_and_ended(peer, tmp_path):
             process.stdout.readline()
             open({str(tmp_path / "child")!r}, "w").write(str(process.pid))
     """)
-    (record,) = speed.measure("w4", ["fedjax"], 2, None)
+    (record,) = speed.measure("w4", ["fedjax"], 2, 2, None)
     assert "note" not in record
     assert record["memory_mib"] > 256  # The child's 2**25 numbers.
     pid = int((tmp_path / "child").read_text())
@@ -86,7 +86,7 @@ def test_a_peer_that_fails_in_a_turn_has_its_reason_as_note(peer):
         if numbers.start:
             raise ValueError("no more")
     """)
-    (record,) = speed.measure("w4", ["fedjax"], 2, None)
+    (record,) = speed.measure("w4", ["fedjax"], 2, 2, None)
     assert record["note"] == "fedjax ended: ValueError: no more"
 
 
@@ -97,6 +97,6 @@ def test_a_side_with_a_note_is_a_row_of_the_report():
         {"workload": "w4", "side": "pfl", "note": "pfl has no environment", **measured},
     ]
     rows = report._speed(records).splitlines()[-2:]
-    assert [cell.strip() for cell in rows[0].split("|")] == ["", "tff", "0.1", *[""] * 3, "9", ""]
+    assert [cell.strip() for cell in rows[0].split("|")] == ["", "tff", "0.1", *[""] * 4, "9", ""]
     assert [cell.strip() for cell in rows[1].split("|")][-2] == "pfl has no environment"
     assert "| pfl |" in rows[1]

@@ -3,13 +3,16 @@ import pytest
 import tensorflow as tf
 
 from simulation import batched_ops
+from tasks import pooling, vectorizable
 from tasks.pooling import MaxPool2D
 from tests.tasks.gradients import value_and_gradients
 
 
 @pytest.mark.parametrize("pool_size", [2, (3, 2)], ids=str)
 @pytest.mark.parametrize("values", ["distinct", "ties"])
-def test_value_and_gradient_are_kerass(pool_size, values):
+@pytest.mark.parametrize("has_onednn", [True, False])
+def test_value_and_gradient_are_kerass(monkeypatch, has_onednn, pool_size, values):
+    monkeypatch.setattr(pooling._pywrap_util_port, "IsMklEnabled", lambda: has_onednn)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, 7, 8, 5)).astype(np.float32)
     if values == "ties":
@@ -19,6 +22,36 @@ def test_value_and_gradient_are_kerass(pool_size, values):
     for a, b in zip(ours, keras, strict=True):
         assert a.shape == b.shape and np.any(b)
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.skipif(
+    not pooling._pywrap_util_port.IsMklEnabled(), reason="TensorFlow runs without oneDNN here"
+)
+def test_the_gradient_in_a_loop_is_onednns():
+    """The order of a loop's operations, by chance, decides whether TensorFlow's own would be."""
+    layer = MaxPool2D()
+    with tf.Graph().as_default():
+        images = tf.compat.v1.placeholder(tf.float32, [3, 2, 6, 6, 4])
+        weights = tf.compat.v1.placeholder(tf.float32, [3, 2, 3, 3, 4])
+
+        def step(i, scale):
+            x = images[i] * scale
+            loss = tf.reduce_sum(layer(x) * weights[i])
+            return i + 1, scale - tf.reduce_mean(tf.gradients(loss, x)[0] * images[i])
+
+        last = tf.while_loop(lambda i, _: i < 3, step, (0, tf.ones([])))[1]
+        ran = tf.compat.v1.RunMetadata()
+        with tf.compat.v1.Session() as session:
+            session.run(
+                last,
+                {images: np.ones(images.shape), weights: np.ones(weights.shape)},
+                tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE),
+                ran,
+            )
+    labels = [n.timeline_label for d in ran.step_stats.dev_stats for n in d.node_stats]
+    gradients = [label for label in labels if "= " in label and "MaxPoolGrad(" in label]
+    assert len(gradients) == 3
+    assert all("= _MklNativeMaxPoolGrad(" in label for label in gradients)
 
 
 def test_has_a_form_over_a_cohort():
@@ -33,9 +66,10 @@ def test_has_a_form_over_a_cohort():
             y = one(x)
         return tape.gradient(y, x)
 
-    traced = tf.function(gradient, autograph=False).get_concrete_function(
-        tf.TensorSpec([None, 6, 6, 2])
-    )
+    with vectorizable.only():
+        traced = tf.function(gradient, autograph=False).get_concrete_function(
+            tf.TensorSpec([None, 6, 6, 2])
+        )
 
     @tf.function(autograph=False)
     def over_all(x):

@@ -1,0 +1,144 @@
+"""What the suite's own layers are worth: a client's training with Keras's in the place of one.
+
+    python -m benchmarks.layers [--layers=pool,dense] [--starts=5] [--turns=10] [--csv=FILE]
+
+A client of a workload of `benchmarks.speed` is trained for its round with the suite's model, and
+with the model that has Keras's layer (or dropout of 32 random bits an entry) instead of one of the
+suite's. The two take turns in one process with one thread inside each operation, as in a run.
+Ratios are of the processor's time: median, least and greatest of several processes, since
+TensorFlow chooses some of its kernels anew in each process, by chance.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+from unittest import mock
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from benchmarks import common, side, workloads
+from simulation import runtimes
+from tasks import models
+from tff_algos import client, stateless
+
+_layers = tf.keras.layers
+
+
+def _dropout_of_words(x, rate, seed, noise_shape=None):
+    keep = stateless.uniform(tf.shape(x) if noise_shape is None else noise_shape, seed) >= rate
+    return x * (tf.cast(keep, x.dtype) * (1.0 / (1.0 - rate)))
+
+
+class Layer(NamedTuple):
+    """One of the suite's layers.
+
+    Attributes:
+      workload: A workload whose model has it.
+      place: Module and name under which it is looked up.
+      instead: What takes its place.
+    """
+
+    workload: str
+    place: tuple[object, str]
+    instead: Callable
+
+
+LAYERS = {
+    "convolution": Layer("w1", (models, "Conv2D"), _layers.Conv2D),
+    "pool": Layer("w1", (models, "MaxPool2D"), _layers.MaxPool2D),
+    "dense": Layer("w1", (models, "Dense"), _layers.Dense),
+    "dropout": Layer("w1", (stateless, "dropout"), _dropout_of_words),
+    "lstm": Layer("w3", (models, "LSTM"), _layers.LSTM),
+    "sparse_inputs": Layer("w2", (models, "SparseInputDense"), _layers.Dense),
+}
+
+
+def _training(layer: Layer, replaced: bool) -> Callable[[], None]:
+    """Returns what trains the workload's first client, after a first run that traces it."""
+    workload = workloads.WORKLOADS[layer.workload](None)
+    data = side.batched_cohort(workload._replace(clients=workload.clients[:1]), 0)[0]
+    optimizer = tff.learning.optimizers.build_sgdm(workload.learning_rate)
+    rate = tf.constant(workload.learning_rate)
+
+    @tf.function(autograph=False)
+    def train(weights, data):
+        return client.train(model, optimizer, rate, weights, data).weights
+
+    given = tf.nest.map_structure(tf.convert_to_tensor, data)
+    with mock.patch.object(*layer.place, layer.instead) if replaced else contextlib.nullcontext():
+        model = side.pure_model(workload)
+        weights = tuple(map(tf.constant, model.initial_weights))
+        train(weights, given)
+    return lambda: train(weights, given)
+
+
+def ratio(layer: Layer, turns: int) -> float:
+    """Returns the processor's time of the suite's layer, of that of the other, in this process."""
+    sides = [_training(layer, replaced) for replaced in (False, True)]
+    seconds = [[], []]
+    for _ in range(turns):
+        for run, measured in zip(sides, seconds, strict=True):
+            started = time.process_time()
+            run()
+            measured.append(time.process_time() - started)
+    ours, other = map(statistics.median, seconds)
+    return ours / other
+
+
+def measure(names: list[str], starts: int, turns: int) -> list[dict]:
+    """Returns the record of each layer, from several processes one after the other."""
+    found = {name: [] for name in names}
+    for _ in range(starts):
+        command = [sys.executable, "-m", "benchmarks.layers", "--child", f"--turns={turns}"]
+        done = subprocess.run(
+            [*command, f"--layers={','.join(names)}"], stdout=subprocess.PIPE, text=True, check=True
+        )
+        for name, value in json.loads(done.stdout.splitlines()[-1]).items():
+            found[name].append(value)
+    return [
+        {
+            "layer": name,
+            "workload": LAYERS[name].workload,
+            "of_other": round(statistics.median(values), 3),
+            "least": round(min(values), 3),
+            "greatest": round(max(values), 3),
+        }
+        for name, values in found.items()
+    ]
+
+
+def main() -> None:
+    """Runs the benchmark, prints a Markdown table, writes a CSV."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", default=",".join(LAYERS))
+    parser.add_argument("--starts", type=int, default=5, help="processes")
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--csv", default=None, help="file to write the records to")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    names = options.layers.split(",")
+    if options.child:
+        runtimes.configure_threads()
+        print(json.dumps({name: ratio(LAYERS[name], options.turns) for name in names}))
+        runtimes.forget_tffs_own_context()
+        return
+    records = measure(names, options.starts, options.turns)
+    print("| layer | workload | of the other's time | least | greatest |\n" + "| --- " * 5 + "|")
+    for record in records:
+        print(f"| {' | '.join(map(str, record.values()))} |")
+    if options.csv:
+        common.write_csv(options.csv, records)
+
+
+if __name__ == "__main__":
+    main()
