@@ -267,10 +267,11 @@ def _load_graph(tensorflow_pb) -> _Graph:
 
 
 def _to_native_form(comp):
-    """Compiles as `tff.backends.native.desugar_and_transform_to_native`, but for saved memory.
+    """Compiles as `tff.backends.native.desugar_and_transform_to_native`, but for two optimizers.
 
     TFF has TensorFlow's memory optimizer write its temporary variables into the graphs, which then
-    can't be called by several threads at once; see `graph_calls`.
+    can't be called by several threads at once; see `graph_calls`. And it has functions inlined that
+    are marked not to be; see `tasks/pooling.py`.
     """
     config = config_pb2.ConfigProto()
     rewriting = config.graph_options.rewrite_options
@@ -278,7 +279,6 @@ def _to_native_form(comp):
     rewriting.constant_folding = rewriting.AGGRESSIVE
     rewriting.arithmetic_optimization = rewriting.AGGRESSIVE
     rewriting.loop_optimization = rewriting.AGGRESSIVE
-    rewriting.function_optimization = rewriting.AGGRESSIVE
     block, _ = compiler.tensorflow_tree_transformations.replace_intrinsics_with_bodies(
         comp.to_building_block()
     )

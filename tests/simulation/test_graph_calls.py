@@ -5,7 +5,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from tensorflow.python.eager import context
 
-from simulation import graph_calls, runtimes
+from simulation import graph_calls, runtimes, tff_context
 
 # TensorFlow takes a CPU for one with 256 MiB, and saves memory in graphs that need most of that.
 _NUMBERS, _TERMS = 5_000_000, 12
@@ -42,3 +42,20 @@ def test_options_hold_in_one_thread_until_the_end():
             elsewhere = pool.submit(lambda: ctx.function_call_options.executor_type).result()
         assert not elsewhere
     assert ctx.function_call_options is before
+
+
+def test_a_function_marked_to_stay_apart_does_when_a_computation_is_compiled():
+    @tf.function(autograph=False, experimental_attributes={"_noinline": True})
+    def apart(x):
+        return tf.sin(x) + 1.0
+
+    work = tff.tensorflow.computation(lambda x: apart(x) * 2.0, np.float32)
+
+    @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+    def total(values):
+        return tff.federated_sum(tff.federated_map(work, values))
+
+    with runtimes.installed("tff"):
+        block = tff_context._to_native_form(total).to_building_block()
+        assert b"_noinline" in block.proto.SerializeToString()
+        np.testing.assert_allclose(total([0.0, 1.0]), 2 * (2 + np.sin(1.0)), rtol=1e-6)
