@@ -69,7 +69,7 @@ def _counted(model: "tff_algos.Model", counts: _Counts) -> "tff_algos.Model":
             objective=result.objective + nothing, metrics=type(result.metrics)(metrics)
         )
 
-    return model._replace(forward=forward)
+    return model._replace(forward=forward, forward_on_changed=None)
 
 
 def _settings(name: str) -> dict:

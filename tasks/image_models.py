@@ -36,6 +36,8 @@ class PrepareImages(tf.keras.layers.Layer):
     probability 1/2, each image for itself; else the square in the centre is cut out.
     """
 
+    prepares_inputs = True  # See `tff_algos.from_keras`.
+
     def __init__(self, crop: int, distort: bool, scaling: str, **kwargs):
         """Initialises the layer.
 

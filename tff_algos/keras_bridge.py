@@ -58,7 +58,8 @@ def from_keras(
     """Makes a pure-function model from a built Keras model with one input.
 
     The Keras model's weights at this moment become the initial weights. The model itself is never
-    changed and may be shared between threads.
+    changed and may be shared between threads. A layer with an attribute `prepares_inputs` that is
+    true is one that turns the inputs into what training is about.
 
     Args:
       keras_model: A built Keras 2 model with a single input tensor.
@@ -93,9 +94,9 @@ def from_keras(
     _refuse_stateful_ops(keras_model, x_spec)
     apply = _functional(keras_model)
 
-    def forward(weights, batch: Batch, training: bool, seed) -> Forward:
+    def forward(weights, batch: Batch, training: bool, seed, change=None) -> Forward:
         mask = tf.cast(batch.mask, tf.float32)
-        outputs, penalty = apply(weights, batch.x, training, seed)
+        outputs, penalty = apply(weights, batch.x, training, seed, change)
         sums, counts = elementwise(loss, batch.y, outputs, mask)
         total = tf.reduce_sum(sums)
         if loss_reduction == "mean":
@@ -110,11 +111,21 @@ def from_keras(
 
     # Not `v.numpy()`, which copies: a variable whose value is in use elsewhere is not overwritten.
     weights = tuple(np.asarray(v.read_value()) for v in keras_model.trainable_variables)
-    return Model(weights, x_spec, y_spec, forward, outputs, ("loss", *(metrics or {})))
+    return Model(
+        weights,
+        x_spec,
+        y_spec,
+        forward,
+        outputs,
+        ("loss", *(metrics or {})),
+        forward_on_changed=forward if any(map(_prepares, _layers(keras_model))) else None,
+    )
 
 
 def _functional(keras_model: tf.keras.Model, freeze: bool = True) -> Callable:
-    """Returns `(weights, x, training, seed) -> (outputs, regularisation penalty)`.
+    """Returns `(weights, x, training, seed, change=None) -> (outputs, regularisation penalty)`.
+
+    With `change`, that is applied to the outputs of the layers that prepare the inputs.
 
     Args:
       keras_model: The model.
@@ -129,10 +140,11 @@ def _functional(keras_model: tf.keras.Model, freeze: bool = True) -> Callable:
     ]
     penalties = _weight_penalties(keras_model)
     drawing = [layer for layer in _layers(keras_model) if _draws(layer)]
+    preparing = [layer for layer in _layers(keras_model) if _prepares(layer)]
     # The swap is visible to every thread that calls the same layers.
     lock = threading.RLock()
 
-    def apply(weights, x, training, seed):
+    def apply(weights, x, training, seed, change=None):
         weights = [tf.convert_to_tensor(w) for w in weights]
         with lock, contextlib.ExitStack() as stack:
             for holders, weight in zip(trainable, weights, strict=True):
@@ -142,6 +154,8 @@ def _functional(keras_model: tf.keras.Model, freeze: bool = True) -> Callable:
             for place, layer in enumerate(drawing):
                 layer_seed = stateless.fold_in(seed, layer=place + 1)
                 _swap(stack, [(layer, "call")], _seeded_call(layer, layer_seed, training))
+            for layer in preparing if change else ():
+                _swap(stack, [(layer, "call")], _changed_call(layer.call, change))
             outputs = keras_model(x, training=training)
         penalty = tf.add_n([tf.zeros([])] + [fn(weights[i]) for i, fn in penalties])
         return outputs, penalty
@@ -197,6 +211,17 @@ def _draws(layer):
         isinstance(layer, tf.keras.layers.Dropout)
         or "uniform" in inspect.signature(layer.call).parameters
     )
+
+
+def _prepares(layer):
+    return getattr(layer, "prepares_inputs", False)
+
+
+def _changed_call(call, change):
+    def changed(inputs, training=None):
+        return change(call(inputs, training=training))
+
+    return changed
 
 
 def _seeded_call(layer, seed, in_training):

@@ -37,16 +37,22 @@ def draws(mask: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def mixed(model: Model) -> Model:
     """Returns the model whose training passes mix their minibatch; other passes stay as they are.
 
-    Training metrics are the same combination of those on both targets.
+    Training metrics are the same combination of those on both targets. Images of bytes are mixed
+    after the model has cropped, flipped and scaled each, as in the code of Zhang et al. and Xu et
+    al. (FedCorr), whose loaders do that.
 
     Args:
       model: The model; real examples come before padding in its batches.
 
     Raises:
-      ModelError: If inputs are not floating-point numbers, so that nothing lies between two.
+      ModelError: If inputs are not floating-point numbers, so that nothing lies between two, and no
+        layer makes such numbers of them.
     """
-    if not model.x_spec.dtype.is_floating:
-        raise ModelError(f"Mixup needs floating-point inputs, not {model.x_spec.dtype.name}.")
+    if model.forward_on_changed is None and not model.x_spec.dtype.is_floating:
+        raise ModelError(
+            f"Mixup needs floating-point inputs, not {model.x_spec.dtype.name}, or a layer with "
+            "`prepares_inputs` that makes them."
+        )
 
     def forward(weights, batch: Batch, training: bool, seed) -> Forward:
         if not training:
@@ -56,10 +62,17 @@ def mixed(model: Model) -> Model:
         def mix(a, b):
             return share * a + (1.0 - share) * b
 
-        x = mix(batch.x, tf.gather(batch.x, partners))
-        own = model.forward(weights, batch._replace(x=x), training, seed)
-        others = batch._replace(x=x, y=tf.gather(batch.y, partners))
-        other = model.forward(weights, others, training, seed)
+        def mix_inputs(x):
+            return mix(x, tf.gather(x, partners))
+
+        def on_mixed(batch):
+            if model.forward_on_changed is None:
+                mixed_batch = batch._replace(x=mix_inputs(batch.x))
+                return model.forward(weights, mixed_batch, training, seed)
+            return model.forward_on_changed(weights, batch, training, seed, mix_inputs)
+
+        own = on_mixed(batch)
+        other = on_mixed(batch._replace(y=tf.gather(batch.y, partners)))
         metrics = collections.OrderedDict(
             (name, (mix(values, other.metrics[name][0]), mix(counts, other.metrics[name][1])))
             for name, (values, counts) in own.metrics.items()

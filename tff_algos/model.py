@@ -40,6 +40,9 @@ class Model(NamedTuple):
         off; `None` if the model cannot tell.
       metric_names: Names of what `forward` measures, in its order; `None` if a forward pass must
         be traced to know them.
+      forward_on_changed: `(weights, batch, training, seed, change) -> Forward`: as `forward`, but
+        with `change` applied to what the model makes of its inputs first (cropped and scaled images
+        of bytes, say); `None` if a model's inputs are used as they are.
     """
 
     initial_weights: tuple[np.ndarray, ...]
@@ -48,6 +51,7 @@ class Model(NamedTuple):
     forward: Callable[..., Forward]
     outputs: Callable[..., tf.Tensor] | None = None
     metric_names: tuple[str, ...] | None = None
+    forward_on_changed: Callable[..., Forward] | None = None
 
 
 def elementwise(

@@ -1,5 +1,7 @@
 """FedCorr against its oracle, part by part and over all three stages, and what it must do."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,6 +9,7 @@ import tensorflow as tf
 import tff_algos
 from hparams import HparamError
 from simulation import loop, runtimes
+from tasks import image_models, losses, models
 from tests.oracles import adafed as adafed_oracle
 from tests.oracles import cohort as cohort_lib
 from tests.oracles import fedcorr as oracle
@@ -290,6 +293,52 @@ def test_mixup_mixes_real_examples_only():
     plain = mixup.mixed(model).forward(model.initial_weights, batch, False, tf.zeros([2], tf.int32))
     untouched = model.forward(model.initial_weights, batch, False, tf.zeros([2], tf.int32))
     np.testing.assert_array_equal(plain.objective, untouched.objective)
+
+
+def test_mixup_of_bytes_mixes_what_the_model_makes_of_them():
+    keras_model = image_models.of_bytes(
+        0,
+        model_fn=functools.partial(models.mlp, hidden=(), num_classes=4),
+        shape=(6, 6, 3),
+        crop=5,
+        distort=True,
+        scaling="standardize",
+    )
+    model = tff_algos.from_keras(keras_model, loss=losses.sparse_softmax_cross_entropy)
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (3, 6, 6, 3), np.uint8)
+    labels, mask = np.array([2, 0, 3], np.int32), np.ones(3, np.float32)
+    kernel, bias = model.initial_weights
+
+    def mean_loss(x, y):
+        logits = x.reshape(3, -1).astype(np.float64) @ kernel + bias
+        return np.mean(np.log(np.sum(np.exp(logits), 1)) - logits[np.arange(3), y])
+
+    for s in range(4):
+        seed = tf.constant([s, 7])
+        share, order = (np.asarray(v) for v in mixup.draws(tf.constant(mask), seed))
+        # Every image is cut and flipped for itself, before it is mixed.
+        draws = functools.partial(stateless.uniform, seed=stateless.fold_in(seed, layer=1))
+        layer = image_models.PrepareImages(5, True, "standardize")
+        prepared = layer.call(images, training=True, uniform=draws).numpy()
+        x = share * prepared + (1 - share) * prepared[order]
+        want = share * mean_loss(x, labels) + (1 - share) * mean_loss(x, labels[order])
+        batch = tff_algos.Batch(tf.constant(images), tf.constant(labels), tf.constant(mask))
+        got = mixup.mixed(model).forward(model.initial_weights, batch, True, seed)
+        np.testing.assert_allclose(got.objective, want, rtol=1e-5)
+    plain = mixup.mixed(model).forward(model.initial_weights, batch, False, seed)
+    untouched = model.forward(model.initial_weights, batch, False, seed)
+    np.testing.assert_array_equal(plain.objective, untouched.objective)
+
+
+def test_mixup_of_integers_is_refused():
+    keras_model = tf.keras.Sequential(
+        [tf.keras.layers.InputLayer((4,), dtype=tf.int32), tf.keras.layers.Embedding(5, 2)]
+    )
+    keras_model.add(tf.keras.layers.Flatten())
+    model = tff_algos.from_keras(keras_model, loss=losses.sparse_softmax_cross_entropy)
+    with pytest.raises(tff_algos.ModelError, match="Mixup needs floating-point inputs, not int32"):
+        mixup.mixed(model)
 
 
 def test_without_noise_found_stages_two_and_three_are_fedavg_on_all():
