@@ -1,8 +1,8 @@
 """Convolution whose bias has its gradient written out.
 
 TensorFlow hands the gradients of a convolution's filter and bias to oneDNN as one operation, which
-sums the bias's one number after the other: a tenth of the EMNIST CNN's training time. As a sum of
-its own it is a hundredth.
+sums the bias's one number after the other. As a sum of its own that takes a tenth as long, and the
+EMNIST CNN trains in 0.95 of the time.
 """
 
 import tensorflow as tf
