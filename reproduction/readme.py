@@ -166,10 +166,11 @@ def _section(item: Item) -> str:
         )
         if rows:
             parts.append(side_by_side(setup, rows))
-            typed = [{**r, "rounds": int(r["rounds"]) if r["rounds"] else ""} for r in rows]
-            for r in typed:
-                r["protocol_rounds"] = int(r.get("protocol_rounds") or setup.rounds)
-            parts.append("\n".join(f"- {line}" for line in results.caveats(typed, setup)))
+        typed = [{**r, "rounds": int(r["rounds"]) if r["rounds"] else ""} for r in rows]
+        for r in typed:
+            r["protocol_rounds"] = int(r.get("protocol_rounds") or setup.rounds)
+        parts.append("\n".join(f"- {line}" for line in results.caveats(typed, setup)))
+        if rows:
             parts.append(_how(setup, rows))
         path = f"{item.name}/{setup.name}"
         parts += [f"![{setup.title}]({path}/{figure.name})" for figure in figures]

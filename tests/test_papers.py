@@ -86,6 +86,22 @@ def test_statuses(monkeypatch, record, changes, status):
     assert readme.cell_statuses(setup) == {("fedavg", "avg"): status}
 
 
+def test_a_figure_that_is_drawn_without_runs_says_that_it_stands_in():
+    drawn = [
+        (item, setup)
+        for item in items.all_items()
+        for setup in item.setups.values()
+        if setup.stand_in and setup.draws
+    ]
+    assert drawn
+    for item, setup in drawn:
+        if any(readme.recorded_folder(setup).glob("*.png")):
+            assert (
+                f"- A stand-in, not the paper's experiment: {setup.stand_in}."
+                in (readme.recorded_folder(setup).parents[1] / "README.md").read_text()
+            ), (item.name, setup.name)
+
+
 def test_two_forms_of_a_method_are_one_published_row(monkeypatch):
     """The better of q-FedAvg's two forms counts."""
     line = {"column": "avg", "spread": "", "status": "", "seeds": "1 2 3", "rounds": "1000"}
