@@ -25,13 +25,6 @@ class Workload(NamedTuple):
     learning_rate: float
 
 
-# The true clients of each task, as unequal as they are.
-WORKLOADS = (
-    Workload("synthetic", clients=100, batch_size=10, learning_rate=0.01),
-    Workload("mnist_writers", clients=10, batch_size=20, learning_rate=0.03),
-)
-
-
 def write_csv(path: str, records: Sequence[Mapping[str, Any]]) -> None:
     """Writes records as a CSV file, each with the machine and the day it was measured on."""
     measured = {"machine": machine(), "date": datetime.date.today().isoformat()}

@@ -39,7 +39,7 @@ def _distinct(workload, round_index):
 
 def _process_and_cohorts(name, rounds):
     if name == "synthetic":
-        workload = common.WORKLOADS[0]
+        workload = common.Workload("synthetic", clients=100, batch_size=10, learning_rate=0.01)
         task = tasks.load(workload.task, seed=1)
         process = common.build(task, workload.learning_rate)
         return process, common.cohorts(task, workload, rounds)

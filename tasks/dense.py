@@ -1,8 +1,8 @@
 """Dense layer whose gradient for its inputs is computed in blocks of the kernel.
 
 For that gradient oneDNN first writes the whole kernel anew, transposed. A block of it stays in the
-cache meanwhile: two thirds of the time for the 9,216 inputs and 128 units of the EMNIST CNN. With
-many units, or with less than a thousand inputs, nothing is gained.
+cache meanwhile, with which the EMNIST CNN (9,216 inputs, 128 units) trains in 0.97 of the time
+(`benchmarks/layers.py`). A kernel with many units gains nothing.
 """
 
 import tensorflow as tf

@@ -1,11 +1,12 @@
 """Max-pooling over windows that do not overlap, with a backward pass of its own.
 
 TensorFlow's own gradient of max-pooling on a CPU looks for the largest number of every window
-again, one window after the other: a fifth of the EMNIST CNN's training time. oneDNN's is thirty
-times as fast, but TensorFlow puts it in only if it comes across the pooling before the gradient,
-and inside a loop that is a matter of chance, other in every process. So the gradient is a function
-apart that pools again, which leaves nothing to chance. Where TensorFlow goes without oneDNN, and
-over several clients at once, it is a few elementwise operations.
+again, one window after the other; with it a client of the EMNIST CNN trains a fifth longer
+(`benchmarks/layers.py`). oneDNN's is faster, but TensorFlow puts it in only if it comes across the
+pooling before the gradient, and inside a loop that is a matter of chance, other in every process.
+So the gradient is a function apart that pools again, which leaves nothing to chance. Where
+TensorFlow goes without oneDNN, and over several clients at once, it is a few elementwise
+operations.
 """
 
 import tensorflow as tf
@@ -95,7 +96,7 @@ def _elementwise(x: tf.Tensor, y: tf.Tensor, dy: tf.Tensor, high: int, wide: int
     for place in range(high * wide - 1):
         i, j = divmod(place, wide)
         numbers = windows[:, :, i, :, j * channels : (j + 1) * channels]
-        # Stays where the number is below the largest; several times as fast as comparing.
+        # Stays where the number is below the largest; comparing makes and casts booleans.
         still = tf.raw_ops.ReluGrad(gradients=left, features=y - numbers)
         parts.append(left - still)
         left = still

@@ -218,8 +218,8 @@ def _prepares(layer):
 
 
 def _changed_call(call, change):
-    def changed(inputs, training=None):
-        return change(call(inputs, training=training))
+    def changed(inputs, **kwargs):
+        return change(call(inputs, **kwargs))
 
     return changed
 

@@ -60,7 +60,7 @@ def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor, noise_shape=None) -> tf.
     """Zeroes entries of `x` with probability `rate` and scales the others by 1 / (1 - rate).
 
     An entry that is not finite becomes NaN where it would be zeroed. A rate that is a whole number
-    of 256ths, as most are, takes a byte of random bits an entry, any other rate 32 bits.
+    of 256ths, as 1/4 and 1/2 are, takes a byte of random bits an entry, any other rate 32 bits.
 
     Args:
       x: Floating-point tensor.
