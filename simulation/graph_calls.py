@@ -29,6 +29,18 @@ def calling(executor: str = "") -> Iterator[None]:
         ctx.function_call_options = before
 
 
+def runs_in_one_thread(function) -> bool:
+    """Returns whether `SINGLE_THREADED_EXECUTOR` can run a concrete function.
+
+    That executor takes loops and branches as operations of their own. A function that was traced
+    within `calling("SINGLE_THREADED_EXECUTOR")` has them so, but not what it calls, if that had
+    been traced before.
+    """
+    graph = function.graph.as_graph_def()
+    bodies = [graph.node, *(f.node_def for f in graph.library.function)]
+    return not any(node.attr["_lower_using_switch_merge"].b for body in bodies for node in body)
+
+
 @functools.cache
 def _options(executor: str, config: bytes):
     proto = config_pb2.ConfigProto.FromString(config)

@@ -44,7 +44,6 @@ import attrs
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-from tensorflow.core.protobuf import config_pb2
 from tensorflow_federated.proto.v0 import computation_pb2
 from tensorflow_federated.python.common_libs import py_typecheck
 from tensorflow_federated.python.core.backends.native import compiler
@@ -267,25 +266,21 @@ def _load_graph(tensorflow_pb) -> _Graph:
 
 
 def _to_native_form(comp):
-    """Compiles as `tff.backends.native.desugar_and_transform_to_native`, but for two optimizers.
+    """Compiles as `tff.backends.native.desugar_and_transform_to_native`, but leaves graphs alone.
 
-    TFF has TensorFlow's memory optimizer write its temporary variables into the graphs, which then
-    can't be called by several threads at once; see `graph_calls`. And it has functions inlined that
-    are marked not to be; see `tasks/pooling.py`.
+    TFF has TensorFlow rewrite the graphs here, which TensorFlow does anyway when it first runs one.
+    The memory optimizer would write temporary variables into them, so that several threads could
+    not call one at once (see `graph_calls`); functions that are marked to stay apart would be
+    inlined (see `tasks/pooling.py`); and a loop whose function is not inlined can come out as a
+    graph that cannot be imported.
     """
-    config = config_pb2.ConfigProto()
-    rewriting = config.graph_options.rewrite_options
-    rewriting.memory_optimization = rewriting.NO_MEM_OPT
-    rewriting.constant_folding = rewriting.AGGRESSIVE
-    rewriting.arithmetic_optimization = rewriting.AGGRESSIVE
-    rewriting.loop_optimization = rewriting.AGGRESSIVE
     block, _ = compiler.tensorflow_tree_transformations.replace_intrinsics_with_bodies(
         comp.to_building_block()
     )
     desugared = compiler.computation_impl.ConcreteComputation(
         computation_proto=block.proto, context_stack=tff.framework.get_context_stack()
     )
-    return compiler.transform_to_native_form(desugared, grappler_config=config)
+    return compiler.transform_to_native_form(desugared)
 
 
 def _only_called(function):

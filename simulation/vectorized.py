@@ -291,7 +291,7 @@ class VectorizedFederation:
 
     def map_server(self, fn, *values):
         """As `tff_algos.method.Federation.map_server`."""
-        return fn(*values)
+        return _fresh(fn)(*values)
 
     def map_clients(self, fn, *values):
         """As `tff_algos.method.Federation.map_clients`.
@@ -375,10 +375,7 @@ def _over_clients(fn: Callable, arguments: Any, stacked: Sequence[bool], num_cli
         tf.TensorSpec(t.shape[1:] if has_clients else t.shape, t.dtype)
         for t, has_clients in zip(flat, stacked, strict=True)
     ]
-    # A trace that TFF's form of the method left in the cache would not be for stacked clients.
-    fresh = getattr(fn, "_clone", None)
-    if fresh is not None:
-        fn = fresh(None)
+    fn = _fresh(fn)
 
     def of_one(*arguments):
         return fn(*arguments)
@@ -392,6 +389,15 @@ def _over_clients(fn: Callable, arguments: Any, stacked: Sequence[bool], num_cli
         traced.graph, [*flat, *captured], [*stacked, *[False] * len(captured)], num_clients
     )
     return tf.nest.pack_sequence_as(traced.structured_outputs, outputs)
+
+
+def _fresh(fn: Callable) -> Callable:
+    """Returns a method's function without the traces that others have left in its cache.
+
+    They would be for one client, or for another of TensorFlow's executors.
+    """
+    clone = getattr(fn, "_clone", None)
+    return fn if clone is None else clone(None)
 
 
 def has_convolution(model: Model) -> bool:
@@ -427,7 +433,7 @@ class VectorizedProcess:
         self._process = process
         self._on_gpu = bool(tf.config.list_physical_devices("GPU"))
         self._at_least = 1 if self._on_gpu else min(num_threads, MAX_BLOCKS)
-        self._programs = {}
+        self._programs, self._executors = {}, {}
         self._lock = threading.Lock()
 
     def initialize(self):
@@ -475,7 +481,7 @@ class VectorizedProcess:
         if client_states is not None:
             given += tf.nest.flatten(_stack_states(client_states, cohort))
         program = self.program(len(cohort.blocks))
-        with self._executor(len(cohort.blocks)):
+        with graph_calls.calling(self._executors[len(cohort.blocks)]):
             # Binding arguments by signature would take longer than a small model's step does.
             outputs = program._inference_function(*given)
         outputs[number:] = [t.numpy() for t in outputs[number:]]
@@ -499,17 +505,15 @@ class VectorizedProcess:
         """
         with self._lock:
             if num_blocks not in self._programs:
-                with self._executor(num_blocks):
-                    self._programs[num_blocks] = self._trace(num_blocks)
+                # The operations of one block follow one another. To hand them from thread to
+                # thread takes a quarter of a small model's round and of its processor's time.
+                executor = "" if num_blocks > 1 or self._on_gpu else "SINGLE_THREADED_EXECUTOR"
+                with graph_calls.calling(executor):
+                    program = self._trace(num_blocks)
+                can_be_single = graph_calls.runs_in_one_thread(program)
+                self._executors[num_blocks] = executor if can_be_single else ""
+                self._programs[num_blocks] = program
             return self._programs[num_blocks]
-
-    def _executor(self, num_blocks):
-        """Within it programs of rounds whose clients make so many blocks are traced and run."""
-        if num_blocks > 1 or self._on_gpu:
-            return graph_calls.calling()
-        # The operations of one block follow one another. To hand them from thread to thread takes
-        # a quarter of a small model's round and of its processor's time.
-        return graph_calls.calling("SINGLE_THREADED_EXECUTOR")
 
     def _trace(self, num_blocks):
         method = self._process.method

@@ -1,4 +1,4 @@
-"""Every registered task, run from the command line on data of the true shape."""
+"""Every registered task at its true model, on data of the true shape, as a user gets it."""
 
 import csv
 import json
@@ -6,11 +6,74 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
+import run_experiment
 import tasks
+import tff_algos
+from simulation import runtimes
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
+
+
+# Of the tasks whose model is a ResNet, one stands for all where only the model's operations matter.
+_LIKE_CIFAR100 = ("cifar10_image", "cinic10", "clothing1m", "tiny_imagenet")
+# Clothing1M generates 20 large pictures a client.
+_SETTINGS = {"clothing1m": {"num_clients": 2}}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", tasks.names())
+def test_one_round_with_the_runtime_that_auto_is(name, tmp_path, capsys):
+    arguments = [
+        f"--task={name}",
+        "--use_synthetic_data",
+        "--algorithm=fedavg",
+        "--total_rounds=1",
+        "--clients_per_round=2",
+        "--client_batch_size=4",
+        "--max_elements_per_client=6",
+        "--client_learning_rate=0.01",
+        "--num_validation_examples=8",
+        f"--root_output_dir={tmp_path}",
+        "--experiment_name=run",
+        *(f"--{name}_{setting}={value}" for setting, value in _SETTINGS.get(name, {}).items()),
+    ]
+    assert run_experiment.main(arguments) == 0, capsys.readouterr().err
+    with open(tmp_path / "run" / "metrics.csv", newline="") as file:
+        before, after = csv.DictReader(file)
+    assert 0 < float(after["train/num_examples"]) <= 12
+    assert np.isfinite(float(after["train/loss"]))
+    assert before["eval/loss"] != after["eval/loss"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] if name in _LIKE_CIFAR100 else [])
+        for name in tasks.names()
+    ],
+)
+def test_one_round_without_metrics(name):
+    task = tasks.load(name, use_synthetic_data=True, seed=0, **_SETTINGS.get(name, {}))
+    examples = task.train.examples(0)
+    model = tff_algos.from_keras(
+        task.keras_model_fn(0),
+        loss=task.loss,
+        y_spec=tf.TensorSpec([None, *examples.y.shape[1:]], examples.y.dtype),
+        loss_reduction=task.loss_reduction,
+    )
+    process = tff_algos.build("fedavg", model, client_learning_rate=0.01)
+    clients = [tff_algos.batch_client(examples.x[:3], examples.y[:3], batch_size=2, index=0)]
+    with runtimes.installed("tff"):
+        after = process.next(process.initialize(), clients)
+    assert np.isfinite(after.metrics["loss"])
+    moved = zip(after.state.weights, model.initial_weights, strict=True)
+    assert any(np.any(w != before) for w, before in moved)
+    assert all(np.all(np.isfinite(w)) for w in after.state.weights)
 
 
 @pytest.mark.long

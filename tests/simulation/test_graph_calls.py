@@ -44,6 +44,25 @@ def test_options_hold_in_one_thread_until_the_end():
     assert ctx.function_call_options is before
 
 
+def test_what_was_traced_before_can_keep_a_function_out_of_the_executor_of_one_thread():
+    @tf.function(autograph=False)
+    def doubled_until_ten(x):
+        return tf.while_loop(lambda x: x < 10.0, lambda x: (2 * x,), (x,))[0]
+
+    spec = tf.TensorSpec([], tf.float32)
+
+    def around(fn):
+        with graph_calls.calling("SINGLE_THREADED_EXECUTOR"):
+            return tf.function(lambda x: fn(x) + 1.0, autograph=False).get_concrete_function(spec)
+
+    own = around(doubled_until_ten._clone(None))
+    assert graph_calls.runs_in_one_thread(own)
+    with graph_calls.calling("SINGLE_THREADED_EXECUTOR"):
+        assert own(tf.constant(3.0)).numpy() == 13.0
+    doubled_until_ten.get_concrete_function(spec)
+    assert not graph_calls.runs_in_one_thread(around(doubled_until_ten))
+
+
 def test_a_function_marked_to_stay_apart_does_when_a_computation_is_compiled():
     @tf.function(autograph=False, experimental_attributes={"_noinline": True})
     def apart(x):

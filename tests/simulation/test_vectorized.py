@@ -74,8 +74,9 @@ def assert_same_rounds(process, cohorts, rtol=1e-5):
     return whole
 
 
-# Ragged, with clients of one example and of none.
-SIZES = [(5, 1, 12, 0, 17), (17, 0, 4, 1)]
+# Ragged, with clients of one example and of none; then a cohort of one, which is a single block,
+# whose program runs in another of TensorFlow's executors; then several again.
+SIZES = [(5, 1, 12, 0, 17), (4,), (17, 0, 4, 1, 1)]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -85,7 +86,9 @@ def test_is_what_tff_computes(problem, name):
     options = {}
     if process.plan(0, len(SIZES)).local_steps:
         options["steps"] = process.plan(0, len(SIZES)).local_steps
-    assert_same_rounds(process, [cohort(problem, r, s, **options) for r, s in enumerate(SIZES)])
+    cohorts = [cohort(problem, r, s, **options) for r, s in enumerate(SIZES)]
+    whole = assert_same_rounds(process, cohorts)
+    assert set(whole._executors.values()) == {"", "SINGLE_THREADED_EXECUTOR"}
 
 
 def test_cohorts_of_one_and_of_nothing(problem):
