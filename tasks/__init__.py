@@ -6,6 +6,7 @@ metrics as one `tasks.task.Task`.
 
 import hparams as _hparams
 from tasks import builtin as _builtin  # noqa: F401  (registers the suite's own tasks)
+from tasks import files as _files
 from tasks import label_noise as _label_noise
 from tasks.registry import TaskSpec, get, names, register
 
@@ -29,6 +30,8 @@ def load(name, *, data_dir=None, seed=0, use_synthetic_data=False, **settings):
     """
     spec = get(name)
     resolved = _hparams.resolve(name, spec.hparams, settings)
+    if data_dir is not None and not use_synthetic_data:
+        _files.check_folder(data_dir, "--data_dir")
     noise = {h.name: resolved.pop(h.name) for h in _label_noise.HPARAMS if spec.class_labels}
     task = spec.load_fn()(
         data_dir=data_dir, seed=seed, use_synthetic_data=use_synthetic_data, **resolved

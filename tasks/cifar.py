@@ -10,15 +10,13 @@ import lzma
 import os
 import pickle
 import tarfile
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tasks import sqlite_clients
+from tasks import files, sqlite_clients
 from tasks.task import ArrayFederatedData, DataError, Examples, FederatedData
 
 _SHAPE = (32, 32, 3)
@@ -30,19 +28,6 @@ _TFF_ARCHIVE = "fed_cifar100.tar.bz2"
 TFF_ADVICE = (
     "get https://storage.googleapis.com/tff-datasets-public/cifar100.sqlite.lzma and set "
     "--data_dir to its folder"
-)
-
-_Damage = (
-    EOFError,
-    KeyError,
-    OSError,
-    UnicodeDecodeError,
-    ValueError,
-    lzma.LZMAError,
-    pickle.UnpicklingError,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
 )
 
 
@@ -141,11 +126,11 @@ def read(kind: Kind, data_dir: str | None) -> tuple[Images, Images]:
         ):
             for name in (folder, archive, f"{folder}.tar.gz"):
                 path = os.path.join(parent, name)
-                if os.path.exists(path):
+                if files.exists(path, kind.advice):
                     return _read_authors(kind, path, ending)
             if os.path.isfile(os.path.join(parent, kind.test + ending)):
                 return _read_authors(kind, parent, ending)
-        if os.path.isfile(os.path.join(parent, "labels.npz")):
+        if files.exists(os.path.join(parent, "labels.npz"), kind.advice):
             return _read_compact(kind, parent, "train"), _read_compact(kind, parent, "test")
     archive = os.path.join(data_dir, f"{kind.stem}-python.tar.gz")
     raise DataError(f"{archive} is missing, and so is any other form of it; {kind.advice}")
@@ -162,7 +147,9 @@ def _keras_folder(kind: Kind) -> str:
             file_hash=kind.sha256,
         )
     except Exception as error:  # Keras raises plain Exception for a failed download.
-        raise DataError(f"{name} cannot be downloaded ({_reason(error)}); {kind.advice}") from error
+        raise DataError(
+            f"{name} cannot be downloaded ({files.reason_of(error)}); {kind.advice}"
+        ) from error
 
 
 def _read_authors(kind: Kind, path: str, ending: str) -> tuple[Images, Images]:
@@ -177,12 +164,8 @@ def _read_authors(kind: Kind, path: str, ending: str) -> tuple[Images, Images]:
     names = [name + ending for name in (*kind.train, kind.test)]
     parts = {}
     for name, data in _members(path, names, kind.advice):
-        try:
-            parts[name] = _checked(parse(data, kind), kind)
-        except (AttributeError, ImportError, IndexError, TypeError, *_Damage) as error:
-            raise DataError(
-                f"{os.path.join(path, name)} is damaged ({_reason(error)}); {kind.advice}"
-            ) from error
+        with files.decoding(os.path.join(path, name), kind.advice, "is damaged"):
+            parts[name] = parse(data, kind)
     *train, test = (parts[name] for name in names)
     sizes = {len(part.labels) for part in train}
     if len(sizes) > 1:
@@ -197,50 +180,101 @@ def _members(path: str, names: Sequence[str], advice: str) -> Iterator[tuple[str
     Raises:
       DataError: If one is missing or the archive is damaged.
     """
+    if os.path.isdir(path):
+        for name in names:
+            file_path = os.path.join(path, name)
+            with files.reading(file_path, advice), open(file_path, "rb") as file:
+                data = files.read_at_most(file)
+            yield name, data
+        return
     missing = list(names)
-    try:
-        if os.path.isdir(path):
-            for name in names:
-                with open(os.path.join(path, name), "rb") as file:
-                    yield name, file.read()
+    with files.reading(path, advice), tarfile.open(path) as archive:
+        for member in archive:
+            name = os.path.basename(member.name)
+            if name in missing and member.isfile():
+                yield name, files.read_member(archive, member)
                 missing.remove(name)
-            return
-        with tarfile.open(path) as archive:
-            for member in archive:
-                name = os.path.basename(member.name)
-                if name in missing and member.isfile():
-                    yield name, archive.extractfile(member).read()
-                    missing.remove(name)
-    except FileNotFoundError as error:
-        raise DataError(f"{error.filename} is missing; {advice}") from error
-    except _Damage as error:
-        raise DataError(f"{path} cannot be read ({_reason(error)}); {advice}") from error
     if missing:
         raise DataError(f"{path} lacks {', '.join(missing)}; {advice}")
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Unpickles NumPy arrays and Python's own values, and no code."""
+_DTYPES = ("b1", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8")
 
-    _ALLOWED = {
-        ("_codecs", "encode"),
-        ("numpy", "dtype"),
-        ("numpy", "ndarray"),
-        ("numpy.core.multiarray", "_reconstruct"),
-        ("numpy.core.multiarray", "scalar"),
+
+class _Dtype:
+    """Stands for the pickled type of an array of numbers."""
+
+    def __init__(self, name: str | bytes, *_: Any):
+        name = name.decode() if isinstance(name, bytes) else name
+        if name not in _DTYPES:
+            raise ValueError(f"it has an array of type {name!r:.20}")
+        self.dtype = np.dtype(name)
+
+    def __setstate__(self, state: Sequence) -> None:
+        order = state[1].decode() if isinstance(state[1], bytes) else state[1]
+        self.dtype = self.dtype.newbyteorder(order)
+
+
+class _Array:
+    """Stands for a pickled array, whose own restoring would trust what it is given."""
+
+    def __init__(self, *_: Any):
+        self.values = None
+
+    def __setstate__(self, state: Sequence) -> None:
+        _, shape, dtype, by_columns, content = state
+        if not isinstance(content, bytes):
+            raise ValueError("it has an array of objects")
+        order = "F" if by_columns else "C"
+        self.values = np.frombuffer(content, dtype.dtype).reshape(shape, order=order)
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """Returns bytes as Python 3 pickles them for Python 2."""
+    if encoding != "latin1":
+        raise ValueError(f"it has bytes as {encoding!r:.20}")
+    return text.encode("latin1")
+
+
+def _scalar(dtype: _Dtype, content: bytes) -> int:
+    return int(np.frombuffer(content, dtype.dtype, count=1)[0])
+
+
+# The one written in Python: a flipped bit in a memo's number makes the other take gigabytes.
+class _PlainUnpickler(pickle._Unpickler):
+    """Unpickles Python's own values, and arrays as stand-ins; calls nothing of anybody else's."""
+
+    _STAND_INS = {
+        ("_codecs", "encode"): _encode,
+        ("numpy", "dtype"): _Dtype,
+        ("numpy", "ndarray"): _Array,
+        ("numpy.core.multiarray", "_reconstruct"): _Array,
+        ("numpy.core.multiarray", "scalar"): _scalar,
     }
 
     def find_class(self, module, name):
-        if (module, name) not in self._ALLOWED:
-            raise pickle.UnpicklingError(f"it wants {module}.{name}")
-        return super().find_class(module, name)
+        if (module, name) not in self._STAND_INS:
+            raise ValueError(f"it wants {module!s:.80}.{name!s:.80}")
+        return self._STAND_INS[module, name]
+
+    def get_extension(self, code):
+        raise ValueError("it wants a registered extension")
 
 
 def _parse_pickle(data: bytes, kind: Kind) -> Images:
     # Pickled by Python 2, whose strings are bytes here.
     batch = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
-    labels = [np.asarray(batch[key]) for key in kind.label_keys]
-    return Images(_from_planes(np.asarray(batch[b"data"])), *labels)
+    images = files.entry(batch, b"data", _Array).values
+    labels = [_plain_labels(files.entry(batch, key, (list, _Array))) for key in kind.label_keys]
+    return _checked(images, labels, kind, _from_planes)
+
+
+def _plain_labels(labels: list | _Array) -> np.ndarray:
+    if isinstance(labels, _Array):
+        return labels.values
+    if any(type(label) is not int for label in labels):
+        raise ValueError("labels that are not whole numbers")
+    return np.array(labels)
 
 
 def _parse_binary(data: bytes, kind: Kind) -> Images:
@@ -251,33 +285,33 @@ def _parse_binary(data: bytes, kind: Kind) -> Images:
     records = np.frombuffer(data, np.uint8).reshape(-1, length)
     # The coarse label comes first.
     labels = [records[:, i] for i in reversed(range(num_labels))]
-    return Images(_from_planes(records[:, num_labels:]), *labels)
+    return _checked(records[:, num_labels:], labels, kind, _from_planes)
 
 
 def _from_planes(rows: np.ndarray) -> np.ndarray:
     """Returns images from rows of all red, then all green, then all blue pixels."""
-    if rows.dtype != np.uint8 or rows.shape[1:] != (_PIXELS,):
+    if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1:] != (_PIXELS,):
         raise ValueError(f"images are {rows.dtype} of shape {rows.shape}")
     return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
-def _checked(images: Images, kind: Kind) -> Images:
-    """Returns the images with int32 labels.
+def _checked(
+    images: np.ndarray,
+    labels: Sequence[np.ndarray],
+    kind: Kind,
+    decode: Callable[[np.ndarray], np.ndarray],
+) -> Images:
+    """Returns images with int32 labels, decoded when the labels are known to be theirs.
 
     Raises:
       ValueError: If there are none, or labels are not as many or out of range.
     """
-    ranges = {"labels": kind.num_classes, "coarse": _NUM_COARSE}
-    for name, limit in ranges.items():
-        labels = getattr(images, name)
-        if labels is None:
-            continue
-        if labels.shape != (len(images.images),) or not len(labels):
-            raise ValueError(f"{labels.size} labels for {len(images.images)} images")
-        if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= limit:
-            raise ValueError(f"labels from {labels.min()} to {labels.max()}, not 0..{limit - 1}")
-        images = images._replace(**{name: labels.astype(np.int32)})
-    return images
+    ranges = {"labels": kind.num_classes, "coarse labels": _NUM_COARSE}
+    for (name, limit), own in zip(ranges.items(), labels, strict=False):
+        files.check_labels(own, limit, name)
+        if len(own) != len(images) or not len(own):
+            raise ValueError(f"{len(own)} {name} for {len(images)} images")
+    return Images(decode(images), *(own.astype(np.int32) for own in labels))
 
 
 def _read_compact(kind: Kind, folder: str, part: str) -> Images:
@@ -287,22 +321,25 @@ def _read_compact(kind: Kind, folder: str, part: str) -> Images:
     along rows and columns, modulo 256: uint8 `[3, n, 32, 32]`.
     """
     names = ("label",) if kind.num_classes == 10 else ("fine", "coarse")
+    path = os.path.join(folder, "labels.npz")
+    with files.reading(path, kind.advice):
+        of_part = files.read_npz(path, {f"{part}_{name}": None for name in names})
+        labels = list(of_part.values())
+        for own, limit in zip(labels, (kind.num_classes, _NUM_COARSE), strict=False):
+            files.check_labels(own, limit)
     path = os.path.join(folder, f"{part}_images.npy.xz")
-    try:
-        with lzma.open(path) as file:
-            differences = np.load(file, allow_pickle=False)
-        if differences.dtype != np.uint8 or differences.shape[2:] != (32, 32):
-            raise ValueError(f"images are {differences.dtype} of shape {differences.shape}")
-        green, red, blue = differences.cumsum(3, dtype=np.uint8).cumsum(2, dtype=np.uint8)
-        images = np.stack([red + green, green, blue + green], axis=-1)
-        path = os.path.join(folder, "labels.npz")
-        with np.load(path, allow_pickle=False) as arrays:
-            labels = [arrays[f"{part}_{name}"] for name in names]
-        return _checked(Images(images, *labels), kind)
-    except FileNotFoundError as error:
-        raise DataError(f"{error.filename} is missing; {kind.advice}") from error
-    except _Damage as error:
-        raise DataError(f"{path} cannot be read ({_reason(error)}); {kind.advice}") from error
+    with files.reading(path, kind.advice), lzma.open(path) as file:
+        differences = files.read_npy(file, (3, len(labels[0]), 32, 32), "u")
+        if differences.dtype != np.uint8:
+            raise ValueError(f"images are {differences.dtype}")
+        return _checked(differences.swapaxes(0, 1), labels, kind, _from_differences)
+
+
+def _from_differences(differences: np.ndarray) -> np.ndarray:
+    """Returns images from `[n, 3, 32, 32]` of the compact form."""
+    planes = differences.cumsum(3, dtype=np.uint8).cumsum(2, dtype=np.uint8)
+    green, red, blue = planes.swapaxes(0, 1)
+    return np.stack([red + green, green, blue + green], axis=-1)
 
 
 # TFF's federated CIFAR-100.
@@ -324,7 +361,7 @@ class FederatedCifar100(NamedTuple):
 
 def has_tffs(data_dir: str | None) -> bool:
     """Returns whether a folder has TFF's file; without a folder TFF's cache or download has it."""
-    if data_dir is None or sqlite_clients.find(_TFF_FILE, CIFAR100.name, data_dir):
+    if data_dir is None or sqlite_clients.find(_TFF_FILE, CIFAR100.name, data_dir, TFF_ADVICE):
         return True
     return _find_h5(data_dir) is not None
 
@@ -339,7 +376,10 @@ def read_tffs(data_dir: str | None) -> FederatedCifar100:
     Raises:
       DataError: If a file is missing or damaged, or cannot be downloaded.
     """
-    if data_dir is not None and not sqlite_clients.find(_TFF_FILE, CIFAR100.name, data_dir):
+    has_sqlite = data_dir is None or sqlite_clients.find(
+        _TFF_FILE, CIFAR100.name, data_dir, TFF_ADVICE
+    )
+    if not has_sqlite:
         found = _find_h5(data_dir)
         if found is not None:
             train, test = _read_h5(found)
@@ -390,8 +430,7 @@ def parse_tffs(serialized: Sequence[bytes]) -> Examples:
 
 
 def _tffs_examples(x: np.ndarray, y: np.ndarray) -> Examples:
-    if len(y) and not (0 <= y.min() and y.max() < CIFAR100.num_classes):
-        raise ValueError(f"labels from {y.min()} to {y.max()}, outside 0..99")
+    files.check_labels(y, CIFAR100.num_classes)
     if len(y) and not (0 <= x.min() and x.max() <= 255):
         raise ValueError(f"pixels from {x.min()} to {x.max()}, outside 0..255")
     return Examples(x.astype(np.uint8), y.astype(np.int32))
@@ -407,9 +446,9 @@ def _find_h5(data_dir: str) -> Mapping[str, str] | str | None:
     """Returns the paths of both HDF5 files, or that of their archive."""
     for parent in (os.path.join(data_dir, CIFAR100.name), data_dir):
         paths = {part: os.path.join(parent, name) for part, name in _TFF_H5.items()}
-        if any(map(os.path.isfile, paths.values())):
+        if any(files.exists(path, TFF_ADVICE) for path in paths.values()):
             return paths
-        if os.path.isfile(os.path.join(parent, _TFF_ARCHIVE)):
+        if files.exists(os.path.join(parent, _TFF_ARCHIVE), TFF_ADVICE):
             return os.path.join(parent, _TFF_ARCHIVE)
     return None
 
@@ -418,29 +457,33 @@ def _read_h5(found: Mapping[str, str] | str) -> list[ArrayFederatedData]:
     """Reads training and test clients of TFF's HDF5 files into memory (184 MB)."""
     if isinstance(found, str):
         contents = dict(_members(found, list(_TFF_H5.values()), TFF_ADVICE))
-        files = {os.path.join(found, name): io.BytesIO(contents[name]) for name in _TFF_H5.values()}
-    else:
-        files = {path: path for path in found.values()}
-    return [_read_h5_file(path, file) for path, file in files.items()]
+        return [
+            _read_h5_file(os.path.join(found, name), io.BytesIO(contents[name]))
+            for name in _TFF_H5.values()
+        ]
+    opened = []
+    for path in found.values():
+        with files.reading(path, TFF_ADVICE):
+            opened.append(_read_h5_file(path, path))
+    return opened
 
 
 def _read_h5_file(path: str, file) -> ArrayFederatedData:
     import h5py  # Only this form needs it.
 
-    try:
-        with h5py.File(file, "r") as opened:
-            clients = opened["examples"]
-            client_ids = sorted(clients)
-            parts = []
-            for client_id in client_ids:
-                x, y = clients[client_id]["image"][()], clients[client_id]["label"][()].reshape(-1)
-                if x.shape != (len(y), *_SHAPE):
-                    raise ValueError(f"client {client_id} has images of shape {x.shape}")
-                parts.append(_tffs_examples(x, y))
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is missing; {TFF_ADVICE}") from error
-    except (AttributeError, RuntimeError, TypeError, *_Damage) as error:
-        raise DataError(f"{path} cannot be read ({_reason(error)}); {TFF_ADVICE}") from error
+    with files.decoding(path, TFF_ADVICE), h5py.File(file, "r") as opened:
+        clients = opened["examples"]
+        client_ids = [files.check_client_id(client_id) for client_id in sorted(clients)]
+        parts = []
+        for client_id in client_ids:
+            stored = [clients[client_id][name] for name in ("image", "label")]
+            for dataset in stored:
+                files.check_dataset(dataset, "iu")
+            x, y = (dataset[()] for dataset in stored)
+            y = y.reshape(-1)
+            if x.shape != (len(y), *_SHAPE):
+                raise ValueError(f"client {client_id} has images of shape {x.shape}")
+            parts.append(_tffs_examples(x, y))
     if not parts:
         raise DataError(f"{path} has no clients; {TFF_ADVICE}")
     rows = np.split(
@@ -448,7 +491,3 @@ def _read_h5_file(path: str, file) -> ArrayFederatedData:
     )
     x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return ArrayFederatedData(x, y, rows, client_ids)
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split()).strip("'\"") or type(error).__name__

@@ -14,10 +14,11 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
-from tasks import generated, image_models, losses, partitions, prepared, settings
+from tasks import files, generated, image_models, losses, partitions, prepared, settings
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
 
 _NUM_CLASSES = 14
+_LABELS = frozenset(map(str, range(_NUM_CLASSES)))
 _SIDE = 256
 _CROP = 224
 _LISTS = {
@@ -27,6 +28,7 @@ _LISTS = {
 _ARRAYS = {"image": prepared.Array(None), "y": prepared.Array("uint8")}
 _PUBLISHED = {"train": 1_000_000, "test": 10_526}
 _PICTURES_A_PIECE = 1000
+_MAX_PICTURE = 64 << 20
 _ADVICE = (
     "ask for Clothing1M as https://github.com/Cysu/noisy_label says, unpack it, and set --data_dir "
     "to the folder that holds noisy_train_key_list.txt, the other lists and images/"
@@ -151,18 +153,20 @@ def read_weights(path: str) -> dict[str, list[np.ndarray]]:
     Raises:
       DataError: If the file cannot be read or is not of that form.
     """
-    try:
-        with h5py.File(path, "r") as file:
-            layers = file.get("model_weights", file)
-            return {
-                _text(name): [
-                    np.asarray(layers[name][w]) for w in layers[name].attrs["weight_names"]
-                ]
-                for name in layers.attrs["layer_names"]
-            }
-    except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path} cannot be read ({reason}); {_WEIGHTS_ADVICE}") from error
+    with files.reading(path, _WEIGHTS_ADVICE), h5py.File(path, "r") as file:
+        layers = file.get("model_weights", file)
+        return {
+            _text(name): [_weight(layers[name][w]) for w in layers[name].attrs["weight_names"]]
+            for name in layers.attrs["layer_names"]
+        }
+
+
+def _weight(dataset: h5py.Dataset) -> np.ndarray:
+    files.check_dataset(dataset, "f")
+    weight = dataset[()]
+    if not np.all(np.isfinite(weight)):
+        raise ValueError(f"weights {dataset.name} that are not finite")
+    return weight
 
 
 class Pictures:
@@ -206,11 +210,10 @@ def _read(data_dir: str | None) -> dict[str, Examples]:
     """Returns pictures and labels of train and test."""
     if data_dir is None:
         raise DataError(f"clothing1m reads files and needs --data_dir: {_ADVICE}")
-    folder = prepared.find(data_dir, "clothing1m")
+    folder = prepared.find(data_dir, "clothing1m", _ADVICE)
     if folder is not None:
-        made = prepared.read(
-            folder, f"remove it and run python -m tasks.prepare again, or {_ADVICE}"
-        )
+        advice = f"remove it and run python -m tasks.prepare again, or {_ADVICE}"
+        made = prepared.read(folder, advice, _ARRAYS, _LISTS, _NUM_CLASSES)
         return {part: _of_set(made, folder, part) for part in _LISTS}
     found = {}
     for part in _LISTS:
@@ -224,7 +227,11 @@ def _of_set(made: prepared.Prepared, folder: str, part: str) -> Examples:
     rows = made.parts[part][""]
 
     def picture(row: int) -> np.ndarray:
-        image = _decode(made.arrays["image"][rows[row]], f"picture {row} of {part} in {folder}")
+        what = f"picture {row} of {part} in {folder}"
+        image = _decode(made.arrays["image"][rows[row]], what)
+        with files.decoding(what, _ADVICE, "is damaged"):
+            if image.shape != (_SIDE, _SIDE, 3):
+                raise ValueError(f"its shape is {tuple(image.shape)}")
         return image.numpy()
 
     labels = np.asarray(made.arrays["y"][rows.start : rows.stop], np.int32)
@@ -237,12 +244,13 @@ def _read_lists(data_dir: str, part: str) -> tuple[list[str], np.ndarray]:
     labels = {}
     for number, line in enumerate(_lines(labels_path), start=1):
         key, *label = line.split()
-        if len(label) != 1 or not label[0].isdigit() or int(label[0]) >= _NUM_CLASSES:
+        if len(label) != 1 or label[0] not in _LABELS:
             raise DataError(
                 f"{labels_path} is damaged: line {number} is not a path and a label below "
                 f"{_NUM_CLASSES}; {_ADVICE}"
             )
-        labels[key] = int(label[0])
+        if labels.setdefault(key, int(label[0])) != int(label[0]):
+            raise DataError(f"{labels_path} is damaged: it has two labels of {key}; {_ADVICE}")
     # A picture that is listed twice counts once, or it could be in train and test of two clients.
     keys = list(dict.fromkeys(_lines(keys_path)))
     unknown = next((key for key in keys if key not in labels), None)
@@ -253,29 +261,25 @@ def _read_lists(data_dir: str, part: str) -> tuple[list[str], np.ndarray]:
 
 
 def _list_path(data_dir: str, name: str) -> str:
-    for folder in (data_dir, os.path.join(data_dir, "annotations")):
-        path = os.path.join(folder, name)
-        if os.path.isfile(path):
-            return path
-    raise DataError(f"{os.path.join(data_dir, name)} is missing; {_ADVICE}")
+    folders = (data_dir, os.path.join(data_dir, "annotations"))
+    path = files.find((os.path.join(folder, name) for folder in folders), _ADVICE)
+    if path is None:
+        raise DataError(f"{os.path.join(data_dir, name)} is missing; {_ADVICE}")
+    return path
 
 
 def _lines(path: str) -> list[str]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return [line for line in file.read().splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path} cannot be read ({reason}); {_ADVICE}") from error
+    with files.reading(path, _ADVICE), open(path, "rb") as file:
+        text = files.read_at_most(file).decode()
+    if "\0" in text:
+        raise DataError(f"{path} is damaged: it holds null bytes; {_ADVICE}")
+    return [line for line in text.splitlines() if line.strip()]
 
 
 def _read_picture(data_dir: str, keys: Sequence[str], row: int) -> np.ndarray:
     path = os.path.join(data_dir, keys[row])
-    try:
-        with open(path, "rb") as file:
-            content = file.read()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); {_ADVICE}") from error
+    with files.reading(path, _ADVICE), open(path, "rb") as file:
+        content = files.read_at_most(file, _MAX_PICTURE)
     # As FedCorr does, whatever the sides' proportion.
     image = tf.image.resize(_decode(content, path), (_SIDE, _SIDE), antialias=True)
     return tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8).numpy()
@@ -284,7 +288,8 @@ def _read_picture(data_dir: str, keys: Sequence[str], row: int) -> np.ndarray:
 def _decode(content: bytes, what: str) -> tf.Tensor:
     try:
         return tf.io.decode_image(content, channels=3, expand_animations=False)
-    except tf.errors.InvalidArgumentError as error:
+    # TensorFlow fails to decode its own message when it quotes bytes that are not text.
+    except (tf.errors.OpError, UnicodeDecodeError) as error:
         raise DataError(f"{what} is damaged or no picture; {_ADVICE}") from error
 
 

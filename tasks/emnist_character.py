@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tasks import generated, losses, models
+from tasks import files, generated, losses, models
 from tasks.sqlite_clients import SqliteFederatedData, locate
 from tasks.task import ArrayFederatedData, Examples, Task
 
@@ -98,12 +98,11 @@ def parse(serialized: Sequence[bytes]) -> Examples:
     # TensorFlow fails to decode its own message when it quotes bytes that are not text.
     except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
         raise ValueError("an example that is not 28x28 pixels and a label") from error
-    x, y = parsed["pixels"].numpy(), parsed["label"].numpy().astype(np.int32)
-    if len(y) and not (0 <= y.min() and y.max() < _NUM_CLASSES):
-        raise ValueError(f"labels from {y.min()} to {y.max()}, outside 0..{_NUM_CLASSES - 1}")
+    x, y = parsed["pixels"].numpy(), parsed["label"].numpy()
+    files.check_labels(y, _NUM_CLASSES)
     if len(y) and not (0 <= x.min() and x.max() <= 1):
         raise ValueError(f"pixels from {x.min():g} to {x.max():g}, outside [0, 1]")
-    return Examples(x, y)
+    return Examples(x, y.astype(np.int32))
 
 
 def _download(cache_dir: str) -> None:

@@ -206,7 +206,7 @@ def _paths(data_dir: str | None) -> list[str]:
     paths = []
     for name in _FILES:
         if data_dir is not None:
-            path = idx.find(data_dir, "fashion_mnist", name)
+            path = idx.find(data_dir, "fashion_mnist", name, _ADVICE)
             if path is None:
                 raise DataError(f"{os.path.join(data_dir, name)}.gz is missing; {_ADVICE}")
         else:

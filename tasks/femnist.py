@@ -6,6 +6,7 @@ writers and 805,263 examples, TFF 3,400 and 749,068, both from NIST Special Data
 """
 
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -137,17 +138,22 @@ def prepare(source: str, data_dir: str) -> prepared.Outcome:
 
 def _convert(x: Sequence[Any], y: Sequence[Any]) -> Mapping[str, np.ndarray]:
     """Returns LEAF's pixels, which are bytes divided by 255, as those bytes."""
-    pixels = np.asarray(x, np.float64).reshape(-1, _SIDE * _SIDE) * 255
-    images = np.rint(pixels)
-    if len(images) != len(y) or np.abs(pixels - images).max(initial=0) > 1e-3:
-        raise ValueError("images that are not 28x28 pixels in steps of 1/255")
-    if images.min(initial=0) < 0 or images.max(initial=0) > 255:
+    if any(type(label) is not int for label in y):
+        raise ValueError("labels that are not whole numbers")
+    if y and not (0 <= min(y) and max(y) < _NUM_CLASSES):
+        raise ValueError(f"labels outside 0..{_NUM_CLASSES - 1}")
+    pixels = np.asarray(x) if x else np.zeros((0, _SIDE * _SIDE))
+    if pixels.dtype.kind not in "fi" or pixels.shape != (len(y), _SIDE * _SIDE):
+        raise ValueError(f"images of shape {pixels.shape} and type {pixels.dtype}, not 28x28")
+    # Written so that NaN does not pass.
+    if not np.all((pixels >= 0) & (pixels <= 1)):
         raise ValueError("pixels outside [0, 1]")
-    labels = np.asarray(y)
-    if labels.dtype.kind not in "iu" or labels.min(initial=0) < 0 or labels.max(initial=0) > 61:
-        raise ValueError("labels that are not whole numbers in 0..61")
+    pixels = pixels.astype(np.float64, copy=False) * 255
+    images = np.rint(pixels)
+    if np.abs(pixels - images).max(initial=0) > 1e-3:
+        raise ValueError("pixels that are not in steps of 1/255")
     images = images.astype(np.uint8).reshape(-1, _SIDE, _SIDE, 1)
-    return {"x": images, "y": labels.astype(np.uint8)}
+    return {"x": images, "y": np.array(y, np.uint8)}
 
 
 class _Writers:
@@ -223,14 +229,15 @@ def _pooled(data: FederatedData) -> Examples:
 def _read(data_dir: str | None, source: str) -> tuple[_Writers, str]:
     """Returns the writers, and which source they are from."""
     if source in ("auto", "leaf") and data_dir is not None:
-        folder = prepared.find(data_dir, "femnist")
+        folder = prepared.find(data_dir, "femnist", _ADVICE)
         if folder is not None:
             advice = f"remove it and run python -m tasks.prepare again, or {_ADVICE}"
-            return _of_set(prepared.read(folder, advice)), "leaf"
-        files = leaf.find(data_dir, "femnist")
+            made = prepared.read(folder, advice, _ARRAYS, num_classes=_NUM_CLASSES)
+            return _of_set(made, folder), "leaf"
+        files = leaf.find(data_dir, "femnist", _ADVICE)
         if files:
             made = prepared.in_memory(leaf.source(files, _ARRAYS, _convert, _ADVICE))
-            return _of_set(made), "leaf"
+            return _of_set(made, os.path.dirname(next(iter(files.values()))[0])), "leaf"
     if source == "leaf":
         where = f"{data_dir} has" if data_dir else "without --data_dir there are"
         raise DataError(f"{where} no LEAF files of femnist; {_ADVICE}")
@@ -238,7 +245,9 @@ def _read(data_dir: str | None, source: str) -> tuple[_Writers, str]:
     return _Writers({"train": train, "test": test}), "tff"
 
 
-def _of_set(made: prepared.Prepared) -> _Writers:
+def _of_set(made: prepared.Prepared, folder: str) -> _Writers:
+    if not len(made.arrays["y"]):
+        raise DataError(f"{folder} has no examples; {_ADVICE}")
     labels = np.asarray(made.arrays["y"], np.int32)
     parts = {}
     for part, clients in made.parts.items():

@@ -1,31 +1,30 @@
 """Reads idx files, the format of MNIST and its kin, plain or gzip-compressed."""
 
-import gzip
 import os
 import struct
-import zlib
 
 import numpy as np
 
+from tasks import files
 from tasks.task import DataError
 
 _DTYPES = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
 
 
-def find(data_dir: str, folder: str, name: str) -> str | None:
+def find(data_dir: str, folder: str, name: str, advice: str) -> str | None:
     """Returns the path of an idx file, or `None` if there is none.
 
     Args:
       data_dir: Folder to look in.
       folder: Subfolder to look in first.
       name: Name of the file without `.gz`; the compressed file is taken where both exist.
+      advice: Where to get the file and how to point at it, for error texts.
+
+    Raises:
+      DataError: If a folder may not be looked into.
     """
-    for parent in (os.path.join(data_dir, folder), data_dir):
-        for ending in (".gz", ""):
-            path = os.path.join(parent, name + ending)
-            if os.path.isfile(path):
-                return path
-    return None
+    parents = (os.path.join(data_dir, folder), data_dir)
+    return files.find((os.path.join(p, name + end) for p in parents for end in (".gz", "")), advice)
 
 
 def read(path: str, num_dims: int, advice: str) -> np.ndarray:
@@ -43,13 +42,8 @@ def read(path: str, num_dims: int, advice: str) -> np.ndarray:
       DataError: If the file can't be read, is not idx, or holds fewer or more bytes than its header
         announces.
     """
-    try:
-        opened = gzip.open(path) if path.endswith(".gz") else open(path, "rb")
-        with opened as file:
-            data = file.read()
-    except (EOFError, OSError, zlib.error) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{path} cannot be read ({reason}); {advice}") from error
+    with files.reading(path, advice), files.open_plain_or_gzip(path) as file:
+        data = files.read_at_most(file)
     header = 4 + 4 * num_dims
     dtype = _DTYPES.get(data[2]) if len(data) >= header and data[:2] == b"\0\0" else None
     if dtype is None or data[3] != num_dims:
@@ -93,9 +87,6 @@ def read_labelled_images(
             f"{labels_path} has {len(labels)} labels for {len(images)} images in {images_path}; "
             f"{advice}"
         )
-    if labels.min() < 0 or labels.max() >= num_classes:
-        raise DataError(
-            f"{labels_path} has labels from {labels.min()} to {labels.max()}, outside "
-            f"0..{num_classes - 1}; {advice}"
-        )
+    with files.decoding(labels_path, advice, "is damaged"):
+        files.check_labels(labels, num_classes)
     return images[..., np.newaxis], labels.astype(np.int32)

@@ -10,29 +10,25 @@ import collections
 import functools
 import os
 import re
+import struct
 import sys
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from tasks import files as files_lib
 from tasks import prepared
 from tasks.cifar import Images
 from tasks.task import DataError
 
-_Damage = (
-    EOFError,
-    OSError,
-    UnicodeDecodeError,
-    ValueError,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+# No picture or list of these sets is larger.
+_MAX_FILE = 64 << 20
+_ENDINGS = (".png", ".JPEG", ".txt")
+_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class Kind(NamedTuple):
@@ -45,6 +41,7 @@ class Kind(NamedTuple):
       url: Where the archive is.
       md5: Of the archive.
       size: Height and width of an image, in pixels.
+      num_classes: Number of classes.
       published: Published numbers of images, in all and by part.
       files: `(tree, advice) -> part -> list of (file, label)`.
     """
@@ -55,6 +52,7 @@ class Kind(NamedTuple):
     url: str
     md5: str
     size: int
+    num_classes: int
     published: Mapping[str, int]
     files: Callable[["_Tree", str], Mapping[str, Sequence[tuple[str, int]]]]
 
@@ -65,6 +63,12 @@ class Kind(NamedTuple):
             f"get {self.url} and set --data_dir to its folder, or to the one above it if it is "
             f"called {self.task}"
         )
+
+    @property
+    def arrays(self) -> Mapping[str, prepared.Array]:
+        """The arrays of its prepared set."""
+        shape = (self.size, self.size, 3)
+        return {"x": prepared.Array("uint8", shape), "y": prepared.Array("uint8")}
 
 
 class _Tree:
@@ -117,10 +121,11 @@ def read(kind: Kind, data_dir: str | None) -> dict[str, Images]:
     if data_dir is None:
         made = prepared.in_memory(_source(kind, _download(kind)))
     else:
-        folder = prepared.find(data_dir, kind.task)
+        folder = prepared.find(data_dir, kind.task, kind.advice)
         if folder:
             advice = f"remove it and run python -m tasks.prepare again, or {kind.advice}"
-            made = prepared.read(folder, advice)
+            parts = [name for name in kind.published if name != "examples"]
+            made = prepared.read(folder, advice, kind.arrays, parts, kind.num_classes)
         else:
             made = prepared.in_memory(_source(kind, _find(kind, data_dir)))
     images = {}
@@ -144,8 +149,9 @@ def prepare(kind: Kind, source: str, data_dir: str) -> prepared.Outcome:
 def _find(kind: Kind, data_dir: str) -> str:
     for parent in (os.path.join(data_dir, kind.task), data_dir):
         for name in (kind.folder, kind.archive):
-            if os.path.exists(os.path.join(parent, name)):
-                return os.path.join(parent, name)
+            path = os.path.join(parent, name)
+            if files_lib.exists(path, kind.advice):
+                return path
         if os.path.isdir(os.path.join(parent, "train")):
             return parent
     raise DataError(f"{os.path.join(data_dir, kind.archive)} is missing; {kind.advice}")
@@ -156,19 +162,15 @@ def _download(kind: Kind) -> str:
         return tf.keras.utils.get_file(kind.archive, kind.url, file_hash=kind.md5)
     except Exception as error:  # Keras raises plain Exception for a failed download.
         raise DataError(
-            f"{kind.archive} cannot be downloaded ({_reason(error)}); {kind.advice}"
+            f"{kind.archive} cannot be downloaded ({files_lib.reason_of(error)}); {kind.advice}"
         ) from error
 
 
 def _source(kind: Kind, path: str) -> prepared.Source:
     """Returns a tree as the source of a set; a piece is a class of a part."""
-    try:
+    with files_lib.decoding(path, kind.advice):
         tree = _open(path)
         parts = kind.files(tree, kind.advice)
-    except FileNotFoundError as error:
-        raise DataError(f"{error.filename} is missing; {kind.advice}") from error
-    except _Damage as error:
-        raise DataError(f"{path} cannot be read ({_reason(error)}); {kind.advice}") from error
     pieces = []
     for part, files in parts.items():
         by_label = collections.defaultdict(list)
@@ -192,63 +194,78 @@ def _source(kind: Kind, path: str) -> prepared.Source:
                     functools.partial(_read_class, kind, tree, part, label, names),
                 )
             )
-    shape = (kind.size, kind.size, 3)
-    arrays = {"x": prepared.Array("uint8", shape), "y": prepared.Array("uint8")}
-    return prepared.Source(arrays, pieces)
+    return prepared.Source(kind.arrays, pieces)
 
 
 def _read_class(kind, tree, part, label, names) -> Iterator[prepared.Rows]:
     x = np.empty((len(names), kind.size, kind.size, 3), np.uint8)
     for i, name in enumerate(names):
-        try:
+        with files_lib.decoding(os.path.join(tree.path, name), kind.advice, "is damaged"):
             x[i] = _decode(tree.read(name), kind.size)
-        except _Damage as error:
-            raise DataError(
-                f"{os.path.join(tree.path, name)} is damaged ({_reason(error)}); {kind.advice}"
-            ) from error
     yield prepared.Rows(part, "", {"x": x, "y": np.full(len(names), label, np.uint8)})
 
 
 def _decode(data: bytes, size: int) -> np.ndarray:
     """Returns the pixels of a PNG or JPEG file; grey ones get three equal channels."""
+    is_jpeg = data.startswith(b"\xff\xd8")
     try:
-        if data.startswith(b"\xff\xd8"):
-            # The exact transform gives the same pixels on every machine.
-            image = tf.io.decode_jpeg(data, channels=3, dct_method="INTEGER_ACCURATE")
+        # Before it is decoded, which takes the memory that the header announces.
+        if is_jpeg:
+            shape = tuple(tf.io.extract_jpeg_shape(data).numpy()[:2])
         else:
-            image = tf.io.decode_png(data, channels=3)
-    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
+            shape = struct.unpack_from(">II", data, 16) if data.startswith(_PNG) else None
+        if shape == (size, size):
+            # The exact transform gives the same pixels on every machine.
+            return (
+                tf.io.decode_jpeg(data, channels=3, dct_method="INTEGER_ACCURATE")
+                if is_jpeg
+                else tf.io.decode_png(data, channels=3)
+            ).numpy()
+    # TensorFlow fails to decode its own message when it quotes bytes that are not text.
+    except (tf.errors.OpError, UnicodeDecodeError, struct.error) as error:
         raise ValueError("it is no whole PNG or JPEG image") from error
-    if image.shape != (size, size, 3):
-        raise ValueError(f"its shape is {tuple(image.shape)} and not {(size, size, 3)}")
-    return image.numpy()
+    if shape is None:
+        raise ValueError("it is no whole PNG or JPEG image")
+    raise ValueError(f"its shape is {tuple(map(int, shape))} and not {(size, size)}")
 
 
 def _open(path: str) -> _Tree:
     if os.path.isdir(path):
         return _open_folder(path)
+    files_lib.check_regular(path)
     return _open_zip(path) if path.endswith(".zip") else _open_tar(path)
 
 
 def _open_folder(path: str) -> _Tree:
     sizes = {}
-    for folder, _, names in os.walk(path):
+    for folder, _, names in os.walk(path, onerror=_raise):
         below = os.path.relpath(folder, path).replace(os.sep, "/")
         for name in names:
             file = os.path.join(folder, name)
             sizes[name if below == "." else f"{below}/{name}"] = os.path.getsize(file)
 
     def read_file(name):
-        with open(os.path.join(path, *name.split("/")), "rb") as file:
-            return file.read()
+        file = os.path.join(path, *name.split("/"))
+        files_lib.check_regular(file)
+        with open(file, "rb") as opened:
+            return files_lib.read_at_most(opened, _MAX_FILE)
 
     return _Tree(path, sizes, read_file)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _open_zip(path: str) -> _Tree:
     archive = zipfile.ZipFile(path)
     sizes = {i.filename: i.file_size for i in archive.infolist() if not i.is_dir()}
-    return _Tree(path, sizes, archive.read)
+
+    def read_file(name):
+        with archive.open(name) as opened:
+            return files_lib.read_at_most(opened, _MAX_FILE)
+
+    return _Tree(path, sizes, read_file)
 
 
 def _open_tar(path: str) -> _Tree:
@@ -257,9 +274,9 @@ def _open_tar(path: str) -> _Tree:
     contents = {}
     with tarfile.open(path) as archive:
         for member in archive:
-            if member.isfile():
+            if member.isfile() and member.name.endswith(_ENDINGS):
                 name = member.name.removeprefix("./")
-                contents[name] = archive.extractfile(member).read()
+                contents[name] = files_lib.read_member(archive, member, _MAX_FILE)
     return _Tree(path, {name: len(data) for name, data in contents.items()}, contents.__getitem__)
 
 
@@ -295,6 +312,11 @@ def _tiny_imagenet_files(tree: _Tree, advice: str) -> Mapping[str, Sequence[tupl
         if name not in tree.sizes:
             raise DataError(f"{tree.path} has no {name}; {advice}")
     classes = tree.read("wnids.txt").decode().split()
+    if len(set(classes)) != len(classes) or len(classes) > TINY_IMAGENET.num_classes:
+        raise DataError(
+            f"{tree.path} has {len(classes)} classes in wnids.txt, {len(set(classes))} of them "
+            f"different, and not {TINY_IMAGENET.num_classes}; {advice}"
+        )
     labels = {name: label for label, name in enumerate(classes)}
     train = []
     for name, label in labels.items():
@@ -314,6 +336,8 @@ def _tiny_imagenet_files(tree: _Tree, advice: str) -> Mapping[str, Sequence[tupl
                 f"{advice}"
             )
         val.append((file, labels[wnid]))
+    if len({name for name, _ in val}) != len(val):
+        raise DataError(f"{tree.path} has an image twice in val_annotations.txt; {advice}")
     if not val:
         raise DataError(f"{tree.path} has an empty val_annotations.txt; {advice}")
     return {"train": train, "val": sorted(val)}
@@ -326,6 +350,7 @@ CINIC10 = Kind(
     url="https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
     md5="6ee4d0c996905fe93221de577967a372",
     size=32,
+    num_classes=10,
     published={"examples": 270_000, "train": 90_000, "valid": 90_000, "test": 90_000},
     files=_cinic10_files,
 )
@@ -336,10 +361,7 @@ TINY_IMAGENET = Kind(
     url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
     md5="90528d7ca1a48142e341f4ef8d21d0de",
     size=64,
+    num_classes=200,
     published={"examples": 110_000, "train": 100_000, "val": 10_000},
     files=_tiny_imagenet_files,
 )
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

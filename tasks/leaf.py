@@ -6,11 +6,11 @@ their examples are in one file of each folder.
 """
 
 import functools
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tasks import files as files_lib
 from tasks import prepared
 from tasks.task import DataError
 
@@ -18,23 +18,27 @@ from tasks.task import DataError
 Convert = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, Any]]
 
 
-def find(data_dir: str, task: str) -> dict[str, list[str]]:
+def find(data_dir: str, task: str, advice: str) -> dict[str, list[str]]:
     """Returns LEAF's files by part.
 
     Args:
       data_dir: The folder that LEAF calls `data`, or one above it: LEAF's of the data set, or that
         of all data sets.
       task: Name of the data set.
+      advice: Where to get the files and how to point at them, for error texts.
 
     Returns:
       The paths of `train` and `test` if there are both, else those of `all`; empty without any.
+
+    Raises:
+      DataError: If a folder may not be looked into.
     """
     for parent in ("", "data", task, os.path.join(task, "data")):
         folder = os.path.join(data_dir, parent)
-        parts = {part: _json_files(os.path.join(folder, part)) for part in ("train", "test")}
+        parts = {p: _json_files(os.path.join(folder, p), advice) for p in ("train", "test")}
         if all(parts.values()):
             return parts
-        every = _json_files(os.path.join(folder, "all_data"))
+        every = _json_files(os.path.join(folder, "all_data"), advice)
         if every:
             return {"all": every}
     return {}
@@ -59,7 +63,8 @@ def source(
         for path in paths:
             read = functools.partial(_read, path, part, convert, advice)
             name = os.path.join(part, os.path.basename(path))
-            pieces.append(prepared.Piece(name, os.path.getsize(path), read))
+            with files_lib.reading(path, advice):
+                pieces.append(prepared.Piece(name, os.path.getsize(path), read))
     return prepared.Source(arrays, pieces)
 
 
@@ -86,37 +91,40 @@ def prepare(
     Raises:
       DataError: If a file is missing or damaged.
     """
-    files = find(source_dir, task)
+    files = find(source_dir, task, advice)
     if not files:
         raise DataError(f"{source_dir} has no LEAF files (all_data, or train and test); {advice}")
     return prepared.write(source(files, arrays, convert, advice), data_dir, task, published)
 
 
-def _json_files(folder: str) -> list[str]:
-    if not os.path.isdir(folder):
+def _json_files(folder: str, advice: str) -> list[str]:
+    if not (files_lib.exists(folder, advice) and os.path.isdir(folder)):
         return []
-    return sorted(
-        os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".json")
-    )
+    with files_lib.decoding(folder, advice):
+        names = os.listdir(folder)
+    return sorted(os.path.join(folder, name) for name in names if name.endswith(".json"))
 
 
 def _read(path: str, part: str, convert: Convert, advice: str) -> Iterator[prepared.Rows]:
     """Yields the users of a file."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-        users = list(zip(content["users"], content["num_samples"], strict=True))
-        data = content["user_data"]
-        if len(data) != len(users):
-            raise ValueError(f"{len(users)} users and the data of {len(data)}")
-        for user, announced in users:
-            x, y = data[user]["x"], data[user]["y"]
-            if not len(x) == len(y) == announced:
+    damaged = "is damaged or not LEAF's"
+    with files_lib.reading(path, advice, damaged):
+        with open(path, "rb") as file:
+            content = files_lib.json_of(files_lib.read_at_most(file))
+        users = files_lib.entry(content, "users", list)
+        numbers = files_lib.entry(content, "num_samples", list)
+        data = files_lib.entry(content, "user_data", dict)
+        if not len(users) == len(numbers) == len(data):
+            raise ValueError(f"{len(users)} users, {len(numbers)} numbers, data of {len(data)}")
+    for user, announced in zip(users, numbers, strict=True):
+        with files_lib.decoding(path, advice, damaged):
+            name = files_lib.check_client_id(user)
+            own = files_lib.entry(data, name, dict)
+            x, y = (files_lib.entry(own, key, list) for key in ("x", "y"))
+            if type(announced) is not int or not len(x) == len(y) == announced:
                 raise ValueError(
                     f"{len(x)} examples and {len(y)} labels of user {user!r}, announced as "
                     f"{announced}"
                 )
-            yield prepared.Rows(part, str(user), convert(x, y))
-    except (KeyError, OSError, TypeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise DataError(f"{path} is damaged or not LEAF's ({reason}); {advice}") from error
+            rows = prepared.Rows(part, name, convert(x, y))
+        yield rows

@@ -9,12 +9,11 @@ writers, and fewer digits of each.
 
 import functools
 import os
-import zipfile
 
 import numpy as np
 
 from hparams import HparamError
-from tasks import generated, idx, losses, models, partitions
+from tasks import files, generated, idx, losses, models, partitions
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
 
 _NUM_CLASSES = 10
@@ -103,7 +102,7 @@ def _read(part: str, data_dir: str | None) -> tuple[np.ndarray, np.ndarray, np.n
     prefix = {"train": "train", "test": "t10k"}[part]
     paths = []
     for name in (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"):
-        path = idx.find(data_dir, "mnist", name)
+        path = idx.find(data_dir, "mnist", name, _ADVICE)
         if path is None:
             raise DataError(f"{os.path.join(data_dir, name)}.gz is missing; {_ADVICE}")
         paths.append(path)
@@ -113,11 +112,13 @@ def _read(part: str, data_dir: str | None) -> tuple[np.ndarray, np.ndarray, np.n
 
 def _read_writers(part: str, data_dir: str, labels: np.ndarray) -> np.ndarray:
     """Returns the writer's id of every image, in the images' order."""
-    for parent in (os.path.join(data_dir, "mnist"), data_dir):
-        path = os.path.join(parent, "writers.npz")
-        if os.path.isfile(path):
-            return _read_prepared_writers(path, part, len(labels))
-    path = idx.find(data_dir, "mnist", f"qmnist-{part}-labels-idx2-int")
+    parents = (os.path.join(data_dir, "mnist"), data_dir)
+    path = files.find((os.path.join(parent, "writers.npz") for parent in parents), _ADVICE)
+    if path is not None:
+        name = f"{part}_writer"
+        with files.reading(path, _ADVICE):
+            return files.read_npz(path, {name: len(labels)})[name].astype(np.int64)
+    path = idx.find(data_dir, "mnist", f"qmnist-{part}-labels-idx2-int", _ADVICE)
     if path is None:
         raise DataError(
             f"{os.path.join(data_dir, 'writers.npz')} and qmnist-{part}-labels-idx2-int.gz are "
@@ -128,18 +129,3 @@ def _read_writers(part: str, data_dir: str, labels: np.ndarray) -> np.ndarray:
     if table.shape[1] < 3 or not np.array_equal(table[: len(labels), 0], labels):
         raise DataError(f"{path} does not belong to these images: classes differ; {_ADVICE}")
     return table[: len(labels), 2].astype(np.int64)
-
-
-def _read_prepared_writers(path: str, part: str, num_images: int) -> np.ndarray:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            writers = arrays[f"{part}_writer"]
-    except (EOFError, KeyError, OSError, ValueError, zipfile.BadZipFile) as error:
-        reason = " ".join(str(error).split()).strip("'\"")
-        raise DataError(f"{path} cannot be read ({reason}); {_ADVICE}") from error
-    if writers.shape != (num_images,) or writers.dtype.kind not in "iu":
-        raise DataError(
-            f"{path} has {part}_writer of shape {writers.shape} and type {writers.dtype} for "
-            f"{num_images} images; {_ADVICE}"
-        )
-    return writers.astype(np.int64)

@@ -18,6 +18,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tasks  # noqa: E402
 from hparams import HparamError  # noqa: E402
+from tasks import files  # noqa: E402
 from tasks.task import DataError  # noqa: E402
 
 
@@ -46,8 +47,7 @@ def main(arguments: list[str]) -> int:
             raise HparamError(
                 f"--task={options.task} reads its files as they are; to prepare: {', '.join(names)}"
             )
-        if not os.path.isdir(options.source):
-            raise DataError(f"--source={options.source} is not a folder")
+        files.check_folder(options.source, "--source")
         started = time.monotonic()
         made = prepare(options.source, options.data_dir or options.source)
     except HparamError as error:

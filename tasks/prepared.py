@@ -18,6 +18,7 @@ import filelock
 import numpy as np
 import tqdm
 
+from tasks import files as files_lib
 from tasks.task import DataError
 
 _FORMAT = 1
@@ -136,41 +137,86 @@ class Prepared(NamedTuple):
         return {client: np.concatenate(own) for client, own in rows.items()}
 
 
-def find(data_dir: str, task: str) -> str | None:
-    """Returns the folder of a task's set in `data_dir`, or `None` if there is none."""
+def find(data_dir: str, task: str, advice: str) -> str | None:
+    """Returns the folder of a task's set in `data_dir`, or `None` if there is none.
+
+    Args:
+      data_dir: Folder to look in.
+      task: Name of the task.
+      advice: Where to get the files and how to point at them, for error texts.
+
+    Raises:
+      DataError: If `data_dir` may not be looked into.
+    """
     path = os.path.join(data_dir, f"{task}.prepared")
-    return path if os.path.isdir(path) else None
+    return path if files_lib.exists(path, advice) else None
 
 
-def read(folder: str, advice: str) -> Prepared:
-    """Opens a set without reading its arrays.
+def read(
+    folder: str,
+    advice: str,
+    arrays: Mapping[str, Array],
+    parts: Iterable[str] | None = None,
+    num_classes: int | None = None,
+) -> Prepared:
+    """Opens a set; of its arrays only labels and the ends of byte strings are read.
 
     Args:
       folder: The set's folder.
       advice: How to mend it, for error texts.
+      arrays: The arrays that it must have.
+      parts: If set, the parts that it must have, each of one client without a name.
+      num_classes: If set, the array `y` holds labels below it.
 
     Raises:
-      DataError: If the manifest is damaged, or a file is missing or of another size.
+      DataError: If the manifest is damaged, a file is missing or of another size, the set is not
+        one of those arrays and parts, or what is read is out of range.
     """
     manifest = _read_manifest(folder, advice)
-    arrays = {}
-    try:
-        for name, array in manifest["arrays"].items():
-            shape = (manifest["rows"], *array["shape"])
-            if array["dtype"] == _RAGGED:
-                values = _map(folder, f"{name}.values", "|u1", None, manifest, advice)
-                ends = _map(folder, f"{name}.ends", "<i8", shape, manifest, advice)
-                arrays[name] = Ragged(values, ends)
-            else:
-                arrays[name] = _map(folder, name, array["dtype"], shape, manifest, advice)
-        parts = _ranges(manifest["clients"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{folder} has a damaged {_MANIFEST} ({error}); {advice}") from error
-    return Prepared(arrays, parts)
+    path = os.path.join(folder, _MANIFEST)
+    damaged = "is damaged"
+    with files_lib.decoding(path, advice, damaged):
+        own = files_lib.entry(manifest, "arrays", dict)
+        wanted = {
+            name: {"dtype": _little(array.dtype), "shape": list(array.shape)}
+            for name, array in arrays.items()
+        }
+        if own != wanted:
+            raise ValueError(f"its arrays are {own!s:.200} and not {wanted}")
+        num_rows = files_lib.entry(manifest, "rows", int)
+        of_clients = _ranges(files_lib.entry(manifest, "clients", list))
+        held = sum(len(rows) for clients in of_clients.values() for rows in clients.values())
+        if held != num_rows:
+            raise ValueError(f"{num_rows} rows, of which clients have {held}")
+        if parts is not None and {part: set(c) for part, c in of_clients.items()} != {
+            part: {""} for part in parts
+        }:
+            raise ValueError(f"its parts are {list(of_clients)!s:.200} and not {list(parts)}")
+    mapped = {}
+    for name, array in arrays.items():
+        shape = (num_rows, *array.shape)
+        if array.dtype is None:
+            values = _map(folder, f"{name}.values", "|u1", None, manifest, advice)
+            ends = _map(folder, f"{name}.ends", "<i8", shape, manifest, advice)
+            with files_lib.decoding(os.path.join(folder, f"{name}.ends"), advice, damaged):
+                if np.any(np.diff(ends, prepend=0) < 0) or ends[-1:].sum() != len(values):
+                    raise ValueError("the strings' ends do not follow each other")
+            mapped[name] = Ragged(values, ends)
+        else:
+            mapped[name] = _map(folder, name, _little(array.dtype), shape, manifest, advice)
+    if num_classes is not None:
+        with files_lib.decoding(os.path.join(folder, "y"), advice, damaged):
+            files_lib.check_labels(mapped["y"], num_classes)
+    return Prepared(mapped, of_clients)
 
 
-def verify(folder: str, advice: str) -> dict[str, Any]:
+def verify(folder: str, advice: str, arrays: Mapping[str, Array]) -> dict[str, Any]:
     """Reads a set's files and compares sizes and checksums with its manifest.
+
+    Args:
+      folder: The set's folder.
+      advice: How to mend it, for error texts.
+      arrays: The arrays that it must have.
 
     Returns:
       The manifest.
@@ -178,11 +224,13 @@ def verify(folder: str, advice: str) -> dict[str, Any]:
     Raises:
       DataError: If a file differs; it is named.
     """
-    read(folder, advice)
+    read(folder, advice, arrays)
     manifest = _read_manifest(folder, advice)
-    for name, file in manifest["files"].items():
+    for name in _file_names(arrays):
         path = os.path.join(folder, name)
-        if _sha256(path) != file["sha256"]:
+        with files_lib.decoding(path, advice):
+            same = _sha256(path) == files_lib.entry(manifest["files"][name], "sha256", str)
+        if not same:
             raise DataError(f"{path} is damaged: its checksum is another one; {advice}")
     return manifest
 
@@ -233,12 +281,12 @@ def write(
         if another process makes the set.
     """
     final = os.path.join(data_dir, f"{task}.prepared")
-    if os.path.isdir(final):
-        advice = f"remove {final} and run the same command again"
-        manifest = verify(final, advice)
-        if manifest["made_of"] != [[piece.name, piece.size] for piece in source.pieces]:
+    advice = f"remove {final} and run the same command again"
+    if files_lib.exists(final, advice):
+        manifest = verify(final, advice, source.arrays)
+        if manifest.get("made_of") != [[piece.name, piece.size] for piece in source.pieces]:
             raise DataError(f"{final} was made of other files; {advice}")
-        return Outcome(final, False, _counts(final, advice, published or {}))
+        return Outcome(final, False, _counts(final, advice, source.arrays, published or {}))
     try:
         os.makedirs(data_dir, exist_ok=True)
         with filelock.FileLock(os.path.join(data_dir, f".{task}.preparing.lock"), timeout=0):
@@ -251,11 +299,13 @@ def write(
             f"{error.filename or data_dir} cannot be written ({reason}); mend that and run the "
             "same command again, it goes on where it stopped"
         ) from error
-    return Outcome(final, True, _counts(final, "", published or {}))
+    return Outcome(final, True, _counts(final, advice, source.arrays, published or {}))
 
 
-def _counts(folder: str, advice: str, published: Mapping[str, int]) -> dict:
-    parts = read(folder, advice).parts
+def _counts(
+    folder: str, advice: str, arrays: Mapping[str, Array], published: Mapping[str, int]
+) -> dict:
+    parts = read(folder, advice, arrays).parts
     reached = {
         "clients": len({client for part in parts.values() for client in part if client}),
         "examples": sum(len(rows) for part in parts.values() for rows in part.values()),
@@ -275,9 +325,7 @@ class _Writer:
         self._source = source
         self._folder = folder
         self._journal = os.path.join(folder, _JOURNAL)
-        self._names = []
-        for name, array in source.arrays.items():
-            self._names += [f"{name}.values", f"{name}.ends"] if array.dtype is None else [name]
+        self._names = _file_names(source.arrays)
 
     def write(self, final: str) -> None:
         done = self._go_on()
@@ -305,17 +353,14 @@ class _Writer:
 
     def _go_on(self) -> list[dict[str, Any]]:
         """Returns what is done, after cutting off what was written since; else starts anew."""
-        done = []
-        if os.path.isfile(self._journal):
-            with open(self._journal, encoding="utf-8") as file:
-                for line in file:
-                    # The last line is torn if the process was killed while it was written.
-                    if not line.endswith("\n"):
-                        break
-                    done.append(json.loads(line))
         pieces = [[piece.name, piece.size] for piece in self._source.pieces]
-        kept = done and [line["piece"] for line in done] == pieces[: len(done)]
-        if not kept or set(done[-1]["files"]) != set(self._names):
+        try:
+            done = self._done(pieces)
+        except Exception:  # Whatever is wrong with what was left, it is made again.
+            done = []
+        if not done:
+            if os.path.lexists(self._folder) and not os.path.isdir(self._folder):
+                os.remove(self._folder)
             shutil.rmtree(self._folder, ignore_errors=True)
             os.makedirs(self._folder)
             return []
@@ -324,6 +369,29 @@ class _Writer:
         with open(self._journal, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in done)
         print(f"Going on after {len(done)} of {len(pieces)} pieces.", file=sys.stderr)
+        return done
+
+    def _done(self, pieces: Sequence[Sequence]) -> list[dict[str, Any]]:
+        """Returns the journal's lines if they are those of these pieces and files, else none."""
+        done = []
+        with open(self._journal, encoding="utf-8") as file:
+            for line in file:
+                # The last line is torn if the process was killed while it was written.
+                if not line.endswith("\n"):
+                    break
+                done.append(files_lib.json_of(line))
+        if [line["piece"] for line in done] != pieces[: len(done)]:
+            return []
+        for _, client, count in (client for line in done for client in line["clients"]):
+            if not isinstance(client, str) or type(count) is not int or count < 0:
+                return []
+        sizes = done[-1]["files"]
+        if set(sizes) != set(self._names):
+            return []
+        # A file that is shorter would be filled up with zeros.
+        for name, size in sizes.items():
+            if not 0 <= size <= os.path.getsize(os.path.join(self._folder, name)):
+                return []
         return done
 
     def _append(self, piece: Piece, files: Mapping[str, Any], clients: "_Clients") -> None:
@@ -380,6 +448,14 @@ class _Writer:
         os.remove(os.path.join(final, _JOURNAL))
 
 
+def _file_names(arrays: Mapping[str, Array]) -> list[str]:
+    """Returns the names of the files of a set's arrays."""
+    names = []
+    for name, array in arrays.items():
+        names += [f"{name}.values", f"{name}.ends"] if array.dtype is None else [name]
+    return names
+
+
 def _little(dtype: str | None) -> str:
     return _RAGGED if dtype is None else np.dtype(dtype).newbyteorder("<").str
 
@@ -407,6 +483,10 @@ class _Clients:
 def _ranges(clients: Iterable[tuple[str, str, int]]) -> dict[str, dict[str, range]]:
     parts, start = {}, 0
     for part, client, count in clients:
+        if not isinstance(part, str) or type(count) is not int or count < 0:
+            raise ValueError(f"{count!r:.80} rows in part {part!r:.80}")
+        if client != "":
+            files_lib.check_client_id(client)
         own = parts.setdefault(part, {}).get(client, range(start, start))
         if own.stop != start:
             raise ValueError(f"rows of {part!r} do not follow each other")
@@ -417,25 +497,22 @@ def _ranges(clients: Iterable[tuple[str, str, int]]) -> dict[str, dict[str, rang
 
 def _read_manifest(folder: str, advice: str) -> dict[str, Any]:
     path = os.path.join(folder, _MANIFEST)
-    try:
-        with open(path, encoding="utf-8") as file:
-            manifest = json.load(file)
-        if manifest["format"] != _FORMAT:
+    with files_lib.reading(path, advice):
+        with open(path, "rb") as file:
+            manifest = files_lib.json_of(file.read())
+        if files_lib.entry(manifest, "format", int) != _FORMAT:
             raise ValueError(f"format {manifest['format']}, not {_FORMAT}")
-    except (KeyError, OSError, TypeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path} cannot be read ({reason}); {advice}") from error
     return manifest
 
 
 def _map(folder, name, dtype, shape, manifest, advice):
     """Maps a file into memory as a read-only array; `shape` is `None` for all of its bytes."""
+    with files_lib.decoding(os.path.join(folder, _MANIFEST), advice, "is damaged"):
+        file = files_lib.entry(files_lib.entry(manifest, "files", dict), name, dict)
+        announced = files_lib.entry(file, "bytes", int)
     path = os.path.join(folder, name)
-    announced = manifest["files"][name]["bytes"]
-    try:
+    with files_lib.reading(path, advice):
         size = os.path.getsize(path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); {advice}") from error
     shape = (announced,) if shape is None else shape
     needed = int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
     if not size == announced == needed:
@@ -444,7 +521,8 @@ def _map(folder, name, dtype, shape, manifest, advice):
         )
     if not size:  # Nothing can't be mapped.
         return np.zeros(shape, dtype)
-    return np.memmap(path, dtype, mode="r", shape=shape)
+    with files_lib.decoding(path, advice):
+        return np.memmap(path, dtype, mode="r", shape=shape)
 
 
 def _sha256(path: str) -> str:

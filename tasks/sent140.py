@@ -8,17 +8,16 @@ and 604 more than 60.
 
 import functools
 import gzip
-import json
 import os
 import re
 import sys
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 
 from hparams import HparamError
+from tasks import files as files_lib
 from tasks import leaf, losses, models, partitions, prepared, settings, text
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
 
@@ -80,9 +79,9 @@ def load(
         "sent140", "embedding=trained", embedding == "trained", vocab_size=(vocab_size, 5000)
     )
     if use_synthetic_data:
-        tweets = prepared.in_memory(_synthetic())
+        tweets, path = prepared.in_memory(_synthetic()), ""
     else:
-        tweets, source = _read(data_dir, source)
+        tweets, source, path = _read(data_dir, source)
 
     rows = tweets.rows_of_clients(*tweets.parts)
     rows = {client: own for client, own in rows.items() if len(own) >= (min_examples or 1)}
@@ -102,7 +101,8 @@ def load(
     else:
         train_rows, test_rows = _rows_of_source(tweets, client_ids)
 
-    words = _Words(tweets.arrays["text"], rows.values())
+    with files_lib.decoding(path, _ADVICE, "has tweets that are no text"):
+        words = _Words(tweets.arrays["text"], rows.values())
     if embedding == "glove":
         if use_synthetic_data:
             vocabulary = sorted(words.known())
@@ -191,24 +191,21 @@ def read_vectors(path: str, words: Set[str], size: int) -> tuple[list[str], np.n
       DataError: If the file cannot be read or is not of that form, or has none of the words.
     """
     found = {}
-    try:
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                word, *numbers = line.rstrip().rsplit(b" ", size)
-                if len(numbers) != size:
-                    raise ValueError(f"line {number} has {len(numbers)} numbers, not {size}")
-                word = word.decode()
-                if word in words and word not in found:
-                    found[word] = np.array(numbers, np.float32)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise DataError(f"{path} cannot be read ({reason}); {_VECTORS_ADVICE}") from error
+    with files_lib.reading(path, _VECTORS_ADVICE), open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            word, *numbers = line.rstrip().rsplit(b" ", size)
+            if len(numbers) != size:
+                raise ValueError(f"line {number} has {len(numbers)} numbers, not {size}")
+            word = word.decode()
+            if word in words and word not in found:
+                vector = np.array(numbers, np.float64)
+                # Beyond float32 a number would become infinite.
+                if not np.all(np.abs(vector) <= np.finfo(np.float32).max):
+                    raise ValueError(f"line {number} has numbers that are not finite")
+                found[word] = vector.astype(np.float32)
     if not found:
         raise DataError(f"{path} has none of the tweets' words; {_VECTORS_ADVICE}")
-    vectors = np.stack(list(found.values()))
-    if not np.isfinite(vectors).all():
-        raise DataError(f"{path} has vectors that are not finite; {_VECTORS_ADVICE}")
-    return list(found), vectors
+    return list(found), np.stack(list(found.values()))
 
 
 class _Words:
@@ -216,7 +213,7 @@ class _Words:
 
     def __init__(self, tweets: Sequence[bytes], rows: Iterable[np.ndarray]):
         self._tweets = {
-            int(row): split_words(tweets[row].decode())
+            int(row): split_words(tweets[row].decode("utf-8", "surrogatepass"))
             for row in np.sort(np.concatenate(list(rows)))
         }
         self._total = len(tweets)
@@ -254,32 +251,40 @@ def _rows_of_source(
 
 def _convert(x: Sequence[Any], y: Sequence[Any]) -> Mapping[str, Any]:
     """Returns LEAF's tweets: x is [id, date, query, account, text]."""
-    if any(label not in (0, 1) for label in y):
+    if any(type(label) is not int or label not in (0, 1) for label in y):
         raise ValueError("labels that are not 0 or 1")
-    if any(len(tweet) != 5 or not isinstance(tweet[4], str) for tweet in x):
+    if any(type(t) is not list or len(t) != 5 or not isinstance(t[4], str) for t in x):
         raise ValueError("a tweet that is not id, date, query, account and text")
     texts = [tweet[4].encode("utf-8", "surrogatepass") for tweet in x]
     return {"text": texts, "y": np.array(y, np.uint8)}
 
 
-def _read(data_dir: str | None, source: str) -> tuple[prepared.Prepared, str]:
-    """Returns the tweets, and which source they are from."""
+def _read(data_dir: str | None, source: str) -> tuple[prepared.Prepared, str, str]:
+    """Returns the tweets, which source they are from, and the file or folder."""
+    tweets, found, path = _find_and_read(data_dir, source)
+    if not len(tweets.arrays["y"]):
+        raise DataError(f"{path} has no tweets; {_ADVICE}")
+    return tweets, found, path
+
+
+def _find_and_read(data_dir: str | None, source: str) -> tuple[prepared.Prepared, str, str]:
     if data_dir is None:
         raise DataError(f"sent140 reads files and needs --data_dir: {_ADVICE}")
     if source in ("auto", "leaf"):
-        folder = prepared.find(data_dir, "sent140")
+        folder = prepared.find(data_dir, "sent140", _ADVICE)
         if folder is not None:
             advice = f"remove it and run python -m tasks.prepare again, or {_ADVICE}"
-            return prepared.read(folder, advice), "leaf"
-        files = leaf.find(data_dir, "sent140")
+            return prepared.read(folder, advice, _ARRAYS, num_classes=2), "leaf", folder
+        files = leaf.find(data_dir, "sent140", _ADVICE)
         if files:
-            return prepared.in_memory(leaf.source(files, _ARRAYS, _convert, _ADVICE)), "leaf"
+            made = prepared.in_memory(leaf.source(files, _ARRAYS, _convert, _ADVICE))
+            return made, "leaf", os.path.dirname(next(iter(files.values()))[0])
     if source in ("auto", "lines"):
-        for folder in (os.path.join(data_dir, "sent140"), data_dir):
-            path = os.path.join(folder, _LINES)
-            if os.path.isfile(path):
-                piece = prepared.Piece(_LINES, 0, functools.partial(_read_lines, path))
-                return prepared.in_memory(prepared.Source(_ARRAYS, [piece])), "lines"
+        folders = (os.path.join(data_dir, "sent140"), data_dir)
+        path = files_lib.find((os.path.join(folder, _LINES) for folder in folders), _ADVICE)
+        if path is not None:
+            piece = prepared.Piece(_LINES, 0, functools.partial(_read_lines, path))
+            return prepared.in_memory(prepared.Source(_ARRAYS, [piece])), "lines", path
     names = {"auto": f"LEAF files nor {_LINES}", "leaf": "LEAF files", "lines": _LINES}
     raise DataError(f"{data_dir} has no {names[source]}; {_ADVICE}")
 
@@ -287,18 +292,18 @@ def _read(data_dir: str | None, source: str) -> tuple[prepared.Prepared, str]:
 def _read_lines(path: str) -> Iterator[prepared.Rows]:
     """Yields the accounts of a compressed file with a JSON object a tweet."""
     accounts = {}
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            for line in file:
-                tweet = json.loads(line)
-                own = accounts.setdefault(str(tweet["client"]), ([], []))
-                if tweet["label"] not in (0, 1):
-                    raise ValueError(f"label {tweet['label']!r}")
-                own[0].append(tweet["text"].encode())
-                own[1].append(tweet["label"])
-    except (AttributeError, EOFError, KeyError, OSError, TypeError, ValueError, zlib.error) as e:
-        reason = getattr(e, "strerror", None) or " ".join(str(e).split()) or type(e).__name__
-        raise DataError(f"{path} cannot be read ({reason}); {_ADVICE}") from e
+    with files_lib.reading(path, _ADVICE), gzip.open(path, "rt", encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            with files_lib.decoding(path, _ADVICE, f"has in line {number} what is not a tweet"):
+                tweet = files_lib.json_of(line)
+                client = str(files_lib.entry(tweet, "client", (int, str)))
+                files_lib.check_client_id(client)
+                label = files_lib.entry(tweet, "label", int)
+                if label not in (0, 1):
+                    raise ValueError(f"label {label!r:.80}")
+                own = accounts.setdefault(client, ([], []))
+                own[0].append(files_lib.entry(tweet, "text", str).encode("utf-8", "surrogatepass"))
+                own[1].append(label)
     for client, (texts, labels) in accounts.items():
         yield prepared.Rows("all", client, {"text": texts, "y": np.array(labels, np.uint8)})
 
@@ -306,11 +311,11 @@ def _read_lines(path: str) -> Iterator[prepared.Rows]:
 def _vectors_path(data_dir: str, embedding_file: str | None) -> str:
     if embedding_file is not None:
         return embedding_file
-    for folder in (os.path.join(data_dir, "sent140"), data_dir):
-        path = os.path.join(folder, _VECTORS)
-        if os.path.isfile(path):
-            return path
-    raise DataError(f"{os.path.join(data_dir, _VECTORS)} is missing; {_VECTORS_ADVICE}")
+    folders = (os.path.join(data_dir, "sent140"), data_dir)
+    path = files_lib.find((os.path.join(f, _VECTORS) for f in folders), _VECTORS_ADVICE)
+    if path is None:
+        raise DataError(f"{os.path.join(data_dir, _VECTORS)} is missing; {_VECTORS_ADVICE}")
+    return path
 
 
 def _synthetic() -> prepared.Source:

@@ -68,7 +68,7 @@ def load(
     if use_synthetic_data:
         source = "text"
     elif source == "auto":
-        has_file = data_dir is None or sqlite_clients.find(_FILE, "shakespeare", data_dir)
+        has_file = data_dir is None or sqlite_clients.find(_FILE, "shakespeare", data_dir, _ADVICE)
         source = "tff" if has_file and roles == "tff" and examples == "sequences" else "text"
     if source == "tff" and (roles, examples) != ("tff", "sequences"):
         raise HparamError(

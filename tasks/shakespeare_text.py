@@ -31,14 +31,13 @@ must be due to the later edition's lines.
 
 import argparse
 import collections
-import gzip
 import os
 import re
 import sys
-import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tasks import files
 from tasks.task import DataError
 
 PUBLISHED = {"tff": 715, "leaf": 1129, "mcmahan": 1146}
@@ -75,6 +74,7 @@ TFF_GROUPS = {
 
 _NUM_PLAYS = 36
 _AUTHOR = "by William Shakespeare"
+_END = "THE END"
 _POEMS = ("THE SONNETS", "A LOVER'S COMPLAINT")
 _UNINDENTED = "THE COMEDY OF ERRORS"
 _WINDOW = 80
@@ -117,13 +117,13 @@ class Role(NamedTuple):
 
 
 def find(data_dir: str) -> str | None:
-    """Returns the path of the text in `data_dir` or its subfolder `shakespeare`, if it is there."""
-    for folder in (os.path.join(data_dir, "shakespeare"), data_dir):
-        for name in _FILES:
-            path = os.path.join(folder, name)
-            if os.path.isfile(path):
-                return path
-    return None
+    """Returns the path of the text in `data_dir` or its subfolder `shakespeare`, if it is there.
+
+    Raises:
+      DataError: If a folder may not be looked into.
+    """
+    folders = (os.path.join(data_dir, "shakespeare"), data_dir)
+    return files.find((os.path.join(f, name) for f in folders for name in _FILES), ADVICE)
 
 
 def read(path: str) -> str:
@@ -135,18 +135,19 @@ def read(path: str) -> str:
     Raises:
       DataError: If it cannot be read or is not the whole text in the edition of 1994.
     """
-    try:
-        opened = gzip.open(path) if path.endswith(".gz") else open(path, "rb")
-        with opened as file:
-            text = file.read().decode("latin-1")
-    except (EOFError, OSError, zlib.error) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{path} cannot be read ({reason}); {ADVICE}") from error
+    with files.reading(path, ADVICE), files.open_plain_or_gzip(path) as file:
+        text = files.read_at_most(file).decode("latin-1")
+    lines = _lines(text)
     num_plays = len({role.play for role in parse(text)})
-    if num_plays != _NUM_PLAYS:
+    works = [title for title, _ in _works(lines)]
+    num_ends = sum(_END in line for line in lines)
+    twice = len(works) != len(set(works))
+    # A text that is cut off within the last work has fewer ends than beginnings.
+    if num_plays != _NUM_PLAYS or twice or num_ends < len(works):
         raise DataError(
-            f"{path} is cut off or another edition: {num_plays} of {_NUM_PLAYS} plays have "
-            f"speeches in the form of the edition of 1994; {ADVICE}"
+            f"{path} is cut off, has a play twice or is another edition: {num_plays} of "
+            f"{_NUM_PLAYS} plays have speeches in the form of the edition of 1994, and "
+            f"{num_ends} of {len(works)} works an end; {ADVICE}"
         )
     return text
 
@@ -160,15 +161,27 @@ def parse(text: str) -> list[Role]:
     Returns:
       Roles in the order of their first speeches, names as printed.
     """
-    # Copies of the text differ in blanks at line ends, and a name is followed by a blank.
-    lines = [line.rstrip() for line in text.splitlines()]
+    lines = _lines(text)
     roles = []
+    for title, start in _works(lines):
+        if title not in _POEMS:
+            roles += _parse_play(title, lines, start)
+    return roles
+
+
+def _lines(text: str) -> list[str]:
+    # Copies of the text differ in blanks at line ends, and a name is followed by a blank.
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def _works(lines: Sequence[str]) -> list[tuple[str, int]]:
+    """Returns the title of each work and the line after that of its author."""
+    works, above = [], ""
     for number, line in enumerate(lines):
         if _AUTHOR in line:
-            title = next((above.strip() for above in reversed(lines[:number]) if above), "")
-            if title not in _POEMS:
-                roles += _parse_play(title, lines, number + 1)
-    return roles
+            works.append((above.strip(), number + 1))
+        above = line or above
+    return works
 
 
 def _parse_play(title: str, lines: Sequence[str], start: int) -> list[Role]:
@@ -179,7 +192,7 @@ def _parse_play(title: str, lines: Sequence[str], start: int) -> list[Role]:
     speech_goes_on = re.compile(rf"{indent * 2}(.*)")
     speeches = collections.defaultdict(list)
     speaker = None
-    for line in lines[start:]:
+    for line in map(lines.__getitem__, range(start, len(lines))):
         if _AUTHOR in line:
             break
         if match := speech_begins.match(line):

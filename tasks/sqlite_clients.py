@@ -1,5 +1,6 @@
 """Reads TFF's sqlite files of clients' examples, client by client."""
 
+import collections
 import contextlib
 import fcntl
 import lzma
@@ -9,11 +10,12 @@ import sqlite3
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import tqdm
 
+from tasks import files
 from tasks.task import DataError, Examples
 
 _MAGIC = b"SQLite format 3\0"
@@ -63,11 +65,18 @@ class SqliteFederatedData:
             "ORDER BY client_id",
             (split,),
         )
-        self.client_ids = [client_id for client_id, _ in clients]
-        sizes = np.array([size for _, size in clients], np.int64)
-        self.sizes = sizes if max_examples is None else np.minimum(sizes, max_examples)
         if not clients:
             raise DataError(f"{path} has no clients in its split {split!r}; {advice}")
+        with files.decoding(path, advice, f"is damaged in its split {split!r}"):
+            self.client_ids = [files.check_client_id(client_id) for client_id, _ in clients]
+            self._announced = np.array([_number(size) for _, size in clients], np.int64)
+            # What is made of sizes before an example is read must not outgrow memory: an example
+            # has a byte at the least.
+            total, most = sum(map(int, self._announced)), os.path.getsize(path)
+            if total == 0 or total > most:
+                raise ValueError(f"clients of {total} examples in all in a file of {most} bytes")
+        limited = max_examples is not None
+        self.sizes = np.minimum(self._announced, max_examples) if limited else self._announced
         if len(set(self.client_ids)) != len(clients):
             raise DataError(f"{path} gives clients of {split!r} two different sizes; {advice}")
 
@@ -83,33 +92,43 @@ class SqliteFederatedData:
             "ORDER BY rowid LIMIT ?",
             (self._split, client_id, self._limit),
         )
-        if len(rows) != self.sizes[index]:
-            raise DataError(
-                f"{self._path} has {len(rows)} examples of client {client_id!r} in "
-                f"{self._split!r} and announces {self.sizes[index]}; {self._advice}"
-            )
+        self._check_number(client_id, len(rows), self.sizes[index])
         return self._parsed(rows)
 
     def pooled(self) -> Examples:
         """Returns the examples of all clients together, clients in order.
 
         Raises:
-          DataError: If they cannot be read.
+          DataError: If they cannot be read or a client's are not as many as announced.
         """
-        chunks = list(self._parsed_chunks())
+        found = collections.Counter()
+        chunks = list(self._parsed_chunks(found))
+        for client_id, announced in zip(self.client_ids, self._announced, strict=True):
+            self._check_number(client_id, found.pop(client_id, 0), announced)
+        if found:
+            self._check_number(next(iter(found)), found.total(), 0)
         return Examples(
             np.concatenate([c.x for c in chunks]), np.concatenate([c.y for c in chunks])
         )
 
-    def _parsed_chunks(self) -> Iterator[Examples]:
+    def _parsed_chunks(self, found: collections.Counter) -> Iterator[Examples]:
+        """Yields all clients' examples and counts those of each in `found`."""
         with self._connection() as connection:
             rows = connection.execute(
-                "SELECT serialized_example_proto FROM examples WHERE split_name = ? "
+                "SELECT serialized_example_proto, client_id FROM examples WHERE split_name = ? "
                 "ORDER BY client_id, rowid",
                 (self._split,),
             )
             while chunk := rows.fetchmany(_CHUNK):
+                found.update(client_id for _, client_id in chunk)
                 yield self._parsed(chunk)
+
+    def _check_number(self, client_id: Any, found: int, announced: int) -> None:
+        if found != announced:
+            raise DataError(
+                f"{self._path} has {found} examples of client {client_id!r} in {self._split!r} "
+                f"and announces {announced}; {self._advice}"
+            )
 
     def count(self) -> int:
         """Counts the split's examples in the file, one by one.
@@ -146,20 +165,30 @@ class SqliteFederatedData:
         with self._connection() as connection:
             return connection.execute(sql, parameters).fetchall()
 
-    def _parsed(self, rows: Sequence[tuple[bytes]]) -> Examples:
-        try:
-            return self._parse([row[0] for row in rows])
-        except ValueError as error:
-            raise DataError(f"{self._path} holds {error}; {self._advice}") from error
+    def _parsed(self, rows: Sequence[tuple]) -> Examples:
+        serialized = [row[0] for row in rows]
+        with files.decoding(self._path, self._advice, "is damaged"):
+            if not all(isinstance(example, bytes) for example in serialized):
+                raise ValueError("an example that is not bytes")
+            examples = self._parse(serialized)
+            if not len(examples.x) == len(examples.y) == len(serialized):
+                raise ValueError(f"{len(serialized)} examples make {len(examples.y)}")
+            return examples
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         uri = pathlib.Path(self._path).absolute().as_uri() + "?mode=ro"
-        try:
-            with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
-                yield connection
-        except sqlite3.Error as error:
-            raise DataError(f"{self._path} cannot be read ({error}); {self._advice}") from error
+        with (
+            files.decoding(self._path, self._advice),
+            contextlib.closing(sqlite3.connect(uri, uri=True)) as connection,
+        ):
+            yield connection
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"a client of {value!r:.80} examples")
+    return value
 
 
 def locate(
@@ -183,27 +212,29 @@ def locate(
         if not os.path.isfile(path):
             _download(path, download, advice)
         return path
-    path = find(name, folder, data_dir)
+    path = find(name, folder, data_dir, advice)
     if path is None:
         raise DataError(f"{os.path.join(data_dir, name)}[.lzma] is missing; {advice}")
-    if not os.path.isfile(path):
+    if not os.path.lexists(path):
         unpack(f"{path}.lzma", path, advice)
     return path
 
 
-def find(name: str, folder: str, data_dir: str) -> str | None:
+def find(name: str, folder: str, data_dir: str, advice: str) -> str | None:
     """Returns where a file is, or will be once `<path>.lzma` is unpacked; `None` if it is nowhere.
 
     Args:
       name: Name of the file, e.g. `shakespeare.sqlite`.
       folder: Subfolder of `data_dir` to look in first.
       data_dir: Folder to look in.
+      advice: Where to get the file and how to point at it, for error texts.
+
+    Raises:
+      DataError: If a folder may not be looked into.
     """
-    for parent in (os.path.join(data_dir, folder), data_dir):
-        path = os.path.join(parent, name)
-        if os.path.isfile(path) or os.path.isfile(f"{path}.lzma"):
-            return path
-    return None
+    parents = (os.path.join(data_dir, folder), data_dir)
+    found = files.find((os.path.join(p, name + e) for p in parents for e in ("", ".lzma")), advice)
+    return None if found is None else found.removesuffix(".lzma")
 
 
 def unpack(packed: str, path: str, advice: str) -> None:
@@ -220,6 +251,8 @@ def unpack(packed: str, path: str, advice: str) -> None:
       DataError: If the file is damaged, the disk refuses, or another process unpacks it.
     """
     part = f"{path}.part"
+    with files.reading(packed, advice):
+        os.path.getsize(packed)
     try:
         with open(part, "ab") as target:
             fcntl.flock(target, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -228,18 +261,23 @@ def unpack(packed: str, path: str, advice: str) -> None:
                 _decompress(packed, target)
                 check_complete(part, advice)
                 os.replace(part, path)
-            except (DataError, EOFError, lzma.LZMAError):
+            except OSError:  # The disk: what there is stays for the next call.
+                raise
+            except Exception:
                 os.remove(part)
                 raise
     except BlockingIOError as error:
         raise DataError(f"another process is unpacking {packed}; wait for it") from error
-    except (EOFError, lzma.LZMAError) as error:
-        raise DataError(f"{packed} is damaged ({error}); {advice}") from error
     except OSError as error:
         raise DataError(
             f"{packed} cannot be unpacked to {path} ({error.strerror}); unpack it elsewhere with "
             f"`xz --decompress --stdout` and set --data_dir to that folder"
         ) from error
+    except DataError:
+        raise
+    except Exception as error:
+        reason = files.reason_of(error)
+        raise DataError(f"{packed} is damaged ({reason}); {advice}") from error
 
 
 def _decompress(packed: str, target: BinaryIO) -> None:
@@ -287,12 +325,9 @@ def check_complete(path: str, advice: str) -> None:
     Raises:
       DataError: If it is not.
     """
-    try:
-        with open(path, "rb") as file:
-            header = file.read(100)
+    with files.reading(path, advice), open(path, "rb") as file:
+        header = file.read(100)
         size = os.path.getsize(path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); {advice}") from error
     if len(header) < 100 or not header.startswith(_MAGIC):
         raise DataError(f"{path} is not an sqlite database; {advice}")
     (page_size,) = struct.unpack_from(">H", header, 16)

@@ -9,15 +9,14 @@ training posts. As there, an answer has its question's tags and title.
 import functools
 import gzip
 import itertools
-import json
 import os
-import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from hparams import HparamError
-from tasks import models, partitions, settings, stackoverflow, text
+from tasks import files, models, partitions, settings, stackoverflow, text
 from tasks.task import DataError, Task
 
 _FILE = "matheducators_2014_posts.jsonl.gz"
@@ -27,6 +26,16 @@ _ADVICE = (
     "title, tags and text, made of a Stack Exchange data dump (https://archive.org/details/"
     "stackexchange)"
 )
+# What is read of a post.
+_TYPES = {
+    "post_id": int,
+    "user_id": int,
+    "question_id": int,
+    "created": str,
+    "title": str,
+    "tags": list,
+    "text": str,
+}
 
 
 def load(
@@ -125,26 +134,38 @@ def _read(data_dir: str | None) -> tuple[list[str], list[list[list[text.Post]]]]
     """Returns the users' names, and each user's posts by date, each a list of sentences."""
     if data_dir is None:
         raise DataError(f"stackexchange reads a file and needs --data_dir: {_ADVICE}")
-    path = os.path.join(data_dir, "stackexchange", _FILE)
-    if not os.path.isfile(path):
-        path = os.path.join(data_dir, _FILE)
-    if not os.path.isfile(path):
-        raise DataError(f"{path} is missing; {_ADVICE}")
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            posts = [json.loads(line) for line in file]
-        posts.sort(key=lambda post: (post["user_id"], post["created"], post["post_id"]))
-        titles = {post["post_id"]: post["title"] for post in posts}
-        users = {}
-        for post in posts:
-            title = titles.get(post["question_id"], "")
-            title = list(itertools.chain.from_iterable(text.sentences(title)))
-            sentences = [text.Post(s, title, post["tags"]) for s in text.sentences(post["text"])]
-            users.setdefault(str(post["user_id"]), []).append(sentences)
-    except (EOFError, OSError, ValueError, zlib.error) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{path} cannot be read ({reason}); {_ADVICE}") from error
-    except (AttributeError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path} has a line that is not a post ({reason}); {_ADVICE}") from error
+    folders = (os.path.join(data_dir, "stackexchange"), data_dir)
+    path = files.find((os.path.join(folder, _FILE) for folder in folders), _ADVICE)
+    if path is None:
+        raise DataError(f"{os.path.join(data_dir, _FILE)} is missing; {_ADVICE}")
+    posts = {}
+    with files.reading(path, _ADVICE), gzip.open(path, "rt", encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            with files.decoding(path, _ADVICE, f"has in line {number} what is not a post"):
+                post = _checked(files.json_of(line))
+                if post["post_id"] in posts:
+                    raise ValueError(f"post {post['post_id']} is there twice")
+                posts[post["post_id"]] = post
+        if not posts:
+            raise ValueError("it has no posts")
+    users = {}
+    for post in sorted(posts.values(), key=lambda p: (p["user_id"], p["created"], p["post_id"])):
+        question = posts.get(post["question_id"])
+        title = text.sentences(question["title"]) if question else []
+        title = list(itertools.chain.from_iterable(title))
+        sentences = [text.Post(s, title, post["tags"]) for s in text.sentences(post["text"])]
+        users.setdefault(str(post["user_id"]), []).append(sentences)
     return list(users), list(users.values())
+
+
+def _checked(post: Any) -> dict[str, Any]:
+    """Returns a post.
+
+    Raises:
+      ValueError: If it has not what is read of it, in the types that it must have.
+    """
+    for key, kind in _TYPES.items():
+        files.entry(post, key, kind)
+    if not all(isinstance(tag, str) for tag in post["tags"]):
+        raise ValueError("a tag that is no text")
+    return post

@@ -8,7 +8,6 @@ never read as a whole, and users have no tests of their own.
 """
 
 import functools
-import json
 import os
 import tarfile
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks import losses, models, prepared, sqlite_clients, text
+from tasks import files, losses, models, prepared, sqlite_clients, text
 from tasks.task import DataError, Examples, FederatedData, Task
 
 LENGTH = 20
@@ -151,23 +150,29 @@ def prepare(source: str, data_dir: str) -> prepared.Outcome:
     Raises:
       DataError: If a file is missing or damaged, or there are not as many examples as announced.
     """
-    found = sqlite_clients.find(_FILE, "stackoverflow", source)
+    found = sqlite_clients.find(_FILE, "stackoverflow", source, _ADVICE)
     if found is None:
         raise DataError(f"{os.path.join(source, _FILE)}[.lzma] is missing; {_ADVICE}")
     path = found
-    if not os.path.isfile(path):
+    if not os.path.lexists(path):
         path = os.path.join(data_dir, _FILE)
-        os.makedirs(data_dir, exist_ok=True)
-    new = not os.path.isfile(path)
+        with files.decoding(data_dir, "name another --data_dir", "cannot be made"):
+            os.makedirs(data_dir, exist_ok=True)
+    new = not os.path.lexists(path)
     if new:
         sqlite_clients.unpack(f"{found}.lzma", path, _ADVICE)
     for name in (_WORDS, _TAGS):
         _, content = _read(source, name, "")
         target = os.path.join(os.path.dirname(path), name)
         if not os.path.isfile(target):
-            with open(f"{target}.part", "wb") as file:
+            advice = "mend that and run the same command again"
+            with (
+                files.decoding(target, advice, "cannot be written"),
+                open(f"{target}.part", "wb") as file,
+            ):
                 file.write(content)
-            os.replace(f"{target}.part", target)
+                file.close()
+                os.replace(f"{target}.part", target)
     counts = {}
     for split, (num_clients, num_examples) in _PUBLISHED.items():
         data = sqlite_clients.SqliteFederatedData(path, split, _parse, _ADVICE)
@@ -277,11 +282,9 @@ def _vocabulary(data_dir: str | None, size: int) -> list[bytes]:
     TFF's file has a line for each word, with the number of users, in descending order.
     """
     source, content = _read(data_dir, _WORDS, "load_word_counts")
-    try:
+    with files.decoding(source, _ADVICE, "is not a list of words and counts"):
         rows = [line.split() for line in content.splitlines()[:size]]
         words = [word for word, count in rows if int(count) > 0]
-    except ValueError as error:
-        raise DataError(f"{source} is not a list of words and counts; {_ADVICE}") from error
     return _enough(words, size, source, "vocab_size")
 
 
@@ -291,12 +294,11 @@ def _tag_vocabulary(data_dir: str | None, size: int) -> list[bytes]:
     TFF's file is a JSON object of tags and numbers of users, in no order.
     """
     source, content = _read(data_dir, _TAGS, "load_tag_counts")
-    try:
-        counts = json.loads(content)
-        tags = sorted(counts, key=lambda tag: -int(counts[tag]))
-    except (LookupError, TypeError, ValueError) as error:
-        raise DataError(f"{source} is not a JSON object of tags and counts; {_ADVICE}") from error
-    return _enough([tag.encode() for tag in tags[:size]], size, source, "num_tags")
+    with files.decoding(source, _ADVICE, "is not a JSON object of tags and counts"):
+        counts = files.json_of(content)
+        found = {tag.encode(): files.entry(counts, tag, int) for tag in counts}
+        tags = sorted(found, key=lambda tag: -found[tag])
+    return _enough(tags[:size], size, source, "num_tags")
 
 
 def _enough(entries: list[bytes], size: int, source: str, setting: str) -> list[bytes]:
@@ -316,20 +318,16 @@ def _read(data_dir: str | None, name: str, tff_function: str) -> tuple[str, byte
         folders = [os.path.dirname(path)]
     else:
         folders = [os.path.join(data_dir, "stackoverflow"), data_dir]
-    for folder in folders:
-        path = os.path.join(folder, name)
-        try:
-            if os.path.isfile(path):
-                with open(path, "rb") as file:
-                    return path, file.read()
-            path = f"{path}.tar.bz2"
-            if os.path.isfile(path):
-                with tarfile.open(path, "r:bz2") as archive:
-                    return path, archive.extractfile(name).read()
-        except (EOFError, KeyError, OSError, tarfile.TarError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise DataError(f"{path} cannot be read ({reason}); {_ADVICE}") from error
-    raise DataError(f"{os.path.join(folders[-1], name)}[.tar.bz2] is missing; {_ADVICE}")
+    endings = ("", ".tar.bz2")
+    path = files.find((os.path.join(f, name + e) for f in folders for e in endings), _ADVICE)
+    if path is None:
+        raise DataError(f"{os.path.join(folders[-1], name)}[.tar.bz2] is missing; {_ADVICE}")
+    with files.reading(path, _ADVICE):
+        if not path.endswith(".tar.bz2"):
+            with open(path, "rb") as file:
+                return path, files.read_at_most(file)
+        with tarfile.open(path, "r:bz2") as archive:
+            return path, files.read_member(archive, archive.getmember(name))
 
 
 def _download_counts(name: str, tff_function: str) -> None:

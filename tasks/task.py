@@ -6,12 +6,27 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+# Characters of an error text at its beginning and at its end that are always shown.
+_HALF = 1000
+
 
 class DataError(Exception):
     """Data that is missing, damaged or not what it should be.
 
     The text is one line: which file, what is wrong, where to get it and which flag points at it.
     """
+
+    def __init__(self, text: str):
+        r"""Makes a line of a text, into which names and contents of files may have got.
+
+        Args:
+          text: What is wrong; a line feed in it becomes `\n`, and of very long ones the middle is
+            left out.
+        """
+        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        if len(line) > 2 * _HALF:
+            line = f"{line[:_HALF]} ... {line[-_HALF:]}"
+        super().__init__(line)
 
 
 class Examples(NamedTuple):

@@ -253,7 +253,7 @@ def _edit(folder, name, change):
         ("label", "line 3"),
         ("cut", "line 33"),
         ("unknown", "no label of images/x.jpg"),
-        ("no_picture", "0,train.jpg cannot be read"),
+        ("no_picture", "0,train.jpg is missing"),
         ("cut_picture", "0,train.jpg is damaged"),
     ],
 )

@@ -109,11 +109,11 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path, images, labels,
 
 
 def test_finds_files_in_the_folder_and_in_its_own(tmp_path):
-    assert idx.find(str(tmp_path), "mnist", "file") is None
+    assert idx.find(str(tmp_path), "mnist", "file", _ADVICE) is None
     _write(tmp_path / "file", b"")
-    assert idx.find(str(tmp_path), "mnist", "file") == str(tmp_path / "file")
+    assert idx.find(str(tmp_path), "mnist", "file", _ADVICE) == str(tmp_path / "file")
     _write(tmp_path / "file.gz", b"")
-    assert idx.find(str(tmp_path), "mnist", "file") == str(tmp_path / "file.gz")
+    assert idx.find(str(tmp_path), "mnist", "file", _ADVICE) == str(tmp_path / "file.gz")
     (tmp_path / "mnist").mkdir()
     _write(tmp_path / "mnist" / "file", b"")
-    assert idx.find(str(tmp_path), "mnist", "file") == str(tmp_path / "mnist" / "file")
+    assert idx.find(str(tmp_path), "mnist", "file", _ADVICE) == str(tmp_path / "mnist" / "file")

@@ -68,7 +68,7 @@ def test_what_is_written_is_what_is_read(tmp_path):
         "train": (15, 15),
         "test": (15, None),
     }
-    got = prepared.read(prepared.find(str(tmp_path), "toy"), "advice")
+    got = prepared.read(prepared.find(str(tmp_path), "toy", "ADVICE"), "advice", _ARRAYS)
     assert list(got.parts) == ["train", "test"] and list(got.parts["test"]) == [
         "c0",
         "c1",
@@ -86,7 +86,7 @@ def test_what_is_written_is_what_is_read(tmp_path):
 def test_an_empty_set_is_a_set(tmp_path):
     empty = prepared.Source(_ARRAYS, [prepared.Piece("none", 0, lambda: iter(()))])
     prepared.write(empty, str(tmp_path), "toy")
-    got = prepared.read(str(tmp_path / "toy.prepared"), "advice")
+    got = prepared.read(str(tmp_path / "toy.prepared"), "advice", _ARRAYS)
     assert got.arrays["x"].shape == (0, 3) and len(got.arrays["text"]) == 0
     _assert_equal(got, prepared.in_memory(empty))
 
@@ -100,7 +100,7 @@ def test_without_clients_parts_are_one_range(tmp_path):
         return prepared.Source({"y": prepared.Array("int32")}, pieces)
 
     prepared.write(of(["train", "train", "test"]), str(tmp_path), "toy")
-    got = prepared.read(str(tmp_path / "toy.prepared"), "advice")
+    got = prepared.read(str(tmp_path / "toy.prepared"), "advice", of([]).arrays)
     assert got.parts == {"train": {"": range(6)}, "test": {"": range(6, 9)}}
 
 
@@ -122,14 +122,18 @@ def test_damage_is_seen(tmp_path, name):
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     with pytest.raises(DataError, match=f"{name} is damaged.*ADVICE"):
-        prepared.read(folder, "ADVICE")
+        prepared.read(folder, "ADVICE", _ARRAYS)
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    prepared.read(folder, "ADVICE")  # Only the checksum tells.
-    with pytest.raises(DataError, match=f"{name} is damaged.*checksum.*ADVICE"):
-        prepared.verify(folder, "ADVICE")
+    said = "checksum"
+    if name == "text.ends":
+        said = "follow each other"
+    else:
+        prepared.read(folder, "ADVICE", _ARRAYS)  # Only the checksum tells.
+    with pytest.raises(DataError, match=f"{name} is damaged.*{said}.*ADVICE"):
+        prepared.verify(folder, "ADVICE", _ARRAYS)
     path.unlink()
-    with pytest.raises(DataError, match=f"{name} cannot be read.*ADVICE"):
-        prepared.read(folder, "ADVICE")
+    with pytest.raises(DataError, match=f"{name} is missing.*ADVICE"):
+        prepared.read(folder, "ADVICE", _ARRAYS)
 
 
 @pytest.mark.parametrize("damage", ["cut", "list", "format", "no_arrays", "clients", "missing"])
@@ -149,7 +153,7 @@ def test_damaged_manifests_are_one_line(tmp_path, damage):
     if text is not None:
         path.write_text(text)
     with pytest.raises(DataError) as error:
-        prepared.read(str(tmp_path / "toy.prepared"), "ADVICE")
+        prepared.read(str(tmp_path / "toy.prepared"), "ADVICE", _ARRAYS)
     assert "\n" not in str(error.value) and "manifest.json" in str(error.value)
     assert "ADVICE" in str(error.value)
 
@@ -167,7 +171,7 @@ def test_a_failure_leaves_no_set_and_is_gone_on_from(tmp_path):
 
     with pytest.raises(DataError, match="raw file"):
         prepared.write(counted(fail_at=3), str(tmp_path), "toy")
-    assert prepared.find(str(tmp_path), "toy") is None
+    assert prepared.find(str(tmp_path), "toy", "ADVICE") is None
     assert read == ["piece0", "piece1", "piece2", "piece3"]
     # What was written of a piece that did not come to an end.
     with open(tmp_path / "toy.preparing" / "x", "ab") as file:
@@ -186,7 +190,8 @@ def test_other_raw_files_start_anew(tmp_path):
         prepared.write(source(fail_at=3), str(tmp_path), "toy")
     prepared.write(source(size=20), str(tmp_path), "toy")
     _assert_equal(
-        prepared.read(str(tmp_path / "toy.prepared"), ""), prepared.in_memory(source(size=20))
+        prepared.read(str(tmp_path / "toy.prepared"), "", _ARRAYS),
+        prepared.in_memory(source(size=20)),
     )
 
 
@@ -250,7 +255,7 @@ def test_kills_at_any_moment_lose_little_and_never_leave_half_a_set(tmp_path):
         if (folder / "toy.prepared").exists():
             assert _bytes(folder / "toy.prepared").keys() - {"journal.jsonl"} == wanted.keys()
     assert kills >= 2 and gone_on >= 2
-    assert prepared.verify(str(folder / "toy.prepared"), "")
+    assert prepared.verify(str(folder / "toy.prepared"), "", _ARRAYS)
     got = _bytes(folder / "toy.prepared")
     assert {k: v for k, v in got.items() if k != "journal.jsonl"} == wanted
 

@@ -176,7 +176,7 @@ def _play_text():
         text += f"{title}\n\nby William Shakespeare\n\n"
         for i in range(10):
             text += f"  LEAR. Speech {i} of {title.lower()}\n    goes on here for a second line.\n"
-        text += "  FOOL. Ay.\n"
+        text += "  FOOL. Ay.\n\nTHE END\n\n"
     return text
 
 
