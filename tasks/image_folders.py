@@ -307,11 +307,16 @@ def _cinic10_files(tree: _Tree, advice: str) -> Mapping[str, Sequence[tuple[str,
     return parts
 
 
+def _text(tree: _Tree, name: str, advice: str) -> str:
+    with files_lib.decoding(os.path.join(tree.path, name), advice):
+        return tree.read(name).decode()
+
+
 def _tiny_imagenet_files(tree: _Tree, advice: str) -> Mapping[str, Sequence[tuple[str, int]]]:
     for name in ("wnids.txt", "val/val_annotations.txt"):
         if name not in tree.sizes:
             raise DataError(f"{tree.path} has no {name}; {advice}")
-    classes = tree.read("wnids.txt").decode().split()
+    classes = _text(tree, "wnids.txt", advice).split()
     if len(set(classes)) != len(classes) or len(classes) > TINY_IMAGENET.num_classes:
         raise DataError(
             f"{tree.path} has {len(classes)} classes in wnids.txt, {len(set(classes))} of them "
@@ -327,7 +332,7 @@ def _tiny_imagenet_files(tree: _Tree, advice: str) -> Mapping[str, Sequence[tupl
         train += [(file, label) for file in files]
     val = []
     # Name, class and bounding box, with tabs between.
-    for line in tree.read("val/val_annotations.txt").decode().splitlines():
+    for line in _text(tree, "val/val_annotations.txt", advice).splitlines():
         name, wnid = line.split("\t")[:2]
         file = f"val/images/{name}"
         if file not in tree.sizes or wnid not in labels:
