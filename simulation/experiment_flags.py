@@ -137,7 +137,8 @@ RUN_HPARAMS = (
         "runtime",
         "auto",
         "How rounds run: tff, client by client in this process; native, in TFF's own worker (CPU "
-        "only); vectorized, the whole cohort at once in this process; auto, vectorized or tff by a "
+        "only; where the kernel allows it in a network namespace, so that only this user can reach "
+        "it); vectorized, the whole cohort at once in this process; auto, vectorized or tff by a "
         "rule that the run prints, settled when it begins.",
         choices=runtimes.CHOICES,
     ),

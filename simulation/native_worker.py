@@ -1,26 +1,22 @@
 """TFF's own C++ runtime, started and ended by us.
 
 TFF starts its `worker_binary` by itself, lets it write to the parent's output and leaves it running
-when the parent ends. Here a supervisor stands between: this file run as a script, a process of one
-thread that starts the worker, holds the read end of a pipe whose only write end is in the parent,
-and kills the worker when the pipe closes -- which the kernel sees to, however the parent ends. The
-kernel also kills the worker should the supervisor die. The worker writes to a file that vanishes
-with its last user.
-
-The supervisor must start quickly and without this project on its path, so the top of this file
-imports only the standard library.
+when the parent ends; and the worker listens on every address of the machine, for anybody. Here a
+supervisor stands between, which kills the worker when the parent ends, however it ends, and keeps
+it in a network namespace of its own (`supervisor.py`): what talks to the worker is this user's, and
+does so through a Unix socket without a name in the file system. The worker writes to a file that
+vanishes with its last user.
 """
 
 import contextlib
-import ctypes
 import os
-import select
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
+import uuid
+
+from simulation import supervisor
 
 _START_ATTEMPTS = 3
 _START_TIMEOUT_SECONDS = 60
@@ -35,76 +31,55 @@ _CHANNEL_OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 20),
     ("grpc.max_reconnect_backoff_ms", 20),
 ]
-_PR_SET_PDEATHSIG = 1
-
-
-def _supervise(command: list[str]) -> None:
-    """Runs `command` until it ends or standard input closes; then nothing of it is left."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    supervisor, parent = os.getpid(), os.getppid()
-
-    def die_with_supervisor():
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != supervisor:
-            os._exit(1)
-
-    worker = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_supervisor)
-    try:
-        # A child forked by the parent, if it outlives the parent, keeps the pipe open; so watch the
-        # parent as well.
-        while worker.poll() is None and os.getppid() == parent:
-            if select.select([sys.stdin], [], [], 0.2)[0]:
-                break
-    finally:
-        worker.kill()
-        worker.wait()
 
 
 class _Worker:
     """A running worker.
 
     Attributes:
-      port: The TCP port of this machine that it serves.
+      address: Where it is served, as gRPC names it.
     """
 
     def __init__(self, binary: str, num_threads: int | None):
+        name = f"tff-worker-{uuid.uuid4().hex}"
+        self.address = f"unix-abstract:{name}"
         self._log = tempfile.TemporaryFile()
-        # Bound but never listening, this keeps the port from everybody but the worker, which shares
-        # it by `SO_REUSEPORT`, as every gRPC server does.
-        self._reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        self._reservation.bind(("", 0))
-        self.port = self._reservation.getsockname()[1]
-        self._supervisor = subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                os.path.abspath(__file__),
-                binary,
-                f"--port={self.port}",
-                f"--max_concurrent_computation_calls={num_threads or -1}",
-            ],
-            stdin=subprocess.PIPE,
-            stdout=self._log,
-            stderr=self._log,
-            # Ctrl-C is for the parent, which then ends the worker.
-            start_new_session=True,
-        )
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(f"\0{name}")
+            listener.listen()
+            number = listener.fileno()
+            self._supervisor = supervisor.start(
+                ["worker", str(number), binary]
+                + [f"--max_concurrent_computation_calls={num_threads or -1}"],
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[number],
+            )
 
     def check_running(self) -> None:
         """Raises a `RuntimeError` with the end of the worker's output if it has ended."""
         if self._supervisor.poll() is not None:
-            self._log.seek(0)
-            tail = self._log.read().decode("utf-8", "replace")[-2000:].strip()
-            raise RuntimeError(
-                f"TFF's worker has ended. The end of its output:\n{tail or '(none)'}"
+            tail = self._output()[-2000:] or "(none)"
+            raise RuntimeError(f"TFF's worker has ended. The end of its output:\n{tail}")
+
+    def warn_if_open(self) -> None:
+        """Prints a line if others than this user may talk to the worker."""
+        if not supervisor.has_own_network(self._supervisor):
+            why = self._output().split("\n", 1)[0]
+            print(
+                "warning: TFF's worker, which asks nobody for a password, can be reached from "
+                f"other machines: it can have no network of its own here ({why})",
+                file=sys.stderr,
+                flush=True,
             )
 
+    def _output(self):
+        # Its offset is the worker's.
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), size, 0).decode("utf-8", "replace").strip()
+
     def close(self) -> None:
-        self._supervisor.stdin.close()
-        self._supervisor.wait()
-        self._reservation.close()
+        supervisor.stop(self._supervisor)
         self._log.close()
 
 
@@ -142,13 +117,14 @@ def _running_worker(num_threads: int | None):
     binary = _worker_binary()
     for attempts_left in reversed(range(_START_ATTEMPTS)):
         with contextlib.closing(_Worker(binary, num_threads)) as worker:
-            with grpc.insecure_channel(f"localhost:{worker.port}", _CHANNEL_OPTIONS) as channel:
+            with grpc.insecure_channel(worker.address, _CHANNEL_OPTIONS) as channel:
                 try:
                     stub = _connect(worker, channel)
                 except RuntimeError:
                     if attempts_left:
                         continue
                     raise
+                worker.warn_if_open()
                 yield worker, stub
                 return
 
@@ -190,7 +166,3 @@ def native_context(num_threads: int | None = None):
             transform_args=tensorflow_computation.transform_args,
             transform_result=tensorflow_computation.transform_result,
         )
-
-
-if __name__ == "__main__":
-    _supervise(sys.argv[1:])

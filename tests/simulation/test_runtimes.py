@@ -25,6 +25,7 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow_federated.python.core.impl.computation import computation_impl
 
 from simulation import native_worker, runtimes, tff_context
+from tests.simulation import namespaces
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -915,8 +916,10 @@ _ENDINGS = {
     "raise": None,
     "interrupt": signal.SIGINT,
     "terminate": signal.SIGTERM,
+    "hang up": signal.SIGHUP,
     "kill": signal.SIGKILL,
     "fork": signal.SIGKILL,
+    "no namespace": None,
 }
 
 
@@ -927,9 +930,11 @@ class Child:
         self.mark = uuid.uuid4().hex
         self.ready = folder / f"{mode}.ready"
         self.output = folder / f"{mode}.out"
+        as_on_another_kernel = [sys.executable, namespaces.__file__]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [
+                    *(as_on_another_kernel if mode == "no namespace" else []),
                     sys.executable,
                     str(pathlib.Path(__file__).parent / "native_worker_child.py"),
                     str(_REPOSITORY),
@@ -955,7 +960,7 @@ class Child:
         for process in self.descendants():
             with contextlib.suppress(psutil.Error):
                 if process.name() == "worker_binary" or any(
-                    part.endswith("native_worker.py") for part in process.cmdline()
+                    part.endswith("supervisor.py") for part in process.cmdline()
                 ):
                     found.append(process)
         return found
@@ -963,7 +968,7 @@ class Child:
 
 @pytest.fixture(scope="module")
 def children(tmp_path_factory):
-    """Six children, started together, since most of their time is the import of TFF."""
+    """All children, started together, since most of their time is the import of TFF."""
     folder = tmp_path_factory.mktemp("children")
     started = {mode: Child(mode, folder) for mode in _ENDINGS}
     yield started
@@ -977,6 +982,8 @@ def children(tmp_path_factory):
 @pytest.mark.parametrize("mode", _ENDINGS)
 def test_no_worker_outlives_its_parent(children, mode):
     child = children[mode]
+    if mode == "no namespace" and not namespaces.are_allowed():
+        pytest.skip("so it is here for every test")
     deadline = time.monotonic() + 120
     while not child.ready.exists() and child.process.poll() is None:
         assert time.monotonic() < deadline, child.output.read_text()
@@ -987,10 +994,15 @@ def test_no_worker_outlives_its_parent(children, mode):
         assert len(child.worker_and_supervisor()) == 2
         child.process.send_signal(ending)
     child.process.wait(30)
-    if mode in ("kill", "fork", "terminate"):
+    if mode in ("kill", "fork", "terminate", "hang up"):
         assert child.process.returncode == -ending
     else:
-        assert (child.process.returncode == 0) == (mode == "succeed"), child.output.read_text()
+        succeeds = mode in ("succeed", "no namespace")
+        assert (child.process.returncode == 0) == succeeds, child.output.read_text()
+    told = [line for line in child.output.read_text().splitlines() if "warning: TFF" in line]
+    # Whoever can reach the worker is told of once, and only where it is not this user alone.
+    reachable = mode == "no namespace" or not namespaces.are_allowed()
+    assert len(told) == reachable, told
     deadline = time.monotonic() + 10
     while left := child.worker_and_supervisor():
         assert time.monotonic() < deadline, left
