@@ -22,6 +22,7 @@ from absl import flags
 from hparams import HparamError
 from reproduction import items, readme, results, sweep
 from reproduction.items import ReproduceError
+from simulation import stops, supervisor
 from simulation.errors import RunError
 
 FLAGS = flags.FlagValues()
@@ -224,7 +225,8 @@ def _draw(setup, options) -> None:
     if options.data_dir is None and any("{data_dir}" in part for part in setup.draws):
         raise ReproduceError(f"{setup.item} {setup.name} reads data: set --data_dir.")
     command = [sys.executable, *(part.format(**known) for part in setup.draws)]
-    if subprocess.run(command, cwd=items.REPO).returncode:
+    prepare = supervisor.die_with_parent()
+    if subprocess.run(command, cwd=items.REPO, preexec_fn=prepare).returncode:
         raise ReproduceError(f"{setup.item} {setup.name} could not be drawn; see above.")
     print(f"Drawn: {known['output']} and .pdf")
     if options.record:
@@ -302,10 +304,12 @@ def main(arguments: list[str]) -> int:
     except (ReproduceError, HparamError, RunError, flags.Error) as e:
         print(f"error: {' '.join(str(e).split())}", file=sys.stderr)
         return 2 if isinstance(e, flags.Error) else 1
-    except KeyboardInterrupt:
-        print("error: interrupted; run the same command again to go on.", file=sys.stderr)
-        return 130
+    except stops.Stopped as e:
+        told = f"error: stopped by {e.signal.name}; run the same command again to go on."
+        print(told, file=sys.stderr)
+        return 128 + e.signal
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with stops.raised():
+        sys.exit(main(sys.argv[1:]))

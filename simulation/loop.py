@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tff_algos
-from simulation import randomness
+from simulation import randomness, stops
 from simulation.client_states import ClientStates
 from simulation.errors import DivergedError, RunError
 from simulation.progress import Progress
@@ -172,7 +172,7 @@ class Ahead:
 
 
 class StopRequest:
-    """Turns the first Ctrl-C or SIGTERM into a request to stop after the round.
+    """Turns the first Ctrl-C, SIGTERM or SIGHUP into a request to stop after the round.
 
     Used as a context manager in the main thread. A second signal interrupts at once.
 
@@ -185,7 +185,7 @@ class StopRequest:
         self._before = {}
 
     def __enter__(self):
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stops.heeded():
             self._before[number] = signal.signal(number, self._handle)
         return self
 

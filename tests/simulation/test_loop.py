@@ -306,7 +306,7 @@ def test_trouble_that_can_be_survived_is_told_once():
     assert "round 3: train/loss is nan" in log.warnings[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_first_signal_asks_and_second_interrupts(number):
     before = signal.getsignal(number)
     with loop.StopRequest() as stop:
@@ -317,6 +317,16 @@ def test_first_signal_asks_and_second_interrupts(number):
             os.kill(os.getpid(), number)
             signal.pause()
     assert signal.getsignal(number) == before
+
+
+def test_a_run_that_is_to_outlive_its_terminal_does():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # As `nohup` does.
+    try:
+        with loop.StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.signal is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_what_the_next_round_takes_is_made_while_one_is_under_way():
