@@ -304,10 +304,11 @@ def main(arguments: list[str]) -> int:
     except (ReproduceError, HparamError, RunError, flags.Error) as e:
         print(f"error: {' '.join(str(e).split())}", file=sys.stderr)
         return 2 if isinstance(e, flags.Error) else 1
-    except stops.Stopped as e:
-        told = f"error: stopped by {e.signal.name}; run the same command again to go on."
+    except KeyboardInterrupt:
+        number = stops.received()
+        told = f"error: stopped by {number.name}; run the same command again to go on."
         print(told, file=sys.stderr)
-        return 128 + e.signal
+        return 128 + number
 
 
 if __name__ == "__main__":

@@ -64,14 +64,19 @@ class _Worker:
 
     def warn_if_open(self) -> None:
         """Prints a line if others than this user may talk to the worker."""
-        if not supervisor.has_own_network(self._supervisor):
-            why = self._output().split("\n", 1)[0]
-            print(
-                "warning: TFF's worker, which asks nobody for a password, can be reached from "
-                f"other machines: it can have no network of its own here ({why})",
-                file=sys.stderr,
-                flush=True,
-            )
+        try:
+            if supervisor.has_own_network(self._supervisor):
+                return
+        except FileNotFoundError:
+            # It has ended, which the next call of a computation tells.
+            return
+        why = self._output().split("\n", 1)[0]
+        print(
+            "warning: TFF's worker, which asks nobody for a password, can be reached from other "
+            f"machines: it can have no network of its own here ({why})",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _output(self):
         # Its offset is the worker's.

@@ -17,31 +17,29 @@ def heeded() -> list[signal.Signals]:
     ]
 
 
-class Stopped(KeyboardInterrupt):
-    """A signal came.
+_came: list[signal.Signals] = []
 
-    Attributes:
-      signal: Which.
-    """
 
-    def __init__(self, number: int):
-        super().__init__()
-        self.signal = signal.Signals(number)
+def received() -> signal.Signals:
+    """Returns what a `KeyboardInterrupt` within `raised` came from; by default Ctrl-C."""
+    return _came[0] if _came else signal.SIGINT
 
 
 @contextlib.contextmanager
 def raised():
-    """Raises `Stopped` in the main thread when a signal comes; a second one ends the process.
+    """Raises `KeyboardInterrupt` in the main thread at any of `SIGNALS`; a second ends the process.
+
+    The exception can't say which signal it was: Ray replaces it by one of its own.
 
     Does nothing in another thread, which may not handle signals.
     """
-    came = []
+    _came.clear()
 
     def handle(number, _):
-        if came:
+        if _came:
             os._exit(128 + number)
-        came.append(number)
-        raise Stopped(number)
+        _came.append(signal.Signals(number))
+        raise KeyboardInterrupt
 
     before = {}
     if threading.current_thread() is threading.main_thread():

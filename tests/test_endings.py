@@ -141,14 +141,15 @@ try:
         task = ray.remote(work).options(num_cpus=1)
         going = [task.remote(sys.argv[1]) for _ in range(int(ray.available_resources()["CPU"]))]
         if sys.argv[2] == "wait":
-            ray.get(going)
+            while True:
+                ray.wait(going, timeout=1.0)
         while not list(pathlib.Path(sys.argv[1]).iterdir()):
             time.sleep(0.1)
         if sys.argv[2] == "raise":
             raise ValueError("on purpose")
-except stops.Stopped as e:
-    print(f"stopped by {e.signal.name}", flush=True)
-    sys.exit(128 + e.signal)
+except KeyboardInterrupt:
+    print(f"stopped by {stops.received().name}", flush=True)
+    sys.exit(128 + stops.received())
 """
 _CHEAP = [signal.SIGKILL, signal.SIGTERM]
 
