@@ -153,10 +153,11 @@ _DELTA = ("a - b for a, b in zip(trained.weights, x", "b - a for a, b in zip(tra
 
 MUTATIONS = {
     "qfedavg": [
-        ("x - rate * n", "x + rate * n"),
-        ("loss ** (q - 1.0)", "loss**q"),
-        ("power * v for v in w", "v for v in w"),
-        ("power * b for b in back", "b for b in back"),
+        ("x - tf.cast(rate", "x + tf.cast(rate"),
+        ("q * ratio ** (q - 1.0)", "q * ratio**q"),
+        ("tf.cast(power, b.dtype) * b", "b"),
+        ("eta_l * largest)", "eta_l)"),
+        ("denominator = power\n", "denominator = tf.ones_like(power)\n"),
         _ROUND,
     ],
     "adafedadam": [
