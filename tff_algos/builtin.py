@@ -755,22 +755,19 @@ register(
                 "orthogonalization",
                 "closed_form",
                 "How the direction is found: closed_form, by the Gram matrix; gram_schmidt, "
-                "client by client as printed.",
-                source="choice: the results are equal",
+                "client by client as printed. Equal where the updates are independent. Where they "
+                "are not (opposite ones, or more clients than dimensions), closed_form comes "
+                "nearest to what all clients ask for, and gram_schmidt passes over those whose "
+                "update depends on the clients before them.",
+                source="choice",
                 choices=("closed_form", "gram_schmidt"),
             ),
             _number(
-                "tikhonov",
-                1e-10,
-                "Regularisation delta of closed_form, relative to the mean squared update.",
-                "choice",
-                minimum=1e-12,
-            ),
-            _number(
                 "tolerance",
-                1e-6,
-                "gram_schmidt passes over a client with a smaller relative residual.",
-                "choice",
+                1e-5,
+                "How well an update is known: a combination of updates is no direction if it is "
+                "shorter than this, relative to its terms, and counts in full from 10 times on.",
+                "choice: rounding in float32, with room",
                 minimum=0.0,
                 exclusive_minimum=True,
             ),

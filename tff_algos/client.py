@@ -267,6 +267,31 @@ def initial_slots(
     return tf.nest.map_structure(tf.convert_to_tensor, slots)
 
 
+def displace(
+    optimizer: tff.learning.optimizers.Optimizer, slots: Any, x: Any, moved: Any, gradient: Any
+) -> tuple[Any, tuple[tf.Tensor, ...]]:
+    """Takes a step of one of TFF's optimizers on the displacement x_k - x in place of x_k.
+
+    A sum of small steps keeps its digits so, which it would lose next to x. TFF's optimizers take a
+    step from the weights that does not depend on them, but for AdamW's decay.
+
+    Args:
+      optimizer: The client's optimizer.
+      slots: Its state.
+      x: The weights that the client started from, a tuple of tensors.
+      moved: x_k - x before the step, like `x`.
+      gradient: The gradient at x_k, like `x`.
+
+    Returns:
+      The state and x_k - x after the step.
+    """
+    rate, decay = slots["learning_rate"], slots.get("weight_decay")
+    slots, moved = optimizer.next(slots, moved, gradient)
+    if decay is not None:
+        moved = tuple(m - rate * decay * w for m, w in zip(moved, x, strict=True))
+    return slots, tuple(moved)
+
+
 class LocalStep(NamedTuple):
     """What a client knows in one local step.
 

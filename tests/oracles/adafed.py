@@ -3,11 +3,11 @@
 client k:  g_k = x - x_k ; f_k = F_k(x) ("broadcast"), F_k(x_k) ("final_model"), or the mean
            loss over the examples of the last local epoch, each before its step ("last_epoch")
 server:    clients with g_k = 0 are left out ; F_k = max(f_k, floor)^gamma
-           closed_form   (A + delta tr(A)/K I) a = F, A_ij = <g_i, g_j> ; u = sum_k a_k g_k
+           closed_form   the shortest u of the least sum_k (<g_k, u> - F_k)^2
            gram_schmidt  as printed, equations 5 and 6, then the weights of equation 14; each
                          orthogonalised vector is kept as its direction, so that a zero
                          denominator of equation 6 does no harm
-           d = u / |u|^2
+           d = u / max(|u|, mean F / max |g_k|)^2
            x <- x - step d, step = lr times min F, mean F, 1 ("constant"), or what makes
            |step d| = lr |mean g| ("unit")
 """
@@ -18,11 +18,21 @@ from tests.oracles import client_optimizers, cohort
 from tests.oracles import problem as problem_lib
 
 
-def closed_form(vectors, targets, delta=1e-10):
-    """u of the rows of `vectors` [K, d] and F [K], by the Gram matrix."""
-    gram = vectors @ vectors.T
-    ridge = delta * np.trace(gram) / len(gram) * np.eye(len(gram))
-    return np.linalg.solve(gram + ridge, targets) @ vectors
+def closed_form(vectors, targets, tolerance=1e-9):
+    """u of the rows of `vectors` [K, d], none of them zero, and F [K], in least squares.
+
+    Which directions there are is told from rows of unit length, where a short one counts as well.
+    """
+    units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    _, singular, axes = np.linalg.svd(units, full_matrices=False)
+    axes = axes[singular > tolerance * singular[0]]
+    return np.linalg.lstsq(vectors @ axes.T, targets, rcond=None)[0] @ axes
+
+
+def direction(vectors, targets, u):
+    """d of u, not longer than mean F can make of the longest of the rows."""
+    least = targets.mean() / np.linalg.norm(vectors, axis=1).max()
+    return u / max(np.linalg.norm(u), least) ** 2
 
 
 def gram_schmidt(vectors, targets, tolerance=1e-6):
@@ -82,7 +92,6 @@ def run(
     loss_at="broadcast",
     step_rule="min",
     orthogonalization="closed_form",
-    delta=1e-10,
     loss_floor=1e-8,
     client_optimizer="sgd",
     dropped=frozenset(),
@@ -103,10 +112,10 @@ def run(
         vectors = -np.stack([c.delta for c in reports])
         targets = np.array([max(loss(x, c, lr), loss_floor) ** gamma for c in reports])
         if orthogonalization == "closed_form":
-            u = closed_form(vectors, targets, delta)
+            u = closed_form(vectors, targets)
         else:
             u = gram_schmidt(vectors, targets)
-        d = u / np.dot(u, u)
+        d = direction(vectors, targets, u)
         step = (
             server_lr
             * {

@@ -198,7 +198,11 @@ MUTATIONS = {
     "adafed": [
         ("x - tf.cast(step * v", "x + tf.cast(step * v"),
         ("losses**gamma", "losses"),
-        ("tf.math.divide_no_nan(w, square)", "w"),
+        ("tf.math.divide_no_nan(w, divisor)", "w"),
+        ('"constant": 1.0 / unit', '"constant": tf.ones_like(unit)'),
+        ("inverse * tf.linalg.matvec(axes, tf", "tf.linalg.matvec(axes, tf"),
+        ("(axes, inverse * met,", "(axes, met,"),
+        ("tuple(-m for m in moved)", "tuple(m for m in moved)"),
         ("targets[k] - tf.tensordot(gram[k], a, 1)", "targets[k]"),
         ("rest -= tf", "rest += tf"),
         ("i >= before_last", "i >= 0"),

@@ -84,9 +84,9 @@ def _direction(gradients, targets, printed=False):
     rows = _rows(gradients)
     gram, targets = vectors.gram(rows), tf.constant(targets, tf.float64)
     if printed:
-        a = adafed.gram_schmidt(gram, targets, 1e-6)
+        a = adafed.gram_schmidt(gram, targets, 1e-5)
     else:
-        a = adafed.solve(gram, targets, tf.linalg.diag_part(gram) > 0, 1e-10)
+        a = adafed.solve(gram, targets, tf.linalg.diag_part(gram) > 0, 1e-5)
     u = cohort_lib.flat([w.numpy() for w in vectors.combine(a, rows)])
     return u / np.dot(u, u)
 
