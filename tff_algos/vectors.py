@@ -74,6 +74,8 @@ def squared_norm(vector: Weights) -> tf.Tensor:
 
 def project_to_simplex(point: tf.Tensor) -> tf.Tensor:
     """Returns the nearest point of {λ ≥ 0, Σ λ = 1}: max(p - θ, 0), θ found by sorting, `[N]`."""
+    # A shift changes nothing, and next to large numbers the 1 below would be lost.
+    point -= tf.reduce_max(point)
     descending = tf.sort(point, direction="DESCENDING")
     places = tf.cast(tf.range(1, tf.size(point) + 1), point.dtype)
     thetas = (tf.cumsum(descending) - 1.0) / places
