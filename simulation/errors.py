@@ -6,4 +6,4 @@ class RunError(Exception):
 
 
 class DivergedError(RunError):
-    """A run whose model is no longer finite; running it again would end the same way."""
+    """A run whose model is not finite, or that lost all clients; once more, it ends the same."""

@@ -237,6 +237,7 @@ class _Run:
                     should_stop=lambda: stop.signal is not None or self._out_of_time(),
                     progress=progress,
                     shown={"loss": "train/loss", task.primary_metric: primary},
+                    lost=loop.lost_rounds(kept),
                 )
             finally:
                 progress.close()

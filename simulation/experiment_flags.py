@@ -50,7 +50,16 @@ RUN_HPARAMS = (
         False,
         "Whether to make data of the true shapes and types instead of reading any.",
     ),
-    _flag("total_rounds", None, "Rounds to train. Must be set.", "none", type=int, minimum=1),
+    _flag(
+        "total_rounds",
+        None,
+        "Rounds to train. Must be set. The run ends before with exit code 3, as diverged, once the "
+        "model is not finite, or after 10 rounds in a row (of a shorter run: all but the first) in "
+        "which the update of every client that trained was not finite.",
+        "none",
+        type=int,
+        minimum=1,
+    ),
     _flag(
         "clients_per_round",
         None,

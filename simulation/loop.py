@@ -22,6 +22,9 @@ from tff_algos.registry import RoundPlan
 
 Metrics = collections.OrderedDict[str, float]
 
+# A run has diverged when in so many rounds, one after the other, every client was dropped.
+MOST_LOST_ROUNDS = 10
+
 
 def cohort_data(
     train: FederatedData,
@@ -216,8 +219,13 @@ def run(
     should_stop: Callable[[], bool],
     progress: Progress,
     shown: Mapping[str, str],
+    lost: int = 0,
 ) -> tuple[Any, int]:
     """Runs rounds until all are done or a stop is asked for.
+
+    A round is lost if clients trained and every one of them was dropped. The run has diverged when
+    `MOST_LOST_ROUNDS` in a row are lost, or all but the first of a shorter run. Rounds in which the
+    method has nobody train count neither way.
 
     Args:
       process: The method's process.
@@ -238,12 +246,13 @@ def run(
       should_stop: Asked once after every round.
       progress: Told of every round.
       shown: What to show → the column it is in.
+      lost: How many rounds before this start were lost, see `lost_rounds`.
 
     Returns:
       The state and the number of rounds done.
 
     Raises:
-      DivergedError: If the model's weights are no longer finite.
+      DivergedError: If the model's weights are no longer finite, or clients are no longer left.
     """
     warned = set()
 
@@ -293,6 +302,14 @@ def run(
                 f"The model's weights are not finite after round {round_num}: training diverged, "
                 "so the run stops here; a lower learning rate may help."
             )
+        lost = _lost_after(lost, metrics)
+        short = round_num == total_rounds and lost >= max(total_rounds - 1, 1)
+        if lost >= MOST_LOST_ROUNDS or short:
+            raise DivergedError(
+                f"No client's update was finite in {lost} round{'s' * (lost > 1)} in a row, the "
+                f"last being round {round_num}: training diverged, so the run stops here; a lower "
+                "learning rate may help."
+            )
         latest.update(values)
         progress.update(
             round_num, {name: latest[column] for name, column in shown.items() if column in latest}
@@ -301,6 +318,27 @@ def run(
         if round_num % rounds_per_checkpoint == 0 or round_num == total_rounds or stopping:
             checkpoint(round_num, state)
     return state, round_num
+
+
+def lost_rounds(rows: Sequence[Mapping[str, str]]) -> int:
+    """Returns how many rounds were lost at the end of a table.
+
+    Args:
+      rows: Rows of metrics.csv, in order: column → text.
+    """
+    lost = 0
+    for row in rows:
+        columns = {name: f"train/{name}" for name in ("num_clients", "clients_dropped")}
+        lost = _lost_after(lost, {k: float(row.get(c) or 0) for k, c in columns.items()})
+    return lost
+
+
+def _lost_after(lost: int, metrics: Mapping[str, float]) -> int:
+    """Returns the number of lost rounds in a row after one more round."""
+    trained = metrics.get("num_clients", 0)
+    if not trained:
+        return lost
+    return lost + 1 if metrics.get("clients_dropped", 0) >= trained else 0
 
 
 def _weights(process, state):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from simulation import loop
-from simulation.errors import RunError
+from simulation.errors import DivergedError, RunError
 from tasks.task import ArrayFederatedData, DataError
 from tff_algos import client_data
 from tff_algos.registry import RoundPlan
@@ -304,6 +304,49 @@ def test_trouble_that_can_be_survived_is_told_once():
     assert len(log.warnings) == 2
     assert "round 2: 1 of 2 clients dropped" in log.warnings[0]
     assert "round 3: train/loss is nan" in log.warnings[1]
+
+
+NOBODY_LEFT = {"clients_dropped": 2.0}
+NOBODY_ASKED = {"num_clients": 0.0}
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 7, 10, 11, 12, 30])
+def test_a_run_without_clients_from_round_two_on_has_diverged(total):
+    log = Log()
+    first = min(2, total)
+    process = FakeProcess({r: NOBODY_LEFT for r in range(first, total + 1)})
+    with pytest.raises(DivergedError, match=f"last being round {min(total, 11)}:"):
+        run(process, log, total=total)
+    assert max(log.rows) == min(total, 11), "the last row must be there"
+    assert max(r for r, _ in log.checkpoints) < min(total, 11)
+
+
+def test_lost_rounds_must_follow_one_another():
+    lost = {r: NOBODY_LEFT for r in range(2, 31) if r % loop.MOST_LOST_ROUNDS}
+    assert run(FakeProcess(lost), total=30)[2] == 30
+    # One client of two left is enough.
+    some = {r: {"clients_dropped": 1.0} for r in range(1, 31)}
+    assert run(FakeProcess(some), total=30)[2] == 30
+
+
+def test_rounds_in_which_nobody_is_to_train_count_neither_way():
+    asked = {r: NOBODY_ASKED for r in range(1, 31)}
+    assert run(FakeProcess(asked), total=30)[2] == 30
+    between = {r: NOBODY_LEFT if r % 3 == 0 else NOBODY_ASKED for r in range(1, 61)}
+    with pytest.raises(DivergedError, match="10 rounds in a row, the last being round 30:"):
+        run(FakeProcess(between), total=60)
+
+
+@pytest.mark.parametrize("start", range(1, 15))
+def test_a_run_that_goes_on_diverges_in_the_same_round(start):
+    """Whenever it is stopped: the rows that are kept tell how many rounds were lost."""
+    process = FakeProcess({r: NOBODY_LEFT for r in range(6, 40)})
+    whole = Log()
+    with pytest.raises(DivergedError, match="round 15:"):
+        run(process, whole, total=40)
+    rows = [{k: repr(v) for k, v in row.items()} for r, row in whole.rows.items() if r <= start]
+    with pytest.raises(DivergedError, match="round 15:"):
+        run(process, start=start, total=40, lost=loop.lost_rounds(rows))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
