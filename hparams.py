@@ -12,6 +12,9 @@ from typing import Any
 
 Value = bool | int | float | str | None
 
+# Counts are 32-bit numbers in TensorFlow's graphs and in seeds.
+MAX_INT = 2**31 - 1
+
 
 class HparamError(ValueError):
     """A setting that is unknown, of the wrong type or out of range; the text is one line."""
@@ -29,12 +32,15 @@ class Hparam:
       source: Where the default comes from (paper and table, reference code, or "choice").
       type: `bool`, `int`, `float` or `str`; taken from the default unless that is `None`.
       minimum: Smallest value allowed (or excluded, see `exclusive_minimum`).
-      maximum: Largest value allowed (or excluded, see `exclusive_maximum`).
+      maximum: Largest value allowed (or excluded, see `exclusive_maximum`); a whole number without
+        one is at most `MAX_INT`.
       exclusive_minimum: Whether `minimum` itself is out of range.
       exclusive_maximum: Whether `maximum` itself is out of range.
       choices: The values allowed, for a `str`.
       flag: Name of the flag; `None` means `<owner>_<name>`. Owners that share a flag (the FedOpt
         methods share `--fedopt_variant`) give the same name and must agree in everything else.
+      only_with: Name of another setting of the owner, and its values beside which this one means
+        something; beside others it must not be set. Its default is then `None`.
     """
 
     name: str
@@ -48,12 +54,17 @@ class Hparam:
     exclusive_maximum: bool = False
     choices: Sequence[str] | None = None
     flag: str | None = None
+    only_with: tuple[str, Sequence[Value]] | None = None
 
     def __post_init__(self):
         if self.type is None:
             if self.default is None:
                 raise TypeError(f"Hparam {self.name!r} with default None needs an explicit type.")
             object.__setattr__(self, "type", type(self.default))
+        if self.only_with and self.default is not None:
+            raise TypeError(
+                f"Hparam {self.name!r} is not always used, so its default must be None."
+            )
 
     def flag_name(self, owner: str) -> str:
         """Returns the name of the flag under which `owner` (a method or task name) offers it."""
@@ -94,10 +105,12 @@ class Hparam:
         if self.type is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if not isinstance(value, self.type) or (self.type is int and isinstance(value, bool)):
-            raise HparamError(f"{label}={value!r} must be {self._kind()}.")
+            raise HparamError(f"{label}={_short(repr(value))} must be {self._kind()}.")
+        if self.type is str:
+            _check_text(value, label)
         allowed = self.describe_range()
         if self.choices and value not in self.choices:
-            raise HparamError(f"{label}={value} must be {allowed}.")
+            raise HparamError(f"{label}={_short(value)} must be {allowed}.")
         if self.type is float and not math.isfinite(value):
             raise HparamError(f"{label}={value} must be a finite number.")
         if self.type in (int, float):
@@ -108,13 +121,29 @@ class Hparam:
                 value > self.maximum or (self.exclusive_maximum and value == self.maximum)
             )
             if low or high:
-                raise HparamError(f"{label}={value} must be {allowed}.")
+                raise HparamError(f"{label}={_short(str(value))} must be {allowed}.")
+        if self.type is int and abs(value) > max(MAX_INT, self.maximum or 0):
+            raise HparamError(f"{label}={_short(str(value))} must be at most {MAX_INT}.")
         return value
 
     def _kind(self) -> str:
         return {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}[
             self.type
         ]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def _check_text(value, label):
+    """Refuses what neither a path nor a JSON file can hold."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as e:
+        raise HparamError(f"{label} must be UTF-8, found {_short(ascii(value))}.") from e
+    if "\0" in value:
+        raise HparamError(f"{label} must not hold a zero byte.")
 
 
 def resolve(owner: str, hparams: Sequence[Hparam], given: Mapping[str, Any]) -> dict[str, Value]:
@@ -133,7 +162,16 @@ def resolve(owner: str, hparams: Sequence[Hparam], given: Mapping[str, Any]) -> 
         if name not in known:
             offered = ", ".join(sorted(known)) or "none"
             raise HparamError(f"{owner} has no setting {name!r} (it has: {offered}).")
-    return {
+    values = {
         name: h.check(given[name] if name in given else h.default, f"{owner}: {name}")
         for name, h in known.items()
     }
+    for name, h in known.items():
+        if h.only_with and values[name] is not None:
+            other, allowed = h.only_with
+            if values[other] not in allowed:
+                beside = " or ".join(f"{other}={value}" for value in allowed)
+                raise HparamError(
+                    f"{owner}: {name} is used only with {beside}, and {other} is {values[other]}."
+                )
+    return values

@@ -16,14 +16,19 @@ import shutil
 import subprocess
 import sys
 
-import tabulate
-from absl import flags
+import command_line
 
-from hparams import HparamError
-from reproduction import items, readme, results, sweep
-from reproduction.items import ReproduceError
-from simulation import stops, supervisor
-from simulation.errors import RunError
+if __name__ == "__main__":
+    command_line.begin()
+
+import tabulate  # noqa: E402
+from absl import flags  # noqa: E402
+
+from hparams import HparamError  # noqa: E402
+from reproduction import items, readme, results, sweep  # noqa: E402
+from reproduction.items import ReproduceError  # noqa: E402
+from simulation import stops, supervisor  # noqa: E402
+from simulation.errors import RunError  # noqa: E402
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("paper", None, "Folder under papers/.", flag_values=FLAGS)
@@ -313,4 +318,4 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     with stops.raised():
-        sys.exit(main(sys.argv[1:]))
+        command_line.run(main)

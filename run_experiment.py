@@ -10,6 +10,11 @@ import os
 import sys
 import warnings
 
+import command_line
+
+if __name__ == "__main__":
+    command_line.begin()
+
 # Read when TensorFlow is imported; its C++ code would put lines of its own between ours.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -43,8 +48,16 @@ def main(arguments: list[str]) -> int:
         return _fail(e, 3)
     except (RunError, DataError) as e:
         return _fail(e, 1)
+    except OSError as e:
+        where = f"Cannot use {e.filename}: " if e.filename else ""
+        return _fail(f"{where}{e.strerror or e}.", 1)
+    except MemoryError as e:
+        return _fail(f"Out of memory ({e or 'no more is free'}); smaller settings may help.", 1)
     except KeyboardInterrupt:
-        return _fail("interrupted; what is done since the last checkpoint will be done again.", 130)
+        return _fail(
+            "interrupted; what is done since the last checkpoint will be done again.",
+            command_line.INTERRUPTED,
+        )
 
 
 def _fail(reason, code: int) -> int:
@@ -52,7 +65,12 @@ def _fail(reason, code: int) -> int:
     return code
 
 
+def _main(arguments: list[str]) -> int:
+    try:
+        return main(arguments)
+    finally:
+        runtimes.forget_tffs_own_context()
+
+
 if __name__ == "__main__":
-    _code = main(sys.argv[1:])
-    runtimes.forget_tffs_own_context()
-    sys.exit(_code)
+    command_line.run(_main)

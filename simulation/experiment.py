@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+import command_line
 import tasks
 import tff_algos
 from hparams import HparamError
@@ -97,6 +98,8 @@ def _plan(request, round_index, total_rounds) -> RoundPlan:
 def _check_same_plans(request, checkpoint):
     """Refuses to change the number of rounds where it would have changed the rounds done."""
     before, now = checkpoint.settings["total_rounds"], request.run["total_rounds"]
+    if before == now:
+        return
     for round_index in range(checkpoint.round_num):
         if _plan(request, round_index, before) != _plan(request, round_index, now):
             raise HparamError(
@@ -137,6 +140,7 @@ class _Run:
             self._request = _with_runtime(self._request, name)
             self._settings = self._request.run
         self._method = getattr(process, "method", None)
+        command_line.interrupt_raises()
         with runtimes.installed(self._settings["runtime"]):
             return self._train(model, process if self._staged else runtimes.bind(process))
 

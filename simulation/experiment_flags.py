@@ -22,6 +22,10 @@ from hparams import Hparam, HparamError, Value
 from simulation import randomness, runtimes
 from tff_algos import registry
 
+_SUITE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+_MAX_FLAGFILES = 20
+_MAX_FLAGFILE_SIZE = 1 << 20
+
 _GOOGLE = "google-research/federated, optimization"
 
 
@@ -274,7 +278,7 @@ def parse(arguments: Sequence[str]) -> Request:
     method = known.get("algorithm")
     if method and method.server_learning_rate is None:
         required.append("server_learning_rate")
-    if not (method and _takes_everyone(method, given)):
+    if not method or method.draws_clients:
         required.append("clients_per_round")
     elif given.get("clients_per_round") is not None:
         raise HparamError(
@@ -287,21 +291,64 @@ def parse(arguments: Sequence[str]) -> Request:
     return _resolve(given, modules, known["algorithm"], known["task"])
 
 
-def _takes_everyone(method, given) -> bool:
-    """Returns whether the method draws no clients in any round."""
-    if method.plan is None:
-        return False
-    own = {h.name: given[f] for h in method.hparams if (f := h.flag_name(method.name)) in given}
-    settings = hparams_lib.resolve(method.name, method.hparams, own)
-    total = given.get("total_rounds") or 1
-    return all(method.plan(settings, r, total).cohort != "sampled" for r in range(total))
-
-
 def _expand_flagfiles(arguments):
+    """Puts the lines of flag files in the place of `--flagfile=`, as absl does.
+
+    absl itself lets errors of reading through, and passes over a file that includes itself.
+    """
+    expanded, rest = [], list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if argument == "--":
+            return [*expanded, argument, *rest]
+        name, equals, path = argument.partition("=")
+        if name not in ("--flagfile", "-flagfile"):
+            expanded.append(argument)
+            continue
+        if not equals:
+            if not rest:
+                raise HparamError("--flagfile needs a file: --flagfile=<file>.")
+            path = rest.pop(0)
+        expanded += _lines_of(path, ())
+    return expanded
+
+
+def _lines_of(path, within):
+    """Returns the flags of a flag file; `within` are the files that include it."""
+    path = _find_flagfile(path.strip(), within)
+    if path in within:
+        raise HparamError(f"--flagfile={path} includes itself.")
+    if len(within) == _MAX_FLAGFILES:
+        raise HparamError(f"--flagfile={path}: more than {_MAX_FLAGFILES} files within each other.")
     try:
-        return absl_flags.FlagValues().read_flags_from_files(list(arguments))
-    except absl_flags.Error as e:
-        raise HparamError(f"--flagfile: {_one_line(e).removeprefix('ERROR:: ')}") from e
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_MAX_FLAGFILE_SIZE + 1)
+    except (OSError, ValueError) as e:  # UnicodeDecodeError, or a zero byte in the path.
+        reason = getattr(e, "strerror", None) or _one_line(e)
+        raise HparamError(f"--flagfile={path} cannot be read: {reason}.") from e
+    if len(text) > _MAX_FLAGFILE_SIZE:
+        raise HparamError(f"--flagfile={path} is longer than {_MAX_FLAGFILE_SIZE} characters.")
+    flags = []
+    for line in map(str.strip, text.splitlines()):
+        name, equals, value = line.partition("=")
+        if name in ("--flagfile", "-flagfile") and equals:
+            flags += _lines_of(value, (*within, path))
+        elif line and not line.startswith(("#", "//")):
+            flags.append(line)
+    return flags
+
+
+def _find_flagfile(path, within):
+    """Returns where a flag file is: as seen from here, else from the suite's folder.
+
+    What a file of the suite includes is looked for in the suite first.
+    """
+    path = os.path.expanduser(path)
+    bases = [os.getcwd(), _SUITE]
+    if within and within[-1].startswith(_SUITE + os.sep):
+        bases.reverse()
+    places = [os.path.join(base, path) for base in bases]
+    return os.path.realpath(next(filter(os.path.exists, places), places[0]))
 
 
 def _import_modules(arguments):
@@ -318,7 +365,9 @@ def _import_modules(arguments):
     for name in values["import"].value:
         try:
             importlib.import_module(name)
-        except Exception as e:  # Whatever a user's module raises is the user's to read.
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:  # Whatever a user's module raises is the user's to read.
             raise HparamError(f"--import={name} failed: {type(e).__name__}: {_one_line(e)}") from e
 
 
@@ -392,7 +441,7 @@ def _parse_with_absl(arguments, owners):
         raise HparamError(_one_line(e)) from e
     except absl_flags.UnrecognizedFlagError as e:
         raise HparamError(_unknown("flag", e.flagname, list(owners), prefix="--")) from e
-    except absl_flags.Error as e:
+    except (absl_flags.Error, ValueError) as e:  # ValueError: `--noflag=value`.
         raise HparamError(_one_line(e)) from e
     if rest:
         raise HparamError(f"Unexpected argument {rest[0]!r}: flags have the form --name=value.")

@@ -24,14 +24,19 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-import pandas as pd
-from matplotlib.figure import Figure
-from scipy import stats
+import command_line
 
-import figures
-from simulation import results
-from simulation.errors import RunError
+if __name__ == "__main__":
+    command_line.begin()
+
+import numpy as np  # noqa: E402
+import pandas as pd  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+from scipy import stats  # noqa: E402
+
+import figures  # noqa: E402
+from simulation import results  # noqa: E402
+from simulation.errors import RunError  # noqa: E402
 
 _ROUND = "round"
 
@@ -499,4 +504,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    command_line.run(main)

@@ -13,6 +13,11 @@ import os
 import sys
 from typing import NamedTuple
 
+import command_line
+
+if __name__ == "__main__":
+    command_line.begin()
+
 # Read when TensorFlow is imported, which the tasks' modules do.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -232,4 +237,4 @@ def _fail(reason, code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    command_line.run(main)

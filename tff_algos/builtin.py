@@ -105,6 +105,7 @@ register(
         has_server_step=False,
         client_weighting=None,
         plan=_centralized_plan,
+        draws_clients=False,
     )
 )
 

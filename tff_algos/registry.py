@@ -53,6 +53,8 @@ class MethodSpec:
         `sgd` only.
       plan: Settings (the resolved `hparams`), round number from 0, total rounds → `RoundPlan`.
         `None` is the common plan in every round.
+      draws_clients: Whether the plan of any round has the cohort `sampled`; if not, the user must
+        not set how many clients to draw.
       keeps_client_optimizer: Whether clients may keep their optimizer's state between rounds
         (`client_optimizer_state=keep`).
       staged: Whether the builder returns a `tff_algos.driver.Driver` instead: a method of several
@@ -72,6 +74,7 @@ class MethodSpec:
     client_weighting: str | None = "examples"
     client_optimizers: Sequence[str] | None = None
     plan: Callable[[dict, int, int], RoundPlan] | None = None
+    draws_clients: bool = True
     keeps_client_optimizer: bool = False
     needs_num_clients: bool = False
     staged: bool = False

@@ -6,7 +6,7 @@ import pytest
 
 import tasks
 import tff_algos
-from hparams import Hparam, HparamError
+from hparams import MAX_INT, Hparam, HparamError
 from simulation import experiment_flags, runtimes
 
 BASE = (
@@ -18,6 +18,11 @@ BASE = (
     "--client_learning_rate=0.1",
     "--server_learning_rate=0.01",
 )
+INTEGERS = {
+    flag: hparam
+    for flag, (hparam, _) in experiment_flags._flag_owners().items()
+    if hparam.type is int
+}
 
 
 def _of(algorithm):
@@ -102,6 +107,13 @@ def test_all_missing_flags_are_listed_at_once():
         (["--import=no_such_module"], ["--import=no_such_module", "ModuleNotFoundError"]),
         (["--experiment_name"], ["experiment_name"]),
         (["stray"], ["'stray'", "--name=value"]),
+        (["--flagfile=/"], ["--flagfile=/", "Is a directory"]),
+        (["--flagfile=/dev/zero"], ["--flagfile=/dev/zero", "longer than"]),
+        (["--flagfile"], ["--flagfile needs a file"]),
+        (["--nouse_synthetic_data=3"], ["--nouse_synthetic_data=3"]),
+        (["--experiment_name=a\0b"], ["--experiment_name", "zero byte"]),
+        (["--experiment_name=\udcff"], ["--experiment_name", "UTF-8"]),
+        (["--seed=" + "9" * 5000], ["--seed='999", "..."]),
     ],
 )
 def test_wrong_flags_are_one_clear_line(arguments, words):
@@ -117,6 +129,17 @@ def test_a_method_that_takes_everyone_draws_no_clients():
     assert "--clients_per_round is not used by" in error("--clients_per_round=2", base=base)
     assert "whose server takes no step" in error("--server_learning_rate=0.5", base=base)
     assert "clients_per_round" not in error(base=("--task=synthetic", "--algorithm=centralized"))
+
+
+def test_the_most_rounds_take_no_longer_to_check_than_one():
+    base = [b for b in BASE if not any(w in b for w in ("rounds", "clients_per", "server_l"))]
+    for name in tff_algos.names():
+        own = [b for b in base if "algorithm" not in b] + [f"--algorithm={name}"]
+        if tff_algos.get(name).draws_clients:
+            own.append("--clients_per_round=2")
+        if tff_algos.get(name).server_learning_rate is None:
+            own.append("--server_learning_rate=0.1")
+        assert parse(f"--total_rounds={MAX_INT}", base=own).run["total_rounds"] == MAX_INT
 
 
 def test_unused_flag_of_several_owners_names_them_all():
@@ -211,6 +234,17 @@ def test_imported_method_has_flags_like_our_own(own_registries, monkeypatch):
     assert request.in_force["import"] == "my_extension"
 
 
+@pytest.mark.parametrize("flag", list(INTEGERS))
+def test_every_whole_number_has_a_bound(flag):
+    """So that no number exhausts memory, or overflows where it becomes a 32-bit one."""
+    hparam = INTEGERS[flag]
+    for number in (2**32, 10**12, -(10**12), 10**30):
+        with pytest.raises(HparamError, match=f"--{flag}={number} must be "):
+            hparam.check(number, f"--{flag}")
+    largest = int(hparam.maximum or MAX_INT)
+    assert hparam.check(largest) == largest < 2**32
+
+
 def test_flags_declared_differently_are_refused(own_registries, monkeypatch):
     clash = Hparam("tau", 0.5, "Other.", "choice", flag="fedadam_tau")
     extension(
@@ -225,6 +259,45 @@ def test_broken_import_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     text = error("--import=broken_extension")
     assert text == "--import=broken_extension failed: RuntimeError: two lines"
+
+
+@pytest.mark.parametrize("ends", ["sys.exit()", "sys.exit(0)", "raise BaseException", "1 / 0"])
+def test_however_an_imported_module_ends_it_is_one_line(tmp_path, monkeypatch, ends):
+    (tmp_path / "ending_extension.py").write_text(f"import sys\n{ends}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert error("--import=ending_extension").startswith("--import=ending_extension failed: ")
+
+
+def test_an_interrupted_import_is_an_interruption(tmp_path, monkeypatch):
+    (tmp_path / "interrupted_extension.py").write_text("raise KeyboardInterrupt\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        parse("--import=interrupted_extension")
+
+
+def test_flag_files_within_each_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outer, inner = tmp_path / "outer.flags", tmp_path / "inner.flags"
+    inner.write_text("# Of the run.\n\n  --total_rounds=7  \n// The end.")
+    outer.write_text("--flagfile=inner.flags\n--seed=5\n")
+    for given in (["--flagfile=outer.flags"], ["-flagfile", "outer.flags"]):
+        request = parse(*given, "--seed=6")
+        assert (request.run["total_rounds"], request.run["seed"]) == (7, 6)
+    inner.write_text(f"--flagfile={outer}")
+    assert error("--flagfile=outer.flags") == f"--flagfile={outer} includes itself."
+    inner.write_bytes(b"--experiment_name=\xff")
+    assert f"--flagfile={inner} cannot be read: 'utf-8'" in error("--flagfile=outer.flags")
+
+
+def test_flag_files_of_the_suite_are_found_from_any_folder(tmp_path, monkeypatch):
+    """And include each other, even where the folder has files of the same names."""
+    path = "papers/fedda/flags/cifar100_climb.flags"
+    want = experiment_flags.parse([f"--flagfile={path}"])
+    monkeypatch.chdir(tmp_path)
+    assert experiment_flags.parse([f"--flagfile={path}"]) == want
+    (tmp_path / "papers/fedda/flags").mkdir(parents=True)
+    (tmp_path / "papers/fedda/flags/cifar100.flags").write_text("--seed=77")
+    assert experiment_flags.parse([f"--flagfile={path}"]) == want
 
 
 def test_what_may_change_are_flags():
