@@ -163,7 +163,9 @@ class ClientStates:
         try:
             yield
         except BaseException:
-            self._db.execute("ROLLBACK")
+            # On a full disk SQLite may have rolled back by itself.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
 

@@ -48,6 +48,7 @@ def run(request: experiment_flags.Request, command: Sequence[str]) -> int:
     started = time.monotonic()
     settings = request.run
     name = settings["experiment_name"]
+    trackers.require_installed(settings)
     with outputs.ExperimentFolder(settings["root_output_dir"], name) as folder:
         request = _settled(request, folder)
         checkpoint, damaged = folder.resume_point(
@@ -162,12 +163,11 @@ class _Run:
         return built
 
     def _check_cohort(self):
-        size, available = self._settings["clients_per_round"], len(self._task.train.client_ids)
-        if size is not None and size > available:
-            raise HparamError(
-                f"--clients_per_round={size} is more than the {available} clients of "
-                f"--task={self._task.name}."
-            )
+        experiment_flags.check_cohort(
+            self._settings["clients_per_round"],
+            len(self._task.train.client_ids),
+            self._task.name,
+        )
 
     def _train(self, model, process) -> int:
         # Only from here on is TensorFlow needed; errors before this come fast.

@@ -26,6 +26,9 @@ _SUITE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _MAX_FLAGFILES = 20
 _MAX_FLAGFILE_SIZE = 1 << 20
 
+# The value of --track_clients that names no clients.
+EXTREMES = "extremes"
+
 _GOOGLE = "google-research/federated, optimization"
 
 
@@ -259,7 +262,7 @@ def parse(arguments: Sequence[str]) -> Request:
       HparamError: If anything is wrong; the text is one line.
       HelpRequested: If `--help` is among the arguments.
     """
-    arguments = _expand_flagfiles(arguments)
+    arguments = expand_flagfiles(arguments)
     _import_modules(arguments)
     owners = _flag_owners()
     values = _parse_with_absl(arguments, owners)
@@ -291,10 +294,16 @@ def parse(arguments: Sequence[str]) -> Request:
     return _resolve(given, modules, known["algorithm"], known["task"])
 
 
-def _expand_flagfiles(arguments):
+def expand_flagfiles(arguments: Sequence[str]) -> list[str]:
     """Puts the lines of flag files in the place of `--flagfile=`, as absl does.
 
     absl itself lets errors of reading through, and passes over a file that includes itself.
+
+    Args:
+      arguments: Command line without the program's name.
+
+    Raises:
+      HparamError: If a file cannot be read or includes itself.
     """
     expanded, rest = [], list(arguments)
     while rest:
@@ -343,6 +352,8 @@ def _find_flagfile(path, within):
 
     What a file of the suite includes is looked for in the suite first.
     """
+    if "\0" in path:
+        raise HparamError("--flagfile must not hold a zero byte.")
     path = os.path.expanduser(path)
     bases = [os.getcwd(), _SUITE]
     if within and within[-1].startswith(_SUITE + os.sep):
@@ -502,9 +513,8 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
         method_spec.name, method_spec.hparams, own(method_spec.name, method_spec.hparams)
     )
     _check_epochs(given, run, method_spec, method)
-    task = hparams_lib.resolve(
-        task_spec.name, task_spec.hparams, own(task_spec.name, task_spec.hparams)
-    )
+    task = task_spec.resolve(own(task_spec.name, task_spec.hparams))
+    _check_clients(run, task_spec, task)
     in_force = {**run, **_training_in_force(training)}
     in_force |= {h.flag_name(method_spec.name): method[h.name] for h in method_spec.hparams}
     in_force |= {h.flag_name(task_spec.name): task[h.name] for h in task_spec.hparams}
@@ -534,6 +544,50 @@ def _check_epochs(given, run, method_spec, method):
                     f"--{flag} is not used by --algorithm={method_spec.name}, which fixes the "
                     f"number of its clients' steps ({plan.local_steps})."
                 )
+
+
+def _check_clients(run, task_spec, task):
+    """Refuses more clients, or others, than the task has, where that is known without its data."""
+    known = task_spec.clients and task_spec.clients(task, run["use_synthetic_data"])
+    if known:
+        check_cohort(run["clients_per_round"], known.number, task_spec.name)
+        if known.ids is not None:
+            check_tracked(run["track_clients"], known.ids)
+
+
+def check_cohort(size: int | None, number: int, task: str) -> None:
+    """Refuses a cohort of more clients than there are.
+
+    Args:
+      size: `--clients_per_round`.
+      number: Number of the task's clients.
+      task: Name of the task.
+
+    Raises:
+      HparamError: If there are fewer clients.
+    """
+    if size is not None and size > number:
+        raise HparamError(
+            f"--clients_per_round={size} is more than the {number} clients of --task={task}."
+        )
+
+
+def check_tracked(which: str | None, ids: Sequence[str]) -> None:
+    """Refuses to follow clients that are not there.
+
+    Args:
+      which: `--track_clients`.
+      ids: Ids of the task's clients.
+
+    Raises:
+      HparamError: If there is no such client.
+    """
+    for name in which.split(",") if which not in (None, EXTREMES) else ():
+        if name not in ids:
+            raise HparamError(
+                f"--track_clients={which}: there is no client {name!r}; a client is named as "
+                f"in client_metrics.csv, e.g. {ids[0]!r}."
+            )
 
 
 def _training_in_force(training):

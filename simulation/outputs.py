@@ -13,6 +13,7 @@ the whole file in every round (30 ms at 1,000 rows) and takes a line torn by a k
 some rounds).
 """
 
+import contextlib
 import csv
 import datetime
 import importlib.metadata
@@ -48,6 +49,7 @@ class ExperimentFolder:
     def __init__(self, root: str, name: str):
         """Initialises for `<root>/<name>`; nothing is touched before the `with` statement."""
         self.path = os.path.join(root, name)
+        self._made: list[str] = []
         self._lock = filelock.FileLock(self.file(".lock"))
 
     def file(self, name: str) -> str:
@@ -61,15 +63,35 @@ class ExperimentFolder:
           RunError: If the folder cannot be written or another process works there.
         """
         with files.explained(self.path):
-            os.makedirs(self.path, exist_ok=True)
+            self._make()
             try:
                 self._lock.acquire(blocking=False)
             except filelock.Timeout as e:
                 raise RunError(f"Another process is running in {self.path}.") from e
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
+        if kind is not None:
+            self._forget()
         self._lock.release()
+
+    def _make(self):
+        """Makes the folder, and remembers which folders had to be made for it."""
+        folder = os.path.abspath(self.path)
+        while not os.path.exists(folder):
+            self._made.append(folder)
+            folder = os.path.dirname(folder)
+        os.makedirs(self.path, exist_ok=True)
+
+    def _forget(self):
+        """Removes what was made for a run that was refused, if nothing else is there by now."""
+        if not self._made or os.listdir(self.path) != [".lock"]:
+            return
+        with contextlib.suppress(OSError):
+            # While it is still held: whoever waits for it is told that the file is another one.
+            os.remove(self.file(".lock"))
+            for folder in self._made:
+                os.rmdir(folder)
 
     def resume_point(
         self,
@@ -129,6 +151,8 @@ class ExperimentFolder:
         """Returns the rounds of the run that was brought to its end here; 0 if none was."""
         with files.explained(self.path):
             summary = self._read_json("summary.json")
+        if summary is not None and not _has(summary, {"finished": bool, "rounds": int}):
+            raise RunError(f"{self.file('summary.json')} is damaged: parts of it are missing.")
         return summary["rounds"] if summary and summary.get("finished") else 0
 
     def read_hparams(self) -> dict[str, Any] | None:
@@ -138,7 +162,8 @@ class ExperimentFolder:
           RunError: If the file is damaged.
         """
         content = self._read_json("hparams.json")
-        if content is not None and not {"flags", "start", "resumed"} <= content.keys():
+        kinds = {"flags": dict, "start": dict, "resumed": list}
+        if content is not None and not _has(content, kinds):
             raise RunError(f"{self.file('hparams.json')} is damaged: parts of it are missing.")
         return content
 
@@ -156,16 +181,29 @@ class ExperimentFolder:
                     os.remove(self.file(name))
 
     def _read_json(self, name):
-        try:
-            with open(self.file(name), encoding="utf-8") as file:
-                content = json.load(file)
-        except FileNotFoundError:
-            return None
-        except ValueError as e:
-            raise RunError(f"{self.file(name)} is damaged: {e}.") from e
-        if not isinstance(content, dict):
-            raise RunError(f"{self.file(name)} is damaged: it holds no JSON object.")
-        return content
+        return read_json(self.file(name))
+
+
+def read_json(path: str) -> dict[str, Any] | None:
+    """Reads a file of one JSON object; `None` if there is no file.
+
+    Raises:
+      RunError: If it cannot be read or holds anything else.
+    """
+    if not os.path.lexists(path):
+        return None
+    try:
+        with files.explained(path), open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except (ValueError, RecursionError) as e:
+        raise RunError(f"{path} is damaged: {e}.") from e
+    if not isinstance(content, dict):
+        raise RunError(f"{path} is damaged: it holds no JSON object.")
+    return content
+
+
+def _has(content, kinds) -> bool:
+    return all(isinstance(content.get(name), kind) for name, kind in kinds.items())
 
 
 class MetricsCsv:
@@ -223,21 +261,39 @@ def read_csv(path: str) -> tuple[list[str], list[dict[str, str]]]:
       Columns and rows (column → text); `round_num` alone and no rows if there is no file.
 
     Raises:
-      RunError: If it is not a file of metrics.
+      RunError: If it cannot be read or is not a file of metrics.
     """
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            text = file.read()
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return [ROUND], []
+    try:
+        with files.explained(path), open(path, encoding="utf-8", newline="") as file:
+            text = file.read()
     except UnicodeDecodeError as e:
         raise RunError(f"{path} is damaged: {e}.") from e
-    reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-    columns = list(reader.fieldnames or [ROUND])
-    rows = list(reader)
-    if columns[0] != ROUND or not all((row[ROUND] or "").isdigit() for row in rows):
+    try:
+        lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
+    except csv.Error as e:
+        raise RunError(f"{path} is damaged: {e}.") from e
+    columns, *lines = lines or [[ROUND]]
+    if columns[:1] != [ROUND] or not all(map(_is_round, lines)):
         raise RunError(f"{path} is damaged: it has no column {ROUND} of whole numbers.")
-    return columns, rows
+    if len(set(columns)) < len(columns):
+        raise RunError(f"{path} is damaged: it has a column twice.")
+    for line in lines:
+        if len(line) != len(columns) or not all(map(_is_number, line)):
+            raise RunError(f"{path} is damaged: see the row of round {line[0]}.")
+    return columns, [dict(zip(columns, line, strict=True)) for line in lines]
+
+
+def _is_round(line) -> bool:
+    return bool(line) and line[0].isascii() and line[0].isdigit() and len(line[0]) <= 10
+
+
+def _is_number(text) -> bool:
+    try:
+        return not text or float(text) is not None
+    except ValueError:
+        return False
 
 
 class TensorBoard:

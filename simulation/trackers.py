@@ -5,6 +5,7 @@ there twice: what an earlier process has sent is not sent again.
 """
 
 import hashlib
+import importlib.util
 import math
 import os
 import time
@@ -15,6 +16,23 @@ from simulation import outputs
 from simulation.errors import RunError
 
 _INSTALL = "make venv-tracking, or pip install -r requirements-tracking.txt, brings it"
+
+
+def require_installed(settings: Mapping[str, Any]) -> None:
+    """Refuses a run before it begins if the package of a tracker that it asks for is missing.
+
+    Args:
+      settings: The run's settings; `wandb_project` and `mlflow_uri` are read.
+
+    Raises:
+      RunError: If it is missing.
+    """
+    for kind, package, flag in (
+        (WeightsAndBiases, "wandb", "wandb_project"),
+        (MLflow, "mlflow", "mlflow_uri"),
+    ):
+        if settings[flag] is not None and importlib.util.find_spec(package) is None:
+            raise RunError(f"--{flag}: {kind.__name__} is not installed: {_INSTALL}.")
 
 
 def opened(

@@ -5,12 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from hparams import HparamError
-from simulation import loop
+from simulation import experiment_flags, loop
 from simulation.evaluation import Evaluator
 from tasks.task import Examples, FederatedData
-
-EXTREMES = "extremes"
 
 
 class TrainingLosses:
@@ -67,15 +64,10 @@ class TrainingLosses:
           HparamError: If there is no such client.
         """
         ids = list(self._train.client_ids)
-        if which == EXTREMES:
+        if which == experiment_flags.EXTREMES:
             losses = self([initial], np.arange(len(ids)))[0]
             return np.array([np.nanargmin(losses), np.nanargmax(losses)])
-        for name in which.split(","):
-            if name not in ids:
-                raise HparamError(
-                    f"--track_clients={which}: there is no client {name!r}; a client is named as "
-                    f"in client_metrics.csv, e.g. {ids[0]!r}."
-                )
+        experiment_flags.check_tracked(which, ids)
         return np.array([ids.index(name) for name in dict.fromkeys(which.split(","))])
 
 

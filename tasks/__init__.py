@@ -4,11 +4,10 @@ A task knows no algorithm. `tasks.load(name, **settings)` gives its federated da
 metrics as one `tasks.task.Task`.
 """
 
-import hparams as _hparams
 from tasks import builtin as _builtin  # noqa: F401  (registers the suite's own tasks)
 from tasks import files as _files
 from tasks import label_noise as _label_noise
-from tasks.registry import TaskSpec, get, names, register
+from tasks.registry import Clients, TaskSpec, get, names, register
 
 
 def load(name, *, data_dir=None, seed=0, use_synthetic_data=False, **settings):
@@ -29,7 +28,7 @@ def load(name, *, data_dir=None, seed=0, use_synthetic_data=False, **settings):
       tasks.task.DataError: If data is missing or damaged; the text says what and how to mend it.
     """
     spec = get(name)
-    resolved = _hparams.resolve(name, spec.hparams, settings)
+    resolved = spec.resolve(settings)
     if data_dir is not None and not use_synthetic_data:
         _files.check_folder(data_dir, "--data_dir")
     noise = {h.name: resolved.pop(h.name) for h in _label_noise.HPARAMS if spec.class_labels}
@@ -39,4 +38,4 @@ def load(name, *, data_dir=None, seed=0, use_synthetic_data=False, **settings):
     return _label_noise.add(task, seed=seed, **noise) if noise else task
 
 
-__all__ = ["TaskSpec", "get", "load", "names", "register"]
+__all__ = ["Clients", "TaskSpec", "get", "load", "names", "register"]

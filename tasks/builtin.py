@@ -1,9 +1,30 @@
 """The suite's own tasks: names, settings with defaults and sources. Knows nothing of TensorFlow."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
-from hparams import Hparam
-from tasks.registry import TaskSpec, register
+from hparams import Hparam, HparamError, Value
+from tasks.registry import Clients, TaskSpec, register
+
+_Settings = Mapping[str, Value]
+
+# More than any set has training examples.
+_MAX_CLIENTS = 1_000_000
+
+
+def _generated(settings: _Settings, synthetic: bool, default: int = 0) -> Clients:
+    """Clients that the suite makes, as many as are asked for."""
+    return Clients.numbered(settings["num_clients"] or default)
+
+
+def _at_most(published: int, made: int) -> Callable[[_Settings, bool], Clients]:
+    """Clients of a published set: so many there, and so many with `use_synthetic_data`."""
+
+    def clients(settings, synthetic):
+        number = made if synthetic else published
+        return Clients(min(number, settings.get("num_clients") or number))
+
+    return clients
 
 
 def _init(default: str, source: str) -> Hparam:
@@ -43,11 +64,13 @@ def _partition_seed(what: str) -> Hparam:
         help=f"Seed of {what}; not set: the run's --seed.",
         source="choice",
         minimum=0,
+        maximum=2**32 - 1,
     )
 
 
 _MIN_SHARE = Hparam(
     name="min_share",
+    only_with=("partition", ("dirichlet",)),
     default=None,
     type=float,
     help=(
@@ -68,6 +91,7 @@ register(
         loader="tasks.synthetic:load",
         class_labels=True,
         needs_data=False,
+        clients=_generated,
         hparams=(
             Hparam(
                 name="generator",
@@ -85,6 +109,7 @@ register(
                 help="Number of clients.",
                 source="AdaFedAdam, Synthetic (FedProx's own sets have 30)",
                 minimum=1,
+                maximum=_MAX_CLIENTS,
             ),
             Hparam(
                 name="data_seed",
@@ -107,6 +132,7 @@ register(
             ),
             Hparam(
                 name="alpha",
+                only_with=("generator", ("alpha_beta",)),
                 default=None,
                 type=float,
                 help=(
@@ -119,6 +145,7 @@ register(
             ),
             Hparam(
                 name="beta",
+                only_with=("generator", ("alpha_beta",)),
                 default=None,
                 type=float,
                 help=(
@@ -144,12 +171,48 @@ register(
     )
 )
 
+FASHION_CLASSES = (
+    "t_shirt",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle_boot",
+)
+FASHION_THREE_CLASSES = "shirt,pullover,t_shirt"
+
+
+def _check_fashion_mnist(settings):
+    names = (settings["classes"] or FASHION_THREE_CLASSES).split(",")
+    for name in names:
+        if name not in FASHION_CLASSES:
+            raise HparamError(
+                f"fashion_mnist: classes has {name!r}, which is none of "
+                f"{', '.join(FASHION_CLASSES)}."
+            )
+    if len(set(names)) < len(names):
+        raise HparamError(f"fashion_mnist: of the classes {','.join(names)} one is named twice.")
+
+
+def _fashion_mnist_clients(settings, synthetic):
+    if settings["partition"] == "class":
+        ids = (settings["classes"] or FASHION_THREE_CLASSES).split(",")
+        return Clients(len(ids), ids)
+    return _generated(settings, synthetic, default=20)
+
+
 register(
     TaskSpec(
         name="fashion_mnist",
         summary="Fashion-MNIST among generated clients, MLP 784-200-200-10 (199,210 parameters).",
         loader="tasks.fashion_mnist:load",
         class_labels=True,
+        check=_check_fashion_mnist,
+        clients=_fashion_mnist_clients,
         hparams=(
             Hparam(
                 name="partition",
@@ -166,6 +229,7 @@ register(
             ),
             Hparam(
                 name="num_clients",
+                only_with=("partition", ("dirichlet", "iid", "shards")),
                 default=None,
                 type=int,
                 help=(
@@ -174,9 +238,11 @@ register(
                 ),
                 source="FedCAda Table 1, cross-silo",
                 minimum=1,
+                maximum=_MAX_CLIENTS,
             ),
             Hparam(
                 name="classes",
+                only_with=("partition", ("class",)),
                 default=None,
                 type=str,
                 help=(
@@ -188,6 +254,7 @@ register(
             ),
             Hparam(
                 name="alpha",
+                only_with=("partition", ("dirichlet",)),
                 default=None,
                 type=float,
                 help=(
@@ -201,6 +268,7 @@ register(
             _MIN_SHARE,
             Hparam(
                 name="shards_per_client",
+                only_with=("partition", ("shards",)),
                 default=None,
                 type=int,
                 help="Shards of a client; only with partition=shards, where not set means 2.",
@@ -209,6 +277,7 @@ register(
             ),
             Hparam(
                 name="test_fraction",
+                only_with=("partition", ("dirichlet", "iid", "shards")),
                 default=None,
                 type=float,
                 help=(
@@ -248,6 +317,7 @@ register(
         ),
         loader="tasks.mnist_writers:load",
         class_labels=True,
+        clients=_at_most(539, 20),
         hparams=(
             Hparam(
                 name="test_fraction",
@@ -286,6 +356,7 @@ register(
         ),
         loader="tasks.emnist_character:load",
         class_labels=True,
+        clients=_at_most(3400, 10),
         hparams=(_init("keras", "FedOpt (TFF)"),),
     )
 )
@@ -298,6 +369,9 @@ register(
             "(2,837,314 parameters)."
         ),
         loader="tasks.emnist_autoencoder:load",
+        clients=lambda settings, synthetic: (
+            _at_most(539, 20) if settings["source"] == "mnist" else _at_most(3400, 10)
+        )(settings, synthetic),
         hparams=(
             Hparam(
                 name="source",
@@ -311,6 +385,7 @@ register(
             ),
             Hparam(
                 name="test_fraction",
+                only_with=("source", ("mnist",)),
                 default=None,
                 type=float,
                 help=(
@@ -334,6 +409,7 @@ register(
             ),
             Hparam(
                 name="partition_seed",
+                only_with=("source", ("mnist",)),
                 default=None,
                 type=int,
                 help=(
@@ -342,11 +418,27 @@ register(
                 ),
                 source="choice",
                 minimum=0,
+                maximum=2**32 - 1,
             ),
             _init("keras", "FedOpt (TFF)"),
         ),
     )
 )
+
+
+def _check_femnist(settings):
+    if settings["partition"] == "skewed" and settings["split"] == "source":
+        raise HparamError("femnist: partition=skewed makes clients anew and needs split=local.")
+
+
+def _femnist_clients(settings, synthetic):
+    if settings["partition"] == "skewed":
+        return _generated(settings, synthetic, default=100)
+    # LEAF's own script makes more or fewer writers by its arguments.
+    if settings["source"] == "tff" or synthetic:
+        return _at_most(3400, 12)(settings, synthetic)
+    return None if settings["num_clients"] is None else Clients(settings["num_clients"])
+
 
 register(
     TaskSpec(
@@ -358,6 +450,8 @@ register(
         loader="tasks.femnist:load",
         class_labels=True,
         preparer="tasks.femnist:prepare",
+        check=_check_femnist,
+        clients=_femnist_clients,
         hparams=(
             Hparam(
                 name="source",
@@ -388,9 +482,11 @@ register(
                 help="Number of clients, writers drawn at random; not set: all, or 100 if skewed.",
                 source="AdaFedAdam; AdaFed: 500 writers, 100 skewed",
                 minimum=1,
+                maximum=_MAX_CLIENTS,
             ),
             Hparam(
                 name="classes_per_client",
+                only_with=("partition", ("skewed",)),
                 default=None,
                 type=int,
                 help="Letters of a client; only with partition=skewed, where not set means 5.",
@@ -410,6 +506,7 @@ register(
             ),
             Hparam(
                 name="test_fraction",
+                only_with=("split", ("local",)),
                 default=None,
                 type=float,
                 help=(
@@ -434,6 +531,24 @@ register(
     )
 )
 
+
+def _check_shakespeare(settings):
+    chosen = settings["roles"], settings["examples"]
+    if settings["source"] == "tff" and chosen != ("tff", "sequences"):
+        raise HparamError(
+            "shakespeare_character: TFF's file has roles=tff and examples=sequences only; "
+            "use source=text."
+        )
+
+
+def _shakespeare_clients(settings, synthetic):
+    published = {"tff": 715, "leaf": 1129, "mcmahan": 1146}[settings["roles"]]
+    number = 10 if synthetic else published
+    if settings["num_clients"] is None:
+        return Clients(max(0, number - settings["num_heldout_clients"]))
+    return Clients(min(number, settings["num_clients"]))
+
+
 register(
     TaskSpec(
         name="shakespeare_character",
@@ -442,6 +557,8 @@ register(
             "(820,522 parameters)."
         ),
         loader="tasks.shakespeare_character:load",
+        check=_check_shakespeare,
+        clients=_shakespeare_clients,
         hparams=(
             Hparam(
                 name="source",
@@ -482,6 +599,7 @@ register(
                 help="Number of LSTM layers of 256 units.",
                 source="FedOpt Table 5; AdaFed's second setup and FedCAda: 1",
                 minimum=1,
+                maximum=100,
             ),
             Hparam(
                 name="num_clients",
@@ -511,6 +629,7 @@ register(
             ),
             Hparam(
                 name="test_fraction",
+                only_with=("source", ("auto", "text")),
                 default=None,
                 type=float,
                 help=(
@@ -539,6 +658,7 @@ register(
         ),
         loader="tasks.clothing1m:load",
         preparer="tasks.clothing1m:prepare",
+        clients=_generated,
         hparams=(
             Hparam(
                 name="weights",
@@ -568,9 +688,11 @@ register(
                 help="Number of clients.",
                 source="FedCorr, Clothing1M",
                 minimum=1,
+                maximum=_MAX_CLIENTS,
             ),
             Hparam(
                 name="class_probability",
+                only_with=("partition", ("skewed",)),
                 default=None,
                 type=float,
                 help=(
@@ -584,6 +706,7 @@ register(
             ),
             Hparam(
                 name="alpha",
+                only_with=("partition", ("skewed",)),
                 default=None,
                 type=float,
                 help=(
@@ -655,6 +778,7 @@ register(
             ),
             Hparam(
                 name="test_fraction",
+                only_with=("split", ("local",)),
                 default=None,
                 type=float,
                 help=(
@@ -678,6 +802,7 @@ register(
             ),
             Hparam(
                 name="embedding_file",
+                only_with=("embedding", ("glove",)),
                 default=None,
                 type=str,
                 help=(
@@ -688,6 +813,7 @@ register(
             ),
             Hparam(
                 name="vocab_size",
+                only_with=("embedding", ("trained",)),
                 default=None,
                 type=int,
                 help=(
@@ -697,6 +823,7 @@ register(
                 ),
                 source="choice",
                 minimum=1,
+                maximum=1_000_000,
             ),
             _partition_seed("the accounts' train/test splits"),
             _text_init("torch", "AdaFedAdam (PyTorch)"),
@@ -713,6 +840,7 @@ def _stackoverflow(*own: Hparam) -> tuple[Hparam, ...]:
             help="Number of words, those that most users have; all others count as one word.",
             source="FedOpt, Stack Overflow",
             minimum=1,
+            maximum=1_000_000,
         ),
         *own,
         Hparam(
@@ -745,6 +873,7 @@ register(
         ),
         loader="tasks.stackoverflow:load_word",
         preparer="tasks.stackoverflow:prepare",
+        clients=_at_most(342_477, 10),
         hparams=(*_stackoverflow(), _text_init("keras", "FedOpt (TFF)")),
     )
 )
@@ -758,6 +887,7 @@ register(
         ),
         loader="tasks.stackoverflow:load_tag",
         preparer="tasks.stackoverflow:prepare",
+        clients=_at_most(342_477, 10),
         hparams=(
             *_stackoverflow(
                 Hparam(
@@ -766,6 +896,7 @@ register(
                     help="Number of tags, those that most users have.",
                     source="FedOpt, Stack Overflow",
                     minimum=1,
+                    maximum=100_000,
                 )
             ),
             _init("keras", "FedOpt (TFF)"),
@@ -781,6 +912,7 @@ register(
             "or tag prediction."
         ),
         loader="tasks.stackexchange:load",
+        clients=_at_most(360, 10),
         hparams=(
             Hparam(
                 name="kind",
@@ -801,9 +933,11 @@ register(
                 ),
                 source="choice (FedOpt, Stack Overflow: 10000)",
                 minimum=1,
+                maximum=1_000_000,
             ),
             Hparam(
                 name="num_tags",
+                only_with=("kind", ("tag",)),
                 default=None,
                 type=int,
                 help=(
@@ -812,6 +946,7 @@ register(
                 ),
                 source="choice (FedOpt, Stack Overflow: 500)",
                 minimum=1,
+                maximum=100_000,
             ),
             Hparam(
                 name="test_fraction",
@@ -875,6 +1010,10 @@ def _images(
         "shards": "`shards` sorts by label, cuts into equal shards and deals these",
         "classes": "`classes` gives each client some classes at random",
     }
+
+    def beside(*ways_that_use_it):
+        return "partition", tuple(p for p in partitions if p in ways_that_use_it)
+
     return (
         Hparam(
             name="partition",
@@ -885,6 +1024,9 @@ def _images(
         ),
         Hparam(
             name="num_clients",
+            only_with=beside(
+                "auto", "pachinko", "multinomial", "dirichlet", "iid", "shards", "classes"
+            ),
             default=None,
             type=int,
             help="Number of clients; "
@@ -892,9 +1034,11 @@ def _images(
             + f"not set means {num_clients}.",
             source=num_clients_source,
             minimum=1,
+            maximum=_MAX_CLIENTS,
         ),
         Hparam(
             name="alpha",
+            only_with=beside("auto", "pachinko", "multinomial", "dirichlet"),
             default=None,
             type=float,
             help=(
@@ -908,6 +1052,7 @@ def _images(
         *own,
         Hparam(
             name="size_sigma",
+            only_with=beside("auto", "pachinko", "multinomial"),
             default=None,
             type=float,
             help=(
@@ -920,6 +1065,7 @@ def _images(
         _MIN_SHARE,
         Hparam(
             name="shards_per_client",
+            only_with=beside("shards"),
             default=None,
             type=int,
             help="Shards of a client; only with partition=shards, where not set means 2.",
@@ -928,6 +1074,7 @@ def _images(
         ),
         Hparam(
             name="classes_per_client",
+            only_with=beside("classes"),
             default=None,
             type=int,
             help="Classes of a client; only with partition=classes, where not set means 2.",
@@ -948,6 +1095,7 @@ def _images(
         ),
         Hparam(
             name="test_fraction",
+            only_with=("client_tests", ("split",)),
             default=None,
             type=float,
             help=(
@@ -991,6 +1139,7 @@ def _images(
         ),
         Hparam(
             name="groups",
+            only_with=("model", ("resnet18",)),
             default=None,
             type=int,
             help=(
@@ -1003,6 +1152,7 @@ def _images(
         ),
         Hparam(
             name="strides",
+            only_with=("model", ("resnet18",)),
             default=None,
             type=str,
             help=(
@@ -1015,6 +1165,7 @@ def _images(
         ),
         Hparam(
             name="l2",
+            only_with=("model", ("resnet18",)),
             default=None,
             type=float,
             help=(
@@ -1062,12 +1213,54 @@ def _images(
     )
 
 
+# Below, pooling leaves no pixel.
+_SMALLEST_CROP = {"vgg11": 32, "vgg11_dense": 32, "three_convolutions": 8, "simple_cnn": 18}
+
+
+def check_images(task, size, settings):
+    """Refuses settings of colour images that do not go together.
+
+    Args:
+      task: Name of the task.
+      size: Height and width of an image.
+      settings: The settings by name; `partition=auto` allows all that one of its meanings does.
+
+    Raises:
+      HparamError: If they do not go together.
+    """
+    if settings["partition"] == "tff" and (
+        settings["client_tests"] != "none" or settings["num_validation"]
+    ):
+        raise HparamError(
+            f"{task}: client_tests and num_validation are not used with partition=tff."
+        )
+    if settings["central_test"] == "validation" and not settings["num_validation"]:
+        raise HparamError(f"{task}: central_test=validation needs num_validation.")
+    crop, model = settings["crop"], settings["model"]
+    if crop is not None and crop > size:
+        raise HparamError(f"{task}: crop={crop} is more than {size} pixels.")
+    if crop is not None and crop < _SMALLEST_CROP.get(model, 1):
+        raise HparamError(
+            f"{task}: model={model} needs a crop of at least {_SMALLEST_CROP[model]} pixels."
+        )
+    if 64 % (settings["groups"] or 1):
+        raise HparamError(f"{task}: groups={settings['groups']} must divide 64.")
+
+
+def _cifar100_clients(settings, synthetic):
+    if settings["partition"] == "tff" or (settings["partition"] == "auto" and not synthetic):
+        return Clients(settings["num_clients"] or 500)
+    return _generated(settings, synthetic, default=500)
+
+
 register(
     TaskSpec(
         name="cifar10_image",
         summary="CIFAR-10 among generated clients: FedOpt's ResNet-18 (11,181,642 parameters), "
         "VGG11, CNNs, MLP.",
         loader="tasks.images:load_cifar10",
+        check=functools.partial(check_images, "cifar10_image", 32),
+        clients=functools.partial(_generated, default=500),
         hparams=_images(
             partitions=("multinomial", "dirichlet", "iid", "shards", "classes"),
             partition="multinomial",
@@ -1091,6 +1284,8 @@ register(
         summary="CIFAR-100 among TFF's clients or generated ones: FedOpt's ResNet-18 "
         "(11,227,812 parameters).",
         loader="tasks.images:load_cifar100",
+        check=functools.partial(check_images, "cifar100_image", 32),
+        clients=_cifar100_clients,
         hparams=_images(
             partitions=(
                 "auto",
@@ -1116,6 +1311,7 @@ register(
             own=(
                 Hparam(
                     name="beta",
+                    only_with=("partition", ("auto", "pachinko")),
                     default=None,
                     type=float,
                     help=(
@@ -1138,6 +1334,8 @@ register(
         "clients: AdaFed's ResNet-18 (11,181,642 parameters).",
         loader="tasks.images:load_cinic10",
         preparer="tasks.images:prepare_cinic10",
+        check=functools.partial(check_images, "cinic10", 32),
+        clients=functools.partial(_generated, default=50),
         hparams=_images(
             partitions=("multinomial", "dirichlet", "iid", "shards", "classes"),
             partition="dirichlet",
@@ -1169,6 +1367,8 @@ register(
         "ResNet-18 (11,279,112 parameters).",
         loader="tasks.images:load_tiny_imagenet",
         preparer="tasks.images:prepare_tiny_imagenet",
+        check=functools.partial(check_images, "tiny_imagenet", 64),
+        clients=functools.partial(_generated, default=20),
         hparams=_images(
             partitions=("multinomial", "dirichlet", "iid", "shards", "classes"),
             partition="dirichlet",

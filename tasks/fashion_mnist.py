@@ -11,24 +11,11 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from hparams import HparamError
-from tasks import generated, idx, losses, models, partitions, settings
+from tasks import builtin, generated, idx, losses, models, partitions, settings
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
 
-_CLASSES = (
-    "t_shirt",
-    "trouser",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "ankle_boot",
-)
+_CLASSES = builtin.FASHION_CLASSES
 _NUM_CLASSES = len(_CLASSES)
-_THREE_CLASSES = "shirt,pullover,t_shirt"
 _FILES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
@@ -89,7 +76,7 @@ def load(
         "fashion_mnist",
         "partition=class",
         partition == "class",
-        classes=(classes, _THREE_CLASSES),
+        classes=(classes, builtin.FASHION_THREE_CLASSES),
     )
     dealt = settings.only_with(
         "fashion_mnist",
@@ -113,7 +100,7 @@ def load(
     metrics = {"accuracy": losses.sparse_accuracy}
     if partition == "class":
         client_ids = of_classes["classes"].split(",")
-        chosen = [_number_of(name) for name in client_ids]
+        chosen = [_CLASSES.index(name) for name in client_ids]
         train = _one_class_each(images, labels, chosen, client_ids, scale)
         test = _one_class_each(test_images, test_labels, chosen, client_ids, scale)
         own = [test.examples(k) for k in range(len(client_ids))]
@@ -175,14 +162,6 @@ def _one_class_each(images, labels, classes, client_ids, scale) -> ArrayFederate
     places = np.full(_NUM_CLASSES, -1, np.int32)
     places[classes] = np.arange(len(classes))
     return ArrayFederatedData(images, places[labels], rows, client_ids, scale)
-
-
-def _number_of(name: str) -> int:
-    if name not in _CLASSES:
-        raise HparamError(
-            f"fashion_mnist: classes has {name!r}, which is none of {', '.join(_CLASSES)}."
-        )
-    return _CLASSES.index(name)
 
 
 def _unit(images: np.ndarray) -> np.ndarray:

@@ -71,8 +71,6 @@ def load(
     of_local = settings.only_with(
         "femnist", "split=local", split == "local", test_fraction=(test_fraction, 0.2)
     )
-    if skewed and split == "source":
-        raise HparamError("femnist: partition=skewed makes clients anew and needs split=local.")
     if use_synthetic_data:
         writers = _synthetic()
     else:

@@ -2,6 +2,10 @@
 
 import numpy as np
 
+import memory
+
+_ADVICE = "ask for fewer clients"
+
 
 def grey_images(num_examples: int, num_classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Makes images that each show their class as a blurred pattern, on black, with noise.
@@ -15,7 +19,12 @@ def grey_images(num_examples: int, num_classes: int, seed: int) -> tuple[np.ndar
 
     Returns:
       Images uint8 `[n, 28, 28, 1]` (0 is black) and labels int32 `[n]`.
+
+    Raises:
+      HparamError: If they would not fit into memory.
     """
+    # The noise, the patterns and their sum are float64.
+    _require_room(num_examples, 28 * 28 * 25)
     # A 7x7 pattern of bright squares for each class, enlarged four times.
     patterns = np.random.default_rng(0).random((num_classes, 7, 7)) < 0.4
     patterns = patterns.repeat(4, axis=1).repeat(4, axis=2) * 160.0
@@ -24,6 +33,10 @@ def grey_images(num_examples: int, num_classes: int, seed: int) -> tuple[np.ndar
     noise = rng.uniform(0, 95, (num_examples, 28, 28))
     images = (patterns[labels] + noise).astype(np.uint8)
     return images[..., np.newaxis], labels.astype(np.int32)
+
+
+def _require_room(num_examples, bytes_each):
+    memory.require(num_examples * bytes_each, f"Making {num_examples:,} images", _ADVICE)
 
 
 def colour_images(
@@ -39,7 +52,11 @@ def colour_images(
 
     Returns:
       Images uint8 `[n, size, size, 3]` and labels int32 `[n]`.
+
+    Raises:
+      HparamError: If they would not fit into memory.
     """
+    _require_room(num_examples, 9 * size * size)
     patterns = np.random.default_rng(2).random((num_classes, 8, 8, 3)) < 0.4
     patterns = patterns.repeat(size // 8, axis=1).repeat(size // 8, axis=2) * np.uint8(160)
     rng = np.random.default_rng([3, seed])

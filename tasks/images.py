@@ -18,6 +18,7 @@ import numpy as np
 
 from hparams import HparamError
 from tasks import (
+    builtin,
     cifar,
     generated,
     image_folders,
@@ -199,12 +200,8 @@ class _Settings:
             self._chosen |= filled
         if "beta" in chosen:
             self._chosen |= only_with("partition=pachinko", partition == "pachinko", beta=10.0)
-        if not dealt and (chosen["client_tests"] != "none" or chosen["num_validation"]):
-            raise HparamError(
-                f"{task}: client_tests and num_validation are not used with partition=tff."
-            )
-        if chosen["central_test"] == "validation" and not chosen["num_validation"]:
-            raise HparamError(f"{task}: central_test=validation needs num_validation.")
+        # Once more: `partition=auto` is known by now.
+        builtin.check_images(task, size, chosen)
         as_fedopt = model == "resnet18" and resnet_crop is not None
         defaults = {
             "crop": resnet_crop if as_fedopt else size,
@@ -214,14 +211,6 @@ class _Settings:
         for name, default in defaults.items():
             if chosen[name] is None:
                 self._chosen[name] = default
-        if self._chosen["crop"] > size:
-            raise HparamError(f"{task}: crop={self._chosen['crop']} is more than {size} pixels.")
-        if model in _SMALLEST_CROP and self._chosen["crop"] < _SMALLEST_CROP[model]:
-            raise HparamError(
-                f"{task}: model={model} needs a crop of at least {_SMALLEST_CROP[model]} pixels."
-            )
-        if 64 % (self._chosen["groups"] or 1):
-            raise HparamError(f"{task}: groups={self._chosen['groups']} must divide 64.")
 
     def synthetic(self) -> tuple[Images, Images]:
         """Makes training and test images of the true shape and types."""
@@ -337,5 +326,3 @@ _CONV_NETS = {
         "hidden": (64,),
     },
 }
-# Below, pooling leaves no pixel.
-_SMALLEST_CROP = {"vgg11": 32, "vgg11_dense": 32, "three_convolutions": 8, "simple_cnn": 18}

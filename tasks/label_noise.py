@@ -5,12 +5,12 @@ from all classes of the training data, so that one in so many stays right. Tests
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from hparams import Hparam
-from tasks import settings
+from hparams import Hparam, HparamError
 from tasks.task import Examples, FederatedData, Task
 
 HPARAMS = (
@@ -76,6 +76,20 @@ class NoisyLabels:
         return Examples(examples.x, labels)
 
 
+def check(task: str, settings: Mapping[str, Any]) -> None:
+    """Refuses noise of no client.
+
+    Args:
+      task: Name of the task.
+      settings: The settings of `HPARAMS`, by name, and maybe others.
+
+    Raises:
+      HparamError: If `label_noise` is given without noisy clients.
+    """
+    if settings["label_noise"] is not None and not settings["noisy_clients"]:
+        raise HparamError(f"{task}: label_noise is used only with noisy_clients above 0.")
+
+
 def add(task: Task, noisy_clients: float, label_noise: float | None, seed: int) -> Task:
     """Makes training labels of a classification task noisy.
 
@@ -92,10 +106,10 @@ def add(task: Task, noisy_clients: float, label_noise: float | None, seed: int) 
     Raises:
       HparamError: If `label_noise` is given without noisy clients.
     """
-    given = settings.only_with(
-        task.name, "noisy_clients above 0", noisy_clients > 0, label_noise=(label_noise, 0.4)
-    )
-    noise = {"noisy_clients": noisy_clients, **given}
+    noise = {"noisy_clients": noisy_clients, "label_noise": label_noise}
+    check(task.name, noise)
+    if noisy_clients and label_noise is None:
+        noise["label_noise"] = 0.4
     task = dataclasses.replace(task, settings={**task.settings, **noise})
     if not noisy_clients:
         return task

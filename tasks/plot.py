@@ -201,6 +201,8 @@ def main(arguments: list[str]) -> int:
         options = _parser(spec).parse_args(arguments)
         if options.max_clients < 1:
             raise HparamError(f"--max_clients={options.max_clients} must be >= 1.")
+        if not 0 <= options.seed < 2**32:
+            raise HparamError(f"--seed={options.seed} must be in [0, {2**32 - 1}].")
         flags = {h: h.flag_name(name) for h in spec.hparams}
         given = {h: getattr(options, f) for h, f in flags.items()}
         settings = {
@@ -228,6 +230,8 @@ def main(arguments: list[str]) -> int:
         return _fail(error, 2)
     except (DataError, OSError) as error:
         return _fail(error, 1)
+    except MemoryError as error:
+        return _fail(f"Out of memory ({error or 'no more is free'}).", 1)
     return 0
 
 

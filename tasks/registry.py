@@ -2,10 +2,42 @@
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import hparams as hparams_lib
 from tasks import label_noise
+
+
+class _Numbers:
+    """The texts 0, 1, ... without making all of them."""
+
+    def __init__(self, number: int):
+        self._numbers = range(number)
+
+    def __getitem__(self, index):
+        return str(self._numbers[index])
+
+    def __contains__(self, text):
+        number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
+        return number in self._numbers and str(number) == text
+
+
+class Clients(NamedTuple):
+    """What is known of a task's clients without reading data.
+
+    Attributes:
+      number: Number of clients; no data give more.
+      ids: Their ids; `None` where only the data tell.
+    """
+
+    number: int
+    ids: "Sequence[str] | _Numbers | None" = None
+
+    @classmethod
+    def numbered(cls, number: int) -> "Clients":
+        """Returns clients named 0, 1, ..."""
+        return cls(number, _Numbers(number))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +58,10 @@ class TaskSpec:
         make them in, and returns a `tasks.prepared.Outcome`.
       class_labels: Whether the training targets are class numbers `[n]`. The settings of
         `tasks.label_noise` are then added to `hparams`; `tasks.load` acts on them, not the loader.
+      check: Called with all settings by name and raises `HparamError` where they do not go
+        together, beyond what `Hparam.only_with` says; must not import TensorFlow.
+      clients: Called with all settings by name and `use_synthetic_data`; returns the `Clients`, or
+        `None` if only the data tell; must not import TensorFlow.
     """
 
     name: str
@@ -35,11 +71,26 @@ class TaskSpec:
     needs_data: bool = True
     preparer: str | Callable | None = None
     class_labels: bool = False
+    check: Callable[[Mapping[str, hparams_lib.Value]], None] | None = None
+    clients: Callable[[Mapping[str, hparams_lib.Value], bool], Clients | None] | None = None
 
     def __post_init__(self):
         if self.class_labels:
             own = [h for h in self.hparams if h not in label_noise.HPARAMS]
             object.__setattr__(self, "hparams", (*own, *label_noise.HPARAMS))
+
+    def resolve(self, given: Mapping[str, hparams_lib.Value]) -> dict[str, hparams_lib.Value]:
+        """Returns all settings by name: those given, checked alone and together, and defaults.
+
+        Raises:
+          HparamError: If a name is unknown, a value is refused or settings do not go together.
+        """
+        settings = hparams_lib.resolve(self.name, self.hparams, given)
+        if self.class_labels:
+            label_noise.check(self.name, settings)
+        if self.check is not None:
+            self.check(settings)
+        return settings
 
     def load_fn(self) -> Callable:
         """Imports and returns the loader."""

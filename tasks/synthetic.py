@@ -9,6 +9,7 @@ import functools
 
 import numpy as np
 
+import memory
 from tasks import losses, models, partitions, settings
 from tasks.task import ArrayFederatedData, Examples, Task
 
@@ -110,6 +111,7 @@ def leaf_clients(num_clients: int, seed: int, max_examples: int = 1000) -> list[
     # the one whose stream NumPy keeps for ever.
     sizes = np.random.RandomState(seed).lognormal(3, 2, num_clients)
     sizes = np.minimum(sizes.astype(np.int64) + 5, max_examples)
+    _require_room(sizes)
     rng = np.random.RandomState(seed)
     shared = rng.normal(size=(_NUM_INPUTS + 1, _NUM_CLASSES, 1))
     centre_of_models = rng.normal(rng.normal(), 1.0, size=1)
@@ -148,6 +150,7 @@ def alpha_beta_clients(
     rng = np.random.default_rng(seed)
     sizes = rng.lognormal(4, 2, num_clients).astype(np.int64) + 50
     sizes = np.minimum(sizes, max_examples or sizes.max())
+    _require_room(sizes)
     clients = []
     for size in sizes:
         model_centre, input_centre = rng.normal(0.0, alpha), rng.normal(0.0, beta)
@@ -157,6 +160,15 @@ def alpha_beta_clients(
         x = centre + rng.standard_normal((size, _NUM_INPUTS)) * np.sqrt(_INPUT_VARIANCES)
         clients.append(_examples(x, x @ model + bias))
     return clients
+
+
+def _require_room(sizes: np.ndarray) -> None:
+    """Refuses what would not fit: float32 inputs, once by client and once together."""
+    memory.require(
+        8 * _NUM_INPUTS * float(sizes.sum()),
+        f"Making {sizes.sum():,} examples of {len(sizes):,} clients",
+        "lower synthetic_num_clients or synthetic_max_examples",
+    )
 
 
 def _examples(x: np.ndarray, scores: np.ndarray) -> Examples:

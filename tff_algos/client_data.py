@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import memory
 from tff_algos import seeds
 
 
@@ -131,17 +132,22 @@ def batch_cohort(
 
     Raises:
       ValueError: As `batch_client`.
+      HparamError: If the data would not fit into memory.
     """
     number = len(examples)
     if isinstance(epochs, int):
         epochs = [epochs] * number
     if participates is None:
         participates = [True] * number
-    layouts = []
+    layouts, num_bytes = [], 0
     for (x, y), passes in zip(examples, epochs, strict=True):
         if len(x) != len(y):
             raise ValueError(f"x has {len(x)} examples but y has {len(y)}.")
-        layouts.append(_layout(len(y), batch_size, passes, steps, first_step, full_batch))
+        layout = _layout(len(y), batch_size, passes, steps, first_step, full_batch)
+        layouts.append(layout)
+        if len(y):
+            num_bytes += layout.mask.size * sum(np.asarray(a).nbytes for a in (x, y)) // len(y)
+    _require_room(num_bytes)
     generators = iter(())
     if shuffle and not full_batch:
         # A generator for each epoch of each client.
@@ -183,6 +189,14 @@ def batch_cohort(
     return cohort
 
 
+def _require_room(num_bytes: float) -> None:
+    memory.require(
+        num_bytes,
+        "What the clients of a round work on",
+        "fewer clients a round, epochs or steps, or smaller batches take less",
+    )
+
+
 class _Layout(NamedTuple):
     """How a client's examples are laid out in steps.
 
@@ -222,6 +236,8 @@ def _layout(n, batch_size, epochs, steps, first_step, full_batch) -> _Layout:
     if steps_per_epoch and steps is not None:
         epochs = -(-(skipped + steps) // steps_per_epoch)
     slots = steps_per_epoch * batch_size
+    # The order of the examples, the mask and the padding; a generator for each epoch.
+    _require_room(epochs * (13 * slots + 1000))
     mask = np.zeros((epochs, slots), np.float32)
     mask[:, :n] = 1
     taken = slice(skipped, None if steps is None else skipped + steps)

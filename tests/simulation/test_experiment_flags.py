@@ -142,6 +142,25 @@ def test_the_most_rounds_take_no_longer_to_check_than_one():
         assert parse(f"--total_rounds={MAX_INT}", base=own).run["total_rounds"] == MAX_INT
 
 
+@pytest.mark.parametrize("task", [n for n in tasks.names() if tasks.get(n).clients])
+def test_more_clients_than_the_task_has_are_refused_before_its_data_are_read(task):
+    base = [*(b for b in BASE if "--task" not in b), f"--task={task}"]
+    spec = tasks.get(task)
+    for synthetic in (False, True):
+        known = spec.clients(spec.resolve({}), synthetic)
+        if known is None:
+            continue
+        given = ["--use_synthetic_data"] if synthetic else []
+        assert parse(*given, f"--clients_per_round={known.number}", base=base)
+        text = error(*given, f"--clients_per_round={known.number + 1}", base=base)
+        assert f"more than the {known.number} clients of --task={task}" in text
+        if known.ids is not None:
+            assert parse(*given, f"--track_clients={known.ids[0]}", base=base)
+            assert "there is no client 'nobody'" in error(
+                *given, "--track_clients=nobody", base=base
+            )
+
+
 def test_unused_flag_of_several_owners_names_them_all():
     base = [b for b in BASE if "algorithm" not in b]
     text = error("--algorithm=fedavg", "--fedopt_variant=released", base=base)

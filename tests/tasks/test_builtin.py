@@ -43,6 +43,68 @@ def test_defaults_are_in_range_and_explained(name):
             assert "not set" in setting.help
 
 
+@_each_task
+def test_settings_that_do_not_apply_are_refused_before_anything_is_loaded(name):
+    """Every setting whose help says "only with" or "not with" another one declares it."""
+    spec = tasks.get(name)
+    declared = {h.name: h for h in spec.hparams}
+    for setting in spec.hparams:
+        if any(words in setting.help for words in ("nly with ", "ot with ")):
+            assert setting.only_with or setting.name == "label_noise"
+        if not setting.only_with:
+            continue
+        other, allowed = setting.only_with
+        everything = set(declared[other].choices)
+        assert set(allowed) <= everything
+        value = {int: setting.minimum, float: 0.5, str: "x"}[setting.type]
+        value = setting.choices[0] if setting.choices else value
+        for beside in everything - set(allowed):
+            with pytest.raises(hparams.HparamError, match=f"{setting.name} is used only with"):
+                spec.resolve({other: beside, setting.name: value})
+    if spec.class_labels:
+        with pytest.raises(hparams.HparamError, match="label_noise is used only with"):
+            spec.resolve({"label_noise": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("fashion_mnist", {"partition": "class", "classes": "coat,hat"}, "none of t_shirt"),
+        ("fashion_mnist", {"partition": "class", "classes": "coat,coat"}, "named twice"),
+        ("femnist", {"partition": "skewed", "split": "source"}, "needs split=local"),
+        ("shakespeare_character", {"source": "tff", "roles": "leaf"}, "use source=text"),
+        ("cifar10_image", {"central_test": "validation"}, "needs num_validation"),
+        ("cifar10_image", {"crop": 33}, "more than 32 pixels"),
+        ("cifar10_image", {"crop": 31, "model": "vgg11"}, "at least 32 pixels"),
+        ("cifar10_image", {"groups": 3}, "must divide 64"),
+        ("cifar100_image", {"partition": "tff", "client_tests": "split"}, "partition=tff"),
+    ],
+)
+def test_settings_that_do_not_go_together(name, settings, words):
+    with pytest.raises(hparams.HparamError, match=words):
+        tasks.get(name).resolve(settings)
+
+
+# Whose number of clients only the data tell, unless a setting says it.
+_UNKNOWN_WITHOUT_DATA = ("femnist", "sent140")
+
+
+@_each_task
+def test_clients_that_are_known_without_data_are_those_of_the_data(name, load):
+    spec = tasks.get(name)
+    known = spec.clients and spec.clients(spec.resolve({}), True)
+    if name == "sent140":
+        assert known is None
+        return
+    ids = load(name).train.client_ids
+    assert known.number == len(ids)
+    if known.ids is not None:
+        assert all(i in known.ids for i in ids) and known.ids[0] == ids[0]
+        assert str(len(ids)) not in known.ids and "00" not in known.ids and "" not in known.ids
+    of_real_data = spec.clients(spec.resolve({}), False)
+    assert (of_real_data is None) == (name in _UNKNOWN_WITHOUT_DATA)
+
+
 def test_unknown_names_are_refused():
     with pytest.raises(hparams.HparamError, match="synthetics"):
         tasks.load("synthetics")
