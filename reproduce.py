@@ -27,7 +27,7 @@ from absl import flags  # noqa: E402
 from hparams import HparamError  # noqa: E402
 from reproduction import items, readme, results, sweep  # noqa: E402
 from reproduction.items import ReproduceError  # noqa: E402
-from simulation import stops, supervisor  # noqa: E402
+from simulation import experiment_flags, stops, supervisor  # noqa: E402
 from simulation.errors import RunError  # noqa: E402
 
 FLAGS = flags.FlagValues()
@@ -114,6 +114,10 @@ flags.DEFINE_bool("list", False, "List papers, items, set-ups and rows.", flag_v
 flags.DEFINE_bool("help", False, "Print this.", flag_values=FLAGS)
 
 
+# What no machine has; also keeps the product with a billion a 64-bit number.
+_MOST = {"cpus_per_run": 1e5, "gpus_per_run": 1e5, "memory_gb_per_run": 1e6, "retries": 1e6}
+
+
 def parse_budget(parts: list[str] | None) -> tuple[int | None, float | None]:
     """Returns the most rounds of a run and the minutes for all runs; `None` for no limit.
 
@@ -154,6 +158,7 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
         seeds = [int(s) for s in options.seeds] if options.seeds else list(setup.seeds)
     except ValueError as e:
         raise ReproduceError(f"--seeds={','.join(options.seeds)} must be whole numbers.") from e
+    rows, seeds = list(dict.fromkeys(rows)), list(dict.fromkeys(seeds))
     max_rounds, max_minutes = parse_budget(options.budget)
     resources = sweep.Resources(
         cpus=options.cpus_per_run,
@@ -226,7 +231,8 @@ def _draw(setup, options) -> None:
     """Draws a figure that needs no run."""
     folder = pathlib.Path(options.root_output_dir).absolute() / setup.paper / setup.item
     folder.mkdir(parents=True, exist_ok=True)
-    known = {"output": str(folder / f"{setup.name}.png"), "data_dir": options.data_dir}
+    data_dir = options.data_dir and str(pathlib.Path(options.data_dir).absolute())
+    known = {"output": str(folder / f"{setup.name}.png"), "data_dir": data_dir}
     if options.data_dir is None and any("{data_dir}" in part for part in setup.draws):
         raise ReproduceError(f"{setup.item} {setup.name} reads data: set --data_dir.")
     command = [sys.executable, *(part.format(**known) for part in setup.draws)]
@@ -275,10 +281,37 @@ def _list() -> None:
             print(f"  --setup={name}{of}: {setup.title}{why}")
 
 
+def _parse(arguments) -> list[str]:
+    """Reads the flags; returns what else is given.
+
+    Raises:
+      flags.Error: If a flag is wrong.
+    """
+    FLAGS.unparse_flags()
+    for name in FLAGS:
+        FLAGS[name].unparse()
+    try:
+        rest = FLAGS(["reproduce.py", *experiment_flags.expand_flagfiles(arguments)])[1:]
+    except ValueError as e:  # `--noflag=value`, and HparamError of a flag file.
+        raise flags.Error(str(e)) from e
+    for name, most in _MOST.items():
+        # NaN is neither less nor more than a bound.
+        if not 0 <= FLAGS[name].value <= most:
+            raise flags.Error(f"--{name}={FLAGS[name].value} must be at most {most:g}.")
+    if FLAGS.gpus_per_run > 1 and FLAGS.gpus_per_run != int(FLAGS.gpus_per_run):
+        raise flags.Error(f"--gpus_per_run={FLAGS.gpus_per_run} must be whole, or a part of one.")
+    return rest
+
+
+def _fail(reason, code: int) -> int:
+    print(f"error: {' '.join(str(reason).split())}", file=sys.stderr)
+    return code
+
+
 def main(arguments: list[str]) -> int:
     """Runs the command line; returns the exit code."""
     try:
-        rest = FLAGS(["reproduce.py", *arguments])[1:]
+        rest = _parse(arguments)
         if rest and not FLAGS.compare:
             raise ReproduceError("only flags are understood; see --help.")
         if FLAGS.help:
@@ -307,8 +340,12 @@ def main(arguments: list[str]) -> int:
             _write_readmes()
         return 0
     except (ReproduceError, HparamError, RunError, flags.Error) as e:
-        print(f"error: {' '.join(str(e).split())}", file=sys.stderr)
-        return 2 if isinstance(e, flags.Error) else 1
+        return _fail(e, 2 if isinstance(e, flags.Error) else 1)
+    except OSError as e:
+        where = f"Cannot use {e.filename}: " if e.filename else ""
+        return _fail(f"{where}{e.strerror or e}.", 1)
+    except MemoryError as e:
+        return _fail(f"Out of memory ({e or 'no more is free'}).", 1)
     except KeyboardInterrupt:
         number = stops.received()
         told = f"error: stopped by {number.name}; run the same command again to go on."

@@ -142,16 +142,19 @@ def load_item(paper: str, item: str) -> Item:
     """Reads `papers/<paper>/<item>.toml`.
 
     Raises:
-      ReproduceError: If there is no such paper or item.
+      ReproduceError: If there is no such paper or item, or its file is no TOML.
     """
     known = sorted({p.parent.name for p in PAPERS.glob("*/*.toml")})
     if paper not in known:
         raise ReproduceError(f"--paper={paper} is unknown; known: {', '.join(known)}.")
     path = PAPERS / paper / f"{item}.toml"
-    if not path.exists():
+    if path not in PAPERS.glob(f"{paper}/*.toml"):
         items = ", ".join(i.name for i in all_items(paper))
         raise ReproduceError(f"--item={item} is unknown; {paper} has: {items}.")
-    content = tomllib.loads(path.read_text())
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as e:  # TOMLDecodeError, UnicodeDecodeError.
+        raise ReproduceError(f"{path} cannot be read: {e}") from e
     title, setups = content.pop("title"), content.pop("setups")
     return Item(
         paper,
@@ -258,7 +261,7 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> Run:
     whole = settings.get("total_rounds", setup.rounds)
     rounds = min(whole, max_rounds or whole)
     command = [
-        f"--flagfile={row.flagfile}",
+        f"--flagfile={REPO / row.flagfile}",
         *(f"--{flag}={value}" for flag, value in settings.items()),
         f"--seed={seed}",
         f"--client_datasets_random_seed={seed}",
@@ -283,7 +286,7 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> Run:
 def _settings_of_file(flagfile) -> Mapping[str, Value]:
     """Returns flag → value of a flag file that is whole; nothing if more flags must be set."""
     try:
-        return experiment_flags.parse([f"--flagfile={flagfile}"]).in_force
+        return experiment_flags.parse([f"--flagfile={REPO / flagfile}"]).in_force
     except HparamError:
         return {}
 

@@ -1,7 +1,6 @@
 """What runs came to: a record per row and column, beside the paper's numbers."""
 
 import csv
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,12 +9,41 @@ import tabulate
 
 from reproduction.items import PAPERS, Run, Setup, format_value
 from simulation import outputs
+from simulation.errors import RunError
 
 
 def read_summary(run: Run) -> dict[str, Any] | None:
     """Reads the `summary.json` of a run; `None` if it has not ended, or diverged."""
-    path = run.folder / "summary.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    summary = _read(run, "summary.json")
+    if summary is not None and not (
+        isinstance(summary.get("rounds"), int)
+        and isinstance(summary.get("final"), dict)
+        and all(
+            isinstance(value, int | float | None)
+            for value in (summary.get("mean_round_seconds"), *summary["final"].values())
+        )
+    ):
+        raise RunError(f"{run.folder / 'summary.json'} is damaged: parts of it are missing.")
+    return summary
+
+
+def _read(run, name):
+    return outputs.read_json(str(run.folder / name))
+
+
+def _recorded(run) -> dict[str, Any] | None:
+    """Reads what is told of a run's circumstances; `None` if it has not begun."""
+    recorded = _read(run, "hparams.json")
+    if recorded is None:
+        return None
+    start, flags = recorded.get("start"), recorded.get("flags")
+    if (
+        not isinstance(start, dict | None)
+        or not isinstance(flags, dict)
+        or (start and not {"device", "git_commit"} <= start.keys())
+    ):
+        raise RunError(f"{run.folder / 'hparams.json'} is damaged: parts of it are missing.")
+    return recorded
 
 
 def read_metrics(run: Run) -> list[dict[str, str]]:
@@ -58,7 +86,8 @@ def column_value(run: Run, column: Mapping[str, Any]) -> float:
         value = _mean_of_last(run, metric, column["last_rounds"])
     elif "best" in column:
         pick = {"max": max, "min": min}[column["best"]]
-        value = pick(float(r[metric]) for r in read_metrics(run) if r.get(metric))
+        values = (float(r[metric]) for r in read_metrics(run) if r.get(metric))
+        value = pick(values, default=float("nan"))
     else:
         value = read_summary(run)["final"].get(metric)
         value = float("nan") if value is None else value
@@ -129,12 +158,12 @@ def records(
         for column in setup.columns:
             value, spread = mean_and_spread([column_value(run, column) for run in best])
             result.append({**common, "column": column["name"], "value": value, "spread": spread})
-        seconds = [s["mean_round_seconds"] for s in summaries]
+        seconds = [s.get("mean_round_seconds") for s in summaries]
         result.append(
             {
                 **common,
                 "column": "seconds_per_round",
-                "value": sum(seconds) / len(seconds),
+                "value": None if None in seconds else sum(seconds) / len(seconds),
                 "spread": None,
             }
         )
@@ -145,12 +174,15 @@ def _circumstances(runs) -> dict[str, str]:
     """Returns data, device and commit of runs, as they recorded them."""
     found = {"data": {}, "device": {}, "commit": {}}
     for run in runs:
-        path = run.folder / "hparams.json"
-        if not path.exists():
+        recorded = _recorded(run)
+        if recorded is None:
             continue
-        recorded = json.loads(path.read_text())
         start, flags = recorded.get("start"), recorded["flags"]
         if start:
+            if not {"num_clients", "num_training_examples"} <= recorded.keys() or (
+                "task" not in flags
+            ):
+                raise RunError(f"{run.folder / 'hparams.json'} is damaged: parts are missing.")
             made = " made up" if flags.get("use_synthetic_data") else ""
             found["data"][
                 f"{flags['task']}{made}, {recorded['num_clients']:,} clients, "
@@ -175,10 +207,10 @@ def grid_records(
         for column in setup.columns if summary else ():
             record[column["name"]] = column_value(run, column)
         if summary:
-            record["seconds_per_round"] = summary["mean_round_seconds"]
-        path = run.folder / "hparams.json"
-        if path.exists():
-            start = json.loads(path.read_text())["start"]
+            record["seconds_per_round"] = summary.get("mean_round_seconds")
+        recorded = _recorded(run)
+        start = recorded and recorded.get("start")
+        if start:
             record |= {"device": start["device"], "commit": (start["git_commit"] or "")[:8]}
         record["chosen"] = run.point == chosen[run.row]
         result.append(record)

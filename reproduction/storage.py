@@ -15,6 +15,8 @@ import tempfile
 
 import fsspec
 
+from reproduction.items import ReproduceError
+
 _TABLE = "metrics.csv"
 # What is not worth copying: held only while a run works, or made from other files.
 _LOCAL = (".lock", "tensorboard")
@@ -26,6 +28,16 @@ _PART = ".part"
 def join(url: str, *parts: str) -> str:
     """Returns the address of something within a folder or URL."""
     return posixpath.join(str(url), *parts)
+
+
+@contextlib.contextmanager
+def _told(url):
+    """Turns whatever a storage's client raises into one line for the user."""
+    try:
+        yield
+    except Exception as e:
+        reason = getattr(e, "strerror", None) or " ".join(str(e).split()) or type(e).__name__
+        raise ReproduceError(f"--storage: {url} cannot be used: {reason}") from e
 
 
 def _open(url):
@@ -75,8 +87,13 @@ def push(folder: str | os.PathLike, url: str) -> None:
       url: Folder or URL of its copy.
 
     Raises:
-      OSError: If the storage can't be written.
+      ReproduceError: If the storage can't be written.
     """
+    with _told(url):
+        _push(folder, url)
+
+
+def _push(folder, url):
     folder = pathlib.Path(folder)
     system, root = _open(url)
     # Listed before anything else is copied, so that the table's rows and the database's states
@@ -111,8 +128,13 @@ def pull(url: str, folder: str | os.PathLike, results_only: bool = False) -> Non
       results_only: Whether to leave out the states, from which only a run goes on.
 
     Raises:
-      OSError: If the storage can't be read.
+      ReproduceError: If the storage can't be read.
     """
+    with _told(url):
+        _pull(url, folder, results_only)
+
+
+def _pull(url, folder, results_only):
     folder = pathlib.Path(folder)
     system, root = _open(url)
     if not system.exists(root):

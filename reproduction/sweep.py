@@ -8,7 +8,6 @@ task is started again, wherever there is room. What a run prints is in `log.txt`
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import signal
@@ -26,6 +25,7 @@ from typing import NamedTuple
 from reproduction import board, storage
 from reproduction.items import REPO, ReproduceError, Run
 from simulation import experiment_flags, outputs, stops, supervisor
+from simulation.errors import RunError
 
 # How `run_experiment.py` ends when the model is no longer finite, and when its flags are wrong.
 DIVERGED = 3
@@ -80,9 +80,11 @@ def is_done(run: Run) -> bool:
     """
     request = experiment_flags.parse(run.command)
     try:
-        summary = json.loads((run.folder / "summary.json").read_text())
-        recorded = json.loads((run.folder / "hparams.json").read_text())["flags"]
-    except (OSError, ValueError, KeyError):
+        summary = outputs.read_json(str(run.folder / "summary.json"))
+        recorded = (outputs.read_json(str(run.folder / "hparams.json")) or {}).get("flags")
+    except RunError:
+        return False  # The run itself tells what is damaged.
+    if not summary or not isinstance(summary.get("rounds"), int) or not isinstance(recorded, dict):
         return False
     fixed = request.in_force.keys() - experiment_flags.MAY_CHANGE - {"runtime"}
     # A setting that is younger than the run was at what is its default now.
@@ -90,7 +92,7 @@ def is_done(run: Run) -> bool:
     return bool(
         summary.get("finished")
         and summary["rounds"] >= run.rounds
-        and all(recorded[flag] == request.in_force[flag] for flag in fixed)
+        and all(recorded.get(flag) == request.in_force[flag] for flag in fixed)
     )
 
 
@@ -119,6 +121,10 @@ def execute(
         print(f"{len(runs) - len(missing)} of {len(runs)} runs are done already.", flush=True)
     if not missing:
         return {}
+    try:
+        missing[0].folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ReproduceError(f"Cannot use {e.filename}: {e.strerror}.") from e
     outcomes = {}
     deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
     with board.Board(missing, runs) as shown:
@@ -303,8 +309,9 @@ class _Sweep:
             room = self._room()
             if not room and not going:
                 raise ReproduceError(
-                    f"no machine of the cluster has {self._resources.cpus:g} CPUs and "
-                    f"{self._resources.gpus:g} GPUs for a run."
+                    f"no machine of the cluster has {self._resources.cpus:g} CPUs, "
+                    f"{self._resources.gpus:g} GPUs and {self._resources.memory / 1e9:g} GB of "
+                    "memory for a run."
                 )
             while waiting and len(going) < room:
                 run, tries = waiting.pop(0)

@@ -39,6 +39,7 @@ from simulation import results  # noqa: E402
 from simulation.errors import RunError  # noqa: E402
 
 _ROUND = "round"
+_MOST_ROUNDS = 1_000_000
 
 
 def curves(
@@ -61,6 +62,8 @@ def curves(
 
 
 def _draw_curves(axes, points, smooth=1):
+    if points.duplicated(["method", "seed", "round_num"]).any():
+        raise RunError("Two of the runs have the same settings and the same seed.")
     for i, (method, group) in enumerate(points.groupby("method", sort=False)):
         by_seed = group.pivot(index="round_num", columns="seed", values="value").sort_index()
         by_seed = by_seed.rolling(smooth, min_periods=1).mean()
@@ -86,6 +89,8 @@ def densities(values: Mapping[str, Sequence[float]], *, xlabel: str) -> Figure:
     figure, axes = figures.panels(width=1.4)
     axes = axes[0, 0]
     every = np.concatenate([np.asarray(v, float) for v in values.values()])
+    if not all(map(len, values.values())) or not np.all(np.isfinite(every)):
+        raise RunError(f"Not every run has a density of {xlabel}: values are missing or infinite.")
     margin = 0.1 * (np.ptp(every) or 1.0)
     grid = np.linspace(every.min() - margin, every.max() + margin, 400)
     for i, (method, of_clients) in enumerate(values.items()):
@@ -494,9 +499,24 @@ def main(arguments: Sequence[str]) -> int:
     if bool(options.run) == (options.kind == "adjustments"):
         needs = "takes no RUN_DIR" if options.run else "needs at least one RUN_DIR"
         parser.error(f"{options.kind} {needs}")
+    for name, least in (
+        ("last_rounds", 1),
+        ("smooth", 1),
+        ("rounds", 1),
+        ("beta1", 0),
+        ("beta2", 0),
+    ):
+        most = 1 if name.startswith("beta") else _MOST_ROUNDS
+        if not least <= getattr(options, name) <= most:
+            parser.error(f"--{name} must be in [{least}, {most}]")
     try:
-        figure = _draw(options, [results.read_run(folder) for folder in options.run])
-        print("\n".join(figures.save(figure, options.output)))
+        runs = [results.read_run(folder) for folder in options.run]
+        try:
+            figure = _draw(options, runs)
+            paths = figures.save(figure, options.output)
+        except (ArithmeticError, ValueError) as e:  # Of matplotlib and SciPy: numbers too large.
+            raise RunError(f"These runs give no figure of {options.kind}: {e}") from e
+        print("\n".join(paths))
     except (RunError, OSError) as e:
         print(f"error: {' '.join(str(e).split())}", file=sys.stderr)
         return 1

@@ -1,6 +1,5 @@
 """Folders of finished or unfinished runs as tables, for figures and tables made of many runs."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from hparams import Value
 from simulation import experiment_flags, outputs
 from simulation.errors import RunError
 
@@ -47,22 +47,40 @@ def read_run(folder: str) -> Run:
     Raises:
       RunError: If it holds no run, or a damaged one.
     """
-    try:
-        with open(os.path.join(folder, "hparams.json"), encoding="utf-8") as file:
-            flags = json.load(file)["flags"]
-    except FileNotFoundError as e:
+    path = os.path.join(folder, "hparams.json")
+    recorded = outputs.read_json(path)
+    columns, rows = outputs.read_csv(os.path.join(folder, "metrics.csv"))
+    if recorded is None:
         raise RunError(
             f"{folder} is not the folder of a run: it holds no hparams.json; give "
             "<root_output_dir>/<experiment_name>."
-        ) from e
-    except (ValueError, KeyError) as e:
-        raise RunError(f"{os.path.join(folder, 'hparams.json')} is damaged: {e}.") from e
-    columns, rows = outputs.read_csv(os.path.join(folder, "metrics.csv"))
+        )
+    flags = recorded.get("flags")
+    if (
+        not isinstance(flags, dict)
+        or not isinstance(flags.get("algorithm"), str)
+        or not isinstance(flags.get("seed"), int)
+        or not all(isinstance(value, Value) for value in flags.values())
+    ):
+        raise RunError(f"{path} is damaged: parts of it are missing.")
     metrics = pd.DataFrame(rows, columns=columns, dtype=object).replace("", np.nan)
     metrics = metrics.astype({c: int if c == outputs.ROUND else float for c in columns})
-    path = os.path.join(folder, "client_metrics.csv")
-    clients = pd.read_csv(path, dtype={"client_id": str}) if os.path.exists(path) else None
+    clients = _read_clients(os.path.join(folder, "client_metrics.csv"))
     return Run(folder, flags, metrics, clients)
+
+
+def _read_clients(path) -> pd.DataFrame | None:
+    """Reads client_metrics.csv; `None` if there is no such file."""
+    try:
+        clients = pd.read_csv(path, dtype={"client_id": str}, encoding="utf-8")
+        numbers = [c for c in clients if c != "client_id"]
+        return clients.astype(dict.fromkeys(numbers, float))
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise RunError(f"Cannot use {path}: {e.strerror or e}.") from e
+    except (ValueError, OverflowError) as e:  # pandas' own errors are ValueErrors.
+        raise RunError(f"{path} is damaged: {str(e)[:200]}.") from e
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -146,8 +164,8 @@ def grid(runs: Sequence[Run], column: str, last_rounds: int, **flags: str) -> pd
         row = {"method": run.method, "seed": run.flags["seed"]}
         for name, pattern in flags.items():
             flag = pattern.format(method=run.method)
-            if run.flags.get(flag) is None:
-                raise RunError(f"{run.folder} has no --{flag}.")
+            if not isinstance(run.flags.get(flag), int | float):
+                raise RunError(f"{run.folder} has no number as --{flag}.")
             row[name] = run.flags[flag]
         rows.append({**row, "value": final(run, column, last_rounds)})
     return pd.DataFrame(rows)
