@@ -345,7 +345,7 @@ def main(arguments: list[str]) -> int:
         where = f"Cannot use {e.filename}: " if e.filename else ""
         return _fail(f"{where}{e.strerror or e}.", 1)
     except MemoryError as e:
-        return _fail(f"Out of memory ({e or 'no more is free'}).", 1)
+        return _fail(f"Out of memory ({str(e) or 'no more is free'}).", 1)
     except KeyboardInterrupt:
         number = stops.received()
         told = f"error: stopped by {number.name}; run the same command again to go on."

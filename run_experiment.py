@@ -52,7 +52,9 @@ def main(arguments: list[str]) -> int:
         where = f"Cannot use {e.filename}: " if e.filename else ""
         return _fail(f"{where}{e.strerror or e}.", 1)
     except MemoryError as e:
-        return _fail(f"Out of memory ({e or 'no more is free'}); smaller settings may help.", 1)
+        return _fail(
+            f"Out of memory ({str(e) or 'no more is free'}); smaller settings may help.", 1
+        )
     except KeyboardInterrupt:
         return _fail(
             "interrupted; what is done since the last checkpoint will be done again.",

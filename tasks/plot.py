@@ -231,7 +231,7 @@ def main(arguments: list[str]) -> int:
     except (DataError, OSError) as error:
         return _fail(error, 1)
     except MemoryError as error:
-        return _fail(f"Out of memory ({error or 'no more is free'}).", 1)
+        return _fail(f"Out of memory ({str(error) or 'no more is free'}).", 1)
     return 0
 
 

@@ -59,6 +59,16 @@ def test_every_run_of_every_item_is_a_valid_command(tmp_path, setup):
             assert request.in_force[flag] == value
 
 
+def test_runs_are_planned_from_any_folder(tmp_path, monkeypatch):
+    """With flag files that include others, which are named as from the suite's folder."""
+    for item in ("fedda", "fig1"), ("adafedadam", "table5"):
+        setup = next(iter(items.load_item(*item).setups.values()))
+        here = [experiment_flags.parse(run.command) for run in thin(setup, tmp_path)]
+        monkeypatch.chdir(tmp_path)
+        assert [experiment_flags.parse(run.command) for run in thin(setup, tmp_path)] == here
+        monkeypatch.chdir(REPO)
+
+
 def test_equal_folders_hold_equal_runs(tmp_path):
     """Items share runs; a folder that two items would fill differently is a mistake in one."""
     seen = {}

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -17,7 +18,7 @@ import pytest
 
 import run_experiment
 import tff_algos
-from simulation import checkpoints, runtimes
+from simulation import checkpoints, experiment, runtimes
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 TOY = (
@@ -387,6 +388,9 @@ def test_wrong_input_is_told_in_one_line_before_tensorflow_is_imported(finished,
     damaged.mkdir()
     (damaged / "hparams.json").write_text("{")
     here = [*SMALL, f"--root_output_dir={finished.parent}", "--rounds_per_eval=2"]
+    new = [f"--root_output_dir={tmp_path}/new"]
+    trackers = {"wandb": "--wandb_project=x", "mlflow": "--mlflow_uri=x"}
+    missing = [flag for name, flag in trackers.items() if importlib.util.find_spec(name) is None]
     cases = [
         ([], 2, "--task"),
         ([*SMALL, "--task=nothing"], 2, "Unknown task nothing"),
@@ -399,6 +403,11 @@ def test_wrong_input_is_told_in_one_line_before_tensorflow_is_imported(finished,
         ([*SMALL, f"--root_output_dir={tmp_path}"], 1, "hparams.json is damaged"),
         ([*here, "--seed=9"], 1, "--seed was 0, is 9"),
         ([*here, "--total_rounds=1"], 2, "4 rounds already"),
+        ([*SMALL, *new, "--clients_per_round=7"], 2, "--clients_per_round=7 is more than the 6"),
+        ([*SMALL, *new, "--track_clients=0,6"], 2, "there is no client '6'"),
+        ([*SMALL, *new, "--synthetic_alpha=1"], 2, "alpha is used only with generator=alpha_beta"),
+        ([*SMALL, *new, "--synthetic_label_noise=0.1"], 2, "only with noisy_clients above 0"),
+        *(([*SMALL, *new, flag], 1, "make venv-tracking") for flag in missing),
         (["--task=synthetic", "--algorithm=fedadam", "--help"], 0, ""),
         (here, 0, ""),
     ]
@@ -416,6 +425,25 @@ def test_wrong_input_is_told_in_one_line_before_tensorflow_is_imported(finished,
         assert words in err
         assert len(err.splitlines()) == (1 if code else 0)
         assert bool(out) == (code == 0)
+    assert not (tmp_path / "new").exists(), "nothing is claimed by a run that is refused"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (OSError(28, "No space left on device", "/full/x"), 1, "Cannot use /full/x: No space left"),
+        (OSError("x.sqlite: database or disk is full"), 1, "x.sqlite: database or disk is full"),
+        (MemoryError("Unable to allocate 9 TiB"), 1, "Out of memory (Unable to allocate 9 TiB)"),
+        (MemoryError(), 1, "Out of memory (no more is free)"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(capfd, monkeypatch, error, code, words):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(experiment, "run", fail)
+    assert words in error_line(capfd, list(SMALL), code)
 
 
 def test_wrong_flag_takes_less_than_a_second_and_a_half(tmp_path):
@@ -436,6 +464,7 @@ def test_missing_data_is_one_line(tmp_path):
     code, out, err = command(*arguments, folder=tmp_path)
     assert code == 1 and not out
     assert len(err.splitlines()) == 1 and str(tmp_path) in err and "Traceback" not in err
+    assert not (tmp_path / "results").exists(), "nothing is claimed by a run that is refused"
 
 
 # Kills. Each module is imported by the run that it is to disturb, and only by that one.

@@ -100,6 +100,21 @@ def test_another_form_and_damage_are_refused(tmp_path):
         opened(tmp_path / "missing" / "s")
 
 
+@pytest.mark.parametrize("pages", range(8, 20, 3))
+def test_a_disk_that_is_full_is_told_and_loses_nothing(tmp_path, pages):
+    """States that do not fit into memory spill into a file that may not grow."""
+    states = opened(tmp_path / "s", capacity=4)
+    states.write({"first": state(1)}, 1)
+    states.commit(1)
+    states._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(OSError, match="database or disk is full"):
+        for round_num in range(2, 2000):
+            states.write({f"{round_num}": state(round_num)}, round_num)
+    states.close()
+    again = opened(tmp_path / "s", round_num=1)
+    assert numbers(again, ["first"]) == [1]
+
+
 def test_a_state_does_not_share_memory_with_what_was_written(tmp_path):
     states = opened(tmp_path / "s")
     buffer = np.ones([2, 3], np.float32)

@@ -130,6 +130,27 @@ def test_json_has_null_for_what_is_not_finite(tmp_path):
     }
 
 
+def test_a_folder_made_for_a_run_that_is_refused_is_removed(tmp_path):
+    (tmp_path / "there").mkdir()
+    for root in ("there", "a/b"):
+        with pytest.raises(KeyError):
+            with outputs.ExperimentFolder(str(tmp_path / root), "x/y"):
+                assert os.path.exists(tmp_path / root / "x/y/.lock")
+                raise KeyError
+    assert [p.name for p in tmp_path.rglob("*")] == ["there"]
+    with pytest.raises(KeyError):
+        with outputs.ExperimentFolder(str(tmp_path), "z") as folder:
+            folder.write_json("summary.json", {})
+            raise KeyError
+    assert os.path.exists(tmp_path / "z" / "summary.json")
+    # What was there before stays, empty or not.
+    os.makedirs(tmp_path / "empty")
+    with pytest.raises(KeyError):
+        with outputs.ExperimentFolder(str(tmp_path), "empty"):
+            raise KeyError
+    assert os.path.isdir(tmp_path / "empty")
+
+
 def open_folder(root, settings=SETTINGS, may_change=("total_rounds",), defaults=None):
     with outputs.ExperimentFolder(str(root), "x") as folder:
         return folder.resume_point(settings, may_change, defaults or {})

@@ -116,6 +116,29 @@ def test_a_folder_without_a_run_is_an_error(tmp_path):
         results.read_run(str(tmp_path))
 
 
+@pytest.mark.parametrize("wrong", ["--smooth=0", "--last_rounds=0", "--last_rounds=1000000000000"])
+def test_numbers_out_of_range_are_refused(tmp_path, capsys, wrong):
+    with pytest.raises(SystemExit, match="2"):
+        plots.main(["curves", str(tmp_path), f"--output={tmp_path / 'x'}", wrong])
+    assert f"{wrong.split('=')[0]} must be in" in capsys.readouterr().err
+    for wrong in ("--rounds=1000000000000", "--beta1=nan", "--beta2=2"):
+        with pytest.raises(SystemExit, match="2"):
+            plots.main(["adjustments", f"--output={tmp_path / 'x'}", wrong])
+
+
+def test_runs_that_give_no_figure_are_one_line(tmp_path, capsys):
+    same = [make_run(tmp_path, name, accuracies(0.1, 0.2)) for name in "ab"]
+    endless = make_run(tmp_path, "c", accuracies(0.1), clients=[0.5, "inf"])
+    for kind, runs, words in (
+        ("curves", same, "the same settings and the same seed"),
+        ("density", [endless], "missing or infinite"),
+        ("rates", same, "no number as --client_learning_rate"),
+    ):
+        assert plots.main([kind, *runs, f"--output={tmp_path / 'x'}"]) == 1
+        err = capsys.readouterr().err
+        assert words in err and len(err.splitlines()) == 1
+
+
 # Figures.
 
 
