@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+_LONGEST_LINE = 2000
 INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -53,6 +54,12 @@ def interrupt_raises() -> None:
     """
     if signal.getsignal(signal.SIGINT) is _end_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def one_line(reason: object) -> str:
+    """Returns what an error says as one line, cut where it quotes a file at length."""
+    text = " ".join(str(reason).split())
+    return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}..."
 
 
 def run(main: Callable[[list[str]], int]) -> NoReturn:

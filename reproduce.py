@@ -304,7 +304,7 @@ def _parse(arguments) -> list[str]:
 
 
 def _fail(reason, code: int) -> int:
-    print(f"error: {' '.join(str(reason).split())}", file=sys.stderr)
+    print(f"error: {command_line.one_line(reason)}", file=sys.stderr)
     return code
 
 

@@ -518,7 +518,7 @@ def main(arguments: Sequence[str]) -> int:
             raise RunError(f"These runs give no figure of {options.kind}: {e}") from e
         print("\n".join(paths))
     except (RunError, OSError) as e:
-        print(f"error: {' '.join(str(e).split())}", file=sys.stderr)
+        print(f"error: {command_line.one_line(e)}", file=sys.stderr)
         return 1
     return 0
 

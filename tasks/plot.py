@@ -236,7 +236,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _fail(reason, code: int) -> int:
-    print(f"error: {' '.join(str(reason).split())}", file=sys.stderr)
+    print(f"error: {command_line.one_line(reason)}", file=sys.stderr)
     return code
 
 
