@@ -1,5 +1,6 @@
 """What tests of damaged files and odd flags share: hypothesis strategies, and ways to do damage."""
 
+import contextlib
 import json
 import pathlib
 import shutil
@@ -64,9 +65,10 @@ class Damage(NamedTuple):
             words = [b"\xff\xfe", b"\0" * 9, b"[" * 100_000, b'"', b"\n", b",,,", b"9" * 5000]
             path.write_bytes(content[:place] + words[self.value % len(words)] + content[place:])
         elif kind == "json":
-            path.write_text(json.dumps(_with_node(json.loads(content), self)))
+            with contextlib.suppress(ValueError, RecursionError):  # Damaged before.
+                path.write_text(json.dumps(_with_node(json.loads(content), self)))
         elif kind == "cell":
-            _replace_cell(path, content.decode(), self)
+            _replace_cell(path, content.decode(errors="replace"), self)
         return path
 
 
