@@ -100,12 +100,13 @@ def test_another_form_and_damage_are_refused(tmp_path):
         opened(tmp_path / "missing" / "s")
 
 
-@pytest.mark.parametrize("pages", range(8, 20, 3))
+@pytest.mark.parametrize("pages", (8, 9, 12))
 def test_a_disk_that_is_full_is_told_and_loses_nothing(tmp_path, pages):
     """States that do not fit into memory spill into a file that may not grow."""
     states = opened(tmp_path / "s", capacity=4)
     states.write({"first": state(1)}, 1)
     states.commit(1)
+    states._db.execute("PRAGMA synchronous = OFF")  # Else most of the time is the disk's.
     states._db.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(OSError, match="database or disk is full"):
         for round_num in range(2, 2000):
