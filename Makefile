@@ -1,6 +1,8 @@
 # Everything runs in a virtual environment of its own, made from requirements.txt with CPython 3.11.
 
 VENV ?= .venv
+# The part of the tests that `make test-long` runs.
+SHARD ?= 1/1
 # An interpreter to use instead of the first CPython 3.11 on PATH.
 PYTHON ?=
 UV_VERSION := 0.13.8
@@ -36,7 +38,7 @@ FOUND_PYTHON = $(or $(shell $(FIND_PYTHON)),$(error $(strip $(NO_PYTHON))))
 INSTALLED = $(shell cmp -s requirements.txt $(STAMP) && echo yes)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-gpu venv-tracking venv-peers run run-full test test-long lint lock site clean
+.PHONY: help venv venv-gpu venv-tracking venv-peers run run-full test test-long reliability lint lock site clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -58,8 +60,11 @@ run-full: venv  ## the same for all of its rounds
 test: venv  ## run the quick tests
 	$(BIN)/python -m pytest -n 2 -m "not long" tests
 
-test-long: venv  ## run every test: methods x tasks x runtimes x kills
-	$(BIN)/python -m pytest -n 2 tests
+test-long: venv  ## run every test that has not passed at this commit (SHARD=2/8: the second of eight parts)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -p tests.shards --shard=$(SHARD) tests
+
+reliability: venv  ## bring docs/reliability.md up to date with what make test-long found
+	$(BIN)/python -m tests.reliability.report
 
 lint: venv  ## check style and format
 	$(BIN)/ruff check .

@@ -1,0 +1,164 @@
+"""The tests in parts of about equal time, with what came out kept by commit: a pytest plugin.
+
+    python -m pytest -p tests.shards --shard=2/8 tests
+
+runs the second of eight parts. A part that was interrupted and is started again, at the same
+commit, passes over what has passed and runs what has failed, or has not run, only.
+
+Results are lines of JSON in .test-results/<commit>.jsonl; tests/durations.json holds how long a
+test takes. Neither file, nor the page that is made of them, makes a commit another one.
+"""
+
+import argparse
+import collections
+import contextlib
+import hashlib
+import json
+import pathlib
+import subprocess
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+REPO = pathlib.Path(__file__).resolve().parent.parent
+DURATIONS = REPO / "tests" / "durations.json"
+# Of a test that the file does not know, in seconds.
+_UNKNOWN, _UNKNOWN_LONG = 0.5, 30.0
+_NOT_CODE = (":!docs/reliability.md", ":!tests/durations.json")
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("shards")
+    group.addoption("--shard", default="1/1", help="run part I of N", metavar="I/N", type=_shard)
+    group.addoption(
+        "--results",
+        default=str(REPO / ".test-results"),
+        help="folder of what came out, by commit",
+        metavar="DIR",
+    )
+
+
+def _shard(text):
+    index, _, number = text.partition("/")
+    if not (index.isdigit() and number.isdigit() and 1 <= int(index) <= int(number)):
+        raise argparse.ArgumentTypeError(f"{text} must be I/N, part I of N, as 2/8")
+    return int(index), int(number)
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(_Shard(config), "shard")
+
+
+class _Shard:
+    """Chooses what a session runs and notes what came out."""
+
+    def __init__(self, config):
+        self._index, self._number = config.getoption("--shard")
+        self._commit = commit(config.rootpath)
+        folder = pathlib.Path(config.getoption("--results"))
+        self._path = folder / f"{self._commit}.jsonl"
+        self._of_worker = hasattr(config, "workerinput")
+        self._phases = collections.defaultdict(list)
+        self._passed_over = 0
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config, items):
+        durations = [duration(item.nodeid, bool(item.get_closest_marker("long"))) for item in items]
+        chosen = part(items, durations, self._index, self._number)
+        done = {k for k, r in read(self._path).items() if r["outcome"] in ("passed", "xfailed")}
+        left = [item for item in chosen if item.nodeid not in done]
+        self._passed_over = len(chosen) - len(left)
+        kept = set(left)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = left
+
+    def pytest_runtest_logreport(self, report):
+        # Under xdist the process that starts the others hears of every test.
+        phases = self._phases[report.nodeid]
+        phases.append(report)
+        if report.when != "teardown" or self._of_worker or self._commit is None:
+            return
+        del self._phases[report.nodeid]
+        outcomes = [
+            "xfailed" if phase.skipped and hasattr(phase, "wasxfail") else phase.outcome
+            for phase in phases
+        ]
+        worst = next((o for o in ("failed", "skipped", "xfailed") if o in outcomes), "passed")
+        result = {
+            "test": report.nodeid,
+            "outcome": worst,
+            "seconds": round(sum(phase.duration for phase in phases), 2),
+            "counts": dict(report.user_properties),
+        }
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._path, "a", encoding="utf-8") as file:
+            # A line that a kill has torn then harms no other.
+            file.write("\n" + json.dumps(result))
+
+    def pytest_report_header(self):
+        return f"part {self._index} of {self._number}, results in {self._path}"
+
+    def pytest_sessionfinish(self, session, exitstatus):
+        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self._path.exists():
+            session.exitstatus = pytest.ExitCode.OK
+
+
+def part(items: Sequence, durations: Sequence[float], index: int, number: int) -> list:
+    """Returns part `index` (from 1) of `number`: items that follow each other, so that neighbours
+    share what they set up, of about the same time in all."""
+    total, begun, chosen = sum(durations), 0.0, []
+    for item, seconds in zip(items, durations, strict=True):
+        # An item belongs where its middle lies.
+        if int((begun + seconds / 2) / total * number) == index - 1:
+            chosen.append(item)
+        begun += seconds
+    return chosen
+
+
+def duration(test: str, long: bool, known: Mapping[str, float] | None = None) -> float:
+    """Returns how many seconds a test takes: as measured for the cases of its function."""
+    known = _durations() if known is None else known
+    return known.get(function_of(test), _UNKNOWN_LONG if long else _UNKNOWN)
+
+
+def function_of(test: str) -> str:
+    """Returns `file::function` of `file::function[case]`."""
+    return test.partition("[")[0]
+
+
+def _durations():
+    return json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+
+
+def read(path: pathlib.Path) -> dict[str, dict]:
+    """Returns test → its last result; a line torn by a kill is left out."""
+    results = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            result = json.loads(line)
+            results[result["test"]] = result
+    return results
+
+
+def commit(folder: pathlib.Path) -> str | None:
+    """Returns what names the code: its commit, and a digest of what differs from it.
+
+    `None` if it is in no repository: then nothing is kept.
+    """
+
+    def git(*arguments):
+        done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, check=True)
+        return done.stdout
+
+    try:
+        name = git("log", "-1", "--format=%H", "--", ".", *_NOT_CODE).decode().strip()
+        changed = git("diff", "HEAD", "--binary", "--", ".", *_NOT_CODE)
+        new = git("ls-files", "--others", "--exclude-standard", "-z", "--", ".", *_NOT_CODE)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    if not changed and not new:
+        return name
+    digest = hashlib.sha256(changed)
+    for path in filter(None, new.decode().split("\0")):
+        digest.update(path.encode() + b"\0" + (folder / path).read_bytes())
+    return f"{name}+{digest.hexdigest()[:12]}"
