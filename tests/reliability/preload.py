@@ -1,0 +1,30 @@
+"""What a process imports once, before it forks a child for every run of these tests."""
+
+import os
+
+# As run_experiment.py has it; and no thread of BLAS, which a fork would lose.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import run_experiment  # noqa: E402, F401
+from simulation import imports  # noqa: E402
+
+imports.import_tensorflow()
+
+from tensorflow.python.eager import context  # noqa: E402
+
+import tests.simulation.toy_extension  # noqa: E402, F401
+from simulation import (  # noqa: E402, F401
+    client_states,
+    evaluation,
+    fairness,
+    loop,
+    native_worker,
+    staged,
+    training_losses,
+    vectorized,
+)
+
+# A fork copies the calling thread only. TensorFlow starts its threads with its context, which its
+# first operation makes: once that has happened, a child would wait for threads that it lacks.
+assert context.context()._context_handle is None, "an import has run a TensorFlow operation"
