@@ -245,9 +245,10 @@ class _Run:
                 )
             finally:
                 progress.close()
-                table.close()
-                for tracker in shown:
-                    tracker.close()
+                with files.explained(folder.path):
+                    table.close()
+                    for tracker in shown:
+                        tracker.close()
             if stop.signal is not None:
                 print(f"Stopped by {stop.signal.name}. {self._how_to_go_on(round_num)}")
                 return 128 + stop.signal

@@ -305,18 +305,26 @@ class TensorBoard:
         Args:
           folder: Folder of the event files; what is in it is removed.
           rows: Rows kept in metrics.csv.
+
+        Raises:
+          OSError: If they cannot be written.
         """
         # Imports TensorFlow, and errors before this must come fast.
         from tensorboard.summary.writer import event_file_writer
 
         shutil.rmtree(folder, ignore_errors=True)
-        self._writer = event_file_writer.EventFileWriter(folder)
+        with _tensorflows_errors():
+            self._writer = event_file_writer.EventFileWriter(folder)
         for row in rows:
             values = {k: float(v) for k, v in row.items() if k != ROUND and v}
             self.write(int(row[ROUND]), values)
 
     def write(self, round_num: int, values: Mapping[str, float]) -> None:
-        """Writes the scalars of a round, which are on disk some time later."""
+        """Writes the scalars of a round, which are on disk some time later.
+
+        Raises:
+          OSError: If those of an earlier round could not be written.
+        """
         from tensorboard.compat.proto import event_pb2, summary_pb2
 
         scalars = [
@@ -326,11 +334,28 @@ class TensorBoard:
         event = event_pb2.Event(
             wall_time=time.time(), step=round_num, summary=summary_pb2.Summary(value=scalars)
         )
-        self._writer.add_event(event)
+        with _tensorflows_errors():
+            self._writer.add_event(event)
 
     def close(self) -> None:
-        """Brings everything to the event file."""
-        self._writer.close()
+        """Brings everything to the event file.
+
+        Raises:
+          OSError: If it cannot be written.
+        """
+        with _tensorflows_errors():
+            self._writer.close()
+
+
+@contextlib.contextmanager
+def _tensorflows_errors():
+    """Turns the errors of TensorFlow, which writes the event files, into the system's."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except tf.errors.OpError as e:
+        raise OSError(e.message) from e
 
 
 def write_client_metrics(

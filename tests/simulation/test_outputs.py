@@ -237,3 +237,21 @@ def test_unwritable_folder_is_one_line(tmp_path):
     with pytest.raises(RunError, match="Cannot use .*file.*: Not a directory"):
         with outputs.ExperimentFolder(str(tmp_path / "file"), "x"):
             pass
+
+
+def test_tensorboard_tells_of_a_full_disk_as_the_system_does(tmp_path, monkeypatch):
+    import tensorflow as tf
+
+    def full(*_):
+        raise tf.errors.ResourceExhaustedError(None, None, "events; No space left on device")
+
+    board = outputs.TensorBoard(str(tmp_path), [])
+    writer = board._writer
+    close = writer.close
+    monkeypatch.setattr(writer, "add_event", full)
+    monkeypatch.setattr(writer, "close", full)
+    with pytest.raises(OSError, match="No space left"):
+        board.write(1, {"a": 1.0})
+    with pytest.raises(OSError, match="No space left"):
+        board.close()
+    close()
