@@ -1,6 +1,8 @@
 """docs/reliability.md: each promise names tests that there are, and its counts are not typed."""
 
 import ast
+import json
+import os
 import re
 
 import pytest
@@ -83,9 +85,6 @@ def test_counts_come_from_results(results, said):
 
 
 def test_the_last_result_counts_and_is_measured(tmp_path):
-    import json
-    import os
-
     for i, (commit, outcome, seconds) in enumerate([("b", "failed", 4.0), ("a", "passed", 6.0)]):
         path = tmp_path / f"{commit}.jsonl"
         path.write_text("\n" + json.dumps({**RUN, "outcome": outcome, "seconds": seconds}))

@@ -16,6 +16,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
 from typing import NamedTuple
 
 import psutil
@@ -163,6 +164,22 @@ class Child:
         return Outcome(self._process.exitcode, *texts)
 
 
+def stopped_at(
+    round_num: int,
+    arguments: Sequence[str],
+    folder: pathlib.Path,
+    disturbances: Sequence[Callable[[], None]] = (),
+) -> Child:
+    """Starts a run that stands still when the row of a round is written, until SIGCONT."""
+    stop = functools.partial(disturb.stop_at_round, round_num)
+    child = Child(arguments, folder, [*disturbances, stop])
+    deadline = time.monotonic() + _SECONDS
+    while psutil.Process(child.pid).status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < deadline, "the run did not come to its round"
+        time.sleep(0.02)
+    return child
+
+
 def run(
     arguments: Sequence[str],
     folder: pathlib.Path,
@@ -225,11 +242,17 @@ def copied(folder: pathlib.Path, to: pathlib.Path) -> pathlib.Path:
 
 @functools.cache
 def _context():
-    # The server looks for what it imports on its own path: the folder it starts in, and this.
-    path = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(REPO), *([path] if path else [])])
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.reliability.preload"])
+    # The server looks for what it imports where Python does, not where pytest does.
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(REPO), *([path] if path else [])])
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if path:
+            os.environ["PYTHONPATH"] = path
     return context
 
 

@@ -27,11 +27,11 @@ def test_two_writers_of_one_folder(family, tmp_path, record_property):
     arguments = runs.command(family, "tff", _ROUNDS)
     whole = runs.finish(arguments, new(tmp_path, "whole"), always)
     folder = new(tmp_path, "shared")
-    first = runs.Child(arguments, folder, always)
-    assert first.wait_for_round(0)
+    first = runs.stopped_at(5, arguments, folder, always)
     others = 4
     for _ in range(others):
         runs.assert_refused(runs.run(arguments, folder, always), "Another process is running in")
+    first.signal(signal.SIGCONT)
     outcome = first.wait()
     assert outcome.code == 0 and not outcome.err, outcome
     runs.assert_same(runs.results(folder), whole)
@@ -70,8 +70,7 @@ def test_a_clock_that_jumps(family, runtime, tmp_path):
     limited = [*arguments, "--max_minutes=10"]
     for i, moment in enumerate((1, 5, 9)):
         jump = functools.partial(disturb.jump_clock, i)
-        child = runs.Child(limited, folder, [*always, jump])
-        assert child.wait_for_round(moment)
+        child = runs.stopped_at(moment, limited, folder, [*always, jump])
         child.signal(signal.SIGKILL)
         assert child.wait().code == runs.KILLED
         draws = random.Random(i)
@@ -92,17 +91,17 @@ def test_a_terminal_that_closes(family, runtime, tmp_path):
     whole = runs.finish(arguments, new(tmp_path, "whole"), always)
     folder = new(tmp_path, "closed")
     for moment in (1, 5, 9):
-        child = runs.Child(arguments, folder, always)
-        assert child.wait_for_round(moment)
+        child = runs.stopped_at(moment, arguments, folder, always)
         child.signal(signal.SIGHUP)
+        child.signal(signal.SIGCONT)
         outcome = child.wait()
         # Killed by it, or stopped after the round.
         assert outcome.code in (-signal.SIGHUP, 128 + signal.SIGHUP), outcome
         assert not outcome.err, outcome
     ignored = functools.partial(disturb.ignore, signal.SIGHUP)
-    child = runs.Child(arguments, folder, [*always, ignored])
-    assert child.wait_for_round(10)
+    child = runs.stopped_at(11, arguments, folder, [*always, ignored])
     child.signal(signal.SIGHUP)
+    child.signal(signal.SIGCONT)
     outcome = child.wait()
     assert outcome.code == 0 and not outcome.err, outcome
     runs.assert_same(runs.results(folder), whole)
@@ -123,8 +122,7 @@ def test_one_core_against_two(family, runtime, tmp_path):
     runs.finish(arguments, new(tmp_path, "one"), [*always, one])
     runs.assert_same(runs.results(tmp_path / "one"), whole)
     folder = new(tmp_path, "moved")
-    child = runs.Child(arguments, folder, [*always, one])
-    assert child.wait_for_round(5)
+    child = runs.stopped_at(5, arguments, folder, [*always, one])
     child.signal(signal.SIGKILL)
     assert child.wait().code == runs.KILLED
     runs.finish(arguments, folder, [*always, two])
