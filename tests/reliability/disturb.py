@@ -32,14 +32,15 @@ def tell_rounds(sender: connection.Connection) -> None:
 
 
 def stop_at_round(number: int) -> None:
-    """Stops the process, as Ctrl-Z does, when the row of a round is written."""
+    """Stops the process once, as Ctrl-Z does, when the row of a round or a later one is written."""
     from simulation import outputs
 
-    original = outputs.MetricsCsv.append
+    original, stopped = outputs.MetricsCsv.append, []
 
     def append(self, round_num, *args, **kwargs):
         original(self, round_num, *args, **kwargs)
-        if round_num == number:
+        if round_num >= number and not stopped:
+            stopped.append(round_num)
             os.kill(os.getpid(), signal.SIGSTOP)
 
     outputs.MetricsCsv.append = append

@@ -49,21 +49,19 @@ def test_killed_at_random_moments(family, runtime, tmp_path, record_property):
     draws = random.Random(f"{family} {runtime}")
     # In ascending order: whatever a kill costs, the run has not ended before the last.
     moments = [draws.randrange(runs.ROUNDS) for _ in range(KILLS)]
-    kills = 0
     for i, moment in enumerate(sorted(moments)):
-        child = runs.Child(arguments, tmp_path / "killed", always)
+        # On a busy machine the kill may come late; the run then waits for it.
+        latest = min(moment + _ROUNDS_OF_DELAY + 1, runs.ROUNDS)
+        wait = functools.partial(disturb.stop_at_round, latest)
+        child = runs.Child(arguments, tmp_path / "killed", [*always, wait])
         if i % _AT_START == _AT_START - 1:
             time.sleep(draws.uniform(0, start_seconds))
         elif child.wait_for_round(moment):
             time.sleep(draws.uniform(0, _ROUNDS_OF_DELAY * round_seconds))
         child.signal(signal.SIGKILL)
         outcome = child.wait()
-        assert outcome.code in (0, runs.KILLED), outcome
-        assert not outcome.err, outcome
-        kills += outcome.code == runs.KILLED
-    # A delay may last to the end of the run where the last rounds are the aim.
-    assert kills >= 0.9 * KILLS
-    record_property("kills", kills)
+        assert outcome.code == runs.KILLED and not outcome.err, outcome
+    record_property("kills", KILLS)
     runs.finish(arguments, tmp_path / "killed", always)
     runs.assert_same(runs.results(tmp_path / "killed"), runs.results(tmp_path / "whole"))
 
