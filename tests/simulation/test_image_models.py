@@ -44,24 +44,26 @@ _small = functools.partial(
 )
 
 
-def _after_two_rounds(runtime, clients):
+def _after_two_rounds(process, runtime, *cohorts):
+    """Yields the weights for each cohort."""
     with runtimes.installed(runtime):
-        bound = runtimes.bind(_process(_small, 12, 8))
-        state = bound.initialize()
-        for _ in range(2):
-            state = bound.next(state, bound.prepare(clients)).state
-        return [np.asarray(w) for w in bound.get_model_weights(state).trainable]
+        bound = runtimes.bind(process)
+        for clients in cohorts:
+            state = bound.initialize()
+            for _ in range(2):
+                state = bound.next(state, bound.prepare(clients)).state
+            yield [np.asarray(w) for w in bound.get_model_weights(state).trainable]
 
 
 @pytest.mark.parametrize("runtime", ["vectorized", pytest.param("native", marks=pytest.mark.long)])
 def test_runtimes_distort_alike(runtime):
-    clients = _clients(12)
-    expected = _after_two_rounds("tff", clients)
-    for got, want in zip(_after_two_rounds(runtime, clients), expected, strict=True):
-        np.testing.assert_allclose(got, want, atol=1e-6)
+    clients, process = _clients(12), _process(_small, 12, 8)
+    (expected,) = _after_two_rounds(process, "tff", clients)
     # Other seeds, other cuts.
     others = [c._replace(seed=c.seed + 1) for c in clients]
-    other = _after_two_rounds(runtime, others)
+    same, other = _after_two_rounds(process, runtime, clients, others)
+    for got, want in zip(same, expected, strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-6)
     assert max(np.abs(a - b).max() for a, b in zip(other, expected, strict=True)) > 1e-3
 
 

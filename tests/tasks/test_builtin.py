@@ -1,5 +1,6 @@
 """What every registered task must fulfil; tasks registered later are held to it too."""
 
+import functools
 import subprocess
 import sys
 
@@ -112,6 +113,11 @@ def test_unknown_names_are_refused():
         tasks.load("synthetic", gamma=1)
 
 
+@pytest.fixture(scope="module")
+def model(load):
+    return functools.cache(lambda name: load(name).keras_model_fn(1))
+
+
 @_each_task
 def test_federated_data_keep_their_word(name, load):
     task = load(name)
@@ -131,12 +137,11 @@ def test_federated_data_keep_their_word(name, load):
 
 
 @_each_task
-def test_model_loss_and_metrics_fit_the_data(name, load):
+def test_model_loss_and_metrics_fit_the_data(name, load, model):
     task = load(name)
     assert task.primary_metric in task.metrics
-    model = task.keras_model_fn(1)
     x, y = task.train.examples(0)
-    prediction = model(x)
+    prediction = model(name)(x)
     for function in (task.loss, *task.metrics.values()):
         values = function(y, prediction)
         for part in values if isinstance(values, tuple) else (values,):
@@ -153,12 +158,12 @@ def test_settings_in_force_are_recorded(name, load):
 
 
 @_each_task
-def test_synthetic_data_do_not_change(name, load):
+def test_synthetic_data_do_not_change(name, load, model):
     again = tasks.load(name, seed=3, use_synthetic_data=True)
     np.testing.assert_array_equal(load(name).train.examples(1).x, again.train.examples(1).x)
     np.testing.assert_array_equal(load(name).train.sizes, again.train.sizes)
     for a, b in zip(
-        load(name).keras_model_fn(1).get_weights(),
+        model(name).get_weights(),
         again.keras_model_fn(1).get_weights(),
         strict=True,
     ):
