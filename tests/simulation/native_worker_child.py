@@ -14,10 +14,12 @@ repository, ready_file, mode = sys.argv[1:]
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, repository)
 
+from simulation import imports, runtimes  # noqa: E402
+
+imports.import_tensorflow()
+
 import numpy as np  # noqa: E402
 import tensorflow_federated as tff  # noqa: E402
-
-from simulation import runtimes  # noqa: E402
 
 
 @tff.tensorflow.computation(np.int32)
