@@ -1,11 +1,14 @@
 """What all tests share: few threads, quiet logs, the data folder and no process left behind."""
 
+import gc
 import os
 import pathlib
 import uuid
 
 import psutil
 import pytest
+
+from simulation import imports
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 _RUN_ID = "FEDOPT_TEST_RUN"
@@ -17,11 +20,33 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     _threads = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
     for _name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
         os.environ.setdefault(_name, str(_threads))
+    # Most test files need it.
+    imports.import_tensorflow()
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "long: part of the full product, not of the quick tier")
+    # Of pytest-xdist, for where it is switched off.
+    config.addinivalue_line("markers", "xdist_group(name): run in one process with its group")
     os.environ.setdefault(_RUN_ID, uuid.uuid4().hex)
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist's own, which reads the marks, is one of these.
+def pytest_collection_modifyitems(items):
+    """With --dist=loadgroup, a file's tests run in one process, save those of a group of theirs.
+
+    So fixtures of a module are made once, and what a file's tests keep serves all of them.
+    """
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
+def pytest_collection_finish():
+    # A run collects garbage before its first round, which would walk all that is imported by now:
+    # half a second, some five hundred times.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure(config):

@@ -1,15 +1,14 @@
-"""Every registered method, stopped and taken up again by a process built anew."""
+"""Every registered method, stopped and taken up again."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tff_algos
-from simulation import checkpoints, loop, runtimes
+from simulation import checkpoints, loop
 from simulation.client_states import ClientStates
 from tasks.task import ArrayFederatedData
-from tests.oracles import problem as problem_lib
-from tests.tff_algos import cases, toy
+from tests.tff_algos import shared, toy
 from tff_algos import registry
 
 SETTINGS = {
@@ -26,21 +25,18 @@ ROUNDS = 6
 
 @pytest.fixture(scope="module", autouse=True)
 def in_process():
-    with runtimes.installed("tff"):
+    with shared.installed("tff"):
         yield
 
 
 @pytest.fixture(scope="module")
 def problem():
-    return problem_lib.make_problem()
+    return shared.problem()
 
 
-def build(name, problem):
-    settings = {"client_learning_rate": 0.3, "server_learning_rate": 0.1}
-    if cases.CASES.get(name):
-        settings = cases.CASES[name][0].settings
-    model = toy.toy_model(problem, dropout=0.4)
-    return tff_algos.build(name, model, num_clients=len(problem.clients), **settings)
+def build(name):
+    model = toy.toy_model(shared.problem(), dropout=0.4)
+    return tff_algos.build(name, model, num_clients=toy.NUM_CLIENTS, **shared.settings(name))
 
 
 def train_data(problem):
@@ -83,10 +79,25 @@ def assert_equal_states(got, want):
 
 
 # Staged methods are stopped and resumed by test files of their own.
-@pytest.mark.parametrize("name", [n for n in registry.names() if not registry.get(n).staged])
+METHODS = [n for n in registry.names() if not registry.get(n).staged]
+# One of each kind: plain, with the clients' state, with their vectors at the server.
+KINDS = ["fedadam", "scaffold", "adafed"]
+
+
+@pytest.mark.parametrize("name", shared.methods(METHODS, long=set(METHODS) - set(KINDS)))
+def test_resumed_by_a_process_built_anew_is_uninterrupted(name, problem, tmp_path):
+    assert_resumed_is_uninterrupted(lambda: build(name), problem, tmp_path)
+
+
+@pytest.mark.parametrize("name", shared.methods(METHODS))
 def test_resumed_is_uninterrupted(name, problem, tmp_path):
+    problem = toy.with_dropout(problem)
+    assert_resumed_is_uninterrupted(lambda: shared.process(name), problem, tmp_path)
+
+
+def assert_resumed_is_uninterrupted(make_process, problem, tmp_path):
     train = train_data(problem)
-    process = build(name, problem)
+    process = make_process()
     initial = process.initialize()
     never_stopped = client_states(process, ":memory:", 0)
     whole, metrics = run(process, initial, range(ROUNDS), train, never_stopped)
@@ -101,7 +112,7 @@ def test_resumed_is_uninterrupted(name, problem, tmp_path):
     if states:
         states.commit(4)
     del process, state, states
-    process = build(name, problem)
+    process = make_process()
     leaves = checkpoints.load_newest(str(tmp_path))[0].leaves
     state = loop.restore_state(process.initialize(), leaves)
     states = client_states(process, tmp_path / "states", 3)

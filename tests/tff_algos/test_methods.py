@@ -1,6 +1,8 @@
 """Every registered method against its oracle, in every runtime, and against its mutations."""
 
+import functools
 import importlib
+import zlib
 
 import numpy as np
 import pytest
@@ -8,8 +10,7 @@ import tensorflow as tf
 
 import tff_algos
 from simulation import runtimes
-from tests.oracles import problem as problem_lib
-from tests.tff_algos import cases, toy
+from tests.tff_algos import cases, shared, toy
 from tff_algos import registry
 
 # The suite's own; other tests bring in example methods, which carry their oracles themselves.
@@ -17,42 +18,55 @@ OWN = [n for n in registry.names() if str(registry.get(n).builder).startswith("t
 METHODS = [n for n in OWN if not registry.get(n).staged]
 
 
-def _tier(runtime, case=None):
-    """What the quick tier leaves out.
+def _tier(runtime, name, case):
+    """What the quick tier leaves out: all but each option of FedAvg's clients, in one runtime.
 
-    The worker is slow: there `test_dropout_…` asks it once for every method. And it need not follow
-    a method's first case in a runtime twice, with and without clients that are dropped.
+    Of every method `test_a_non_finite_update_…` and `test_dropout_…` run the first case in every
+    runtime, and `test_oracle` all of them in none.
     """
-    return [pytest.mark.long] if runtime == "native" or case == 0 else []
+    quick = name == "fedavg" and case > 0 and runtime == ("tff", "vectorized")[case % 2]
+    return [] if quick else [pytest.mark.long]
 
 
 CASES = [(name, i, case) for name in METHODS for i, case in enumerate(cases.CASES.get(name, []))]
-ALL_CASES = [pytest.param(name, case, id=f"{name}-{i}") for name, i, case in CASES]
+ALL_CASES = [
+    pytest.param(name, case, id=f"{name}-{i}", marks=pytest.mark.xdist_group(name))
+    for name, i, case in CASES
+]
 CASES_IN_RUNTIMES = [
-    pytest.param(runtime, name, case, id=f"{runtime}-{name}-{i}", marks=_tier(runtime, i))
+    pytest.param(
+        runtime,
+        name,
+        case,
+        id=f"{runtime}-{name}-{i}",
+        marks=[pytest.mark.xdist_group(name), *_tier(runtime, name, i)],
+    )
     for runtime in runtimes.RUNTIMES
     for name, i, case in CASES
 ]
+# TFF's worker is slow: `test_dropout_…` asks it once for every method.
 METHODS_IN_RUNTIMES = [
-    pytest.param(runtime, name, id=f"{runtime}-{name}", marks=_tier(runtime))
+    param
     for runtime in runtimes.RUNTIMES
-    for name in METHODS
+    for param in shared.methods(METHODS, runtime, long=METHODS if runtime == "native" else ())
 ]
+# One method of each kind: plain, with the clients' state, with their vectors at the server.
+KINDS = ["fedavg", "scaffold", "adafed"]
 
 
 @pytest.fixture(scope="module")
 def problem():
-    return problem_lib.make_problem()
+    return shared.problem()
 
 
 @pytest.fixture(scope="module")
 def model(problem):
-    return toy.plain_model(problem)
+    return toy.eager_model(problem)
 
 
 @pytest.fixture(scope="module")
 def runtime(request):
-    with runtimes.installed(request.param):
+    with shared.installed(request.param):
         yield request.param
 
 
@@ -84,6 +98,12 @@ def test_every_method_has_oracles_and_mutations(name):
     assert len(cases.MUTATIONS.get(name, [])) >= 3, f"{name} needs mutations in cases.py"
 
 
+def test_fedavgs_cases_are_of_every_client_optimizer():
+    """In a runtime, the quick tier runs them in no other test."""
+    used = {c.settings.get("client_optimizer", "sgd") for c in cases.CASES["fedavg"]}
+    assert used == set(registry.CLIENT_OPTIMIZERS)
+
+
 @pytest.mark.parametrize("name", [n for n in OWN if registry.get(n).staged])
 def test_every_staged_method_has_a_test_file_with_oracle_and_mutations(name):
     """What goes on between its rounds is its own, so that its runs cannot be those below."""
@@ -93,20 +113,33 @@ def test_every_staged_method_has_a_test_file_with_oracle_and_mutations(name):
     assert len(tests.MUTATIONS) >= 3
 
 
+@functools.cache
+def run_of_first_case(name):
+    """Returns the states after its rounds, and what the clients then keep."""
+    problem, kept = shared.problem(), {}
+    settings = cases.CASES[name][0].settings
+    states = toy.run_eagerly(name, problem, toy.eager_model(problem), kept=kept, **settings)
+    return list(states), kept
+
+
 @pytest.mark.parametrize(("name", "case"), ALL_CASES)
 def test_oracle(problem, model, name, case):
     want, kept = oracle(case, problem), {}
-    assert_follows(toy.run_eagerly(name, problem, model, kept=kept, **case.settings), want)
+    if case is cases.CASES[name][0]:
+        states, kept = run_of_first_case(name)
+    else:
+        states = toy.run_eagerly(name, problem, model, kept=kept, **case.settings)
+    assert_follows(states, want)
     assert_kept(kept, case, problem)
     moved = max(np.abs(a - b).max() for a, b in zip(want[-1], want[0], strict=True))
     assert moved > 1e-3, "a run that stands still proves nothing"
 
 
 @pytest.mark.parametrize(("runtime", "name", "case"), CASES_IN_RUNTIMES, indirect=["runtime"])
-def test_oracle_in_runtimes(runtime, problem, model, name, case):
+def test_oracle_in_runtimes(runtime, problem, name, case):
     # The last cohort, of one client, would need another program.
     cohorts = toy.COHORTS[:3] if runtime == "vectorized" else toy.COHORTS
-    process = tff_algos.build(name, model, num_clients=5, **case.settings)
+    process = tff_algos.build(name, toy.plain_model(problem), num_clients=5, **case.settings)
     kept = {}
     states, _ = toy.run(process, problem, cohorts, kept=kept)
     assert_follows(states, oracle(case, problem, cohorts))
@@ -114,9 +147,8 @@ def test_oracle_in_runtimes(runtime, problem, model, name, case):
 
 
 @pytest.mark.parametrize(("runtime", "name"), METHODS_IN_RUNTIMES, indirect=["runtime"])
-def test_a_non_finite_update_is_dropped_and_counted(runtime, problem, model, name):
-    case = cases.CASES[name][0]
-    process = tff_algos.build(name, model, num_clients=5, **case.settings)
+def test_a_non_finite_update_is_dropped_and_counted(runtime, problem, name):
+    case, process = cases.CASES[name][0], shared.process(name)
     cohorts = [*toy.COHORTS[:3], (1, 2)]
     spoiled = {(0, 1), (1, 4), (3, 1), (3, 2)}
     kept = {}
@@ -131,11 +163,28 @@ def test_a_non_finite_update_is_dropped_and_counted(runtime, problem, model, nam
     assert np.isnan(float(metrics[3]["loss"])), "no client is left, so there is no training loss"
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_mutations_are_caught(problem, model, name):
+def mutations_by_tier():
+    """Of every method one mutation in the quick tier, of whatever kind, and the others in the long.
+
+    Yields:
+      The parameters of the test.
+    """
+    for name in METHODS:
+        mutations = cases.MUTATIONS.get(name, [None])
+        # The same one whatever other methods there are.
+        quick = zlib.crc32(name.encode()) % len(mutations)
+        one = [mutations[quick]]
+        others = mutations[:quick] + mutations[quick + 1 :]
+        group = pytest.mark.xdist_group(name)
+        yield pytest.param(name, one, id=name, marks=group)
+        yield pytest.param(name, others, id=f"{name}-others", marks=[group, pytest.mark.long])
+
+
+@pytest.mark.parametrize(("name", "mutations"), mutations_by_tier())
+def test_mutations_are_caught(problem, model, name, mutations):
     """One sign, weight or write-back flipped: some case's oracle must disagree."""
     wanted = [(case, oracle(case, problem)) for case in cases.CASES[name]]
-    for old, new in cases.MUTATIONS[name]:
+    for old, new in mutations:
         module = toy.mutant(name, old, new)
         for case, want in wanted:
             kept = {}
@@ -151,25 +200,33 @@ def test_mutations_are_caught(problem, model, name):
             pytest.fail(f"{name}: no oracle notices {old!r} -> {new!r}")
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", shared.methods(METHODS))
 def test_order_of_clients_does_not_matter(problem, model, name):
     settings = cases.CASES[name][0].settings
     backwards = [c[::-1] for c in toy.COHORTS]
     backward = toy.run_eagerly(name, problem, model, backwards, **settings)
-    forward = toy.run_eagerly(name, problem, model, **settings)
+    forward, _ = run_of_first_case(name)
     assert_follows(forward, [s.weights for s in backward], atol=1e-6)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_dropout_is_the_same_in_every_runtime(problem, name):
-    case = cases.CASES[name][0]
-    model = toy.toy_model(problem, dropout=0.5)
-    process = tff_algos.build(name, model, num_clients=5, **case.settings)
+def assert_same_in_every_runtime(process, problem):
     last = []
     for runtime in runtimes.RUNTIMES:
-        with runtimes.installed(runtime):
+        with shared.installed(runtime):
             states, metrics = toy.run(process, problem, toy.COHORTS[:2])
             last.append((states, [float(m["loss"]) for m in metrics]))
     for states, losses in last[1:]:
         assert_follows(states, [s.weights for s in last[0][0]])
         np.testing.assert_allclose(losses, last[0][1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", shared.methods(METHODS))
+def test_dropout_is_the_same_in_every_runtime(problem, name):
+    assert_same_in_every_runtime(shared.process(name), toy.with_dropout(problem))
+
+
+@pytest.mark.parametrize("name", shared.methods(METHODS, long=set(METHODS) - set(KINDS)))
+def test_dropout_of_keras_is_the_same_in_every_runtime(problem, name):
+    model = toy.toy_model(problem, dropout=0.5)
+    process = tff_algos.build(name, model, num_clients=5, **cases.CASES[name][0].settings)
+    assert_same_in_every_runtime(process, problem)

@@ -9,9 +9,8 @@ import tensorflow_federated as tff
 
 import tff_algos
 from hparams import HparamError
-from simulation import runtimes
 from tests.oracles import problem as problem_lib
-from tests.tff_algos import toy
+from tests.tff_algos import shared, toy
 from tff_algos import registry
 
 _FEDOPT = ("fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi")
@@ -23,58 +22,61 @@ def problem():
     return problem_lib.make_problem()
 
 
+METHODS = [n for n in registry.names() if not registry.get(n).staged]
 # TFF's worker takes its time, so the quick tier has it run the five methods of one skeleton.
 STOCK_LOOPS = [
-    pytest.param(
-        runtime,
-        name,
-        id=f"{runtime}-{name}",
-        marks=[] if runtime == "tff" or name in _FEDOPT else [pytest.mark.long],
-    )
-    for runtime in ("tff", "native")
-    for name in registry.names()
-    if not registry.get(name).staged
+    *shared.methods(METHODS, "tff"),
+    *shared.methods(METHODS, "native", long=set(METHODS) - set(_FEDOPT)),
 ]
 
 
 @pytest.mark.parametrize(("runtime", "name"), STOCK_LOOPS)
 def test_runs_unchanged_in_a_stock_tff_loop(problem, runtime, name):
     """The loop of TFF's tutorials, from `tf.data` clients, beside TFF's own process."""
+    with shared.installed(runtime):
+        assert_runs_in_a_stock_loop(problem, shared.process(name))
 
+
+@pytest.mark.parametrize("name", shared.methods(METHODS, long=set(METHODS) - {"fedavg"}))
+def test_runs_from_a_function_that_makes_a_keras_model(problem, name):
+    with shared.installed("tff"):
+        process = tff_algos.build(
+            name, lambda: toy.toy_model(problem), num_clients=len(problem.clients), **RATES
+        )
+        assert_runs_in_a_stock_loop(problem, process)
+
+
+def assert_runs_in_a_stock_loop(problem, process):
     def datasets():
         for x, y in problem.clients:
             pairs = (x.astype(np.float32), y.astype(np.int32))
             yield tf.data.Dataset.from_tensor_slices(pairs).batch(3)
 
-    with runtimes.installed(runtime):
-        process = tff_algos.build(
-            name, lambda: toy.toy_model(problem), num_clients=len(problem.clients), **RATES
-        )
-        stateful = process.method.client_state is not None
-        assert isinstance(process, tff.templates.IterativeProcess)
-        assert isinstance(process, tff.learning.templates.LearningProcess) != stateful
-        state = process.initialize()
-        kept = [[process.initial_client_state() for _ in problem.clients]] if stateful else []
-        evaluation = tff.learning.models.ModelWeights
-        for _ in range(2):
-            result = process.next(state, [tff_algos.from_dataset(d) for d in datasets()], *kept)
-            state, metrics = result.state, result.metrics
-            kept = [result.client_states] if stateful else []
-        if stateful:
-            assert [int(s.visits) for s in kept[0]] == [2] * len(problem.clients)
-        weights = process.get_model_weights(state)
-        assert isinstance(weights, evaluation) and isinstance(metrics, collections.OrderedDict)
-        assert list(metrics)[:5] == [
-            "loss", "accuracy", "num_examples", "num_clients", "clients_dropped",
-        ]  # fmt: skip
-        assert float(metrics["num_examples"]) == 25
-        keras_model = toy.keras_model(problem)
-        weights.assign_weights_to(keras_model)
-        np.testing.assert_array_equal(keras_model.get_weights()[0], state.weights[0])
-        zeros = evaluation([np.zeros_like(w) for w in weights.trainable], [])
-        reset = process.set_model_weights(state, zeros)
-        assert type(reset) is type(state) and int(reset.round_num) == 2
-        assert not np.any(process.get_model_weights(reset).trainable[0])
+    stateful = process.method.client_state is not None
+    assert isinstance(process, tff.templates.IterativeProcess)
+    assert isinstance(process, tff.learning.templates.LearningProcess) != stateful
+    state = process.initialize()
+    kept = [[process.initial_client_state() for _ in problem.clients]] if stateful else []
+    evaluation = tff.learning.models.ModelWeights
+    for _ in range(2):
+        result = process.next(state, [tff_algos.from_dataset(d) for d in datasets()], *kept)
+        state, metrics = result.state, result.metrics
+        kept = [result.client_states] if stateful else []
+    if stateful:
+        assert [int(s.visits) for s in kept[0]] == [2] * len(problem.clients)
+    weights = process.get_model_weights(state)
+    assert isinstance(weights, evaluation) and isinstance(metrics, collections.OrderedDict)
+    assert list(metrics)[:5] == [
+        "loss", "accuracy", "num_examples", "num_clients", "clients_dropped",
+    ]  # fmt: skip
+    assert float(metrics["num_examples"]) == 25
+    keras_model = toy.keras_model(problem)
+    weights.assign_weights_to(keras_model)
+    np.testing.assert_array_equal(keras_model.get_weights()[0], state.weights[0])
+    zeros = evaluation([np.zeros_like(w) for w in weights.trainable], [])
+    reset = process.set_model_weights(state, zeros)
+    assert type(reset) is type(state) and int(reset.round_num) == 2
+    assert not np.any(process.get_model_weights(reset).trainable[0])
 
 
 def test_fedavg_is_tffs_fedavg(problem):
@@ -97,7 +99,7 @@ def test_fedavg_is_tffs_fedavg(problem):
         tf.data.Dataset.from_tensor_slices((x.astype(np.float32), y.astype(np.int32))).batch(3)
         for x, y in problem.clients
     ]
-    with runtimes.installed("tff"):
+    with shared.installed("tff"):
         ours = tff_algos.build("fedavg", toy.toy_model(problem), **RATES)
         state, their_state = ours.initialize(), theirs.initialize()
         initial = ours.get_model_weights(state)
@@ -122,16 +124,17 @@ def test_fedavg_of_one_client_is_sgd(problem):
         xb, yb = xb[mask > 0].astype(np.float64), yb[mask > 0]
         g = problem_lib.gradient((kernel, bias), xb, yb)
         kernel, bias = kernel - 0.1 * g[0], bias - 0.1 * g[1]
-    with runtimes.installed("tff"):
+    with shared.installed("tff"):
         process = tff_algos.build("fedavg", toy.toy_model(problem), **RATES)
         state = process.next(process.initialize(), [data]).state
     np.testing.assert_allclose(state.weights[0], kernel, atol=1e-6)
     np.testing.assert_allclose(state.weights[1], bias, atol=1e-6)
 
 
+@pytest.mark.long
 def test_every_client_optimizer_builds_and_steps(problem):
     for name in registry.CLIENT_OPTIMIZERS:
-        with runtimes.installed("tff"):
+        with shared.installed("tff"):
             process = tff_algos.build(
                 "fedavg", toy.toy_model(problem), client_optimizer=name, **RATES
             )
@@ -165,9 +168,9 @@ def test_refusals(name, settings, says):
 
 
 def test_fedavg_needs_no_server_learning_rate(problem):
-    with runtimes.installed("tff"):
-        process = tff_algos.build("fedavg", toy.toy_model(problem), client_learning_rate=0.1)
-        given = tff_algos.build("fedavg", toy.toy_model(problem), **RATES)
+    with shared.installed("tff"):
+        process = tff_algos.build("fedavg", toy.plain_model(problem), client_learning_rate=0.1)
+        given = tff_algos.build("fedavg", toy.plain_model(problem), **RATES)
         data = [toy.client_data(problem, 0, 4)]
         a, b = (p.next(p.initialize(), data).state for p in (process, given))
     np.testing.assert_array_equal(a.weights[0], b.weights[0])

@@ -15,8 +15,9 @@ from tests.oracles import problem as problem_lib
 from tests.tff_algos import eager
 from tff_algos import model as model_lib
 from tff_algos import process as process_lib
-from tff_algos import registry
+from tff_algos import registry, stateless
 from tff_algos.client import LocalTraining
+from tff_algos.client_data import Batch
 
 NUM_CLIENTS = len(problem_lib.NUM_EXAMPLES)
 BATCH_SIZE = 3
@@ -47,8 +48,11 @@ def toy_model(problem: problem_lib.Problem, dropout: float = 0.0) -> tff_algos.M
     )
 
 
-def plain_model(problem: problem_lib.Problem) -> tff_algos.Model:
-    """`toy_model` without Keras, which takes most of the time of a model this small."""
+def plain_model(problem: problem_lib.Problem, dropout: float = 0.0) -> tff_algos.Model:
+    """`toy_model` without Keras, which takes most of the time of a model this small.
+
+    Dropout is for the examples that `with_dropout` marks.
+    """
 
     def losses(y, logits):
         return tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
@@ -57,11 +61,17 @@ def plain_model(problem: problem_lib.Problem) -> tff_algos.Model:
         return tf.equal(tf.argmax(logits, 1, tf.int32), y)  # TFF takes `==` for identity.
 
     def forward(weights, batch, training, seed):
-        logits = tf.matmul(batch.x, weights[0]) + weights[1]
-        values, counts = model_lib.elementwise(losses, batch.y, logits, batch.mask)
+        x, y = batch.x, batch.y
+        if dropout:
+            marked = y >= problem_lib.NUM_CLASSES
+            y = tf.where(marked, y - problem_lib.NUM_CLASSES, y)
+            if training:
+                x = tf.where(marked[:, None], stateless.dropout(x, dropout, seed), x)
+        logits = tf.matmul(x, weights[0]) + weights[1]
+        values, counts = model_lib.elementwise(losses, y, logits, batch.mask)
         metrics = collections.OrderedDict(
             loss=(values, counts),
-            accuracy=model_lib.elementwise(hits, batch.y, logits, batch.mask),
+            accuracy=model_lib.elementwise(hits, y, logits, batch.mask),
         )
         objective = tf.math.divide_no_nan(tf.reduce_sum(values), tf.reduce_sum(counts))
         return model_lib.Forward(objective, metrics)
@@ -70,6 +80,38 @@ def plain_model(problem: problem_lib.Problem) -> tff_algos.Model:
     x_spec = tf.TensorSpec([None, problem_lib.NUM_FEATURES])
     y_spec = tf.TensorSpec([None], tf.int32)
     return tff_algos.Model(weights, x_spec, y_spec, forward, metric_names=("loss", "accuracy"))
+
+
+def eager_model(problem: problem_lib.Problem) -> tff_algos.Model:
+    """`plain_model` for `run_eagerly`: there a forward pass is one graph, and all else is none."""
+    return plain_model(problem)._replace(forward=_forward_as_one_graph())
+
+
+@functools.cache
+def _forward_as_one_graph():
+    # The first weights are no part of it.
+    model = plain_model(problem_lib.make_problem())
+    weights = [tf.TensorSpec(w.shape, w.dtype) for w in model.initial_weights]
+    x, y, mask = model.x_spec, model.y_spec, tf.TensorSpec([None])
+
+    @functools.partial(tf.function, autograph=False, input_signature=[*weights, x, y, mask])
+    def forward(kernel, bias, x, y, mask):
+        batch = Batch(x, y, mask)
+        return model.forward((kernel, bias), batch, training=True, seed=tf.zeros([2], tf.int32))
+
+    # Itself, since functions that can still be traced run as Python meanwhile; see `eager`.
+    graph = forward.get_concrete_function()
+
+    def call(weights, batch, training, seed):
+        return graph(*map(tf.convert_to_tensor, (*weights, *batch)))
+
+    return call
+
+
+def with_dropout(problem: problem_lib.Problem) -> problem_lib.Problem:
+    """Returns the problem with all examples marked for the dropout of `plain_model`."""
+    clients = [(x, y + problem_lib.NUM_CLASSES) for x, y in problem.clients]
+    return problem._replace(clients=clients)
 
 
 def client_data(problem, round_num, k, spoil=False, plan=registry.RoundPlan()):  # noqa: B008
