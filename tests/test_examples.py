@@ -42,11 +42,25 @@ def test_command_line(tmp_path):
     assert [int(r["round_num"]) for r in rows] == list(range(21))
 
 
+CLIP, RATE = 1.0, 0.3
+
+
+@pytest.fixture(scope="module")
+def clipped_fedavg():
+    return tff_algos.build(
+        "clipped_fedavg",
+        toy.plain_model(problem_lib.make_problem()),
+        clip_norm=CLIP,
+        client_learning_rate=RATE,
+        server_learning_rate=0.8,
+    )
+
+
 @pytest.mark.parametrize("runtime", runtimes.RUNTIMES)
-def test_clipped_fedavg_oracle(runtime):
+def test_clipped_fedavg_oracle(clipped_fedavg, runtime):
     """Updates longer than S are shortened to S; the others, and their mean, are FedAvg's."""
     problem = problem_lib.make_problem()
-    clip, rate = 1.0, 0.3
+    clip, rate = CLIP, RATE
     cohorts = toy.COHORTS
     orders = toy.batch_orders(problem, cohorts)
     x, clipped, want = problem.initial_weights, [], []
@@ -71,14 +85,7 @@ def test_clipped_fedavg_oracle(runtime):
         want.append(x)
     assert any(clipped) and not all(clipped), "the test needs both kinds of client"
     with runtimes.installed(runtime):
-        process = tff_algos.build(
-            "clipped_fedavg",
-            toy.toy_model(problem),
-            clip_norm=clip,
-            client_learning_rate=rate,
-            server_learning_rate=0.8,
-        )
-        states, _ = toy.run(process, problem)
+        states, _ = toy.run(clipped_fedavg, problem)
     for state, weights in zip(states, want, strict=True):
         for got, expected in zip(state.weights, weights, strict=True):
             np.testing.assert_allclose(got, expected, atol=1e-5)

@@ -8,14 +8,14 @@ import tensorflow as tf
 
 import tff_algos
 from hparams import HparamError
-from simulation import loop, runtimes
+from simulation import loop
 from tasks import image_models, losses, models
 from tests.oracles import adafed as adafed_oracle
 from tests.oracles import cohort as cohort_lib
 from tests.oracles import fedcorr as oracle
 from tests.oracles import fedopt
 from tests.oracles import problem as problem_lib
-from tests.tff_algos import toy
+from tests.tff_algos import shared, toy
 from tff_algos import fedcorr, mixtures, mixup, stateless
 
 SIZES = (9, 1, 12, 7, 10, 8)
@@ -175,7 +175,7 @@ def test_oracle(runtime, kind):
     }[kind]
     aggregate = adafed_mean if kind == "adafed" else None
     want = expected(problem, clients, mix=kind == "mixup", aggregate=aggregate)
-    with runtimes.installed(runtime):
+    with shared.installed(runtime):
         states, metrics = run(build(problem, **changes), clients)
     assert_follows(states, want)
     # Else the comparison would prove nothing.
@@ -210,7 +210,7 @@ def test_mutations_are_caught():
     problem = make_problem()
     clients = ToyClients(problem)
     want = expected(problem, clients)
-    with runtimes.installed("tff"):
+    with shared.installed("tff"):
         for old, new in MUTATIONS:
             module = toy.mutant("fedcorr", old, new)
             driver = toy.build_mutant(module, "fedcorr", toy.toy_model(problem), SETTINGS)
@@ -352,7 +352,7 @@ def test_without_noise_found_stages_two_and_three_are_fedavg_on_all():
     )
     settings = dict(iterations=2, stage1_clients=4, mixup=False, confidence=0.0, clean_level=0.0)
     driver = build(problem, **settings)
-    with runtimes.installed("tff"):
+    with shared.installed("tff"):
         states, _ = run(driver, clients, rounds=6)
         assert not states[-1].noisy.any() and not states[-1].noise_level.any()
         np.testing.assert_array_equal(states[-1].labels, np.tile(one.clients[0][1], 4))
@@ -389,7 +389,7 @@ def test_clients_of_random_labels_are_noisy():
     settings = dict(
         iterations=2, stage1_clients=10, neighbors=20, client_learning_rate=0.1, mixup=False
     )
-    with runtimes.installed("tff"):
+    with shared.installed("tff"):
         states, _ = run(build(problem, **settings), source, rounds=2)
     assert set(np.flatnonzero(states[-1].noisy)) == {1, 6, 7}
     assert all(states[-1].noise_level[[1, 6, 7]] > 0.1)
@@ -398,7 +398,7 @@ def test_clients_of_random_labels_are_noisy():
 def test_a_stopped_run_goes_on_from_the_arrays_of_its_state():
     problem = make_problem()
     clients = ToyClients(problem)
-    with runtimes.installed("tff"):
+    with shared.installed("tff"):
         driver = build(problem, dropout=0.3)
         whole, metrics = run(driver, clients)
         for stop in (4, 7):  # Within an iteration of stage 1, and before stage 2 ends by mending.
@@ -422,7 +422,7 @@ def test_a_client_whose_update_is_not_finite_is_dropped_and_not_judged():
         return data._replace(x=np.full_like(data.x, np.nan)) if k == 2 else data
 
     clients.batches = spoiled
-    with runtimes.installed("tff"):
+    with shared.installed("tff"):
         states, metrics = run(build(problem), clients)
     assert sum(m["clients_dropped"] for m in metrics[:6]) == 2
     assert all(np.isfinite(w).all() for s in states for w in s.weights)
@@ -435,7 +435,7 @@ def test_labels_change_for_noisy_clients_only_and_the_given_ones_stay():
     problem = make_problem()
     clients = ToyClients(problem)
     given = [clients.labels(k) for k in range(len(SIZES))]
-    with runtimes.installed("tff"):
+    with shared.installed("tff"):
         states, _ = run(build(problem), clients)
     ends = np.cumsum(SIZES)[:-1]
     ever = np.any([s.noisy for s in states], axis=0)

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 import tff_algos
-from simulation import runtimes
 from tests.oracles import problem as problem_lib
 from tests.oracles import slots
-from tests.tff_algos import toy
+from tests.tff_algos import shared, toy
 from tff_algos import registry
 
 SETTINGS = {"client_learning_rate": 0.2, "client_optimizer": "sgdm", "client_momentum": 0.6}
@@ -21,15 +20,18 @@ def problem():
 
 @pytest.fixture(scope="module", autouse=True)
 def in_process():
-    with runtimes.installed("vectorized"):
+    with shared.installed("vectorized"):
         yield
 
 
-def states_of(problem, name, cohorts, state="keep", **settings):
+def states_of(problem, name, cohorts, state="keep", eagerly=False, **settings):
     settings = {**SETTINGS, "client_optimizer_state": state, **settings}
     if registry.get(name).server_learning_rate is None:
         settings["server_learning_rate"] = 0.1
-    process = tff_algos.build(name, toy.toy_model(problem), **settings)
+    if eagerly:
+        model = toy.eager_model(problem)
+        return list(toy.run_eagerly(name, problem, model, cohorts, **settings))
+    process = tff_algos.build(name, toy.plain_model(problem), **settings)
     return toy.run(process, problem, cohorts)[0]
 
 
@@ -37,10 +39,17 @@ def differ(a, b):
     return max(np.abs(x - y).max() for x, y in zip(a.weights, b.weights, strict=True))
 
 
-@pytest.mark.parametrize("name", KEEPING)
-def test_first_visits_are_those_of_a_fresh_optimizer_and_later_ones_are_not(problem, name):
-    cohorts = ((0, 1), (2, 3), (4, 1))
-    keep, reset = (states_of(problem, name, cohorts, state) for state in ("keep", "reset"))
+# Each as plain Python, and one of them, the longest, as a program as well.
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [
+        *shared.methods(KEEPING, "eagerly"),
+        *shared.methods(KEEPING, "vectorized", long=set(KEEPING) - {"adafedadam"}),
+    ],
+)
+def test_first_visits_are_those_of_a_fresh_optimizer_and_later_ones_are_not(problem, how, name):
+    cohorts, eagerly = ((0, 1), (2, 3), (4, 1)), how == "eagerly"
+    keep, reset = (states_of(problem, name, cohorts, state, eagerly) for state in ("keep", "reset"))
     for r in range(2):
         assert differ(keep[r], reset[r]) < 1e-6
     assert differ(keep[2], reset[2]) > 1e-4

@@ -9,11 +9,11 @@ import tensorflow_federated as tff
 
 import tff_algos
 from hparams import HparamError
-from simulation import loop, runtimes
+from simulation import loop
 from tasks.task import ArrayFederatedData
 from tests.oracles import client_optimizers, fedda, fedopt, fedsps, rounds
 from tests.oracles import problem as problem_lib
-from tests.tff_algos import toy
+from tests.tff_algos import shared, toy
 from tff_algos import client_data
 
 EVERYONE = [tuple(range(5))] * 3
@@ -28,7 +28,7 @@ def states_of(problem, name, cohorts=toy.COHORTS, plan=None, **settings):
     """Runs a method; `plan` overrides what it asks of the clients."""
     settings = {"client_learning_rate": 0.2} | settings
     every = plan and (lambda round_num, total: plan)
-    model = toy.plain_model(problem)
+    model = toy.eager_model(problem)
     return list(toy.run_eagerly(name, problem, model, cohorts, every, **settings))
 
 
@@ -129,15 +129,21 @@ _CENTRAL = {
 }
 
 
-@pytest.mark.parametrize("name", list(_CENTRAL))
-@pytest.mark.parametrize("steps", [None, 3])
+@pytest.mark.parametrize(
+    ("steps", "name"),
+    [
+        *((None, name) for name in _CENTRAL),
+        (3, "sgdm"),
+        *(pytest.param(3, n, marks=pytest.mark.long) for n in _CENTRAL if n != "sgdm"),
+    ],
+)
 def test_centralized_is_one_optimizer_on_the_pooled_examples(problem, name, steps):
     """Batches as the loop deals them, a rate that falls tenfold; the optimizer never restarts."""
     ours, theirs = _CENTRAL[name]
     train, num_rounds = pooled_train(problem), 4
     process = tff_algos.build(
         "centralized",
-        toy.toy_model(problem),
+        toy.plain_model(problem),
         client_optimizer=name,
         client_learning_rate=0.2,
         client_lr_schedule="exp_decay",
@@ -155,12 +161,13 @@ def test_centralized_is_one_optimizer_on_the_pooled_examples(problem, name, step
     optimizer = client_optimizers.build(name, **theirs)
     rate = fedopt.exponential_decay(0.2, 2, 0.1)
     x, slots, want = problem.initial_weights, optimizer.init(problem.initial_weights), []
-    state, states = process.initialize(), []
+    states = []
     for r in range(num_rounds):
         (data,) = loop.cohort_data(train, process.plan(r, num_rounds), settings, r)
         data = client_data.arrays(data)
         assert len(data.mask) == (steps or 7)
-        state = process.next(state, [data]).state
+        with shared.installed("tff"):
+            state = process.next(states[-1] if states else process.initialize(), [data]).state
         states.append(state)
         for features, labels, mask in zip(*data[:3], strict=True):
             real = mask > 0
@@ -202,7 +209,7 @@ def test_fedsps_on_a_quadratic_is_the_exact_line_step():
     data = tff_algos.batch_client(
         np.ones((1, 1), np.float32), np.array([-2.0], np.float32), batch_size=1
     )
-    with runtimes.installed("tff"):
+    with shared.installed("tff"):
         state = process.next(process.initialize(), [data]).state
     np.testing.assert_allclose(state.weights[0], [[-2.0]], atol=1e-5)
 
@@ -238,10 +245,10 @@ def test_fedda_without_momentum_is_fedavg(problem):
 
 def test_feddas_gradient_and_momentum_make_its_sum(problem):
     """β₁ m + (1 - β₁) G = P: G of AdaGrad's V against P of the weights of SGDM."""
-    shared = dict(beta1=0.7, local_steps=4, stabilization=0.0, server_learning_rate=1.0)
+    common = dict(beta1=0.7, local_steps=4, stabilization=0.0, server_learning_rate=1.0)
     cohorts = toy.COHORTS[:1]
-    (sgdm,) = states_of(problem, "fedda_sgdm", cohorts, **shared)
-    (adagrad,) = states_of(problem, "fedda_adagrad", cohorts, epsilon=1e-3, **shared)
+    (sgdm,) = states_of(problem, "fedda_sgdm", cohorts, **common)
+    (adagrad,) = states_of(problem, "fedda_adagrad", cohorts, epsilon=1e-3, **common)
     for x, w, v in zip(problem.initial_weights, sgdm.weights, adagrad.v, strict=True):
         p = (x - np.asarray(w)) / 0.2
         np.testing.assert_allclose((0.3 * np.sqrt(v)), np.abs(p), rtol=1e-4, atol=1e-6)
@@ -269,6 +276,7 @@ def test_fedlocal_of_sgd_goes_the_way_of_fedavg(problem):
     assert_same(states, fedavg(problem, orders=orders))
 
 
+@pytest.mark.long
 def test_mimelite_is_tffs_mimelite(problem):
     """An independent implementation, with momentum, on the same batches."""
     spec = (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int32))
@@ -288,9 +296,9 @@ def test_mimelite_is_tffs_mimelite(problem):
         for x, y in problem.clients
     ]
     ours = tff_algos.build(
-        "mimelite", toy.toy_model(problem), client_learning_rate=0.2, client_momentum=0.6
+        "mimelite", toy.plain_model(problem), client_learning_rate=0.2, client_momentum=0.6
     )
-    with runtimes.installed("tff"):
+    with shared.installed("tff"):
         state, their_state = ours.initialize(), theirs.initialize()
         their_state = theirs.set_model_weights(
             their_state,
@@ -358,11 +366,11 @@ def test_fedlin_of_one_full_step_is_gradient_descent(problem):
 def test_lookahead_at_its_ends(problem):
     plan = steps_plan(5)
     orders = orders_of(problem, toy.COHORTS, plan)
-    shared = dict(client_optimizer="adam", client_learning_rate=0.05)
-    states = states_of(problem, "lookahead", server_learning_rate=1.0, **shared)
+    common = dict(client_optimizer="adam", client_learning_rate=0.05)
+    states = states_of(problem, "lookahead", server_learning_rate=1.0, **common)
     want = fedavg(problem, orders=orders, client_lr=0.05, client_optimizer="adam")
     assert_same(states, want)
-    still = states_of(problem, "lookahead", server_learning_rate=0.0, state="average", **shared)
+    still = states_of(problem, "lookahead", server_learning_rate=0.0, state="average", **common)
     assert_same(still, [problem.initial_weights] * 4, atol=0)
 
 
@@ -391,7 +399,7 @@ def test_adaalters_first_round_and_one_step(problem):
 def test_a_local_step_of_its_own_takes_no_other_optimizer(problem, name):
     with pytest.raises(HparamError, match="client_optimizer=adam has no meaning"):
         tff_algos.build(
-            name, toy.toy_model(problem), client_learning_rate=0.1, client_optimizer="adam"
+            name, toy.plain_model(problem), client_learning_rate=0.1, client_optimizer="adam"
         )
 
 
@@ -479,9 +487,9 @@ def toy_weights(weights):
 def test_a_personal_model_that_diverges_is_counted_and_costs_nothing_else(problem):
     """λ η_l = 2e20 leaves float32; the client still counts in the common model."""
     settings = dict(client_learning_rate=0.2, strength=1e21)
-    process = tff_algos.build("ditto", toy.toy_model(problem), **settings)
+    process = tff_algos.build("ditto", toy.plain_model(problem), **settings)
     kept = {}
-    with runtimes.installed("tff"):
+    with shared.installed("tff"):
         states, metrics = toy.run(process, problem, kept=kept)
     assert_same(states, fedavg(problem, weighting="uniform"))
     assert [float(m["clients_dropped"]) for m in metrics] == [0] * 4
@@ -501,8 +509,7 @@ def test_climb_whose_multipliers_rest_is_uniform_fedavg(problem, settings):
 
 def test_climbs_multipliers_rise_where_losses_exceed_the_mean(problem):
     """All clients' losses, of the model from before the block, move λ at its end."""
-    shared = dict(epsilon=0.05, lr_lambda=2.0, primal_rounds=2)
-    states = states_of(problem, "climb", **shared)
+    states = states_of(problem, "climb", epsilon=0.05, lr_lambda=2.0, primal_rounds=2)
     losses = np.array([problem_lib.mean_loss(problem.initial_weights, *c) for c in problem.clients])
     assert not np.any(states[0].multipliers)
     above = losses - losses.mean() - 0.05
