@@ -11,8 +11,7 @@ import tensorflow as tf
 import tff_algos
 from simulation import checkpoints, experiment, experiment_flags, runtimes, vectorized
 from simulation.errors import RunError
-from tests.oracles import problem as problem_lib
-from tests.tff_algos import cases, toy
+from tests.tff_algos import cases, shared, toy
 from tff_algos import registry
 
 METHODS = [
@@ -25,13 +24,18 @@ RATES = {"client_learning_rate": 0.1, "server_learning_rate": 1.0}
 
 @pytest.fixture(scope="module", autouse=True)
 def in_process():
-    with runtimes.installed("tff"):
+    with shared.installed("tff"):
         yield
 
 
 @pytest.fixture(scope="module")
 def problem():
-    return problem_lib.make_problem()
+    return shared.problem()
+
+
+@pytest.fixture(scope="module")
+def process():
+    return shared.process("fedavg")
 
 
 def cohort(problem, round_num, sizes, **options):
@@ -51,9 +55,9 @@ def cohort(problem, round_num, sizes, **options):
     return data
 
 
-def assert_same_rounds(process, cohorts, rtol=1e-5):
+def assert_same_rounds(process, cohorts, rtol=1e-5, whole=None):
     """Every part of every state and all metrics are those of the TFF computation."""
-    whole = vectorized.VectorizedProcess(process)
+    whole = whole or vectorized.VectorizedProcess(process)
     want = got = process.initialize()
     for clients in cohorts:
         given = [clients]
@@ -74,32 +78,53 @@ def assert_same_rounds(process, cohorts, rtol=1e-5):
     return whole
 
 
-# Ragged, with clients of one example and of none; then a cohort of one, which is a single block,
-# whose program runs in another of TensorFlow's executors; then several again.
-SIZES = [(5, 1, 12, 0, 17), (4,), (17, 0, 4, 1, 1)]
+# Ragged, with clients of one example. In two blocks, as one is of clients of none, then in one, whose
+# program runs in another of TensorFlow's executors, and again in two.
+SIZES = {1: [(7, 1, 4, 3), (10, 4, 3)], 2: [(5, 1, 12, 0, 17), (4,), (17, 0, 4, 1)]}
+BLOCKS = {1: [1, 1], 2: [2, 1, 2]}
+# One method of each kind: plain, with the clients' state, with their vectors and with loops at the
+# server.
+KINDS = ["fedavg", "scaffold", "adafed", "fedmgda_plus"]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_is_what_tff_computes(problem, name):
+def ragged_cohorts(process, problem, num_blocks):
+    sizes, options = SIZES[num_blocks], {}
+    if process.plan(0, len(sizes)).local_steps:
+        options["steps"] = process.plan(0, len(sizes)).local_steps
+    cohorts = [cohort(problem, r, s, **options) for r, s in enumerate(sizes)]
+    model = process.model
+    assert [len(vectorized.prepare(c, model).blocks) for c in cohorts] == BLOCKS[num_blocks]
+    return cohorts
+
+
+# A program for another number of blocks is traced anew.
+@pytest.mark.parametrize(
+    ("num_blocks", "name"),
+    [*shared.methods(METHODS, 1), *shared.methods(METHODS, 2, long=set(METHODS) - set(KINDS))],
+)
+def test_is_what_tff_computes(problem, num_blocks, name):
+    process = shared.process(name)
+    with shared.installed("vectorized") as context:
+        whole = context.bind(process)
+    cohorts = ragged_cohorts(process, toy.with_dropout(problem), num_blocks)
+    assert_same_rounds(process, cohorts, whole=whole)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", shared.methods(METHODS))
+def test_is_what_tff_computes_with_keras(problem, name):
     model = toy.toy_model(problem, dropout=0.3)
     process = tff_algos.build(name, model, num_clients=6, **cases.CASES[name][0].settings)
-    options = {}
-    if process.plan(0, len(SIZES)).local_steps:
-        options["steps"] = process.plan(0, len(SIZES)).local_steps
-    cohorts = [cohort(problem, r, s, **options) for r, s in enumerate(SIZES)]
-    whole = assert_same_rounds(process, cohorts)
-    assert set(whole._executors.values()) == {"", "SINGLE_THREADED_EXECUTOR"}
+    assert_same_rounds(process, ragged_cohorts(process, problem, 2))
 
 
-def test_cohorts_of_one_and_of_nothing(problem):
-    process = tff_algos.build("fedavg", toy.toy_model(problem), **RATES)
+def test_cohorts_of_one_and_of_nothing(problem, process):
     sizes = [(1,), (0, 0), (0,), (2, 30)]
     assert_same_rounds(process, [cohort(problem, r, s) for r, s in enumerate(sizes)])
 
 
-def test_full_batches_of_unequal_size(problem):
-    process = tff_algos.build("fedavg", toy.toy_model(problem), **RATES)
-    cohorts = [cohort(problem, r, s, full_batch=True, epochs=2) for r, s in enumerate(SIZES)]
+def test_full_batches_of_unequal_size(problem, process):
+    cohorts = [cohort(problem, r, s, full_batch=True, epochs=2) for r, s in enumerate(SIZES[2])]
     assert_same_rounds(process, cohorts)
 
 
@@ -183,8 +208,7 @@ def test_keras_lstm_is_refused_by_name():
         vectorized.VectorizedProcess(process).program()
 
 
-def test_few_programs_serve_all_cohorts(problem):
-    process = tff_algos.build("fedavg", toy.toy_model(problem), **RATES)
+def test_few_programs_serve_all_cohorts(problem, process):
     whole = vectorized.VectorizedProcess(process)
     state = process.initialize()
     rng = np.random.default_rng(0)
@@ -224,10 +248,9 @@ def test_blocks():
     assert len(blocks_of([1] * 80, [500, 1] * 40)) == 2
 
 
-def test_blocks_do_not_change_results(problem, monkeypatch):
+def test_blocks_do_not_change_results(problem, process, monkeypatch):
     monkeypatch.setattr(vectorized, "_WORTH_A_THREAD", 0)
-    process = tff_algos.build("fedavg", toy.toy_model(problem, dropout=0.3), **RATES)
-    clients = cohort(problem, 0, (4, 4, 4, 9, 9))
+    clients = cohort(toy.with_dropout(problem), 0, (4, 4, 4, 9, 9))
     results = [
         vectorized.VectorizedProcess(process, n).next(process.initialize(), clients)
         for n in (1, 2, 5)
@@ -241,8 +264,7 @@ def test_blocks_do_not_change_results(problem, monkeypatch):
     assert len(vectorized.prepare(clients, model, 5).blocks) == 1
 
 
-def test_inputs_of_another_form_are_refused(problem):
-    process = tff_algos.build("fedavg", toy.toy_model(problem), **RATES)
+def test_inputs_of_another_form_are_refused(problem, process):
     whole = vectorized.VectorizedProcess(process)
     (data,) = cohort(problem, 0, (4,))
     with pytest.raises(ValueError, match="at least one client"):
@@ -291,9 +313,8 @@ def test_values_are_selected_by_name_and_place():
     assert rows["two"].numpy().tolist() == [2.0] * 3 and rows["three"].numpy().tolist() == [3.0] * 3
 
 
-def test_only_what_is_bound_runs_over_the_whole_cohort(problem):
+def test_only_what_is_bound_runs_over_the_whole_cohort(problem, process):
     """`process.next` stays the TFF computation, in whatever runtime."""
-    process = tff_algos.build("fedavg", toy.toy_model(problem), **RATES)
     clients = cohort(problem, 0, (4, 2))
     with runtimes.installed("vectorized") as context:
         bound = runtimes.bind(process)
