@@ -23,6 +23,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
@@ -33,6 +34,7 @@ _IFF_UP = 1
 # Of a pipe that nobody needs a privilege for.
 _RELAYED_BYTES = 1 << 20
 _SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_TO_GO = 30.0
 
 
 def start(arguments: list[str], **options) -> subprocess.Popen:
@@ -195,11 +197,14 @@ def _sweep(parent: int, mark: str, folder: str) -> None:
 
     while _parent_is_there(parent):
         pass
-    # One that is killed may have started another in between.
-    while marked := _marked(mark.encode()):
+    # One that is killed may have started another in between, and may take a while to go; one that
+    # waits for a dead disk never goes.
+    until = time.monotonic() + _SECONDS_TO_GO
+    while (marked := _marked(mark.encode())) and time.monotonic() < until:
         for process in marked:
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -78,8 +78,8 @@ def assert_same_rounds(process, cohorts, rtol=1e-5, whole=None):
     return whole
 
 
-# Ragged, with clients of one example. In two blocks, as one is of clients of none, then in one, whose
-# program runs in another of TensorFlow's executors, and again in two.
+# Ragged, with clients of one example. In two blocks, as one is of clients of none, then in one,
+# whose program runs in another of TensorFlow's executors, and again in two.
 SIZES = {1: [(7, 1, 4, 3), (10, 4, 3)], 2: [(5, 1, 12, 0, 17), (4,), (17, 0, 4, 1)]}
 BLOCKS = {1: [1, 1], 2: [2, 1, 2]}
 # One method of each kind: plain, with the clients' state, with their vectors and with loops at the
