@@ -119,6 +119,11 @@ def load(
             "partition_seed": partition_seed,
             "init": init,
         },
+        constants={
+            f"layer {name} of the weights, array {i}": array
+            for name, arrays in (pretrained or {}).items()
+            for i, array in enumerate(arrays)
+        },
     )
 
 
@@ -177,18 +182,26 @@ class Pictures:
     Attributes:
       shape: Shape of the array.
       dtype: Type of its entries.
+      files: See `tasks.task.files`.
     """
 
-    def __init__(self, num_pictures: int, picture: Callable[[int], np.ndarray]):
+    def __init__(
+        self,
+        num_pictures: int,
+        picture: Callable[[int], np.ndarray],
+        files: Sequence[str] = (),
+    ):
         """Initialises the pictures.
 
         Args:
           num_pictures: Number of pictures.
           picture: Returns the picture in a row, uint8 `[256, 256, 3]`; called by several threads.
+          files: The files that it reads.
         """
         self.shape = (num_pictures, _SIDE, _SIDE, 3)
         self.dtype = np.dtype(np.uint8)
         self._picture = picture
+        self.files = files
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -219,7 +232,8 @@ def _read(data_dir: str | None) -> dict[str, Examples]:
     for part in _LISTS:
         keys, labels = _read_lists(data_dir, part)
         read = functools.partial(_read_picture, data_dir, keys)
-        found[part] = Examples(Pictures(len(keys), read), labels)
+        paths = [os.path.join(data_dir, key) for key in keys]
+        found[part] = Examples(Pictures(len(keys), read, paths), labels)
     return found
 
 
@@ -235,7 +249,7 @@ def _of_set(made: prepared.Prepared, folder: str, part: str) -> Examples:
         return image.numpy()
 
     labels = np.asarray(made.arrays["y"][rows.start : rows.stop], np.int32)
-    return Examples(Pictures(len(rows), picture), labels)
+    return Examples(Pictures(len(rows), picture, made.arrays["image"].files), labels)
 
 
 def _read_lists(data_dir: str, part: str) -> tuple[list[str], np.ndarray]:

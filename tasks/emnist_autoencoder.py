@@ -6,11 +6,13 @@ pixels inverted, and the target of an example is the example itself.
 """
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 
 import tasks
 from tasks import losses, models, settings
+from tasks import task as task_lib
 from tasks.task import Examples, FederatedData, Task
 
 
@@ -70,10 +72,14 @@ class _ToRestore:
     def __init__(self, characters: FederatedData):
         self.client_ids = characters.client_ids
         self.sizes = characters.sizes
+        self.files = task_lib.files(characters)
         self._characters = characters
 
     def examples(self, index: int) -> Examples:
         return _to_restore(self._characters.examples(index))
+
+    def held_in_memory(self, index: int) -> Sequence[np.ndarray]:
+        return task_lib.held_in_memory(self._characters, index)
 
 
 def _to_restore(characters: Examples) -> Examples:

@@ -23,6 +23,7 @@ from tasks import (
     prepared,
     settings,
 )
+from tasks import task as task_lib
 from tasks.task import ArrayFederatedData, DataError, Examples, FederatedData, Task
 
 _NUM_CLASSES = 62
@@ -177,6 +178,15 @@ class _Writers:
         own = [data.examples(i[client]) for _, data, i in self._parts if client in i]
         return Examples(*(np.concatenate(arrays) for arrays in zip(*own, strict=True)))
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        return sum((task_lib.files(data) for _, data, _ in self._parts), ())
+
+    def held_in_memory(self, client: str) -> list[np.ndarray]:
+        """Returns what is in memory of a writer's examples, part after part."""
+        own = [task_lib.held_in_memory(d, i[client]) for _, d, i in self._parts if client in i]
+        return [array for arrays in own for array in arrays]
+
     def letters(self) -> Examples:
         """Returns the examples of the letters a to j, labelled 0 to 9."""
         found = []
@@ -199,6 +209,13 @@ class _SomeExamples:
     def examples(self, index: int) -> Examples:
         x, y = self._writers.examples(self.client_ids[index])
         return Examples(x[self._rows[index]], y[self._rows[index]])
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return self._writers.files
+
+    def held_in_memory(self, index: int) -> Sequence[np.ndarray]:
+        return [self._rows[index], *self._writers.held_in_memory(self.client_ids[index])]
 
 
 def _split(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hparams import Hparam, HparamError
+from tasks import task as task_lib
 from tasks.task import Examples, FederatedData, Task
 
 HPARAMS = (
@@ -62,6 +63,11 @@ class NoisyLabels:
         self.noisy = frozenset(map(int, drawn))
         self.client_ids: Sequence[str] = data.client_ids
         self.sizes = data.sizes
+        self.files = task_lib.files(data)
+
+    def held_in_memory(self, index: int) -> Sequence[np.ndarray]:
+        """See `tasks.task.held_in_memory`; the true labels, of which the noisy ones are made."""
+        return task_lib.held_in_memory(self._data, index)
 
     def examples(self, index: int) -> Examples:
         """Returns all examples of the client at `index`."""

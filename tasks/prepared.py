@@ -19,7 +19,7 @@ import numpy as np
 import tqdm
 
 from tasks import files as files_lib
-from tasks.task import DataError
+from tasks.task import DataError, files
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -97,7 +97,11 @@ class Outcome(NamedTuple):
 
 
 class Ragged:
-    """Byte strings of unequal length, joined in one array; an index gives `bytes`."""
+    """Byte strings of unequal length, joined in one array; an index gives `bytes`.
+
+    Attributes:
+      files: See `tasks.task.files`.
+    """
 
     def __init__(self, values: np.ndarray, ends: np.ndarray):
         """Initialises the strings.
@@ -108,6 +112,7 @@ class Ragged:
         """
         self._values = values
         self._ends = ends
+        self.files = files(values) + files(ends)
 
     def __len__(self) -> int:
         return len(self._ends)

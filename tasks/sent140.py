@@ -153,6 +153,7 @@ def load(
             "partition_seed": partition_seed,
             "init": init,
         },
+        constants={} if vectors is None else {"the words' vectors": vectors},
     )
 
 

@@ -147,6 +147,9 @@ class _TokenData:
     def examples(self, index: int) -> Examples:
         return _examples(self._tokens[index], self._every)
 
+    def held_in_memory(self, index: int) -> Sequence[np.ndarray]:
+        return [self._tokens[index]]
+
 
 def _examples(tokens: np.ndarray, every: bool) -> Examples:
     """Returns inputs and the next token after every position or after the last one only."""

@@ -32,6 +32,7 @@ class SqliteFederatedData:
     Attributes:
       client_ids: Clients' names in ascending order, as in TFF.
       sizes: int64 `[number of clients]`.
+      files: The file.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class SqliteFederatedData:
           DataError: If the file is no such database, is cut off, or lacks the split.
         """
         self._path = path
+        self.files = (path,)
         self._split = split
         self._parse = parse
         self._advice = advice

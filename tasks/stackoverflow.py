@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tasks import files, losses, models, prepared, sqlite_clients, text
+from tasks import task as task_lib
 from tasks.task import DataError, Examples, FederatedData, Task
 
 LENGTH = 20
@@ -57,8 +58,8 @@ def load_word(
         make = functools.partial(word_examples, place=text.places(words))
         train, central_test = _synthetic(make, words, [b"tag"])
     else:
-        place = text.places(_vocabulary(data_dir, vocab_size))
-        make = functools.partial(word_examples, place=place)
+        words = _vocabulary(data_dir, vocab_size)
+        make = functools.partial(word_examples, place=text.places(words))
         train, test = _open(data_dir, make, max_examples)
         parts = test.some(num_test_examples, partition_seed)
         central_test = Examples(
@@ -83,6 +84,7 @@ def load_word(
             "partition_seed": partition_seed,
             "init": init,
         },
+        constants={"the vocabulary": np.array(words)},
     )
 
 
@@ -141,6 +143,7 @@ def load_tag(
             "partition_seed": partition_seed,
             "init": init,
         },
+        constants={"the vocabulary": np.array(words), "the tags": np.array(tags)},
     )
 
 
@@ -233,11 +236,15 @@ class _Dense:
     def __init__(self, data: FederatedData):
         self.client_ids = data.client_ids
         self.sizes = data.sizes
+        self.files = task_lib.files(data)
         self._data = data
 
     def examples(self, index: int) -> Examples:
         x, y = self._data.examples(index)
         return Examples(np.asarray(x), y)
+
+    def held_in_memory(self, index: int) -> Sequence[np.ndarray]:
+        return task_lib.held_in_memory(self._data, index)
 
 
 def _open(

@@ -44,6 +44,9 @@ class Examples(NamedTuple):
 class FederatedData(Protocol):
     """Clients' examples, read client by client.
 
+    Data may also have `files` and `held_in_memory`, see the functions of these names; without them
+    a run reads all examples once when it starts, to know the data again when it goes on.
+
     Attributes:
       client_ids: Name of each client, in a fixed order; a client's place in it is its index.
       sizes: int64 `[number of clients]`, examples of each client.
@@ -56,8 +59,38 @@ class FederatedData(Protocol):
         """Returns all examples of the client at `index`, in a fixed order, ready for the model."""
 
 
+def files(data: Any) -> tuple[str, ...]:
+    """Returns the files that data or an array are read from whenever they are used.
+
+    Args:
+      data: Federated data, or something that stands for an array. It says so with an attribute
+        `files` (paths); a NumPy memory map says so itself.
+    """
+    if isinstance(data, np.memmap):
+        # Arrays that NumPy makes of a map are of its class, too, but lie in memory.
+        return () if data.filename is None else (str(data.filename),)
+    return tuple(getattr(data, "files", ()))
+
+
+def held_in_memory(data: FederatedData, index: int) -> Sequence[np.ndarray]:
+    """Returns the arrays in memory that, with the data's files, make up a client's examples.
+
+    By default those are the examples themselves, or nothing where there are files. Data whose
+    compact form is smaller than the examples, or that are partly in files, have a method
+    `held_in_memory(index)`.
+    """
+    own = getattr(data, "held_in_memory", None)
+    if own is not None:
+        return own(index)
+    return () if files(data) else data.examples(index)
+
+
 class ArrayFederatedData:
-    """Federated data held as one array per feature and a list of rows for each client."""
+    """Federated data held as one array per feature and a list of rows for each client.
+
+    Attributes:
+      files: See the function of this name.
+    """
 
     def __init__(
         self,
@@ -82,6 +115,8 @@ class ArrayFederatedData:
         self._y = y
         self._rows = [np.asarray(r, np.int64) for r in rows]
         self._transform = transform
+        self.files = files(x) + files(y)
+        self._in_files = bool(files(x)), bool(files(y))
         self.client_ids = [str(i) for i in range(len(rows))] if client_ids is None else client_ids
         self.sizes = np.array([len(r) for r in self._rows], np.int64)
 
@@ -90,6 +125,12 @@ class ArrayFederatedData:
         rows = self._rows[index]
         x = self._x[rows]
         return Examples(self._transform(x) if self._transform else x, self._y[rows])
+
+    def held_in_memory(self, index: int) -> Sequence[np.ndarray]:
+        """See `tasks.task.held_in_memory`; of an array in a file it is the client's rows."""
+        rows = self._rows[index]
+        arrays = zip((self._x, self._y), self._in_files, strict=True)
+        return [rows if in_files else array[rows] for array, in_files in arrays]
 
 
 # (y_true [B, ...], y_pred [B, ...]) -> values [B, ...], or (values, weights) where positions of an
@@ -118,6 +159,8 @@ class Task:
       settings: The settings in force, for the record.
       clean_train: `train` as it was before its labels were made noisy, for reports only; `None` if
         they were not.
+      constants: Arrays beside the examples that the numbers depend on, by what they are, such as
+        vectors of words that are not learnt.
     """
 
     name: str
@@ -132,3 +175,4 @@ class Task:
     loss_reduction: str = "mean"
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     clean_train: FederatedData | None = None
+    constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)

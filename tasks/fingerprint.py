@@ -1,0 +1,197 @@
+"""What a task's data are, in digests: by them a run that goes on knows the data it began with.
+
+Data in memory are read byte by byte. Files from which examples are read whenever they are needed
+(databases, memory maps) count as a whole, and their digests are kept in a cache: a file whose path,
+size, time of change and inode are those of the cache is trusted to hold what it held.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tasks import task as task_lib
+from tasks.task import DataError, FederatedData, Task
+
+_DATABASE = "file_digests.sqlite"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS digests (
+  path TEXT PRIMARY KEY, size INTEGER, mtime_ns INTEGER, inode INTEGER, sha256 TEXT
+)
+"""
+# Bytes of an array that are looked at together.
+_CHUNK = 1 << 22
+# With more files than these, those of a folder have one digest.
+_MANY_FILES = 100
+# A file system may give two changes within this time one time of change.
+_YOUNG_NS = 2_000_000_000
+
+
+def of_task(task: Task, trust_cache: bool = True) -> dict[str, str]:
+    """Returns the digests of all that a run's numbers take from a task's data.
+
+    Args:
+      task: The task.
+      trust_cache: Whether files that look unchanged are not read again.
+
+    Returns:
+      What it is, in words → digest: each client of which something is in memory, the list of
+      clients with their sizes, the central test, constants and files.
+
+    Raises:
+      DataError: If a file cannot be read.
+    """
+    digests, files, constants = {}, {}, {}
+    for part in ("train", "test"):
+        data = getattr(task, part)
+        if data is not None:
+            digests |= _of_clients(data, part)
+            files |= dict.fromkeys(task_lib.files(data))
+    arrays = dict(task.constants)
+    if task.central_test is not None:
+        arrays |= {"x of the central test": task.central_test.x}
+        arrays |= {"y of the central test": task.central_test.y}
+    for name, array in arrays.items():
+        files |= dict.fromkeys(task_lib.files(array))
+        constants[name] = _digest([] if task_lib.files(array) else [array])
+    # Clients and files first: differences are told in this order.
+    return digests | _of_files(sorted(files), trust_cache) | constants
+
+
+def whole(digests: Mapping[str, str]) -> str:
+    """Returns one digest for all of them."""
+    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
+
+
+def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Returns what differs, in words."""
+    names = [*now, *(name for name in before if name not in now)]
+    return [name for name in names if before.get(name) != now.get(name)]
+
+
+def _of_clients(data: FederatedData, part: str) -> dict[str, str]:
+    digests = {}
+    for index, client in enumerate(data.client_ids):
+        arrays = task_lib.held_in_memory(data, index)
+        if len(arrays):
+            digests[f"client {client!r} of {part}"] = _digest(arrays)
+    clients = json.dumps([list(map(str, data.client_ids)), np.asarray(data.sizes).tolist()])
+    digests[f"the list of clients of {part}"] = _short(hashlib.sha256(clients.encode()))
+    return digests
+
+
+def _digest(arrays: Sequence[Any]) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        array = array if hasattr(array, "shape") else np.asarray(array)
+        digest.update(f"{np.dtype(array.dtype).str}{tuple(array.shape)}".encode())
+        if not array.shape:
+            digest.update(np.asarray(array).tobytes())
+            continue
+        row = max(1, int(np.prod(array.shape[1:])) * np.dtype(array.dtype).itemsize)
+        rows = max(1, _CHUNK // row)
+        for start in range(0, array.shape[0], rows):
+            part = np.asarray(array[start : start + rows])
+            # Bytes of an array of objects would be their addresses.
+            digest.update(repr(part.tolist()).encode() if part.dtype.hasobject else part.tobytes())
+    return _short(digest)
+
+
+def _short(digest) -> str:
+    """Returns 64 bits of a digest: enough to notice damage, for a hundred thousand clients."""
+    return digest.hexdigest()[:16]
+
+
+def _of_files(paths: Sequence[str], trust_cache: bool) -> dict[str, str]:
+    if not paths:
+        return {}
+    root = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
+    # Names do not hold where the data lie, so that they may be moved.
+    names = [os.path.relpath(os.path.abspath(path), root) for path in paths]
+    with _Cache() as cache:
+        try:
+            digests = [cache.digest(path, trust_cache) for path in paths]
+        except OSError as e:
+            raise DataError(f"{e.filename} cannot be read: {e.strerror or e}.") from e
+    if len(paths) <= _MANY_FILES:
+        return {f"file {name}": digest for name, digest in zip(names, digests, strict=True)}
+    folders = {}
+    for name, digest in zip(names, digests, strict=True):
+        folders.setdefault(f"files of folder {os.path.dirname(name) or '.'}", {})[name] = digest
+    return {folder: whole(own) for folder, own in folders.items()}
+
+
+def cache_path() -> pathlib.Path:
+    """Returns the path of the cache of files' digests, in the user's folder of caches."""
+    folder = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return pathlib.Path(folder, "tff_algos", _DATABASE)
+
+
+class _Cache:
+    """The cache; one that cannot be read or written is done without. Used as a context manager."""
+
+    def __enter__(self):
+        self._new = []
+        self._db = None
+        try:
+            path = cache_path()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute(_SCHEMA)
+        except (OSError, sqlite3.Error):
+            self._close()
+        return self
+
+    def __exit__(self, *_):
+        if self._db is not None and self._new:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("BEGIN IMMEDIATE")
+                self._db.executemany(
+                    "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?)", self._new
+                )
+                self._db.execute("COMMIT")
+        self._close()
+
+    def _close(self):
+        if self._db is not None:
+            self._db.close()
+        self._db = None
+
+    def digest(self, path: str, trust: bool) -> str:
+        """Returns the SHA-256 of a file.
+
+        Raises:
+          OSError: If it cannot be read.
+        """
+        path = os.path.realpath(path)
+        with open(path, "rb") as file:
+            key = self._key(file)
+            known = self._known(path) if trust else None
+            if known is not None and known[:3] == key and isinstance(known[3], str):
+                return known[3]
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            # A file that changes while it is read, or just did, may look the same afterwards.
+            if self._key(file) == key and key[1] < time.time_ns() - _YOUNG_NS:
+                self._new.append((path, *key, sha256))
+        return sha256
+
+    def _known(self, path):
+        if self._db is None:
+            return None
+        select = "SELECT size, mtime_ns, inode, sha256 FROM digests WHERE path = ?"
+        try:
+            return self._db.execute(select, [path]).fetchone()
+        except sqlite3.Error:
+            self._close()
+            return None
+
+    def _key(self, file):
+        status = os.fstat(file.fileno())
+        return status.st_size, status.st_mtime_ns, status.st_ino

@@ -1,0 +1,294 @@
+"""A run knows its data again: one label altered in any format gives other digests."""
+
+import gzip
+import json
+import os
+import random
+import sqlite3
+import time
+
+import numpy as np
+import pytest
+
+import tasks
+from tasks import fingerprint, task
+from tests.tasks import (
+    test_emnist_character,
+    test_fashion_mnist,
+    test_femnist,
+    test_image_folders,
+    test_images,
+    test_sent140,
+    test_shakespeare_character,
+    test_stackexchange,
+)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def _old(path):
+    """Makes a file older than what is too young to be kept in the cache."""
+    then = time.time_ns() - 10**10
+    os.utime(path, ns=(then, then))
+
+
+def _flip_byte(path, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def _idx(folder, rng):
+    test_fashion_mnist._write_set(folder)
+    path = folder / "train-labels-idx1-ubyte.gz"
+
+    def alter():
+        content = bytearray(gzip.decompress(path.read_bytes()))
+        content[8 + rng.randrange(200)] ^= 1
+        path.write_bytes(gzip.compress(bytes(content)))
+
+    return "fashion_mnist", {"partition": "iid", "num_clients": 4}, alter
+
+
+def _cifar(folder, rng):
+    inner = test_images._write_folder(folder, "cifar10", "binary")
+    path = sorted(inner.glob("data_batch_*.bin"))[rng.randrange(5)]
+    records = path.stat().st_size // 3073
+    settings = {**test_images._SMALL, "partition": "iid"}
+    return "cifar10_image", settings, lambda: _flip_byte(path, 3073 * rng.randrange(records))
+
+
+def _leaf(folder, rng):
+    test_femnist._write_all(folder)
+    path = folder / "all_data" / "all_data_0.json"
+
+    def alter():
+        content = json.loads(path.read_text())
+        labels = content["user_data"][rng.choice(content["users"])]["y"]
+        labels[rng.randrange(len(labels))] ^= 1
+        path.write_text(json.dumps(content))
+
+    return "femnist", {}, alter
+
+
+def _prepared(folder, rng):
+    test_femnist._write_all(folder)
+    target = test_femnist._prepared(folder)
+    path = target / "femnist.prepared" / "y"
+    at = rng.randrange(path.stat().st_size)
+    return "femnist", {"data_dir": str(target)}, lambda: _flip_byte(path, at)
+
+
+def _prepared_pixel(folder, rng):
+    task, settings, _ = _prepared(folder, rng)
+    path = folder / "ready" / "femnist.prepared" / "x"
+    at = rng.randrange(path.stat().st_size)
+    return task, settings, lambda: _flip_byte(path, at)
+
+
+def _tffs(folder, rng):
+    path = folder / "emnist_all.sqlite"
+    test_emnist_character._write(path)
+    _old(path)
+
+    def alter():
+        with sqlite3.connect(path) as db:
+            select = "SELECT rowid FROM examples WHERE split_name = 'all_train'"
+            row = rng.choice(db.execute(select).fetchall())
+            pixels = test_emnist_character._pixels(0, 0)
+            example = test_emnist_character._example(pixels, 3)
+            update = "UPDATE examples SET serialized_example_proto = ? WHERE rowid = ?"
+            db.execute(update, (example, *row))
+
+    return rng.choice(["emnist_character", "emnist_autoencoder"]), {}, alter
+
+
+def _image_folders(folder, rng):
+    files = test_image_folders._cinic10()
+    test_image_folders._write(folder, files)
+    a, b = (f"train/{c}/n123-{i}.png" for i, c in enumerate(test_image_folders._CLASSES[:2]))
+
+    def alter():
+        test_image_folders._write(folder, {a: files[b], b: files[a]})
+
+    return "cinic10", test_image_folders._SMALL, alter
+
+
+def _lines(folder, rng):
+    test_sent140._write_lines(folder)
+    test_sent140._write_vectors(folder)
+    path = folder / test_sent140._LINES
+
+    def alter():
+        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+        i = rng.randrange(len(lines))
+        tweet = json.loads(lines[i])
+        lines[i] = json.dumps({**tweet, "label": 1 - tweet["label"]})
+        path.write_bytes(gzip.compress("\n".join([*lines, ""]).encode()))
+
+    return "sent140", {}, alter
+
+
+def _vectors(folder, rng):
+    name, settings, _ = _lines(folder, rng)
+    path = folder / test_sent140._VECTORS
+    return name, settings, lambda: path.write_text(path.read_text().replace("it 0.2 ", "it 0.3 "))
+
+
+def _play(folder, rng):
+    path = folder / "t8.shakespeare.txt"
+    path.write_text(test_shakespeare_character._play_text(), "latin-1")
+    at = rng.choice(range(4))
+
+    def alter():
+        text = path.read_text("latin-1")
+        line = f"Speech {at} of"
+        path.write_text(text.replace(line, line.replace("Speech", "Sqeech"), 1), "latin-1")
+
+    return "shakespeare_character", {}, alter
+
+
+def _posts(folder, rng):
+    test_stackexchange._write(folder, test_stackexchange._POSTS)
+
+    def alter():
+        posts = [dict(post) for post in test_stackexchange._POSTS]
+        posts[3]["text"] = "limit limit a"
+        test_stackexchange._write(folder, posts)
+
+    return "stackexchange", {"kind": "word", "vocab_size": 4, "test_fraction": 0.0}, alter
+
+
+FORMATS = [
+    _idx,
+    _cifar,
+    _leaf,
+    _prepared,
+    _prepared_pixel,
+    _tffs,
+    _image_folders,
+    _lines,
+    _vectors,
+    _play,
+    _posts,
+]
+
+
+@pytest.mark.parametrize("make", FORMATS, ids=lambda make: make.__name__)
+def test_one_label_altered_in_a_file_is_noticed(make, tmp_path):
+    rng = random.Random(make.__name__)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    name, settings, alter = make(folder, rng)
+    settings = {"data_dir": str(folder), **settings}
+
+    def digests():
+        return fingerprint.of_task(tasks.load(name, **settings))
+
+    before = digests()
+    assert digests() == before, "the same files must give the same digests"
+    alter()
+    now = digests()
+    assert fingerprint.whole(now) != fingerprint.whole(before)
+    (first, *_) = fingerprint.differences(before, now)
+    assert first.startswith(("client ", "file ", "the words' vectors")), first
+
+
+@pytest.mark.parametrize("noisy", [0.0, 0.5])
+def test_one_label_altered_in_memory_is_noticed_by_client(noisy):
+    loaded = tasks.load("synthetic", num_clients=8, max_examples=20, noisy_clients=noisy)
+    before = fingerprint.of_task(loaded)
+    data = loaded.clean_train or loaded.train
+    rng = random.Random(3)
+    for client in rng.sample(range(8), 4):
+        row = rng.choice(data._rows[client])
+        data._y[row] ^= 1
+        differing = fingerprint.differences(before, fingerprint.of_task(loaded))
+        data._y[row] ^= 1
+        assert differing == [f"client '{client}' of train"]
+    assert fingerprint.of_task(loaded) == before
+
+
+def test_data_of_users_classes_are_read_through_their_examples():
+    class Own:
+        client_ids, sizes = ["a", "b"], np.array([2, 1])
+
+        def __init__(self):
+            self.y = {0: np.array([1, 2]), 1: np.array([3])}
+
+        def examples(self, index):
+            return task.Examples(np.zeros((len(self.y[index]), 2)), self.y[index])
+
+    own = Own()
+    before = fingerprint._of_clients(own, "train")
+    own.y[1][0] = 4
+    now = fingerprint._of_clients(own, "train")
+    assert fingerprint.differences(before, now) == ["client 'b' of train"]
+
+
+def _digest_of(path):
+    (digest,) = fingerprint._of_files([str(path)], True).values()
+    return digest
+
+
+def test_cached_by_size_time_and_inode(tmp_path, monkeypatch):
+    path = tmp_path / "large"
+    path.write_bytes(b"first")
+    _old(path)
+    read = []
+    original = fingerprint.hashlib.file_digest
+
+    def file_digest(file, name):
+        read.append(file.name)
+        return original(file, name)
+
+    monkeypatch.setattr(fingerprint.hashlib, "file_digest", file_digest)
+    first = _digest_of(path)
+    assert _digest_of(path) == first and len(read) == 1
+    assert fingerprint._of_files([str(path)], False) and len(read) == 2
+    status = path.stat()
+    path.write_bytes(b"other")  # As long, and as old but for a nanosecond.
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert _digest_of(path) != first
+    path.write_bytes(b"third")  # Just changed: not kept.
+    third = _digest_of(path)
+    count = len(read)
+    assert _digest_of(path) == third and len(read) == count + 1
+
+
+@pytest.mark.parametrize("damage", ["unwritable", "no database", "other table"])
+def test_a_cache_that_cannot_be_used_is_done_without(tmp_path, damage):
+    path = tmp_path / "large"
+    path.write_bytes(b"content")
+    _old(path)
+    cache = fingerprint.cache_path()
+    if damage == "unwritable":
+        cache.parent.parent.write_bytes(b"a file where the folder should be")
+    else:
+        cache.parent.mkdir(parents=True)
+    if damage == "no database":
+        cache.write_bytes(b"no database" * 1000)
+    if damage == "other table":
+        sqlite3.connect(cache).execute("CREATE TABLE digests (path TEXT)")
+    first = _digest_of(path)
+    path.write_bytes(b"Content")
+    assert _digest_of(path) != first
+
+
+def test_data_may_be_moved_and_many_files_are_told_by_folder(tmp_path):
+    for folder in ("one", "two"):
+        for i in range(120):
+            path = tmp_path / folder / f"part{i % 3}" / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(bytes([i]))
+    one, two = (
+        fingerprint._of_files(sorted(map(str, (tmp_path / f).rglob("*.png"))), True)
+        for f in ("one", "two")
+    )
+    assert one == two and len(one) == 3
+    (tmp_path / "two" / "part1" / "4.png").write_bytes(b"x")
+    two = fingerprint._of_files(sorted(map(str, (tmp_path / "two").rglob("*.png"))), True)
+    assert fingerprint.differences(one, two) == ["files of folder part1"]
