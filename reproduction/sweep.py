@@ -81,9 +81,10 @@ def is_done(run: Run) -> bool:
     request = experiment_flags.parse(run.command)
     try:
         summary = outputs.read_json(str(run.folder / "summary.json"))
-        recorded = (outputs.read_json(str(run.folder / "hparams.json")) or {}).get("flags")
+        hparams = outputs.read_json(str(run.folder / "hparams.json")) or {}
     except RunError:
         return False  # The run itself tells what is damaged.
+    recorded = hparams.get("flags")
     if not summary or not isinstance(summary.get("rounds"), int) or not isinstance(recorded, dict):
         return False
     fixed = request.in_force.keys() - experiment_flags.MAY_CHANGE - {"runtime"}
@@ -91,6 +92,8 @@ def is_done(run: Run) -> bool:
     recorded = {**request.defaults, **recorded}
     return bool(
         summary.get("finished")
+        and outputs.is_intact(summary)
+        and summary.get("run_id") == hparams.get("run_id")
         and summary["rounds"] >= run.rounds
         and all(recorded.get(flag) == request.in_force[flag] for flag in fixed)
     )

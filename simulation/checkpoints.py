@@ -31,11 +31,13 @@ class Checkpoint(NamedTuple):
       round_num: Number of rounds done.
       leaves: Arrays of the server state, in the order in which its structure is flattened.
       settings: Settings in force, by flag.
+      seal: What else in the folder belongs to it, by name → digest or id (`simulation.outputs`).
     """
 
     round_num: int
     leaves: list[np.ndarray]
     settings: dict[str, Any]
+    seal: dict[str, str | None]
 
 
 def save(
@@ -43,6 +45,7 @@ def save(
     round_num: int,
     leaves: Sequence[np.ndarray],
     settings: Mapping[str, Any],
+    seal: Mapping[str, str | None] | None = None,
     keep: int = 2,
 ) -> None:
     """Writes a checkpoint, then removes all but the newest ones.
@@ -52,6 +55,7 @@ def save(
       round_num: Number of rounds done.
       leaves: Arrays of numbers or booleans.
       settings: Settings in force; must be representable in JSON.
+      seal: See `Checkpoint`.
       keep: How many checkpoints to keep. With two, a damaged newest one costs rounds, not the run.
 
     Raises:
@@ -59,7 +63,8 @@ def save(
     """
     os.makedirs(folder, exist_ok=True)
     buffer = io.BytesIO()
-    header = json.dumps({"round_num": round_num, "settings": dict(settings)}).encode()
+    header = {"round_num": round_num, "settings": dict(settings), "seal": dict(seal or {})}
+    header = json.dumps(header).encode()
     arrays = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
     np.savez(buffer, header=np.frombuffer(header, np.uint8), **arrays)
     content = buffer.getvalue()
@@ -89,7 +94,7 @@ def load_newest(folder: str) -> tuple[Checkpoint | None, list[str]]:
     for round_num in reversed(rounds(folder)):
         path = os.path.join(folder, _NAME.format(round_num))
         checkpoint = _load(path)
-        if checkpoint is not None:
+        if checkpoint is not None and checkpoint.round_num == round_num:
             return checkpoint, damaged
         damaged.append(path)
     if damaged:
@@ -110,6 +115,7 @@ def _load(path):
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             header = json.loads(arrays["header"].tobytes())
             leaves = [arrays[f"leaf_{i}"] for i in range(len(arrays.files) - 1)]
-        return Checkpoint(header["round_num"], leaves, header["settings"])
+        # Versions that sealed nothing left no seal.
+        return Checkpoint(header["round_num"], leaves, header["settings"], header.get("seal", {}))
     except (KeyError, ValueError, zipfile.BadZipFile):
         return None

@@ -5,6 +5,10 @@ the newest version of each client that is not later than r. So nothing has to ha
 are committed before the checkpoint is written, versions later than the checkpoint that a run goes
 on from are removed when it does, and versions that no kept checkpoint needs after one is written.
 Whenever the process is killed, one of the checkpoints and the states that belong to it are there.
+
+Each row has a digest of its own, and a checkpoint the sum of the digests of the states that go with
+it: a sum can be kept up to date client by client, and does not depend on the order of clients. The
+file also has the id of its run.
 """
 
 import collections
@@ -24,17 +28,19 @@ from simulation.errors import RunError
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS states (
-  client TEXT NOT NULL, round INTEGER NOT NULL, state BLOB NOT NULL
+  client TEXT NOT NULL, round INTEGER NOT NULL, digest BLOB NOT NULL, state BLOB NOT NULL
 );
 CREATE UNIQUE INDEX IF NOT EXISTS of_client ON states (client, round);
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value NOT NULL);
 """
 
+_MODULUS = 1 << 256
+
 
 class ClientStates:
     """The states of all clients of a run, by client id."""
 
-    def __init__(self, path: str, initial: Any, memory_bytes: int):
+    def __init__(self, path: str, initial: Any, memory_bytes: int, run_id: str = ""):
         """Opens the file, or makes it.
 
         Args:
@@ -42,9 +48,10 @@ class ClientStates:
           initial: State of a client that was in no round yet: a structure of NumPy arrays, whose
             shapes and dtypes all states have.
           memory_bytes: Up to this size states are kept in memory.
+          run_id: The run that the file belongs to.
 
         Raises:
-          RunError: If the file is damaged or holds states of another form.
+          RunError: If the file is damaged, of another run or holds states of another form.
           OSError: If it cannot be read or written.
         """
         self._path = path
@@ -54,22 +61,42 @@ class ClientStates:
         # In the order of use. A client that is in neither has its newest state in the file, if any.
         self._recent: collections.OrderedDict[str, Any] = collections.OrderedDict()
         self._unwritten: dict[str, int] = {}
+        # Sum of the digests of each client's newest row.
+        self._sum = 0
         with self._explained():
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
+            self._check_run(run_id)
             self._check_form()
 
     @contextlib.contextmanager
     def _explained(self):
         try:
             yield
-        except sqlite3.OperationalError as e:
-            raise OSError(f"{self._path}: {e}") from e
+        except UnicodeDecodeError as e:
+            # SQLite's own message, where it quotes what is damaged.
+            raise self._damaged("it has text that is none") from e
         except sqlite3.DatabaseError as e:
+            # Without a code it is text that is none; the plain error is of tables and columns that
+            # are missing. The others are the system's.
+            of_content = getattr(e, "sqlite_errorcode", None) in (None, sqlite3.SQLITE_ERROR)
+            if isinstance(e, sqlite3.OperationalError) and not of_content:
+                raise OSError(f"{self._path}: {e}") from e
+            raise self._damaged(str(e)) from e
+
+    def _damaged(self, reason: str) -> RunError:
+        return RunError(
+            f"{self._path} is damaged ({reason}); restore it, or choose another --experiment_name."
+        )
+
+    def _check_run(self, run_id):
+        self._db.execute("INSERT OR IGNORE INTO facts VALUES ('run_id', ?)", [run_id])
+        if self._fact("run_id") != run_id:
             raise RunError(
-                f"{self._path} is damaged ({e}); restore it, or choose another --experiment_name."
-            ) from e
+                f"{self._path} belongs to another run; restore this run's, or choose another "
+                "--experiment_name."
+            )
 
     def _check_form(self):
         form = hashlib.sha256(repr([(a.shape, a.dtype.str) for a in self._leaves]).encode())
@@ -84,28 +111,68 @@ class ClientStates:
             [name, leaf.shape, leaf.dtype.str]
             for (name, _), leaf in zip(_named(self._initial), self._leaves, strict=True)
         ]
-        self._db.execute("INSERT OR IGNORE INTO facts VALUES ('layout', ?)", [json.dumps(layout)])
+        layout = json.dumps(layout)
+        self._db.execute("INSERT OR IGNORE INTO facts VALUES ('layout', ?)", [layout])
+        if self._fact("layout") != layout:
+            raise self._damaged("its description of a state is another one")
 
     def _fact(self, name):
         row = self._db.execute("SELECT value FROM facts WHERE name = ?", [name]).fetchone()
         return row[0] if row else None
 
-    def go_on_from(self, round_num: int) -> None:
+    def go_on_from(self, round_num: int, seal: str | None = None) -> None:
         """Goes back to the states as of a checkpoint; 0 is the start, where there are none.
 
+        Args:
+          round_num: The checkpoint's round.
+          seal: What `commit` returned for it; `None` leaves states unchecked.
+
         Raises:
-          RunError: If the file lacks rounds that the checkpoint has.
+          RunError: If the file lacks rounds that the checkpoint has, or holds other states.
         """
         self._recent.clear()
         self._unwritten.clear()
         with self._explained():
-            if (self._fact("round") or 0) < round_num:
+            (problem,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
+            if problem != "ok":
+                raise self._damaged(" ".join(problem.split()))
+            last = self._fact("round") or 0
+            if not isinstance(last, int):
+                raise self._damaged("its last round is no number")
+            if last < round_num:
                 raise RunError(
-                    f"{self._path} has the clients' states up to round {self._fact('round') or 0} "
-                    f"only, but the checkpoint is of round {round_num}; restore the file, or "
-                    "choose another --experiment_name."
+                    f"{self._path} has the clients' states up to round {last} only, but the "
+                    f"checkpoint is of round {round_num}; restore the file, or choose another "
+                    "--experiment_name."
                 )
-            self._db.execute("DELETE FROM states WHERE round > ?", [round_num])
+            self._sum, broken = self._sum_as_of(round_num)
+            if broken is not None:
+                raise self._damaged(f"the state of client {broken!r} is not what was written")
+            if seal is not None and self._seal() != seal:
+                raise RunError(
+                    f"{self._path} does not hold the clients' states that belong to the "
+                    f"checkpoint of round {round_num}; restore the file, or choose another "
+                    "--experiment_name."
+                )
+            with self._transaction():
+                self._db.execute("DELETE FROM states WHERE round > ?", [round_num])
+                self._db.execute("INSERT OR REPLACE INTO facts VALUES ('round', ?)", [round_num])
+
+    def _sum_as_of(self, round_num):
+        """Returns the sum of digests as of a round, and a client whose digest is wrong, if any."""
+        rows = self._db.execute(
+            "SELECT client, MAX(round), digest, state FROM states WHERE round <= ? GROUP BY client",
+            [round_num],
+        )
+        total = 0
+        for client, of_round, digest, state in rows:
+            if not isinstance(state, bytes) or digest != _digest(client, of_round, state):
+                return 0, client
+            total += int.from_bytes(digest)
+        return total % _MODULUS, None
+
+    def _seal(self) -> str:
+        return f"{self._sum:064x}"
 
     def read(self, clients: Sequence[str]) -> list[Any]:
         """Returns the state of each client, structures of NumPy arrays not to be written to."""
@@ -149,12 +216,19 @@ class ClientStates:
         return [c for c, _ in zip(self._recent, range(number), strict=False)]
 
     def _write_out(self):
-        rows = [
-            (client, round_num, self._encode(self._recent[client]))
-            for client, round_num in self._unwritten.items()
-        ]
+        total = self._sum
+        newest = "SELECT digest FROM states WHERE client = ? ORDER BY round DESC LIMIT 1"
         with self._explained(), self._transaction():
-            self._db.executemany("INSERT OR REPLACE INTO states VALUES (?, ?, ?)", rows)
+            for client, round_num in self._unwritten.items():
+                state = self._encode(self._recent[client])
+                digest = _digest(client, round_num, state)
+                before = self._db.execute(newest, [client]).fetchone()
+                total += int.from_bytes(digest) - int.from_bytes(before[0] if before else b"")
+                self._db.execute(
+                    "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?)",
+                    [client, round_num, digest, state],
+                )
+        self._sum = total % _MODULUS
         self._unwritten.clear()
 
     @contextlib.contextmanager
@@ -169,11 +243,16 @@ class ClientStates:
             raise
         self._db.execute("COMMIT")
 
-    def commit(self, round_num: int) -> None:
-        """Makes all states safe on disk; to be called before the round's checkpoint is written."""
+    def commit(self, round_num: int) -> str:
+        """Makes all states safe on disk; to be called before the round's checkpoint is written.
+
+        Returns:
+          The seal of all states as of the round, for the checkpoint.
+        """
         self._write_out()
         with self._explained():
             self._db.execute("INSERT OR REPLACE INTO facts VALUES ('round', ?)", [round_num])
+        return self._seal()
 
     def forget_before(self, round_num: int) -> None:
         """Removes what only checkpoints of earlier rounds would need."""
@@ -197,6 +276,12 @@ class ClientStates:
     def close(self) -> None:
         """Closes the file. States that were not committed are lost."""
         self._db.close()
+
+
+def _digest(client: str, round_num: int, state: bytes) -> bytes:
+    digest = hashlib.sha256(f"{round_num} {client}\0".encode())
+    digest.update(state)
+    return digest.digest()
 
 
 def read_all(path: str) -> dict[str, dict[str, np.ndarray]]:

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from simulation import (
 )
 from simulation.errors import RunError
 from simulation.progress import Progress
+from tasks import fingerprint
 from tff_algos.registry import RoundPlan
 
 
@@ -63,6 +65,9 @@ def run(request: experiment_flags.Request, command: Sequence[str]) -> int:
                 f"{folder.path}."
             )
         if finished == total_rounds:
+            warning = folder.check_results()
+            if warning:
+                print(f"warning: {warning}", file=sys.stderr)
             print(f"{folder.path} is finished: all {finished} rounds are done, nothing to do.")
             return 0
         if finished and checkpoint is None:
@@ -70,6 +75,7 @@ def run(request: experiment_flags.Request, command: Sequence[str]) -> int:
                 f"{folder.path} has no checkpoint to go on from after {finished} rounds."
             )
         if checkpoint is not None:
+            folder.check_seal(checkpoint)
             _check_same_plans(request, checkpoint)
         return _Run(request, command, folder, checkpoint, damaged, started).run()
 
@@ -132,6 +138,7 @@ class _Run:
             **self._request.task,
         )
         self._check_cohort()
+        self._check_data()
         runtimes.configure_threads()
         model = self._build_model()
         process = self._build_process(model)
@@ -169,6 +176,18 @@ class _Run:
             self._task.name,
         )
 
+    def _check_data(self):
+        """Has `self._data`, digests of the data, which are those that the run was begun with."""
+        self._data = fingerprint.of_task(self._task)
+        if self._checkpoint is None:
+            return
+        if self._folder.check_data(self._data, self._checkpoint):
+            # The cache of files' digests may be what is wrong.
+            self._data = fingerprint.of_task(self._task, trust_cache=False)
+            problem = self._folder.check_data(self._data, self._checkpoint)
+            if problem:
+                raise RunError(problem)
+
     def _train(self, model, process) -> int:
         # Only from here on is TensorFlow needed; errors before this come fast.
         from simulation import loop
@@ -182,6 +201,7 @@ class _Run:
         device = runtimes.device_description()
         self._announce(device, round_num)
         self._write_hparams(device, round_num)
+        folder.write_data_digests(self._data)
         folder.remove("summary.json", "client_metrics.csv")
         with files.explained(folder.path):
             # A start from round 0 writes row 0 again.
@@ -196,20 +216,27 @@ class _Run:
                 for tracker in shown:
                     tracker.write(round_num, values)
 
+        data_seal = fingerprint.whole(self._data)
+
         def save(round_num, state):
             with files.explained(folder.path):
                 table.sync()
-                if self._client_states:
-                    self._client_states.commit(round_num)
+                states = self._client_states
+                seal = {
+                    "run_id": folder.run_id,
+                    "metrics.csv": table.seal(),
+                    "client_states.sqlite": states.commit(round_num) if states else None,
+                    "data": data_seal,
+                }
                 checkpoints.save(
                     folder.file("checkpoints"),
                     round_num,
                     loop.flatten_state(state),
                     self._request.in_force,
+                    seal,
                 )
-                if self._client_states:
-                    kept = checkpoints.rounds(folder.file("checkpoints"))
-                    self._client_states.forget_before(kept[0])
+                if states:
+                    states.forget_before(checkpoints.rounds(folder.file("checkpoints"))[0])
 
         def clients_of_round(round_index):
             plan = _plan(self._request, round_index, settings["total_rounds"])
@@ -272,10 +299,12 @@ class _Run:
                 self._folder.file("client_states.sqlite"),
                 tff_algos.initial_client_state(self._method),
                 self._settings["client_state_memory_mb"] << 20,
+                self._folder.run_id,
             )
         with contextlib.closing(states):
             with files.explained(self._folder.path):
-                states.go_on_from(round_num)
+                seal = self._checkpoint.seal["client_states.sqlite"] if round_num else None
+                states.go_on_from(round_num, seal)
             self._client_states = states
             yield
 
@@ -455,7 +484,7 @@ class _Run:
             "start": recorded["start"] if recorded else start,
             "resumed": [*recorded["resumed"], start] if recorded else [],
         }
-        self._folder.write_json("hparams.json", content)
+        self._folder.write_sealed("hparams.json", content)
 
     def _write_results(self, weights, state, round_num):
         folder, task = self._folder, self._task
@@ -471,9 +500,13 @@ class _Run:
             "rounds": round_num,
             "final": final,
             **outputs.summarize_rows(rows, primary, task.higher_is_better),
+            "seals": {
+                "metrics.csv": outputs.rows_digest(rows),
+                "client_metrics.csv": outputs.file_digest(folder.file("client_metrics.csv")),
+            },
         }
         # Last of all: it says that the rest is there.
-        folder.write_json("summary.json", summary)
+        folder.write_sealed("summary.json", summary)
         numbers = "  ".join(f"{k} {v:.4g}" for k, v in final.items() if k.startswith("eval/"))
         print(f"After {round_num} rounds: {numbers}  ({os.path.join(folder.path, 'summary.json')})")
 

@@ -6,6 +6,14 @@
     summary.json         what the run came to
     tensorboard/         metrics.csv for TensorBoard
     checkpoints/         see `simulation.checkpoints`
+    data_digests.json    what the data were, client by client or file by file
+
+These files belong together, and what has changed since a run wrote it is refused. A run has an id,
+which is in hparams.json, summary.json, every checkpoint and the clients' states. The two JSON files
+are sealed with a digest of their own content. A checkpoint seals the rows of metrics.csv up to its
+round, the clients' states as of it and the data; summary.json the rows and client_metrics.csv.
+TensorBoard's files are written anew from metrics.csv at every start, so nothing rests on them;
+data_digests.json only helps to say what of the data differs.
 
 TFF's release managers were measured and left. `tff.program.CSVFileReleaseManager` reads and writes
 the whole file in every round (30 ms at 1,000 rows) and takes a line torn by a kill for a row;
@@ -16,12 +24,14 @@ some rounds).
 import contextlib
 import csv
 import datetime
+import hashlib
 import importlib.metadata
 import io
 import json
 import math
 import os
 import platform
+import secrets
 import shutil
 import subprocess
 import time
@@ -33,6 +43,7 @@ import numpy as np
 
 from simulation import checkpoints, files
 from simulation.errors import RunError
+from tasks import fingerprint
 
 ROUND = "round_num"
 # Columns of clients whose training loss is followed (--track_clients).
@@ -51,6 +62,7 @@ class ExperimentFolder:
         self.path = os.path.join(root, name)
         self._made: list[str] = []
         self._lock = filelock.FileLock(self.file(".lock"))
+        self._run_id: str | None = None
 
     def file(self, name: str) -> str:
         """Returns the path of a file or folder in it."""
@@ -112,16 +124,18 @@ class ExperimentFolder:
           that are damaged.
 
         Raises:
-          RunError: If the folder holds another experiment, or lacks what it should have.
+          RunError: If the folder holds another experiment, or lacks what it should have, or a file
+            is not what the run left there.
         """
         with files.explained(self.path):
             recorded = self.read_hparams()
             checkpoint, damaged = checkpoints.load_newest(self.file("checkpoints"))
-            rows = read_csv(self.file("metrics.csv"))[1]
+            # Beside a checkpoint, the table is checked against it.
+            rows = [] if checkpoint else read_csv(self.file("metrics.csv"))[1]
         if recorded is None and (checkpoint or rows):
             raise RunError(
                 f"{self.path} holds results but no hparams.json, so they cannot be told from "
-                "another experiment's; choose another --experiment_name."
+                "another experiment's; restore it, or choose another --experiment_name."
             )
         young = {k: defaults[k] for k in settings if k in defaults}
         for found in (recorded and recorded["flags"], checkpoint and checkpoint.settings):
@@ -132,7 +146,85 @@ class ExperimentFolder:
                 f"{self.path} holds rounds in metrics.csv but no checkpoint to go on from; choose "
                 "another --experiment_name."
             )
+        if recorded is not None:
+            self._run_id = recorded.get("run_id")
         return checkpoint, damaged
+
+    def check_seal(self, checkpoint: checkpoints.Checkpoint) -> None:
+        """Checks that a checkpoint and the table that goes with it are this run's, unaltered.
+
+        Raises:
+          RunError: If they are not, or the run was begun by a version that sealed nothing.
+        """
+        path = self.file("checkpoints")
+        found = checkpoint.seal.get("run_id")
+        if found is None and self._run_id is None:
+            raise RunError(
+                f"{self.path} is of an earlier version, which sealed nothing, so its files cannot "
+                "be trusted; end it with that version, or choose another --experiment_name."
+            )
+        if found != self._run_id:
+            raise RunError(
+                f"The checkpoint of round {checkpoint.round_num} in {path} does not belong to the "
+                f"run of {self.file('hparams.json')}; restore what was there, or choose another "
+                "--experiment_name."
+            )
+        # A start from round 0 writes row 0 again, so it may have got as far as removing it.
+        if checkpoint.round_num:
+            with files.explained(self.path):
+                self._check_rows(checkpoint.round_num, checkpoint.seal["metrics.csv"])
+
+    def _check_rows(self, round_num, seal):
+        path = self.file("metrics.csv")
+        if not os.path.exists(path):
+            raise RunError(f"{path} is missing; restore it, or choose another --experiment_name.")
+        if rows_digest(_kept_rows(path, round_num)[1]) != seal:
+            raise RunError(
+                f"{path} has other rows up to round {round_num} than the run wrote; restore it, or "
+                "choose another --experiment_name."
+            )
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run; made at the first start. Nothing that is computed depends on it."""
+        if self._run_id is None:
+            self._run_id = secrets.token_hex(16)
+        return self._run_id
+
+    def write_data_digests(self, digests: Mapping[str, str]) -> None:
+        """Writes data_digests.json where it does not have these digests."""
+        try:
+            same = self._read_json("data_digests.json") == digests
+        except RunError:
+            same = False
+        if not same:
+            self.write_json("data_digests.json", digests)
+
+    def check_data(self, digests: Mapping[str, str], checkpoint: checkpoints.Checkpoint) -> str:
+        """Checks that data are those that a run was begun with.
+
+        Args:
+          digests: Digests of the data, from `tasks.fingerprint.of_task`.
+          checkpoint: What the run goes on from.
+
+        Returns:
+          What is wrong with them, as one line; empty if nothing is.
+        """
+        if fingerprint.whole(digests) == checkpoint.seal["data"]:
+            return ""
+        try:
+            before = self._read_json("data_digests.json") or {}
+        except RunError:
+            before = {}
+        what = "which part differs is not known"
+        if fingerprint.whole(before) == checkpoint.seal["data"]:
+            names = fingerprint.differences(before, digests)
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            what = f"what differs: {names[0]}{more}"
+        return (
+            f"The data are not those with which the run in {self.path} was begun ({what}); restore "
+            "them, or choose another --experiment_name."
+        )
 
     def _compare(self, found, settings, may_change):
         names = [*settings, *(name for name in found if name not in settings)]
@@ -148,24 +240,86 @@ class ExperimentFolder:
             )
 
     def finished_rounds(self) -> int:
-        """Returns the rounds of the run that was brought to its end here; 0 if none was."""
+        """Returns the rounds of the run that was brought to its end here; 0 if none was.
+
+        To be called after `resume_point`.
+
+        Raises:
+          RunError: If summary.json is damaged or was altered.
+        """
         with files.explained(self.path):
-            summary = self._read_json("summary.json")
+            summary = self._read_sealed("summary.json")
         if summary is not None and not _has(summary, {"finished": bool, "rounds": int}):
             raise RunError(f"{self.file('summary.json')} is damaged: parts of it are missing.")
-        return summary["rounds"] if summary and summary.get("finished") else 0
+        return summary["rounds"] if summary and summary["finished"] else 0
+
+    def check_results(self) -> str:
+        """Checks the files of a finished run.
+
+        Returns:
+          A warning as one line, if there is something to warn of; else nothing.
+
+        Raises:
+          RunError: If one is not what the run left there.
+        """
+        with files.explained(self.path):
+            summary = self._read_sealed("summary.json")
+            if "seal" not in summary:
+                return f"{self.path} is of an earlier version, which sealed nothing: not checked."
+            self._check_rows(summary["rounds"], summary["seals"]["metrics.csv"])
+            path = self.file("client_metrics.csv")
+            if file_digest(path) != summary["seals"]["client_metrics.csv"]:
+                raise RunError(
+                    f"{path} is not what the run wrote; restore it, or remove "
+                    f"{self.file('summary.json')} and run the same command again to have both "
+                    "written anew."
+                )
+        return ""
+
+    def _read_sealed(self, name):
+        """Reads a file of `write_sealed`, `None` if there is none.
+
+        One without a seal is let through if it has no id of a run either: it is of an earlier
+        version.
+        """
+        again = (
+            "; restore it, or remove it and run the same command again to have it written anew."
+            if name == "summary.json"
+            else "; restore it, or choose another --experiment_name."
+        )
+        try:
+            content = self._read_json(name)
+        except RunError as e:
+            raise RunError(f"{str(e).rstrip('.')}{again}") from e
+        if content is None:
+            return None
+        if not is_intact(content):
+            raise RunError(
+                f"{self.file(name)} was altered: its content does not go with its seal{again}"
+            )
+        if name != "hparams.json" and content.get("run_id") != self._run_id:
+            raise RunError(f"{self.file(name)} belongs to another run{again}")
+        return content
 
     def read_hparams(self) -> dict[str, Any] | None:
         """Returns the content of hparams.json, `None` if there is none.
 
         Raises:
-          RunError: If the file is damaged.
+          RunError: If the file is damaged or was altered.
         """
-        content = self._read_json("hparams.json")
+        content = self._read_sealed("hparams.json")
         kinds = {"flags": dict, "start": dict, "resumed": list}
         if content is not None and not _has(content, kinds):
-            raise RunError(f"{self.file('hparams.json')} is damaged: parts of it are missing.")
+            raise RunError(
+                f"{self.file('hparams.json')} is damaged: parts of it are missing; restore it, or "
+                "choose another --experiment_name."
+            )
         return content
+
+    def write_sealed(self, name: str, content: Mapping[str, Any]) -> None:
+        """Writes a JSON file with the run's id and a digest of its content."""
+        content = _finite_or_none({"run_id": self.run_id, **content})
+        self.write_json(name, {**content, "seal": _seal_of(content)})
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Writes a JSON file; numbers that are not finite become null."""
@@ -217,11 +371,23 @@ class MetricsCsv:
           last_round: The last round whose row is kept; -1 for none.
 
         Raises:
-          OSError: If the file cannot be written.
+          RunError: If the file is not one of metrics or lacks that round.
+          OSError: If it cannot be written.
         """
         self._path = path
-        self._columns, rows = read_csv(path)
-        self._rewrite([row for row in rows if int(row[ROUND]) <= last_round])
+        columns, rows = _kept_rows(path, last_round)
+        if last_round >= 0 and (not rows or int(rows[-1][ROUND]) != last_round):
+            raise RunError(
+                f"{path} is damaged: it lacks rows up to round {last_round}; restore it, or choose "
+                "another --experiment_name."
+            )
+        # Columns of later rows only will come again.
+        self._columns = [c for c in columns if c == ROUND or any(row[c] for row in rows)]
+        rows = [{c: row[c] for c in self._columns} for row in rows]
+        self._digest = hashlib.sha256()
+        for row in rows:
+            self._digest.update(_row_bytes(row))
+        self._rewrite(rows)
 
     def append(self, round_num: int, values: Mapping[str, float]) -> None:
         """Adds a row, in the hands of the operating system when this returns.
@@ -240,6 +406,11 @@ class MetricsCsv:
             self._rewrite(rows)
         csv.DictWriter(self._file, self._columns, lineterminator="\n").writerow(row)
         self._file.flush()
+        self._digest.update(_row_bytes(row))
+
+    def seal(self) -> str:
+        """Returns the digest of all rows, see `rows_digest`."""
+        return self._digest.hexdigest()
 
     def sync(self) -> None:
         """Brings all rows to the disk. To be called before a checkpoint that relies on them."""
@@ -294,6 +465,77 @@ def _is_number(text) -> bool:
         return not text or float(text) is not None
     except ValueError:
         return False
+
+
+def _kept_rows(path: str, last_round: int) -> tuple[list[str], list[dict[str, str]]]:
+    """Reads the rows of metrics.csv up to a round, whatever comes after them.
+
+    Raises:
+      RunError: If the file is not one of metrics.
+    """
+    try:
+        # Bytes that are no text may be in rows that are not kept; a digest tells of others.
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+            text = file.read()
+    except FileNotFoundError:
+        return [ROUND], []
+    reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
+    columns, rows = [ROUND], []
+    with contextlib.suppress(csv.Error):
+        columns = list(reader.fieldnames or columns)
+        for row in reader:
+            if not _is_round([row.get(ROUND) or ""]) or int(row[ROUND]) > last_round:
+                break
+            rows.append(row)
+    if columns[0] != ROUND:
+        raise RunError(
+            f"{path} is damaged: it does not begin with a column {ROUND}; restore it, or choose "
+            "another --experiment_name."
+        )
+    return columns, rows
+
+
+def rows_digest(rows: Iterable[Mapping[str, str]]) -> str:
+    """Returns a digest of rows of metrics.csv, hexadecimal.
+
+    It does not depend on the order of columns, nor on columns that are blank in these rows, so that
+    a column that comes later changes nothing.
+
+    Args:
+      rows: Rows, column → text.
+    """
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(_row_bytes(row))
+    return digest.hexdigest()
+
+
+def _row_bytes(row):
+    cells = sorted((str(name), text) for name, text in row.items() if text != "")
+    return json.dumps(cells).encode()
+
+
+def file_digest(path: str) -> str | None:
+    """Returns the SHA-256 of a file, hexadecimal, `None` if there is none."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return None
+
+
+def is_intact(content: Mapping[str, Any]) -> bool:
+    """Returns whether the content of a sealed JSON file goes with its seal.
+
+    What has neither a seal nor the id of a run is of an earlier version, which sealed nothing.
+    """
+    if "seal" not in content:
+        return "run_id" not in content
+    return content["seal"] == _seal_of({k: v for k, v in content.items() if k != "seal"})
+
+
+def _seal_of(content):
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class TensorBoard:

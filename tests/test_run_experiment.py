@@ -117,6 +117,9 @@ def assert_same_run(got, want):
     summaries = [json.loads((f / "summary.json").read_text()) for f in (got, want)]
     for summary in summaries:
         del summary["mean_round_seconds"]
+        # A run's own: its id, and digests of that and of times.
+        for name in ("run_id", "seal", "seals"):
+            del summary[name]
     assert summaries[0] == summaries[1]
 
 
@@ -138,6 +141,7 @@ def test_output_folder_is_complete(finished):
         "metrics.csv",
         "client_metrics.csv",
         "summary.json",
+        "data_digests.json",
         "tensorboard",
         "checkpoints",
     }
@@ -332,9 +336,45 @@ def test_checkpoint_of_a_state_of_another_form(finished, tmp_path, capfd):
     assert run_experiment.main([*arguments, "--total_rounds=2"]) == 0
     folder = str(tmp_path / "synthetic_fedavg" / "checkpoints")
     good = checkpoints.load_newest(folder)[0]
-    checkpoints.save(folder, good.round_num, good.leaves[:-1], good.settings)
+    checkpoints.save(folder, good.round_num, good.leaves[:-1], good.settings, good.seal)
     capfd.readouterr()
     assert "another form" in error_line(capfd, arguments, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("metrics.csv", lambda p: p.unlink()),
+        ("metrics.csv", lambda p: p.write_text(p.read_text().replace("\n1,", "\n1,1"))),
+        ("hparams.json", lambda p: p.write_text(p.read_text().replace("0.87.0", "0.88.0"))),
+        (
+            "summary.json",
+            lambda p: p.write_text(p.read_text().replace('"rounds": 2', '"rounds": 4')),
+        ),
+        ("client '3' of train", None),
+    ],
+)
+def test_altered_files_and_data_are_refused(tmp_path, capfd, monkeypatch, name, damage):
+    from tasks import synthetic
+
+    arguments = [*SMALL, f"--root_output_dir={tmp_path}"]
+    assert run_experiment.main([*arguments, "--total_rounds=2"]) == 0
+    if damage:
+        damage(tmp_path / "synthetic_fedavg" / name)
+    else:
+        made = synthetic.leaf_clients
+
+        def altered(*given):
+            clients = made(*given)
+            clients[3].y[:] = 9 - clients[3].y
+            return clients
+
+        monkeypatch.setattr(synthetic, "leaf_clients", altered)
+    capfd.readouterr()
+    before = bytes_of(tmp_path)
+    line = error_line(capfd, arguments, 1)
+    assert name in line and "restore" in line
+    assert bytes_of(tmp_path) == before
 
 
 def test_all_checkpoints_damaged(finished, tmp_path, capfd):

@@ -81,7 +81,8 @@ def results(root):
                 for row in csv.DictReader(f)
             ]
         summary = json.loads((path / "summary.json").read_text())
-        del summary["mean_round_seconds"]
+        for name in ("mean_round_seconds", "run_id", "seal", "seals"):
+            del summary[name]
         found[path.name] = rows, summary, (path / "client_metrics.csv").read_text()
     return found
 
