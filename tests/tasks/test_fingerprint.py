@@ -156,7 +156,7 @@ def _posts(folder, rng):
 
     def alter():
         posts = [dict(post) for post in test_stackexchange._POSTS]
-        posts[3]["text"] = "limit limit a"
+        posts[3]["text"] = "limit limit"  # A word less, whatever the vocabulary.
         test_stackexchange._write(folder, posts)
 
     return "stackexchange", {"kind": "word", "vocab_size": 4, "test_fraction": 0.0}, alter
