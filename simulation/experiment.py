@@ -198,6 +198,9 @@ class _Run:
         if self._checkpoint is not None:
             state = loop.restore_state(state, self._checkpoint.leaves)
             round_num = self._checkpoint.round_num
+            # Read here as well, so that states that are refused leave all else as it was.
+            with self._opened_client_states(round_num):
+                pass
         device = runtimes.device_description()
         self._announce(device, round_num)
         self._write_hparams(device, round_num)

@@ -1,5 +1,6 @@
 """The command as a user runs it: results, wrong input, kills and signals."""
 
+import contextlib
 import csv
 import hashlib
 import importlib.util
@@ -9,6 +10,7 @@ import pathlib
 import random
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -374,6 +376,22 @@ def test_altered_files_and_data_are_refused(tmp_path, capfd, monkeypatch, name, 
     before = bytes_of(tmp_path)
     line = error_line(capfd, arguments, 1)
     assert name in line and "restore" in line
+    assert bytes_of(tmp_path) == before
+
+
+def test_altered_client_states_are_refused_and_nothing_is_lost(tmp_path, capfd):
+    arguments = [*SMALL, "--algorithm=scaffold", f"--root_output_dir={tmp_path}"]
+    for rounds in (1, 2):  # Whole files are gone on with.
+        assert run_experiment.main([*arguments, f"--total_rounds={rounds}"]) == 0
+    with contextlib.closing(
+        sqlite3.connect(tmp_path / "synthetic_scaffold" / "client_states.sqlite")
+    ) as db:
+        db.execute("DELETE FROM states WHERE rowid = (SELECT MAX(rowid) FROM states)")
+        db.commit()
+    capfd.readouterr()
+    before = bytes_of(tmp_path)
+    line = error_line(capfd, arguments, 1)
+    assert "client_states.sqlite does not hold" in line and "restore" in line
     assert bytes_of(tmp_path) == before
 
 
