@@ -139,7 +139,7 @@ def measure_method(name: str, **settings: Any) -> Cost:
         loss=lambda y, out: tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=out),
         metrics={
             "accuracy": lambda y, out: tf.cast(
-                tf.argmax(out, -1) == tf.cast(y, tf.int64), tf.float32
+                tf.equal(tf.argmax(out, -1), tf.cast(y, tf.int64)), tf.float32
             )
         },
     )
@@ -153,7 +153,12 @@ def measure_method(name: str, **settings: Any) -> Cost:
         plan = process.plan(r, 100)
         rounds.append(
             tff_algos.batch_client(
-                x, y, batch_size=2, steps=plan.local_steps, full_batch=plan.batches == "full_batch"
+                x,
+                y,
+                batch_size=2,
+                steps=plan.local_steps,
+                full_batch=plan.batches == "full_batch",
+                index=0,
             )
         )
     return measure(process, rounds)

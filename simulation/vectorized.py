@@ -449,7 +449,12 @@ class VectorizedProcess:
         return self._process.set_model_weights(state, weights)
 
     def prepare(self, clients: Sequence[ClientData]) -> Cohort:
-        """Pads and stacks a round's client data, which another thread may do ahead of the round."""
+        """Pads and stacks a round's client data, which another thread may do ahead of the round.
+
+        Raises:
+          ValueError: If there is no client, or the method can not work with these.
+        """
+        self._process.check_clients(clients)
         return prepare(clients, self._process.model, self._at_least)
 
     def next(

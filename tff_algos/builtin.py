@@ -682,6 +682,7 @@ register(
         server_learning_rate=1.0,
         client_weighting=None,
         needs_num_clients=True,
+        needs_index=True,
     )
 )
 register(
@@ -824,6 +825,7 @@ register(
         client_weighting=None,
         client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
         needs_num_clients=True,
+        needs_index=True,
     )
 )
 
@@ -959,6 +961,7 @@ register(
         server_learning_rate=1.0,
         client_weighting=None,
         needs_num_clients=True,
+        needs_index=True,
         plan=_climb_plan,
     )
 )

@@ -42,7 +42,8 @@ class ClientData(NamedTuple):
       participates: float32 scalar: 1, or 0 for a client that was not drawn for the round and only
         reports its loss (`tff_algos.registry.RoundPlan.losses`).
       seed: int32 `[2]`, seed of all that is random in the client's work this round (dropout).
-      index: int32 scalar, place of the client among all training clients (0 if unknown).
+      index: int32 scalar, place of the client among all N training clients, from 0; -1 if unknown,
+        which methods that tell clients apart refuse (`tff_algos.MethodSpec.needs_index`).
     """
 
     x: Any
@@ -271,7 +272,7 @@ def batch_client(
     shuffle: bool = True,
     order_seed: Sequence[int] = (0,),
     dropout_seed: Sequence[int] = (0,),
-    index: int = 0,
+    index: int = -1,
     participates: bool = True,
 ) -> ClientData:
     """Batches a client's examples for one round; the last partial batch is kept and padded.
@@ -291,7 +292,7 @@ def batch_client(
       order_seed: Non-negative integers that fix the order, e.g. (seed, round, client); the epoch is
         added to them.
       dropout_seed: Non-negative integers that fix what is random in the client's work.
-      index: Place of the client among all training clients.
+      index: Place of the client among all training clients, from 0; -1 if unknown.
       participates: Whether the client was drawn for the round.
 
     Returns:
@@ -317,14 +318,45 @@ def batch_client(
     return arrays(data)
 
 
-def from_dataset(dataset, *, dropout_seed: Sequence[int] = (0,), index: int = 0) -> ClientData:
+def check_indices(method: str, num_clients: int, clients: Sequence[ClientData]) -> None:
+    """Refuses a cohort whose clients a method could not tell apart.
+
+    Args:
+      method: Name of the method.
+      num_clients: Number of all training clients (N).
+      clients: The data of each client of the cohort.
+
+    Raises:
+      ValueError: If an index is not one of 0 to N - 1, or two clients have the same; the text names
+        the client by its place in the cohort.
+    """
+    places: dict[int, int] = {}
+    for place, data in enumerate(clients):
+        index = int(data.index)
+        cure = (
+            f"{method} tells clients apart by it: give batch_client or from_dataset the client's "
+            f"index=, its place among all {num_clients} training clients."
+        )
+        if not 0 <= index < num_clients:
+            found = "has no index" if index == -1 else f"has index {index}"
+            raise ValueError(
+                f"Client {place} of the cohort {found}, not one of 0 to {num_clients - 1}; {cure}"
+            )
+        if index in places:
+            raise ValueError(
+                f"Clients {places[index]} and {place} of the cohort both have index {index}; {cure}"
+            )
+        places[index] = place
+
+
+def from_dataset(dataset, *, dropout_seed: Sequence[int] = (0,), index: int = -1) -> ClientData:
     """Turns a batched `tf.data.Dataset` of (x, y) pairs, as TFF's examples use, into `ClientData`.
 
     Args:
       dataset: Finite dataset of (x `[b, ...]`, y `[b, ...]`) batches; the order is kept. Repeat it
         for several epochs; the whole is then one pass for methods that ask for one.
       dropout_seed: Non-negative integers that fix what is random in the client's work.
-      index: Place of the client among all training clients.
+      index: Place of the client among all training clients, from 0; -1 if unknown.
 
     Raises:
       ValueError: If the dataset is empty (its shapes would be unknown) or not of pairs.

@@ -8,10 +8,14 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+# What a subclass of TFF's computations, which are one class of its own, has to inherit.
+from tensorflow_federated.python.core.impl.computation import computation_impl
+from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
+
 import hparams as hparams_lib
 from tff_algos import driver, registry
 from tff_algos.client import LocalTraining
-from tff_algos.client_data import ClientData
+from tff_algos.client_data import ClientData, check_indices
 from tff_algos.method import ClientState, Method, TffFederation
 from tff_algos.model import Model
 
@@ -24,13 +28,37 @@ class Process(tff.learning.templates.LearningProcess):
       model: The model that is trained.
       plan: `(round number from 0, total rounds) -> RoundPlan`: what the method asks of the clients
         in a round, for loops that make the client data.
+      check_clients: `clients -> None`: raises a `ValueError` for a cohort that the method can not
+        work with (`MethodSpec.needs_index`); `next` calls it, on this side of any runtime.
     """
 
-    def __init__(self, method: Method, model: Model, **computations):
+    def __init__(self, method: Method, model: Model, check_clients: Callable, **computations):
         super().__init__(**computations)
         self.method = method
         self.model = model
         self.plan = lambda round_num, total_rounds: registry.RoundPlan()
+        self.check_clients = check_clients
+
+
+class _CheckedNext(computation_impl.ConcreteComputation):
+    """A process's `next` that looks at the clients before TFF does.
+
+    Within another TFF computation clients are symbols, and no one looks at them.
+    """
+
+    def __init__(self, computation: computation_impl.ConcreteComputation, check: Callable):
+        super().__init__(
+            computation_proto=computation_impl.ConcreteComputation.get_proto(computation),
+            context_stack=context_stack_impl.context_stack,
+            annotated_type=computation.type_signature,
+        )
+        self._check = check
+
+    def __call__(self, *args, **kwargs):
+        clients = kwargs.get("clients", args[1] if len(args) > 1 else None)
+        if isinstance(clients, list | tuple):
+            self._check(clients)
+        return super().__call__(*args, **kwargs)
 
 
 class RoundOutput(NamedTuple):
@@ -52,15 +80,19 @@ class StatefulProcess(tff.templates.IterativeProcess):
       method: As in `Process`.
       model: As in `Process`.
       plan: As in `Process`.
+      check_clients: As in `Process`.
       get_model_weights: As in `tff.learning.templates.LearningProcess`.
       set_model_weights: As in `tff.learning.templates.LearningProcess`.
     """
 
-    def __init__(self, method, model, get_model_weights, set_model_weights, **computations):
+    def __init__(
+        self, method, model, check_clients, get_model_weights, set_model_weights, **computations
+    ):
         super().__init__(**computations)
         self.method = method
         self.model = model
         self.plan = lambda round_num, total_rounds: registry.RoundPlan()
+        self.check_clients = check_clients
         self.get_model_weights = get_model_weights
         self.set_model_weights = set_model_weights
 
@@ -105,12 +137,15 @@ def client_data_type(model: Model) -> tff.Type:
     )
 
 
-def to_process(method: Method, model: Model) -> Process | StatefulProcess:
+def to_process(
+    method: Method, model: Model, check_clients: Callable | None = None
+) -> Process | StatefulProcess:
     """Makes the TFF process of a method.
 
     Args:
       method: The method.
       model: The model it was built for.
+      check_clients: See `Process`; `None` if the method can work with any clients.
 
     Returns:
       A process whose `next` takes the state at the server and `ClientData` at the clients, and
@@ -155,9 +190,13 @@ def to_process(method: Method, model: Model) -> Process | StatefulProcess:
     def set_model_weights(state, weights):
         return state._replace(weights=tuple(weights.trainable))
 
+    if check_clients is not None:
+        next_fn = _CheckedNext(next_fn, check_clients)
+
     return (Process if method.client_state is None else StatefulProcess)(
         method,
         model,
+        check_clients or (lambda clients: None),
         initialize_fn=initialize,
         next_fn=next_fn,
         get_model_weights=get_model_weights,
@@ -196,7 +235,8 @@ def build(
     model = model() if callable(model) else model
     if spec.staged:
         return spec.build_fn()(model, LocalTraining(training), **own)
-    process = to_process(spec.build_fn()(model, LocalTraining(training), **own), model)
+    check = functools.partial(check_indices, name, num_clients) if spec.needs_index else None
+    process = to_process(spec.build_fn()(model, LocalTraining(training), **own), model, check)
     if spec.plan is not None:
         process.plan = functools.partial(spec.plan, own)
     return process

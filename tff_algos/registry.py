@@ -62,6 +62,8 @@ class MethodSpec:
         a whole cohort at once.
       needs_num_clients: Whether the builder also takes `num_clients`, the number of all training
         clients (N in the mathematics).
+      needs_index: Whether `ClientData.index` enters the mathematics; only with `needs_num_clients`.
+        A round then refuses a cohort of equal indices, and one that is not below N.
     """
 
     name: str
@@ -77,6 +79,7 @@ class MethodSpec:
     draws_clients: bool = True
     keeps_client_optimizer: bool = False
     needs_num_clients: bool = False
+    needs_index: bool = False
     staged: bool = False
 
     def build_fn(self) -> Callable:

@@ -59,7 +59,9 @@ def assert_runs_in_a_stock_loop(problem, process):
     kept = [[process.initial_client_state() for _ in problem.clients]] if stateful else []
     evaluation = tff.learning.models.ModelWeights
     for _ in range(2):
-        result = process.next(state, [tff_algos.from_dataset(d) for d in datasets()], *kept)
+        result = process.next(
+            state, [tff_algos.from_dataset(d, index=k) for k, d in enumerate(datasets())], *kept
+        )
         state, metrics = result.state, result.metrics
         kept = [result.client_states] if stateful else []
     if stateful:
