@@ -38,7 +38,8 @@ Deviations from the paper:
     the released code, they are those of its first minibatches, as many as make more than that many
     examples (all, for a client with fewer), with dropout on; L⁰ is of the same examples, with
     dropout off.
-  * x⁰ is broadcast with x, so that L⁰ needs no memory on the client.
+  * x⁰ is broadcast with x, so that L⁰ needs no memory on the client. Weights that a user sets
+    before the first round are x⁰, too.
   * C is at least `certainty_floor`: at C ≤ 0 a decay would be 1 or more. A client with ‖G‖ = 0 or
     ‖Δ‖ = 0, or with L⁰ = 0, counts nothing. If none is left, only the round number moves on.
 """
@@ -138,7 +139,7 @@ def build_adafedadam(
 
     @tf.function(autograph=False)
     def prepare_broadcast(state: ServerState) -> Broadcast:
-        return Broadcast(state.weights, _initial(state), local.learning_rate(state.round_num))
+        return Broadcast(state.weights, state.initial, local.learning_rate(state.round_num))
 
     @tf.function(autograph=False)
     def client_update(broadcast: Broadcast, data, client_state=None) -> ClientUpdate:
@@ -163,7 +164,7 @@ def build_adafedadam(
             report=client.zero_unless(counts, Report(update, certainty)),
             weight=client.zero_unless(counts, weight),
             metrics=client.round_metrics(trained, data, finite),
-            client_state=client.keep_slots(client_state, finite, trained),
+            client_state=client.keep_slots(client_state, data, finite, trained),
         )
 
     @tf.function(autograph=False)
@@ -182,7 +183,7 @@ def build_adafedadam(
             x - eta * (m_scale * m) / (tf.sqrt(v_scale * v) + epsilon)
             for x, m, v in zip(state.weights, m, v, strict=True)
         )
-        after = ServerState(weights, _initial(state), m, v, c_m, c_v, steps, state.round_num)
+        after = ServerState(weights, state.initial, m, v, c_m, c_v, steps, state.round_num)
         any_left = total_weight > 0
         clamped = tf.cast(mean.certainty < certainty_floor, tf.float32)
         metrics = collections.OrderedDict(
@@ -201,15 +202,12 @@ def build_adafedadam(
         metrics = federation.map_server(client.summarize_with, total, outcome.metrics)
         return outcome.state, metrics, *([update.client_state] if client_states else [])
 
-    return Method(initialize, next_round, local.client_state(model))
+    def adopt_weights(state: ServerState) -> ServerState:
+        first = tf.equal(state.round_num, 0)
+        pairs = zip(state.weights, state.initial, strict=True) if relative else ()
+        return state._replace(initial=tuple(tf.where(first, w, i) for w, i in pairs))
 
-
-def _initial(state: ServerState) -> Weights:
-    """Returns x⁰: weights that a user sets before the first round are it, too."""
-    if not state.initial:
-        return ()
-    first = state.round_num == 0
-    return tuple(tf.where(first, w, i) for w, i in zip(state.weights, state.initial, strict=True))
+    return Method(initialize, next_round, local.client_state(model), adopt_weights=adopt_weights)
 
 
 def _mix(b: tf.Tensor, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:

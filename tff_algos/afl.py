@@ -24,8 +24,8 @@ Deviations from the paper:
   * λ are the weights: `client_weighting` has no meaning.
   * The mean is over the models after each server step, without x_0. `weights` of the state, which
     is what evaluation and `get_model_weights` read, is the reported model; training goes on from
-    `iterate`. Weights that are set before the first round are where training starts; set later,
-    they only replace the mean.
+    `iterate`. Weights that a user sets become both, and the mean starts anew.
+  * A client without examples has no part in the round.
 """
 
 from typing import Any, NamedTuple
@@ -46,7 +46,7 @@ class ServerState(NamedTuple):
       weights: The reported model, one tensor per model weight.
       iterate: The model x that is trained, like the weights.
       mixture: λ, float64 `[N]`.
-      steps: Server steps taken, int32 scalar.
+      steps: Server steps that the mean is over, int32 scalar.
       round_num: Rounds done, int32 scalar.
     """
 
@@ -99,7 +99,7 @@ def build_afl(
     @tf.function(autograph=False)
     def prepare_broadcast(state: ServerState) -> Broadcast:
         mixture = tf.cast(state.mixture, tf.float32)
-        return Broadcast(_iterate(state), mixture, local.learning_rate(state.round_num))
+        return Broadcast(state.iterate, mixture, local.learning_rate(state.round_num))
 
     @tf.function(autograph=False)
     def client_update(broadcast: Broadcast, data) -> ClientUpdate:
@@ -108,17 +108,18 @@ def build_afl(
         trained = client.train(model, local.optimizer(), broadcast.learning_rate, x, data)
         delta = tuple(a - b for a, b in zip(trained.weights, x, strict=True))
         finite = client.is_finite((delta, loss))
+        counts = finite & client.has_examples(data)
         share = tf.gather(broadcast.mixture, data.index)
         return ClientUpdate(
             weighted_delta=client.zero_unless(finite, tuple(share * d for d in delta)),
-            loss=Loss(data.index, client.zero_unless(finite, loss), tf.cast(finite, tf.float32)),
+            loss=Loss(data.index, client.zero_unless(counts, loss), tf.cast(counts, tf.float32)),
             metrics=client.round_metrics(trained, data, finite),
         )
 
     @tf.function(autograph=False)
     def server_update(state: ServerState, step: Weights, losses: Loss) -> ServerState:
         eta = local.server_learning_rate
-        iterate = tuple(x + eta * s for x, s in zip(_iterate(state), step, strict=True))
+        iterate = tuple(x + eta * s for x, s in zip(state.iterate, step, strict=True))
         reported, steps = iterate, state.steps + 1
         if reported_model == "average":
             share = 1.0 / tf.cast(steps, tf.float32)
@@ -129,9 +130,10 @@ def build_afl(
         moved = tf.tensor_scatter_nd_add(state.mixture, losses.index[:, None], ascent)
         mixture = vectors.project_to_simplex(moved)
         after = ServerState(reported, iterate, mixture, steps, state.round_num)
-        # Round 0 settles where training starts, even if no client is left in it.
-        before = state._replace(iterate=_iterate(state))
-        return next_state(before, after, tf.reduce_sum(losses.kept))
+        return next_state(state, after, tf.reduce_sum(losses.kept))
+
+    def adopt_weights(state: ServerState) -> ServerState:
+        return state._replace(iterate=state.weights, steps=tf.zeros_like(state.steps))
 
     def next_round(federation, state, clients):
         broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
@@ -141,10 +143,4 @@ def build_afl(
         metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
         return federation.map_server(server_update, state, step, losses), metrics
 
-    return Method(initialize, next_round)
-
-
-def _iterate(state: ServerState) -> Weights:
-    """Returns x: before the first round the reported model, which a user may have set."""
-    first = state.round_num == 0
-    return tuple(tf.where(first, w, x) for w, x in zip(state.weights, state.iterate, strict=True))
+    return Method(initialize, next_round, adopt_weights=adopt_weights)

@@ -21,7 +21,8 @@ Deviations from the paper:
   * TFF's optimizers: Adagrad has ε inside the root and its accumulator starts at 0.1, Yogi's at
     1e-6. The paper does not say which it took.
   * Given several clients, as a loop of one's own may, the server takes the mean of what they send
-    back, each counting the same. A client that is not finite at the end counts nothing.
+    back, each counting the same. A client that is not finite at the end, or has no examples, counts
+    nothing.
 """
 
 from typing import Any, NamedTuple
@@ -62,7 +63,7 @@ class ClientUpdate(NamedTuple):
     Attributes:
       weights: x after the round's last step; zero if dropped.
       slots: s likewise.
-      kept: 1, or 0 if dropped, float32 scalar.
+      kept: 1, or 0 if dropped or without examples, float32 scalar.
       metrics: See `client.round_metrics`.
     """
 
@@ -110,7 +111,7 @@ def build_centralized(
         return ClientUpdate(
             weights=client.zero_unless(finite, trained.weights),
             slots=client.zero_unless(finite, slots),
-            kept=tf.cast(finite, tf.float32),
+            kept=tf.cast(finite & client.has_examples(data), tf.float32),
             metrics=client.round_metrics(trained, data, finite),
         )
 

@@ -101,9 +101,9 @@ class LocalTraining:
         return rate
 
     def client_weight(self, data: ClientData) -> tf.Tensor:
-        """Returns the client's weight in averages: n_k, or 1 for every client of the cohort."""
+        """Returns the client's weight in averages: n_k, or 1 for every client with examples."""
         if self._settings["client_weighting"] == "uniform":
-            return tf.ones([])
+            return tf.cast(has_examples(data), tf.float32)
         return num_examples(data)
 
 
@@ -128,6 +128,14 @@ def first_batches(data: ClientData, number: int) -> ClientData:
 def num_examples(data: ClientData) -> tf.Tensor:
     """Returns the number of local examples n_k, float32 scalar."""
     return tf.cast(data.num_examples, tf.float32)
+
+
+def has_examples(data: ClientData) -> tf.Tensor:
+    """Returns whether the client has a local example, bool scalar.
+
+    One without any has no part in a round: no weight, and what it keeps stays as it is.
+    """
+    return data.num_examples > 0
 
 
 def num_steps(data: ClientData) -> tf.Tensor:
@@ -190,17 +198,20 @@ def recall(client_state: ClientState, first: Any) -> Any:
     )
 
 
-def keep(client_state: ClientState, finite: tf.Tensor, kept: Any) -> ClientState:
-    """Returns the client's next state; the old one if its update is not finite."""
+def keep(client_state: ClientState, data: ClientData, finite: tf.Tensor, kept: Any) -> ClientState:
+    """Returns the client's next state: the old one if its update is not finite, or had no data."""
+    counts = finite & has_examples(data)
     return ClientState(
-        client_state.visits + tf.cast(finite, tf.int32),
-        tf.nest.map_structure(lambda new, old: tf.where(finite, new, old), kept, client_state.kept),
+        client_state.visits + tf.cast(counts, tf.int32),
+        tf.nest.map_structure(lambda new, old: tf.where(counts, new, old), kept, client_state.kept),
     )
 
 
-def keep_slots(client_state: ClientState | None, finite: tf.Tensor, trained: "LocalResult"):
+def keep_slots(
+    client_state: ClientState | None, data: ClientData, finite: tf.Tensor, trained: "LocalResult"
+) -> Any:
     """Returns `keep` of the optimizer's slots; nothing (`()`) if clients keep nothing."""
-    return () if client_state is None else keep(client_state, finite, trained.slots)
+    return () if client_state is None else keep(client_state, data, finite, trained.slots)
 
 
 class LocalResult(NamedTuple):

@@ -123,7 +123,7 @@ def build_client_adam(
         trained, moments = client.take_steps(model, step, x, start, data)
         delta = tuple(w - c for w, c in zip(trained.weights, x, strict=True))
         finite = client.is_finite((delta, moments.m, moments.v))
-        kept = () if client_state is None else client.keep(client_state, finite, moments)
+        kept = () if client_state is None else client.keep(client_state, data, finite, moments)
         return ClientUpdate(
             delta=client.zero_unless(finite, delta),
             weight=client.zero_unless(finite, local.client_weight(data)),

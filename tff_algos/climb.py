@@ -28,7 +28,8 @@ Deviations from the paper:
     client k receives first in the block, mean(L) is over the clients that have an L_k, and the λ_k
     of the others stay. Algorithm 1 knows all losses.
   * The code's weight decay (1e-3) and 5 local epochs are for the user to set.
-  * A client whose update or loss is not finite has no part in the round, nor an L_k from it.
+  * A client without examples, or whose update or loss is not finite, has no part in the round, nor
+    an L_k from it.
 """
 
 import collections
@@ -130,7 +131,7 @@ def build_climb(
         delta = tuple(share * (w - c) for w, c in zip(trained.weights, x, strict=True))
         finite = client.is_finite((delta, loss))
         drawn = data.participates > 0
-        kept = tf.cast(finite, tf.float32)
+        kept = tf.cast(finite & client.has_examples(data), tf.float32)
         return ClientUpdate(
             weighted_delta=client.zero_unless(finite & drawn, delta),
             takes_part=kept * data.participates,

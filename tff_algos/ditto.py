@@ -103,7 +103,7 @@ def build_ditto(model: Model, local: client.LocalTraining, *, strength: float) -
             weight=client.zero_unless(finite, local.client_weight(data)),
             metrics=client.round_metrics(trained, data, finite),
             diverged=tf.cast(finite & ~own_finite, tf.float32),
-            client_state=client.keep(client_state, finite & own_finite, own),
+            client_state=client.keep(client_state, data, finite & own_finite, own),
         )
 
     @tf.function(autograph=False)

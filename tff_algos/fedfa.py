@@ -66,7 +66,9 @@ class Broadcast(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Scalars of a client, or their sums over the cohort, float32; zero if dropped.
+    """Scalars of a client, or their sums over the cohort, float32.
+
+    All zero for a client that is dropped or has no examples.
 
     Attributes:
       accuracy: a_k, then A_k.
@@ -132,7 +134,9 @@ def build_fedfa(
         count = tf.gather(broadcast.counts, data.index) + 1.0
         return ClientUpdate(
             delta=client.zero_unless(finite, delta),
-            standing=client.zero_unless(finite, Standing(accuracy, count, tf.ones([]))),
+            standing=client.zero_unless(
+                finite & client.has_examples(data), Standing(accuracy, count, tf.ones([]))
+            ),
             index=data.index,
             metrics=client.round_metrics(trained, data, finite),
         )

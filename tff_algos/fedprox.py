@@ -87,7 +87,7 @@ def build_fedprox(model: Model, local: client.LocalTraining, *, mu: float) -> Me
             delta=client.zero_unless(finite, delta),
             weight=client.zero_unless(finite, local.client_weight(data)),
             metrics=client.round_metrics(trained, data, finite),
-            client_state=client.keep_slots(client_state, finite, trained),
+            client_state=client.keep_slots(client_state, data, finite, trained),
         )
 
     @tf.function(autograph=False)

@@ -22,6 +22,7 @@ Deviations from the paper:
     and where it starts are to be taken as provisional.
   * ‖∇f‖² is at least 1e-12. f is the training objective, regularisers included.
   * γ_b is the client learning rate, so it may follow a schedule over rounds.
+  * A client is dropped if a loss is not finite, whatever the gradient: the rule has no step then.
 """
 
 from typing import Any, NamedTuple
@@ -82,7 +83,7 @@ def build_fedsps(
         n_k = client.num_examples(data)
 
         def step(at, carry):
-            gamma, is_first = carry
+            gamma, is_first, known = carry
             bound = gamma_b
             if smoothing:
                 grown = tf.pow(2.0, at.num_examples / n_k) * gamma
@@ -91,11 +92,12 @@ def build_fedsps(
             polyak = (at.loss - lower_bound) / (c * tf.maximum(square, 1e-12))
             gamma = tf.minimum(polyak, bound)
             x_k = tuple(w - gamma * g for w, g in zip(at.weights, at.gradient, strict=True))
-            return x_k, (gamma, tf.constant(False))
+            return x_k, (gamma, tf.constant(False), known & tf.math.is_finite(at.loss))
 
-        trained, _ = client.take_steps(model, step, x, (gamma_b, tf.constant(True)), data)
+        carry = (gamma_b, tf.constant(True), tf.constant(True))
+        trained, (_, _, known) = client.take_steps(model, step, x, carry, data)
         delta = tuple(w - c for w, c in zip(trained.weights, x, strict=True))
-        finite = client.is_finite(delta)
+        finite = client.is_finite(delta) & known
         return ClientUpdate(
             delta=client.zero_unless(finite, delta),
             weight=client.zero_unless(finite, local.client_weight(data)),

@@ -116,7 +116,7 @@ def build_lookahead(
         trained, slots = client.take_steps(model, step, x, slots, data)
         delta = tuple(w - c for w, c in zip(trained.weights, x, strict=True))
         finite = client.is_finite((delta, () if state == "reset" else slots))
-        kept = () if client_state is None else client.keep(client_state, finite, slots)
+        kept = () if client_state is None else client.keep(client_state, data, finite, slots)
         return ClientUpdate(
             delta=client.zero_unless(finite, delta),
             slots=client.zero_unless(finite, slots if average else ()),

@@ -72,12 +72,15 @@ class Method(NamedTuple):
         client keeps; `None` if clients keep nothing.
       personal_weights: `kept -> weights`: the client's own model, which then stands for the
         server's where clients are evaluated; `None` if there is none.
+      adopt_weights: `state -> state`: what `weights` that a user has set change in the rest of the
+        state, so that the next round starts from them; `None` if nothing.
     """
 
     initialize: Callable[[], Any]
     next_round: Callable[..., tuple]
     client_state: Callable[[], Any] | None = None
     personal_weights: Callable[[Any], Any] | None = None
+    adopt_weights: Callable[[Any], Any] | None = None
 
 
 def next_state(before: Any, after: Any, total_weight: tf.Tensor) -> Any:

@@ -188,7 +188,8 @@ def to_process(
 
     @tff.tensorflow.computation(state_type, get_model_weights.type_signature.result)
     def set_model_weights(state, weights):
-        return state._replace(weights=tuple(weights.trainable))
+        state = state._replace(weights=tuple(weights.trainable))
+        return method.adopt_weights(state) if method.adopt_weights else state
 
     if check_clients is not None:
         next_fn = _CheckedNext(next_fn, check_clients)

@@ -102,12 +102,13 @@ def build_qfedavg(model: Model, local: client.LocalTraining, *, q: float, form: 
         back = tuple(a - b for a, b in zip(x, trained.weights, strict=True))
         # Every positive number has all powers; the others have those that their signs have.
         finite = client.is_finite((back, loss, tf.sign(loss) ** (q - 1.0)))
+        counts = finite & client.has_examples(data)
         return Trained(
-            back=client.zero_unless(finite, back),
-            loss=client.zero_unless(finite, loss),
-            kept=tf.cast(finite, tf.float32),
+            back=client.zero_unless(counts, back),
+            loss=client.zero_unless(counts, loss),
+            kept=tf.cast(counts, tf.float32),
             metrics=client.round_metrics(trained, data, finite),
-            client_state=client.keep_slots(client_state, finite, trained),
+            client_state=client.keep_slots(client_state, data, finite, trained),
         )
 
     @tf.function(autograph=False)

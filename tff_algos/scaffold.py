@@ -119,7 +119,7 @@ def build_scaffold(
             weight=client.zero_unless(counts, local.client_weight(data)),
             kept=tf.cast(counts, tf.float32),
             metrics=client.round_metrics(trained, data, finite),
-            client_state=client.keep(client_state, counts, after),
+            client_state=client.keep(client_state, data, counts, after),
         )
 
     @tf.function(autograph=False)

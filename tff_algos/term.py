@@ -58,8 +58,8 @@ class ClientUpdate(NamedTuple):
 
     Attributes:
       delta: Δ_k, like the weights; zero if dropped.
-      loss: L_k, float32 scalar; the least of all numbers if dropped.
-      kept: 1, or 0 if dropped, float32 scalar.
+      loss: L_k, float32 scalar; the least of all numbers if dropped or without examples.
+      kept: 1, or 0 if dropped or without examples, float32 scalar.
       metrics: See `client.round_metrics`.
     """
 
@@ -87,10 +87,11 @@ def build_term(model: Model, local: client.LocalTraining, *, t: float, normalize
         trained = client.train(model, local.optimizer(), broadcast.learning_rate, x, data)
         delta = tuple(a - b for a, b in zip(trained.weights, x, strict=True))
         finite = client.is_finite((delta, loss))
+        counts = finite & client.has_examples(data)
         return ClientUpdate(
-            delta=client.zero_unless(finite, delta),
-            loss=tf.where(finite, loss, loss.dtype.min),
-            kept=tf.cast(finite, tf.float32),
+            delta=client.zero_unless(counts, delta),
+            loss=tf.where(counts, loss, loss.dtype.min),
+            kept=tf.cast(counts, tf.float32),
             metrics=client.round_metrics(trained, data, finite),
         )
 

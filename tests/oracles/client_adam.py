@@ -28,7 +28,7 @@ def run(
         lr = client_lr(r) if callable(client_lr) else client_lr
         deltas, sizes = [], []
         for k in cohort:
-            if (r, k) in dropped:
+            if not problem_lib.takes_part(problem, r, k, dropped):
                 continue
             features, labels = problem.clients[k]
             start = (zeros, zeros, 0, 0)

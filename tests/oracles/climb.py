@@ -8,7 +8,8 @@ A block is so many primal rounds. lambda = 0 at first, one for each of the N cli
   end of a block, for k in C:
        lambda_k <- clip(lambda_k + (lr_lambda / N) (L_k - mean_C(L) - epsilon), 0, lambda_max)
 
-K counts the clients that are not dropped. A client that is dropped has no L_k from that round.
+K counts the clients that have examples and are not dropped. A client that is dropped has no L_k
+from that round, one without examples never.
 """
 
 import numpy as np
@@ -31,9 +32,10 @@ def run(
         lr = client_lr(r) if callable(client_lr) else client_lr
         asked = range(number) if losses == "all" and r % primal_rounds == 0 else cohort
         for k in asked:
-            if k not in found and (r, k) not in dropped:
+            if k not in found and problem_lib.takes_part(problem, r, k, dropped):
                 found[k] = problem_lib.mean_loss(x, *problem.clients[k])
-        step, present = rounds.zeros(x), [k for k in cohort if (r, k) not in dropped]
+        step = rounds.zeros(x)
+        present = [k for k in cohort if problem_lib.takes_part(problem, r, k, dropped)]
         for k in present:
             delta = fedopt.client_update(
                 x, *problem.clients[k], batch_orders[r][k], lr=lr, optimizer=optimizer

@@ -15,7 +15,7 @@ Weights = tuple[np.ndarray, ...]
 
 
 class Report(NamedTuple):
-    """One client that was not dropped.
+    """One client that has examples and was not dropped.
 
     Attributes:
         k: Which client.
@@ -86,7 +86,7 @@ def run(
     for r, cohort in enumerate(cohorts):
         reports = []
         for k in cohort:
-            if (r, k) in dropped:
+            if not problem_lib.takes_part(problem, r, k, dropped):
                 continue
             features, labels = problem.clients[k]
             batches = batch_orders[r][k]

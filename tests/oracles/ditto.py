@@ -25,7 +25,7 @@ def run(
         lr = client_lr(r) if callable(client_lr) else client_lr
         deltas, sizes = [], []
         for k in cohort:
-            if (r, k) in dropped:
+            if not problem_lib.takes_part(problem, r, k, dropped):
                 continue
             features, labels = problem.clients[k]
             v, w = kept.get(k, x), x

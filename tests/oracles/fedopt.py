@@ -29,8 +29,7 @@ variant.
 
 Choices where the paper is silent:
     * n_k is the number of examples that the client holds, however many epochs it runs.
-    * A client without examples takes part with Delta_k = 0: "examples" gives it the weight 0,
-      "uniform" the weight 1.
+    * A client without examples has no part: its weight is 0, under both weightings.
     * A client with any non-finite number in Delta_k gets the weight 0, under both weightings.
     * If no weight is positive (empty cohort, all clients dropped, "examples" and none held) there
       is no pseudo-gradient: the whole server state is left as it is, x and slots and the count t.
@@ -285,7 +284,8 @@ def run(
                 delta = tuple(np.full_like(d, np.nan) for d in delta)
             if all(np.isfinite(d).all() for d in delta):
                 deltas.append(delta)
-                weights.append(float(len(labels)) if weighting == "examples" else 1.0)
+                n = len(labels)
+                weights.append(float(n) if weighting == "examples" else float(n > 0))
         if sum(weights) > 0:
             p = np.array(weights) / sum(weights)
             g = tuple(-np.tensordot(p, np.stack(arrays), 1) for arrays in zip(*deltas, strict=True))

@@ -7,7 +7,7 @@ starts from the same numbers.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -55,6 +55,11 @@ def make_problem(seed: int = 0, num_examples: Sequence[int] = NUM_EXAMPLES) -> P
     kernel = _as_float32(0.5 * rng.normal(size=(NUM_FEATURES, NUM_CLASSES)))
     bias = _as_float32(0.5 * rng.normal(size=NUM_CLASSES))
     return Problem(clients, (kernel, bias))
+
+
+def takes_part(problem: Problem, round_num: int, client: int, dropped: Set) -> bool:
+    """Whether a client counts in a round: it holds an example and its update was not dropped."""
+    return len(problem.clients[client][1]) > 0 and (round_num, client) not in dropped
 
 
 def mean_loss(weights: Weights, x: np.ndarray, y: np.ndarray) -> float:

@@ -1,7 +1,7 @@
 """A run of rounds in NumPy float64, around the mathematics of one method.
 
-What many oracles of this folder share: cohorts, minibatches, weights, dropped clients. Sources of
-the mathematics are named by the modules that use it.
+What many oracles of this folder share: cohorts, minibatches, weights, clients that are dropped or
+have no examples. Sources of the mathematics are named by the modules that use it.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -87,7 +87,8 @@ def run(
         state: The server's state but for the weights.
         client_lr: Client learning rate, or a schedule of the round number, which starts at 0.
         weighting: "examples" or "uniform".
-        dropped: (round, client) pairs whose update is not finite and is left out.
+        dropped: (round, client) pairs whose update is not finite and is left out. So are clients
+            without examples.
 
     Returns:
         Weights and states after every round.
@@ -95,7 +96,7 @@ def run(
     x = problem.initial_weights
     result = Result([], [])
     for r, cohort in enumerate(cohorts):
-        kept = [k for k in cohort if (r, k) not in dropped]
+        kept = [k for k in cohort if problem_lib.takes_part(problem, r, k, dropped)]
         lr = client_lr(r) if callable(client_lr) else client_lr
         clients = [Client(*problem.clients[k], batch_orders[r][k], lr, r) for k in kept]
         p = np.array([len(c.y) if weighting == "examples" else 1.0 for c in clients], float)

@@ -26,7 +26,7 @@ def run(
     result = rounds.Result([], [])
     for r, cohort in enumerate(cohorts):
         lr = client_lr(r) if callable(client_lr) else client_lr
-        present = [k for k in cohort if (r, k) not in dropped]
+        present = [k for k in cohort if problem_lib.takes_part(problem, r, k, dropped)]
         deltas, control_deltas, sizes = [], [], []
         for k in present:
             features, labels = problem.clients[k]

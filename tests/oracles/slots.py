@@ -70,7 +70,7 @@ def run_kept(
         lr = client_lr(r) if callable(client_lr) else client_lr
         deltas, sizes = [], []
         for k in cohort:
-            if (r, k) in dropped:
+            if not problem_lib.takes_part(problem, r, k, dropped):
                 continue
             features, labels = problem.clients[k]
             x_k, slots = x, kept.get(k, optimizer.init(x))

@@ -145,7 +145,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "fedavg": [
         *_COMMON[:4],
         ("x - eta * g, x, g", "x + eta * g, x, g"),
-        ("client.keep_slots(client_state, finite, trained)", "client_state or ()"),
+        ("client.keep_slots(client_state, data, finite, trained)", "client_state or ()"),
     ],
     "fedavgm": [
         *_COMMON[:3],

@@ -193,7 +193,7 @@ MUTATIONS = {
         ("iterate, mixture, steps,", "iterate, state.mixture, steps,"),
         ("ServerState(reported, iterate,", "ServerState(reported, state.iterate,"),
         ("mixture, steps, state.round_num)", "mixture, state.steps, state.round_num)"),
-        ("next_state(before, ", "(lambda a, b, c: b)(before, "),
+        _ROUND,
     ],
     "adafed": [
         ("x - tf.cast(step * v", "x + tf.cast(step * v"),

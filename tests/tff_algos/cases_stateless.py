@@ -420,7 +420,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("x + alpha * d", "x - alpha * d"),
         ("Broadcast(state.weights, state.slots,", "Broadcast(state.weights, initialize().slots,"),
         ("slots, x_k = optimizer.next(slots,", "_, x_k = optimizer.next(slots,"),
-        ("client.keep(client_state, finite, slots)", "client_state"),
+        ("client.keep(client_state, data, finite, slots)", "client_state"),
         ('slots["learning_rate"] = learning_rate', ""),
     ],
     "centralized": [
