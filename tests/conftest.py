@@ -3,6 +3,7 @@
 import gc
 import os
 import pathlib
+import sys
 import uuid
 
 import psutil
@@ -62,6 +63,40 @@ def pytest_unconfigure(config):
                 process.kill()
         except psutil.Error:
             continue
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_comparison_of_tensors():
+    """No module of the suite may put `==` or `!=` between tensors, in any test.
+
+    In TFF's graphs they mean identity; `tf.equal` is safe wherever it runs.
+    """
+    if "tensorflow" not in sys.modules:
+        yield
+        return
+    tensor = sys.modules["tensorflow"].Tensor
+    operators = {name: getattr(tensor, name) for name in ("__eq__", "__ne__")}
+    folders = tuple(
+        f"{_REPO / name}{os.sep}" for name in ("reproduction", "simulation", "tasks", "tff_algos")
+    )
+
+    def guarded(name):
+        def compare(self, other):
+            caller = sys._getframe(1).f_code
+            if other is not None and caller.co_filename.startswith(folders):
+                raise AssertionError(
+                    f"{caller.co_filename}, {caller.co_name}: tensors are compared by tf.equal or "
+                    "tf.not_equal here"
+                )
+            return operators[name](self, other)
+
+        return compare
+
+    for name in operators:
+        setattr(tensor, name, guarded(name))
+    yield
+    for name, operator in operators.items():
+        setattr(tensor, name, operator)
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,13 @@ intrinsics, which makes the method a TFF computation; another `Federation` may r
 functions over a whole cohort at once.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 import tensorflow_federated as tff
+from tensorflow.python.eager import context  # The only place that says who asked for a graph.
 
 # Name of the operations by which `TffFederation.stack` appends a client's rows. A runtime that
 # holds all clients' values may know the aggregate by it and stack them at once.
@@ -95,6 +97,26 @@ def next_state(before: Any, after: Any, total_weight: tf.Tensor) -> Any:
     return state._replace(round_num=before.round_num + 1)
 
 
+@contextlib.contextmanager
+def _as_from_eager_code():
+    """Within it functions are traced as if eager code called them, which TFF's graphs hide.
+
+    TFF builds graphs as TensorFlow 1 did, and TensorFlow then takes `==` and `!=` between tensors
+    for identity: a user's metric `y == prediction` would be `False` in silence. With an entry on
+    the stack by which TensorFlow tells who asked for a graph, they compare the elements, in the
+    functions of a method as in the model, loss and metrics that these call.
+    """
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        yield
+        return
+    switches = context.context().context_switches
+    switches.push(False, context.eager_mode, None)
+    try:
+        yield
+    finally:
+        switches.pop()
+
+
 class TffFederation:
     """The words of a round as TFF intrinsics; for use inside a `tff.federated_computation`."""
 
@@ -114,15 +136,19 @@ class TffFederation:
         # A value that was put together from several is a struct of placed values; TFF zips it.
         values = [self._zip(v) for v in values]
         members = tuple(v.type_signature.member for v in values)
-        if len(values) == 1:
-            return tff.federated_map(tff.tensorflow.computation(fn, members[0]), values[0])
+        # Always a function, since directly in TFF's graph `==` stays what it is; always a new one,
+        # since its trace would be kept for eager code, which other runtimes trace as they need it.
+        fresh = getattr(fn, "_clone", None)
+        fn = tf.function(fn, autograph=False) if fresh is None else fresh(None)
 
         # One parameter, since TFF refuses functions with default values.
-        @tff.tensorflow.computation(members)
         def computation(arguments):
-            return fn(*arguments)
+            with _as_from_eager_code():
+                return fn(*arguments) if several else fn(arguments)
 
-        return tff.federated_map(computation, tuple(values))
+        several = len(values) > 1
+        parameter, argument = (members, tuple(values)) if several else (members[0], values[0])
+        return tff.federated_map(tff.tensorflow.computation(computation, parameter), argument)
 
     def _zip(self, value):
         value = tff.to_value(value, None)
