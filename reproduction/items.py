@@ -20,9 +20,12 @@ and in a set-up:
                    share one
     published      the set-up's name in published.csv, its own by default
     published_rows our row → the paper's, where names differ
+    counted_rows   the paper's row → ours that the scoreboard counts, where several stand for it
+    counts         false where another set-up counts for the same published cells; true by default
+    planned        whether a set-up without results is to be run; false by default
     stand_in       what is not the paper's (data, a smaller model): such a result is a stand-in
     not_here       why it can't be run with freely kept data
-    seconds        measured seconds a round, by row or for all (`seconds = {"*" = 0.3}`)
+    seconds        seconds a round on one core, by row or for all (`seconds = {"*" = 0.3}`)
 """
 
 import dataclasses
@@ -82,6 +85,9 @@ class Setup:
     folder: str
     published: str
     published_rows: Mapping[str, str]
+    counted_rows: Mapping[str, str]
+    counts: bool
+    planned: bool
     stand_in: str
     not_here: str
     seconds: Mapping[str, float]
@@ -206,6 +212,9 @@ def _setup(paper, item, name, fields) -> Setup:
         "folder": f"{item}/{name}",
         "published": name,
         "published_rows": {},
+        "counted_rows": {},
+        "counts": True,
+        "planned": False,
         "stand_in": "",
         "not_here": "",
         "seconds": {},
@@ -267,7 +276,7 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> Run:
         f"--client_datasets_random_seed={seed}",
     ]
     # What the flag file has anyway is not in the name: a sweep then shares a table's runs.
-    fixed = _settings_of_file(row.flagfile)
+    fixed = settings_of_file(row.flagfile)
     new = {flag: value for flag, value in settings.items() if fixed.get(flag) != value}
     name = "_".join([row.name.split(" ")[0], *_words(row.name, new)])
     if rounds != whole:
@@ -283,7 +292,7 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> Run:
 
 
 @functools.cache
-def _settings_of_file(flagfile) -> Mapping[str, Value]:
+def settings_of_file(flagfile) -> Mapping[str, Value]:
     """Returns flag → value of a flag file that is whole; nothing if more flags must be set."""
     try:
         return experiment_flags.parse([f"--flagfile={REPO / flagfile}"]).in_force

@@ -4,7 +4,6 @@ What is between `<!-- begin NAME -->` and `<!-- end NAME -->` is made from the i
 and the results recorded in `papers/<paper>/<item>/<setup>/`; the rest is written by hand and stays.
 """
 
-import csv
 import pathlib
 import re
 import shutil
@@ -13,22 +12,9 @@ from collections.abc import Sequence
 
 import tabulate
 
-from reproduction import results
+from reproduction import results, score
 from reproduction.items import PAPERS, Item, Setup, all_items
-
-STATUSES = (
-    "reproduced",
-    "not reproduced",
-    "partial",
-    "stand-in",
-    "can't be run here",
-    "not yet run",
-)
-
-
-def recorded_folder(setup: Setup) -> pathlib.Path:
-    """Returns the folder in papers/ that holds a set-up's recorded results."""
-    return PAPERS / setup.paper / setup.item / setup.name
+from reproduction.score import STATUSES, recorded, recorded_folder
 
 
 def record(setup: Setup, folder: pathlib.Path) -> None:
@@ -47,68 +33,6 @@ def record(setup: Setup, folder: pathlib.Path) -> None:
             shutil.copy(path, target / path.name)
 
 
-def recorded(setup: Setup) -> list[dict[str, str]]:
-    """Reads a set-up's recorded results; empty if there are none."""
-    path = recorded_folder(setup) / "results.csv"
-    if not path.exists():
-        return []
-    with open(path, newline="") as f:
-        return list(csv.DictReader(f))
-
-
-def agrees(ours: dict[str, str], theirs: dict[str, str]) -> bool:
-    """Returns whether a number is the published one.
-
-    They agree if they differ by at most two standard deviations of their difference (both spreads
-    together), or by at most 1 % of the published number.
-    """
-    value, published = float(ours["value"]), float(theirs["value"])
-    spreads = [float(r["spread"] or 0) for r in (ours, theirs)]
-    margin = 2 * (spreads[0] ** 2 + spreads[1] ** 2) ** 0.5
-    return abs(value - published) <= max(margin, 0.01 * abs(published))
-
-
-def cell_statuses(setup: Setup) -> dict[tuple[str, str], str]:
-    """Returns the status of each published cell of a set-up: (row, column) → one of `STATUSES`.
-
-    Where several of our rows stand for one published row (two forms of a method), the best counts.
-    """
-    ours = {(r["row"], r["column"]): r for r in recorded(setup)}
-    statuses = {}
-    for key, theirs in results.published(setup).items():
-        rows = [r for r in setup.rows if setup.published_rows.get(r, r) == key[0]]
-        found = [ours[r, key[1]] for r in rows if (r, key[1]) in ours]
-        found = [r for r in found if r["value"] not in ("", None)]
-        if not found:
-            statuses[key] = "can't be run here" if setup.not_here else "not yet run"
-        elif setup.stand_in:
-            statuses[key] = "stand-in"
-        elif not any(_is_whole(setup, r) for r in found):
-            statuses[key] = "partial"
-        else:
-            whole = [r for r in found if _is_whole(setup, r)]
-            match = any(agrees(r, theirs) for r in whole)
-            statuses[key] = "reproduced" if match else "not reproduced"
-    return statuses
-
-
-def _item_statuses(item) -> dict[tuple[str, str, str], str]:
-    """Returns each published cell's status; of set-ups that share a cell, the better counts."""
-    statuses = {}
-    for setup in item.setups.values():
-        for cell, status in cell_statuses(setup).items():
-            key = (setup.published, *cell)
-            best = min(status, statuses.get(key, status), key=STATUSES.index)
-            statuses[key] = best
-    return statuses
-
-
-def _is_whole(setup, record) -> bool:
-    """Returns whether a recorded row has all rounds and seeds of the protocol."""
-    protocol = int(record.get("protocol_rounds") or setup.rounds)
-    return int(record["rounds"]) >= protocol and len(record["seeds"].split()) >= len(setup.seeds)
-
-
 def _table(lines, headers) -> str:
     """Returns a Markdown table without the padding that makes wide cells unreadable."""
     text = tabulate.tabulate(lines, headers, tablefmt="github", disable_numparse=True)
@@ -121,7 +45,7 @@ def _cell(ours, theirs, digits) -> str:
         return text
     difference = float(ours["value"]) - float(theirs["value"])
     marked = f"{difference:+.{digits}f}"
-    if not agrees(ours, theirs):
+    if not score.agrees(ours, theirs):
         marked = f"**{marked}**"
     paper = results.format_cell(theirs["value"], theirs["spread"], digits)
     return f"{text}<br>paper {paper}<br>{marked}"
@@ -131,6 +55,8 @@ def side_by_side(setup: Setup, rows: Sequence[dict[str, str]]) -> str:
     """Returns a set-up's recorded results as a Markdown table, the paper's number in each cell."""
     theirs = results.published(setup)
     columns = {c["name"]: c.get("digits", 2) for c in setup.columns}
+    reading = {c["name"]: c.get("reading_of", c["name"]) for c in setup.columns}
+    grid_runs = recorded(setup, "runs.csv") if setup.grid else []
     names = [n for n in dict.fromkeys(r["column"] for r in rows) if n != "seconds_per_round"]
     chosen = list(dict.fromkeys(flag for grid in setup.grid.values() for flag in grid))
     lines = []
@@ -140,14 +66,19 @@ def side_by_side(setup: Setup, rows: Sequence[dict[str, str]]) -> str:
         their_row = setup.published_rows.get(row, row)
         seconds = ours.get("seconds_per_round", {}).get("value")
         lines.append(
-            [row, *(first.get(k, "") for k in chosen), first["rounds"], first["seeds"]]
+            [row, *(first.get(k, "") for k in chosen)]
+            + ([score.place_in_grid(setup, row, grid_runs)] if chosen else [])
+            + [first["rounds"], first["seeds"]]
             + [
-                _cell(ours[n], theirs.get((their_row, n)), columns.get(n, 2)) if n in ours else ""
+                _cell(ours[n], theirs.get((their_row, reading.get(n, n))), columns.get(n, 2))
+                if n in ours
+                else ""
                 for n in names
             ]
             + [f"{float(seconds):.3g}" if seconds else ""]
         )
-    headers = ["row", *chosen, "rounds", "seeds", *names, "s a round"]
+    grid = ["grid"] if chosen else []
+    headers = ["row", *chosen, *grid, "rounds", "seeds", *names, "s a round"]
     return _table(lines, headers)
 
 
@@ -169,12 +100,26 @@ def _section(item: Item) -> str:
         typed = [{**r, "rounds": int(r["rounds"]) if r["rounds"] else ""} for r in rows]
         for r in typed:
             r["protocol_rounds"] = int(r.get("protocol_rounds") or setup.rounds)
-        parts.append("\n".join(f"- {line}" for line in results.caveats(typed, setup)))
+        told = [*results.caveats(typed, setup), *_what_counts(item, setup)]
+        parts.append("\n".join(f"- {line}" for line in told))
         if rows:
             parts.append(_how(setup, rows))
         path = f"{item.name}/{setup.name}"
         parts += [f"![{setup.title}]({path}/{figure.name})" for figure in figures]
     return "\n\n".join(part for part in parts if part)
+
+
+def _what_counts(item, setup) -> list[str]:
+    """Returns which rows the scoreboard leaves out, where one of several had to be fixed."""
+    if not results.published(setup):
+        return []
+    if not setup.counts:
+        same = (s for s in item.setups.values() if s.published == setup.published and s.counts)
+        return [f"Shown beside: the scoreboard counts the set-up `{next(same).name}`."]
+    return [
+        f"The scoreboard counts `{ours}` as the paper's {theirs}; the other form is shown beside."
+        for theirs, ours in setup.counted_rows.items()
+    ]
 
 
 def _how(setup, rows) -> str:
@@ -188,20 +133,27 @@ def _how(setup, rows) -> str:
     return " ".join(told)
 
 
+def _why_not_run(setup) -> str:
+    if setup.planned:
+        return f"not yet run; {score.cost(setup)}"
+    if not setup.not_here:
+        return f"can't be run here: {score.cost(setup)}"
+    known = score.core_hours(setup) is not None
+    return f"can't be run here: {setup.not_here}" + (f"; {score.cost(setup)}" if known else "")
+
+
 def _overview(items: Sequence[Item]) -> str:
     lines = []
     for item in items:
         states = []
         for setup in item.setups.values():
             if recorded(setup) or any(recorded_folder(setup).glob("*.png")):
-                whole = all(_is_whole(setup, r) for r in recorded(setup) if r["rounds"])
+                whole = all(score.is_whole(setup, r) for r in recorded(setup) if r["rounds"])
                 state = "run" if whole else "partial"
                 if setup.stand_in:
                     state += ", stand-in"
-            elif setup.not_here:
-                state = f"can't be run here: {setup.not_here}"
             else:
-                state = "not yet run"
+                state = _why_not_run(setup)
             states.append((setup.name, state))
         told = dict.fromkeys(state for _, state in states)
         text = "; ".join(
@@ -243,22 +195,37 @@ def scoreboard_page(text: str) -> str:
     Args:
       text: The page as it is.
     """
-    totals, lines, by_item = Counter(), [], []
+    lines, by_item = [], []
+    total = score.Count(Counter(), 0, 0, 0)
     for paper in sorted({item.paper for item in all_items()}):
-        counts = Counter()
+        seen, of_paper = set(), score.Count(Counter(), 0, 0, 0)
         for item in all_items(paper):
-            of_item = Counter(_item_statuses(item).values())
-            if of_item:
-                by_item.append([paper, f"`{item.name}`", *(of_item[s] or "" for s in STATUSES)])
-            counts += of_item
+            found = score.cells(item)
+            if not found:
+                continue
+            new, whole = score.count(found, seen), score.count(found)
+            by_item.append([paper, f"`{item.name}`", *_counted(whole), new.repeated or ""])
+            of_paper = _sum(of_paper, new)
         name = (PAPERS / paper / "README.md").read_text().splitlines()[0].removeprefix("# ")
-        lines.append([f"[{name}]({paper}/README.md)", *(counts[s] for s in STATUSES)])
-        lines[-1].append(sum(counts.values()))
-        totals += counts
-    lines.append(["all", *(totals[s] for s in STATUSES), sum(totals.values())])
-    table = _table(lines, ["paper", *STATUSES, "cells"])
-    items = _table(by_item, ["paper", "item", *STATUSES])
+        lines.append([f"[{name}]({paper}/README.md)", *_counted(of_paper, 0)])
+        lines[-1].append(of_paper.statuses.total())
+        total = _sum(total, of_paper)
+    lines.append(["all", *_counted(total, 0), total.statuses.total()])
+    rows = "whole rows reproduced, of those compared"
+    table = _table(lines, ["paper", *STATUSES, rows, "cells"])
+    items = _table(
+        by_item, ["paper", "item", *STATUSES, rows, "of these cells, in an earlier table"]
+    )
     return _replace(text, "scoreboard", f"{table}\n\n### By table\n\n{items}")
+
+
+def _counted(found: score.Count, none="") -> list:
+    rows = f"{found.rows} of {found.rows_compared}" if found.rows_compared else none
+    return [*(found.statuses[s] or none for s in STATUSES), rows]
+
+
+def _sum(one: score.Count, other: score.Count) -> score.Count:
+    return score.Count(*(a + b for a, b in zip(one, other, strict=True)))
 
 
 def pages() -> dict[pathlib.Path, str]:

@@ -1,10 +1,11 @@
 """The pages of papers/ are what the data beside them say."""
 
 import csv
+import itertools
 
 import pytest
 
-from reproduction import items, readme, results
+from reproduction import items, readme, results, score
 
 SETUP = items.load_item("adafedadam", "table5").setups["synthetic"]
 
@@ -46,17 +47,134 @@ def test_every_flag_file_belongs_to_an_item():
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "same"),
+    ("value", "spread", "seeds", "kind", "same"),
     [
-        (("90.0", "0.3"), ("90.9", "0.4"), True),  # 2 sqrt(0.09 + 0.16) = 1 > 0.9
-        (("80.0", "0.3"), ("81.2", "0.4"), False),  # 1 and 1 % = 0.81 < 1.2
-        (("80.0", ""), ("80.7", ""), True),
-        (("80.0", ""), ("81.0", ""), False),
+        # Published: 80 ± 0.9 of 9 seeds; ours over 4 seeds. 1 % is 0.8.
+        ("80.8", "", "1", "unknown", True),
+        ("80.81", "", "1", "unknown", False),
+        ("80.81", "0.8", "1", "unknown", False),  # a single seed has no spread
+        ("81.9", "0.8", "1 2 3 4", "unknown", True),  # 2 sqrt(0.16 + 0.81) = 1.970
+        ("82.0", "0.8", "1 2 3 4", "unknown", False),
+        ("81.9", "0.8", "1 2 3 4", "standard error", True),
+        ("82.0", "0.8", "1 2 3 4", "standard error", False),
+        ("80.9", "0.8", "1 2 3 4", "deviation", True),  # 2 sqrt(0.16 + 0.09) = 1
+        ("81.1", "0.8", "1 2 3 4", "deviation", False),
+        ("81.9", "3.55", "1 2 3 4", "unknown", True),  # 2 sqrt(3.15 + 0.81) = 3.98: under 5 %
+        ("81.9", "3.65", "1 2 3 4", "unknown", False),  # 4.07: over 5 %, so it says nothing
+        ("80.8", "3.65", "1 2 3 4", "unknown", True),
+        ("78.1", "0.8", "1 2 3 4", "unknown", True),
     ],
 )
-def test_when_numbers_agree(ours, theirs, same):
-    named = [dict(zip(("value", "spread"), pair, strict=True)) for pair in (ours, theirs)]
-    assert readme.agrees(*named) is same
+def test_when_numbers_agree(value, spread, seeds, kind, same):
+    ours = {"value": value, "spread": spread, "seeds": seeds}
+    theirs = {"value": "80", "spread": "0.9", "seeds": "9", "spread_kind": kind}
+    assert score.agrees(ours, theirs) is same
+
+
+def test_without_a_published_spread_only_one_percent_counts():
+    ours = {"value": "80.9", "spread": "1.5", "seeds": "1 2 3"}
+    theirs = {"value": "80", "spread": "", "seeds": "5", "spread_kind": ""}
+    assert not score.agrees(ours, theirs)
+    assert score.agrees({**ours, "value": "80.8"}, theirs)
+
+
+def published_lines():
+    for paper in sorted({item.paper for item in items.all_items()}):
+        with open(items.PAPERS / paper / "published.csv", newline="") as f:
+            yield from ((paper, line) for line in csv.DictReader(f))
+
+
+def test_every_published_number_says_its_seeds_and_what_its_spread_is():
+    for paper, line in published_lines():
+        assert line["seeds"] == "unknown" or int(line["seeds"]) > 0, (paper, line)
+        assert line["source"], (paper, line)
+        kinds = score.SPREAD_KINDS if line["spread"] else ("",)
+        assert line["spread_kind"] in kinds, (paper, line)
+
+
+def test_one_row_of_one_set_up_counts_for_a_published_cell():
+    """Over all items: every published cell is counted, and by one set-up and row only."""
+    counted = {}
+    for item in items.all_items():
+        for cell in score.cells(item):
+            key = (item.paper, *cell[:4])
+            assert key not in counted, key
+            counted[key] = cell.status
+    assert counted.keys() == {
+        (paper, line["item"], line["setup"], line["row"], line["column"])
+        for paper, line in published_lines()
+    }
+
+
+def test_of_several_rows_the_item_must_name_one():
+    import dataclasses
+
+    with pytest.raises(items.ReproduceError, match="qfedavg, qfedavg_reweight .* counted_rows"):
+        score.counted_row(dataclasses.replace(SETUP, counted_rows={}), "qfedavg")
+    assert score.counted_row(SETUP, "qfedavg") == "qfedavg"
+    assert score.counted_row(SETUP, "fedavg") == "fedavg"
+
+
+def test_what_two_tables_show_is_counted_once():
+    """AdaFedAdam's Table 7 repeats Table 5; Table 3 contradicts it in one row of three."""
+    tables = {i.name: i for i in items.all_items("adafedadam")}
+    seen = set()
+    third = score.count(score.cells(tables["table3"]), seen)
+    fifth = score.count(score.cells(tables["table5"]), seen)
+    seventh = score.count(score.cells(tables["table7"]), seen)
+    assert (third.repeated, fifth.repeated) == (0, 0)
+    assert seventh.repeated == 18 + 6 and seventh.statuses.total() == 54 - 24
+    # A row that was counted before is no row either: 18 less 6 and less AdaFedAdam's two.
+    assert seventh.rows_compared == 10
+
+
+def test_a_whole_row_needs_every_cell():
+    def row(name, *statuses):
+        return [score.Cell("t", "s", name, str(i), s, (name, i)) for i, s in enumerate(statuses)]
+
+    found = score.count(
+        row("a", "reproduced", "reproduced")
+        + row("b", "reproduced", "not reproduced")
+        + row("c", "reproduced", "partial")
+        + row("d", "reproduced", "reproduced")
+    )
+    assert (found.rows, found.rows_compared) == (2, 3)
+    assert found.statuses == {"reproduced": 6, "not reproduced": 1, "partial": 1}
+
+
+def test_core_hours_are_those_of_the_grid_and_the_chosen_points():
+    import dataclasses
+
+    # 6 rows of 3 seeds, and FedProx: its grid of 5 on one seed, the best on two more.
+    setup = dataclasses.replace(SETUP, seconds={"*": 3.6, "fedprox": 7.2})
+    assert score.core_hours(setup) == pytest.approx(6 * 3 * 1 + (5 + 2) * 2)
+    assert score.core_hours(dataclasses.replace(SETUP, seconds={"fedprox": 1.0})) is None
+    assert score.cost(setup) == "the whole protocol takes 32 core-hours"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "told"),
+    [
+        (("0.1", "1"), "inside"),
+        (("0.01", "1"), "edge: client_learning_rate 0.01 of 0.01, 0.1, 1"),
+        (
+            ("1.0", "3"),
+            "edge: client_learning_rate 1 of 0.01, 0.1, 1; server_learning_rate 3 of 0.3, 1, 3",
+        ),
+    ],
+)
+def test_where_in_its_grid_a_point_lies(chosen, told):
+    import dataclasses
+
+    flags = ("client_learning_rate", "server_learning_rate")
+    setup = dataclasses.replace(SETUP, grid={"fedavg": dict.fromkeys(flags, [])})
+    runs = [
+        {"row": "fedavg", **dict(zip(flags, p, strict=True)), "chosen": str(p == chosen)}
+        for p in itertools.product(("0.01", "0.1", "1.0"), ("0.3", "1", "3"))
+    ]
+    other = {"row": "fedadam", flags[0]: "9", flags[1]: "9", "chosen": "True"}
+    assert score.place_in_grid(setup, "fedavg", [*runs, other]) == told
+    assert score.place_in_grid(setup, "fedadam", [*runs, other]) == ""
 
 
 @pytest.mark.parametrize(
@@ -71,7 +189,8 @@ def test_when_numbers_agree(ours, theirs, same):
             {"stand_in": "other data"},
             "stand-in",
         ),
-        ({"value": "", "seeds": "1 2 3", "rounds": ""}, {}, "not yet run"),
+        ({"value": "", "seeds": "1 2 3", "rounds": ""}, {"planned": True}, "not yet run"),
+        ({"value": "", "seeds": "1 2 3", "rounds": ""}, {}, "can't be run here"),
         ({"value": "", "seeds": "1", "rounds": ""}, {"not_here": "no data"}, "can't be run here"),
     ],
 )
@@ -80,10 +199,10 @@ def test_statuses(monkeypatch, record, changes, status):
 
     setup = dataclasses.replace(SETUP, **changes)
     line = {"row": "fedavg", "column": "avg", "spread": "", "status": "", **record}
-    monkeypatch.setattr(readme, "recorded", lambda setup: [line])
+    monkeypatch.setattr(score, "recorded", lambda setup: [line])
     published = {("fedavg", "avg"): {"value": "90.08", "spread": "0.12"}}
     monkeypatch.setattr(results, "published", lambda setup: published)
-    assert readme.cell_statuses(setup) == {("fedavg", "avg"): status}
+    assert score.cell_statuses(setup) == {("fedavg", "avg"): status}
 
 
 def test_a_figure_that_is_drawn_without_runs_says_that_it_stands_in():
@@ -91,25 +210,25 @@ def test_a_figure_that_is_drawn_without_runs_says_that_it_stands_in():
         (item, setup)
         for item in items.all_items()
         for setup in item.setups.values()
-        if setup.stand_in and setup.draws and any(readme.recorded_folder(setup).glob("*.png"))
+        if setup.stand_in and setup.draws and any(score.recorded_folder(setup).glob("*.png"))
     ]
     assert drawn
     for item, setup in drawn:
-        page = (readme.recorded_folder(setup).parents[1] / "README.md").read_text()
+        page = (score.recorded_folder(setup).parents[1] / "README.md").read_text()
         assert f"- A stand-in, not the paper's experiment: {setup.stand_in}." in page, item.name
 
 
-def test_two_forms_of_a_method_are_one_published_row(monkeypatch):
-    """The better of q-FedAvg's two forms counts."""
+def test_of_two_forms_of_a_method_the_one_that_the_item_names_counts(monkeypatch):
+    """Not the better of q-FedAvg's two forms."""
     line = {"column": "avg", "spread": "", "status": "", "seeds": "1 2 3", "rounds": "1000"}
     lines = [
         {**line, "row": "qfedavg", "value": "50"},
         {**line, "row": "qfedavg_reweight", "value": "90.64"},
     ]
-    monkeypatch.setattr(readme, "recorded", lambda setup: lines)
+    monkeypatch.setattr(score, "recorded", lambda setup: lines)
     published = {("qfedavg", "avg"): {"value": "90.64", "spread": "0.1"}}
     monkeypatch.setattr(results, "published", lambda setup: published)
-    assert readme.cell_statuses(SETUP) == {("qfedavg", "avg"): "reproduced"}
+    assert score.cell_statuses(SETUP) == {("qfedavg", "avg"): "not reproduced"}
 
 
 def test_what_is_written_by_hand_stays():
@@ -129,6 +248,7 @@ def test_a_recorded_table_marks_what_differs(monkeypatch):
         ("fedavg", "avg"): {"value": "90.08", "spread": "0.12"},
         ("fedavg", "std"): {"value": "14.23", "spread": "0.28"},
     }
+    monkeypatch.setattr(score, "recorded", lambda *_: [])
     monkeypatch.setattr(results, "published", lambda setup: published)
     table = readme.side_by_side(SETUP, rows)
     assert "90.10 ± 0.10<br>paper 90.08 ± 0.12<br>+0.02 |" in table

@@ -1,0 +1,272 @@
+"""The scoreboard's rules: when a number is the published one, and what is counted.
+
+The three numbers of the rule of agreement stand here and nowhere else.
+"""
+
+import csv
+import json
+import pathlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from reproduction import items, results
+from reproduction.items import PAPERS, Item, Setup
+
+# Numbers agree within so many standard errors of the difference of their means,
+STANDARD_ERRORS = 2.0
+# if that margin is at most this share of the published number (else it would say nothing),
+LARGEST_MARGIN = 0.05
+# or within this share of the published number, whatever the spread.
+ALWAYS_WITHIN = 0.01
+
+STATUSES = (
+    "reproduced",
+    "not reproduced",
+    "partial",
+    "stand-in",
+    "can't be run here",
+    "not yet run",
+)
+# What `spread_kind` in published.csv may say of the number behind "±"; blank where there is none.
+SPREAD_KINDS = ("deviation", "standard error", "unknown")
+
+
+def recorded_folder(setup: Setup) -> pathlib.Path:
+    """Returns the folder in papers/ that holds a set-up's recorded results."""
+    return PAPERS / setup.paper / setup.item / setup.name
+
+
+def recorded(setup: Setup, name: str = "results.csv") -> list[dict[str, str]]:
+    """Reads a set-up's recorded results, or `runs.csv`; empty if there are none."""
+    path = recorded_folder(setup) / name
+    if not path.exists():
+        return []
+    with open(path, newline="") as f:
+        return list(csv.DictReader(f))
+
+
+def margin(ours: Mapping[str, str], theirs: Mapping[str, str]) -> float | None:
+    """Returns two standard errors of the difference of two means.
+
+    Args:
+      ours: A line of results.csv: `spread` is the deviation over `seeds`, separated by blanks.
+      theirs: A line of published.csv: `spread` is of the kind `spread_kind` over `seeds` seeds. A
+        deviation is divided by the root of the seeds if their number is known; a standard error,
+        and what the paper does not explain, counts as printed.
+
+    Returns:
+      The margin in the number's own unit; `None` with fewer than two seeds of ours, or without a
+      published spread.
+    """
+    own = len(ours["seeds"].split())
+    if own < 2 or not ours["spread"] or not theirs["spread"]:
+        return None
+    error = float(theirs["spread"])
+    if theirs.get("spread_kind") == "deviation" and (theirs.get("seeds") or "").isdigit():
+        error /= int(theirs["seeds"]) ** 0.5
+    return STANDARD_ERRORS * (float(ours["spread"]) ** 2 / own + error**2) ** 0.5
+
+
+def agrees(ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
+    """Returns whether a number of ours is the published one, by the rule above.
+
+    Args:
+      ours: A line of results.csv.
+      theirs: A line of published.csv.
+    """
+    published = float(theirs["value"])
+    difference, size = abs(float(ours["value"]) - published), abs(published)
+    if difference <= ALWAYS_WITHIN * size:
+        return True
+    errors = margin(ours, theirs)
+    return errors is not None and errors <= LARGEST_MARGIN * size and difference <= errors
+
+
+def counted_row(setup: Setup, published_row: str) -> str:
+    """Returns our row that counts for a published one.
+
+    Raises:
+      ReproduceError: If several of our rows stand for it and the item names none.
+    """
+    rows = [r for r in setup.rows if setup.published_rows.get(r, r) == published_row]
+    if len(rows) == 1:
+        return rows[0]
+    if setup.counted_rows.get(published_row) not in rows:
+        raise items.ReproduceError(
+            f"{setup.paper}/{setup.item}.toml, {setup.name}: {', '.join(rows) or 'no row'} for "
+            f"{published_row} of the paper; name one in counted_rows."
+        )
+    return setup.counted_rows[published_row]
+
+
+def is_whole(setup: Setup, record: Mapping[str, str]) -> bool:
+    """Returns whether a recorded row has all rounds and seeds of the protocol."""
+    protocol = int(record.get("protocol_rounds") or setup.rounds)
+    return int(record["rounds"]) >= protocol and len(record["seeds"].split()) >= len(setup.seeds)
+
+
+def cell_statuses(setup: Setup) -> dict[tuple[str, str], str]:
+    """Returns the status of each published cell of a set-up: (row, column) → one of `STATUSES`."""
+    ours = {(r["row"], r["column"]): r for r in recorded(setup)}
+    statuses = {}
+    for key, theirs in results.published(setup).items():
+        found = ours.get((counted_row(setup, key[0]), key[1]))
+        if found is None or found["value"] in ("", None):
+            statuses[key] = "not yet run" if setup.planned else "can't be run here"
+        elif setup.stand_in:
+            statuses[key] = "stand-in"
+        elif not is_whole(setup, found):
+            statuses[key] = "partial"
+        else:
+            statuses[key] = "reproduced" if agrees(found, theirs) else "not reproduced"
+    return statuses
+
+
+class Cell(NamedTuple):
+    """A published number.
+
+    Attributes:
+      item: Its table.
+      setup: The set-up's name in published.csv.
+      row: The published row.
+      column: The published column.
+      status: One of `STATUSES`.
+      identity: Equal for numbers that one configuration shows in two tables.
+    """
+
+    item: str
+    setup: str
+    row: str
+    column: str
+    status: str
+    identity: tuple
+
+
+def cells(item: Item) -> list[Cell]:
+    """Returns the published cells of an item, each by the set-up that counts for it."""
+    result = []
+    for setup in item.setups.values():
+        if not setup.counts:
+            continue
+        columns = {c["name"]: c for c in setup.columns}
+        theirs = results.published(setup)
+        for (row, column), status in cell_statuses(setup).items():
+            line = theirs[row, column]
+            identity = (
+                setup.paper,
+                *_configuration(setup, counted_row(setup, row)),
+                json.dumps(
+                    {k: v for k, v in columns[column].items() if k not in ("name", "digits")}
+                ),
+                float(line["value"]),
+                float(line["spread"]) if line["spread"] else None,
+            )
+            result.append(Cell(item.name, setup.published, row, column, status, identity))
+    return result
+
+
+def _configuration(setup, row) -> tuple:
+    """Returns what a row runs: its flag file, the settings that differ from it, its rounds."""
+    fixed = items.settings_of_file(setup.rows[row].flagfile)
+    settings = setup.rows[row].settings.items()
+    new = tuple(sorted((flag, str(v)) for flag, v in settings if fixed.get(flag) != v))
+    return setup.rows[row].flagfile, new, setup.rounds
+
+
+class Count(NamedTuple):
+    """What a paper's cells come to.
+
+    Attributes:
+      statuses: Status → cells.
+      rows: Whole rows of which every cell is reproduced.
+      rows_compared: Rows of which every cell was compared: each is reproduced or not.
+      repeated: Cells left out because an earlier table has them.
+    """
+
+    statuses: Counter
+    rows: int
+    rows_compared: int
+    repeated: int
+
+
+def count(found: Iterable[Cell], seen: set | None = None) -> Count:
+    """Counts cells and whole rows.
+
+    Args:
+      found: Cells.
+      seen: Identities of cells counted before: such a cell is left out, and so is a row of only
+        such cells. Those counted now are added. By default nothing is left out.
+    """
+    statuses, rows, repeated = Counter(), {}, 0
+    for cell in found:
+        if seen is not None and cell.identity in seen:
+            repeated += 1
+            rows.setdefault((cell.item, cell.setup, cell.row), []).append((cell.status, False))
+            continue
+        if seen is not None:
+            seen.add(cell.identity)
+        statuses[cell.status] += 1
+        rows.setdefault((cell.item, cell.setup, cell.row), []).append((cell.status, True))
+    compared = [
+        {status for status, _ in some}
+        for some in rows.values()
+        if any(new for _, new in some)
+        and {status for status, _ in some} <= {"reproduced", "not reproduced"}
+    ]
+    return Count(statuses, compared.count({"reproduced"}), len(compared), repeated)
+
+
+def core_hours(setup: Setup) -> float | None:
+    """Returns the hours of one core for a set-up's whole protocol, grid included.
+
+    Returns:
+      The hours by the seconds a round that the item names; `None` if it names none for some row.
+    """
+    total = 0.0
+    for name, row in setup.rows.items():
+        seconds = setup.seconds.get(name, setup.seconds.get("*"))
+        if seconds is None:
+            return None
+        points = len(setup.points(name))
+        tried = len(setup.selection.get("seeds", setup.seeds)) if points > 1 else 0
+        runs = points * tried + len(setup.seeds) - min(tried, len(setup.seeds))
+        total += runs * row.settings.get("total_rounds", setup.rounds) * seconds / 3600
+    return total or None
+
+
+def cost(setup: Setup) -> str:
+    """Returns what a set-up's protocol takes, in words."""
+    hours = core_hours(setup)
+    if hours is None:
+        return "its cost is not measured"
+    return f"the whole protocol takes {hours:,.{0 if hours >= 10 else 1}f} core-hours"
+
+
+def place_in_grid(setup: Setup, row: str, runs: Sequence[Mapping[str, str]]) -> str:
+    """Returns where a row's chosen point lies in the grid that was run.
+
+    Args:
+      setup: The set-up.
+      row: A row of it.
+      runs: The recorded runs.csv.
+
+    Returns:
+      `inside`, or the settings that lie at an edge, e.g. `edge: client_learning_rate 0.1 of 0.01,
+      0.1`; blank for a row without a grid.
+    """
+    of_row = [r for r in runs if r["row"] == row]
+    chosen = [r for r in of_row if r["chosen"] == "True"]
+    told, tried = [], False
+    for flag in setup.grid.get(row, {}):
+        values = sorted({float(r[flag]) for r in of_row if r.get(flag)})
+        if len(values) < 2 or not chosen:
+            continue
+        tried = True
+        value = float(chosen[0][flag])
+        if value in (values[0], values[-1]):
+            listed = ", ".join(f"{v:g}" for v in values)
+            told.append(f"{flag} {value:g} of {listed}")
+    if not tried:
+        return ""
+    return f"edge: {'; '.join(told)}" if told else "inside"
