@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import tabulate
 
-from reproduction import results, score
+from reproduction import claims, results, score
 from reproduction.items import PAPERS, Item, Setup, all_items
 from reproduction.score import STATUSES, recorded, recorded_folder
 
@@ -137,7 +137,7 @@ def _why_not_run(setup) -> str:
     if setup.planned:
         return f"not yet run; {score.cost(setup)}"
     if not setup.not_here:
-        return f"can't be run here: {score.cost(setup)}"
+        return f"not run: {score.cost(setup)}"
     known = score.core_hours(setup) is not None
     return f"can't be run here: {setup.not_here}" + (f"; {score.cost(setup)}" if known else "")
 
@@ -164,6 +164,26 @@ def _overview(items: Sequence[Item]) -> str:
     return _table(lines, ["item", "", ""])
 
 
+def _claims(paper: str) -> str:
+    """Returns a paper's claims in words as a table, each with its verdict and what shows it."""
+    lines = []
+    for claim, verdict, shown in claims.of_paper(paper):
+        setup = claim["setup"]
+        runs = f"[{setup}]({setup}/results.csv)" if claim["expression"] else ""
+        lines.append([claim["claim"], claim["source"], f"*{verdict}*", shown, runs])
+    return _table(lines, ["the paper says", "where", "here", "what shows it", "runs"])
+
+
+def _claim_counts(papers: Sequence[str]) -> str:
+    lines, totals = [], Counter()
+    for paper in papers:
+        counts = Counter(v.verdict for v in claims.of_paper(paper))
+        lines.append([paper, *(counts[v] for v in claims.VERDICTS), counts.total()])
+        totals += counts
+    lines.append(["all", *(totals[v] for v in claims.VERDICTS), totals.total()])
+    return _table(lines, ["paper", *claims.VERDICTS, "claims"])
+
+
 def _replace(text: str, name: str, content: str) -> str:
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     block = f"{begin}\n{content}\n{end}"
@@ -182,6 +202,7 @@ def paper_page(paper: str, text: str) -> str:
     """
     items = all_items(paper)
     text = _replace(text, "overview", _overview(items))
+    text = _replace(text, "claims", _claims(paper))
     for item in items:
         section = _section(item)
         if "\n" in section:
@@ -216,7 +237,8 @@ def scoreboard_page(text: str) -> str:
     items = _table(
         by_item, ["paper", "item", *STATUSES, rows, "of these cells, in an earlier table"]
     )
-    return _replace(text, "scoreboard", f"{table}\n\n### By table\n\n{items}")
+    text = _replace(text, "scoreboard", f"{table}\n\n### By table\n\n{items}")
+    return _replace(text, "claims", _claim_counts(sorted({item.paper for item in all_items()})))
 
 
 def _counted(found: score.Count, none="") -> list:

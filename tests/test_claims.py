@@ -1,0 +1,142 @@
+"""What papers claim, judged by the recorded results."""
+
+import csv
+import re
+import tomllib
+
+import pandas as pd
+import pytest
+
+from reproduction import claims, items, results, score
+
+PAPERS = sorted({item.paper for item in items.all_items()})
+LINES = [
+    (paper, line)
+    for paper in PAPERS
+    for line in csv.DictReader((items.PAPERS / paper / "claims.csv").read_text().splitlines())
+]
+
+
+def recomputed(paper, line):
+    """The verdict by pandas and Python's own evaluation, from the files alone."""
+    if not line["expression"]:
+        return "untested here"
+    tables, whole = {}, []
+
+    def table(name=line["setup"]):
+        item, setup = name.split("/")
+        if name not in tables:
+            tables[name] = pd.read_csv(items.PAPERS / paper / name / "results.csv")
+            toml = tomllib.loads((items.PAPERS / paper / f"{item}.toml").read_text())
+            whole.append("stand_in" not in {**toml, **toml["setups"][setup]})
+        return tables[name]
+
+    def column(name, setup=line["setup"]):
+        lines = table(setup)[table(setup).column == name].set_index("row")
+        whole.append(bool((lines.status == "complete").all()))
+        return lines.value
+
+    def dominated(row, prefix, *names):
+        points = pd.DataFrame({n: column(n) for n in names})
+        others = points[points.index.str.startswith(prefix)]
+        return bool((others < points.loc[row]).all(axis=1).any())
+
+    known = {
+        "value": lambda row, name, setup=line["setup"]: column(name, setup)[row],
+        "first": lambda row, name: column(name)[row] > column(name).drop(row).max(),
+        "lowest": lambda row, name: column(name)[row] < column(name).drop(row).min(),
+        "dominated": dominated,
+    }
+    holds = eval(line["expression"], known)
+    if not all(whole):
+        return "untested here"
+    return "holds" if holds else "does not"
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_verdict_on_the_pages_is_what_the_results_say(paper):
+    page = (items.PAPERS / paper / "README.md").read_text()
+    block = page.split("<!-- begin claims -->")[1].split("<!-- end claims -->")[0]
+    shown = re.findall(r"(?m)^\| (.*?) \| .*? \| \*(.*?)\* \|", block)
+    expected = [(line["claim"], recomputed(p, line)) for p, line in LINES if p == paper]
+    assert expected and shown == expected
+
+
+def test_every_claim_has_a_source_and_a_condition_or_a_reason():
+    for paper, line in LINES:
+        assert line["claim"] and line["source"], (paper, line)
+        assert bool(line["setup"]) == bool(line["expression"]), (paper, line)
+        assert line["expression"] or line["remark"], (paper, line)
+    names = [(paper, line["claim"]) for paper, line in LINES]
+    assert len(set(names)) == len(names)
+
+
+SETUP = next(iter(items.load_item("adafedadam", "table5").setups.values()))
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Three rows of a set-up that was run whole: a 3 ± 0.1, b 2 ± 0.1, c 2.95 ± 0.1."""
+    lines = [
+        {"row": row, "column": "avg", "value": value, "spread": "0.1", "seeds": "1 2 3"}
+        | {"rounds": "500", "protocol_rounds": "500", "status": "complete"}
+        for row, value in (("a", "3"), ("b", "2"), ("c", "2.95"))
+    ]
+    monkeypatch.setattr(score, "recorded", lambda setup: lines)
+    monkeypatch.setattr(results, "published", lambda setup: {})
+    return lines
+
+
+def judge(expression):
+    line = {"claim": "c", "source": "s", "setup": f"table5/{SETUP.name}", "remark": ""}
+    return claims.judge("adafedadam", {**line, "expression": expression})
+
+
+@pytest.mark.parametrize(
+    ("expression", "verdict", "shown"),
+    [
+        ('value("a", "avg") > value("b", "avg")', "holds", "3 > 2"),
+        ('value("b", "avg") > value("a", "avg")', "does not", "not 2 > 3"),
+        ('value("a", "avg") - value("b", "avg") <= 0.9', "does not", "not 1 <= 0.9"),
+        ('1 < value("b", "avg") < 3', "holds", "1 < 2 < 3"),
+        ('1 < value("b", "avg") < 2', "does not", "not 1 < 2 < 2"),
+        ('first("a", "avg")', "holds", "a 3, c 2.95, within two standard errors"),
+        ('first("c", "avg")', "does not", "c 2.95, a 3, within two standard errors"),
+        ('lowest("b", "avg")', "holds", "b 2, c 2.95"),
+        ('not lowest("a", "avg")', "holds", "a 3, b 2"),
+        ('first("a", "avg") and first("b", "avg")', "does not", None),
+        ('first("a", "avg") or first("b", "avg")', "holds", None),
+        ('dominated("a", "b", "avg")', "holds", "a by b"),
+        ('dominated("b", "", "avg")', "does not", "b by none"),
+    ],
+)
+def test_what_an_expression_comes_to(recorded, expression, verdict, shown):
+    found = judge(expression)
+    assert found.verdict == verdict
+    assert shown is None or found.shown == shown
+
+
+@pytest.mark.parametrize("change", [{"seeds": "1"}, {"rounds": "499"}])
+def test_what_is_not_the_whole_protocol_decides_nothing(recorded, change):
+    recorded[2].update(change)
+    assert judge('value("a", "avg") > value("b", "avg")').verdict == "holds"
+    found = judge('first("a", "avg")')
+    assert found.verdict == "untested here"
+    assert found.shown.startswith("on fewer rounds or seeds it holds: a 3, c 2.95")
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ('__import__("os").getcwd()', "can't hold"),
+        ('value("a", "avg") * 2 > 1', "can't hold"),
+        ("value.__class__", "can't hold"),
+        ('value("a", "avg") is 3', "can't hold"),
+        ('value("d", "avg") > 1', "no recorded avg of d"),
+        ('value("a", "avg", "table5/other") > 1', "no set-up other"),
+        ('value("a", "avg") >', "claims.csv of adafedadam"),
+    ],
+)
+def test_what_an_expression_may_not_hold(recorded, expression, said):
+    with pytest.raises(items.ReproduceError, match=said):
+        judge(expression)
