@@ -11,7 +11,8 @@ and in a set-up:
     sweep          row → {flag = [values]}: each point is a row of its own, "row name=value"
     grid           row → {flag = [values]}: of which one point is chosen by `selection`
     selection      {metric, last_rounds}: least mean wins; `seeds` tried, all by default
-    columns        [{name, metric}]: see `reproduction.results.column_value`
+    columns        [{name, metric}]: see `reproduction.results.column_value`; with `reading_of`, the
+                   published number of that column stands beside this one too, and counts there
     curve          column of metrics.csv that is drawn, with `curve_label`
     figures        [{kind, ...}]: what is drawn, see `reproduction.drawing`; the curve by default
     higher_is_better  of the columns; true by default

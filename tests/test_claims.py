@@ -71,6 +71,20 @@ def test_every_claim_has_a_source_and_a_condition_or_a_reason():
     assert len(set(names)) == len(names)
 
 
+def test_dominated_means_below_in_every_column(monkeypatch):
+    points = {"own": (2, 2), "one better": (1, 3), "one equal": (1, 2), "one both": (1, 1)}
+    lines = [
+        {"row": row, "column": column, "value": str(value), "spread": "", "seeds": "1 2 3"}
+        | {"rounds": "1000", "protocol_rounds": "1000", "status": "complete"}
+        for row, values in points.items()
+        for column, value in zip(("avg", "std"), values, strict=True)
+    ]
+    monkeypatch.setattr(score, "recorded", lambda setup: lines)
+    assert judge('dominated("own", "one", "avg", "std")').shown == "own by one both"
+    monkeypatch.setattr(score, "recorded", lambda setup: lines[:-2])
+    assert judge('dominated("own", "one", "avg", "std")').verdict == "does not"
+
+
 SETUP = next(iter(items.load_item("adafedadam", "table5").setups.values()))
 
 

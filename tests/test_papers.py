@@ -255,6 +255,27 @@ def test_a_recorded_table_marks_what_differs(monkeypatch):
     assert "20.00 ± 0.10<br>paper 14.23 ± 0.28<br>**+5.77** |" in table
 
 
+def test_a_column_that_is_another_reading_stands_beside_the_same_number(monkeypatch):
+    """FedCAda's number may be the best of a run or its last; it counts once, as the best."""
+    setup = items.load_item("fedcada", "table1").setups["fashion_mnist_device_iid"]
+    line = {"row": "fedavg", "seeds": "1 2 3", "rounds": "200", "status": "complete"}
+    rows = [
+        {**line, "column": "best", "value": "88.2", "spread": "0.1"},
+        {**line, "column": "last", "value": "80", "spread": "0.1"},
+    ]
+    monkeypatch.setattr(score, "recorded", lambda setup, name="": rows if not name else [])
+    table = readme.side_by_side(setup, rows)
+    assert "88.20 ± 0.10<br>paper 88.18<br>+0.02 |" in table
+    assert "80.00 ± 0.10<br>paper 88.18<br>**-8.18** |" in table
+    assert score.cell_statuses(setup)["fedavg", "best"] == "reproduced"
+
+
+def test_a_page_says_which_set_up_and_row_count():
+    page = (items.PAPERS / "adafedadam" / "README.md").read_text()
+    assert "- Shown beside: the scoreboard counts the set-up `momentum_reset`." in page
+    assert "- The scoreboard counts `qfedavg` as the paper's qfedavg; the other form is" in page
+
+
 # methods.md, section 6; what shows no experiment (notation, statistics of data, architectures, the
 # settings used) is left out. FedOpt's Tables 8 and 9 are one grid.
 SHOWN = {

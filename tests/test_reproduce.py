@@ -83,6 +83,7 @@ def test_equal_folders_hold_equal_runs(tmp_path):
 @pytest.mark.parametrize("setup", SETUPS)
 def test_items_are_whole(setup):
     columns = {c["name"] for c in setup.columns}
+    assert {c["reading_of"] for c in setup.columns if "reading_of" in c} <= columns
     for (row, column), line in results.published(setup).items():
         assert column in columns
         assert row in {setup.published_rows.get(r, r) for r in setup.rows}, row
