@@ -3,6 +3,7 @@
 import gc
 import os
 import pathlib
+import signal
 import sys
 import uuid
 
@@ -13,6 +14,15 @@ from simulation import imports
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 _RUN_ID = "FEDOPT_TEST_RUN"
+
+# What is started in the background ignores Ctrl-C and the end of its terminal, and so would all
+# that the tests start.
+for _signal, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_signal) == signal.SIG_IGN:
+        signal.signal(_signal, _handler)
 
 # Read once, when TensorFlow is imported, which a test file may do before any fixture runs.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

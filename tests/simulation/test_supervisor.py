@@ -1,7 +1,6 @@
 """What a supervisor starts is this user's alone, and ends with its parent."""
 
 import contextlib
-import ctypes
 import os
 import pathlib
 import signal
@@ -125,20 +124,24 @@ def test_an_ordinary_user_may_have_one_as_well():
         allowed = False
     if not allowed:
         pytest.skip("this kernel gives an ordinary user no network namespace")
-    child = os.fork()
-    if not child:
-        code = 1
-        with contextlib.suppress(OSError):
-            if user:
-                os.setuid(65534)
-                # A process that changes its user may no longer write its own files in /proc.
-                ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1)
-            supervisor._isolate()
-            with socket.create_server(("127.0.0.1", 0)) as server:
-                socket.create_connection(server.getsockname()).close()
-            code = 0
-        os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
+    # In a process of one thread, which alone may make a user namespace.
+    program = f"""
+import ctypes, os, socket
+from simulation import supervisor
+if {bool(user)}:
+    os.setuid(65534)
+    # A process that changes its user may no longer write its own files in /proc.
+    ctypes.CDLL(None).prctl({_PR_SET_DUMPABLE}, 1)
+supervisor._isolate()
+with socket.create_server(("127.0.0.1", 0)) as server:
+    # Not `create_connection`, for which Python reads files that may be another user's alone.
+    socket.socket().connect(server.getsockname())
+"""
+    repository = pathlib.Path(supervisor.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=repository, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_another_user_is_turned_away(echo):
