@@ -29,16 +29,26 @@ def calling(executor: str = "") -> Iterator[None]:
         ctx.function_call_options = before
 
 
+# As operations of their own they wait for a thread of a pool that is as large as the machine has
+# cores, and may wait for each other there for ever.
+_BRANCHES = frozenset(["Case", "If", "StatelessCase", "StatelessIf"])
+
+
 def runs_in_one_thread(function) -> bool:
     """Returns whether `SINGLE_THREADED_EXECUTOR` can run a concrete function.
 
-    That executor takes loops and branches as operations of their own. A function that was traced
-    within `calling("SINGLE_THREADED_EXECUTOR")` has them so, but not what it calls, if that had
-    been traced before.
+    That executor takes loops as operations of their own. A function that was traced within
+    `calling("SINGLE_THREADED_EXECUTOR")` has them so, but not what it calls, if that had been
+    traced before. Branches are not safe as such operations, in whatever executor: a function that
+    has some must be traced outside.
     """
     graph = function.graph.as_graph_def()
     bodies = [graph.node, *(f.node_def for f in graph.library.function)]
-    return not any(node.attr["_lower_using_switch_merge"].b for body in bodies for node in body)
+    return not any(
+        node.op in _BRANCHES or node.attr["_lower_using_switch_merge"].b
+        for body in bodies
+        for node in body
+    )
 
 
 @functools.cache

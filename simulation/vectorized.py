@@ -515,9 +515,11 @@ class VectorizedProcess:
                 executor = "" if num_blocks > 1 or self._on_gpu else "SINGLE_THREADED_EXECUTOR"
                 with graph_calls.calling(executor):
                     program = self._trace(num_blocks)
-                can_be_single = graph_calls.runs_in_one_thread(program)
-                self._executors[num_blocks] = executor if can_be_single else ""
-                self._programs[num_blocks] = program
+                if executor and not graph_calls.runs_in_one_thread(program):
+                    executor = ""
+                    with graph_calls.calling(executor):
+                        program = self._trace(num_blocks)
+                self._programs[num_blocks], self._executors[num_blocks] = program, executor
             return self._programs[num_blocks]
 
     def _trace(self, num_blocks):

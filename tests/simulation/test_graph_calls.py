@@ -63,6 +63,14 @@ def test_what_was_traced_before_can_keep_a_function_out_of_the_executor_of_one_t
     assert not graph_calls.runs_in_one_thread(around(doubled_until_ten))
 
 
+def test_branches_are_kept_out_of_the_executor_of_one_thread():
+    with graph_calls.calling("SINGLE_THREADED_EXECUTOR"):
+        traced = tf.function(
+            lambda x: tf.cond(x > 0.0, lambda: 2 * x, lambda: x), autograph=False
+        ).get_concrete_function(tf.TensorSpec([], tf.float32))
+    assert not graph_calls.runs_in_one_thread(traced)
+
+
 def test_a_function_marked_to_stay_apart_does_when_a_computation_is_compiled():
     @tf.function(autograph=False, experimental_attributes={"_noinline": True})
     def apart(x):

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tff_algos
 from simulation import checkpoints, experiment, experiment_flags, runtimes, vectorized
 from simulation.errors import RunError
+from tasks import losses, lstm
 from tests.tff_algos import cases, shared, toy
 from tff_algos import registry
 
@@ -198,6 +199,33 @@ def test_agrees_or_refuses_by_name(layer, operation):
     text = rf"^Operation {operation} \(.*{layer.name}.*\) .*Use --runtime=tff\.$"
     with pytest.raises(vectorized.NotVectorizable, match=text):
         vectorized.VectorizedProcess(process).next(process.initialize(), clients)
+
+
+def test_loops_over_lists_of_tensors_in_one_block_end():
+    """They come with branches, which the executor of one thread may never come back from."""
+
+    def squashed(y, outputs):
+        return tf.map_fn(tf.tanh, outputs[:, 0])
+
+    keras_model = tf.keras.Sequential([tf.keras.Input((4, 2)), lstm.LSTM(3)])
+    model = tff_algos.from_keras(
+        keras_model,
+        loss=losses.sparse_softmax_cross_entropy,
+        metrics={"squashed": squashed},
+        y_spec=tf.TensorSpec([None], tf.int32),
+    )
+    rng = np.random.default_rng(0)
+    cohorts = [
+        [
+            tff_algos.batch_client(
+                rng.random((5, 4, 2), np.float32), np.arange(5, dtype=np.int32) % 3, batch_size=2
+            )
+            for _ in range(size)
+        ]
+        for size in (1, 2)
+    ]
+    whole = assert_same_rounds(tff_algos.build("fedavg", model, **RATES), cohorts)
+    assert whole._executors == {1: ""}
 
 
 def test_keras_lstm_is_refused_by_name():
