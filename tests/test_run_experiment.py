@@ -303,7 +303,7 @@ def test_diverged_run_is_one_line_and_keeps_its_rows(tmp_path, capfd):
 
 
 def test_a_run_that_drops_every_client_has_diverged(tmp_path, capfd):
-    """The first round brings the model to where no step is finite; the model itself stays finite."""
+    """The first round brings the model to where no step is finite; it stays finite itself."""
     arguments = [
         *("--task=synthetic", "--algorithm=fedavg", "--total_rounds=20", "--clients_per_round=6"),
         *("--client_optimizer=adam", "--client_learning_rate=5e37", "--client_batch_size=30"),
