@@ -11,7 +11,7 @@ from simulation import runtimes
 from tests.oracles import adafed as oracle
 from tests.oracles import cohort as cohort_lib
 from tests.oracles import problem as problem_lib
-from tests.tff_algos import toy
+from tests.tff_algos import eager, toy
 from tff_algos import adafed, client, registry
 from tff_algos.client import LocalTraining
 
@@ -129,25 +129,6 @@ def _server(settings):
     given, own = toy.resolve("adafed", dict(client_learning_rate=0.1, **settings))
     method = registry.get("adafed").build_fn()(model, LocalTraining(given), **own)
 
-    class Answered:
-        def __init__(self, update):
-            self._update = update
-
-        def broadcast(self, value):
-            return value
-
-        def map_server(self, fn, *values):
-            return fn(*values)
-
-        def map_clients(self, fn, *values):
-            return self._update
-
-        def stack(self, value):
-            return value
-
-        def sum(self, value):
-            return tf.nest.map_structure(lambda v: tf.reduce_sum(v, 0), value)
-
     @tf.function(autograph=False, reduce_retracing=True)
     def step(gradients, losses):
         ones = tf.ones_like(losses)
@@ -155,7 +136,7 @@ def _server(settings):
             training={}, num_examples=ones, num_clients=ones, clients_dropped=0 * ones
         )
         report = adafed.Report((gradients,), losses, ones)
-        answered = Answered(adafed.ClientUpdate(report, metrics))
+        answered = eager.Answered(adafed.ClientUpdate(report, metrics))
         after, _ = method.next_round(answered, method.initialize(), None)
         return -after.weights[0]
 

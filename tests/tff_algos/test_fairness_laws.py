@@ -16,7 +16,7 @@ from tests.oracles import cohort as cohort_lib
 from tests.oracles import fedmgda_plus as fedmgda_oracle
 from tests.oracles import fedopt
 from tests.oracles import problem as problem_lib
-from tests.tff_algos import shared, toy
+from tests.tff_algos import eager, shared, toy
 from tff_algos import adafed, fedmgda_plus, registry, vectors
 from tff_algos.client import LocalTraining
 
@@ -36,28 +36,6 @@ def _rows(matrix):
     return tf.constant(matrix[:, :9].reshape(-1, 3, 3)), tf.constant(matrix[:, 9:])
 
 
-class Answered:
-    """The words of a round whose clients have answered already; runs eagerly."""
-
-    def __init__(self, update):
-        self._update = update
-
-    def broadcast(self, value):
-        return value
-
-    def map_server(self, fn, *values):
-        return fn(*values)
-
-    def map_clients(self, fn, *values):
-        return self._update
-
-    def stack(self, value):
-        return value
-
-    def sum(self, value):
-        return tf.nest.map_structure(lambda v: tf.reduce_sum(v, 0), value)
-
-
 def _server_step(problem, name, module, report, **settings):
     """Returns x - x' [12] and the metrics of a round in which the clients sent `report`."""
     spec = registry.get(name)
@@ -70,7 +48,7 @@ def _server_step(problem, name, module, report, **settings):
         training={}, num_examples=ones, num_clients=ones, clients_dropped=0 * ones
     )
     state = method.initialize()
-    answered = Answered(module.ClientUpdate(module.Report(*report), metrics))
+    answered = eager.Answered(module.ClientUpdate(module.Report(*report), metrics))
     after, metrics = method.next_round(answered, state, None)
     back = [x - y for x, y in zip(state.weights, after.weights, strict=True)]
     return cohort_lib.flat([b.numpy() for b in back]), metrics
