@@ -1,0 +1,174 @@
+"""Whether two versions of the suite compute the same bits: every method, runtime and task.
+
+    python -m benchmarks.bits --write=before.json     # at one commit
+    python -m benchmarks.bits --against=before.json   # at another: exits with 1 if a bit differs
+
+A case is a short run of the command on data that are made up. Its digest covers the last
+checkpoint's arrays (as a set, so that fields may change places) and the tables, except times. Bits
+are comparable on one machine only: other processors sum in another order.
+"""
+
+import argparse
+import contextlib
+import csv
+import hashlib
+import json
+import multiprocessing
+import os
+import pathlib
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import tasks
+import tff_algos
+from simulation import checkpoints
+
+_REPO = pathlib.Path(__file__).resolve().parent.parent
+_PROBLEM = (
+    "--synthetic_num_clients=8",
+    "--synthetic_max_examples=40",
+    "--client_batch_size=4",
+    "--client_epochs_per_round=2",
+    "--client_learning_rate=0.05",
+    "--rounds_per_checkpoint=2",
+    "--rounds_per_eval=2",
+)
+_COHORT = ("--clients_per_round=3",)
+# What a method needs beside, or instead of the size of its cohort.
+_OF_METHODS = {
+    "centralized": (),
+    "climb": (*_COHORT, "--climb_primal_rounds=1", "--climb_epsilon=0"),
+    "ditto": (*_COHORT, "--ditto_lambda=1"),
+    "fedcorr": (
+        *_COHORT,
+        "--fedcorr_iterations=1",
+        "--fedcorr_stage1_clients=4",
+        "--fedcorr_stage2_rounds=2",
+    ),
+    "lookahead": (*_COHORT, "--lookahead_state=keep"),
+}
+# Forms of a method that are code of their own, beside its defaults.
+_FORMS = {
+    "fedavg kept Adam": (
+        "fedavg",
+        (*_COHORT, "--client_optimizer=adam", "--client_optimizer_state=keep"),
+    ),
+    "fedprox Nesterov": ("fedprox", (*_COHORT, "--client_optimizer=nesterov", "--fedprox_mu=0.1")),
+    "fedadam Algorithm 2": ("fedadam", (*_COHORT, "--fedopt_variant=algorithm2")),
+    "fedavg decayed rate": (
+        "fedavg",
+        (*_COHORT, "--client_lr_schedule=exp_decay", "--client_lr_decay_steps=2"),
+    ),
+    "scaffold first visit zero": ("scaffold", (*_COHORT, "--scaffold_first_visit=zero")),
+}
+_OF_TASKS = {"clothing1m": ("--clothing1m_num_clients=2",)}
+_TASK = (
+    "--use_synthetic_data",
+    "--algorithm=fedavg",
+    "--total_rounds=1",
+    "--clients_per_round=2",
+    "--client_batch_size=4",
+    "--max_elements_per_client=6",
+    "--client_learning_rate=0.01",
+    "--num_validation_examples=8",
+)
+
+
+def cases() -> dict[str, list[str]]:
+    """Returns the arguments of each case's run by the case's name."""
+    forms = {name: (name, _OF_METHODS.get(name, _COHORT)) for name in tff_algos.names()} | _FORMS
+    found = {}
+    for form, (name, flags) in forms.items():
+        spec = tff_algos.get(name)
+        rounds = 8 if spec.staged else 3
+        rate = () if spec.server_learning_rate is not None else ("--server_learning_rate=0.01",)
+        for runtime in ("tff", "native") if spec.staged else ("tff", "native", "vectorized"):
+            found[f"{form}, {runtime}"] = [
+                "--task=synthetic",
+                f"--algorithm={name}",
+                f"--runtime={runtime}",
+                f"--total_rounds={rounds}",
+                *_PROBLEM,
+                *flags,
+                *rate,
+            ]
+    for name in tasks.names():
+        found[f"task {name}"] = [f"--task={name}", *_TASK, *_OF_TASKS.get(name, ())]
+    return found
+
+
+def digest(arguments: Sequence[str]) -> str:
+    """Runs the command and returns a digest of what it has computed, or the end of its output."""
+    import run_experiment
+
+    with tempfile.TemporaryDirectory() as folder:
+        log = pathlib.Path(folder, "log")
+        with open(log, "w") as file, _printed_to(file):
+            code = run_experiment.main([*arguments, f"--root_output_dir={folder}"])
+        if code:
+            return f"exit code {code}: {log.read_text()[-300:]}"
+        (run,) = (p for p in pathlib.Path(folder).iterdir() if p.is_dir())
+        return _digest_of(run)
+
+
+@contextlib.contextmanager
+def _printed_to(file):
+    with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        yield
+
+
+def _digest_of(run):
+    checkpoint, _ = checkpoints.load_newest(str(run / "checkpoints"))
+    leaves = sorted(
+        hashlib.sha256(f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes()).hexdigest()
+        for leaf in checkpoint.leaves
+    )
+    tables = {}
+    for name in ("metrics.csv", "client_metrics.csv"):
+        if (run / name).exists():
+            with open(run / name, newline="") as file:
+                tables[name] = [
+                    {k: v for k, v in row.items() if not k.startswith("time/")}
+                    for row in csv.DictReader(file)
+                ]
+    content = json.dumps([leaves, tables], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _one(case):
+    name, arguments = case
+    return name, digest(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the cases and writes or compares their digests; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", metavar="FILE", help="where to write the digests")
+    parser.add_argument("--against", metavar="FILE", help="digests to compare with")
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases with this in their name")
+    parser.add_argument("--processes", type=int, default=2, help="cases at once")
+    options = parser.parse_args(arguments)
+    wanted = json.loads(pathlib.Path(options.against).read_text()) if options.against else {}
+    chosen = {name: flags for name, flags in cases().items() if options.only in name}
+    # A child for every case, from one process that has imported TensorFlow but run nothing yet.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_REPO), os.environ.get("PYTHONPATH", "")])
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.reliability.preload"])
+    found, differ = {}, []
+    with context.Pool(options.processes, maxtasksperchild=1) as pool:
+        for name, value in pool.imap_unordered(_one, chosen.items(), chunksize=1):
+            found[name] = value
+            if value.startswith("exit code") or wanted.get(name, value) != value:
+                differ.append(name)
+            print(f"{len(found)}/{len(chosen)} {name}: {value}", flush=True)
+    if options.write:
+        text = json.dumps(dict(sorted(found.items())), indent=1)
+        pathlib.Path(options.write).write_text(text + "\n")
+    for name in differ:
+        print(f"differs: {name}: {wanted.get(name)} -> {found[name]}", file=sys.stderr)
+    return 1 if differ else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
