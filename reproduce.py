@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 
-import command_line
+from common import command_line
 
 if __name__ == "__main__":
     command_line.begin()
@@ -24,11 +24,13 @@ if __name__ == "__main__":
 import tabulate  # noqa: E402
 from absl import flags  # noqa: E402
 
+from common import stops  # noqa: E402
 from hparams import HparamError  # noqa: E402
 from reproduction import items, readme, results, sweep  # noqa: E402
 from reproduction.items import ReproduceError  # noqa: E402
-from simulation import experiment_flags, stops, supervisor  # noqa: E402
+from simulation import experiment_flags  # noqa: E402
 from simulation.errors import RunError  # noqa: E402
+from simulation.runtimes import supervisor  # noqa: E402
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("paper", None, "Folder under papers/.", flag_values=FLAGS)

@@ -10,7 +10,7 @@ import os
 import sys
 import warnings
 
-import command_line
+from common import command_line
 
 if __name__ == "__main__":
     command_line.begin()

@@ -24,7 +24,7 @@ import tensorflow_federated as tff
 import tff_algos
 from benchmarks import common
 from simulation import runtimes
-from tasks import losses, models
+from tasks.models import losses, models
 
 
 class Work(NamedTuple):

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import tasks
 import tff_algos
-from simulation import checkpoints
+from simulation.records import checkpoints
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 _PROBLEM = (

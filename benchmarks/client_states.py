@@ -21,7 +21,7 @@ import tff_algos
 from benchmarks import common
 from benchmarks.memory import resident_bytes
 from simulation import runtimes
-from simulation.client_states import ClientStates
+from simulation.records.client_states import ClientStates
 
 _PER_ROUND = 50
 

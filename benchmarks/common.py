@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tasks
 import tff_algos
-from simulation import loop
+from simulation.rounds import loop
 from tff_algos.process import Process
 from tff_algos.registry import RoundPlan
 

@@ -18,7 +18,8 @@ import numpy as np
 
 import tff_algos
 from benchmarks import common, side, workloads
-from simulation import evaluation, runtimes
+from simulation import runtimes
+from simulation.measures import evaluation
 from tasks.task import ArrayFederatedData
 
 

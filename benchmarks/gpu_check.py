@@ -34,8 +34,9 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 import tasks
 import tff_algos
 from benchmarks import common, side, workloads
-from simulation import runtimes, vectorized
-from simulation.batched_ops import NotVectorizable
+from simulation import runtimes
+from simulation.runtimes import vectorized
+from simulation.runtimes.batched_ops import NotVectorizable
 
 # Task → clients a round, minibatch size, FLUTE's seconds a round.
 _TASKS = {

@@ -28,7 +28,7 @@ import tensorflow_federated as tff
 
 from benchmarks import common, side, workloads
 from simulation import runtimes
-from tasks import models
+from tasks.models import models
 from tff_algos import client, stateless
 
 _layers = tf.keras.layers

@@ -26,12 +26,13 @@ _CLIENTS = 10
 def child(name: str, data_dir: str | None) -> dict:
     """Loads a task and runs a round in this process; returns what it took."""
     started = time.perf_counter()
-    from simulation import imports
+    from common import imports
 
     imports.import_tensorflow()
     import tasks
     from benchmarks import common
-    from simulation import loop, runtimes
+    from simulation import runtimes
+    from simulation.rounds import loop
     from tasks.task import DataError
     from tff_algos.registry import RoundPlan
 

@@ -23,7 +23,7 @@ import tff_algos
 from benchmarks import common, workloads
 from hparams import HparamError
 from simulation import runtimes
-from tasks import losses
+from tasks.models import losses
 
 _BASE = "fedavg"
 

@@ -132,7 +132,7 @@ def _section(records: list[dict], columns: dict[str, str]) -> str:
 def _padding() -> float:
     """Returns padded work over useful work of W5."""
     from benchmarks import workloads
-    from simulation import vectorized
+    from simulation.runtimes import vectorized
 
     workload = workloads.WORKLOADS["w5"](None)
     steps = [-(-len(y) // workload.batch_size) for _, y in workload.clients]

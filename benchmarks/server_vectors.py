@@ -26,7 +26,7 @@ import tensorflow as tf
 import tff_algos
 from benchmarks import common
 from simulation import runtimes
-from tasks import losses, models
+from tasks.models import losses, models
 
 METHODS = ("fedavg", "adafed", "fedmgda_plus")
 EXAMPLES, BATCH_SIZE = 198, 20

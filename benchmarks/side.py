@@ -64,7 +64,8 @@ def pure_model(workload):
 @contextlib.contextmanager
 def _our_rounds(runtime, workload):
     import tff_algos
-    from simulation import loop, runtimes
+    from simulation import runtimes
+    from simulation.rounds import loop
 
     runtimes.configure_threads()
     process = tff_algos.build(
@@ -118,7 +119,7 @@ def _worker_rounds(from_file, workload):
     import tensorflow as tf
     import tensorflow_federated as tff
 
-    from simulation import native_worker
+    from simulation.runtimes import native_worker
 
     x_spec = tf.TensorSpec([None, *workload.clients[0][0].shape[1:]], workload.clients[0][0].dtype)
 
@@ -267,7 +268,7 @@ def main() -> None:
     side, name, *rest = sys.argv[1:]
     answers = protocol.take_over_output()
     if side in _OURS:
-        from simulation import imports
+        from common import imports
 
         imports.import_tensorflow()
     from benchmarks import workloads

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tasks
-from tasks import losses, models
+from tasks.models import losses, models
 
 
 class Workload(NamedTuple):

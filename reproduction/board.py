@@ -8,7 +8,7 @@ import rich.live
 import rich.table
 
 from reproduction.items import Run
-from simulation import outputs
+from simulation.records import outputs
 
 _SECONDS_BETWEEN_LINES = 30.0
 

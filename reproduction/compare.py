@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-import figures
-from simulation import plots, results
+from common import figures
+from reproduction import plots, run_folders
 from simulation.errors import RunError
 
 # They tell runs of one experiment apart and decide no experiment.
@@ -37,7 +37,7 @@ def load_runs(folders: Iterable[str]) -> pd.DataFrame:
     """
     runs = find_runs(folders)
     parts = []
-    for run, label in zip(runs, results.labels(runs), strict=True):
+    for run, label in zip(runs, run_folders.labels(runs), strict=True):
         flags = pd.DataFrame([{f"flag/{k}": v for k, v in run.flags.items()}])
         flags = flags.loc[flags.index.repeat(len(run.metrics))].reset_index(drop=True)
         flags.insert(0, "label", label)
@@ -46,7 +46,7 @@ def load_runs(folders: Iterable[str]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def find_runs(folders: Iterable[str]) -> list[results.Run]:
+def find_runs(folders: Iterable[str]) -> list[run_folders.Run]:
     """Returns the runs in folders, at any depth, by path.
 
     Raises:
@@ -58,15 +58,15 @@ def find_runs(folders: Iterable[str]) -> list[results.Run]:
         if not paths:
             raise RunError(f"{folder} holds no run: no hparams.json in it or below it.")
         found |= {path.parent: None for path in paths}
-    return [results.read_run(str(path)) for path in found]
+    return [run_folders.read_run(str(path)) for path in found]
 
 
-def differing_flags(runs: Sequence[results.Run]) -> pd.DataFrame:
+def differing_flags(runs: Sequence[run_folders.Run]) -> pd.DataFrame:
     """Returns the flags in which runs differ: a row a flag, a column a label.
 
     A cell holds all values that runs of the label have; seeds and folders are left out.
     """
-    labels = results.labels(runs)
+    labels = run_folders.labels(runs)
     names = list(dict.fromkeys(flag for run in runs for flag in run.flags))
     rows = {}
     for name in names:
@@ -79,7 +79,7 @@ def differing_flags(runs: Sequence[results.Run]) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(dict.fromkeys(labels)))
 
 
-def aligned(runs: Sequence[results.Run], column: str) -> pd.DataFrame:
+def aligned(runs: Sequence[run_folders.Run], column: str) -> pd.DataFrame:
     """Returns a column of metrics.csv of all runs by round: index `round_num`, a column a run.
 
     The runs are named (label, seed); a round that a run has no value for is NaN.
@@ -87,7 +87,7 @@ def aligned(runs: Sequence[results.Run], column: str) -> pd.DataFrame:
     Raises:
       RunError: If a run lacks the column.
     """
-    points = results.curve(runs, column)
+    points = run_folders.curve(runs, column)
     return points.pivot_table(index="round_num", columns=["method", "seed"], values="value")
 
 
@@ -113,7 +113,7 @@ class Difference(NamedTuple):
     high: float
 
 
-def paired_differences(runs: Sequence[results.Run], column: str) -> list[Difference]:
+def paired_differences(runs: Sequence[run_folders.Run], column: str) -> list[Difference]:
     """Compares every label with the first one, seed by seed.
 
     Args:
@@ -123,11 +123,11 @@ def paired_differences(runs: Sequence[results.Run], column: str) -> list[Differe
     Raises:
       RunError: If a run lacks the column, or two runs have the same label and seed.
     """
-    points = results.curve(runs, column)
+    points = run_folders.curve(runs, column)
     if points.duplicated(["method", "seed", "round_num"]).any():
         raise RunError("Two of the runs have the same settings and the same seed.")
     table = points.pivot(index="round_num", columns=["method", "seed"], values="value")
-    labels = list(dict.fromkeys(results.labels(runs)))
+    labels = list(dict.fromkeys(run_folders.labels(runs)))
     differences = []
     for label in labels[1:]:
         both = table[[labels[0], label]]
@@ -172,7 +172,7 @@ def report(folders: Sequence[str], column: str, output: pathlib.Path) -> str:
     curves = aligned(runs, column)
     output.mkdir(parents=True, exist_ok=True)
     curves.to_csv(output / "aligned.csv")
-    points = results.curve(runs, column)
+    points = run_folders.curve(runs, column)
     figures.save(plots.curves(points, ylabel=column), str(output / "curves"))
     last = points.loc[points.groupby(["method", "seed"], sort=False).round_num.idxmax()]
     last = last.groupby("method", sort=False).agg(

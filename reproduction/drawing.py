@@ -21,11 +21,10 @@ from typing import Any
 
 import pandas as pd
 
-import figures
-from reproduction import results
+from common import figures
+from reproduction import plots, results, run_folders
 from reproduction.items import Run, Setup
-from simulation import experiment_flags, plots
-from simulation import results as folders
+from simulation import experiment_flags
 
 
 def draw(
@@ -63,7 +62,7 @@ def draw(
 def _points(runs, column) -> pd.DataFrame:
     parts = []
     for run in runs:
-        metrics = folders.read_run(str(run.folder)).metrics
+        metrics = run_folders.read_run(str(run.folder)).metrics
         if column in metrics:
             values = metrics[["round_num", column]].dropna().rename(columns={column: "value"})
             parts.append(values.assign(method=run.row, seed=run.seed))
@@ -86,7 +85,7 @@ def _title(setup) -> str:
 def _density(setup, runs, wanted):
     values = {}
     for run in runs:
-        clients = folders.read_run(str(run.folder)).clients
+        clients = run_folders.read_run(str(run.folder)).clients
         if clients is not None and wanted["column"] in clients:
             values.setdefault(run.row, []).append(clients[wanted["column"]].dropna())
     joined = {row: pd.concat(parts).to_numpy() for row, parts in values.items()}
@@ -176,12 +175,12 @@ def _direction(setup, runs, wanted):
 
 
 def _client_losses(setup, runs, wanted):
-    found = [folders.read_run(str(run.folder)) for run in runs]
-    return plots.client_losses(folders.tracked_losses(found), title=_title(setup))
+    found = [run_folders.read_run(str(run.folder)) for run in runs]
+    return plots.client_losses(run_folders.tracked_losses(found), title=_title(setup))
 
 
 def _similarity(setup, runs, wanted):
-    from simulation import cka  # Imports TensorFlow, which nothing else here needs.
+    from reproduction import cka  # Imports TensorFlow, which nothing else here needs.
 
     matrices = {
         f"{run.row}, seed {run.seed}": cka.of_run(str(run.folder), wanted["part"], 10)

@@ -8,8 +8,8 @@ from typing import Any
 import tabulate
 
 from reproduction.items import PAPERS, Run, Setup, format_value
-from simulation import outputs
 from simulation.errors import RunError
+from simulation.records import outputs
 
 
 def read_summary(run: Run) -> dict[str, Any] | None:

@@ -22,10 +22,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from common import stops
 from reproduction import board, storage
 from reproduction.items import REPO, ReproduceError, Run
-from simulation import experiment_flags, outputs, stops, supervisor
+from simulation import experiment_flags
 from simulation.errors import RunError
+from simulation.records import outputs
+from simulation.runtimes import supervisor
 
 # How `run_experiment.py` ends when the model is no longer finite, and when its flags are wrong.
 DIVERGED = 3

@@ -12,22 +12,15 @@ from typing import Any
 
 import numpy as np
 
-import command_line
 import tasks
 import tff_algos
+from common import command_line, imports
 from hparams import HparamError
-from simulation import (
-    checkpoints,
-    experiment_flags,
-    files,
-    imports,
-    outputs,
-    randomness,
-    runtimes,
-    trackers,
-)
+from simulation import experiment_flags, runtimes
 from simulation.errors import RunError
-from simulation.progress import Progress
+from simulation.records import checkpoints, files, outputs, trackers
+from simulation.records.progress import Progress
+from simulation.rounds import randomness
 from tasks import fingerprint
 from tff_algos.registry import RoundPlan
 
@@ -163,7 +156,7 @@ class _Run:
         )
         self._staged = None
         if tff_algos.get(settings["algorithm"]).staged:
-            from simulation import staged
+            from simulation.rounds import staged
 
             built = staged.StagedProcess(built, staged.TrainingClients(self._task.train, settings))
             self._staged = built
@@ -190,7 +183,7 @@ class _Run:
 
     def _train(self, model, process) -> int:
         # Only from here on is TensorFlow needed; errors before this come fast.
-        from simulation import loop
+        from simulation.rounds import loop
 
         settings, folder, task = self._settings, self._folder, self._task
         self._build_evaluators(model)
@@ -295,7 +288,7 @@ class _Run:
         if self._method is None or self._method.client_state is None:
             yield
             return
-        from simulation import client_states
+        from simulation.records import client_states
 
         with files.explained(self._folder.path):
             states = client_states.ClientStates(
@@ -341,7 +334,7 @@ class _Run:
         return model
 
     def _build_evaluators(self, model):
-        from simulation import evaluation, training_losses
+        from simulation.measures import evaluation, training_losses
 
         task, settings = self._task, self._settings
         self._losses = training_losses.TrainingLosses(
@@ -376,7 +369,7 @@ class _Run:
 
     def _class_metrics(self):
         """Returns the accuracy on each class, by name."""
-        from tasks import losses
+        from tasks.models import losses
 
         y = self._task.train.examples(0).y
         if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
@@ -390,7 +383,7 @@ class _Run:
 
     def _compare(self, round_index, before, after) -> collections.OrderedDict[str, float]:
         """Evaluates a round's clients on their training examples before and after it."""
-        from simulation import loop
+        from simulation.rounds import loop
 
         plan = _plan(self._request, round_index, self._settings["total_rounds"])
         number = len(self._task.train.client_ids)
@@ -403,7 +396,7 @@ class _Run:
 
         Where clients have models of their own, those are what their fairness is measured on.
         """
-        from simulation import fairness
+        from simulation.measures import fairness
 
         task = self._task
         columns = collections.OrderedDict()
@@ -441,7 +434,7 @@ class _Run:
         findings = self._staged.findings(state) if self._staged else None
         if findings is None or self._task.clean_train is None:
             return {}
-        from simulation import staged
+        from simulation.rounds import staged
 
         given, true = (
             staged.TrainingClients(data, self._settings)
@@ -453,7 +446,7 @@ class _Run:
         """Evaluates each client with its own model; `None` if the method has none."""
         if self._method is None or self._method.personal_weights is None:
             return None
-        from simulation import evaluation
+        from simulation.measures import evaluation
 
         ids = self._task.test.client_ids
 

@@ -19,7 +19,8 @@ import hparams as hparams_lib
 import tasks
 import tff_algos
 from hparams import Hparam, HparamError, Value
-from simulation import randomness, runtimes
+from simulation import runtimes
+from simulation.rounds import randomness
 from tff_algos import registry
 
 _SUITE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))

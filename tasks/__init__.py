@@ -5,8 +5,8 @@ metrics as one `tasks.task.Task`.
 """
 
 from tasks import builtin as _builtin  # noqa: F401  (registers the suite's own tasks)
-from tasks import files as _files
 from tasks import label_noise as _label_noise
+from tasks.formats import files as _files
 from tasks.registry import Clients, TaskSpec, get, names, register
 
 

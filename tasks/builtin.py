@@ -88,7 +88,7 @@ register(
     TaskSpec(
         name="synthetic",
         summary="Softmax regression on generated clients (60 inputs, 10 classes, 610 parameters).",
-        loader="tasks.synthetic:load",
+        loader="tasks.datasets.synthetic:load",
         class_labels=True,
         needs_data=False,
         clients=_generated,
@@ -209,7 +209,7 @@ register(
     TaskSpec(
         name="fashion_mnist",
         summary="Fashion-MNIST among generated clients, MLP 784-200-200-10 (199,210 parameters).",
-        loader="tasks.fashion_mnist:load",
+        loader="tasks.datasets.fashion_mnist:load",
         class_labels=True,
         check=_check_fashion_mnist,
         clients=_fashion_mnist_clients,
@@ -315,7 +315,7 @@ register(
             "MNIST digits by their NIST writers, a stand-in for the digits of Federated EMNIST: "
             "FedOpt's CNN with 10 outputs (1,199,882 parameters)."
         ),
-        loader="tasks.mnist_writers:load",
+        loader="tasks.datasets.mnist_writers:load",
         class_labels=True,
         clients=_at_most(539, 20),
         hparams=(
@@ -354,7 +354,7 @@ register(
             "TFF's Federated EMNIST: 3,400 writers, 62 characters, FedOpt's CNN "
             "(1,206,590 parameters)."
         ),
-        loader="tasks.emnist_character:load",
+        loader="tasks.datasets.emnist_character:load",
         class_labels=True,
         clients=_at_most(3400, 10),
         hparams=(_init("keras", "FedOpt (TFF)"),),
@@ -368,7 +368,7 @@ register(
             "TFF's Federated EMNIST restored from 30 numbers: FedOpt's autoencoder "
             "(2,837,314 parameters)."
         ),
-        loader="tasks.emnist_autoencoder:load",
+        loader="tasks.datasets.emnist_autoencoder:load",
         clients=lambda settings, synthetic: (
             _at_most(539, 20) if settings["source"] == "mnist" else _at_most(3400, 10)
         )(settings, synthetic),
@@ -447,9 +447,9 @@ register(
             "Characters by their 3,550 writers (LEAF): AdaFedAdam's MLP 784-128-62 (108,478 "
             "parameters) or Ditto's CNN (222,078)."
         ),
-        loader="tasks.femnist:load",
+        loader="tasks.datasets.femnist:load",
         class_labels=True,
-        preparer="tasks.femnist:prepare",
+        preparer="tasks.datasets.femnist:prepare",
         check=_check_femnist,
         clients=_femnist_clients,
         hparams=(
@@ -556,7 +556,7 @@ register(
             "Next character in what a role of Shakespeare's says: FedOpt's two LSTM layers "
             "(820,522 parameters)."
         ),
-        loader="tasks.shakespeare_character:load",
+        loader="tasks.datasets.shakespeare_character:load",
         check=_check_shakespeare,
         clients=_shakespeare_clients,
         hparams=(
@@ -656,8 +656,8 @@ register(
             "A million pictures of clothes with noisy labels, in FedCorr's setting: ResNet-50 from "
             "ImageNet's weights (23,563,278 trainable parameters)."
         ),
-        loader="tasks.clothing1m:load",
-        preparer="tasks.clothing1m:prepare",
+        loader="tasks.datasets.clothing1m:load",
+        preparer="tasks.datasets.clothing1m:prepare",
         clients=_generated,
         hparams=(
             Hparam(
@@ -740,8 +740,8 @@ register(
             "Glad or sad tweets by account (LEAF): AdaFedAdam's two LSTM layers on frozen word "
             "vectors (241,002 parameters)."
         ),
-        loader="tasks.sent140:load",
-        preparer="tasks.sent140:prepare",
+        loader="tasks.datasets.sent140:load",
+        preparer="tasks.datasets.sent140:prepare",
         hparams=(
             Hparam(
                 name="source",
@@ -871,8 +871,8 @@ register(
             "Next word in sentences of 342,477 users of Stack Overflow: FedOpt's LSTM "
             "(4,050,748 parameters)."
         ),
-        loader="tasks.stackoverflow:load_word",
-        preparer="tasks.stackoverflow:prepare",
+        loader="tasks.datasets.stackoverflow:load_word",
+        preparer="tasks.datasets.stackoverflow:prepare",
         clients=_at_most(342_477, 10),
         hparams=(*_stackoverflow(), _text_init("keras", "FedOpt (TFF)")),
     )
@@ -885,8 +885,8 @@ register(
             "Tags of posts of 342,477 users of Stack Overflow: FedOpt's logistic regression on "
             "bags of words (5,000,500 parameters)."
         ),
-        loader="tasks.stackoverflow:load_tag",
-        preparer="tasks.stackoverflow:prepare",
+        loader="tasks.datasets.stackoverflow:load_tag",
+        preparer="tasks.datasets.stackoverflow:prepare",
         clients=_at_most(342_477, 10),
         hparams=(
             *_stackoverflow(
@@ -911,7 +911,7 @@ register(
             "360 users of Math Educators, a small stand-in for Stack Overflow: FedOpt's next-word "
             "or tag prediction."
         ),
-        loader="tasks.stackexchange:load",
+        loader="tasks.datasets.stackexchange:load",
         clients=_at_most(360, 10),
         hparams=(
             Hparam(
@@ -1258,7 +1258,7 @@ register(
         name="cifar10_image",
         summary="CIFAR-10 among generated clients: FedOpt's ResNet-18 (11,181,642 parameters), "
         "VGG11, CNNs, MLP.",
-        loader="tasks.images:load_cifar10",
+        loader="tasks.datasets.images:load_cifar10",
         check=functools.partial(check_images, "cifar10_image", 32),
         clients=functools.partial(_generated, default=500),
         hparams=_images(
@@ -1283,7 +1283,7 @@ register(
         name="cifar100_image",
         summary="CIFAR-100 among TFF's clients or generated ones: FedOpt's ResNet-18 "
         "(11,227,812 parameters).",
-        loader="tasks.images:load_cifar100",
+        loader="tasks.datasets.images:load_cifar100",
         check=functools.partial(check_images, "cifar100_image", 32),
         clients=_cifar100_clients,
         hparams=_images(
@@ -1332,8 +1332,8 @@ register(
         name="cinic10",
         summary="CINIC-10, images of CIFAR-10 and ImageNet in CIFAR-10's classes, among generated "
         "clients: AdaFed's ResNet-18 (11,181,642 parameters).",
-        loader="tasks.images:load_cinic10",
-        preparer="tasks.images:prepare_cinic10",
+        loader="tasks.datasets.images:load_cinic10",
+        preparer="tasks.datasets.images:prepare_cinic10",
         check=functools.partial(check_images, "cinic10", 32),
         clients=functools.partial(_generated, default=50),
         hparams=_images(
@@ -1365,8 +1365,8 @@ register(
         name="tiny_imagenet",
         summary="Tiny ImageNet, 200 classes of 64x64 images, among generated clients: AdaFed's "
         "ResNet-18 (11,279,112 parameters).",
-        loader="tasks.images:load_tiny_imagenet",
-        preparer="tasks.images:prepare_tiny_imagenet",
+        loader="tasks.datasets.images:load_tiny_imagenet",
+        preparer="tasks.datasets.images:prepare_tiny_imagenet",
         check=functools.partial(check_images, "tiny_imagenet", 64),
         clients=functools.partial(_generated, default=20),
         hparams=_images(

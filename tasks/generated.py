@@ -2,7 +2,7 @@
 
 import numpy as np
 
-import memory
+from common import memory
 
 _ADVICE = "ask for fewer clients"
 

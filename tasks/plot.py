@@ -13,7 +13,7 @@ import os
 import sys
 from typing import NamedTuple
 
-import command_line
+from common import command_line
 
 if __name__ == "__main__":
     command_line.begin()
@@ -25,9 +25,9 @@ import numpy as np  # noqa: E402
 import tabulate  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
-import figures  # noqa: E402
 import hparams as hparams_lib  # noqa: E402
 import tasks  # noqa: E402
+from common import figures  # noqa: E402
 from hparams import HparamError  # noqa: E402
 from tasks.task import DataError, FederatedData  # noqa: E402
 

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 
-import command_line
+from common import command_line
 
 if __name__ == "__main__":
     command_line.begin()
@@ -23,7 +23,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tasks  # noqa: E402
 from hparams import HparamError  # noqa: E402
-from tasks import files  # noqa: E402
+from tasks.formats import files  # noqa: E402
 from tasks.task import DataError  # noqa: E402
 
 

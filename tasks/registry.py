@@ -55,7 +55,7 @@ class TaskSpec:
       needs_data: Whether the task reads files (so that `--data_dir` means something to it).
       preparer: `module:function`, or the function itself, if `python -m tasks.prepare` can make the
         task's data faster to load. It is called with the folder of the raw files and the folder to
-        make them in, and returns a `tasks.prepared.Outcome`.
+        make them in, and returns a `tasks.formats.prepared.Outcome`.
       class_labels: Whether the training targets are class numbers `[n]`. The settings of
         `tasks.label_noise` are then added to `hparams`; `tasks.load` acts on them, not the loader.
       check: Called with all settings by name and raises `HparamError` where they do not go

@@ -10,7 +10,7 @@ import uuid
 import psutil
 import pytest
 
-from simulation import imports
+from common import imports
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 _RUN_ID = "FEDOPT_TEST_RUN"

@@ -129,7 +129,7 @@ _RAY = """
 import pathlib, sys, time
 sys.path.insert(0, ".")
 from reproduction import sweep
-from simulation import stops
+from common import stops
 
 def work(folder):
     import os
@@ -265,7 +265,7 @@ def test_reproduce(tmp_path, how):
 
 _AT_ROUND_3 = """
 import errno
-from simulation import outputs
+from simulation.records import outputs
 original = outputs.MetricsCsv.append
 def append(self, round_num, values):
     if round_num == 3:

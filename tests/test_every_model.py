@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 
 import tff_algos
-from simulation import runtimes, vectorized
-from tasks import image_models, losses, models
+from simulation import runtimes
+from simulation.runtimes import vectorized
+from tasks.models import image_models, losses, models
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 

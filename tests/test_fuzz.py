@@ -17,8 +17,9 @@ import run_experiment
 from hparams import HparamError
 from reproduction import compare, items, sweep
 from reproduction import results as tables
-from simulation import checkpoints, experiment, experiment_flags, outputs
+from simulation import experiment, experiment_flags
 from simulation.errors import RunError
+from simulation.records import checkpoints, outputs
 from tests import fuzz
 
 LONG = pytest.mark.long

@@ -7,7 +7,7 @@ import pytest
 
 import run_experiment
 import tff_algos
-from simulation import checkpoints
+from simulation.records import checkpoints
 from tests.test_run_experiment import assert_same_run
 
 # Few clients of few examples; the models are the papers' own.

@@ -20,7 +20,8 @@ import pytest
 
 import run_experiment
 import tff_algos
-from simulation import checkpoints, experiment, runtimes
+from simulation import experiment, runtimes
+from simulation.records import checkpoints
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 TOY = (
@@ -152,18 +153,18 @@ def test_output_folder_is_complete(finished):
 def test_what_is_recorded_on_request(tmp_path):
     """Clients' training losses, who improved, and accuracies by class, which add up."""
     import tasks
-    from simulation import results
+    from reproduction import run_folders
 
     folder = tmp_path / "synthetic_fedavg"
     flags = ("--evaluate_improvement", "--track_clients=extremes", "--evaluate_classes")
     given = [*SMALL, f"--root_output_dir={tmp_path}", "--rounds_per_eval=2", *flags]
     assert run_experiment.main(given) == 0
-    run = results.read_run(str(folder))
+    run = run_folders.read_run(str(folder))
     improved = run.metrics["fairness/improved_fraction"]
     assert np.isnan(improved[0]) and improved[1:].between(0, 1).all()
     # Cohorts of three.
     np.testing.assert_allclose(3 * improved[1:] % 1, 0, atol=1e-9)
-    tracked = results.tracked_losses([run])
+    tracked = run_folders.tracked_losses([run])
     assert tracked.groupby("client").round_num.apply(list).tolist() == [[0, 2, 4]] * 2
     first = tracked[tracked.round_num == 0].value
     assert first.min() < first.max()
@@ -377,7 +378,7 @@ def test_checkpoint_of_a_state_of_another_form(finished, tmp_path, capfd):
     ],
 )
 def test_altered_files_and_data_are_refused(tmp_path, capfd, monkeypatch, name, damage):
-    from tasks import synthetic
+    from tasks.datasets import synthetic
 
     arguments = [*SMALL, f"--root_output_dir={tmp_path}"]
     assert run_experiment.main([*arguments, "--total_rounds=2"]) == 0
@@ -552,7 +553,7 @@ _KILL = "import os, signal\nkill = lambda: os.kill(os.getpid(), signal.SIGKILL)\
 
 def _in_append(round_num, before="pass"):
     return f"""
-from simulation import outputs
+from simulation.records import outputs
 original = outputs.MetricsCsv.append
 def append(self, round_num, values):
     if round_num == {round_num}:

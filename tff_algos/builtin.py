@@ -49,7 +49,7 @@ def _fedopt(name, summary, hparams=(), server_learning_rate=None):
             name=name,
             summary=summary,
             paper=_FEDOPT_PAPER,
-            builder=f"tff_algos.fedopt:build_{name}",
+            builder=f"tff_algos.methods.fedopt:build_{name}",
             hparams=hparams,
             server_learning_rate=server_learning_rate,
             keeps_client_optimizer=True,
@@ -89,7 +89,7 @@ register(
         name="centralized",
         summary="One optimizer on the pooled, shuffled examples of all clients: the yardstick.",
         paper=_FEDOPT_PAPER,
-        builder="tff_algos.centralized:build_centralized",
+        builder="tff_algos.methods.centralized:build_centralized",
         hparams=(
             Hparam(
                 "steps_per_round",
@@ -141,7 +141,7 @@ register(
         name="fedprox",
         summary="Federated averaging whose clients are held near the broadcast model.",
         paper="Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127",
-        builder="tff_algos.fedprox:build_fedprox",
+        builder="tff_algos.methods.fedprox:build_fedprox",
         keeps_client_optimizer=True,
         hparams=(_proximal(0.01, "choice, within AdaFedAdam's grid 0.001 to 1"),),
         server_learning_rate=1.0,
@@ -152,7 +152,7 @@ register(
         name="fednova",
         summary="Client updates are divided by the weight of their local steps.",
         paper="Wang et al., Tackling the Objective Inconsistency Problem, arXiv 2007.07481",
-        builder="tff_algos.fednova:build_fednova",
+        builder="tff_algos.methods.fednova:build_fednova",
         keeps_client_optimizer=True,
         hparams=(_proximal(0.0, "FedNova, section 6: none"),),
         server_learning_rate=1.0,
@@ -166,7 +166,7 @@ register(
         name="fedcada",
         summary="Clients run Adam from the server's moments, with an adjusted bias correction.",
         paper="Zhou et al., FedCAda: Adaptive Client-Side Optimization, arXiv 2405.11811",
-        builder="tff_algos.fedcada:build_fedcada",
+        builder="tff_algos.methods.fedcada:build_fedcada",
         hparams=(
             _unit("beta1", 0.9, "Decay beta_1 of the first moment.", f"{_FEDCADA}, section 4.1"),
             _unit("beta2", 0.99, "Decay beta_2 of the second moment.", f"{_FEDCADA}, section 4.1"),
@@ -233,7 +233,7 @@ for _name, _summary, _own in (
             summary=_summary,
             paper="Jin et al., Accelerated Federated Learning with Decoupled Adaptive "
             "Optimization, arXiv 2207.07223",
-            builder=f"tff_algos.fedda:build_{_name}",
+            builder=f"tff_algos.methods.fedda:build_{_name}",
             hparams=_shared(
                 "fedda",
                 _unit("beta1", 0.9, "Decay beta_1 of the momentum m.", f"{_FEDDA}, Table 12"),
@@ -277,7 +277,7 @@ register(
         name="fedams",
         summary="AMSGrad on the server.",
         paper="Wang et al., Communication-Efficient Adaptive Federated Learning, arXiv 2205.02719",
-        builder="tff_algos.fedams:build_fedams",
+        builder="tff_algos.methods.fedams:build_fedams",
         hparams=(
             *_decays(0.9, 0.99, "FedAMS, README of the released code"),
             _positive(
@@ -310,7 +310,7 @@ register(
         name="fedsps",
         summary="Clients choose each step's length by a stochastic Polyak rule.",
         paper="Mukherjee et al., Locally Adaptive Federated Learning, arXiv 2307.06306",
-        builder="tff_algos.fedsps:build_fedsps",
+        builder="tff_algos.methods.fedsps:build_fedsps",
         hparams=(
             _positive(
                 "c",
@@ -342,7 +342,7 @@ register(
         name="adaalter",
         summary="Clients run Adagrad with the server's accumulator, which is averaged.",
         paper="Xie et al., Local AdaAlter, arXiv 1911.09030",
-        builder="tff_algos.adaalter:build_adaalter",
+        builder="tff_algos.methods.adaalter:build_adaalter",
         hparams=(
             _positive("epsilon", 1.0, "Epsilon: step j adds j epsilon^2 in the root.", "AdaAlter"),
             _positive("b0", 1.0, "Root b_0 of the accumulator's first value.", "AdaAlter"),
@@ -356,7 +356,7 @@ register(
         name="mfl",
         summary="Clients run momentum whose buffer is averaged along with the model.",
         paper="Liu et al., Accelerating Federated Learning via Momentum, arXiv 1910.03197",
-        builder="tff_algos.mfl:build_mfl",
+        builder="tff_algos.methods.mfl:build_mfl",
         server_learning_rate=1.0,
         client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
     )
@@ -366,7 +366,7 @@ register(
         name="lookahead",
         summary="A few fast steps on the clients, a part of the way on the server.",
         paper="Zhang et al., Lookahead Optimizer, arXiv 1907.08610",
-        builder="tff_algos.lookahead:build_lookahead",
+        builder="tff_algos.methods.lookahead:build_lookahead",
         hparams=(
             Hparam(
                 "local_steps",
@@ -394,7 +394,7 @@ register(
         name="mimelite",
         summary="Clients step with the server's optimizer state; full gradients move it.",
         paper="Karimireddy et al., Mime, arXiv 2008.03606",
-        builder="tff_algos.mimelite:build_mimelite",
+        builder="tff_algos.methods.mimelite:build_mimelite",
         server_learning_rate=1.0,
         client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
     )
@@ -404,7 +404,7 @@ register(
         name="fedlocal",
         summary="Adaptive optimizers on the clients, with local or joint correction.",
         paper="Wang et al., Local Adaptivity in Federated Learning, arXiv 2106.02305",
-        builder="tff_algos.fedlocal:build_fedlocal",
+        builder="tff_algos.methods.fedlocal:build_fedlocal",
         hparams=(
             Hparam(
                 "correction",
@@ -423,7 +423,7 @@ register(
         name="stem",
         summary="Clients and server share a momentum direction of gradient differences.",
         paper="Khanduri et al., STEM, arXiv 2106.10435",
-        builder="tff_algos.stem:build_stem",
+        builder="tff_algos.methods.stem:build_stem",
         hparams=(
             Hparam(
                 "a",
@@ -454,7 +454,7 @@ register(
         name="fedlin",
         summary="Clients correct every gradient by the cohort's, asked for in the same round.",
         paper="Mitra et al., Linear Convergence in Federated Learning, arXiv 2102.07053",
-        builder="tff_algos.fedlin:build_fedlin",
+        builder="tff_algos.methods.fedlin:build_fedlin",
         hparams=(
             Hparam(
                 "divide_rate",
@@ -481,7 +481,7 @@ register(
         name="fafed",
         summary="Variance-reduced adaptive client steps on a scale that the server fixes.",
         paper="Wu et al., Faster Adaptive Federated Learning, arXiv 2212.00974",
-        builder="tff_algos.fafed:build_fafed",
+        builder="tff_algos.methods.fafed:build_fafed",
         hparams=(
             Hparam(
                 "alpha",
@@ -518,7 +518,7 @@ register(
         summary="q-FedAvg: clients count by the power q of their loss.",
         paper="Li, Sanjabi, Beirami, Smith, Fair Resource Allocation in Federated Learning, "
         "arXiv 1905.10497",
-        builder="tff_algos.qfedavg:build_qfedavg",
+        builder="tff_algos.methods.qfedavg:build_qfedavg",
         keeps_client_optimizer=True,
         hparams=(
             _number(
@@ -546,7 +546,7 @@ register(
         name="adafedadam",
         summary="AdaFedAdam: FedAdam on normalised updates, steered by their certainty.",
         paper=_ADAFEDADAM_PAPER,
-        builder="tff_algos.adafedadam:build_adafedadam",
+        builder="tff_algos.methods.adafedadam:build_adafedadam",
         keeps_client_optimizer=True,
         hparams=(
             Hparam(
@@ -635,7 +635,7 @@ register(
         name="term",
         summary="TERM: clients count by exp(t F_k).",
         paper="Li, Beirami, Sanjabi, Smith, Tilted Empirical Risk Minimization, arXiv 2007.01162",
-        builder="tff_algos.term:build_term",
+        builder="tff_algos.methods.term:build_term",
         hparams=(
             _number(
                 "t",
@@ -662,7 +662,7 @@ register(
         name="afl",
         summary="AFL: the model for the worst mixture of the clients.",
         paper="Mohri, Sivek, Suresh, Agnostic Federated Learning, arXiv 1902.00146",
-        builder="tff_algos.afl:build_afl",
+        builder="tff_algos.methods.afl:build_afl",
         hparams=(
             _number(
                 "gamma_lambda",
@@ -691,7 +691,7 @@ register(
         summary="FedMGDA+: the common descent direction nearest to an average of unit updates.",
         paper="Hu, Shaloudegi, Zhang, Yu, Federated Learning Meets Multi-objective Optimization, "
         "arXiv 2006.11489",
-        builder="tff_algos.fedmgda_plus:build_fedmgda_plus",
+        builder="tff_algos.methods.fedmgda_plus:build_fedmgda_plus",
         hparams=(
             _number(
                 "epsilon",
@@ -728,7 +728,7 @@ register(
         summary="AdaFed: a common descent direction, steeper for clients of larger loss.",
         paper="Mohajer Hamidi, Yang, AdaFed: Fair Federated Learning via Adaptive Common Descent "
         "Direction, arXiv 2401.04993",
-        builder="tff_algos.adafed:build_adafed",
+        builder="tff_algos.methods.adafed:build_adafed",
         hparams=(
             _number(
                 "gamma",
@@ -792,7 +792,7 @@ register(
         summary="FedFA: weights from accuracy and participation, momentum on both sides.",
         paper="Huang, Li, Wang, Du, Zhang, Fairness and Accuracy in Federated Learning, "
         "arXiv 2012.10069",
-        builder="tff_algos.fedfa:build_fedfa",
+        builder="tff_algos.methods.fedfa:build_fedfa",
         hparams=(
             _number(
                 "alpha", 0.5, "Share alpha of accuracy in weights.", "AdaFed, App.", minimum=0.0
@@ -834,7 +834,7 @@ register(
         name="scaffold",
         summary="Control variates on server and clients take out the clients' drift.",
         paper="Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, arXiv 1910.06378",
-        builder="tff_algos.scaffold:build_scaffold",
+        builder="tff_algos.methods.scaffold:build_scaffold",
         hparams=(
             Hparam(
                 "first_visit",
@@ -854,7 +854,7 @@ register(
         name="client_adam",
         summary="Adam on the clients, each with moments of its own.",
         paper="Zhou et al., FedCAda: Adaptive Client-Side Optimization, arXiv 2405.11811",
-        builder="tff_algos.client_adam:build_client_adam",
+        builder="tff_algos.methods.client_adam:build_client_adam",
         hparams=(
             _unit("beta1", 0.9, "Decay beta_1 of the first moment.", f"{_FEDCADA}, section 4.1"),
             _unit("beta2", 0.99, "Decay beta_2 of the second moment.", f"{_FEDCADA}, section 4.1"),
@@ -887,7 +887,7 @@ register(
         summary="Each client has a model of its own, held near the common one.",
         paper="Li, Hu, Beirami, Smith, Ditto: Fair and Robust Federated Learning Through "
         "Personalization, arXiv 2012.04221",
-        builder="tff_algos.ditto:build_ditto",
+        builder="tff_algos.methods.ditto:build_ditto",
         hparams=(
             _number(
                 "strength",
@@ -918,7 +918,7 @@ register(
         summary="CLIMB: no client's loss may exceed the mean by more than epsilon.",
         paper="Shen, Cervino, Hassani, Ribeiro, An Agnostic Approach to Federated Learning with "
         "Class Imbalance, ICLR 2022",
-        builder="tff_algos.climb:build_climb",
+        builder="tff_algos.methods.climb:build_climb",
         hparams=(
             _number(
                 "epsilon",
@@ -971,7 +971,7 @@ register(
         summary="FedCorr: finds clients of noisy labels, mends these, then trains on all.",
         paper="Xu, Chen, Quek, Chong, FedCorr: Multi-Stage Federated Learning for Label Noise "
         "Correction, arXiv 2204.04677",
-        builder="tff_algos.fedcorr:build_fedcorr",
+        builder="tff_algos.methods.fedcorr:build_fedcorr",
         hparams=(
             _number(
                 "iterations",

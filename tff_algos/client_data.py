@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import memory
+from common import memory
 from tff_algos import seeds
 
 

@@ -8,7 +8,8 @@ import tensorflow as tf
 
 import tff_algos
 from benchmarks import gpu_check
-from simulation import runtimes, vectorized
+from simulation import runtimes
+from simulation.runtimes import vectorized
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import toy
 

@@ -20,7 +20,7 @@ _STATEMENTS = ("BEGIN", "COMMIT", "CREATE", "DELETE", "DROP", "INSERT", "UPDATE"
 
 def tell_rounds(sender: connection.Connection) -> None:
     """Sends the number of every round whose row was written."""
-    from simulation import outputs
+    from simulation.records import outputs
 
     original = outputs.MetricsCsv.append
 
@@ -33,7 +33,7 @@ def tell_rounds(sender: connection.Connection) -> None:
 
 def stop_at_round(number: int) -> None:
     """Stops the process once, as Ctrl-Z does, when the row of a round or a later one is written."""
-    from simulation import outputs
+    from simulation.records import outputs
 
     original, stopped = outputs.MetricsCsv.append, []
 
@@ -48,7 +48,7 @@ def stop_at_round(number: int) -> None:
 
 def keep_states_in_memory(clients: int) -> None:
     """Leaves room for the states of so few clients that the others go to the file."""
-    from simulation import client_states
+    from simulation.records import client_states
 
     original = client_states.ClientStates.__init__
     signature = inspect.signature(original)
@@ -263,7 +263,7 @@ def ignore(number: int) -> None:
 
 def tell_memory(path: str, every: int) -> None:
     """Writes a line of round and resident bytes of the process to a file, every so many rounds."""
-    from simulation import outputs
+    from simulation.records import outputs
 
     original = outputs.MetricsCsv.append
     page = os.sysconf("SC_PAGE_SIZE")

@@ -7,23 +7,17 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import run_experiment  # noqa: E402, F401
-from simulation import imports  # noqa: E402
+from common import imports  # noqa: E402
 
 imports.import_tensorflow()
 
 from tensorflow.python.eager import context  # noqa: E402
 
 import tests.simulation.toy_extension  # noqa: E402, F401
-from simulation import (  # noqa: E402, F401
-    client_states,
-    evaluation,
-    fairness,
-    loop,
-    native_worker,
-    staged,
-    training_losses,
-    vectorized,
-)
+from simulation.measures import evaluation, fairness, training_losses  # noqa: E402, F401
+from simulation.records import client_states  # noqa: E402, F401
+from simulation.rounds import loop, staged  # noqa: E402, F401
+from simulation.runtimes import native_worker, vectorized  # noqa: E402, F401
 
 # A fork copies the calling thread only. TensorFlow starts its threads with its context, which its
 # first operation makes: once that has happened, a child would wait for threads that it lacks.

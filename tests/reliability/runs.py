@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import psutil
 
-from simulation import checkpoints, client_states
+from simulation.records import checkpoints, client_states
 from tests.reliability import disturb
 from tests.test_run_experiment import assert_same_run, rows_but_times
 

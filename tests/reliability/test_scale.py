@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from simulation import client_states
+from simulation.records import client_states
 from tests.reliability import disturb, runs
 from tests.test_run_experiment import rows_but_times
 

@@ -15,12 +15,11 @@ import h5py
 import numpy as np
 
 import tasks
-from tests.tasks import (
+from tests.tasks.datasets import (
     test_clothing1m,
     test_emnist_character,
     test_fashion_mnist,
     test_femnist,
-    test_image_folders,
     test_images,
     test_mnist_writers,
     test_sent140,
@@ -28,6 +27,7 @@ from tests.tasks import (
     test_stackexchange,
     test_stackoverflow,
 )
+from tests.tasks.formats import test_image_folders
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,8 @@ import pytest
 
 import tasks
 from hparams import HparamError
-from tasks import cifar, plot, prepare, sqlite_clients
+from tasks import plot, prepare
+from tasks.formats import cifar, sqlite_clients
 from tasks.task import DataError
 from tests.tasks.published_forms import FORMS, Copy
 
@@ -563,7 +564,7 @@ def test_sizes_that_are_none_are_refused(copies, form, value):
 
 def test_labels_beyond_32_bits_are_refused(tmp_path):
     # 2**32 + 5 became 5.
-    from tests.tasks import test_emnist_character as writer
+    from tests.tasks.datasets import test_emnist_character as writer
 
     writer._write(
         tmp_path / "emnist_all.sqlite", lambda pixels, y: writer._example(pixels, 2**32 + 5)
@@ -838,7 +839,7 @@ def test_a_play_that_is_cut_off_or_there_twice_is_refused(copies):
 
 
 def test_what_is_left_of_a_preparation_is_not_trusted(tmp_path):
-    from tests.tasks import test_prepared
+    from tests.tasks.formats import test_prepared
 
     whole = tmp_path / "whole"
     test_prepared.prepared.write(test_prepared.source(), str(whole), "toy")
@@ -872,7 +873,7 @@ def test_what_is_left_of_a_preparation_is_not_trusted(tmp_path):
 
 @pytest.mark.parametrize("key", ["files", "made_of", "arrays"])
 def test_a_set_is_checked_by_a_manifest_that_is_checked(tmp_path, key):
-    from tests.tasks import test_prepared
+    from tests.tasks.formats import test_prepared
 
     made = test_prepared.prepared.write(test_prepared.source(), str(tmp_path), "toy")
     path = os.path.join(made.path, "manifest.json")

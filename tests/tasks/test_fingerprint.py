@@ -12,16 +12,16 @@ import pytest
 
 import tasks
 from tasks import fingerprint, task
-from tests.tasks import (
+from tests.tasks.datasets import (
     test_emnist_character,
     test_fashion_mnist,
     test_femnist,
-    test_image_folders,
     test_images,
     test_sent140,
     test_shakespeare_character,
     test_stackexchange,
 )
+from tests.tasks.formats import test_image_folders
 
 
 @pytest.fixture(autouse=True)

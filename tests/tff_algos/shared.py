@@ -13,7 +13,7 @@ import pytest
 import tensorflow_federated as tff
 
 import tff_algos
-from simulation import native_worker, tff_context, vectorized
+from simulation.runtimes import native_worker, tff_context, vectorized
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import cases, toy
 

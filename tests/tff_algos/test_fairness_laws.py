@@ -17,8 +17,10 @@ from tests.oracles import fedmgda_plus as fedmgda_oracle
 from tests.oracles import fedopt
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import eager, shared, toy
-from tff_algos import adafed, fedmgda_plus, registry, vectors
+from tff_algos import registry
 from tff_algos.client import LocalTraining
+from tff_algos.methods import adafed, fedmgda_plus
+from tff_algos.parts import vectors
 
 EVERYONE = (0, 1, 2, 3, 4)
 # As in a round's program; operation by operation it takes ten times as long.

@@ -9,7 +9,7 @@ import tensorflow_federated as tff
 
 import tff_algos
 from hparams import HparamError
-from simulation import loop
+from simulation.rounds import loop
 from tasks.task import ArrayFederatedData
 from tests.oracles import client_optimizers, fedda, fedopt, fedsps, rounds
 from tests.oracles import problem as problem_lib

@@ -15,7 +15,8 @@ import tff_algos
 from tests.oracles import adafed, afl, fedfa
 from tests.tff_algos import eager, toy
 from tff_algos import model as model_lib
-from tff_algos import registry, vectors
+from tff_algos import registry
+from tff_algos.parts import vectors
 
 RATE = 0.5
 DIMENSIONS = 6

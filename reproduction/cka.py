@@ -1,0 +1,149 @@
+"""How alike clients' matrices are: linear centered kernel alignment (CKA).
+
+Kornblith, Norouzi, Lee, Hinton: "Similarity of Neural Network Representations Revisited", ICML
+2019, arXiv 1905.00414. FedCAda (arXiv 2405.11811) shows it of the clients' first moments in its
+Figure 2, which `reproduction.plots.similarities` draws. Its equation 2 squares both norms below the
+line, which cannot give 1 for equal matrices; this is the standard definition.
+
+    python -m reproduction.cka RUN_DIR... --output=figure.png [--clients=10] [--part=kept/m]
+
+compares what the clients of runs keep between rounds, by default the first moments of `client_adam`
+(with `--client_optimizer=adam --client_optimizer_state=keep` they are `kept/accumulator`), and
+prints the mean over pairs of different clients.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+from common import figures
+from reproduction import plots, run_folders
+from simulation.errors import RunError
+from simulation.records import client_states
+
+
+def linear_cka(a: np.ndarray, b: np.ndarray) -> float:
+    """Returns ‖AᵀB‖² / (‖AᵀA‖ ‖BᵀB‖) of column-centred matrices, in Frobenius norms.
+
+    It is 1 for equal matrices, and does not change if either is scaled, moved by a constant row, or
+    turned by an orthogonal matrix from the right.
+
+    Args:
+      a: `[n, d_1]`.
+      b: `[n, d_2]`; rows belong to those of `a`.
+
+    Returns:
+      A number in [0, 1]; NaN if all rows of one are equal.
+
+    Raises:
+      ValueError: If these are not two matrices with as many rows.
+    """
+    a, b = (np.asarray(m, np.float64) for m in (a, b))
+    if a.ndim != 2 or b.ndim != 2 or len(a) != len(b):
+        raise ValueError(f"Needs two matrices of as many rows, found {a.shape} and {b.shape}.")
+    a, b = (m - m.mean(axis=0) for m in (a, b))
+    # Of the two forms of the products, [d_1, d_2] and [n, n], the smaller one.
+    if len(a) < max(a.shape[1], b.shape[1]):
+        gram_a, gram_b = a @ a.T, b @ b.T
+        across = np.sum(gram_a * gram_b)
+        norms = np.linalg.norm(gram_a) * np.linalg.norm(gram_b)
+    else:
+        across = np.linalg.norm(a.T @ b) ** 2
+        norms = np.linalg.norm(a.T @ a) * np.linalg.norm(b.T @ b)
+    return float(across / norms) if norms else float("nan")
+
+
+def similarity_of_clients(clients: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+    """Compares clients by arrays shaped like model weights, e.g. their first moments.
+
+    Of two clients, arrays of the same place are compared and the results averaged. Rows of an array
+    are all its dimensions but the last (a layer's inputs), columns the last (its outputs). Arrays
+    of one dimension (biases) are left out, and so are those in which a client's rows are all equal,
+    as they are before a layer learns anything.
+
+    Args:
+      clients: For each client its arrays, of the same shapes for all.
+
+    Returns:
+      float64 `[clients, clients]`, symmetric; NaN where no array can be compared.
+    """
+    matrices = [
+        [np.reshape(w, (-1, np.shape(w)[-1])) for w in arrays if np.ndim(w) > 1]
+        for arrays in clients
+    ]
+    result = np.full((len(clients), len(clients)), np.nan)
+    for i, own in enumerate(matrices):
+        for j, other in enumerate(matrices[: i + 1]):
+            values = [linear_cka(a, b) for a, b in zip(own, other, strict=True)]
+            values = [v for v in values if np.isfinite(v)]
+            if values:
+                result[i, j] = result[j, i] = np.mean(values)
+    return result
+
+
+def of_run(folder: str, part: str, number: int) -> np.ndarray:
+    """Compares clients of a run by a part of what they keep.
+
+    Args:
+      folder: The run's folder.
+      part: Name of the part, as in `client_states.read_all`, without the array's number.
+      number: Number of clients; the first in the order of their ids that were in a round.
+
+    Returns:
+      As `similarity_of_clients`.
+
+    Raises:
+      RunError: If the run's clients keep no such thing, or fewer than two keep anything.
+    """
+    path = os.path.join(folder, "client_states.sqlite")
+    clients = []
+    for state in client_states.read_all(path).values():
+        if not state["visits"]:
+            continue
+        arrays = [v for name, v in state.items() if name.startswith(part + "/")]
+        if not arrays:
+            held = sorted({name.rpartition("/")[0] or name for name in state})
+            raise RunError(f"{path} has no {part}; it has {', '.join(held)}.")
+        clients.append(arrays)
+    if len(clients) < 2:
+        raise RunError(f"{path} has the state of {len(clients)} client(s); two can be compared.")
+    return similarity_of_clients(clients[:number])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compares clients of runs and draws the result; see the module's docstring.
+
+    Args:
+      arguments: Command line without the program's name.
+
+    Returns:
+      The exit code: 0, or 1 if a run doesn't hold what is asked for.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m reproduction.cka", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("run", nargs="+", metavar="RUN_DIR", help="folder of a run")
+    parser.add_argument("--output", required=True, help="file to write, as PNG and as PDF")
+    parser.add_argument("--clients", type=int, default=10, help="clients to compare; default: 10")
+    parser.add_argument("--part", default="kept/m", help="what to compare; default: kept/m")
+    options = parser.parse_args(arguments)
+    try:
+        runs = [run_folders.read_run(folder) for folder in options.run]
+        matrices = {}
+        for run, label in zip(runs, run_folders.labels(runs), strict=True):
+            name = f"{label}, seed {run.flags['seed']}"
+            matrices[name] = of_run(run.folder, options.part, options.clients)
+            pairs = matrices[name][~np.eye(len(matrices[name]), dtype=bool)]
+            print(f"{name}: mean over pairs {np.nanmean(pairs):.3f}")
+        print("\n".join(figures.save(plots.similarities(matrices), options.output)))
+    except (RunError, OSError) as e:
+        print(f"error: {' '.join(str(e).split())}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,190 @@
+"""What a round of a method sends over the wire, counted from the messages themselves.
+
+    python -m simulation.measures.communication [METHOD...]
+
+prints for every method how many numbers a client receives (down) and sends (up) in a round, in
+multiples of the model's size. `RecordingFederation` carries out a round of one client and counts
+what is broadcast to it and what of its values is aggregated; a value that goes into two aggregates
+is sent once. What clients keep is not sent. Metrics are counted, but are a few numbers.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+import tff_algos
+from simulation import runtimes
+from tff_algos.client_data import ClientData
+from tff_algos.process import Process, StatefulProcess
+
+
+class Cost(NamedTuple):
+    """Numbers that one client exchanges with the server in one round.
+
+    Attributes:
+      down: Numbers that it receives.
+      up: Numbers that it sends.
+      model_size: Numbers of the model (M).
+    """
+
+    down: int
+    up: int
+    model_size: int
+
+    def in_models(self) -> tuple[float, float]:
+        """Returns `down` and `up` in multiples of the model's size."""
+        return self.down / self.model_size, self.up / self.model_size
+
+
+class RecordingFederation:
+    """The words of a round (`tff_algos.method.Federation`) for one client, at once and counted.
+
+    Attributes:
+      down: Numbers broadcast so far.
+      up: Numbers aggregated so far.
+    """
+
+    def __init__(self):
+        self.down = 0
+        self.up = 0
+        self._sent = {}
+
+    def broadcast(self, value):
+        """As `tff_algos.method.Federation.broadcast`."""
+        self.down += sum(int(tf.size(v)) for v in tf.nest.flatten(value))
+        return value
+
+    def map_clients(self, fn, *values):
+        """As `tff_algos.method.Federation.map_clients`."""
+        return fn(*values)
+
+    def map_server(self, fn, *values):
+        """As `tff_algos.method.Federation.map_server`."""
+        return fn(*values)
+
+    def mean(self, value, weight):
+        """As `tff_algos.method.Federation.mean`."""
+        self._send((value, weight))
+        return tf.nest.map_structure(
+            lambda v: tf.math.divide_no_nan(v * tf.cast(weight, v.dtype), tf.cast(weight, v.dtype)),
+            value,
+        )
+
+    def sum(self, value):
+        """As `tff_algos.method.Federation.sum`."""
+        self._send(value)
+        return value
+
+    def max(self, value):
+        """As `tff_algos.method.Federation.max`."""
+        self._send(value)
+        return value
+
+    def stack(self, value):
+        """As `tff_algos.method.Federation.stack`."""
+        self._send(value)
+        return tf.nest.map_structure(lambda v: tf.convert_to_tensor(v)[None], value)
+
+    def _send(self, value):
+        for v in tf.nest.flatten(value):
+            if id(v) not in self._sent:
+                self._sent[id(v)] = v  # Kept alive, so that no other value gets its id.
+                self.up += int(tf.size(v))
+
+
+def measure(process: Process | StatefulProcess, clients: Sequence[ClientData]) -> Cost:
+    """Runs rounds of one client each and counts the messages of the last.
+
+    Args:
+      process: A process of `tff_algos.build`.
+      clients: The client's data of each round. Methods that exchange more when they begin need two
+        rounds.
+
+    Returns:
+      The cost of the last round.
+    """
+    method = process.method
+    state = method.initialize()
+    kept = []
+    if method.client_state is not None:
+        kept = [_tensors(tff_algos.initial_client_state(method))]
+    for data in clients:
+        federation = RecordingFederation()
+        state, _, *kept = method.next_round(federation, state, _tensors(data), *kept)
+    size = sum(int(np.size(w)) for w in process.model.initial_weights)
+    return Cost(federation.down, federation.up, size)
+
+
+def _tensors(value: Any) -> Any:
+    return tf.nest.map_structure(tf.convert_to_tensor, value)
+
+
+def measure_method(name: str, **settings: Any) -> Cost:
+    """Measures a method with its default settings on a dense layer of 20,200 numbers.
+
+    Args:
+      name: The method.
+      **settings: Settings for `tff_algos.build` other than the defaults.
+
+    Returns:
+      The cost of the second round.
+    """
+    layer = tf.keras.layers.Dense(100, input_shape=(201,))
+    model = tff_algos.from_keras(
+        tf.keras.Sequential([layer]),
+        loss=lambda y, out: tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=out),
+        metrics={
+            "accuracy": lambda y, out: tf.cast(
+                tf.equal(tf.argmax(out, -1), tf.cast(y, tf.int64)), tf.float32
+            )
+        },
+    )
+    given = {"client_learning_rate": 0.1, "server_learning_rate": 1.0, **settings}
+    process = tff_algos.build(name, model, num_clients=2, **given)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(6, 201)).astype(np.float32)
+    y = rng.integers(0, 100, 6).astype(np.int32)
+    rounds = []
+    for r in range(2):
+        plan = process.plan(r, 100)
+        rounds.append(
+            tff_algos.batch_client(
+                x,
+                y,
+                batch_size=2,
+                steps=plan.local_steps,
+                full_batch=plan.batches == "full_batch",
+                index=0,
+            )
+        )
+    return measure(process, rounds)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the cost of methods; see the module's docstring."""
+    parser = argparse.ArgumentParser(
+        prog="python -m simulation.measures.communication", description=__doc__.splitlines()[0]
+    )
+    # A method of several processes sends what these do, each of which is in the table.
+    known = [name for name in tff_algos.names() if not tff_algos.get(name).staged]
+    parser.add_argument("method", nargs="*", help="methods; default: all")
+    names = parser.parse_args(arguments).method or known
+    for name in names:
+        if name not in known:
+            parser.error(f"unknown method {name}; known: {', '.join(known)}")
+    print("| method | down | up |")
+    print("| --- | --- | --- |")
+    for name in names:
+        down, up = measure_method(name).in_models()
+        print(f"| `{name}` | {down:.2f} M | {up:.2f} M |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    _code = main(sys.argv[1:])
+    runtimes.forget_tffs_own_context()
+    sys.exit(_code)

@@ -1,0 +1,85 @@
+"""Clients' losses on their own training examples: who improved in a round, how single ones fare."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from simulation import experiment_flags
+from simulation.measures.evaluation import Evaluator
+from simulation.rounds import loop
+from tasks.task import Examples, FederatedData
+
+
+class TrainingLosses:
+    """F_k(x), the mean loss of weights x on client k's whole local training set, dropout off."""
+
+    def __init__(self, evaluator: Evaluator, train: FederatedData, max_elements: int | None):
+        """Initialises the losses.
+
+        Args:
+          evaluator: Evaluates the model.
+          train: Clients' training examples.
+          max_elements: Only so many of a client's examples are trained on, the first; `None`: all.
+        """
+        self._evaluator = evaluator
+        self._train = train
+        self._max_elements = max_elements
+
+    def __call__(self, weights: Sequence[Any], clients: np.ndarray) -> np.ndarray:
+        """Evaluates several weights on the same clients, whose examples are read once.
+
+        Args:
+          weights: Trainable weights of the model, each a sequence of arrays.
+          clients: Indices of clients, int `[n]`.
+
+        Returns:
+          float64 `[len(weights), n]`; NaN for clients without examples.
+        """
+        tests = self._evaluator.prepare(_Part(self._train, clients, self._max_elements))
+        return np.stack([self._evaluator(w, tests).by_client()["loss"] for w in weights])
+
+    def improved_fraction(self, before: Any, after: Any, clients: np.ndarray) -> float:
+        """Returns ρ_t: the share of clients with F_k(after) <= F_k(before).
+
+        AdaFed (arXiv 2401.04993), equation 31. A loss that is not a number is no improvement.
+
+        Args:
+          before: The weights before the round, a sequence of arrays.
+          after: Those after it.
+          clients: Indices of the round's clients, int `[n]`, one of them with examples.
+        """
+        losses = self([before, after], clients)
+        held = np.asarray(self._train.sizes)[clients] > 0
+        return float(np.mean(losses[1, held] <= losses[0, held]))
+
+    def chosen(self, which: str, initial: Any) -> np.ndarray:
+        """Returns the indices of the clients that `--track_clients` names, int `[n]`.
+
+        Args:
+          which: Ids separated by commas; or `extremes`, the two clients whose losses are least and
+            greatest with the initial weights.
+          initial: These weights.
+
+        Raises:
+          HparamError: If there is no such client.
+        """
+        ids = list(self._train.client_ids)
+        if which == experiment_flags.EXTREMES:
+            losses = self([initial], np.arange(len(ids)))[0]
+            return np.array([np.nanargmin(losses), np.nanargmax(losses)])
+        experiment_flags.check_tracked(which, ids)
+        return np.array([ids.index(name) for name in dict.fromkeys(which.split(","))])
+
+
+class _Part:
+    """Some clients' training examples, as `FederatedData`."""
+
+    def __init__(self, train, clients, max_elements):
+        self._train, self._clients, self._max_elements = train, clients, max_elements
+        self.client_ids = [train.client_ids[k] for k in clients]
+        sizes = np.asarray(train.sizes, np.int64)[clients]
+        self.sizes = sizes if max_elements is None else np.minimum(sizes, max_elements)
+
+    def examples(self, index: int) -> Examples:
+        return loop.training_examples(self._train, self._max_elements, int(self._clients[index]))

@@ -1,0 +1,122 @@
+"""Checkpoints: arrays and settings in one checksummed file a round.
+
+`tff.program.FileProgramStateManager` was measured for this and left: every save of 3.6 million
+numbers took 140 ms (this: 50 ms) and some 10 MB of memory that was never given back, and a damaged
+checkpoint is not noticed.
+"""
+
+import hashlib
+import io
+import json
+import os
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simulation.errors import RunError
+from simulation.records import files
+
+_NAME = "round_{:08d}.checkpoint"
+_PATTERN = re.compile(r"round_(\d{8,})\.checkpoint")
+_DIGEST_SIZE = hashlib.sha256().digest_size
+
+
+class Checkpoint(NamedTuple):
+    """What a run is restored from.
+
+    Attributes:
+      round_num: Number of rounds done.
+      leaves: Arrays of the server state, in the order in which its structure is flattened.
+      settings: Settings in force, by flag.
+      seal: What else in the folder belongs to it, by name → digest or id
+        (`simulation.records.outputs`).
+    """
+
+    round_num: int
+    leaves: list[np.ndarray]
+    settings: dict[str, Any]
+    seal: dict[str, str | None]
+
+
+def save(
+    folder: str,
+    round_num: int,
+    leaves: Sequence[np.ndarray],
+    settings: Mapping[str, Any],
+    seal: Mapping[str, str | None] | None = None,
+    keep: int = 2,
+) -> None:
+    """Writes a checkpoint, then removes all but the newest ones.
+
+    Args:
+      folder: Folder of the checkpoints; made if missing.
+      round_num: Number of rounds done.
+      leaves: Arrays of numbers or booleans.
+      settings: Settings in force; must be representable in JSON.
+      seal: See `Checkpoint`.
+      keep: How many checkpoints to keep. With two, a damaged newest one costs rounds, not the run.
+
+    Raises:
+      OSError: If the file cannot be written; older checkpoints are then untouched.
+    """
+    os.makedirs(folder, exist_ok=True)
+    buffer = io.BytesIO()
+    header = {"round_num": round_num, "settings": dict(settings), "seal": dict(seal or {})}
+    header = json.dumps(header).encode()
+    arrays = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+    np.savez(buffer, header=np.frombuffer(header, np.uint8), **arrays)
+    content = buffer.getvalue()
+    path = os.path.join(folder, _NAME.format(round_num))
+    files.write_atomically(path, content + hashlib.sha256(content).digest())
+    for old in rounds(folder)[:-keep]:
+        os.remove(os.path.join(folder, _NAME.format(old)))
+
+
+def rounds(folder: str) -> list[int]:
+    """Returns the rounds that have a checkpoint in `folder`, ascending; none if it is missing."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return sorted(int(m[1]) for m in map(_PATTERN.fullmatch, names) if m)
+
+
+def load_newest(folder: str) -> tuple[Checkpoint | None, list[str]]:
+    """Loads the newest checkpoint that is whole.
+
+    Returns:
+      The checkpoint, or `None` if there is none, and the paths of newer ones that are damaged.
+
+    Raises:
+      RunError: If there are checkpoints but all are damaged.
+      OSError: If a file cannot be read.
+    """
+    damaged = []
+    for round_num in reversed(rounds(folder)):
+        path = os.path.join(folder, _NAME.format(round_num))
+        checkpoint = _load(path)
+        if checkpoint is not None and checkpoint.round_num == round_num:
+            return checkpoint, damaged
+        damaged.append(path)
+    if damaged:
+        raise RunError(
+            f"Checkpoint {damaged[0]} is damaged and there is no older one that is whole; to start "
+            "from the first round, choose another --experiment_name."
+        )
+    return None, []
+
+
+def _load(path):
+    with open(path, "rb") as file:
+        content = file.read()
+    content, digest = content[:-_DIGEST_SIZE], content[-_DIGEST_SIZE:]
+    if hashlib.sha256(content).digest() != digest:
+        return None
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            header = json.loads(arrays["header"].tobytes())
+            leaves = [arrays[f"leaf_{i}"] for i in range(len(arrays.files) - 1)]
+        # Versions that sealed nothing left no seal.
+        return Checkpoint(header["round_num"], leaves, header["settings"], header.get("seal", {}))
+    except (KeyError, ValueError, zipfile.BadZipFile):
+        return None

@@ -1,0 +1,159 @@
+"""Where a run's numbers can be shown beside metrics.csv: Weights & Biases and MLflow.
+
+Both are optional (`make venv-tracking`). A resumed run goes on in the same entry, and no round is
+there twice: what an earlier process has sent is not sent again.
+"""
+
+import hashlib
+import importlib.util
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from simulation.errors import RunError
+from simulation.records import outputs
+
+_INSTALL = "make venv-tracking, or pip install -r requirements-tracking.txt, brings it"
+
+
+def require_installed(settings: Mapping[str, Any]) -> None:
+    """Refuses a run before it begins if the package of a tracker that it asks for is missing.
+
+    Args:
+      settings: The run's settings; `wandb_project` and `mlflow_uri` are read.
+
+    Raises:
+      RunError: If it is missing.
+    """
+    for kind, package, flag in (
+        (WeightsAndBiases, "wandb", "wandb_project"),
+        (MLflow, "mlflow", "mlflow_uri"),
+    ):
+        if settings[flag] is not None and importlib.util.find_spec(package) is None:
+            raise RunError(f"--{flag}: {kind.__name__} is not installed: {_INSTALL}.")
+
+
+def opened(
+    settings: Mapping[str, Any],
+    folder: str,
+    flags: Mapping[str, Any],
+    rows: Iterable[Mapping[str, str]],
+) -> list:
+    """Opens the trackers that a run asks for.
+
+    Args:
+      settings: The run's settings; `wandb_project` and `mlflow_uri` are read.
+      folder: Folder of the run, by which a resumed run finds its entry.
+      flags: Every setting in force, for the record.
+      rows: Rows of metrics.csv that are kept.
+
+    Returns:
+      Objects with `write(round_num, values)` and `close()`.
+
+    Raises:
+      RunError: If a tracker is not installed or can't be reached.
+    """
+    trackers = []
+    for kind, where in (
+        (WeightsAndBiases, settings["wandb_project"]),
+        (MLflow, settings["mlflow_uri"]),
+    ):
+        if where is None:
+            continue
+        try:
+            tracker = kind(where, os.path.abspath(folder), flags)
+        except ImportError as e:
+            raise RunError(f"{kind.__name__} is not installed: {_INSTALL}.") from e
+        except Exception as e:  # Whatever the service's client raises is the user's to read.
+            told = " ".join(str(e).split())
+            raise RunError(f"{kind.__name__} cannot be used: {type(e).__name__}: {told}") from e
+        trackers.append(tracker)
+        for row in rows:
+            values = {k: float(v) for k, v in row.items() if k != outputs.ROUND and v}
+            tracker.write(int(row[outputs.ROUND]), values)
+    return trackers
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases; `WANDB_MODE=offline` keeps it on disk."""
+
+    def __init__(self, project: str, folder: str, flags: Mapping[str, Any]):
+        """Opens the run of `folder` in a project.
+
+        Raises:
+          ImportError: If wandb is not installed.
+        """
+        import wandb
+
+        self._run = wandb.init(
+            project=project,
+            # The folder's own, so that a resumed run is the same run.
+            id=hashlib.sha256(folder.encode()).hexdigest()[:16],
+            name=os.path.basename(folder),
+            # Kept on disk there is nothing to go on with: its parts join when they are sent.
+            resume=None if os.environ.get("WANDB_MODE") == "offline" else "allow",
+            dir=folder,
+            config=dict(flags),
+            settings=wandb.Settings(silent=True, disable_git=True),
+        )
+        self._next = self._run.step if self._run.resumed else 0
+
+    def write(self, round_num: int, values: Mapping[str, float]) -> None:
+        """Sends the numbers of a round."""
+        if round_num >= self._next:
+            self._run.log(dict(values), step=round_num)
+
+    def close(self) -> None:
+        """Ends the run's session."""
+        self._run.finish()
+
+
+class MLflow:
+    """A run of MLflow, in an experiment named after the task."""
+
+    def __init__(self, uri: str, folder: str, flags: Mapping[str, Any]):
+        """Opens the run of `folder` at a tracking address (a folder, `http://...`).
+
+        Raises:
+          ImportError: If MLflow is not installed.
+        """
+        import mlflow
+
+        self._client = mlflow.MlflowClient(tracking_uri=uri)
+        self._entities = mlflow.entities
+        task = flags["task"]
+        experiment = self._client.get_experiment_by_name(task)
+        create = self._client.create_experiment
+        identifier = experiment.experiment_id if experiment else create(task)
+        found = self._client.search_runs([identifier], f"tags.folder = '{folder}'")
+        if found:
+            self._id = found[0].info.run_id
+            sent = [
+                self._client.get_metric_history(self._id, name)[-1].step
+                for name in found[0].data.metrics
+            ]
+            self._next = max(sent, default=-1) + 1
+            self._client.update_run(self._id, "RUNNING")
+            return
+        name = os.path.basename(folder)
+        run = self._client.create_run(identifier, tags={"folder": folder}, run_name=name)
+        self._id, self._next = run.info.run_id, 0
+        for flag, value in flags.items():
+            self._client.log_param(self._id, flag, str(value)[:500])
+
+    def write(self, round_num: int, values: Mapping[str, float]) -> None:
+        """Sends the numbers of a round."""
+        if round_num < self._next:
+            return
+        metrics = [
+            self._entities.Metric(name, value, timestamp=int(1000 * time.time()), step=round_num)
+            for name, value in values.items()
+            if math.isfinite(value)
+        ]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def close(self) -> None:
+        """Ends the run's session."""
+        self._client.set_terminated(self._id)

@@ -1,0 +1,1 @@
+"""A run's rounds: who takes part, on what, in which order."""

@@ -1,0 +1,235 @@
+"""Where TFF computations run.
+
+`tff`: in this process, by `tff_context.InProcessContext`: TFF's compiler, an interpreter of its
+  federated intrinsics, and this process's TensorFlow with its GPU, if it has one. The default.
+`native`: in TFF's own C++ worker, a child process that uses the CPU only. The independent check on
+  `tff`; the same computations, two to three times slower for small models.
+
+`vectorized`: in this process; a round of one of our methods is one TensorFlow program over the
+  whole cohort (`vectorized.VectorizedProcess`). Other TFF computations run as in `tff`.
+
+All take and return the same values. `installed` makes one of them the context in which TFF
+computations run, and `bind` gives a process as that runtime runs it:
+
+    with runtimes.installed('tff'):
+      bound = runtimes.bind(process)
+      state = bound.next(bound.initialize(), clients).state
+
+TFF keeps its contexts per thread, so computations must be called in the thread that installed the
+runtime. Importing this module imports neither TensorFlow nor TFF.
+"""
+
+import contextlib
+import ctypes
+import functools
+import gc
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+RUNTIMES = ("tff", "native", "vectorized")
+CHOICES = ("auto", *RUNTIMES)
+
+# Processor time of a round relative to `tff`, ten clients of 100 examples, batches of ten, dense
+# models: 0.4 with 25,000 parameters, 0.5 with 50,000, 0.8 with 100,000, 1.1 with 200,000; softmax
+# regression with 610, 100 clients: 0.06. Client by client the weights stay in a core's cache; for
+# a whole cohort they do not. The EMNIST CNN: 3.3, for want of a fast convolution with a filter for
+# each client.
+MAX_VECTORIZED_PARAMETERS = 100_000
+
+# In glibc's malloc.h.
+_M_ARENA_MAX = -8
+
+
+@contextlib.contextmanager
+def installed(name: str, num_threads: int | None = None):
+    """Runs TFF computations of this thread in the named runtime, within a `with` statement.
+
+    Args:
+      name: One of `RUNTIMES`.
+      num_threads: How many clients run at once; by default one a core (`tff`), or as TFF's worker
+        decides (`native`). The result of a computation does not depend on it.
+
+    Yields:
+      The TFF context.
+
+    Raises:
+      ValueError: If there is no runtime `name`, or `num_threads` is not positive.
+      RuntimeError: If TFF's worker can not be started (`native`).
+    """
+    if name not in RUNTIMES:
+        raise ValueError(f'There is no runtime "{name}"; there are: {", ".join(RUNTIMES)}.')
+    if num_threads is not None and num_threads < 1:
+        raise ValueError(f"num_threads must be positive, found {num_threads}.")
+    import tensorflow_federated as tff
+
+    with _context(name, num_threads) as context:
+        with tff.framework.get_context_stack().install(context):
+            yield context
+
+
+@contextlib.contextmanager
+def _context(name: str, num_threads: int | None):
+    if name == "native":
+        from simulation.runtimes import native_worker
+
+        with native_worker.native_context(num_threads) as context:
+            yield context
+    elif name == "vectorized":
+        from simulation.runtimes import vectorized
+
+        with contextlib.closing(vectorized.VectorizedContext(num_threads)) as context:
+            yield context
+    else:
+        from simulation.runtimes import tff_context
+
+        with contextlib.closing(tff_context.InProcessContext(num_threads)) as context:
+            yield context
+
+
+class Bound(NamedTuple):
+    """A process as a runtime runs it.
+
+    Attributes:
+      initialize: `() -> state`.
+      next: `(state, clients) -> output`, of `tff.learning.templates.LearningProcessOutput`; clients
+        as the process itself takes them, or as `prepare` returns them.
+      get_model_weights: `state -> tff.learning.models.ModelWeights`.
+      prepare: `clients -> clients`, which another thread may call ahead of the round.
+    """
+
+    initialize: Callable[[], Any]
+    next: Callable[[Any, Any], Any]
+    get_model_weights: Callable[[Any], Any]
+    prepare: Callable[[Any], Any]
+
+
+def bind(process: Any) -> Bound:
+    """Returns a process as the runtime that this thread has installed runs it.
+
+    Args:
+      process: A process of `tff_algos.build`, or one with the same functions.
+
+    Raises:
+      NotVectorizable: If it is not a process of `tff_algos.build` (`vectorized`).
+    """
+    import tensorflow_federated as tff
+
+    from simulation.runtimes import tff_context
+
+    current = tff.framework.get_context_stack().current
+    method = getattr(process, "method", None)
+    if hasattr(current, "bind"):
+        process = current.bind(process)
+    in_process = isinstance(current, tff_context.InProcessContext)
+    initialize = process.initialize
+    if in_process and method is not None:
+        initialize = functools.partial(_initialize, method)
+    if in_process:
+        prepare = getattr(process, "prepare", lambda clients: clients)
+    else:
+        # TFF knows arrays only.
+        prepare = _prepare_arrays
+    return Bound(initialize, process.next, process.get_model_weights, prepare)
+
+
+def _prepare_arrays(clients):
+    from tff_algos import client_data
+
+    return list(map(client_data.arrays, clients))
+
+
+def _initialize(method):
+    """Returns a method's first state, and to the system the memory that building it has freed.
+
+    Without a graph, which would hold the model's weights as constants, in several copies.
+    """
+    import tensorflow as tf
+
+    state = tf.nest.map_structure(lambda t: t.numpy(), method.initialize())
+    gc.collect()
+    # What is free, glibc keeps, until it is asked for it.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return state
+
+
+def choose(process: Any) -> tuple[str, str]:
+    """Returns the runtime that `auto` stands for, and why.
+
+    A method of several processes runs in `tff`. The rule for the others, from the measurements of
+    `benchmarks/auto.py`: `vectorized` if every operation of the method's round has a form over a
+    whole cohort and, on a CPU, the model has no convolution and at most `MAX_VECTORIZED_PARAMETERS`
+    parameters; else `tff`.
+
+    Args:
+      process: What `tff_algos.build` gives, or a process made of it.
+    """
+    import tensorflow as tf
+
+    from simulation.runtimes import vectorized
+
+    if not hasattr(process, "method"):
+        return "tff", "a method of several processes"
+    if not tf.config.list_physical_devices("GPU"):
+        number = sum(w.size for w in process.model.initial_weights)
+        if number > MAX_VECTORIZED_PARAMETERS:
+            return (
+                "tff",
+                f"{number:,} parameters, more than {MAX_VECTORIZED_PARAMETERS:,}, on a CPU",
+            )
+        if vectorized.has_convolution(process.model):
+            return "tff", "convolutions on a CPU"
+    try:
+        vectorized.VectorizedProcess(process).program()
+    except vectorized.NotVectorizable as e:
+        return "tff", str(e).removesuffix(" Use --runtime=tff.")
+    return "vectorized", "every operation has a form over a whole cohort"
+
+
+def configure_threads() -> None:
+    """Gives each TensorFlow operation one thread on a CPU; call before TensorFlow does any work.
+
+    Clients run on a thread a core, so threads inside operations only compete with them (a round of
+    ten clients of a small CNN takes twice as long), and with one the result of an operation does
+    not depend on the number of cores. With a GPU, or once TensorFlow has started, that stays as it
+    is.
+
+    Two threads share a heap: what a client has freed, the next one takes, on whatever thread.
+    """
+    import tensorflow as tf
+
+    with contextlib.suppress(OSError, AttributeError):
+        number = max(1, len(os.sched_getaffinity(0)) // 2)
+        ctypes.CDLL("libc.so.6").mallopt(_M_ARENA_MAX, number)
+    if not tf.config.list_physical_devices("GPU"):
+        with contextlib.suppress(RuntimeError):
+            tf.config.threading.set_intra_op_parallelism_threads(1)
+
+
+def forget_tffs_own_context() -> None:
+    """Makes TFF computations fail where no runtime is installed, for the rest of the process.
+
+    TFF sets a default context when it is imported, whose destructor prints an error when it runs as
+    late as the end of the process. Does nothing if TFF was not imported.
+    """
+    if "tensorflow_federated" not in sys.modules:
+        return
+    import tensorflow_federated as tff
+    from tensorflow_federated.python.core.impl.context_stack import runtime_error_context
+
+    tff.framework.set_default_context(runtime_error_context.create_runtime_error_context())
+
+
+def device_description() -> str:
+    """Returns what TensorFlow computes on here, as 'CPU (2 cores)' or 'GPU: NVIDIA H200 x1'."""
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return f"CPU ({len(os.sched_getaffinity(0))} cores)"
+    names = [
+        tf.config.experimental.get_device_details(gpu).get("device_name", "GPU") for gpu in gpus
+    ]
+    return "GPU: " + ", ".join(f"{name} x{names.count(name)}" for name in dict.fromkeys(names))

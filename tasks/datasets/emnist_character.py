@@ -1,0 +1,127 @@
+"""`emnist_character`: Federated EMNIST as TFF has it, 3,400 writers and 62 characters.
+
+FedOpt's EMNIST CR (Reddi et al. 2021): 671,585 training and 77,483 test examples, every writer with
+some of both. The data are read from TFF's own sqlite file.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tasks import generated
+from tasks.formats import files
+from tasks.formats.sqlite_clients import SqliteFederatedData, locate
+from tasks.models import losses, models
+from tasks.task import ArrayFederatedData, Examples, Task
+
+_NUM_CLASSES = 62
+_FILE = "emnist_all.sqlite"
+_ADVICE = (
+    "get https://storage.googleapis.com/tff-datasets-public/emnist_all.sqlite.lzma and set "
+    "--data_dir to its folder"
+)
+
+
+def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, init: str) -> Task:
+    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+
+    `data_dir` holds TFF's file, unpacked or as TFF ships it; without `data_dir` TFF's cache is read
+    and filled by TFF's download. Writers are read one by one; only the central test, all writers'
+    test examples together as in FedOpt, is held in memory (243 MB). Pixels are float32 in [0, 1],
+    1.0 for the background; labels are 0-9 digits, 10-35 capitals, 36-61 small letters.
+
+    Raises:
+      DataError: If the file is missing or damaged and cannot be downloaded.
+    """
+    del seed  # Nothing but the initial weights is drawn at random.
+    if use_synthetic_data:
+        train, test, central_test = _synthetic()
+    else:
+        train, test = open_file(data_dir)
+        central_test = test.pooled()
+    return Task(
+        name="emnist_character",
+        train=train,
+        test=test,
+        central_test=central_test,
+        keras_model_fn=functools.partial(models.emnist_cnn, num_classes=_NUM_CLASSES, init=init),
+        loss=losses.sparse_softmax_cross_entropy,
+        metrics={"accuracy": losses.sparse_accuracy},
+        primary_metric="accuracy",
+        settings={"init": init},
+    )
+
+
+def open_file(
+    data_dir: str | None, advice: str = _ADVICE
+) -> tuple[SqliteFederatedData, SqliteFederatedData]:
+    """Opens TFF's file of 62 classes.
+
+    Args:
+      data_dir: Its folder; `None` means TFF's cache, which is filled by TFF's download.
+      advice: Where to get the file and how to point at it, for error texts.
+
+    Returns:
+      Training and test examples of each writer, as `parse` gives them.
+
+    Raises:
+      DataError: If the file is missing or damaged and cannot be downloaded.
+    """
+    path = locate(_FILE, "emnist", data_dir, _download, advice)
+    train = SqliteFederatedData(path, "all_train", parse, advice)
+    test = SqliteFederatedData(path, "all_test", parse, advice)
+    if test.client_ids == train.client_ids:
+        test.client_ids = train.client_ids
+    return train, test
+
+
+def parse(serialized: Sequence[bytes]) -> Examples:
+    """Parses examples as they are in TFF's file.
+
+    Args:
+      serialized: `tf.train.Example` protos with `pixels` (784 floats) and `label` (one integer).
+
+    Returns:
+      x float32 `[n, 28, 28, 1]` and y int32 `[n]`.
+
+    Raises:
+      ValueError: If an example is not such a proto, or a pixel or label is out of range.
+    """
+    try:
+        parsed = tf.io.parse_example(
+            tf.constant(serialized, tf.string, shape=(len(serialized),)),
+            {
+                "pixels": tf.io.FixedLenFeature((28, 28, 1), tf.float32),
+                "label": tf.io.FixedLenFeature((), tf.int64),
+            },
+        )
+    # TensorFlow fails to decode its own message when it quotes bytes that are not text.
+    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
+        raise ValueError("an example that is not 28x28 pixels and a label") from error
+    x, y = parsed["pixels"].numpy(), parsed["label"].numpy()
+    files.check_labels(y, _NUM_CLASSES)
+    if len(y) and not (0 <= x.min() and x.max() <= 1):
+        raise ValueError(f"pixels from {x.min():g} to {x.max():g}, outside [0, 1]")
+    return Examples(x, y.astype(np.int32))
+
+
+def _download(cache_dir: str) -> None:
+    import tensorflow_federated as tff  # Slow to import, and needed nowhere else in this module.
+
+    tff.simulation.datasets.emnist.load_data(only_digits=False, cache_dir=cache_dir)
+
+
+def _synthetic() -> tuple[ArrayFederatedData, ArrayFederatedData, Examples]:
+    """Makes ten writers of the true shapes and types, with 24 to 96 training examples."""
+    train_sizes = np.arange(24, 97, 8)
+    test_sizes = train_sizes // 8
+    client_ids = [f"synthetic{i}" for i in range(len(train_sizes))]
+    made = []
+    for seed, sizes in enumerate((train_sizes, test_sizes)):
+        images, labels = generated.grey_images(sizes.sum(), _NUM_CLASSES, seed)
+        x = (255 - images) / np.float32(255)
+        rows = np.split(np.arange(len(labels)), np.cumsum(sizes)[:-1])
+        made.append(ArrayFederatedData(x, labels, rows, client_ids))
+    return made[0], made[1], Examples(x, labels)

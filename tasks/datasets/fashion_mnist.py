@@ -1,0 +1,202 @@
+"""`fashion_mnist`: Fashion-MNIST (Xiao et al. 2017) dealt to clients.
+
+After FedCAda's protocol, or after that of AFL and q-FFL, which AdaFed follows: three clients of one
+class each.
+"""
+
+import functools
+import math
+import os
+
+import numpy as np
+import tensorflow as tf
+
+from tasks import builtin, generated, partitions, settings
+from tasks.formats import idx
+from tasks.models import losses, models
+from tasks.task import ArrayFederatedData, DataError, Examples, Task
+
+_CLASSES = builtin.FASHION_CLASSES
+_NUM_CLASSES = len(_CLASSES)
+_FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+# Of all pixels of the 60,000 training images, in [0, 1].
+_MEAN, _DEVIATION = 0.2860, 0.3530
+_ADVICE = (
+    "get the four idx files from https://github.com/zalandoresearch/fashion-mnist and set "
+    "--data_dir to their folder, or to the one above it if it is called fashion_mnist"
+)
+_ORIGIN = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
+
+
+def load(
+    *,
+    data_dir: str | None,
+    seed: int,
+    use_synthetic_data: bool,
+    partition: str,
+    num_clients: int | None,
+    classes: str | None,
+    alpha: float | None,
+    min_share: float | None,
+    shards_per_client: int | None,
+    test_fraction: float | None,
+    partition_seed: int | None,
+    pixels: str,
+    init: str,
+) -> Task:
+    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+
+    The training set is dealt to the clients, each client's share is split into its own train and
+    test, and the official test set is the central test. With `partition=class` a client has its
+    class's official training images to train on and its official test images as its test, labels
+    number the clients' classes, and an accuracy of each class is added. Pixels are float32, see
+    `pixels`.
+
+    Raises:
+      HparamError: If a setting does not go with the partition, or the partition is impossible.
+      DataError: If a file is missing or damaged.
+    """
+    dirichlet = settings.only_with(
+        "fashion_mnist",
+        "partition=dirichlet",
+        partition == "dirichlet",
+        alpha=(alpha, 0.1),
+        min_share=(min_share, 0.01),
+    )
+    of_shards = settings.only_with(
+        "fashion_mnist",
+        "partition=shards",
+        partition == "shards",
+        shards_per_client=(shards_per_client, 2),
+    )
+    of_classes = settings.only_with(
+        "fashion_mnist",
+        "partition=class",
+        partition == "class",
+        classes=(classes, builtin.FASHION_THREE_CLASSES),
+    )
+    dealt = settings.only_with(
+        "fashion_mnist",
+        "a partition other than class",
+        partition != "class",
+        num_clients=(num_clients, 20),
+        test_fraction=(test_fraction, 0.25),
+    )
+    num_clients, test_fraction = dealt["num_clients"], dealt["test_fraction"]
+    partition_seed = seed if partition_seed is None else partition_seed
+    scale = _unit if pixels == "unit" else _standardized
+    if use_synthetic_data:
+        num_examples = 100 * (num_clients or _NUM_CLASSES)
+        images, labels = generated.grey_images(num_examples, _NUM_CLASSES, seed=0)
+        test_images, test_labels = generated.grey_images(200, _NUM_CLASSES, seed=1)
+    else:
+        paths = _paths(data_dir)
+        images, labels = idx.read_labelled_images(paths[0], paths[1], _ADVICE)
+        test_images, test_labels = idx.read_labelled_images(paths[2], paths[3], _ADVICE)
+
+    metrics = {"accuracy": losses.sparse_accuracy}
+    if partition == "class":
+        client_ids = of_classes["classes"].split(",")
+        chosen = [_CLASSES.index(name) for name in client_ids]
+        train = _one_class_each(images, labels, chosen, client_ids, scale)
+        test = _one_class_each(test_images, test_labels, chosen, client_ids, scale)
+        own = [test.examples(k) for k in range(len(client_ids))]
+        central_test = Examples(*(np.concatenate(arrays) for arrays in zip(*own, strict=True)))
+        for i, name in enumerate(client_ids):
+            metrics[f"accuracy_{name}"] = losses.accuracy_of_class(i)
+    else:
+        client_ids = [str(i) for i in range(num_clients)]
+        parts = _parts(labels, partition, num_clients, dirichlet, of_shards, partition_seed)
+        train_rows, test_rows = partitions.split_train_test(parts, test_fraction, partition_seed)
+        train = ArrayFederatedData(images, labels, train_rows, client_ids, scale)
+        test = ArrayFederatedData(images, labels, test_rows, client_ids, scale)
+        central_test = Examples(scale(test_images), test_labels)
+    return Task(
+        name="fashion_mnist",
+        train=train,
+        test=None if test_fraction == 0 else test,
+        central_test=central_test,
+        keras_model_fn=functools.partial(
+            models.mlp,
+            num_classes=len(client_ids) if partition == "class" else _NUM_CLASSES,
+            init=init,
+        ),
+        loss=losses.sparse_softmax_cross_entropy,
+        metrics=metrics,
+        primary_metric="accuracy",
+        settings={
+            "partition": partition,
+            **dealt,
+            **of_classes,
+            **dirichlet,
+            **of_shards,
+            "partition_seed": partition_seed,
+            "pixels": pixels,
+            "init": init,
+        },
+    )
+
+
+def _parts(labels, partition, num_clients, dirichlet, of_shards, seed) -> list[np.ndarray]:
+    """Returns the rows of each client, which its train and test are made of."""
+    if partition == "iid":
+        return partitions.iid(len(labels), num_clients, seed)
+    if partition == "shards":
+        return partitions.shards(labels, num_clients, of_shards["shards_per_client"], seed)
+    share = len(labels) / num_clients * dirichlet["min_share"]
+    return partitions.dirichlet_by_class(
+        labels,
+        num_clients,
+        dirichlet["alpha"],
+        seed,
+        min_size=max(2, math.ceil(share)),  # Two: one to train on and one to test.
+    )
+
+
+def _one_class_each(images, labels, classes, client_ids, scale) -> ArrayFederatedData:
+    """Returns clients of one class each, whose labels are the clients' places."""
+    rows = partitions.one_class_each(labels, classes)
+    places = np.full(_NUM_CLASSES, -1, np.int32)
+    places[classes] = np.arange(len(classes))
+    return ArrayFederatedData(images, places[labels], rows, client_ids, scale)
+
+
+def _unit(images: np.ndarray) -> np.ndarray:
+    """Returns float32 pixels in [0, 1] from bytes."""
+    return images / np.float32(255)
+
+
+def _standardized(images: np.ndarray) -> np.ndarray:
+    """Returns float32 pixels from bytes, of mean 0 and deviation 1 over the training images."""
+    return (_unit(images) - np.float32(_MEAN)) / np.float32(_DEVIATION)
+
+
+def _paths(data_dir: str | None) -> list[str]:
+    """Returns the paths of the four files: in `data_dir` if given, else in Keras's cache.
+
+    What the cache lacks is downloaded, as `tf.keras.datasets.fashion_mnist` does.
+
+    Raises:
+      DataError: If a file is not in `data_dir` or cannot be downloaded.
+    """
+    paths = []
+    for name in _FILES:
+        if data_dir is not None:
+            path = idx.find(data_dir, "fashion_mnist", name, _ADVICE)
+            if path is None:
+                raise DataError(f"{os.path.join(data_dir, name)}.gz is missing; {_ADVICE}")
+        else:
+            try:
+                path = tf.keras.utils.get_file(
+                    f"{name}.gz", _ORIGIN + f"{name}.gz", cache_subdir="datasets/fashion-mnist"
+                )
+            except Exception as error:  # Keras raises plain Exception for a failed download.
+                reason = " ".join(str(error).split())
+                raise DataError(f"{name}.gz cannot be downloaded ({reason}); {_ADVICE}") from error
+        paths.append(path)
+    return paths

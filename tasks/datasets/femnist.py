@@ -1,0 +1,282 @@
+"""`femnist`: handwritten characters by their writers, as LEAF or TFF prepared them.
+
+AdaFedAdam (Ju et al. 2024) takes all writers and an MLP; AdaFed (Mohajer Hamidi and Yang 2024) 500
+writers, or a skewed partition of ten letters, and the CNN of Ditto (Li et al. 2021). LEAF has 3,550
+writers and 805,263 examples, TFF 3,400 and 749,068, both from NIST Special Database 19.
+"""
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hparams import HparamError
+from tasks import generated, partitions, settings
+from tasks import task as task_lib
+from tasks.datasets import emnist_character
+from tasks.formats import leaf, prepared
+from tasks.models import losses, models
+from tasks.task import ArrayFederatedData, DataError, Examples, FederatedData, Task
+
+_NUM_CLASSES = 62
+_LETTERS = range(36, 46)  # a to j.
+_SIDE = 28
+_ARRAYS = {"x": prepared.Array("uint8", (_SIDE, _SIDE, 1)), "y": prepared.Array("uint8")}
+_PUBLISHED = {"clients": 3550, "examples": 805_263}
+_ADVICE = (
+    "make LEAF's files with https://github.com/TalwalkarLab/leaf (data/femnist/preprocess.sh), or "
+    "get https://storage.googleapis.com/tff-datasets-public/emnist_all.sqlite.lzma, and set "
+    "--data_dir to their folder"
+)
+
+
+def load(
+    *,
+    data_dir: str | None,
+    seed: int,
+    use_synthetic_data: bool,
+    source: str,
+    partition: str,
+    num_clients: int | None,
+    classes_per_client: int | None,
+    split: str,
+    test_fraction: float | None,
+    model: str,
+    partition_seed: int | None,
+    init: str,
+) -> Task:
+    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+
+    Pixels are float32 in [0, 1], 1.0 for the background; labels 0-9 are digits, 10-35 capitals and
+    36-61 small letters, or 0-9 the letters a-j of `partition=skewed`. The central test is all
+    clients' test examples together. A prepared set (`tasks.prepare`) is read from disk client by
+    client, LEAF's own files are held in memory.
+
+    Raises:
+      HparamError: If settings do not go together or there are not as many clients as asked for.
+      DataError: If a file is missing or damaged.
+    """
+    partition_seed = seed if partition_seed is None else partition_seed
+    skewed = partition == "skewed"
+    of_skewed = settings.only_with(
+        "femnist", "partition=skewed", skewed, classes_per_client=(classes_per_client, 5)
+    )
+    of_local = settings.only_with(
+        "femnist", "split=local", split == "local", test_fraction=(test_fraction, 0.2)
+    )
+    if use_synthetic_data:
+        writers = _synthetic()
+    else:
+        writers, source = _read(data_dir, source)
+
+    if skewed:
+        num_clients = 100 if num_clients is None else num_clients
+        letters = writers.letters()
+        parts = partitions.classes_each(
+            letters.y, num_clients, of_skewed["classes_per_client"], partition_seed
+        )
+        rows = partitions.split_train_test(parts, of_local["test_fraction"], partition_seed)
+        client_ids = [str(k) for k in range(num_clients)]
+        train, test = (ArrayFederatedData(*letters, part, client_ids) for part in rows)
+    else:
+        client_ids = writers.client_ids
+        if num_clients is not None:
+            if num_clients > len(client_ids):
+                raise HparamError(
+                    f"femnist: num_clients={num_clients}, but there are {len(client_ids)} writers."
+                )
+            # The first word sets this draw apart from other uses of the seed.
+            drawn = np.random.default_rng((3550, partition_seed)).permutation(len(client_ids))
+            client_ids = [client_ids[i] for i in np.sort(drawn[:num_clients])]
+        train, test = _split(writers, client_ids, split, of_local["test_fraction"], partition_seed)
+    has_test = bool(np.any(test.sizes))
+    num_classes = len(_LETTERS) if skewed else _NUM_CLASSES
+    make = {
+        "mlp": functools.partial(models.mlp, hidden=(128,)),
+        "cnn": models.femnist_cnn,
+    }[model]
+    return Task(
+        name="femnist",
+        train=train,
+        test=test if has_test else None,
+        central_test=_pooled(test) if has_test else None,
+        keras_model_fn=functools.partial(make, num_classes=num_classes, init=init),
+        loss=losses.sparse_softmax_cross_entropy,
+        metrics={"accuracy": losses.sparse_accuracy},
+        primary_metric="accuracy",
+        settings={
+            "source": source,
+            "partition": partition,
+            "num_clients": num_clients,
+            **of_skewed,
+            "split": split,
+            **of_local,
+            "model": model,
+            "partition_seed": partition_seed,
+            "init": init,
+        },
+    )
+
+
+def prepare(source: str, data_dir: str) -> prepared.Outcome:
+    """Makes a prepared set of LEAF's files, for `tasks.prepare`.
+
+    Raises:
+      DataError: If a file is missing or damaged.
+    """
+    return leaf.prepare("femnist", source, data_dir, _ARRAYS, _convert, _ADVICE, _PUBLISHED)
+
+
+def _convert(x: Sequence[Any], y: Sequence[Any]) -> Mapping[str, np.ndarray]:
+    """Returns LEAF's pixels, which are bytes divided by 255, as those bytes."""
+    if any(type(label) is not int for label in y):
+        raise ValueError("labels that are not whole numbers")
+    if y and not (0 <= min(y) and max(y) < _NUM_CLASSES):
+        raise ValueError(f"labels outside 0..{_NUM_CLASSES - 1}")
+    pixels = np.asarray(x) if x else np.zeros((0, _SIDE * _SIDE))
+    if pixels.dtype.kind not in "fi" or pixels.shape != (len(y), _SIDE * _SIDE):
+        raise ValueError(f"images of shape {pixels.shape} and type {pixels.dtype}, not 28x28")
+    # Written so that NaN does not pass.
+    if not np.all((pixels >= 0) & (pixels <= 1)):
+        raise ValueError("pixels outside [0, 1]")
+    pixels = pixels.astype(np.float64, copy=False) * 255
+    images = np.rint(pixels)
+    if np.abs(pixels - images).max(initial=0) > 1e-3:
+        raise ValueError("pixels that are not in steps of 1/255")
+    images = images.astype(np.uint8).reshape(-1, _SIDE, _SIDE, 1)
+    return {"x": images, "y": np.array(y, np.uint8)}
+
+
+class _Writers:
+    """Writers' examples, those of all parts of the source together, read writer by writer."""
+
+    def __init__(self, parts: Mapping[str, FederatedData]):
+        self.client_ids = sorted(set().union(*(data.client_ids for data in parts.values())))
+        self._parts = [
+            (name, data, {client: i for i, client in enumerate(data.client_ids)})
+            for name, data in parts.items()
+        ]
+
+    def sizes(self, client: str) -> dict[str, int]:
+        """Returns how many examples a writer has in each part."""
+        return {
+            name: int(data.sizes[index[client]])
+            for name, data, index in self._parts
+            if client in index
+        }
+
+    def examples(self, client: str) -> Examples:
+        """Returns all examples of a writer, part after part."""
+        own = [data.examples(i[client]) for _, data, i in self._parts if client in i]
+        return Examples(*(np.concatenate(arrays) for arrays in zip(*own, strict=True)))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return sum((task_lib.files(data) for _, data, _ in self._parts), ())
+
+    def held_in_memory(self, client: str) -> list[np.ndarray]:
+        """Returns what is in memory of a writer's examples, part after part."""
+        own = [task_lib.held_in_memory(d, i[client]) for _, d, i in self._parts if client in i]
+        return [array for arrays in own for array in arrays]
+
+    def letters(self) -> Examples:
+        """Returns the examples of the letters a to j, labelled 0 to 9."""
+        found = []
+        for client in self.client_ids:
+            x, y = self.examples(client)
+            chosen = (y >= _LETTERS.start) & (y < _LETTERS.stop)
+            found.append((x[chosen], y[chosen] - _LETTERS.start))
+        return Examples(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
+
+
+class _SomeExamples:
+    """Federated data with some examples of some writers."""
+
+    def __init__(self, writers: _Writers, client_ids: Sequence[str], rows: Sequence[np.ndarray]):
+        self.client_ids = client_ids
+        self.sizes = np.array([len(r) for r in rows], np.int64)
+        self._writers = writers
+        self._rows = rows
+
+    def examples(self, index: int) -> Examples:
+        x, y = self._writers.examples(self.client_ids[index])
+        return Examples(x[self._rows[index]], y[self._rows[index]])
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return self._writers.files
+
+    def held_in_memory(self, index: int) -> Sequence[np.ndarray]:
+        return [self._rows[index], *self._writers.held_in_memory(self.client_ids[index])]
+
+
+def _split(
+    writers: _Writers, client_ids: Sequence[str], split: str, test_fraction: float | None, seed: int
+) -> tuple[_SomeExamples, _SomeExamples]:
+    """Returns writers' training and test examples, split here or as the source has them."""
+    sizes = [writers.sizes(client) for client in client_ids]
+    if split == "local":
+        every = [np.arange(sum(size.values())) for size in sizes]
+        rows = partitions.split_train_test(every, test_fraction, seed)
+    else:
+        if any(size.keys() != {"train", "test"} for size in sizes):
+            raise HparamError("femnist: split=source, but the source has no train and test of all.")
+        rows = (
+            [np.arange(size["train"]) for size in sizes],
+            [size["train"] + np.arange(size["test"]) for size in sizes],
+        )
+    return tuple(_SomeExamples(writers, client_ids, part) for part in rows)
+
+
+def _pooled(data: FederatedData) -> Examples:
+    own = [data.examples(k) for k in range(len(data.client_ids))]
+    return Examples(*(np.concatenate(arrays) for arrays in zip(*own, strict=True)))
+
+
+def _read(data_dir: str | None, source: str) -> tuple[_Writers, str]:
+    """Returns the writers, and which source they are from."""
+    if source in ("auto", "leaf") and data_dir is not None:
+        folder = prepared.find(data_dir, "femnist", _ADVICE)
+        if folder is not None:
+            advice = f"remove it and run python -m tasks.prepare again, or {_ADVICE}"
+            made = prepared.read(folder, advice, _ARRAYS, num_classes=_NUM_CLASSES)
+            return _of_set(made, folder), "leaf"
+        files = leaf.find(data_dir, "femnist", _ADVICE)
+        if files:
+            made = prepared.in_memory(leaf.source(files, _ARRAYS, _convert, _ADVICE))
+            return _of_set(made, os.path.dirname(next(iter(files.values()))[0])), "leaf"
+    if source == "leaf":
+        where = f"{data_dir} has" if data_dir else "without --data_dir there are"
+        raise DataError(f"{where} no LEAF files of femnist; {_ADVICE}")
+    train, test = emnist_character.open_file(data_dir, _ADVICE)
+    return _Writers({"train": train, "test": test}), "tff"
+
+
+def _of_set(made: prepared.Prepared, folder: str) -> _Writers:
+    if not len(made.arrays["y"]):
+        raise DataError(f"{folder} has no examples; {_ADVICE}")
+    labels = np.asarray(made.arrays["y"], np.int32)
+    parts = {}
+    for part, clients in made.parts.items():
+        rows = [np.arange(own.start, own.stop) for own in clients.values()]
+        parts[part] = ArrayFederatedData(
+            made.arrays["x"], labels, rows, list(clients), transform=_scaled
+        )
+    return _Writers(parts)
+
+
+def _scaled(images: np.ndarray) -> np.ndarray:
+    """Returns float32 pixels in [0, 1] from bytes."""
+    return images / np.float32(255)
+
+
+def _synthetic() -> _Writers:
+    """Makes twelve writers of the true shapes and types, with 150 to 425 examples."""
+    sizes = np.arange(150, 450, 25)
+    images, labels = generated.grey_images(sizes.sum(), _NUM_CLASSES, seed=0)
+    rows = np.split(np.arange(len(labels)), np.cumsum(sizes)[:-1])
+    client_ids = [f"synthetic{k:02}" for k in range(len(sizes))]
+    data = ArrayFederatedData(255 - images, labels, rows, client_ids, transform=_scaled)
+    return _Writers({"all": data})

@@ -1,0 +1,133 @@
+"""`mnist_writers`: MNIST's digits partitioned by the people who wrote them.
+
+MNIST was drawn from NIST Special Database 19, as Federated EMNIST was, and QMNIST (Yadav and Bottou
+2019) found every digit's writer again: 539 writers in the training set, 297 others in the test set.
+So the task has natural clients and can stand in for the digits of Federated EMNIST where that set
+cannot be had. What differs: MNIST's digits are size-normalised and centred, there are fewer
+writers, and fewer digits of each.
+"""
+
+import functools
+import os
+
+import numpy as np
+
+from hparams import HparamError
+from tasks import generated, partitions
+from tasks.formats import files, idx
+from tasks.models import losses, models
+from tasks.task import ArrayFederatedData, DataError, Examples, Task
+
+_NUM_CLASSES = 10
+
+_ADVICE = (
+    "get MNIST's four idx files from https://github.com/cvdfoundation/mnist, their writers "
+    "(qmnist-train-labels-idx2-int.gz and qmnist-test-labels-idx2-int.gz, or a prepared "
+    "writers.npz) from https://github.com/facebookresearch/qmnist, and set --data_dir to their "
+    "folder, or to the one above it if it is called mnist"
+)
+
+
+def load(
+    *,
+    data_dir: str | None,
+    seed: int,
+    use_synthetic_data: bool,
+    test_fraction: float,
+    num_clients: int | None,
+    partition_seed: int | None,
+    init: str,
+) -> Task:
+    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+
+    Clients are the training set's writers, all or some, by ascending id; each keeps at least one
+    training example. Pixels are as in TFF's EMNIST, float32 in [0, 1] with 1.0 for the background.
+
+    Raises:
+      DataError: If a file is missing or damaged.
+      HparamError: If there are fewer writers than clients are asked for.
+    """
+    partition_seed = seed if partition_seed is None else partition_seed
+    if use_synthetic_data:
+        images, labels = generated.grey_images(600, _NUM_CLASSES, seed=0)
+        writers = np.random.default_rng(0).integers(0, 20, len(labels))
+        test_images, test_labels = generated.grey_images(200, _NUM_CLASSES, seed=1)
+    else:
+        images, labels, writers = _read("train", data_dir)
+        test_images, test_labels, _ = _read("test", data_dir)
+    ids, index_of_writer = np.unique(writers, return_inverse=True)
+    by_writer = np.argsort(index_of_writer, kind="stable")
+    ends = np.cumsum(np.bincount(index_of_writer))
+    train_rows, test_rows = partitions.split_train_test(
+        np.split(by_writer, ends[:-1]), test_fraction, partition_seed
+    )
+    client_ids = [str(i) for i in ids]
+    if num_clients is not None:
+        if num_clients > len(ids):
+            raise HparamError(
+                f"mnist_writers: num_clients={num_clients}, but there are {len(ids)} writers."
+            )
+        # The first word sets this draw apart from other uses of the seed.
+        drawn = np.random.default_rng((539, partition_seed)).permutation(len(ids))
+        chosen = np.sort(drawn[:num_clients])
+        client_ids = [client_ids[i] for i in chosen]
+        train_rows = [train_rows[i] for i in chosen]
+        test_rows = [test_rows[i] for i in chosen]
+    data = functools.partial(ArrayFederatedData, client_ids=client_ids, transform=_white_background)
+    return Task(
+        name="mnist_writers",
+        train=data(images, labels, train_rows),
+        test=data(images, labels, test_rows) if test_fraction else None,
+        central_test=Examples(_white_background(test_images), test_labels),
+        keras_model_fn=functools.partial(models.emnist_cnn, num_classes=_NUM_CLASSES, init=init),
+        loss=losses.sparse_softmax_cross_entropy,
+        metrics={"accuracy": losses.sparse_accuracy},
+        primary_metric="accuracy",
+        settings={
+            "test_fraction": test_fraction,
+            "num_clients": len(client_ids),
+            "partition_seed": partition_seed,
+            "init": init,
+        },
+    )
+
+
+def _white_background(images: np.ndarray) -> np.ndarray:
+    """Returns float32 pixels in [0, 1], 1.0 for the background, from bytes with 0 for it."""
+    return np.subtract(1, images / np.float32(255), dtype=np.float32)
+
+
+def _read(part: str, data_dir: str | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns images, labels and writers' ids of `part`, "train" or "test"."""
+    if data_dir is None:
+        raise DataError(f"mnist_writers reads files and needs --data_dir: {_ADVICE}")
+    prefix = {"train": "train", "test": "t10k"}[part]
+    paths = []
+    for name in (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"):
+        path = idx.find(data_dir, "mnist", name, _ADVICE)
+        if path is None:
+            raise DataError(f"{os.path.join(data_dir, name)}.gz is missing; {_ADVICE}")
+        paths.append(path)
+    images, labels = idx.read_labelled_images(*paths, _ADVICE)
+    return images, labels, _read_writers(part, data_dir, labels)
+
+
+def _read_writers(part: str, data_dir: str, labels: np.ndarray) -> np.ndarray:
+    """Returns the writer's id of every image, in the images' order."""
+    parents = (os.path.join(data_dir, "mnist"), data_dir)
+    path = files.find((os.path.join(parent, "writers.npz") for parent in parents), _ADVICE)
+    if path is not None:
+        name = f"{part}_writer"
+        with files.reading(path, _ADVICE):
+            return files.read_npz(path, {name: len(labels)})[name].astype(np.int64)
+    path = idx.find(data_dir, "mnist", f"qmnist-{part}-labels-idx2-int", _ADVICE)
+    if path is None:
+        raise DataError(
+            f"{os.path.join(data_dir, 'writers.npz')} and qmnist-{part}-labels-idx2-int.gz are "
+            f"missing; {_ADVICE}"
+        )
+    table = idx.read(path, 2, _ADVICE)
+    # Columns: class, series, writer, and more. QMNIST's test set begins with MNIST's, then goes on.
+    if table.shape[1] < 3 or not np.array_equal(table[: len(labels), 0], labels):
+        raise DataError(f"{path} does not belong to these images: classes differ; {_ADVICE}")
+    return table[: len(labels), 2].astype(np.int64)

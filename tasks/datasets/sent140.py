@@ -1,0 +1,340 @@
+"""`sent140`: whether a tweet is glad or sad, by the account that sent it.
+
+AdaFedAdam (Ju et al. 2024) takes LEAF's Sent140 (Caldas et al. 2018; tweets of Go et al. 2009,
+labelled by their emoticons), 697 accounts, and two LSTM layers on frozen GloVe vectors. How many
+tweets its accounts have at least is not published; of the full set, 877 accounts have more than 50
+and 604 more than 60.
+"""
+
+import functools
+import gzip
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+
+from hparams import HparamError
+from tasks import partitions, settings
+from tasks.formats import files as files_lib
+from tasks.formats import leaf, prepared, text
+from tasks.models import losses, models
+from tasks.task import ArrayFederatedData, DataError, Examples, Task
+
+LENGTH = 25
+
+_SIZE = 300
+_VECTORS = "glove.6B.300d.txt"
+_LINES = "sent140_k30_test_part.jsonl.gz"
+_ARRAYS = {"text": prepared.Array(None), "y": prepared.Array("uint8")}
+_PUBLISHED = {"clients": 660_120, "examples": 1_600_498}
+_PAPERS_CLIENTS = 697
+_ADVICE = (
+    "make LEAF's files with https://github.com/TalwalkarLab/leaf (data/sent140/preprocess.sh) and "
+    "set --data_dir to their folder"
+)
+_VECTORS_ADVICE = (
+    f"get {_VECTORS} (https://nlp.stanford.edu/data/glove.6B.zip) into --data_dir, name a file of "
+    "that form with --sent140_embedding_file, or train the vectors with --sent140_embedding=trained"
+)
+# LEAF's words: letters, digits and apostrophes, or one of some punctuation marks.
+_WORD = re.compile(r"[\w']+|[.,!?;]")
+
+
+def load(
+    *,
+    data_dir: str | None,
+    seed: int,
+    use_synthetic_data: bool,
+    source: str,
+    min_examples: int | None,
+    split: str,
+    test_fraction: float | None,
+    embedding: str,
+    embedding_file: str | None,
+    vocab_size: int | None,
+    partition_seed: int | None,
+    init: str,
+) -> Task:
+    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+
+    x is int32 `[n, 25]`: a tweet's first 25 words, 0 for padding at the end; y is int32, 1 for
+    glad. The central test is all clients' test examples together.
+
+    Raises:
+      HparamError: If settings do not go together, or there are no such accounts or too few words.
+      DataError: If the tweets or the word vectors are missing or damaged.
+    """
+    partition_seed = seed if partition_seed is None else partition_seed
+    of_local = settings.only_with(
+        "sent140", "split=local", split == "local", test_fraction=(test_fraction, 0.2)
+    )
+    of_glove = settings.only_with(
+        "sent140",
+        "embedding=glove",
+        embedding == "glove",
+        embedding_file=(embedding_file, None),
+    )
+    of_trained = settings.only_with(
+        "sent140", "embedding=trained", embedding == "trained", vocab_size=(vocab_size, 5000)
+    )
+    if use_synthetic_data:
+        tweets, path = prepared.in_memory(_synthetic()), ""
+    else:
+        tweets, source, path = _read(data_dir, source)
+
+    rows = tweets.rows_of_clients(*tweets.parts)
+    rows = {client: own for client, own in rows.items() if len(own) >= (min_examples or 1)}
+    if not rows:
+        raise HparamError(f"sent140: no account has min_examples={min_examples} tweets.")
+    if not use_synthetic_data:
+        print(
+            f"sent140: {len(rows)} accounts with {min_examples or 1} or more tweets each "
+            f"(AdaFedAdam: {_PAPERS_CLIENTS})",
+            file=sys.stderr,
+        )
+    client_ids = list(rows)
+    if split == "local":
+        train_rows, test_rows = partitions.split_train_test(
+            list(rows.values()), of_local["test_fraction"], partition_seed
+        )
+    else:
+        train_rows, test_rows = _rows_of_source(tweets, client_ids)
+
+    with files_lib.decoding(path, _ADVICE, "has tweets that are no text"):
+        words = _Words(tweets.arrays["text"], rows.values())
+    if embedding == "glove":
+        if use_synthetic_data:
+            vocabulary = sorted(words.known())
+            vectors = np.random.default_rng(0).normal(0, 0.4, (len(vocabulary), _SIZE))
+        else:
+            path = _vectors_path(data_dir, embedding_file)
+            vocabulary, vectors = read_vectors(path, words.known(), _SIZE)
+        vectors = np.pad(vectors.astype(np.float32), [(1, 1), (0, 0)])
+    else:
+        vocabulary = text.by_users(words.of(own) for own in train_rows)
+        vectors = None
+        if use_synthetic_data:
+            vocab_size = of_trained["vocab_size"] = min(vocab_size or 5000, len(vocabulary))
+        size = of_trained["vocab_size"]
+        if len(vocabulary) < size:
+            raise HparamError(
+                f"sent140: vocab_size={size}, but the training tweets have {len(vocabulary)} words."
+            )
+        vocabulary = vocabulary[:size]
+    x = words.tokens(text.places(vocabulary))
+    y = np.asarray(tweets.arrays["y"], np.int32)
+    train = ArrayFederatedData(x, y, train_rows, client_ids)
+    test = ArrayFederatedData(x, y, test_rows, client_ids)
+    central = np.concatenate(test_rows)
+    return Task(
+        name="sent140",
+        train=train,
+        test=test if len(central) else None,
+        central_test=Examples(x[central], y[central]) if len(central) else None,
+        keras_model_fn=functools.partial(
+            models.sent140_lstm,
+            vocab_size=len(vocabulary) + 2,
+            length=LENGTH,
+            vectors=vectors,
+            init=init,
+        ),
+        loss=losses.sparse_softmax_cross_entropy,
+        metrics={"accuracy": losses.sparse_accuracy},
+        primary_metric="accuracy",
+        settings={
+            "source": source,
+            "min_examples": min_examples,
+            "split": split,
+            **of_local,
+            "embedding": embedding,
+            **of_glove,
+            **of_trained,
+            "partition_seed": partition_seed,
+            "init": init,
+        },
+        constants={} if vectors is None else {"the words' vectors": vectors},
+    )
+
+
+def prepare(source: str, data_dir: str) -> prepared.Outcome:
+    """Makes a prepared set of LEAF's files, for `tasks.prepare`.
+
+    Raises:
+      DataError: If a file is missing or damaged.
+    """
+    return leaf.prepare("sent140", source, data_dir, _ARRAYS, _convert, _ADVICE, _PUBLISHED)
+
+
+def split_words(tweet: str) -> list[str]:
+    """Returns a tweet's words as LEAF splits them, in small letters, which LEAF's are not.
+
+    GloVe's vectors of six billion words are of small letters only.
+    """
+    return _WORD.findall(tweet.lower())
+
+
+def read_vectors(path: str, words: Set[str], size: int) -> tuple[list[str], np.ndarray]:
+    """Reads the vectors of some words from a text file of GloVe's.
+
+    A line is a word, which may have blanks in it, and its numbers. Of a word that is there twice,
+    the first vector counts.
+
+    Args:
+      path: The file.
+      words: The words wanted.
+      size: Numbers of a vector.
+
+    Returns:
+      The words found, in the file's order, and their vectors, float32 `[words found, size]`.
+
+    Raises:
+      DataError: If the file cannot be read or is not of that form, or has none of the words.
+    """
+    found = {}
+    with files_lib.reading(path, _VECTORS_ADVICE), open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            word, *numbers = line.rstrip().rsplit(b" ", size)
+            if len(numbers) != size:
+                raise ValueError(f"line {number} has {len(numbers)} numbers, not {size}")
+            word = word.decode()
+            if word in words and word not in found:
+                vector = np.array(numbers, np.float64)
+                # Beyond float32 a number would become infinite.
+                if not np.all(np.abs(vector) <= np.finfo(np.float32).max):
+                    raise ValueError(f"line {number} has numbers that are not finite")
+                found[word] = vector.astype(np.float32)
+    if not found:
+        raise DataError(f"{path} has none of the tweets' words; {_VECTORS_ADVICE}")
+    return list(found), np.stack(list(found.values()))
+
+
+class _Words:
+    """The words of those tweets that belong to clients."""
+
+    def __init__(self, tweets: Sequence[bytes], rows: Iterable[np.ndarray]):
+        self._tweets = {
+            int(row): split_words(tweets[row].decode("utf-8", "surrogatepass"))
+            for row in np.sort(np.concatenate(list(rows)))
+        }
+        self._total = len(tweets)
+
+    def known(self) -> set[str]:
+        return set().union(*self._tweets.values())
+
+    def of(self, rows: np.ndarray) -> Iterator[str]:
+        for row in rows:
+            yield from self._tweets[int(row)]
+
+    def tokens(self, place: Mapping[str, int]) -> np.ndarray:
+        """Returns tokens of all tweets, int32 `[n, 25]`; of those of no client, zeros.
+
+        0 is padding, 1 to V are the vocabulary's words, V + 1 is any other word, and all of a tweet
+        that has no word.
+        """
+        other = len(place)
+        tokens = np.zeros((self._total, LENGTH), np.int32)
+        for row, words in self._tweets.items():
+            own = [place.get(word, other) + 1 for word in words[:LENGTH]] or [other + 1]
+            tokens[row, : len(own)] = own
+        return tokens
+
+
+def _rows_of_source(
+    tweets: prepared.Prepared, client_ids: Sequence[str]
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    split = [tweets.rows_of_clients(part) for part in ("train", "test")]
+    if any(client not in own for own in split for client in client_ids):
+        raise HparamError("sent140: split=source, but the source has no train and test of all.")
+    train, test = ([own[client] for client in client_ids] for own in split)
+    return train, test
+
+
+def _convert(x: Sequence[Any], y: Sequence[Any]) -> Mapping[str, Any]:
+    """Returns LEAF's tweets: x is [id, date, query, account, text]."""
+    if any(type(label) is not int or label not in (0, 1) for label in y):
+        raise ValueError("labels that are not 0 or 1")
+    if any(type(t) is not list or len(t) != 5 or not isinstance(t[4], str) for t in x):
+        raise ValueError("a tweet that is not id, date, query, account and text")
+    texts = [tweet[4].encode("utf-8", "surrogatepass") for tweet in x]
+    return {"text": texts, "y": np.array(y, np.uint8)}
+
+
+def _read(data_dir: str | None, source: str) -> tuple[prepared.Prepared, str, str]:
+    """Returns the tweets, which source they are from, and the file or folder."""
+    tweets, found, path = _find_and_read(data_dir, source)
+    if not len(tweets.arrays["y"]):
+        raise DataError(f"{path} has no tweets; {_ADVICE}")
+    return tweets, found, path
+
+
+def _find_and_read(data_dir: str | None, source: str) -> tuple[prepared.Prepared, str, str]:
+    if data_dir is None:
+        raise DataError(f"sent140 reads files and needs --data_dir: {_ADVICE}")
+    if source in ("auto", "leaf"):
+        folder = prepared.find(data_dir, "sent140", _ADVICE)
+        if folder is not None:
+            advice = f"remove it and run python -m tasks.prepare again, or {_ADVICE}"
+            return prepared.read(folder, advice, _ARRAYS, num_classes=2), "leaf", folder
+        files = leaf.find(data_dir, "sent140", _ADVICE)
+        if files:
+            made = prepared.in_memory(leaf.source(files, _ARRAYS, _convert, _ADVICE))
+            return made, "leaf", os.path.dirname(next(iter(files.values()))[0])
+    if source in ("auto", "lines"):
+        folders = (os.path.join(data_dir, "sent140"), data_dir)
+        path = files_lib.find((os.path.join(folder, _LINES) for folder in folders), _ADVICE)
+        if path is not None:
+            piece = prepared.Piece(_LINES, 0, functools.partial(_read_lines, path))
+            return prepared.in_memory(prepared.Source(_ARRAYS, [piece])), "lines", path
+    names = {"auto": f"LEAF files nor {_LINES}", "leaf": "LEAF files", "lines": _LINES}
+    raise DataError(f"{data_dir} has no {names[source]}; {_ADVICE}")
+
+
+def _read_lines(path: str) -> Iterator[prepared.Rows]:
+    """Yields the accounts of a compressed file with a JSON object a tweet."""
+    accounts = {}
+    with files_lib.reading(path, _ADVICE), gzip.open(path, "rt", encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            with files_lib.decoding(path, _ADVICE, f"has in line {number} what is not a tweet"):
+                tweet = files_lib.json_of(line)
+                client = str(files_lib.entry(tweet, "client", (int, str)))
+                files_lib.check_client_id(client)
+                label = files_lib.entry(tweet, "label", int)
+                if label not in (0, 1):
+                    raise ValueError(f"label {label!r:.80}")
+                own = accounts.setdefault(client, ([], []))
+                own[0].append(files_lib.entry(tweet, "text", str).encode("utf-8", "surrogatepass"))
+                own[1].append(label)
+    for client, (texts, labels) in accounts.items():
+        yield prepared.Rows("all", client, {"text": texts, "y": np.array(labels, np.uint8)})
+
+
+def _vectors_path(data_dir: str, embedding_file: str | None) -> str:
+    if embedding_file is not None:
+        return embedding_file
+    folders = (os.path.join(data_dir, "sent140"), data_dir)
+    path = files_lib.find((os.path.join(f, _VECTORS) for f in folders), _VECTORS_ADVICE)
+    if path is None:
+        raise DataError(f"{os.path.join(data_dir, _VECTORS)} is missing; {_VECTORS_ADVICE}")
+    return path
+
+
+def _synthetic() -> prepared.Source:
+    """Makes twelve accounts of 12 to 34 tweets, in which some words tell the label."""
+    glad, sad = (["love", "great", "yay"], ["sad", "miss", "ugh"])
+    others = "i am at home now with you and the dog , it is late today".split()
+
+    def read():
+        for k in range(12):
+            rng = np.random.default_rng(k)
+            y = rng.integers(0, 2, 12 + 2 * k).astype(np.uint8)
+            tweets = []
+            for label in y:
+                words = list(rng.choice(others, rng.integers(2, 30)))
+                words.insert(int(rng.integers(3)), str(rng.choice(glad if label else sad)))
+                tweets.append(" ".join(words).encode())
+            yield prepared.Rows("all", f"synthetic{k:02}", {"text": tweets, "y": y})
+
+    return prepared.Source(_ARRAYS, [prepared.Piece("synthetic", 0, read)])

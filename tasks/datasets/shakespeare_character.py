@@ -1,0 +1,308 @@
+"""`shakespeare_character`: the next character in what a role of Shakespeare's says.
+
+FedOpt's and TFF's task (Reddi et al. 2021): 715 roles, speeches cut into sequences of 80 characters
+with the character after each as target. AdaFed and FedCAda use LEAF's form of it: windows of 80
+characters with the one character after the window as target. See `tasks.formats.shakespeare_text`
+for the rules by which a role is a client.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from hparams import HparamError
+from tasks import settings
+from tasks.formats import shakespeare_text, sqlite_clients
+from tasks.models import losses, models
+from tasks.task import DataError, Examples, Task
+
+LENGTH = 80
+
+# TFF's characters in TFF's order: their tokens are 1, 2, ...; 0 is padding.
+CHARACTERS = (
+    b"dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
+)
+UNKNOWN, BEGIN, END = (len(CHARACTERS) + i for i in (1, 2, 3))
+_NUM_TOKENS = len(CHARACTERS) + 4
+
+# LEAF's characters; what is not among them becomes the last one, as its index -1 there does.
+_LEAF_CHARACTERS = (
+    b"\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+)
+
+_FILE = "shakespeare.sqlite"
+_ADVICE = (
+    "get https://storage.googleapis.com/tff-datasets-public/shakespeare.sqlite.lzma, or the play "
+    "text (see tasks/formats/shakespeare_text.py), and set --data_dir to its folder"
+)
+
+
+def load(
+    *,
+    data_dir: str | None,
+    seed: int,
+    use_synthetic_data: bool,
+    source: str,
+    roles: str,
+    examples: str,
+    num_layers: int,
+    num_clients: int | None,
+    min_examples: int | None,
+    num_heldout_clients: int,
+    test_fraction: float | None,
+    partition_seed: int | None,
+    init: str,
+) -> Task:
+    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+
+    Tokens are int32, x `[n, 80]`; y is `[n, 80]` with `examples=sequences` and `[n]` with
+    `examples=windows`. The central test is the test examples of all clients together, or all
+    examples of the clients held out.
+
+    Raises:
+      HparamError: If settings do not go together or there are not as many roles as asked for.
+      DataError: If a file is missing or damaged.
+    """
+    partition_seed = seed if partition_seed is None else partition_seed
+    if use_synthetic_data:
+        source = "text"
+    elif source == "auto":
+        has_file = data_dir is None or sqlite_clients.find(_FILE, "shakespeare", data_dir, _ADVICE)
+        source = "tff" if has_file and roles == "tff" and examples == "sequences" else "text"
+    if source == "tff" and (roles, examples) != ("tff", "sequences"):
+        raise HparamError(
+            "shakespeare_character: TFF's file has roles=tff and examples=sequences only; "
+            "use source=text."
+        )
+    from_text = settings.only_with(
+        "shakespeare_character",
+        "the play text (source=text)",
+        source == "text",
+        test_fraction=(test_fraction, 0.2),
+    )
+    if source == "tff":
+        clients = _read_tff(data_dir)
+    else:
+        said = _synthetic() if use_synthetic_data else _read_text(data_dir, roles)
+        split = _split_speeches if examples == "sequences" else _split_windows
+        clients = {role.client_id: split(role, from_text["test_fraction"]) for role in said}
+    chosen, heldout = _choose(
+        clients, num_clients, min_examples, num_heldout_clients, partition_seed
+    )
+    every = examples == "sequences"
+    train = _TokenData(chosen, [clients[i].train for i in chosen], every)
+    test = _TokenData(train.client_ids, [clients[i].test for i in chosen], every)
+    if heldout:
+        central = np.concatenate([tokens for i in heldout for tokens in clients[i]])
+    else:
+        central = np.concatenate([clients[i].test for i in chosen])
+    return Task(
+        name="shakespeare_character",
+        train=train,
+        test=test if np.any(test.sizes) else None,
+        central_test=_examples(central, every) if len(central) else None,
+        keras_model_fn=functools.partial(
+            models.shakespeare_lstm,
+            vocab_size=_NUM_TOKENS if every else len(_LEAF_CHARACTERS),
+            length=LENGTH,
+            num_layers=num_layers,
+            next_of_each=every,
+            init=init,
+        ),
+        loss=losses.sequence_cross_entropy if every else losses.sparse_softmax_cross_entropy,
+        metrics={"accuracy": losses.masked_accuracy(0) if every else losses.sparse_accuracy},
+        primary_metric="accuracy",
+        settings={
+            "source": source,
+            "roles": roles,
+            "examples": examples,
+            "num_layers": num_layers,
+            "num_clients": num_clients,
+            "min_examples": min_examples,
+            "num_heldout_clients": num_heldout_clients,
+            **from_text,
+            "partition_seed": partition_seed,
+            "init": init,
+        },
+    )
+
+
+class _Client(NamedTuple):
+    """A client's examples, each a row of 81 tokens: uint8 `[n, 81]`."""
+
+    train: np.ndarray
+    test: np.ndarray
+
+
+class _TokenData:
+    """Federated data made from each client's rows of tokens when it is read."""
+
+    def __init__(self, client_ids: Sequence[str], tokens: Sequence[np.ndarray], every: bool):
+        self.client_ids = client_ids
+        self.sizes = np.array([len(t) for t in tokens], np.int64)
+        self._tokens = tokens
+        self._every = every
+
+    def examples(self, index: int) -> Examples:
+        return _examples(self._tokens[index], self._every)
+
+    def held_in_memory(self, index: int) -> Sequence[np.ndarray]:
+        return [self._tokens[index]]
+
+
+def _examples(tokens: np.ndarray, every: bool) -> Examples:
+    """Returns inputs and the next token after every position or after the last one only."""
+    tokens = tokens.astype(np.int32)
+    return Examples(tokens[:, :-1], tokens[:, 1:] if every else tokens[:, -1])
+
+
+def sequences(speech: bytes) -> np.ndarray:
+    """Returns a speech as rows of tokens, as TFF cuts it.
+
+    Args:
+      speech: The characters.
+
+    Returns:
+      uint8 `[n, 81]`: `BEGIN`, a token for each character, `END`, then 0 up to the end of a row.
+    """
+    characters = _TOKEN_OF[np.frombuffer(speech, np.uint8)]
+    tokens = np.concatenate([[BEGIN], characters, [END]]).astype(np.uint8)
+    return np.pad(tokens, (0, -len(tokens) % (LENGTH + 1))).reshape(-1, LENGTH + 1)
+
+
+def windows(text: bytes) -> np.ndarray:
+    """Returns every 81 characters that follow each other in a text, as LEAF's codes.
+
+    Args:
+      text: The characters.
+
+    Returns:
+      uint8 `[n, 81]`, a view of one array; no rows if the text is shorter.
+    """
+    codes = _LEAF_CODE_OF[np.frombuffer(text, np.uint8)]
+    if len(codes) <= LENGTH:
+        return np.zeros((0, LENGTH + 1), np.uint8)
+    return np.lib.stride_tricks.sliding_window_view(codes, LENGTH + 1)
+
+
+def _table(characters: bytes, first: int, other: int) -> np.ndarray:
+    """Returns the code of each byte: place in `characters` plus `first`, or `other`."""
+    table = np.full(256, other, np.uint8)
+    table[np.frombuffer(characters, np.uint8)] = np.arange(first, first + len(characters))
+    return table
+
+
+_TOKEN_OF = _table(CHARACTERS, 1, UNKNOWN)
+_LEAF_CODE_OF = _table(_LEAF_CHARACTERS, 0, len(_LEAF_CHARACTERS) - 1)
+
+
+def _pack(speeches: Sequence[bytes]) -> np.ndarray:
+    rows = [np.zeros((0, LENGTH + 1), np.uint8), *map(sequences, speeches)]
+    return np.concatenate(rows)
+
+
+def _split_speeches(role: shakespeare_text.Role, test_fraction: float) -> _Client:
+    """Makes sequences; the last speeches of the play are test, at least one unless there are none.
+
+    As in the code with which McMahan et al. and TFF made their files.
+    """
+    speeches = ["\n".join(lines).encode("latin-1") for lines in role.speeches]
+    num_test = int(test_fraction * len(speeches) + 1e-9)
+    if test_fraction and len(speeches) > 1:
+        num_test = max(1, num_test)
+    num_train = len(speeches) - num_test
+    return _Client(_pack(speeches[:num_train]), _pack(speeches[num_train:]))
+
+
+def _split_windows(role: shakespeare_text.Role, test_fraction: float) -> _Client:
+    """Makes windows; the last part of the text is test, and no window reaches into both parts."""
+    text = role.running_text().encode("latin-1")
+    num_train = int((1 - test_fraction) * len(text) + 1e-9)
+    return _Client(windows(text[:num_train]), windows(text[num_train:]))
+
+
+def _choose(
+    clients: Mapping[str, _Client],
+    num_clients: int | None,
+    min_examples: int | None,
+    num_heldout: int,
+    seed: int,
+) -> tuple[list[str], list[str]]:
+    """Returns the ids of the clients and of those held out, each in ascending order."""
+    eligible = sorted(
+        i
+        for i, client in clients.items()
+        if len(client.train) and len(client.train) + len(client.test) >= (min_examples or 0)
+    )
+    if num_clients is None:
+        num_clients = len(eligible) - num_heldout
+    if num_clients < 1 or num_clients + num_heldout > len(eligible):
+        wanted = f"num_clients={num_clients} and num_heldout_clients={num_heldout}"
+        raise HparamError(
+            f"shakespeare_character: {wanted}, but {len(eligible)} roles have training examples"
+            + (f" and min_examples={min_examples}." if min_examples else ".")
+        )
+    # The first word sets these draws apart from other uses of the seed.
+    drawn = np.random.default_rng((715, seed)).permutation(len(eligible))
+    chosen = np.sort(drawn[:num_clients])
+    heldout = np.sort(drawn[num_clients : num_clients + num_heldout])
+    return [eligible[i] for i in chosen], [eligible[i] for i in heldout]
+
+
+def _read_tff(data_dir: str | None) -> dict[str, _Client]:
+    """Reads all clients of TFF's file; as sequences they are a few megabytes."""
+    path = sqlite_clients.locate(_FILE, "shakespeare", data_dir, _download, _ADVICE)
+    parts = []
+    for split in ("train", "test"):
+        data = sqlite_clients.SqliteFederatedData(path, split, _parse, _ADVICE)
+        parts.append({name: _pack(data.examples(k).x) for k, name in enumerate(data.client_ids)})
+    train, test = parts
+    if train.keys() != test.keys():
+        raise DataError(f"{path} has other clients in train than in test; {_ADVICE}")
+    return {name: _Client(train[name], test[name]) for name in train}
+
+
+def _parse(serialized: Sequence[bytes]) -> Examples:
+    """Parses TFF's examples: x are the speeches, bytes `[n]`; y is a row of zeros for the form."""
+    try:
+        parsed = tf.io.parse_example(
+            tf.constant(serialized, tf.string, shape=(len(serialized),)),
+            {"snippets": tf.io.FixedLenFeature((), tf.string)},
+        )
+    # TensorFlow fails to decode its own message when it quotes bytes that are not text.
+    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
+        raise ValueError("an example that is not a snippet of text") from error
+    return Examples(parsed["snippets"].numpy(), np.zeros(len(serialized), np.int32))
+
+
+def _download(cache_dir: str) -> None:
+    import tensorflow_federated as tff  # Slow to import, and needed nowhere else in this module.
+
+    tff.simulation.datasets.shakespeare.load_data(cache_dir=cache_dir)
+
+
+def _read_text(data_dir: str | None, rule: str) -> list[shakespeare_text.Role]:
+    if data_dir is None:
+        raise DataError(f"The play text needs --data_dir: {shakespeare_text.ADVICE}")
+    path = shakespeare_text.find(data_dir)
+    if path is None:
+        raise DataError(f"{data_dir} has neither {_FILE}[.lzma] nor the play text; {_ADVICE}")
+    return shakespeare_text.roles(shakespeare_text.read(path), rule)
+
+
+def _synthetic() -> list[shakespeare_text.Role]:
+    """Makes ten roles that say the same few words in orders of their own."""
+    words = "the king and queen of a fair land speak to thee my good lord".split()
+    roles = []
+    for k in range(10):
+        rng = np.random.default_rng(k)
+        lines = [
+            " ".join(rng.choice(words, rng.integers(2, 9))).capitalize() + "."
+            for _ in range(3 * (8 + 2 * k))
+        ]
+        speeches = tuple(tuple(lines[i : i + 3]) for i in range(0, len(lines), 3))
+        roles.append(shakespeare_text.Role("SYNTHETIC", f"ROLE {k}", speeches))
+    return roles

@@ -1,0 +1,174 @@
+"""`stackexchange`: a small stand-in for Stack Overflow on posts of Math Educators, spring 2014.
+
+360 users, 1,896 posts, 19,840 sentences, 148 tags: enough to run FedOpt's next-word and tag
+prediction on natural users and text without TFF's 342,477, not to compare numbers with theirs.
+Models, examples and metrics are those of `tasks.datasets.stackoverflow`, with vocabularies made
+from the training posts. As there, an answer has its question's tags and title.
+"""
+
+import functools
+import gzip
+import itertools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hparams import HparamError
+from tasks import partitions, settings
+from tasks.datasets import stackoverflow
+from tasks.formats import files, text
+from tasks.models import models
+from tasks.task import DataError, Task
+
+_FILE = "matheducators_2014_posts.jsonl.gz"
+_ADVICE = (
+    f"set --data_dir to the folder of {_FILE}, or to the one above it if it is called "
+    "stackexchange; a line is a JSON object with post_id, user_id, type, question_id, created, "
+    "title, tags and text, made of a Stack Exchange data dump (https://archive.org/details/"
+    "stackexchange)"
+)
+# What is read of a post.
+_TYPES = {
+    "post_id": int,
+    "user_id": int,
+    "question_id": int,
+    "created": str,
+    "title": str,
+    "tags": list,
+    "text": str,
+}
+
+
+def load(
+    *,
+    data_dir: str | None,
+    seed: int,
+    use_synthetic_data: bool,
+    kind: str,
+    vocab_size: int,
+    num_tags: int | None,
+    test_fraction: float,
+    partition_seed: int | None,
+    init: str,
+) -> Task:
+    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+
+    Clients are users, in the order of their ids. A user's posts, not their sentences, are split
+    into train and test, at least one into train. The central test is all users' test sentences.
+    x and y are those of `stackoverflow_word` or `stackoverflow_tag`.
+
+    Raises:
+      HparamError: If there are not as many words or tags as asked for, or `num_tags` has no use.
+      DataError: If the file is missing or damaged.
+    """
+    partition_seed = seed if partition_seed is None else partition_seed
+    of_tags = settings.only_with(
+        "stackexchange", "kind=tag", kind == "tag", num_tags=(num_tags, 100)
+    )
+    if use_synthetic_data:
+        words = [f"word{i}" for i in range(vocab_size)]
+        tags = [f"tag{i}" for i in range(of_tags["num_tags"] or 1)]
+        posts = [[[post] for post in user] for user in text.synthetic(10, words, tags)]
+        users = [str(k) for k in range(len(posts))]
+    else:
+        users, posts = _read(data_dir)
+    ends = np.cumsum([len(user) for user in posts])
+    rows = np.split(np.arange(ends[-1]), ends[:-1])
+    train_rows, test_rows = partitions.split_train_test(rows, test_fraction, partition_seed)
+    every = list(itertools.chain.from_iterable(posts))
+    train_posts, test_posts = (
+        [[sentence for row in part for sentence in every[row]] for part in parts]
+        for parts in (train_rows, test_rows)
+    )
+    if not use_synthetic_data:
+        words = text.by_users([w for s in user for w in s.words] for user in train_posts)
+        tags = text.by_users([t for s in user for t in s.tags] for user in train_posts)
+    word_places = text.places(_first(words, vocab_size, "vocab_size"))
+    if kind == "word":
+        make = functools.partial(stackoverflow.word_examples, place=word_places)
+        model_fn = functools.partial(
+            models.word_lstm,
+            vocab_size=vocab_size + text.NUM_SPECIAL_TOKENS,
+            length=stackoverflow.LENGTH,
+            init=init,
+        )
+    else:
+        tag_places = text.places(_first(tags, of_tags["num_tags"], "num_tags"))
+        make = functools.partial(stackoverflow.tag_examples, words=word_places, tags=tag_places)
+        model_fn = functools.partial(
+            models.tag_regression, num_words=vocab_size, num_tags=len(tag_places), init=init
+        )
+    train = text.federated(train_posts, users, make)
+    test = text.federated(test_posts, users, make) if any(test_posts) else None
+    central = list(itertools.chain.from_iterable(test_posts))
+    return Task(
+        name="stackexchange",
+        train=train,
+        test=test,
+        central_test=make(central) if central else None,
+        keras_model_fn=model_fn,
+        **(
+            stackoverflow.word_measures(vocab_size)
+            if kind == "word"
+            else stackoverflow.tag_measures()
+        ),
+        settings={
+            "kind": kind,
+            "vocab_size": vocab_size,
+            **of_tags,
+            "test_fraction": test_fraction,
+            "partition_seed": partition_seed,
+            "init": init,
+        },
+    )
+
+
+def _first(entries: Sequence[str], size: int, setting: str) -> Sequence[str]:
+    if len(entries) < size:
+        raise HparamError(
+            f"stackexchange: {setting}={size}, but the training posts have {len(entries)}."
+        )
+    return entries[:size]
+
+
+def _read(data_dir: str | None) -> tuple[list[str], list[list[list[text.Post]]]]:
+    """Returns the users' names, and each user's posts by date, each a list of sentences."""
+    if data_dir is None:
+        raise DataError(f"stackexchange reads a file and needs --data_dir: {_ADVICE}")
+    folders = (os.path.join(data_dir, "stackexchange"), data_dir)
+    path = files.find((os.path.join(folder, _FILE) for folder in folders), _ADVICE)
+    if path is None:
+        raise DataError(f"{os.path.join(data_dir, _FILE)} is missing; {_ADVICE}")
+    posts = {}
+    with files.reading(path, _ADVICE), gzip.open(path, "rt", encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            with files.decoding(path, _ADVICE, f"has in line {number} what is not a post"):
+                post = _checked(files.json_of(line))
+                if post["post_id"] in posts:
+                    raise ValueError(f"post {post['post_id']} is there twice")
+                posts[post["post_id"]] = post
+        if not posts:
+            raise ValueError("it has no posts")
+    users = {}
+    for post in sorted(posts.values(), key=lambda p: (p["user_id"], p["created"], p["post_id"])):
+        question = posts.get(post["question_id"])
+        title = text.sentences(question["title"]) if question else []
+        title = list(itertools.chain.from_iterable(title))
+        sentences = [text.Post(s, title, post["tags"]) for s in text.sentences(post["text"])]
+        users.setdefault(str(post["user_id"]), []).append(sentences)
+    return list(users), list(users.values())
+
+
+def _checked(post: Any) -> dict[str, Any]:
+    """Returns a post.
+
+    Raises:
+      ValueError: If it has not what is read of it, in the types that it must have.
+    """
+    for key, kind in _TYPES.items():
+        files.entry(post, key, kind)
+    if not all(isinstance(tag, str) for tag in post["tags"]):
+        raise ValueError("a tag that is no text")
+    return post

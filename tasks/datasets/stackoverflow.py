@@ -1,0 +1,357 @@
+"""`stackoverflow_word` and `stackoverflow_tag`: posts of 342,477 users of Stack Overflow.
+
+FedOpt's SO NWP and SO LR (Reddi et al. 2021), from TFF's own files: `stackoverflow.sqlite`, of
+which users are read one by one, and the counts of words and tags that its vocabularies come from.
+An example is a sentence. FedOpt keeps at most 1,000 sentences of a user and looks at 10,000 test
+sentences during training; the test split, 16,586,035 sentences later than the training ones, is
+never read as a whole, and users have no tests of their own.
+"""
+
+import functools
+import os
+import tarfile
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tasks import task as task_lib
+from tasks.formats import files, prepared, sqlite_clients, text
+from tasks.models import losses, models
+from tasks.task import DataError, Examples, FederatedData, Task
+
+LENGTH = 20
+
+_FILE = "stackoverflow.sqlite"
+_WORDS = "stackoverflow.word_count"
+_TAGS = "stackoverflow.tag_count"
+# Clients and examples of each split.
+_PUBLISHED = {"train": (342_477, 135_818_730), "test": (204_088, 16_586_035)}
+_ADVICE = (
+    "get stackoverflow.sqlite.lzma, stackoverflow.word_count.tar.bz2 and "
+    "stackoverflow.tag_count.tar.bz2 from https://storage.googleapis.com/tff-datasets-public/ and "
+    "set --data_dir to their folder"
+)
+
+
+def load_word(
+    *,
+    data_dir: str | None,
+    seed: int,
+    use_synthetic_data: bool,
+    vocab_size: int,
+    max_examples: int,
+    num_test_examples: int,
+    partition_seed: int | None,
+    init: str,
+) -> Task:
+    """Loads `stackoverflow_word`; see `tasks.builtin` for the settings and `tasks.load` for more.
+
+    x and y are int32 `[n, 20]`, see `tasks.formats.text`.
+
+    Raises:
+      DataError: If a file is missing or damaged and cannot be downloaded.
+    """
+    partition_seed = seed if partition_seed is None else partition_seed
+    if use_synthetic_data:
+        words = [b"word%d" % i for i in range(vocab_size)]
+        make = functools.partial(word_examples, place=text.places(words))
+        train, central_test = _synthetic(make, words, [b"tag"])
+    else:
+        words = _vocabulary(data_dir, vocab_size)
+        make = functools.partial(word_examples, place=text.places(words))
+        train, test = _open(data_dir, make, max_examples)
+        parts = test.some(num_test_examples, partition_seed)
+        central_test = Examples(
+            *(np.concatenate(part)[:num_test_examples] for part in zip(*parts, strict=True))
+        )
+    return Task(
+        name="stackoverflow_word",
+        train=train,
+        test=None,
+        central_test=central_test,
+        keras_model_fn=functools.partial(
+            models.word_lstm,
+            vocab_size=vocab_size + text.NUM_SPECIAL_TOKENS,
+            length=LENGTH,
+            init=init,
+        ),
+        **word_measures(vocab_size),
+        settings={
+            "vocab_size": vocab_size,
+            "max_examples": max_examples,
+            "num_test_examples": num_test_examples,
+            "partition_seed": partition_seed,
+            "init": init,
+        },
+        constants={"the vocabulary": np.array(words)},
+    )
+
+
+def load_tag(
+    *,
+    data_dir: str | None,
+    seed: int,
+    use_synthetic_data: bool,
+    vocab_size: int,
+    num_tags: int,
+    max_examples: int,
+    num_test_examples: int,
+    partition_seed: int | None,
+    init: str,
+) -> Task:
+    """Loads `stackoverflow_tag`; see `tasks.builtin` for the settings and `tasks.load` for more.
+
+    x is float32 `[n, vocab_size]`, the share of each word in a sentence and its question's title; y
+    is float32 `[n, num_tags]`, 1 for each tag. The central test's x is dense only where it is read.
+
+    Raises:
+      DataError: If a file is missing or damaged and cannot be downloaded.
+    """
+    partition_seed = seed if partition_seed is None else partition_seed
+    if use_synthetic_data:
+        words = [b"word%d" % i for i in range(vocab_size)]
+        tags = [b"tag%d" % i for i in range(num_tags)]
+    else:
+        words = _vocabulary(data_dir, vocab_size)
+        tags = _tag_vocabulary(data_dir, num_tags)
+    make = functools.partial(tag_examples, words=text.places(words), tags=text.places(tags))
+    if use_synthetic_data:
+        train, central_test = _synthetic(make, words, tags)
+    else:
+        train, test = _open(data_dir, make, max_examples)
+        train = _Dense(train)
+        x, y = zip(*test.some(num_test_examples, partition_seed), strict=True)
+        central_test = Examples(
+            text.BagsOfWords.joined(x, num_test_examples),
+            np.concatenate(y)[:num_test_examples],
+        )
+    return Task(
+        name="stackoverflow_tag",
+        train=train,
+        test=None,
+        central_test=central_test,
+        keras_model_fn=functools.partial(
+            models.tag_regression, num_words=vocab_size, num_tags=num_tags, init=init
+        ),
+        **tag_measures(),
+        settings={
+            "vocab_size": vocab_size,
+            "num_tags": num_tags,
+            "max_examples": max_examples,
+            "num_test_examples": num_test_examples,
+            "partition_seed": partition_seed,
+            "init": init,
+        },
+        constants={"the vocabulary": np.array(words), "the tags": np.array(tags)},
+    )
+
+
+def prepare(source: str, data_dir: str) -> prepared.Outcome:
+    """Unpacks TFF's file and counts what is in it, for `tasks.prepare`.
+
+    Raises:
+      DataError: If a file is missing or damaged, or there are not as many examples as announced.
+    """
+    found = sqlite_clients.find(_FILE, "stackoverflow", source, _ADVICE)
+    if found is None:
+        raise DataError(f"{os.path.join(source, _FILE)}[.lzma] is missing; {_ADVICE}")
+    path = found
+    if not os.path.lexists(path):
+        path = os.path.join(data_dir, _FILE)
+        with files.decoding(data_dir, "name another --data_dir", "cannot be made"):
+            os.makedirs(data_dir, exist_ok=True)
+    new = not os.path.lexists(path)
+    if new:
+        sqlite_clients.unpack(f"{found}.lzma", path, _ADVICE)
+    for name in (_WORDS, _TAGS):
+        _, content = _read(source, name, "")
+        target = os.path.join(os.path.dirname(path), name)
+        if not os.path.isfile(target):
+            advice = "mend that and run the same command again"
+            with (
+                files.decoding(target, advice, "cannot be written"),
+                open(f"{target}.part", "wb") as file,
+            ):
+                file.write(content)
+                file.close()
+                os.replace(f"{target}.part", target)
+    counts = {}
+    for split, (num_clients, num_examples) in _PUBLISHED.items():
+        data = sqlite_clients.SqliteFederatedData(path, split, _parse, _ADVICE)
+        counts[f"{split} clients"] = (len(data.client_ids), num_clients)
+        counts[f"{split} examples"] = (data.count(), num_examples)
+    return prepared.Outcome(path, new, counts)
+
+
+def word_measures(vocab_size: int) -> dict[str, Any]:
+    """Returns loss and metrics of next-word prediction, as fields of `Task`; none counts padding.
+
+    Args:
+      vocab_size: Number of words, without special tokens.
+    """
+    other, end = text.other_word(vocab_size), text.end_of_sentence(vocab_size)
+    return {
+        "loss": losses.sequence_cross_entropy,
+        "metrics": {
+            "accuracy": losses.masked_accuracy(0),
+            "accuracy_without_out_of_vocab": losses.masked_accuracy(0, other),
+            "accuracy_without_out_of_vocab_or_end_of_sentence": (
+                losses.masked_accuracy(0, other, end)
+            ),
+        },
+        "primary_metric": "accuracy_without_out_of_vocab_or_end_of_sentence",
+    }
+
+
+def tag_measures() -> dict[str, Any]:
+    """Returns loss and metrics of tag prediction, as fields of `Task`.
+
+    The loss is summed over a batch, as in TFF, which is why FedOpt's client rate is 100.
+    """
+    return {
+        "loss": losses.binary_cross_entropy,
+        "loss_reduction": "sum",
+        "metrics": {"recall_at_5": losses.recall_at(5), "precision": losses.precision},
+        "primary_metric": "recall_at_5",
+    }
+
+
+def word_examples(posts: Sequence[text.Post], place: Mapping[Hashable, int]) -> Examples:
+    """Returns examples of next-word prediction, see `tasks.formats.text.next_words`."""
+    return text.next_words([post.words for post in posts], place, LENGTH)
+
+
+def tag_examples(
+    posts: Sequence[text.Post], words: Mapping[Hashable, int], tags: Mapping[Hashable, int]
+) -> Examples:
+    """Returns examples of tag prediction: bags of the words of sentence and title, and tags."""
+    bags = text.BagsOfWords([[*post.words, *post.title] for post in posts], words)
+    return Examples(bags, text.tag_vectors([post.tags for post in posts], tags))
+
+
+class _Dense:
+    """Federated data with compact bags of words, made dense client by client."""
+
+    def __init__(self, data: FederatedData):
+        self.client_ids = data.client_ids
+        self.sizes = data.sizes
+        self.files = task_lib.files(data)
+        self._data = data
+
+    def examples(self, index: int) -> Examples:
+        x, y = self._data.examples(index)
+        return Examples(np.asarray(x), y)
+
+    def held_in_memory(self, index: int) -> Sequence[np.ndarray]:
+        return task_lib.held_in_memory(self._data, index)
+
+
+def _open(
+    data_dir: str | None, make: Callable[[Sequence[text.Post]], Examples], max_examples: int
+) -> tuple[sqlite_clients.SqliteFederatedData, sqlite_clients.SqliteFederatedData]:
+    """Opens TFF's file and returns its training and test clients."""
+    path = sqlite_clients.locate(_FILE, "stackoverflow", data_dir, _download, _ADVICE)
+
+    def parse(serialized):
+        return make(_parse(serialized))
+
+    train = sqlite_clients.SqliteFederatedData(path, "train", parse, _ADVICE, max_examples)
+    return train, sqlite_clients.SqliteFederatedData(path, "test", parse, _ADVICE)
+
+
+def _parse(serialized: Sequence[bytes]) -> list[text.Post]:
+    """Parses examples as they are in TFF's file, and splits their words as TFF does."""
+    names = ("tokens", "title", "tags")
+    try:
+        parsed = tf.io.parse_example(
+            tf.constant(serialized, tf.string, shape=(len(serialized),)),
+            {name: tf.io.FixedLenFeature((), tf.string) for name in names},
+        )
+    # TensorFlow fails to decode its own message when it quotes bytes that are not text.
+    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
+        raise ValueError("an example without tokens, title or tags") from error
+    return [
+        text.Post(words.split(b" "), title.split(), tags.split(b"|"))
+        for words, title, tags in zip(*(parsed[name].numpy() for name in names), strict=True)
+    ]
+
+
+def _download(cache_dir: str) -> None:
+    import tensorflow_federated as tff  # Slow to import, and needed little in this module.
+
+    tff.simulation.datasets.stackoverflow.load_data(cache_dir=cache_dir)
+
+
+def _vocabulary(data_dir: str | None, size: int) -> list[bytes]:
+    """Returns the words that most users have, the first first.
+
+    TFF's file has a line for each word, with the number of users, in descending order.
+    """
+    source, content = _read(data_dir, _WORDS, "load_word_counts")
+    with files.decoding(source, _ADVICE, "is not a list of words and counts"):
+        rows = [line.split() for line in content.splitlines()[:size]]
+        words = [word for word, count in rows if int(count) > 0]
+    return _enough(words, size, source, "vocab_size")
+
+
+def _tag_vocabulary(data_dir: str | None, size: int) -> list[bytes]:
+    """Returns the tags that most users have, the first first.
+
+    TFF's file is a JSON object of tags and numbers of users, in no order.
+    """
+    source, content = _read(data_dir, _TAGS, "load_tag_counts")
+    with files.decoding(source, _ADVICE, "is not a JSON object of tags and counts"):
+        counts = files.json_of(content)
+        found = {tag.encode(): files.entry(counts, tag, int) for tag in counts}
+        tags = sorted(found, key=lambda tag: -found[tag])
+    return _enough(tags[:size], size, source, "num_tags")
+
+
+def _enough(entries: list[bytes], size: int, source: str, setting: str) -> list[bytes]:
+    if len(set(entries)) < size:
+        raise DataError(
+            f"{source} has {len(set(entries))} entries, fewer than {setting}={size}; {_ADVICE}"
+        )
+    return entries
+
+
+def _read(data_dir: str | None, name: str, tff_function: str) -> tuple[str, bytes]:
+    """Returns where a file of counts is and what is in it, unpacked in memory if need be."""
+    if data_dir is None:
+        path = os.path.join(os.path.expanduser("~"), ".keras", "datasets", name)
+        if not os.path.isfile(path):
+            _download_counts(name, tff_function)
+        folders = [os.path.dirname(path)]
+    else:
+        folders = [os.path.join(data_dir, "stackoverflow"), data_dir]
+    endings = ("", ".tar.bz2")
+    path = files.find((os.path.join(f, name + e) for f in folders for e in endings), _ADVICE)
+    if path is None:
+        raise DataError(f"{os.path.join(folders[-1], name)}[.tar.bz2] is missing; {_ADVICE}")
+    with files.reading(path, _ADVICE):
+        if not path.endswith(".tar.bz2"):
+            with open(path, "rb") as file:
+                return path, files.read_at_most(file)
+        with tarfile.open(path, "r:bz2") as archive:
+            return path, files.read_member(archive, archive.getmember(name))
+
+
+def _download_counts(name: str, tff_function: str) -> None:
+    import tensorflow_federated as tff  # Slow to import, and needed little in this module.
+
+    try:
+        getattr(tff.simulation.datasets.stackoverflow, tff_function)()
+    except Exception as error:  # Network, disk, checksum and archive each have their own.
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{name} cannot be downloaded ({reason}); {_ADVICE}") from error
+
+
+def _synthetic(
+    make: Callable[[Sequence[text.Post]], Examples], words: list[bytes], tags: list[bytes]
+) -> tuple[FederatedData, Examples]:
+    """Makes ten users, and the examples of an eleventh as the central test."""
+    users = text.synthetic(11, words, tags)
+    client_ids = [f"synthetic{k}" for k in range(10)]
+    return text.federated(users[:10], client_ids, make), make(users[10])

@@ -1,0 +1,176 @@
+"""`synthetic`: clients of generated examples, by LEAF's generator or FedProx's.
+
+Both draw a softmax regression and an input distribution for each client and label the client's
+inputs with it. 60 inputs, 10 classes, as in AdaFedAdam (Ju et al. 2024), whose published rows fit
+LEAF's generator and not FedProx's.
+"""
+
+import functools
+
+import numpy as np
+
+from common import memory
+from tasks import partitions, settings
+from tasks.models import losses, models
+from tasks.task import ArrayFederatedData, Examples, Task
+
+_NUM_INPUTS = 60
+_NUM_CLASSES = 10
+
+# Variances of the inputs around their client's centre, the same in both generators.
+_INPUT_VARIANCES = np.arange(1, _NUM_INPUTS + 1) ** -1.2
+
+
+def load(
+    *,
+    data_dir: str | None,
+    seed: int,
+    use_synthetic_data: bool,
+    generator: str,
+    num_clients: int,
+    data_seed: int,
+    max_examples: int | None,
+    alpha: float | None,
+    beta: float | None,
+    test_fraction: float,
+    partition_seed: int | None,
+    init: str,
+) -> Task:
+    """Makes the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+
+    The central test is all clients' test examples together.
+    """
+    del data_dir, use_synthetic_data  # The data are always generated.
+    alpha_beta = settings.only_with(
+        "synthetic",
+        "generator=alpha_beta",
+        generator == "alpha_beta",
+        alpha=(alpha, 1.0),
+        beta=(beta, 1.0),
+    )
+    if generator == "leaf":
+        max_examples = 1000 if max_examples is None else max_examples
+        clients = leaf_clients(num_clients, data_seed, max_examples)
+    else:
+        clients = alpha_beta_clients(num_clients, data_seed, max_examples, **alpha_beta)
+    partition_seed = seed if partition_seed is None else partition_seed
+
+    x = np.concatenate([c.x for c in clients])
+    y = np.concatenate([c.y for c in clients])
+    ends = np.cumsum([len(c.y) for c in clients])
+    rows = np.split(np.arange(len(y)), ends[:-1])
+    train_rows, test_rows = partitions.split_train_test(rows, test_fraction, partition_seed)
+    client_ids = [str(i) for i in range(num_clients)]
+    all_test_rows = np.concatenate(test_rows)
+    return Task(
+        name="synthetic",
+        train=ArrayFederatedData(x, y, train_rows, client_ids),
+        test=ArrayFederatedData(x, y, test_rows, client_ids),
+        central_test=Examples(x[all_test_rows], y[all_test_rows]),
+        keras_model_fn=functools.partial(
+            models.softmax_regression,
+            num_inputs=_NUM_INPUTS,
+            num_classes=_NUM_CLASSES,
+            init=init,
+        ),
+        loss=losses.sparse_softmax_cross_entropy,
+        metrics={"accuracy": losses.sparse_accuracy},
+        primary_metric="accuracy",
+        settings={
+            "generator": generator,
+            "num_clients": num_clients,
+            "data_seed": data_seed,
+            "max_examples": max_examples,
+            **alpha_beta,
+            "test_fraction": test_fraction,
+            "partition_seed": partition_seed,
+            "init": init,
+        },
+    )
+
+
+def leaf_clients(num_clients: int, seed: int, max_examples: int = 1000) -> list[Examples]:
+    """Generates clients as LEAF does (Caldas et al. 2018, `data/synthetic`), draw for draw.
+
+    What `main.py -num-tasks <num_clients> -num-classes 10 -num-dim 60 -seed <seed>` writes, with
+    LEAF's one cluster of models. Client k has `min(floor(s) + 5, max_examples)` examples with
+    s ~ lognormal(3, 2), a centre of inputs v_k ~ N(B_k, I) with B_k ~ N(0, 1), and the model
+    W_k = Q u_k, where all clients share Q (normal entries) and u_k ~ N(mu, 0.1^2) is one number.
+    The label is the largest entry of x W_k (with a bias) plus N(0, 0.1^2) noise: the current LEAF
+    applies its softmax to each example. The first release applied it across the examples of a
+    client and so gave other labels.
+
+    Args:
+      num_clients: Number of clients.
+      seed: LEAF's seed; its own default is 931231.
+      max_examples: Most examples of a client; 1000 in LEAF.
+
+    Returns:
+      Each client's examples: x float32 `[n, 60]`, y int32 `[n]`.
+    """
+    # LEAF draws sizes and data from two generators of the same seed, and its legacy generator is
+    # the one whose stream NumPy keeps for ever.
+    sizes = np.random.RandomState(seed).lognormal(3, 2, num_clients)
+    sizes = np.minimum(sizes.astype(np.int64) + 5, max_examples)
+    _require_room(sizes)
+    rng = np.random.RandomState(seed)
+    shared = rng.normal(size=(_NUM_INPUTS + 1, _NUM_CLASSES, 1))
+    centre_of_models = rng.normal(rng.normal(), 1.0, size=1)
+    clients = []
+    for size in sizes:
+        rng.random_sample()  # Which cluster the client is in: there is one, but the draw is made.
+        centre = rng.normal(rng.normal(), 1.0, size=_NUM_INPUTS)
+        x = centre + rng.standard_normal((size, _NUM_INPUTS)) * np.sqrt(_INPUT_VARIANCES)
+        model = shared @ rng.normal(centre_of_models, 0.1)
+        scores = model[0] + x @ model[1:] + rng.normal(0.0, 0.1, (size, _NUM_CLASSES))
+        clients.append(_examples(x, scores))
+    return clients
+
+
+def alpha_beta_clients(
+    num_clients: int, seed: int, max_examples: int | None, alpha: float, beta: float
+) -> list[Examples]:
+    """Generates clients of Synthetic(alpha, beta) (Li et al. 2020, FedProx).
+
+    Client k has floor(s) + 50 examples with s ~ lognormal(4, 2), a model with entries N(u_k, 1),
+    u_k ~ N(0, alpha^2), and inputs around v_k with entries N(B_k, 1), B_k ~ N(0, beta^2).
+    alpha and beta are standard deviations, as in the authors' code; the paper writes N(0, alpha).
+    As published, alpha changes no label: u_k adds the same number to an example's score of every
+    class. The draws are not those of the authors' files.
+
+    Args:
+      num_clients: Number of clients.
+      seed: Seed of the examples, 0 or more.
+      max_examples: Most examples of a client, or `None`.
+      alpha: Standard deviation of u_k.
+      beta: Standard deviation of B_k.
+
+    Returns:
+      Each client's examples: x float32 `[n, 60]`, y int32 `[n]`.
+    """
+    rng = np.random.default_rng(seed)
+    sizes = rng.lognormal(4, 2, num_clients).astype(np.int64) + 50
+    sizes = np.minimum(sizes, max_examples or sizes.max())
+    _require_room(sizes)
+    clients = []
+    for size in sizes:
+        model_centre, input_centre = rng.normal(0.0, alpha), rng.normal(0.0, beta)
+        model = rng.normal(model_centre, 1.0, (_NUM_INPUTS, _NUM_CLASSES))
+        bias = rng.normal(model_centre, 1.0, _NUM_CLASSES)
+        centre = rng.normal(input_centre, 1.0, _NUM_INPUTS)
+        x = centre + rng.standard_normal((size, _NUM_INPUTS)) * np.sqrt(_INPUT_VARIANCES)
+        clients.append(_examples(x, x @ model + bias))
+    return clients
+
+
+def _require_room(sizes: np.ndarray) -> None:
+    """Refuses what would not fit: float32 inputs, once by client and once together."""
+    memory.require(
+        8 * _NUM_INPUTS * float(sizes.sum()),
+        f"Making {sizes.sum():,} examples of {len(sizes):,} clients",
+        "lower synthetic_num_clients or synthetic_max_examples",
+    )
+
+
+def _examples(x: np.ndarray, scores: np.ndarray) -> Examples:
+    return Examples(x.astype(np.float32), np.argmax(scores, axis=1).astype(np.int32))

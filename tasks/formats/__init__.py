@@ -1,0 +1,1 @@
+"""Files that data sets come in, and how they are read."""

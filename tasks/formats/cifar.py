@@ -1,0 +1,493 @@
+"""Reads CIFAR-10 and CIFAR-100 (Krizhevsky 2009) in every form in which they are handed out.
+
+That is: the pickles and the binary files of the authors, unpacked or in their archives; the same as
+Keras keeps them; for CIFAR-100 TFF's federated form, a database or, before it, two HDF5 files; and
+a compact form for subsets, `labels.npz` beside images as differences in `.npy.xz` files.
+"""
+
+import io
+import lzma
+import os
+import pickle
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tasks.formats import files, sqlite_clients
+from tasks.task import ArrayFederatedData, DataError, Examples, FederatedData
+
+_SHAPE = (32, 32, 3)
+_PIXELS = 3 * 32 * 32
+_NUM_COARSE = 20
+_TFF_FILE = "cifar100.sqlite"
+_TFF_H5 = {"train": "fed_cifar100_train.h5", "test": "fed_cifar100_test.h5"}
+_TFF_ARCHIVE = "fed_cifar100.tar.bz2"
+TFF_ADVICE = (
+    "get https://storage.googleapis.com/tff-datasets-public/cifar100.sqlite.lzma and set "
+    "--data_dir to its folder"
+)
+
+
+class Images(NamedTuple):
+    """Labelled images.
+
+    Attributes:
+      images: uint8 `[n, height, width, 3]`: red, green, blue.
+      labels: int32 `[n]`.
+      coarse: int32 `[n]`, CIFAR-100's 20 coarse labels; `None` where there are none.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    coarse: np.ndarray | None = None
+
+
+class Kind(NamedTuple):
+    """One of the two sets.
+
+    Attributes:
+      name: Subfolder of `data_dir` to look in first.
+      stem: What the names of the authors' archives begin with.
+      pickles: The authors' folder of pickles, which is also Keras's name for it.
+      binaries: The authors' folder of binary files.
+      train: Names of the training files, without ending.
+      test: Name of the test file, without ending.
+      label_keys: In the pickles, the keys of the label and of the coarse label, if there is one.
+      num_classes: Number of classes.
+      sha256: Of the archive of pickles.
+    """
+
+    name: str
+    stem: str
+    pickles: str
+    binaries: str
+    train: Sequence[str]
+    test: str
+    label_keys: Sequence[bytes]
+    num_classes: int
+    sha256: str
+
+    @property
+    def advice(self) -> str:
+        """Where to get the set and how to point at it."""
+        return (
+            f"get {self.stem}-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html and "
+            f"set --data_dir to its folder, or to the one above it if it is called {self.name}"
+        )
+
+
+CIFAR10 = Kind(
+    name="cifar10",
+    stem="cifar-10",
+    pickles="cifar-10-batches-py",
+    binaries="cifar-10-batches-bin",
+    train=[f"data_batch_{i}" for i in range(1, 6)],
+    test="test_batch",
+    label_keys=(b"labels",),
+    num_classes=10,
+    sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+)
+CIFAR100 = Kind(
+    name="cifar100",
+    stem="cifar-100",
+    pickles="cifar-100-python",
+    binaries="cifar-100-binary",
+    train=["train"],
+    test="test",
+    label_keys=(b"fine_labels", b"coarse_labels"),
+    num_classes=100,
+    sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+)
+
+
+def read(kind: Kind, data_dir: str | None) -> tuple[Images, Images]:
+    """Reads training and test images.
+
+    Args:
+      kind: `CIFAR10` or `CIFAR100`.
+      data_dir: Folder with the files in one of their forms; `None` means Keras's cache, which
+        Keras's download fills.
+
+    Returns:
+      Training and test images, in the files' order.
+
+    Raises:
+      DataError: If files are missing or damaged, or cannot be downloaded.
+    """
+    if data_dir is None:
+        return _read_authors(kind, _keras_folder(kind), "")
+    for parent in (os.path.join(data_dir, kind.name), data_dir):
+        for folder, archive, ending in (
+            (kind.pickles, f"{kind.stem}-python.tar.gz", ""),
+            (kind.binaries, f"{kind.stem}-binary.tar.gz", ".bin"),
+        ):
+            for name in (folder, archive, f"{folder}.tar.gz"):
+                path = os.path.join(parent, name)
+                if files.exists(path, kind.advice):
+                    return _read_authors(kind, path, ending)
+            if os.path.isfile(os.path.join(parent, kind.test + ending)):
+                return _read_authors(kind, parent, ending)
+        if files.exists(os.path.join(parent, "labels.npz"), kind.advice):
+            return _read_compact(kind, parent, "train"), _read_compact(kind, parent, "test")
+    archive = os.path.join(data_dir, f"{kind.stem}-python.tar.gz")
+    raise DataError(f"{archive} is missing, and so is any other form of it; {kind.advice}")
+
+
+def _keras_folder(kind: Kind) -> str:
+    """Returns Keras's folder of pickles, downloaded as `tf.keras.datasets` does."""
+    name = f"{kind.stem}-python.tar.gz"
+    try:
+        return tf.keras.utils.get_file(
+            kind.pickles,
+            f"https://www.cs.toronto.edu/~kriz/{name}",
+            untar=True,
+            file_hash=kind.sha256,
+        )
+    except Exception as error:  # Keras raises plain Exception for a failed download.
+        raise DataError(
+            f"{name} cannot be downloaded ({files.reason_of(error)}); {kind.advice}"
+        ) from error
+
+
+def _read_authors(kind: Kind, path: str, ending: str) -> tuple[Images, Images]:
+    """Reads the authors' files.
+
+    Args:
+      kind: Which set.
+      path: Their folder or archive.
+      ending: Empty for the pickles, `.bin` for the binary files.
+    """
+    parse = _parse_binary if ending else _parse_pickle
+    names = [name + ending for name in (*kind.train, kind.test)]
+    parts = {}
+    for name, data in _members(path, names, kind.advice):
+        with files.decoding(os.path.join(path, name), kind.advice, "is damaged"):
+            parts[name] = parse(data, kind)
+    *train, test = (parts[name] for name in names)
+    sizes = {len(part.labels) for part in train}
+    if len(sizes) > 1:
+        raise DataError(f"{path} has batches of unequal size, {sorted(sizes)}; {kind.advice}")
+    arrays = [None if a[0] is None else np.concatenate(a) for a in zip(*train, strict=True)]
+    return Images(*arrays), test
+
+
+def _members(path: str, names: Sequence[str], advice: str) -> Iterator[tuple[str, bytes]]:
+    """Yields name and content of files in a folder or an archive.
+
+    Raises:
+      DataError: If one is missing or the archive is damaged.
+    """
+    if os.path.isdir(path):
+        for name in names:
+            file_path = os.path.join(path, name)
+            with files.reading(file_path, advice), open(file_path, "rb") as file:
+                data = files.read_at_most(file)
+            yield name, data
+        return
+    missing = list(names)
+    with files.reading(path, advice), tarfile.open(path) as archive:
+        for member in archive:
+            name = os.path.basename(member.name)
+            if name in missing and member.isfile():
+                yield name, files.read_member(archive, member)
+                missing.remove(name)
+    if missing:
+        raise DataError(f"{path} lacks {', '.join(missing)}; {advice}")
+
+
+_DTYPES = ("b1", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8")
+
+
+class _Dtype:
+    """Stands for the pickled type of an array of numbers."""
+
+    def __init__(self, name: str | bytes, *_: Any):
+        name = name.decode() if isinstance(name, bytes) else name
+        if name not in _DTYPES:
+            raise ValueError(f"it has an array of type {name!r:.20}")
+        self.dtype = np.dtype(name)
+
+    def __setstate__(self, state: Sequence) -> None:
+        order = state[1].decode() if isinstance(state[1], bytes) else state[1]
+        self.dtype = self.dtype.newbyteorder(order)
+
+
+class _Array:
+    """Stands for a pickled array, whose own restoring would trust what it is given."""
+
+    def __init__(self, *_: Any):
+        self.values = None
+
+    def __setstate__(self, state: Sequence) -> None:
+        _, shape, dtype, by_columns, content = state
+        if not isinstance(content, bytes):
+            raise ValueError("it has an array of objects")
+        order = "F" if by_columns else "C"
+        self.values = np.frombuffer(content, dtype.dtype).reshape(shape, order=order)
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """Returns bytes as Python 3 pickles them for Python 2."""
+    if encoding != "latin1":
+        raise ValueError(f"it has bytes as {encoding!r:.20}")
+    return text.encode("latin1")
+
+
+def _scalar(dtype: _Dtype, content: bytes) -> int:
+    return int(np.frombuffer(content, dtype.dtype, count=1)[0])
+
+
+# The one written in Python: a flipped bit in a memo's number makes the other take gigabytes.
+class _PlainUnpickler(pickle._Unpickler):
+    """Unpickles Python's own values, and arrays as stand-ins; calls nothing of anybody else's."""
+
+    _STAND_INS = {
+        ("_codecs", "encode"): _encode,
+        ("numpy", "dtype"): _Dtype,
+        ("numpy", "ndarray"): _Array,
+        ("numpy.core.multiarray", "_reconstruct"): _Array,
+        ("numpy.core.multiarray", "scalar"): _scalar,
+    }
+
+    def find_class(self, module, name):
+        if (module, name) not in self._STAND_INS:
+            raise ValueError(f"it wants {module!s:.80}.{name!s:.80}")
+        return self._STAND_INS[module, name]
+
+    def get_extension(self, code):
+        raise ValueError("it wants a registered extension")
+
+
+def _parse_pickle(data: bytes, kind: Kind) -> Images:
+    # Pickled by Python 2, whose strings are bytes here.
+    batch = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
+    images = files.entry(batch, b"data", _Array).values
+    labels = [_plain_labels(files.entry(batch, key, (list, _Array))) for key in kind.label_keys]
+    return _checked(images, labels, kind, _from_planes)
+
+
+def _plain_labels(labels: list | _Array) -> np.ndarray:
+    if isinstance(labels, _Array):
+        return labels.values
+    if any(type(label) is not int for label in labels):
+        raise ValueError("labels that are not whole numbers")
+    return np.array(labels)
+
+
+def _parse_binary(data: bytes, kind: Kind) -> Images:
+    num_labels = len(kind.label_keys)
+    length = num_labels + _PIXELS
+    if len(data) % length:
+        raise ValueError(f"{len(data)} bytes are not a whole number of records of {length}")
+    records = np.frombuffer(data, np.uint8).reshape(-1, length)
+    # The coarse label comes first.
+    labels = [records[:, i] for i in reversed(range(num_labels))]
+    return _checked(records[:, num_labels:], labels, kind, _from_planes)
+
+
+def _from_planes(rows: np.ndarray) -> np.ndarray:
+    """Returns images from rows of all red, then all green, then all blue pixels."""
+    if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1:] != (_PIXELS,):
+        raise ValueError(f"images are {rows.dtype} of shape {rows.shape}")
+    return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+
+
+def _checked(
+    images: np.ndarray,
+    labels: Sequence[np.ndarray],
+    kind: Kind,
+    decode: Callable[[np.ndarray], np.ndarray],
+) -> Images:
+    """Returns images with int32 labels, decoded when the labels are known to be theirs.
+
+    Raises:
+      ValueError: If there are none, or labels are not as many or out of range.
+    """
+    ranges = {"labels": kind.num_classes, "coarse labels": _NUM_COARSE}
+    for (name, limit), own in zip(ranges.items(), labels, strict=False):
+        files.check_labels(own, limit, name)
+        if len(own) != len(images) or not len(own):
+            raise ValueError(f"{len(own)} {name} for {len(images)} images")
+    return Images(decode(images), *(own.astype(np.int32) for own in labels))
+
+
+def _read_compact(kind: Kind, folder: str, part: str) -> Images:
+    """Reads the compact form.
+
+    `<part>_images.npy.xz` has green, red minus green and blue minus green, each with differences
+    along rows and columns, modulo 256: uint8 `[3, n, 32, 32]`.
+    """
+    names = ("label",) if kind.num_classes == 10 else ("fine", "coarse")
+    path = os.path.join(folder, "labels.npz")
+    with files.reading(path, kind.advice):
+        of_part = files.read_npz(path, {f"{part}_{name}": None for name in names})
+        labels = list(of_part.values())
+        for own, limit in zip(labels, (kind.num_classes, _NUM_COARSE), strict=False):
+            files.check_labels(own, limit)
+    path = os.path.join(folder, f"{part}_images.npy.xz")
+    with files.reading(path, kind.advice), lzma.open(path) as file:
+        differences = files.read_npy(file, (3, len(labels[0]), 32, 32), "u")
+        if differences.dtype != np.uint8:
+            raise ValueError(f"images are {differences.dtype}")
+        return _checked(differences.swapaxes(0, 1), labels, kind, _from_differences)
+
+
+def _from_differences(differences: np.ndarray) -> np.ndarray:
+    """Returns images from `[n, 3, 32, 32]` of the compact form."""
+    planes = differences.cumsum(3, dtype=np.uint8).cumsum(2, dtype=np.uint8)
+    green, red, blue = planes.swapaxes(0, 1)
+    return np.stack([red + green, green, blue + green], axis=-1)
+
+
+# TFF's federated CIFAR-100.
+
+
+class FederatedCifar100(NamedTuple):
+    """TFF's federated CIFAR-100 (Reddi et al. 2021, App. F).
+
+    Attributes:
+      train: 500 clients' training images, x uint8 `[n, 32, 32, 3]`, y int32 `[n]`, fine labels.
+      test: 100 other clients' test images; ids begin with `test`.
+      central_test: All test images, clients one after the other.
+    """
+
+    train: FederatedData
+    test: FederatedData
+    central_test: Examples
+
+
+def has_tffs(data_dir: str | None) -> bool:
+    """Returns whether a folder has TFF's file; without a folder TFF's cache or download has it."""
+    if data_dir is None or sqlite_clients.find(_TFF_FILE, CIFAR100.name, data_dir, TFF_ADVICE):
+        return True
+    return _find_h5(data_dir) is not None
+
+
+def read_tffs(data_dir: str | None) -> FederatedCifar100:
+    """Reads TFF's federated CIFAR-100.
+
+    Args:
+      data_dir: Folder of `cifar100.sqlite`, unpacked or as TFF ships it, or of TFF's older HDF5
+        files, unpacked or in their archive; `None` means TFF's cache, which TFF's download fills.
+
+    Raises:
+      DataError: If a file is missing or damaged, or cannot be downloaded.
+    """
+    has_sqlite = data_dir is None or sqlite_clients.find(
+        _TFF_FILE, CIFAR100.name, data_dir, TFF_ADVICE
+    )
+    if not has_sqlite:
+        found = _find_h5(data_dir)
+        if found is not None:
+            train, test = _read_h5(found)
+            return _with_test_clients(train, test.client_ids, test.sizes, _pooled(test))
+    path = sqlite_clients.locate(_TFF_FILE, CIFAR100.name, data_dir, _download_tffs, TFF_ADVICE)
+    train = sqlite_clients.SqliteFederatedData(path, "train", parse_tffs, TFF_ADVICE)
+    test = sqlite_clients.SqliteFederatedData(path, "test", parse_tffs, TFF_ADVICE)
+    return _with_test_clients(train, test.client_ids, test.sizes, test.pooled())
+
+
+def _with_test_clients(train, client_ids, sizes, pooled: Examples) -> FederatedCifar100:
+    # TFF numbers both kinds of clients from 0.
+    ids = [f"test{client_id}" for client_id in client_ids]
+    rows = np.split(np.arange(len(pooled.y)), np.cumsum(sizes)[:-1])
+    return FederatedCifar100(train, ArrayFederatedData(pooled.x, pooled.y, rows, ids), pooled)
+
+
+def _pooled(data: FederatedData) -> Examples:
+    parts = [data.examples(k) for k in range(len(data.client_ids))]
+    return Examples(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def parse_tffs(serialized: Sequence[bytes]) -> Examples:
+    """Parses examples as they are in TFF's database.
+
+    Args:
+      serialized: `tf.train.Example` protos with `image` (3072 integers), `label` (fine) and
+        `coarse_label`.
+
+    Returns:
+      x uint8 `[n, 32, 32, 3]` and y int32 `[n]`, the fine labels.
+
+    Raises:
+      ValueError: If an example is not such a proto, or a pixel or label is out of range.
+    """
+    try:
+        parsed = tf.io.parse_example(
+            tf.constant(serialized, tf.string, shape=(len(serialized),)),
+            {
+                "image": tf.io.FixedLenFeature(_SHAPE, tf.int64),
+                "label": tf.io.FixedLenFeature((), tf.int64),
+            },
+        )
+    # TensorFlow fails to decode its own message when it quotes bytes that are not text.
+    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
+        raise ValueError("an example that is not a 32x32 image and a label") from error
+    return _tffs_examples(parsed["image"].numpy(), parsed["label"].numpy())
+
+
+def _tffs_examples(x: np.ndarray, y: np.ndarray) -> Examples:
+    files.check_labels(y, CIFAR100.num_classes)
+    if len(y) and not (0 <= x.min() and x.max() <= 255):
+        raise ValueError(f"pixels from {x.min()} to {x.max()}, outside 0..255")
+    return Examples(x.astype(np.uint8), y.astype(np.int32))
+
+
+def _download_tffs(cache_dir: str) -> None:
+    import tensorflow_federated as tff  # Slow to import, and needed nowhere else in this module.
+
+    tff.simulation.datasets.cifar100.load_data(cache_dir=cache_dir)
+
+
+def _find_h5(data_dir: str) -> Mapping[str, str] | str | None:
+    """Returns the paths of both HDF5 files, or that of their archive."""
+    for parent in (os.path.join(data_dir, CIFAR100.name), data_dir):
+        paths = {part: os.path.join(parent, name) for part, name in _TFF_H5.items()}
+        if any(files.exists(path, TFF_ADVICE) for path in paths.values()):
+            return paths
+        if files.exists(os.path.join(parent, _TFF_ARCHIVE), TFF_ADVICE):
+            return os.path.join(parent, _TFF_ARCHIVE)
+    return None
+
+
+def _read_h5(found: Mapping[str, str] | str) -> list[ArrayFederatedData]:
+    """Reads training and test clients of TFF's HDF5 files into memory (184 MB)."""
+    if isinstance(found, str):
+        contents = dict(_members(found, list(_TFF_H5.values()), TFF_ADVICE))
+        return [
+            _read_h5_file(os.path.join(found, name), io.BytesIO(contents[name]))
+            for name in _TFF_H5.values()
+        ]
+    opened = []
+    for path in found.values():
+        with files.reading(path, TFF_ADVICE):
+            opened.append(_read_h5_file(path, path))
+    return opened
+
+
+def _read_h5_file(path: str, file) -> ArrayFederatedData:
+    import h5py  # Only this form needs it.
+
+    with files.decoding(path, TFF_ADVICE), h5py.File(file, "r") as opened:
+        clients = opened["examples"]
+        client_ids = [files.check_client_id(client_id) for client_id in sorted(clients)]
+        parts = []
+        for client_id in client_ids:
+            stored = [clients[client_id][name] for name in ("image", "label")]
+            for dataset in stored:
+                files.check_dataset(dataset, "iu")
+            x, y = (dataset[()] for dataset in stored)
+            y = y.reshape(-1)
+            if x.shape != (len(y), *_SHAPE):
+                raise ValueError(f"client {client_id} has images of shape {x.shape}")
+            parts.append(_tffs_examples(x, y))
+    if not parts:
+        raise DataError(f"{path} has no clients; {TFF_ADVICE}")
+    rows = np.split(
+        np.arange(sum(len(p.y) for p in parts)), np.cumsum([len(p.y) for p in parts])[:-1]
+    )
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return ArrayFederatedData(x, y, rows, client_ids)

@@ -1,0 +1,92 @@
+"""Reads idx files, the format of MNIST and its kin, plain or gzip-compressed."""
+
+import os
+import struct
+
+import numpy as np
+
+from tasks.formats import files
+from tasks.task import DataError
+
+_DTYPES = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
+
+
+def find(data_dir: str, folder: str, name: str, advice: str) -> str | None:
+    """Returns the path of an idx file, or `None` if there is none.
+
+    Args:
+      data_dir: Folder to look in.
+      folder: Subfolder to look in first.
+      name: Name of the file without `.gz`; the compressed file is taken where both exist.
+      advice: Where to get the file and how to point at it, for error texts.
+
+    Raises:
+      DataError: If a folder may not be looked into.
+    """
+    parents = (os.path.join(data_dir, folder), data_dir)
+    return files.find((os.path.join(p, name + end) for p in parents for end in (".gz", "")), advice)
+
+
+def read(path: str, num_dims: int, advice: str) -> np.ndarray:
+    """Reads an idx file.
+
+    Args:
+      path: The file; compressed if the name ends in `.gz`.
+      num_dims: Dimensions that the array must have.
+      advice: Where to get the file and how to point at it, for error texts.
+
+    Returns:
+      The array, read-only, uint8 or big-endian int32.
+
+    Raises:
+      DataError: If the file can't be read, is not idx, or holds fewer or more bytes than its header
+        announces.
+    """
+    with files.reading(path, advice), files.open_plain_or_gzip(path) as file:
+        data = files.read_at_most(file)
+    header = 4 + 4 * num_dims
+    dtype = _DTYPES.get(data[2]) if len(data) >= header and data[:2] == b"\0\0" else None
+    if dtype is None or data[3] != num_dims:
+        raise DataError(f"{path} is not an idx file of {num_dims} dimension(s); {advice}")
+    shape = struct.unpack_from(f">{num_dims}I", data, 4)
+    announced = header + int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if len(data) != announced:
+        raise DataError(
+            f"{path} is damaged: its header announces {announced} bytes, it has {len(data)}; "
+            f"{advice}"
+        )
+    return np.frombuffer(data, dtype, offset=header).reshape(shape)
+
+
+def read_labelled_images(
+    images_path: str, labels_path: str, advice: str, num_classes: int = 10
+) -> tuple[np.ndarray, np.ndarray]:
+    """Reads a pair of idx files as MNIST has them.
+
+    Args:
+      images_path: 28x28 grey images.
+      labels_path: Their labels.
+      advice: Where to get the files and how to point at them, for error texts.
+      num_classes: Labels must be below it.
+
+    Returns:
+      Images uint8 `[n, 28, 28, 1]` and labels int32 `[n]`.
+
+    Raises:
+      DataError: If a file is unreadable or the two do not belong together.
+    """
+    images = read(images_path, 3, advice)
+    labels = read(labels_path, 1, advice)
+    if images.dtype != np.uint8 or images.shape[1:] != (28, 28):
+        raise DataError(
+            f"{images_path} holds {images.dtype.name} images of shape {images.shape[1:]} and not "
+            f"28x28 bytes; {advice}"
+        )
+    if len(images) != len(labels) or not len(labels):
+        raise DataError(
+            f"{labels_path} has {len(labels)} labels for {len(images)} images in {images_path}; "
+            f"{advice}"
+        )
+    with files.decoding(labels_path, advice, "is damaged"):
+        files.check_labels(labels, num_classes)
+    return images[..., np.newaxis], labels.astype(np.int32)

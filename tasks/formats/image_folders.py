@@ -1,0 +1,372 @@
+"""Reads CINIC-10 and Tiny ImageNet from their publishers' trees of image files.
+
+CINIC-10 (Darlow et al. 2018) has `train/`, `valid/` and `test/`, each with a folder of 9,000 PNG
+files for each of CIFAR-10's classes. Tiny ImageNet has `train/<class>/images/*.JPEG`, 500 for each
+of 200 classes, `val/images/*.JPEG` with `val/val_annotations.txt`, `wnids.txt` with the classes,
+and test images without labels, which are not read. A tree is a folder or the publisher's archive.
+"""
+
+import collections
+import functools
+import os
+import re
+import struct
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tasks.formats import files as files_lib
+from tasks.formats import prepared
+from tasks.formats.cifar import Images
+from tasks.task import DataError
+
+# No picture or list of these sets is larger.
+_MAX_FILE = 64 << 20
+_ENDINGS = (".png", ".JPEG", ".txt")
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+class Kind(NamedTuple):
+    """One of the two sets.
+
+    Attributes:
+      task: Name of its task, also the subfolder of `data_dir` to look in first.
+      folder: Name of the tree's folder.
+      archive: Name of the publisher's archive.
+      url: Where the archive is.
+      md5: Of the archive.
+      size: Height and width of an image, in pixels.
+      num_classes: Number of classes.
+      published: Published numbers of images, in all and by part.
+      files: `(tree, advice) -> part -> list of (file, label)`.
+    """
+
+    task: str
+    folder: str
+    archive: str
+    url: str
+    md5: str
+    size: int
+    num_classes: int
+    published: Mapping[str, int]
+    files: Callable[["_Tree", str], Mapping[str, Sequence[tuple[str, int]]]]
+
+    @property
+    def advice(self) -> str:
+        """Where to get the set and how to point at it."""
+        return (
+            f"get {self.url} and set --data_dir to its folder, or to the one above it if it is "
+            f"called {self.task}"
+        )
+
+    @property
+    def arrays(self) -> Mapping[str, prepared.Array]:
+        """The arrays of its prepared set."""
+        shape = (self.size, self.size, 3)
+        return {"x": prepared.Array("uint8", shape), "y": prepared.Array("uint8")}
+
+
+class _Tree:
+    """Files by their paths below the tree's root, which is the folder that has `train`."""
+
+    def __init__(self, path: str, sizes: Mapping[str, int], read: Callable[[str], bytes]):
+        """Initialises the tree.
+
+        Args:
+          path: What it is called in error texts.
+          sizes: Size of every file by its path, with `/` between folders.
+          read: Reads the file of a path.
+
+        Raises:
+          ValueError: If there is no `train`.
+        """
+        inside = re.compile("(?:^|.*?/)(?=train/)")
+        roots = {m.group() for m in map(inside.match, sizes) if m}
+        if not roots:
+            raise ValueError("it has no folder train")
+        root = min(roots, key=len)
+        self.path = path
+        self.sizes = {p[len(root) :]: size for p, size in sizes.items() if p.startswith(root)}
+        self._read = lambda name: read(root + name)
+
+    def read(self, name: str) -> bytes:
+        """Returns a file's content."""
+        return self._read(name)
+
+    def below(self, folder: str) -> list[str]:
+        """Returns the files below a folder in the order of their names."""
+        return sorted(name for name in self.sizes if name.startswith(folder + "/"))
+
+
+def read(kind: Kind, data_dir: str | None) -> dict[str, Images]:
+    """Reads the images of all parts.
+
+    Args:
+      kind: `CINIC10` or `TINY_IMAGENET`.
+      data_dir: Folder with the prepared set, the tree or the archive; `None` means Keras's cache,
+        which Keras's download fills.
+
+    Returns:
+      Images by part, in the order of classes, then of files' names; of a prepared set read-only
+      maps of the files, else in memory.
+
+    Raises:
+      DataError: If files are missing or damaged, or cannot be downloaded.
+    """
+    if data_dir is None:
+        made = prepared.in_memory(_source(kind, _download(kind)))
+    else:
+        folder = prepared.find(data_dir, kind.task, kind.advice)
+        if folder:
+            advice = f"remove it and run python -m tasks.prepare again, or {kind.advice}"
+            parts = [name for name in kind.published if name != "examples"]
+            made = prepared.read(folder, advice, kind.arrays, parts, kind.num_classes)
+        else:
+            made = prepared.in_memory(_source(kind, _find(kind, data_dir)))
+    images = {}
+    for part, clients in made.parts.items():
+        (rows,) = clients.values()
+        rows = slice(rows.start, rows.stop)
+        images[part] = Images(made.arrays["x"][rows], made.arrays["y"][rows].astype(np.int32))
+    return images
+
+
+def prepare(kind: Kind, source: str, data_dir: str) -> prepared.Outcome:
+    """Makes a prepared set, for `tasks.prepare`.
+
+    Raises:
+      DataError: If files are missing or damaged.
+    """
+    made = _source(kind, _find(kind, source))
+    return prepared.write(made, data_dir, kind.task, kind.published)
+
+
+def _find(kind: Kind, data_dir: str) -> str:
+    for parent in (os.path.join(data_dir, kind.task), data_dir):
+        for name in (kind.folder, kind.archive):
+            path = os.path.join(parent, name)
+            if files_lib.exists(path, kind.advice):
+                return path
+        if os.path.isdir(os.path.join(parent, "train")):
+            return parent
+    raise DataError(f"{os.path.join(data_dir, kind.archive)} is missing; {kind.advice}")
+
+
+def _download(kind: Kind) -> str:
+    try:
+        return tf.keras.utils.get_file(kind.archive, kind.url, file_hash=kind.md5)
+    except Exception as error:  # Keras raises plain Exception for a failed download.
+        raise DataError(
+            f"{kind.archive} cannot be downloaded ({files_lib.reason_of(error)}); {kind.advice}"
+        ) from error
+
+
+def _source(kind: Kind, path: str) -> prepared.Source:
+    """Returns a tree as the source of a set; a piece is a class of a part."""
+    with files_lib.decoding(path, kind.advice):
+        tree = _open(path)
+        parts = kind.files(tree, kind.advice)
+    pieces = []
+    for part, files in parts.items():
+        by_label = collections.defaultdict(list)
+        for name, label in files:
+            by_label[label].append(name)
+        counts = {label: len(names) for label, names in by_label.items()}
+        # The published sets are balanced, so a file that is missing shows.
+        usual = max(counts.values())
+        for label, count in counts.items():
+            if count != usual:
+                folder = os.path.dirname(by_label[label][0])
+                raise DataError(
+                    f"{path} has {count} images of class {label} in {folder} and {usual} of "
+                    f"others; {kind.advice}"
+                )
+        for label, names in sorted(by_label.items()):
+            pieces.append(
+                prepared.Piece(
+                    f"{part}/{label}",
+                    sum(tree.sizes[name] for name in names),
+                    functools.partial(_read_class, kind, tree, part, label, names),
+                )
+            )
+    return prepared.Source(kind.arrays, pieces)
+
+
+def _read_class(kind, tree, part, label, names) -> Iterator[prepared.Rows]:
+    x = np.empty((len(names), kind.size, kind.size, 3), np.uint8)
+    for i, name in enumerate(names):
+        with files_lib.decoding(os.path.join(tree.path, name), kind.advice, "is damaged"):
+            x[i] = _decode(tree.read(name), kind.size)
+    yield prepared.Rows(part, "", {"x": x, "y": np.full(len(names), label, np.uint8)})
+
+
+def _decode(data: bytes, size: int) -> np.ndarray:
+    """Returns the pixels of a PNG or JPEG file; grey ones get three equal channels."""
+    is_jpeg = data.startswith(b"\xff\xd8")
+    try:
+        # Before it is decoded, which takes the memory that the header announces.
+        if is_jpeg:
+            shape = tuple(tf.io.extract_jpeg_shape(data).numpy()[:2])
+        else:
+            shape = struct.unpack_from(">II", data, 16) if data.startswith(_PNG) else None
+        if shape == (size, size):
+            # The exact transform gives the same pixels on every machine.
+            return (
+                tf.io.decode_jpeg(data, channels=3, dct_method="INTEGER_ACCURATE")
+                if is_jpeg
+                else tf.io.decode_png(data, channels=3)
+            ).numpy()
+    # TensorFlow fails to decode its own message when it quotes bytes that are not text.
+    except (tf.errors.OpError, UnicodeDecodeError, struct.error) as error:
+        raise ValueError("it is no whole PNG or JPEG image") from error
+    if shape is None:
+        raise ValueError("it is no whole PNG or JPEG image")
+    raise ValueError(f"its shape is {tuple(map(int, shape))} and not {(size, size)}")
+
+
+def _open(path: str) -> _Tree:
+    if os.path.isdir(path):
+        return _open_folder(path)
+    files_lib.check_regular(path)
+    return _open_zip(path) if path.endswith(".zip") else _open_tar(path)
+
+
+def _open_folder(path: str) -> _Tree:
+    sizes = {}
+    for folder, _, names in os.walk(path, onerror=_raise):
+        below = os.path.relpath(folder, path).replace(os.sep, "/")
+        for name in names:
+            file = os.path.join(folder, name)
+            sizes[name if below == "." else f"{below}/{name}"] = os.path.getsize(file)
+
+    def read_file(name):
+        file = os.path.join(path, *name.split("/"))
+        files_lib.check_regular(file)
+        with open(file, "rb") as opened:
+            return files_lib.read_at_most(opened, _MAX_FILE)
+
+    return _Tree(path, sizes, read_file)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _open_zip(path: str) -> _Tree:
+    archive = zipfile.ZipFile(path)
+    sizes = {i.filename: i.file_size for i in archive.infolist() if not i.is_dir()}
+
+    def read_file(name):
+        with archive.open(name) as opened:
+            return files_lib.read_at_most(opened, _MAX_FILE)
+
+    return _Tree(path, sizes, read_file)
+
+
+def _open_tar(path: str) -> _Tree:
+    """Opens a compressed archive; its files are held in memory, since it can't be read in parts."""
+    print(f"Reading {path}", file=sys.stderr)
+    contents = {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            if member.isfile() and member.name.endswith(_ENDINGS):
+                name = member.name.removeprefix("./")
+                contents[name] = files_lib.read_member(archive, member, _MAX_FILE)
+    return _Tree(path, {name: len(data) for name, data in contents.items()}, contents.__getitem__)
+
+
+_CINIC10_CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
+
+
+def _cinic10_files(tree: _Tree, advice: str) -> Mapping[str, Sequence[tuple[str, int]]]:
+    parts = {}
+    for part in ("train", "valid", "test"):
+        parts[part] = []
+        for label, name in enumerate(_CINIC10_CLASSES):
+            folder = f"{part}/{name}"
+            files = [file for file in tree.below(folder) if file.endswith(".png")]
+            if not files:
+                raise DataError(f"{tree.path} has no images in {folder}; {advice}")
+            parts[part] += [(file, label) for file in files]
+    return parts
+
+
+def _text(tree: _Tree, name: str, advice: str) -> str:
+    with files_lib.decoding(os.path.join(tree.path, name), advice):
+        return tree.read(name).decode()
+
+
+def _tiny_imagenet_files(tree: _Tree, advice: str) -> Mapping[str, Sequence[tuple[str, int]]]:
+    for name in ("wnids.txt", "val/val_annotations.txt"):
+        if name not in tree.sizes:
+            raise DataError(f"{tree.path} has no {name}; {advice}")
+    classes = _text(tree, "wnids.txt", advice).split()
+    if len(set(classes)) != len(classes) or len(classes) > TINY_IMAGENET.num_classes:
+        raise DataError(
+            f"{tree.path} has {len(classes)} classes in wnids.txt, {len(set(classes))} of them "
+            f"different, and not {TINY_IMAGENET.num_classes}; {advice}"
+        )
+    labels = {name: label for label, name in enumerate(classes)}
+    train = []
+    for name, label in labels.items():
+        folder = f"train/{name}/images"
+        files = [file for file in tree.below(folder) if file.endswith(".JPEG")]
+        if not files:
+            raise DataError(f"{tree.path} has no images in {folder}; {advice}")
+        train += [(file, label) for file in files]
+    val = []
+    # Name, class and bounding box, with tabs between.
+    for line in _text(tree, "val/val_annotations.txt", advice).splitlines():
+        name, wnid = line.split("\t")[:2]
+        file = f"val/images/{name}"
+        if file not in tree.sizes or wnid not in labels:
+            raise DataError(
+                f"{tree.path} has no {file} of a known class, which val_annotations.txt has; "
+                f"{advice}"
+            )
+        val.append((file, labels[wnid]))
+    if len({name for name, _ in val}) != len(val):
+        raise DataError(f"{tree.path} has an image twice in val_annotations.txt; {advice}")
+    if not val:
+        raise DataError(f"{tree.path} has an empty val_annotations.txt; {advice}")
+    return {"train": train, "val": sorted(val)}
+
+
+CINIC10 = Kind(
+    task="cinic10",
+    folder="CINIC-10",
+    archive="CINIC-10.tar.gz",
+    url="https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+    md5="6ee4d0c996905fe93221de577967a372",
+    size=32,
+    num_classes=10,
+    published={"examples": 270_000, "train": 90_000, "valid": 90_000, "test": 90_000},
+    files=_cinic10_files,
+)
+TINY_IMAGENET = Kind(
+    task="tiny_imagenet",
+    folder="tiny-imagenet-200",
+    archive="tiny-imagenet-200.zip",
+    url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+    md5="90528d7ca1a48142e341f4ef8d21d0de",
+    size=64,
+    num_classes=200,
+    published={"examples": 110_000, "train": 100_000, "val": 10_000},
+    files=_tiny_imagenet_files,
+)

@@ -1,0 +1,262 @@
+"""Speaking roles from the text of Shakespeare's plays: who says what, and who counts as a client.
+
+The text is Project Gutenberg's 100th (January 1994), from which McMahan et al. (2017) and LEAF
+(Caldas et al. 2018) made their clients. In it a work begins at the line "by William Shakespeare",
+its title above; a speech begins with two spaces, the speaker's name, a full stop and a space, and
+goes on in lines indented by four. In *The Comedy of Errors* the indentation is missing, so that
+what stands between two speeches counts as the end of the first, as it does in LEAF. A client is a
+role in one play. The published counts come from three ways of dropping small roles:
+
+  ========  =========  =======  ====================================================================
+  rule      published  reached  clients
+  ========  =========  =======  ====================================================================
+  mcmahan       1,146    1,146  roles of three lines or more, names as printed, so that "Shallow"
+                                and "SHALLOW" are two (the paper says: at least two lines; the code
+                                that the authors released drops roles of two)
+  leaf          1,129    1,129  names in capitals, three lines or more and more than 80 characters,
+                                so that there is a window of 80 to learn from
+  tff             715      661  names in capitals, two speeches or more, 22 plays under six titles
+  ========  =========  =======  ====================================================================
+
+LEAF's 4,226,158 windows are 4,226,160 here. TFF's file cannot be made from this text: its clients'
+names show that it was made from a later edition of the same etext, in which a part of the plays had
+been set anew in a form that the rules above do not read. The 22 plays left in the old form have
+lost their title lines there, so that their roles were filed under the title of the re-set play
+before them, and equal names in such a group are one client: Othello speaks in *Much Ado About
+Nothing*. `TFF_GROUPS` is that grouping. The 54 missing roles, and 542 of TFF's 18,424 speeches,
+must be due to the later edition's lines.
+
+`python -m tasks.formats.shakespeare_text --data_dir=...` prints the counts.
+"""
+
+import argparse
+import collections
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tasks.formats import files
+from tasks.task import DataError
+
+PUBLISHED = {"tff": 715, "leaf": 1129, "mcmahan": 1146}
+
+# Title in TFF's client ids to titles here of the plays whose roles are under it.
+TFF_GROUPS = {
+    "ALL'S WELL THAT ENDS WELL": (
+        "THE TRAGEDY OF ANTONY AND CLEOPATRA",
+        "AS YOU LIKE IT",
+        "THE TRAGEDY OF CORIOLANUS",
+        "CYMBELINE",
+    ),
+    "THE FIRST PART OF KING HENRY THE FOURTH": (
+        "SECOND PART OF KING HENRY IV",
+        "THE LIFE OF KING HENRY THE FIFTH",
+        "THE FIRST PART OF HENRY THE SIXTH",
+        "THE SECOND PART OF KING HENRY THE SIXTH",
+        "THE THIRD PART OF KING HENRY THE SIXTH",
+        "KING HENRY THE EIGHTH",
+        "KING JOHN",
+    ),
+    "THE TRAGEDY OF KING LEAR": (
+        "LOVE'S LABOUR'S LOST",
+        "THE TRAGEDY OF MACBETH",
+        "MEASURE FOR MEASURE",
+        "THE MERCHANT OF VENICE",
+        "THE MERRY WIVES OF WINDSOR",
+        "A MIDSUMMER NIGHT'S DREAM",
+    ),
+    "MUCH ADO ABOUT NOTHING": ("THE TRAGEDY OF OTHELLO, MOOR OF VENICE",),
+    "PERICLES, PRINCE OF TYRE": ("KING RICHARD THE SECOND", "KING RICHARD III"),
+    "THE TAMING OF THE SHREW": ("THE TEMPEST", "THE LIFE OF TIMON OF ATHENS"),
+}
+
+_NUM_PLAYS = 36
+_AUTHOR = "by William Shakespeare"
+_END = "THE END"
+_POEMS = ("THE SONNETS", "A LOVER'S COMPLAINT")
+_UNINDENTED = "THE COMEDY OF ERRORS"
+_WINDOW = 80
+
+_FILES = ("t8.shakespeare.txt.gz", "t8.shakespeare.txt")
+ADVICE = (
+    "get t8.shakespeare.txt, the January 1994 edition, from "
+    "https://ocw.mit.edu/ans7870/6/6.006/s08/lecturenotes/files/t8.shakespeare.txt and set "
+    "--data_dir to its folder, or to the one above it if it is called shakespeare"
+)
+
+
+class Role(NamedTuple):
+    """What one role says in one play.
+
+    Attributes:
+      play: Title of the play.
+      name: The speaker's name.
+      speeches: Its speeches in the play's order, each a tuple of lines.
+    """
+
+    play: str
+    name: str
+    speeches: tuple[tuple[str, ...], ...]
+
+    @property
+    def client_id(self) -> str:
+        """Play and name in the form of TFF's client ids, e.g. `MUCH_ADO_ABOUT_NOTHING_OTHELLO`."""
+        return re.sub(r"\W+", "_", f"{self.play}_{self.name}".replace(" ", "_"))
+
+    @property
+    def num_lines(self) -> int:
+        """Number of lines in all speeches."""
+        return sum(map(len, self.speeches))
+
+    def running_text(self) -> str:
+        """Returns all lines as one text, as LEAF cuts windows from: blanks for line ends."""
+        text = "".join(f"{line} " for speech in self.speeches for line in speech)
+        return re.sub(r"   *", " ", text)
+
+
+def find(data_dir: str) -> str | None:
+    """Returns the path of the text in `data_dir` or its subfolder `shakespeare`, if it is there.
+
+    Raises:
+      DataError: If a folder may not be looked into.
+    """
+    folders = (os.path.join(data_dir, "shakespeare"), data_dir)
+    return files.find((os.path.join(f, name) for f in folders for name in _FILES), ADVICE)
+
+
+def read(path: str) -> str:
+    """Reads the text.
+
+    Args:
+      path: The file, compressed if its name ends in `.gz`.
+
+    Raises:
+      DataError: If it cannot be read or is not the whole text in the edition of 1994.
+    """
+    with files.reading(path, ADVICE), files.open_plain_or_gzip(path) as file:
+        text = files.read_at_most(file).decode("latin-1")
+    lines = _lines(text)
+    num_plays = len({role.play for role in parse(text)})
+    works = [title for title, _ in _works(lines)]
+    num_ends = sum(_END in line for line in lines)
+    twice = len(works) != len(set(works))
+    # A text that is cut off within the last work has fewer ends than beginnings.
+    if num_plays != _NUM_PLAYS or twice or num_ends < len(works):
+        raise DataError(
+            f"{path} is cut off, has a play twice or is another edition: {num_plays} of "
+            f"{_NUM_PLAYS} plays have speeches in the form of the edition of 1994, and "
+            f"{num_ends} of {len(works)} works an end; {ADVICE}"
+        )
+    return text
+
+
+def parse(text: str) -> list[Role]:
+    """Finds all roles of all plays; the sonnets and the poem are passed over.
+
+    Args:
+      text: The whole text.
+
+    Returns:
+      Roles in the order of their first speeches, names as printed.
+    """
+    lines = _lines(text)
+    roles = []
+    for title, start in _works(lines):
+        if title not in _POEMS:
+            roles += _parse_play(title, lines, start)
+    return roles
+
+
+def _lines(text: str) -> list[str]:
+    # Copies of the text differ in blanks at line ends, and a name is followed by a blank.
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def _works(lines: Sequence[str]) -> list[tuple[str, int]]:
+    """Returns the title of each work and the line after that of its author."""
+    works, above = [], ""
+    for number, line in enumerate(lines):
+        if _AUTHOR in line:
+            works.append((above.strip(), number + 1))
+        above = line or above
+    return works
+
+
+def _parse_play(title: str, lines: Sequence[str], start: int) -> list[Role]:
+    """Parses one play, which begins at line `start` and ends before the next work's author."""
+    unindented = title == _UNINDENTED
+    indent = "" if unindented else "  "
+    speech_begins = re.compile(rf"{indent}([a-zA-Z][a-zA-Z ]*)\. (.*)")
+    speech_goes_on = re.compile(rf"{indent * 2}(.*)")
+    speeches = collections.defaultdict(list)
+    speaker = None
+    for line in map(lines.__getitem__, range(start, len(lines))):
+        if _AUTHOR in line:
+            break
+        if match := speech_begins.match(line):
+            speaker, words = match.groups()
+            if unindented and speaker.upper().startswith("ACT "):
+                speaker = None
+            else:
+                speeches[speaker].append([words])
+        elif speaker and (match := speech_goes_on.match(line)):
+            if unindented and line.startswith("<"):
+                speaker = None
+            else:
+                speeches[speaker][-1].append(match.group(1))
+    return [Role(title, name, tuple(map(tuple, said))) for name, said in speeches.items()]
+
+
+def roles(text: str, rule: str) -> list[Role]:
+    """Returns the clients by one of the published rules, see the module's text.
+
+    Args:
+      text: The whole text.
+      rule: `tff`, `leaf` or `mcmahan`.
+
+    Returns:
+      Roles in the order of their first speeches.
+    """
+    found = parse(text)
+    if rule == "mcmahan":
+        return [role for role in found if role.num_lines >= 3]
+    group_of = {play: group for group, plays in TFF_GROUPS.items() for play in plays}
+    merged = collections.defaultdict(list)
+    for role in found:
+        play = role.play if rule == "leaf" else group_of.get(role.play)
+        if play:
+            merged[play, role.name.upper()] += role.speeches
+    found = [Role(play, name, tuple(said)) for (play, name), said in merged.items()]
+    if rule == "leaf":
+        return [r for r in found if r.num_lines >= 3 and len(r.running_text()) > _WINDOW]
+    return [role for role in found if len(role.speeches) >= 2]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the number of clients of each rule beside the published one; returns an exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tasks.formats.shakespeare_text")
+    parser.add_argument("--data_dir", required=True, help="Folder of t8.shakespeare.txt[.gz].")
+    data_dir = parser.parse_args(arguments).data_dir
+    try:
+        path = find(data_dir)
+        if path is None:
+            raise DataError(f"{os.path.join(data_dir, _FILES[0])} is missing; {ADVICE}")
+        text = read(path)
+    except DataError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{'rule':8} {'published':>9} {'clients':>9} {'speeches':>9} {'lines':>9} {'windows':>9}")
+    for rule, published in PUBLISHED.items():
+        clients = roles(text, rule)
+        speeches = sum(len(role.speeches) for role in clients)
+        lines = sum(role.num_lines for role in clients)
+        windows = sum(max(0, len(role.running_text()) - _WINDOW) for role in clients)
+        row = f"{len(clients):9,} {speeches:9,} {lines:9,} {windows:9,}"
+        print(f"{rule:8} {published:9,} {row}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

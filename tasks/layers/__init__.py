@@ -1,0 +1,1 @@
+"""Keras layers that run over a whole cohort at once."""

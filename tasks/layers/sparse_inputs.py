@@ -1,0 +1,50 @@
+"""A dense layer for inputs that are mostly zeros, as bags of words are, held as dense arrays.
+
+The products with a batch of them, forward and backward, skip the zeros: a round of the tag
+regression with 30 words of 10,000 takes half the time (W2 of `benchmarks.speed`). Where one number
+in ten or more is not zero, a plain dense layer is faster.
+"""
+
+import tensorflow as tf
+
+from tasks.layers import vectorizable
+
+
+class SparseInputDense(tf.keras.layers.Dense):
+    """Keras's dense layer, with equal weights, outputs and gradients up to the order of sums.
+
+    With a GPU in the machine, and over several clients at once, it runs Keras's own code.
+    """
+
+    def call(self, inputs):
+        """Runs the layer.
+
+        Args:
+          inputs: `[batch, inputs]`, mostly zeros.
+
+        Returns:
+          `[batch, units]`.
+        """
+        if tf.config.list_physical_devices("GPU") or vectorizable.required():
+            return super().call(inputs)
+        outputs = _product(inputs, tf.convert_to_tensor(self.kernel))
+        if self.use_bias:
+            outputs += self.bias
+        return outputs if self.activation is None else self.activation(outputs)
+
+
+@tf.custom_gradient
+def _product(x: tf.Tensor, kernel: tf.Tensor):
+    """Returns `x @ kernel`, `[batch, inputs]` times `[inputs, units]`."""
+    places = tf.where(tf.not_equal(x, 0))
+    sparse = {
+        "a_indices": places,
+        "a_values": tf.gather_nd(x, places),
+        "a_shape": tf.shape(x, tf.int64),
+    }
+
+    def gradient(dy):
+        dx = tf.matmul(dy, kernel, transpose_b=True)
+        return dx, tf.raw_ops.SparseTensorDenseMatMul(**sparse, b=dy, adjoint_a=True)
+
+    return tf.raw_ops.SparseTensorDenseMatMul(**sparse, b=kernel), gradient

@@ -1,0 +1,124 @@
+"""Commands on a terminal that goes away, is full or knows no Unicode, and Ctrl-C at any time."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import tff_algos
+
+_REPO = pathlib.Path(__file__).resolve().parent.parent.parent
+_COMMANDS = {
+    "run": ["run_experiment.py", "--help"],
+    "reproduce": ["reproduce.py", "--list"],
+    "plots": ["-m", "reproduction.plots", "--help"],
+    "plot": ["-m", "tasks.plot", "--help"],
+    "prepare": ["-m", "tasks.prepare", "--help"],
+}
+_ASCII = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+
+
+def start(arguments, environment=None, **streams):
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=_REPO,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **(environment or {})},
+        **streams,
+    )
+
+
+def told(process):
+    """Returns exit code and standard error."""
+    error = process.communicate(timeout=60)[1].decode()
+    assert "Traceback" not in error and "Exception ignored" not in error
+    return process.returncode, error
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_output_that_cannot_be_written(name):
+    """A full disk is told and fails the command; a closed pipe or descriptor is the user's wish."""
+    with open("/dev/full", "w") as full:
+        code, error = told(start(_COMMANDS[name], stdout=full))
+    assert code == 1
+    assert error == "error: standard output cannot be written: No space left on device\n"
+    if name != "run":
+        return
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed:
+        assert told(start(_COMMANDS[name], stdout=closed)) == (0, "")
+    process = start(_COMMANDS[name], preexec_fn=lambda: os.close(1))
+    assert told(process) == (0, "")
+
+
+def test_what_is_opened_first_does_not_become_standard_output(tmp_path):
+    text = (
+        "import os\nfrom common import command_line\n"
+        "command_line.begin()\n"
+        f"with open({str(tmp_path / 'file')!r}, 'w') as file:\n"
+        "    print('stray', flush=True)\n"
+        "    os.write(1, b'stray')\n"
+        "command_line.run(lambda arguments: 0)\n"
+    )
+    for descriptors in ((1,), (0, 1, 2)):
+        close = lambda: [os.close(d) for d in descriptors]  # noqa: B023, E731
+        assert start(["-c", text], preexec_fn=close).wait(60) == 0
+        assert (tmp_path / "file").read_text() == ""
+
+
+def test_a_terminal_without_unicode(tmp_path):
+    """Names that it lacks are shown as numbers; files are found and named as they are."""
+    folder = tmp_path / "Zürich"
+    folder.mkdir()
+    (folder / "hparams.json").write_text("{")
+    code, error = told(start(["-m", "reproduction.plots", "curves", folder, "--output=x"], _ASCII))
+    assert code == 1 and f"{tmp_path}/Z\\xfcrich" in error and "hparams.json" in error
+    given = ["--task=synthetic", "--algorithm=fedävg"]
+    code, error = told(start(["run_experiment.py", *given], _ASCII))
+    assert code == 2 and "Unknown algorithm fed\\xe4vg." in error
+
+
+_INTERRUPTER = """
+import os, signal, sys
+class Interrupter:
+    def find_spec(self, name, *rest):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupter())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        *[("run", module) for module in ("absl", "hparams", "numpy", "simulation.experiment")],
+        *[("reproduce", module) for module in ("tabulate", "simulation.records.outputs")],
+        *[("plots", module) for module in ("numpy", "pandas", "common.figures")],
+        *[("plot", module) for module in ("matplotlib", "common.figures")],
+        ("train", "tensorflow"),
+    ],
+)
+def test_interrupted_while_modules_are_imported(tmp_path, name, module):
+    """Ctrl-C comes with the import of a module: one line and the signal's code, whatever it is."""
+    (tmp_path / "sitecustomize.py").write_text(_INTERRUPTER.format(module=module))
+    train = ["run_experiment.py", "--task=synthetic", "--algorithm=fedavg", "--total_rounds=1"]
+    train += ["--clients_per_round=1", "--client_batch_size=1", "--client_learning_rate=0.1"]
+    train += [f"--root_output_dir={tmp_path}"]
+    arguments = {**_COMMANDS, "train": train}[name]
+    process = start(arguments, {"PYTHONPATH": str(tmp_path)}, stdout=subprocess.DEVNULL)
+    assert told(process) == (128 + signal.SIGINT, "error: interrupted.\n")
+
+
+def test_methods_say_whether_they_draw_clients():
+    """So that nobody has to ask for the plan of every round of a run before its first."""
+    for name in tff_algos.names():
+        spec = tff_algos.get(name)
+        settings = {h.name: h.default for h in spec.hparams}
+        plans = [spec.plan(settings, r, 40) for r in range(40)] if spec.plan else [None]
+        draws = any(plan is None or plan.cohort == "sampled" for plan in plans)
+        assert spec.draws_clients == draws, name

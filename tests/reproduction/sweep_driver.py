@@ -1,0 +1,51 @@
+"""A sweep of short runs in a process of its own, so that a test can kill it.
+
+python sweep_driver.py FLAGFILE ROOT NUMBER [ADDRESS]
+"""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from reproduction import items, sweep  # noqa: E402
+
+
+def short_runs(flagfile, root, number):
+    """Returns runs of the flag file that differ by seed."""
+    setup = items.Setup(
+        paper="p",
+        item="i",
+        name="s",
+        title="Short runs",
+        rounds=2000,
+        seeds=range(int(number)),
+        rows={"fedavgm": items.Row("fedavgm", flagfile, {})},
+        columns=[],
+        curve="",
+        curve_label="",
+        figures=[],
+        higher_is_better=True,
+        draws=[],
+        counted_rows={},
+        counts=False,
+        planned=False,
+        grid={},
+        selection={},
+        folder="i/s",
+        published="s",
+        published_rows={},
+        stand_in="",
+        not_here="",
+        seconds={},
+    )
+    return items.planned_runs(setup, setup.rows, {"fedavgm": [{}]}, setup.seeds, root=root)
+
+
+def main(flagfile, root, number, address=None):
+    runs = short_runs(flagfile, root, number)
+    sweep.execute(runs, sweep.Resources(address=address))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,365 @@
+import csv
+import json
+import pathlib
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib import pyplot
+
+from common import figures
+from reproduction import plots, run_folders
+from simulation.errors import RunError
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    pyplot.close("all")
+
+
+def write_csv(path, rows):
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def make_run(root, name, rows, clients=None, **flags):
+    """Writes the folder of a run; rows are (column → number) of rounds 1, 2, ..."""
+    folder = pathlib.Path(root, name)
+    folder.mkdir()
+    settings = {"algorithm": "fedavg", "seed": 0, "experiment_name": name} | flags
+    (folder / "hparams.json").write_text(json.dumps({"flags": settings}))
+    write_csv(folder / "metrics.csv", [{"round_num": i, **row} for i, row in enumerate(rows, 1)])
+    if clients is not None:
+        of_clients = [
+            {"client_id": f"0{k}", "train_examples": 3, "test_examples": 2, "accuracy": a}
+            for k, a in enumerate(clients)
+        ]
+        write_csv(folder / "client_metrics.csv", of_clients)
+    return str(folder)
+
+
+def accuracies(*values):
+    return [{"eval/accuracy": v} for v in values]
+
+
+def lines(axes):
+    return {line.get_label(): line.get_xydata() for line in axes.get_lines()}
+
+
+# Runs as tables.
+
+
+def test_a_run_is_read_as_written(tmp_path):
+    rows = [{"train/loss": 2.5, "eval/accuracy": ""}, {"train/loss": 1.5, "eval/accuracy": 0.25}]
+    run = run_folders.read_run(make_run(tmp_path, "a", rows, clients=[0.5, ""], fedavg_x=3))
+    assert run.method == "fedavg" and run.flags["fedavg_x"] == 3
+    assert run.metrics.round_num.tolist() == [1, 2]
+    assert np.isnan(run.metrics["eval/accuracy"][0]) and run.metrics["eval/accuracy"][1] == 0.25
+    assert run.clients.client_id.tolist() == ["00", "01"]
+    assert run_folders.client_values([run], "accuracy")["fedavg"].tolist() == [0.5]
+
+
+def test_runs_are_named_by_what_differs_within_a_method(tmp_path):
+    given = [
+        ("a", dict(algorithm="fedadam", seed=0, fedadam_tau=0.1)),
+        ("b", dict(algorithm="fedadam", seed=1, fedadam_tau=0.1)),
+        ("c", dict(algorithm="fedadam", seed=0, fedadam_tau=0.2)),
+        ("d", dict(algorithm="qfedavg", seed=0, qfedavg_q=1.0)),
+    ]
+    runs = [run_folders.read_run(make_run(tmp_path, n, accuracies(0.1), **f)) for n, f in given]
+    assert run_folders.labels(runs) == [
+        "fedadam tau=0.1",
+        "fedadam tau=0.1",
+        "fedadam tau=0.2",
+        "qfedavg",
+    ]
+    points = run_folders.curve(runs, "eval/accuracy")
+    assert points.groupby("method", sort=False).seed.apply(list).to_dict() == {
+        "fedadam tau=0.1": [0, 1],
+        "fedadam tau=0.2": [0],
+        "qfedavg": [0],
+    }
+
+
+def test_final_is_the_mean_of_the_last_rounds(tmp_path):
+    run = run_folders.read_run(make_run(tmp_path, "a", accuracies(0.1, "", 0.3, 0.5)))
+    assert run_folders.final(run, "eval/accuracy", 1) == 0.5
+    assert run_folders.final(run, "eval/accuracy", 3) == pytest.approx(0.4)
+    assert run_folders.final(run, "eval/accuracy", 100) == pytest.approx(0.3)
+    diverged = run_folders.read_run(make_run(tmp_path, "b", accuracies(0.1, "inf")))
+    assert np.isnan(run_folders.final(diverged, "eval/accuracy", 2))
+
+
+@pytest.mark.parametrize(
+    ("read", "reason"),
+    [
+        (lambda run: run_folders.curve([run], "eval/loss"), "no column eval/loss"),
+        (lambda run: run_folders.client_values([run], "accuracy"), "not at its end"),
+        (
+            lambda run: run_folders.grid([run], "eval/accuracy", 1, tau="{method}_tau"),
+            "--fedavg_tau",
+        ),
+        (lambda run: run_folders.tracked_losses([run]), "--track_clients"),
+    ],
+)
+def test_what_a_run_lacks_is_named(tmp_path, read, reason):
+    run = run_folders.read_run(make_run(tmp_path, "a", accuracies(0.1)))
+    with pytest.raises(RunError, match=reason):
+        read(run)
+
+
+def test_a_folder_without_a_run_is_an_error(tmp_path):
+    with pytest.raises(RunError, match=r"is not the folder of a run"):
+        run_folders.read_run(str(tmp_path))
+    (tmp_path / "hparams.json").write_text("{")
+    with pytest.raises(RunError, match=r"hparams\.json is damaged"):
+        run_folders.read_run(str(tmp_path))
+
+
+@pytest.mark.parametrize("wrong", ["--smooth=0", "--last_rounds=0", "--last_rounds=1000000000000"])
+def test_numbers_out_of_range_are_refused(tmp_path, capsys, wrong):
+    with pytest.raises(SystemExit, match="2"):
+        plots.main(["curves", str(tmp_path), f"--output={tmp_path / 'x'}", wrong])
+    assert f"{wrong.split('=')[0]} must be in" in capsys.readouterr().err
+    for wrong in ("--rounds=1000000000000", "--beta1=nan", "--beta2=2"):
+        with pytest.raises(SystemExit, match="2"):
+            plots.main(["adjustments", f"--output={tmp_path / 'x'}", wrong])
+
+
+def test_runs_that_give_no_figure_are_one_line(tmp_path, capsys):
+    same = [make_run(tmp_path, name, accuracies(0.1, 0.2)) for name in "ab"]
+    endless = make_run(tmp_path, "c", accuracies(0.1), clients=[0.5, "inf"])
+    for kind, runs, words in (
+        ("curves", same, "the same settings and the same seed"),
+        ("density", [endless], "missing or infinite"),
+        ("rates", same, "no number as --client_learning_rate"),
+    ):
+        assert plots.main([kind, *runs, f"--output={tmp_path / 'x'}"]) == 1
+        err = capsys.readouterr().err
+        assert words in err and len(err.splitlines()) == 1
+
+
+# Figures.
+
+
+def points_of(values, method="fedavg", seed=0):
+    columns = {"round_num": range(1, len(values) + 1), "value": values}
+    return pd.DataFrame(columns).assign(method=method, seed=seed)
+
+
+def test_curves_show_mean_and_spread_over_seeds():
+    points = pd.concat(
+        [points_of([1.0, 2.0]), points_of([3.0, 2.0], seed=1), points_of([5.0, 6.0], "fedadam")]
+    )
+    axes = plots.curves(points, ylabel="accuracy").axes[0]
+    drawn = lines(axes)
+    np.testing.assert_allclose(drawn["fedavg"], [[1, 2], [2, 2]])
+    np.testing.assert_allclose(drawn["fedadam"], [[1, 5], [2, 6]])
+    # One band: fedadam has one seed. Sample deviation of 1 and 3 is √2, of 2 and 2 it is 0.
+    (band,) = axes.collections
+    at_one = band.get_paths()[0].vertices
+    at_one = at_one[at_one[:, 0] == 1][:, 1]
+    assert at_one.min() == pytest.approx(2 - 2**0.5) and at_one.max() == pytest.approx(2 + 2**0.5)
+
+
+def test_curves_are_smoothed_within_a_seed():
+    axes = plots.curves(points_of([0.0, 2.0, 4.0]), ylabel="", smooth=2).axes[0]
+    np.testing.assert_allclose(lines(axes)["fedavg"][:, 1], [0, 1, 3])
+
+
+def test_density_integrates_to_one_and_equal_clients_are_a_line():
+    rng = np.random.default_rng(0)
+    values = {"fedavg": rng.normal(0.5, 0.1, 200), "fair": np.full(5, 0.7)}
+    drawn = lines(plots.densities(values, xlabel="accuracy").axes[0])
+    x, y = drawn["fedavg"].T
+    assert np.trapz(y, x) == pytest.approx(1, abs=0.02)
+    assert np.sum(x * y) / np.sum(y) == pytest.approx(0.5, abs=0.02)
+    assert drawn["fair"][:, 0].tolist() == [0.7, 0.7]
+
+
+def test_pareto_front_is_what_no_point_beats():
+    error, rsd = [0.1, 0.2, 0.3, 0.2, 0.1], [0.9, 0.5, 0.6, 0.5, 1.0]
+    # 2 is beaten by 1; 4 by 0; 1 and 3 are equal and stay.
+    assert plots.pareto_optimal(error, rsd).tolist() == [True, True, False, True, False]
+    table = pd.DataFrame({"mean_error": error[:3], "rsd": rsd[:3], "parameter": [4.0, 1.0, 2.0]})
+    axes = plots.pareto(table.assign(method="a"), parameter="alpha").axes[0]
+    drawn = lines(axes)
+    np.testing.assert_allclose(drawn["a"], [[0.2, 0.5], [0.3, 0.6], [0.1, 0.9]])
+    np.testing.assert_allclose(drawn["Pareto front"], [[0.1, 0.9], [0.2, 0.5]])
+    assert {t.get_text() for t in axes.texts} == {"alpha=1", "alpha=2", "alpha=4"}
+
+
+def test_improved_clients_are_percent():
+    axes = plots.improved(points_of([0.5, 1.0])).axes[0]
+    np.testing.assert_allclose(lines(axes)["fedavg"][:, 1], [50, 100])
+
+
+def test_directions_are_relative_to_each_runs_largest():
+    points = pd.concat([points_of([4.0, 1.0]), points_of([1.0, 10.0], "fedadam")])
+    drawn = lines(plots.direction_norms(points).axes[0])
+    np.testing.assert_allclose(drawn["fedavg"][:, 1], [1, 0.25])
+    np.testing.assert_allclose(drawn["fedadam"][:, 1], [0.1, 1])
+
+
+def test_clients_losses_have_a_panel_for_each_method():
+    points = pd.concat(
+        [
+            points_of([3.0, 2.0]).assign(client="7"),
+            points_of([2.0, 1.0]).assign(client="x"),
+            points_of([1.0], "adafed").assign(client="7"),
+        ]
+    )
+    figure = plots.client_losses(points)
+    assert [a.get_title() for a in figure.axes] == ["fedavg", "adafed"]
+    np.testing.assert_allclose(lines(figure.axes[0])["client x"][:, 1], [2, 1])
+
+
+def rates(**values):
+    rows = [
+        dict(
+            method="m", seed=0, client_learning_rate=c, server_learning_rate=s, value=v, loss=1 - v
+        )
+        for c, s, v in values["rows"]
+    ]
+    return pd.DataFrame(rows)
+
+
+GRID = [(0.1, 1, 0.5), (0.1, 10, 0.7), (1, 1, 0.6), (1, 10, np.nan), (10, 1, 0.05), (10, 10, 0.0)]
+
+
+def test_heat_map_has_a_cell_for_each_pair_of_rates():
+    axes = plots.rate_heat_maps(rates(rows=GRID), label="accuracy").axes[0]
+    shown = axes.get_images()[0].get_array()
+    np.testing.assert_allclose(shown.filled(np.nan), [[0.5, 0.6, 0.05], [0.7, np.nan, 0.0]])
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["-1", "0", "1"]
+    assert [t.get_text() for t in axes.texts] == ["0.5", "0.6", "0.05", "0.7", "×", "0"]
+
+
+def test_best_server_rate_leaves_out_what_did_not_learn():
+    drawn = lines(plots.best_server_rates(rates(rows=GRID)).axes[0])
+    # At a client rate of 10 the loss stays above 0.9 of the worst.
+    np.testing.assert_allclose(drawn["m"], [[0.1, 10], [1, 1]])
+    drawn = lines(plots.best_server_rates(rates(rows=GRID).drop(columns="loss")).axes[0])
+    np.testing.assert_allclose(drawn["m"][-1], [10, 1])
+
+
+def test_tau_takes_the_best_of_the_other_settings_by_its_mean_over_seeds():
+    rows = [
+        # Each of the two settings has the best single run somewhere; means decide.
+        dict(tau=0.1, client_learning_rate=1, seed=0, value=0.9),
+        dict(tau=0.1, client_learning_rate=1, seed=1, value=0.1),
+        dict(tau=0.1, client_learning_rate=2, seed=0, value=0.6),
+        dict(tau=0.1, client_learning_rate=2, seed=1, value=0.6),
+        dict(tau=0.01, client_learning_rate=1, seed=0, value=np.nan),
+        dict(tau=0.01, client_learning_rate=2, seed=0, value=0.3),
+    ]
+    points = pd.DataFrame(rows).assign(method="m")
+    drawn = lines(plots.tau_curves(points, ylabel="accuracy").axes[0])
+    np.testing.assert_allclose(drawn["m"], [[0.01, 0.3], [0.1, 0.6]])
+    drawn = lines(plots.tau_curves(points, ylabel="", higher_is_better=False).axes[0])
+    np.testing.assert_allclose(drawn["m"], [[0.01, 0.3], [0.1, 0.5]])
+
+
+def test_net_factor_of_fedcadas_adjustment():
+    """Steps shrink for nine rounds only; the paper says always."""
+    table = plots.adjustment_table(0.9, 0.99, 400)
+    first = table[table.option == "1"].set_index("round_num")
+    t = np.arange(1, 401)
+    np.testing.assert_allclose(first.phi1, 0.9**t)
+    np.testing.assert_allclose(table[table.option == "2"].phi2, 0.99 ** (2 * t))
+    np.testing.assert_allclose(table[table.option == "3"].phi1, np.sin(0.9**t))
+    np.testing.assert_allclose(table[table.option == "4"].phi1, np.sqrt(0.9**t))
+    assert (table[table.option == "none"].step_factor == 1).all()
+    factor = first.step_factor
+    np.testing.assert_allclose(factor, np.sqrt(1 + 0.99**t) / (1 + 0.9**t))
+    assert factor[1] == pytest.approx(0.74, abs=0.005)
+    assert (factor[:9] < 1).all() and (factor.loc[10:] > 1).all()
+    assert factor.idxmax() == 37 and factor.max() == pytest.approx(1.274, abs=5e-4)
+    slow = plots.adjustment_table(0.1, 0.99, 400)
+    assert (slow[slow.option == "1"].step_factor > 1).all()
+
+
+def test_similarities_have_a_panel_for_each_method():
+    figure = plots.similarities({"a": np.eye(3), "b": np.ones((3, 3))})
+    np.testing.assert_array_equal(figure.axes[0].get_images()[0].get_array(), np.eye(3))
+    assert figure.axes[1].get_title() == "b"
+
+
+def test_files_are_png_and_pdf_and_equal_figures_equal_files(tmp_path):
+    def write(name):
+        figure = plots.improved(points_of([0.5, 1.0]))
+        return figures.save(figure, str(tmp_path / "new" / name))
+
+    paths = write("a.pdf")
+    assert [pathlib.Path(p).name for p in paths] == ["a.png", "a.pdf"]
+    contents = [pathlib.Path(p).read_bytes() for p in paths]
+    assert contents[0].startswith(b"\x89PNG") and contents[1].startswith(b"%PDF")
+    assert [pathlib.Path(p).read_bytes() for p in write("b")] == contents
+    assert pathlib.Path(write("v1.5")[0]).name == "v1.5.png"
+
+
+# The command.
+
+
+def test_every_kind_draws_from_folders_of_runs(tmp_path, capsys):
+    folders = []
+    for i, (tau, client, server) in enumerate([(0.1, 1, 1), (0.01, 1, 2), (0.01, 2, 2)]):
+        row = {
+            "train/direction_norm": 2.0,
+            "eval/accuracy": 0.5 + 0.1 * i,
+            "eval/loss": 0.5 - 0.1 * i,
+            "fairness/accuracy_avg_u": 0.5,
+            "fairness/accuracy_error_rsd_u": 0.3 + i,
+            "fairness/improved_fraction": 0.75,
+            "client_loss/7": 1.0,
+        }
+        folders.append(
+            make_run(
+                tmp_path,
+                f"run{i}",
+                [row, row],
+                clients=[0.5, 0.6, 0.8],
+                algorithm="fedadam",
+                fedadam_tau=tau,
+                client_learning_rate=client,
+                server_learning_rate=server,
+            )
+        )
+    for kind in plots._KINDS:
+        given = [] if kind == "adjustments" else folders
+        output = tmp_path / f"{kind}.png"
+        assert plots.main([kind, *given, f"--output={output}", "--parameter=tau"]) == 0
+        assert output.stat().st_size > 5000 and output.with_suffix(".pdf").exists()
+    assert str(tmp_path / "tau.pdf") in capsys.readouterr().out
+
+
+def test_pareto_points_are_means_over_seeds(tmp_path):
+    runs = []
+    for seed, error in ((0, 0.2), (1, 0.4)):
+        row = {"fairness/accuracy_avg_u": 1 - error, "fairness/accuracy_error_rsd_u": error / 2}
+        folder = make_run(
+            tmp_path, f"r{seed}", [row], seed=seed, algorithm="adafedadam", adafedadam_alpha=2
+        )
+        runs.append(run_folders.read_run(folder))
+    options = plots._parser().parse_args(["pareto", "--output=x"])
+    (point,) = plots._pareto_points(runs, options).to_dict("records")
+    assert point == {
+        "method": "adafedadam",
+        "parameter": 2,
+        "mean_error": pytest.approx(0.3),
+        "rsd": pytest.approx(0.15),
+    }
+
+
+def test_a_run_that_lacks_what_is_drawn_is_one_line(tmp_path, capsys):
+    folder = make_run(tmp_path, "a", accuracies(0.1))
+    assert plots.main(["improved", folder, f"--output={tmp_path / 'x'}"]) == 1
+    assert capsys.readouterr().err == (
+        f"error: {folder} has no column fairness/improved_fraction in metrics.csv.\n"
+    )
+    assert not (tmp_path / "x.png").exists()
+    with pytest.raises(SystemExit):
+        plots.main(["curves", f"--output={tmp_path / 'x'}"])

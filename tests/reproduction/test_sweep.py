@@ -1,0 +1,194 @@
+"""Sweeps go on through the loss of a machine and of the process that drives them."""
+
+import contextlib
+import csv
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+from reproduction import sweep
+from reproduction.items import ReproduceError
+from tests.reproduction import sweep_driver
+
+REPO = pathlib.Path(__file__).resolve().parent.parent.parent
+NUMBER = int(os.environ.get("FEDOPT_SWEEP_RUNS", "40"))
+
+
+@pytest.fixture()
+def flagfile(tmp_path):
+    path = tmp_path / "short.flags"
+    path.write_text(
+        "--task=synthetic\n--synthetic_num_clients=6\n--algorithm=fedavgm\n--total_rounds=2000\n"
+        "--clients_per_round=3\n--client_batch_size=10\n--client_learning_rate=0.01\n"
+        "--rounds_per_checkpoint=100\n--rounds_per_eval=500\n"
+    )
+    return path
+
+
+def start(flagfile, root, *address):
+    log = open(f"{root}.log", "a")  # noqa: SIM115  (the driver's, which outlives this function)
+    return subprocess.Popen(
+        [
+            sys.executable,
+            sweep_driver.__file__,
+            str(flagfile),
+            str(root),
+        ]
+        + [str(NUMBER), *address],
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def folder(root):
+    return root / "p" / "i" / "s"
+
+
+def done(root):
+    return len(list(folder(root).glob("*/summary.json")))
+
+
+def wait_for(root, number, driver):
+    while done(root) < number:
+        assert driver.poll() is None, pathlib.Path(f"{root}.log").read_text()[-3000:]
+        time.sleep(0.2)
+
+
+def wait_for_running(root, number, driver):
+    """Waits until so many runs are past their first checkpoint and not yet done."""
+    while True:
+        assert driver.poll() is None, pathlib.Path(f"{root}.log").read_text()[-3000:]
+        running = [
+            path
+            for path in folder(root).glob("*/metrics.csv")
+            if not (path.parent / "summary.json").exists()
+            and 110 < path.read_text().count("\n") < 1500
+        ]
+        if len(running) >= number:
+            return
+        time.sleep(0.05)
+
+
+def results(root):
+    """Run → what it left, but for times."""
+    found = {}
+    for path in sorted(folder(root).iterdir()):
+        with open(path / "metrics.csv", newline="") as f:
+            rows = [
+                {k: v for k, v in row.items() if not k.startswith("time/")}
+                for row in csv.DictReader(f)
+            ]
+        summary = json.loads((path / "summary.json").read_text())
+        for name in ("mean_round_seconds", "run_id", "seal", "seals"):
+            del summary[name]
+        found[path.name] = rows, summary, (path / "client_metrics.csv").read_text()
+    return found
+
+
+class Connection:
+    """What a sweep uses of Ray, for runs that are done at once; may lose its machine.
+
+    Ray itself would put packages of its own before the installed ones in this process.
+    """
+
+    class exceptions:  # noqa: N801
+        class RayError(Exception):
+            pass
+
+        class RayTaskError(RayError):
+            pass
+
+        class LocalRayletDiedError(RayError):
+            pass
+
+    def __init__(self, started, lost_after=None):
+        self._started = started
+        self._left = lost_after
+
+    def remote(self, **options):
+        task = types.SimpleNamespace(remote=self._start)
+        return lambda function: types.SimpleNamespace(options=lambda **options: task)
+
+    def _start(self, repository, command, folder, url):
+        self._started.append(pathlib.Path(folder).name)
+        return folder
+
+    def nodes(self):
+        return [{"Alive": True, "Resources": {"CPU": 2}}]
+
+    def wait(self, references, num_returns, timeout):
+        return references[:1], references[1:]
+
+    def get(self, reference):
+        if self._left == 0:
+            raise self.exceptions.LocalRayletDiedError
+        if self._left:
+            self._left -= 1
+        return sweep.Outcome(0, "done")
+
+
+def connect_to(monkeypatch, connections):
+    connections = iter(connections)
+    monkeypatch.setattr(sweep, "_ray", lambda resources: contextlib.nullcontext(next(connections)))
+
+
+def test_a_sweep_goes_on_through_another_machine(monkeypatch, tmp_path, flagfile):
+    started = []
+    connect_to(monkeypatch, [Connection(started, lost_after=2), Connection(started)])
+    runs = sweep_driver.short_runs(flagfile, tmp_path, 5)
+    outcomes = sweep.execute(runs, sweep.Resources())
+    assert outcomes == {run: sweep.Outcome(0, "done") for run in runs}
+    names = [run.folder.name for run in runs]
+    # Two were done, and two under way when the machine was lost.
+    assert started == names[:4] + names[2:]
+
+
+def test_a_sweep_gives_up_where_every_machine_is_lost(monkeypatch, tmp_path, flagfile):
+    connect_to(monkeypatch, [Connection([], lost_after=0) for _ in range(3)])
+    runs = sweep_driver.short_runs(flagfile, tmp_path, 2)
+    with pytest.raises(ReproduceError, match="lost 3 times; start again to go on"):
+        sweep.execute(runs, sweep.Resources(retries=2))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_a_lost_machine_and_a_killed_driver_change_no_result(tmp_path, flagfile):
+    """Two machines; one is lost and the driver is killed half-way, then started again."""
+    from ray.cluster_utils import Cluster
+
+    whole = tmp_path / "whole"
+    assert start(flagfile, whole).wait() == 0, pathlib.Path(f"{whole}.log").read_text()[-3000:]
+    assert done(whole) == NUMBER
+
+    disturbed = tmp_path / "disturbed"
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        other = cluster.add_node(num_cpus=1)
+        driver = start(flagfile, disturbed, cluster.address)
+        wait_for(disturbed, NUMBER // 4, driver)
+        # One on each machine, so that one is lost in the middle of its rounds.
+        wait_for_running(disturbed, 2, driver)
+        cluster.remove_node(other, allow_graceful=False)
+        wait_for(disturbed, NUMBER // 2, driver)
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+        before = done(disturbed)
+        assert before < NUMBER
+        assert start(flagfile, disturbed, cluster.address).wait() == 0
+    finally:
+        cluster.shutdown()
+    log = pathlib.Path(f"{disturbed}.log").read_text()
+    assert "failed and is started again" in log, "no run was lost with the machine"
+    assert f"of {NUMBER} runs are done already" in log
+    resumed = [
+        json.loads(path.read_text())["resumed"] for path in folder(disturbed).glob("*/hparams.json")
+    ]
+    assert any(start["round_num"] > 0 for starts in resumed for start in starts)
+    assert results(disturbed) == results(whole)

@@ -1,0 +1,78 @@
+"""What methods send, against the Up and Down that their papers' algorithms have."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from simulation.measures import communication
+from tff_algos import registry
+
+# (down, up) in multiples of the model's size, from the papers' algorithms.
+ONE_MODEL_EACH_WAY = (
+    "adafed afl ditto fedadagrad fedadam fedams fedavg fedavgm fedfa fedmgda_plus fednova fedprox "
+    "fedsps fedyogi lookahead qfedavg term climb client_adam centralized"
+).split()
+EXPECTED = {name: (1, 1) for name in ONE_MODEL_EACH_WAY} | {
+    "adaalter": (2, 2),  # x, A.
+    "adafedadam": (2, 1),  # x and x0, for the loss that F_k(x) is divided by.
+    "fedcada": (3, 3),  # x, m, v.
+    "fedda_adagrad": (2, 2),  # x, m; P, m.
+    "fedda_adam": (2, 2),
+    "fedda_sgdm": (2, 2),
+    "fedlin": (2, 2),  # x, then g; the gradient, then the update.
+    "fedlocal": (1, 2),  # Joint correction: the update and 1/Q.
+    "mfl": (2, 2),  # x, d.
+    "mimelite": (2, 2),  # x and the momentum; the update and the gradient.
+    "scaffold": (2, 2),  # x, c.
+}
+# The start needs full gradients, in the first round only. As a round is one computation, later
+# rounds have the place for them too, filled with zeros: (down, up, what of up is that place).
+WITH_START = {"stem": (2, 2, 1), "fafed": (3, 3, 2)}
+OPTIONS = [
+    ("adafedadam", {"loss_reference": "none"}, (1, 1)),
+    ("centralized", {"client_optimizer": "adam"}, (3, 3)),  # x and both moments.
+    ("fedavg", {"client_optimizer": "adam"}, (1, 1)),  # Moments stay where they are.
+    ("fedlocal", {"correction": "local"}, (1, 1)),
+    ("lookahead", {"state": "average"}, (2, 2)),
+    ("mimelite", {"client_optimizer": "adam"}, (3, 2)),
+]
+METHODS = [n for n in registry.names() if str(registry.get(n).builder).startswith("tff_algos.")]
+# A method of several processes sends what these send.
+METHODS = [n for n in METHODS if not registry.get(n).staged]
+
+
+def rounded(cost):
+    # Scalars (weights, rates, metrics) are less than a hundredth of the model.
+    assert all(0 <= v - round(v) < 0.01 for v in cost.in_models())
+    return tuple(round(v) for v in cost.in_models())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_messages_are_as_large_as_the_paper_has_them(name):
+    if name in WITH_START:
+        down, up, place = WITH_START[name]
+        want = (down, up + place)
+    else:
+        assert name in EXPECTED, f"say in this test what {name} sends"
+        want = EXPECTED[name]
+    assert rounded(communication.measure_method(name)) == want
+
+
+@pytest.mark.parametrize(("name", "settings", "want"), OPTIONS)
+def test_options_change_what_is_sent(name, settings, want):
+    assert rounded(communication.measure_method(name, **settings)) == want
+
+
+def test_values_are_counted_once_and_by_their_size():
+    federation = communication.RecordingFederation()
+    x = federation.broadcast((tf.zeros([3, 2]), tf.zeros([])))
+    assert federation.down == 7
+    a, b = federation.map_clients(lambda x: (x[0] + 1, x[1] + 2), x)
+    mean = federation.mean(a, b)
+    np.testing.assert_array_equal(mean, np.ones((3, 2)))
+    assert federation.up == 7
+    assert federation.stack((a, b))[0].shape == (1, 3, 2) and federation.up == 7
+    assert federation.sum(b) == federation.max(b) == 2 and federation.up == 7
+    federation.sum(a + 1)
+    assert federation.up == 13
+    assert np.all(federation.mean(a, tf.zeros([])) == 0)

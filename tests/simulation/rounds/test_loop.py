@@ -1,0 +1,425 @@
+import collections
+import os
+import signal
+import threading
+import types
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from simulation.errors import DivergedError, RunError
+from simulation.rounds import loop
+from tasks.task import ArrayFederatedData, DataError
+from tff_algos import client_data
+from tff_algos.registry import RoundPlan
+
+SETTINGS = {
+    "client_datasets_random_seed": 1,
+    "seed": 0,
+    "clients_per_round": 3,
+    "client_batch_size": 4,
+    "client_epochs_per_round": 2,
+    "client_epochs_distribution": "fixed",
+    "max_elements_per_client": None,
+}
+
+
+@pytest.fixture()
+def train():
+    sizes = (5, 9, 1, 0, 12)
+    ends = np.cumsum(sizes)
+    x = np.arange(ends[-1], dtype=np.float32)[:, None]
+    return ArrayFederatedData(x, np.arange(ends[-1]), np.split(np.arange(ends[-1]), ends[:-1]))
+
+
+def cohort(train, round_index=0, plan=RoundPlan(), **changes):  # noqa: B008
+    data = loop.cohort_data(train, plan, {**SETTINGS, **changes}, round_index)
+    return [client_data.arrays(d) for d in data]
+
+
+def equal(a, b):
+    return all(
+        np.array_equal(u, v) for x, y in zip(a, b, strict=True) for u, v in zip(x, y, strict=True)
+    )
+
+
+def test_cohort_data_is_pure_and_changes_by_round(train):
+    assert equal(cohort(train, 3), cohort(train, 3))
+    indices = {tuple(int(c.index) for c in cohort(train, r)) for r in range(8)}
+    assert len(indices) > 4
+    assert all(len(c) == 3 for c in indices)
+
+
+def test_orders_and_dropout_follow_seed_and_cohort_follows_its_own(train):
+    def indices(data):
+        return [int(c.index) for c in data]
+
+    plain, other_seed = cohort(train), cohort(train, seed=1)
+    assert indices(plain) == indices(other_seed)
+    assert not equal(plain, other_seed)
+    assert all((a.seed != b.seed).any() for a, b in zip(plain, other_seed, strict=True))
+    assert any(
+        indices(cohort(train, r)) != indices(cohort(train, r, client_datasets_random_seed=2))
+        for r in range(4)
+    )
+
+
+def test_order_and_dropout_change_by_round_and_client(train):
+    everyone = RoundPlan(cohort="all")
+    first, second = cohort(train, 0, everyone), cohort(train, 1, everyone)
+    assert (first[4].y != second[4].y).any()
+    seeds = {tuple(c.seed.tolist()) for c in first + second}
+    assert len(seeds) == 10
+
+    # Clients of equal data go through it in different orders.
+    x = np.arange(20, dtype=np.float32)[:, None]
+    twins = ArrayFederatedData(x, np.arange(20), [np.arange(20)] * 2)
+    a, b = cohort(twins, 0, everyone)
+    assert (a.y != b.y).any()
+
+
+def test_whole_population_full_batches_and_steps(train):
+    everyone = cohort(train, plan=RoundPlan(cohort="all", batches="full_batch"))
+    assert [int(c.index) for c in everyone] == list(range(5))
+    assert [c.mask.sum() for c in everyone] == [10, 18, 2, 0, 24]
+    assert [len(c.mask) for c in everyone] == [2, 2, 2, 0, 2]
+    stepped = cohort(train, plan=RoundPlan(cohort="all", local_steps=5))
+    assert [len(c.mask) for c in stepped] == [5, 5, 5, 0, 5]
+
+
+def test_epochs_drawn_for_each_client_and_round(train):
+    everyone = RoundPlan(cohort="all")
+    drawn = [cohort(train, r, everyone, client_epochs_distribution="uniform_1_3") for r in range(9)]
+    again = cohort(train, 4, everyone, client_epochs_distribution="uniform_1_3")
+    assert equal(drawn[4], again)
+    epochs = [len(c.mask) // int(c.steps_per_epoch) for data in drawn for c in data if len(c.mask)]
+    counts = np.bincount(epochs, minlength=4)
+    assert counts[0] == 0 and len(counts) == 4 and min(counts[1:]) >= 4
+    assert len({tuple(len(c.mask) for c in data) for data in drawn}) > 5, "rounds must differ"
+
+
+def test_all_clients_take_part_where_losses_of_all_are_asked_for(train):
+    data = cohort(train, 2, RoundPlan(losses="all"))
+    assert [int(c.index) for c in data] == list(range(5))
+    drawn = {int(c.index) for c in cohort(train, 2)}
+    assert {int(c.index) for c in data if c.participates} == drawn and len(drawn) == 3
+    plain = {int(c.index): c for c in cohort(train, 2)}
+    for c in data:
+        if c.participates:
+            assert equal([c], [plain[int(c.index)]])
+        else:
+            assert len(c.mask) == int(c.steps_per_epoch), "one pass is all that a loss takes"
+
+
+def test_number_of_examples_counts_those_that_no_step_holds(train):
+    stepped = cohort(train, plan=RoundPlan(cohort="all", local_steps=1))
+    assert [int(c.num_examples) for c in stepped] == [5, 9, 1, 0, 12]
+
+
+def test_client_states_go_to_the_process_and_back(train):
+    class Stateful(FakeProcess):
+        def next(self, state, data, client_states):
+            output = super().next(state, data)
+            output.client_states = [s + 1 for s in client_states]
+            return output
+
+    class Store(dict):
+        def read(self, clients):
+            return [self.get(c, 0) for c in clients]
+
+        def write(self, states, round_num):
+            self.update(states)
+            self.rounds = [*getattr(self, "rounds", []), round_num]
+
+    store = Store()
+    cohorts = [["a", "b"], ["b"], ["c", "b"]]
+    run(
+        Stateful(),
+        total=3,
+        cohort_of_round=lambda r, state: (cohorts[r], [np.float32(1)] * len(cohorts[r])),
+        client_states=store,
+    )
+    assert store == {"a": 1, "b": 3, "c": 1} and store.rounds == [1, 2, 3]
+
+
+def test_first_examples_of_a_client_only(train):
+    for data in cohort(train, plan=RoundPlan(cohort="all"), max_elements_per_client=3):
+        seen = set(data.y[data.mask > 0].tolist())
+        assert seen == set(train.examples(int(data.index)).y[:3].tolist())
+
+
+def test_pooled_examples_are_those_of_all_clients_in_one(train):
+    plan = RoundPlan(cohort="pooled")
+    (first,), (second,) = cohort(train, 0, plan), cohort(train, 1, plan)
+    assert first.mask.sum() == 2 * 27 and first.mask.shape == (14, 4)
+    for epoch in (slice(0, 7), slice(7, 14)):
+        real = first.mask[epoch] > 0
+        assert sorted(first.y[epoch][real].tolist()) == list(range(27))
+        np.testing.assert_array_equal(first.x[epoch][real][:, 0], first.y[epoch][real])
+    assert (first.y[:7] != first.y[7:]).any() and (first.y != second.y).any()
+    assert equal([first], cohort(train, 0, plan))
+    (some,) = cohort(train, 0, plan, max_elements_per_client=2)
+    assert set(some.y[some.mask > 0].tolist()) == {0, 1, 5, 6, 14, 15, 16}
+    everyone = loop.cohort(5, plan, SETTINGS, 0)
+    assert everyone.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_rounds_can_go_on_in_the_epoch_where_the_last_one_stopped(train):
+    def steps(r):
+        plan = RoundPlan(cohort="pooled", local_steps=3, first_step=3 * r)
+        (data,) = cohort(train, r, plan)
+        return [tuple(y[m > 0].tolist()) for y, m in zip(data.y, data.mask, strict=True)]
+
+    # 7 minibatches an epoch: rounds 0, 1 and the first step of round 2 make the first one.
+    series = [batch for r in range(5) for batch in steps(r)]
+    assert all(len(batch) == 4 for batch in series[:6]) and len(series[6]) == 3
+    first, second = (sorted(i for b in series[a : a + 7] for i in b) for a in (0, 7))
+    assert first == second == list(range(27))
+    assert series[:7] != series[7:14]
+
+
+class State(NamedTuple):
+    weights: list
+    round_num: np.int32
+
+
+class FakeProcess:
+    """Adds 1 to its weight in a round; metrics and weights of a round can be spoiled."""
+
+    def __init__(self, metrics=None, weights=None):
+        self.metrics, self.weights = metrics or {}, weights or {}
+
+    def next(self, state, cohort):
+        r = int(state.round_num) + 1
+        weights = [np.asarray(self.weights.get(r, state.weights[0] + cohort[0]), np.float32)]
+        metrics = collections.OrderedDict(loss=float(r), num_clients=2.0, clients_dropped=0.0)
+        metrics.update(self.metrics.get(r, {}))
+        return types.SimpleNamespace(state=State(weights, np.int32(r)), metrics=metrics)
+
+    def get_model_weights(self, state):
+        return types.SimpleNamespace(trainable=state.weights)
+
+
+class Log:
+    def __init__(self):
+        self.rows, self.checkpoints, self.warnings, self.updates = {}, [], [], []
+
+    def update(self, round_num, shown):
+        self.updates.append((round_num, dict(shown)))
+
+    def warn(self, text):
+        self.warnings.append(text)
+
+
+def run(process=None, log=None, start=0, total=7, should_stop=lambda: False, **changes):
+    log = log or Log()
+    arguments = dict(
+        process=process or FakeProcess(),
+        state=State([np.float32(start)], np.int32(start)),
+        round_num=start,
+        total_rounds=total,
+        rounds_per_eval=2,
+        rounds_per_checkpoint=3,
+        cohort_of_round=lambda r, state: (["a"], [np.float32(1)]),
+        evaluate=lambda w, state: collections.OrderedDict({"eval/acc": float(w[0])}),
+        record=lambda r, values: log.rows.__setitem__(r, dict(values)),
+        checkpoint=lambda r, state: log.checkpoints.append((r, float(state.weights[0]))),
+        should_stop=should_stop,
+        progress=log,
+        shown={"loss": "train/loss", "acc": "eval/acc"},
+    )
+    state, done = loop.run(**{**arguments, **changes})
+    return log, state, done
+
+
+def test_rows_evaluations_and_checkpoints_come_when_due():
+    log, state, done = run()
+    assert done == 7 and state.weights == [7.0]
+    assert list(log.rows) == list(range(8))
+    assert {r: row["eval/acc"] for r, row in log.rows.items() if "eval/acc" in row} == {
+        0: 0.0,
+        2: 2.0,
+        4: 4.0,
+        6: 6.0,
+    }
+    assert "train/loss" not in log.rows[0] and log.rows[3]["train/loss"] == 3.0
+    assert log.checkpoints == [(0, 0.0), (3, 3.0), (6, 6.0), (7, 7.0)]
+    assert set(log.rows[4]) >= {"time/round_seconds", "time/data_seconds", "time/eval_seconds"}
+    assert log.updates[4] == (5, {"loss": 5.0, "acc": 4.0})
+
+
+@pytest.mark.parametrize("start", [0, 4])
+def test_weights_before_and_after_every_round_are_compared(start):
+    seen = []
+
+    def compare(round_index, before, after):
+        seen.append((round_index, float(before[0]), float(after[0])))
+        return {"fairness/improved_fraction": 0.5}
+
+    log, _, _ = run(start=start, compare=compare)
+    assert seen == [(r, r, r + 1) for r in range(start, 7)]
+    assert all(log.rows[r]["fairness/improved_fraction"] == 0.5 for r in range(start + 1, 8))
+
+
+def test_going_on_does_not_repeat_round_zero():
+    log, _, done = run(start=3)
+    assert done == 7 and list(log.rows) == [4, 5, 6, 7]
+    assert [r for r, _ in log.checkpoints] == [6, 7]
+
+
+def test_stop_leaves_a_checkpoint_of_the_last_round():
+    # It is asked for once only, as a signal may come between any two questions.
+    asked = iter([False] * 4 + [True] + [False] * 9)
+    log, state, done = run(should_stop=lambda: next(asked))
+    assert done == 5
+    assert log.checkpoints[-1] == (5, 5.0)
+    assert max(log.rows) == 5
+
+
+def test_every_process_does_a_round():
+    log, _, done = run(start=3, should_stop=lambda: True)
+    assert done == 4 and log.checkpoints == [(4, 4.0)]
+
+
+def test_round_of_no_finite_weights_is_recorded_then_ends_the_run():
+    log = Log()
+    with pytest.raises(RunError, match="not finite after round 4"):
+        run(FakeProcess(weights={4: np.nan}), log)
+    assert max(log.rows) == 4 and "eval/acc" not in log.rows[4]
+    assert log.checkpoints[-1] == (3, 3.0)
+
+
+def test_trouble_that_can_be_survived_is_told_once():
+    log, _, done = run(
+        FakeProcess(
+            {
+                2: {"clients_dropped": 1.0},
+                3: {"clients_dropped": 2.0, "loss": np.nan},
+                4: {"loss": np.inf},
+            }
+        )
+    )
+    assert done == 7
+    assert len(log.warnings) == 2
+    assert "round 2: 1 of 2 clients dropped" in log.warnings[0]
+    assert "round 3: train/loss is nan" in log.warnings[1]
+
+
+NOBODY_LEFT = {"clients_dropped": 2.0}
+NOBODY_ASKED = {"num_clients": 0.0}
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 7, 10, 11, 12, 30])
+def test_a_run_without_clients_from_round_two_on_has_diverged(total):
+    log = Log()
+    first = min(2, total)
+    process = FakeProcess({r: NOBODY_LEFT for r in range(first, total + 1)})
+    with pytest.raises(DivergedError, match=f"last being round {min(total, 11)}:"):
+        run(process, log, total=total)
+    assert max(log.rows) == min(total, 11), "the last row must be there"
+    assert max(r for r, _ in log.checkpoints) < min(total, 11)
+
+
+def test_lost_rounds_must_follow_one_another():
+    lost = {r: NOBODY_LEFT for r in range(2, 31) if r % loop.MOST_LOST_ROUNDS}
+    assert run(FakeProcess(lost), total=30)[2] == 30
+    # One client of two left is enough.
+    some = {r: {"clients_dropped": 1.0} for r in range(1, 31)}
+    assert run(FakeProcess(some), total=30)[2] == 30
+
+
+def test_rounds_in_which_nobody_is_to_train_count_neither_way():
+    asked = {r: NOBODY_ASKED for r in range(1, 31)}
+    assert run(FakeProcess(asked), total=30)[2] == 30
+    between = {r: NOBODY_LEFT if r % 3 == 0 else NOBODY_ASKED for r in range(1, 61)}
+    with pytest.raises(DivergedError, match="10 rounds in a row, the last being round 30:"):
+        run(FakeProcess(between), total=60)
+
+
+@pytest.mark.parametrize("start", range(1, 15))
+def test_a_run_that_goes_on_diverges_in_the_same_round(start):
+    """Whenever it is stopped: the rows that are kept tell how many rounds were lost."""
+    process = FakeProcess({r: NOBODY_LEFT for r in range(6, 40)})
+    whole = Log()
+    with pytest.raises(DivergedError, match="round 15:"):
+        run(process, whole, total=40)
+    rows = [{k: repr(v) for k, v in row.items()} for r, row in whole.rows.items() if r <= start]
+    with pytest.raises(DivergedError, match="round 15:"):
+        run(process, start=start, total=40, lost=loop.lost_rounds(rows))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_first_signal_asks_and_second_interrupts(number):
+    before = signal.getsignal(number)
+    with loop.StopRequest() as stop:
+        assert stop.signal is None
+        os.kill(os.getpid(), number)
+        assert stop.signal == number
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+            signal.pause()
+    assert signal.getsignal(number) == before
+
+
+def test_a_run_that_is_to_outlive_its_terminal_does():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # As `nohup` does.
+    try:
+        with loop.StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.signal is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_what_the_next_round_takes_is_made_while_one_is_under_way():
+    made = [threading.Event() for _ in range(6)]
+
+    def make(r):
+        assert threading.current_thread() is not threading.main_thread()
+        made[r].set()
+        return 10 * r
+
+    with loop.Ahead(make, 4) as ahead:
+        for r in (1, 2, 3):
+            assert ahead(r) == 10 * r
+            if r < 3:
+                assert made[r + 1].wait(30), "nothing is made ahead"
+            assert not any(event.is_set() for event in made[r + 2 :])
+        # What is not asked for in order is made all the same.
+        assert ahead(1) == 10
+    assert not made[4].is_set()
+
+
+def test_failure_to_make_what_a_round_takes_is_told_in_its_turn():
+    def make(r):
+        if r == 2:
+            raise DataError("gone")
+        return r
+
+    with loop.Ahead(make, 4) as ahead:
+        assert [ahead(0), ahead(1)] == [0, 1]
+        with pytest.raises(DataError, match="gone"):
+            ahead(2)
+
+
+def test_state_goes_through_its_leaves():
+    state = State([np.arange(3.0), (np.int32(4),)], np.int32(2))
+    other = State([np.zeros(3), (np.int32(0),)], np.int32(0))
+    restored = loop.restore_state(other, loop.flatten_state(state))
+    assert isinstance(restored, State) and isinstance(restored.weights[1], tuple)
+    np.testing.assert_array_equal(restored.weights[0], np.arange(3.0))
+    assert restored.round_num == 2
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        [np.zeros(3)],
+        [np.zeros(3, np.float32), np.int32(0)],
+        [np.zeros((3, 1)), np.int32(0)],
+    ],
+)
+def test_state_of_another_form_is_refused(leaves):
+    with pytest.raises(RunError, match="another form"):
+        loop.restore_state(State([np.zeros(3)], np.int32(0)), leaves)

@@ -1,0 +1,434 @@
+"""Rounds over the whole cohort at once: as `tff` has them, strictly, in few programs."""
+
+import json
+from typing import NamedTuple
+
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+
+import tff_algos
+from simulation import experiment, experiment_flags, runtimes
+from simulation.errors import RunError
+from simulation.records import checkpoints
+from simulation.runtimes import vectorized
+from tasks.layers import lstm
+from tasks.models import losses
+from tests.tff_algos import cases, shared, toy
+from tff_algos import registry
+
+METHODS = [
+    n
+    for n in registry.names()
+    if registry.get(n).builder.startswith("tff_algos.") and not registry.get(n).staged
+]
+RATES = {"client_learning_rate": 0.1, "server_learning_rate": 1.0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_process():
+    with shared.installed("tff"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return shared.problem()
+
+
+@pytest.fixture(scope="module")
+def process():
+    return shared.process("fedavg")
+
+
+def cohort(problem, round_num, sizes, **options):
+    """Clients of the given sizes, drawn from all examples."""
+    x = np.concatenate([x for x, _ in problem.clients]).astype(np.float32)
+    y = np.concatenate([y for _, y in problem.clients]).astype(np.int32)
+    rows = np.random.default_rng([7, round_num])
+    data = []
+    for k, n in enumerate(sizes):
+        of_client = rows.integers(0, len(y), n)
+        seeds = {"order_seed": (1, round_num, k), "dropout_seed": (2, round_num, k)}
+        data.append(
+            tff_algos.batch_client(
+                x[of_client], y[of_client], batch_size=3, index=k, **seeds, **options
+            )
+        )
+    return data
+
+
+def assert_same_rounds(process, cohorts, rtol=1e-5, whole=None):
+    """Every part of every state and all metrics are those of the TFF computation."""
+    whole = whole or vectorized.VectorizedProcess(process)
+    want = got = process.initialize()
+    for clients in cohorts:
+        given = [clients]
+        if process.method.client_state is not None:
+            given.append([process.initial_client_state() for _ in clients])
+        want, got = process.next(want, *given), whole.next(got, *given)
+        assert list(want.metrics) == list(got.metrics)
+        parts = [
+            tf.nest.flatten((o.state, o.metrics, getattr(o, "client_states", ())))
+            for o in (want, got)
+        ]
+        pairs = zip(*parts, strict=True)
+        for a, b in pairs:
+            np.testing.assert_allclose(b, a, rtol=rtol, atol=rtol)
+            assert np.asarray(a).dtype == np.asarray(b).dtype
+        want, got = want.state, got.state
+        tf.nest.assert_same_structure(want, got)
+    return whole
+
+
+# Ragged, with clients of one example. In two blocks, as one is of clients of none, then in one,
+# whose program runs in another of TensorFlow's executors, and again in two.
+SIZES = {1: [(7, 1, 4, 3), (10, 4, 3)], 2: [(5, 1, 12, 0, 17), (4,), (17, 0, 4, 1)]}
+BLOCKS = {1: [1, 1], 2: [2, 1, 2]}
+# One method of each kind: plain, with the clients' state, with their vectors and with loops at the
+# server.
+KINDS = ["fedavg", "scaffold", "adafed", "fedmgda_plus"]
+
+
+def ragged_cohorts(process, problem, num_blocks):
+    sizes, options = SIZES[num_blocks], {}
+    if process.plan(0, len(sizes)).local_steps:
+        options["steps"] = process.plan(0, len(sizes)).local_steps
+    cohorts = [cohort(problem, r, s, **options) for r, s in enumerate(sizes)]
+    model = process.model
+    assert [len(vectorized.prepare(c, model).blocks) for c in cohorts] == BLOCKS[num_blocks]
+    return cohorts
+
+
+# A program for another number of blocks is traced anew.
+@pytest.mark.parametrize(
+    ("num_blocks", "name"),
+    [*shared.methods(METHODS, 1), *shared.methods(METHODS, 2, long=set(METHODS) - set(KINDS))],
+)
+def test_is_what_tff_computes(problem, num_blocks, name):
+    process = shared.process(name)
+    with shared.installed("vectorized") as context:
+        whole = context.bind(process)
+    cohorts = ragged_cohorts(process, toy.with_dropout(problem), num_blocks)
+    assert_same_rounds(process, cohorts, whole=whole)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", shared.methods(METHODS))
+def test_is_what_tff_computes_with_keras(problem, name):
+    model = toy.toy_model(problem, dropout=0.3)
+    process = tff_algos.build(name, model, num_clients=6, **cases.CASES[name][0].settings)
+    assert_same_rounds(process, ragged_cohorts(process, problem, 2))
+
+
+def test_cohorts_of_one_and_of_nothing(problem, process):
+    sizes = [(1,), (0, 0), (0,), (2, 30)]
+    assert_same_rounds(process, [cohort(problem, r, s) for r, s in enumerate(sizes)])
+
+
+def test_full_batches_of_unequal_size(problem, process):
+    cohorts = [cohort(problem, r, s, full_batch=True, epochs=2) for r, s in enumerate(SIZES[2])]
+    assert_same_rounds(process, cohorts)
+
+
+def image_model(*layers):
+    keras_model = tf.keras.Sequential([tf.keras.layers.InputLayer((6, 6, 1)), *layers])
+    return tff_algos.from_keras(keras_model, loss=toy.cross_entropy)
+
+
+def image_cohort(sizes):
+    rng = np.random.default_rng(0)
+    return [
+        tff_algos.batch_client(
+            rng.normal(size=(n, 6, 6, 1)).astype(np.float32),
+            rng.integers(0, 3, n).astype(np.int32),
+            batch_size=4,
+            order_seed=(k,),
+            dropout_seed=(k,),
+        )
+        for k, n in enumerate(sizes)
+    ]
+
+
+def small_cnn():
+    layers = tf.keras.layers
+    return image_model(
+        layers.Conv2D(4, 3, strides=2, padding="same", activation="relu"),
+        layers.GroupNormalization(2),
+        layers.MaxPool2D(),
+        layers.Dropout(0.25),
+        layers.Flatten(),
+        layers.Dense(3),
+    )
+
+
+def while_loops(graph):
+    """Names of the functions that loops of a graph, and of the functions it calls, run."""
+    graph_def = graph.as_graph_def()
+    bodies = [graph_def.node, *(f.node_def for f in graph_def.library.function)]
+    kinds = ("StatelessWhile", "While")
+    return [node.attr["body"].func.name for body in bodies for node in body if node.op in kinds]
+
+
+def test_convolutions_with_dropout():
+    process = tff_algos.build("fedavg", small_cnn(), **RATES)
+    whole = assert_same_rounds(process, [image_cohort([5, 9, 1]), image_cohort([2])], rtol=1e-4)
+    assert len(while_loops(whole.program(3).graph)) == 1, (
+        "one loop, over steps, whatever the blocks"
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "operation"),
+    [
+        (tf.keras.layers.Conv2D(3, 3, dilation_rate=2), None),
+        (tf.keras.layers.DepthwiseConv2D(3), None),
+        (tf.keras.layers.Lambda(lambda x: tf.sort(x, 1), name="sorting"), "TopKV2"),
+        (tf.keras.layers.Lambda(tf.nn.local_response_normalization, name="local"), "LRN"),
+        (tf.keras.layers.Conv2D(2, 3, groups=2, name="grouped"), "Conv2D"),
+    ],
+    ids=["dilated", "depthwise", "sort", "local", "groups"],
+)
+def test_agrees_or_refuses_by_name(layer, operation):
+    layers = tf.keras.layers
+    model = image_model(layers.Conv2D(2, 1), layer, layers.Flatten(), layers.Dense(3))
+    process = tff_algos.build("fedavg", model, **RATES)
+    clients = image_cohort([5, 2])
+    if operation is None:
+        whole = assert_same_rounds(process, [clients], rtol=1e-4)
+        assert len(while_loops(whole.program(1).graph)) == 1
+        return
+    text = rf"^Operation {operation} \(.*{layer.name}.*\) .*Use --runtime=tff\.$"
+    with pytest.raises(vectorized.NotVectorizable, match=text):
+        vectorized.VectorizedProcess(process).next(process.initialize(), clients)
+
+
+def test_loops_over_lists_of_tensors_in_one_block_end():
+    """They come with branches, which the executor of one thread may never come back from."""
+
+    def squashed(y, outputs):
+        return tf.map_fn(tf.tanh, outputs[:, 0])
+
+    keras_model = tf.keras.Sequential([tf.keras.Input((4, 2)), lstm.LSTM(3)])
+    model = tff_algos.from_keras(
+        keras_model,
+        loss=losses.sparse_softmax_cross_entropy,
+        metrics={"squashed": squashed},
+        y_spec=tf.TensorSpec([None], tf.int32),
+    )
+    rng = np.random.default_rng(0)
+    cohorts = [
+        [
+            tff_algos.batch_client(
+                rng.random((5, 4, 2), np.float32), np.arange(5, dtype=np.int32) % 3, batch_size=2
+            )
+            for _ in range(size)
+        ]
+        for size in (1, 2)
+    ]
+    whole = assert_same_rounds(tff_algos.build("fedavg", model, **RATES), cohorts)
+    assert whole._executors == {1: ""}
+
+
+def test_keras_lstm_is_refused_by_name():
+    layers = tf.keras.layers
+    model = image_model(layers.Reshape((6, 6)), layers.LSTM(3, name="recurrent"), layers.Dense(3))
+    process = tff_algos.build("fedavg", model, **RATES)
+    with pytest.raises(vectorized.NotVectorizable, match="^Operation .*recurrent"):
+        vectorized.VectorizedProcess(process).program()
+
+
+def test_few_programs_serve_all_cohorts(problem, process):
+    whole = vectorized.VectorizedProcess(process)
+    state = process.initialize()
+    rng = np.random.default_rng(0)
+    traced = set()
+    for r in range(12):
+        clients = cohort(problem, r, rng.integers(0, 40, rng.integers(1, 15)))
+        state = whole.next(state, clients).state
+        traced.add(len(whole.prepare(clients).blocks))
+    assert int(state.round_num) == 12
+    assert len(whole._programs) == len(traced) <= vectorized.MAX_BLOCKS
+
+
+def padding(steps, blocks):
+    return sum(len(b) * max(steps[k] for k in b) for b in blocks) / sum(steps)
+
+
+def test_blocks_waste_little():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        examples = np.minimum(rng.lognormal(4.0, 2.0, 100).astype(int) + 50, 2000)
+        steps = [-(-n // 10) for n in examples.tolist()]
+        blocks = vectorized.blocks_of(steps, [10] * 100)
+        assert len(blocks) <= vectorized.MAX_BLOCKS
+        assert sorted(k for b in blocks for k in b) == list(range(100))
+        assert all(b == sorted(b) for b in blocks)
+        assert padding(steps, blocks) <= 1.5
+
+
+def test_blocks():
+    blocks_of = vectorized.blocks_of
+    assert blocks_of([4] * 5, [10] * 5) == [[0, 1, 2, 3, 4]]
+    assert blocks_of([4] * 5, [10] * 5, at_least=2) == [[0, 2, 4], [1, 3]]
+    assert blocks_of([4], [10], at_least=2) == [[0]]
+    assert blocks_of([0, 0], [1, 1], at_least=2) == [[0, 1]]
+    assert blocks_of([100, 1] * 40, [5] * 80) == [list(range(0, 80, 2)), list(range(1, 80, 2))]
+    # A step at once of 500 examples is as uneven as 100 steps of five.
+    assert len(blocks_of([1] * 80, [500, 1] * 40)) == 2
+
+
+def test_blocks_do_not_change_results(problem, process, monkeypatch):
+    monkeypatch.setattr(vectorized, "_WORTH_A_THREAD", 0)
+    clients = cohort(toy.with_dropout(problem), 0, (4, 4, 4, 9, 9))
+    results = [
+        vectorized.VectorizedProcess(process, n).next(process.initialize(), clients)
+        for n in (1, 2, 5)
+    ]
+    for other in results[1:]:
+        for a, b in zip(results[0].state.weights, other.state.weights, strict=True):
+            np.testing.assert_array_equal(a, b)
+    model = process.model
+    assert [len(vectorized.prepare(clients, model, n).blocks) for n in (1, 2, 5)] == [1, 2, 5]
+    monkeypatch.setattr(vectorized, "_WORTH_A_THREAD", 1 << 30)
+    assert len(vectorized.prepare(clients, model, 5).blocks) == 1
+
+
+def test_inputs_of_another_form_are_refused(problem, process):
+    whole = vectorized.VectorizedProcess(process)
+    (data,) = cohort(problem, 0, (4,))
+    with pytest.raises(ValueError, match="at least one client"):
+        whole.prepare([])
+    for wrong, text in (
+        ({"x": data.x.astype(np.float64)}, "x must be float32"),
+        ({"x": data.x[..., :2]}, r"x must be float32 \['steps', 'batch', 3\]"),
+        ({"y": data.y[:1]}, "y and mask differ"),
+        ({"mask": data.mask.astype(np.int32)}, "mask must be"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            whole.prepare([data._replace(**wrong)])
+
+
+def test_values_are_selected_by_name_and_place():
+    """As in TFF, what clients hold can be taken apart before it is used."""
+
+    class Pair(NamedTuple):
+        a: object
+        b: object
+
+    @tf.function
+    def program(x, order):
+        federation = vectorized.VectorizedFederation([2, 1], order)
+        clients = vectorized._AtClients([x[:2], x[2:]])
+        shared = federation.broadcast(Pair(tf.constant(2.0), {"c": tf.constant(3.0)}))
+
+        def work(value, shared, factor):
+            return Pair({"d": value * factor, "n": 1}, (value + shared.a, shared.a))
+
+        out = federation.map_clients(work, clients, shared, shared.b["c"])
+        first, repeated = out.b
+        return (
+            federation.sum(out.a["d"]),
+            federation.mean((first, out[1][1]), out.a["d"]),
+            federation.stack({"x": clients, "two": repeated, "three": shared[1][0]}),
+            federation.max(out.a),
+            federation.sum(shared.a),
+        )
+
+    total, means, rows, largest, shared = program(tf.constant([1.0, 2.0, 4.0]), [2, 0, 1])
+    assert total == 21.0 and shared == 6.0 and largest["d"] == 12.0 and largest["n"] == 1
+    np.testing.assert_allclose(means[0], (3 * 3 + 4 * 6 + 6 * 12) / 21)
+    assert means[1] == 2.0
+    assert rows["x"].numpy().tolist() == [4.0, 1.0, 2.0]
+    assert rows["two"].numpy().tolist() == [2.0] * 3 and rows["three"].numpy().tolist() == [3.0] * 3
+
+
+def test_only_what_is_bound_runs_over_the_whole_cohort(problem, process):
+    """`process.next` stays the TFF computation, in whatever runtime."""
+    clients = cohort(problem, 0, (4, 2))
+    with runtimes.installed("vectorized") as context:
+        bound = runtimes.bind(process)
+        state = bound.initialize()
+        whole = bound.next(state, bound.prepare(clients))
+        assert context.intrinsic_calls.total() == 0
+        plain = process.next(state, clients)
+        assert context.intrinsic_calls["federated_map"] > 0
+        np.testing.assert_allclose(whole.state.weights[0], plain.state.weights[0], rtol=1e-6)
+        weights = bound.get_model_weights(whole.state)
+        np.testing.assert_array_equal(weights.trainable[0], whole.state.weights[0])
+        with pytest.raises(vectorized.NotVectorizable, match="tff_algos.build"):
+            runtimes.bind(object())
+    with runtimes.installed("tff"):
+        bound = runtimes.bind(process)
+        assert bound.next is process.next and bound.prepare(clients) is clients
+
+
+def test_auto_takes_small_dense_models_at_once_on_a_cpu(problem, monkeypatch):
+    def chosen(model):
+        return runtimes.choose(tff_algos.build("fedavg", model, **RATES))
+
+    layers = tf.keras.layers
+    refused = image_model(
+        layers.Lambda(lambda x: tf.nn.local_response_normalization(x), name="local"),
+        layers.Flatten(),
+        layers.Dense(3),
+    )
+    large = runtimes.MAX_VECTORIZED_PARAMETERS // 37 + 1
+    wide = image_model(layers.Flatten(), layers.Dense(large), layers.Dense(3))
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
+    assert chosen(toy.toy_model(problem))[0] == "vectorized"
+    assert chosen(small_cnn()) == ("tff", "convolutions on a CPU")
+    name, reason = chosen(refused)
+    assert name == "tff" and "LRN" in reason and "--runtime" not in reason
+    assert chosen(wide)[0] == "tff" and "parameters" in chosen(wide)[1]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a GPU"])
+    assert chosen(small_cnn())[0] == "vectorized" and chosen(wide)[0] == "vectorized"
+    assert chosen(refused)[0] == "tff"
+
+
+def test_auto_is_settled_once_for_a_run(tmp_path, monkeypatch, capsys):
+    def run(*arguments):
+        request = experiment_flags.parse(
+            [
+                "--import=tests.simulation.toy_extension",
+                "--task=toy",
+                "--algorithm=fedavg",
+                "--clients_per_round=3",
+                "--client_batch_size=3",
+                "--client_learning_rate=0.3",
+                f"--root_output_dir={tmp_path}",
+                *arguments,
+            ]
+        )
+        assert experiment.run(request, []) == 0
+
+    def recorded():
+        folder = tmp_path / "toy_fedavg"
+        flags = json.loads((folder / "hparams.json").read_text())["flags"]
+        checkpoint, _ = checkpoints.load_newest(str(folder / "checkpoints"))
+        return flags["runtime"], checkpoint.settings["runtime"], checkpoint.round_num
+
+    monkeypatch.setattr(runtimes, "choose", lambda process: ("vectorized", "so it is"))
+    run("--total_rounds=2")
+    assert "--runtime=auto is vectorized: so it is." in capsys.readouterr().out
+    assert recorded() == ("vectorized", "vectorized", 2)
+    monkeypatch.setattr(runtimes, "choose", lambda process: ("tff", "another machine"))
+    run("--total_rounds=3")
+    assert recorded() == ("vectorized", "vectorized", 3)
+    with pytest.raises(RunError, match="--runtime was vectorized, is tff"):
+        run("--total_rounds=4", "--runtime=tff")
+
+
+@pytest.mark.long
+def test_rounds_do_not_grow_memory(problem):
+    process = tff_algos.build("fedavg", toy.toy_model(problem), **RATES)
+    whole = vectorized.VectorizedProcess(process)
+    state = process.initialize()
+    rng = np.random.default_rng(0)
+    sizes = []
+    for r in range(1000):
+        state = whole.next(state, cohort(problem, r, rng.integers(0, 40, 8))).state
+        if r in (300, 999):
+            sizes.append(psutil.Process().memory_info().rss)
+    assert sizes[1] - sizes[0] < 10 << 20

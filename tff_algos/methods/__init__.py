@@ -1,0 +1,1 @@
+"""The methods, a file each."""

@@ -1,0 +1,333 @@
+"""AdaFed: a common descent direction along which clients of larger loss descend faster.
+
+Mohajer Hamidi, Yang: "AdaFed: Fair Federated Learning via Adaptive Common Descent Direction", TMLR
+2024, arXiv 2401.04993, Algorithm 1 with equations 5, 6 (orthogonalisation), 14, 15 (weights).
+
+  symbol   argument              default       from
+  η        client_learning_rate  -             tuned
+  η_t      server_learning_rate  1             factor η_g of the step rule
+  -        step_rule             min           Theorem 5.1
+  γ        gamma                 1             App.: 1 for four of eight data sets
+  -        loss_at               broadcast     Theorem 4.1
+  -        orthogonalization     closed_form   choice: as 5, 6, 14, 15 if g_k are independent
+  -        tolerance             1e-5          choice: see below
+  -        loss_floor            1e-8          choice
+
+    client:  g_k = x - x_k ;  f_k = F_k(x)
+    server:  F_k = max(f_k, floor)^γ ;  A_ij = ⟨g_i, g_j⟩
+             solve A a = F ;  u = Σ a_k g_k ;  d = u / ‖u‖²
+             x ← x - η_t d
+
+u is the shortest vector with ⟨g_k, u⟩ = F_k for all k, whatever their order, so that every client
+descends by ⟨g_k, d⟩ = F_k / ‖u‖². Equations 5, 6, 14 and 15 give the same d. All that holds for
+independent g_k, as the paper assumes.
+
+Deviations from the paper:
+  * The closed form above replaces the orthogonalisation, whose denominators can vanish.
+    `orthogonalization=gram_schmidt` does equations 5 and 6 client by client, keeping directions, on
+    the Gram matrix.
+  * Dependent g_k (more clients than dimensions, equal or opposite updates), which the paper
+    excludes: closed_form takes the shortest u of the least Σ (⟨g_k, u⟩ - F_k)²; gram_schmidt meets
+    the F_k of the clients that do not depend on those before them in the cohort and passes over
+    the others, so that its u depends on their order. The two differ: of two opposite g_k,
+    closed_form weighs one F_k against the other, gram_schmidt follows the first.
+  * Where clients contradict each other u can come out as short as one likes, and u / ‖u‖² as long.
+    The divisor is max(‖u‖, mean F_k / max ‖g_k‖)², so that η_t d is not longer than η_g max ‖g_k‖
+    for min and mean, and goes to 0 with u. For independent g_k, ‖u‖ is never the smaller.
+  * What is dependent is decided beyond rounding. Clients work in float32, where gradients that
+    depend on each other come out independent by 1e-7 and more; a step along that would be along
+    noise. So each g_k counts as known up to an error of `tolerance` l_k,
+    l_k² = ‖g_k‖² + (max_j ‖g_j‖ / 20)²: a gradient much smaller than the terms that it is a sum of
+    is known no better than these. A combination Σ c_k g_k is no direction at all if it is shorter
+    than `tolerance` sqrt(Σ c_k² l_k²), and is one in full from ten times that on. Between the two
+    nothing can be decided; the direction fades in there, and d changes continuously.
+  * g_k is summed step by step apart from x, as x - x_k would have the rounding errors of x.
+  * Algorithm 1, line 9, reports the loss after local training, Theorem 4.1 needs that at the
+    broadcast model. `loss_at`: broadcast; final_model, F_k(x_k); last_epoch, the mean loss of the
+    examples of the last local epoch, each before its step (Remark 5.2).
+  * The paper does not give η_t. `step_rule`: min, η_g min F_k, the bound of Theorem 5.1 but for
+    2/L, which all but stops training once one client fits its data (`step_starved` is then 1: the
+    step is below a thousandth of mean's); mean, η_g mean F_k; constant, η_g; unit, which makes the
+    step η_g times as long as the mean pseudo-gradient.
+  * A client with g_k = 0 is left out, like one whose update or loss is not finite.
+  * Every client is one constraint: `client_weighting` has no meaning.
+"""
+
+import collections
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tff_algos import client
+from tff_algos.method import Method, next_state
+from tff_algos.model import Model
+from tff_algos.parts import vectors
+
+Weights = tuple[tf.Tensor, ...]
+
+# From how many times the tolerance on a combination of updates is taken at its full length.
+_SURE = 10.0
+# The least length of the terms that an update is a sum of, relative to the longest update.
+_TERMS = 0.05
+
+
+class ServerState(NamedTuple):
+    """What the server keeps: the model x, and the rounds done, int32 scalar."""
+
+    weights: Weights
+    round_num: tf.Tensor
+
+
+class Broadcast(NamedTuple):
+    """What every client receives: the model x and the client learning rate η."""
+
+    weights: Weights
+    learning_rate: tf.Tensor
+
+
+class Report(NamedTuple):
+    """What the server learns of each client.
+
+    Attributes:
+      gradient: g_k = x - x_k, like the weights; zero if dropped.
+      loss: f_k, float32 scalar; zero if dropped.
+      kept: 1, or 0 if dropped, float32 scalar.
+    """
+
+    gradient: Weights
+    loss: tf.Tensor
+    kept: tf.Tensor
+
+
+class ClientUpdate(NamedTuple):
+    """What a client sends back: its report and its training metrics."""
+
+    report: Report
+    metrics: Any
+
+
+class Outcome(NamedTuple):
+    """The state after the server's step, and the round's own metrics."""
+
+    state: ServerState
+    metrics: Any
+
+
+def build_adafed(
+    model: Model,
+    local: client.LocalTraining,
+    *,
+    gamma: float,
+    loss_at: str,
+    step_rule: str,
+    orthogonalization: str,
+    tolerance: float,
+    loss_floor: float,
+) -> Method:
+    """Builds AdaFed (Algorithm 1); see the table above for the arguments."""
+
+    def initialize() -> ServerState:
+        return ServerState(tuple(tf.constant(w) for w in model.initial_weights), tf.constant(0))
+
+    @tf.function(autograph=False)
+    def prepare_broadcast(state: ServerState) -> Broadcast:
+        return Broadcast(state.weights, local.learning_rate(state.round_num))
+
+    @tf.function(autograph=False)
+    def client_update(broadcast: Broadcast, data) -> ClientUpdate:
+        x = broadcast.weights
+        trained, moved, last_epoch_loss = _train(model, local, broadcast, data)
+        gradient = tuple(-m for m in moved)
+        if loss_at == "last_epoch":
+            loss = last_epoch_loss
+        else:
+            at = x if loss_at == "broadcast" else trained.weights
+            loss = client.evaluate(model, at, data)["loss"]
+        finite = client.is_finite((gradient, loss))
+        report = Report(gradient, loss, tf.ones([]))
+        return ClientUpdate(
+            client.zero_unless(finite, report), client.round_metrics(trained, data, finite)
+        )
+
+    @tf.function(autograph=False)
+    def server_update(state: ServerState, reports: Report) -> Outcome:
+        gram = vectors.gram(reports.gradient)
+        kept = (reports.kept > 0) & (tf.linalg.diag_part(gram) > 0)
+        number = tf.reduce_sum(tf.cast(kept, tf.float64))
+        losses = tf.maximum(tf.cast(reports.loss, tf.float64), loss_floor)
+        # In units of the largest F_k, which no power of a loss can put out of range.
+        largest = tf.reduce_max(client.zero_unless(kept, losses))
+        losses = tf.math.divide_no_nan(losses, largest)
+        targets = client.zero_unless(kept, losses**gamma)
+        unit = tf.clip_by_value(largest**gamma, np.finfo(np.float64).tiny, tf.float64.max)
+        if orthogonalization == "closed_form":
+            coefficients = solve(gram, targets, kept, tolerance)
+        else:
+            coefficients = gram_schmidt(gram, targets, tolerance)
+        u = vectors.combine(coefficients, reports.gradient)
+        smallest = tf.reduce_min(tf.where(kept, targets, targets.dtype.max))
+        smallest = client.zero_unless(number > 0, smallest)
+        mean = tf.math.divide_no_nan(tf.reduce_sum(targets), number)
+        square = vectors.squared_norm(u)
+        longest = tf.reduce_max(tf.linalg.diag_part(gram))
+        divisor = tf.maximum(square, tf.math.divide_no_nan(mean**2, longest))
+        d = tuple(tf.math.divide_no_nan(w, divisor) for w in u)
+        length = tf.math.divide_no_nan(tf.sqrt(square), divisor)
+        mean_gradient = tf.math.divide_no_nan(tf.sqrt(tf.reduce_sum(gram)), number)
+        step = (
+            local.server_learning_rate
+            * {
+                "min": smallest,
+                "mean": mean,
+                "constant": 1.0 / unit,
+                "unit": tf.math.divide_no_nan(mean_gradient, length),
+            }[step_rule]
+        )
+        weights = tuple(
+            x - tf.cast(step * v, x.dtype) for x, v in zip(state.weights, d, strict=True)
+        )
+        starved = (step_rule == "min") & (smallest < 1e-3 * mean)
+        metrics = collections.OrderedDict(
+            direction_norm=length / unit,
+            step_size=client.zero_unless(number > 0, step * unit),
+            min_loss_power=smallest * unit,
+            mean_loss_power=mean * unit,
+            step_starved=starved,
+        )
+        metrics = tf.nest.map_structure(lambda v: tf.cast(v, tf.float32), metrics)
+        return Outcome(next_state(state, state._replace(weights=weights), number), metrics)
+
+    def next_round(federation, state, clients):
+        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
+        update = federation.map_clients(client_update, broadcast, clients)
+        outcome = federation.map_server(server_update, state, federation.stack(update.report))
+        total = federation.sum(update.metrics)
+        metrics = federation.map_server(client.summarize_with, total, outcome.metrics)
+        return outcome.state, metrics
+
+    return Method(initialize, next_round)
+
+
+def _train(model, local, broadcast, data):
+    """Trains as `client.train` does.
+
+    Returns:
+      The `client.LocalResult`, the displacement x_k - x, and the mean loss of the last local epoch.
+    """
+    x, optimizer = broadcast.weights, local.optimizer()
+    before_last = client.num_steps(data) - data.steps_per_epoch
+
+    def step(at, carry):
+        slots, moved, i, loss, number = carry
+        # Summed apart from x: next to it float32 would cut off the digits that tell dependent
+        # updates from independent ones.
+        slots, moved = client.displace(optimizer, slots, x, moved, at.gradient)
+        weights = tuple(w + m for w, m in zip(x, moved, strict=True))
+        examples = tf.where(i >= before_last, at.num_examples, 0.0)
+        # A loss that is not finite must not hide behind 0 examples: it spoils the weights as well.
+        loss += tf.where(examples > 0, at.loss * examples, 0.0)
+        return weights, (slots, moved, i + 1, loss, number + examples)
+
+    slots = client.initial_slots(optimizer, x, broadcast.learning_rate)
+    still = tuple(tf.zeros_like(w) for w in x)
+    carry = (slots, still, tf.constant(0), tf.zeros([]), tf.zeros([]))
+    trained, (_, moved, _, loss, number) = client.take_steps(model, step, x, carry, data)
+    return trained, moved, tf.math.divide_no_nan(loss, number)
+
+
+def solve(gram: tf.Tensor, targets: tf.Tensor, kept: tf.Tensor, tolerance: float) -> tf.Tensor:
+    """Returns the a of u = Σ a_k g_k: A a = F, in least squares where the g_k are dependent.
+
+    Args:
+      gram: A, float64 `[K, K]`; rows and columns of clients that are not kept are zero.
+      targets: F, float64 `[K]`; zero for clients that are not kept.
+      kept: bool `[K]`.
+      tolerance: See `share_of_real`.
+
+    Returns:
+      float64 `[K]`, zero for clients that are not kept.
+    """
+    inverse = client.zero_unless(kept, tf.math.rsqrt(squared_lengths(gram)))
+    alone = tf.linalg.diag(tf.cast(~kept, gram.dtype))
+    lengths, axes = tf.linalg.eigh(inverse[:, None] * gram * inverse + alone)
+    real = share_of_real(lengths, tolerance)
+    # u = Σ w_i q_i, with q_i the direction of length 1 of axis i, meets F up to r where
+    # w = axesᵀ D (F - r), D = diag(1 / l_k). Of all r it takes the one that makes
+    # |r|² + Σ (1 - s_i) / s_i w_i² least, with s the share of what is real. In the orthogonal
+    # factor of [D axes √(1-s); √s] nothing is divided by s, nor is the condition squared.
+    noise = inverse[:, None] * axes * tf.sqrt(1.0 - real)
+    typical = tf.sqrt(
+        tf.math.divide_no_nan(tf.constant(1.0, gram.dtype), tf.reduce_mean(inverse**2))
+    )
+    factor, _ = tf.linalg.qr(tf.concat([typical * noise, tf.linalg.diag(tf.sqrt(real))], 0))
+    factor = factor[: tf.shape(gram)[0]]
+    met = targets - tf.linalg.matvec(factor, tf.linalg.matvec(factor, targets, transpose_a=True))
+    w = tf.linalg.matvec(axes, inverse * met, transpose_a=True)
+    return inverse * tf.linalg.matvec(axes, tf.where(real > 0, w / lengths, tf.zeros_like(w)))
+
+
+def squared_lengths(gram: tf.Tensor) -> tf.Tensor:
+    """Returns l_k², to which the rounding error of g_k is in proportion, float64 `[K]`.
+
+    A gradient cannot be better known than the terms that it is a sum of. How long these were, the
+    longest g_k of the cohort tells.
+    """
+    squares = tf.linalg.diag_part(gram)
+    return squares + _TERMS**2 * tf.reduce_max(squares)
+
+
+def share_of_real(square: tf.Tensor, tolerance: float) -> tf.Tensor:
+    """Returns how much a combination Σ c_k g_k is to count for a direction, 0 to 1.
+
+    Each g_k is known up to rounding, of unknown direction and a length in proportion to l_k, see
+    `squared_lengths`. A combination says something only where it is longer than what that leaves
+    open of it.
+
+    Args:
+      square: ‖Σ c_k g_k‖² / Σ c_k² l_k².
+      tolerance: Relative length at and below which the share is 0; from `_SURE` times that on it is
+        1, and between them it rises smoothly in the logarithm.
+    """
+    floor = tf.constant(np.finfo(np.float64).tiny, square.dtype)
+    over = tf.math.log(tf.maximum(square, floor) / tolerance**2) / np.log(_SURE**2)
+    # The length of u goes with 1 / |Σ c_k g_k|: what is faded in must start from far below.
+    return tf.exp(1.0 - 1.0 / tf.clip_by_value(over, 0.0, 1.0))
+
+
+def gram_schmidt(gram: tf.Tensor, targets: tf.Tensor, tolerance: float) -> tf.Tensor:
+    """Returns the a of u = Σ a_k g_k by equations 5 and 6, client after client.
+
+    Row k of the basis holds the coefficients of a direction q_k = Σ_j B_kj g_j of length 1, of less
+    where it may be noise. With it u is made to meet ⟨g_k, u⟩ = F_k and keeps what it met before.
+
+    Args:
+      gram: A, float64 `[K, K]`.
+      targets: F, float64 `[K]`.
+      tolerance: See `share_of_real`.
+
+    Returns:
+      float64 `[K]`.
+    """
+    number = tf.shape(gram)[0]
+    unit_vectors = tf.linalg.diag(tf.ones_like(targets))
+
+    def add(k, basis, a):
+        rest = unit_vectors[k]
+        for _ in range(2):  # Once is not enough in floating point.
+            rest -= tf.linalg.matvec(
+                basis,
+                tf.linalg.matvec(basis, tf.linalg.matvec(gram, rest)),
+                transpose_a=True,
+            )
+        square = tf.tensordot(rest, tf.linalg.matvec(gram, rest), 1)
+        open_square = tf.tensordot(rest**2, squared_lengths(gram), 1)
+        real = share_of_real(tf.math.divide_no_nan(square, open_square), tolerance)
+        norm = tf.sqrt(tf.where(real > 0, square, tf.ones_like(square)))
+        q = tf.where(real > 0, rest / norm, tf.zeros_like(rest))
+        missing = targets[k] - tf.tensordot(gram[k], a, 1)
+        basis = tf.tensor_scatter_nd_add(basis, [[k]], (tf.sqrt(real) * q)[None])
+        return k + 1, basis, a + real * missing / norm * q
+
+    start = (tf.constant(0), tf.zeros_like(gram), tf.zeros_like(targets))
+    return tf.while_loop(lambda k, *_: k < number, add, start, parallel_iterations=1)[2]

@@ -1,0 +1,216 @@
+"""AdaFedAdam: FedAdam on normalised client updates, whose certainty sets its decays and its step.
+
+Ju, Zhang, Toor, Hellander: "Accelerating Fair Federated Learning: Adaptive Federated Adam", IEEE
+TMLCN 2024, arXiv 2301.09357, Algorithm 1 (server) and Algorithm 2 (pseudo-gradient).
+
+  symbol   argument              default               from
+  η_k      client_learning_rate  -                     App. C
+  η        server_learning_rate  1e-3                  Adam
+  β_1      beta1                 0.9                   Adam
+  β_2      beta2                 0.999                 Adam
+  ε        epsilon               1e-8                  Adam
+  α        alpha                 1                     section 6; 1 to 4 suggested
+  p_k      client_weighting      examples              section 3
+  -        profile               paper
+  -        loss_reference        initial (paper),      Algorithm 2; released code
+                                 none (released)
+  -        lr_scale_warmup       0 (paper),            Algorithm 1; released code
+                                 6 (released)
+  -        grad_sample           0: all (paper),       Algorithm 2; released code
+                                 512 (released)
+  -        certainty_floor       0.01                  choice
+
+    client:  G = ∇F_k(x), L = F_k(x), L⁰ = F_k(x⁰), before local training ;  Δ = x_k - x
+             s = ‖Δ‖ / ‖G‖ ;  U = -Δ / s ;  C_k = ln(s / η_k) + 1 ;  w_k = n_k (L / L⁰)^α
+    server:  g = Σ w_k U_k / Σ w_k ;  C = Σ w_k C_k / Σ w_k
+             b_1 = β_1^C ;  b_2 = β_2^C ;  c_m ← c_m b_1 ;  c_v ← c_v b_2
+             m ← b_1 m + (1 - b_1) g ;  v ← b_2 v + (1 - b_2) g²
+             x ← x - C η m / (1 - c_m) / (√(v / (1 - c_v)) + ε)
+
+Deviations from the paper:
+  * v is corrected by c_v, where Algorithm 1 prints c_m, and the last line of Algorithm 1 uses
+    η_t = C η, which it computes and then leaves unused: both as in the released code.
+  * Algorithm 2 prints Δ_k ← x_k - x_k; it is x_k - x.
+  * `profile=released` follows the released code: weights n_k L^α without division by L⁰
+    (`loss_reference=none`), and the step is η instead of C η in the first six server steps
+    (`lr_scale_warmup=6`). The decays follow C from the first step on in both.
+  * G and L are those of the whole local training set with dropout off. With `grad_sample`, as in
+    the released code, they are those of its first minibatches, as many as make more than that many
+    examples (all, for a client with fewer), with dropout on; L⁰ is of the same examples, with
+    dropout off.
+  * x⁰ is broadcast with x, so that L⁰ needs no memory on the client. Weights that a user sets
+    before the first round are x⁰, too.
+  * C is at least `certainty_floor`: at C ≤ 0 a decay would be 1 or more. A client with ‖G‖ = 0 or
+    ‖Δ‖ = 0, or with L⁰ = 0, counts nothing. If none is left, only the round number moves on.
+"""
+
+import collections
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_algos import client
+from tff_algos.method import Method, next_state
+from tff_algos.model import Model
+from tff_algos.parts import vectors
+
+Weights = tuple[tf.Tensor, ...]
+
+
+class ServerState(NamedTuple):
+    """What the server keeps between rounds.
+
+    Attributes:
+      weights: The model x, one tensor per model weight.
+      initial: x⁰, like the weights; empty without `loss_reference=initial`.
+      m, v: Moments, like the weights.
+      c_m, c_v: Products of the decays so far, float64 scalars.
+      steps: Server steps taken, int32 scalar.
+      round_num: Rounds done, int32 scalar.
+    """
+
+    weights: Weights
+    initial: Weights
+    m: Weights
+    v: Weights
+    c_m: tf.Tensor
+    c_v: tf.Tensor
+    steps: tf.Tensor
+    round_num: tf.Tensor
+
+
+class Broadcast(NamedTuple):
+    """What every client receives: the model x, x⁰ (or nothing) and the client learning rate η_k."""
+
+    weights: Weights
+    initial: Weights
+    learning_rate: tf.Tensor
+
+
+class Report(NamedTuple):
+    """What is averaged over clients: U_k, like the weights, and C_k, float32 scalar."""
+
+    update: Weights
+    certainty: tf.Tensor
+
+
+class ClientUpdate(NamedTuple):
+    """What a client gives: report, weight w_k (0 if dropped), training metrics, what it keeps."""
+
+    report: Report
+    weight: tf.Tensor
+    metrics: Any
+    client_state: Any
+
+
+class Outcome(NamedTuple):
+    """The state after the server's step, and the round's own metrics."""
+
+    state: ServerState
+    metrics: Any
+
+
+def build_adafedadam(
+    model: Model,
+    local: client.LocalTraining,
+    *,
+    profile: str,
+    alpha: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    loss_reference: str | None,
+    lr_scale_warmup: int | None,
+    grad_sample: int | None,
+    certainty_floor: float,
+) -> Method:
+    """Builds AdaFedAdam; see the table above for the arguments."""
+    released = profile == "released"
+    relative = (loss_reference or ("none" if released else "initial")) == "initial"
+    warmup = lr_scale_warmup if lr_scale_warmup is not None else 6 if released else 0
+    sample = grad_sample if grad_sample is not None else 512 if released else 0
+
+    def initialize() -> ServerState:
+        x = tuple(tf.constant(w) for w in model.initial_weights)
+        zeros = tuple(tf.zeros_like(w) for w in x)
+        one = tf.constant(1.0, tf.float64)
+        return ServerState(
+            x, x if relative else (), zeros, zeros, one, one, tf.constant(0), tf.constant(0)
+        )
+
+    @tf.function(autograph=False)
+    def prepare_broadcast(state: ServerState) -> Broadcast:
+        return Broadcast(state.weights, state.initial, local.learning_rate(state.round_num))
+
+    @tf.function(autograph=False)
+    def client_update(broadcast: Broadcast, data, client_state=None) -> ClientUpdate:
+        x, eta_k = broadcast.weights, broadcast.learning_rate
+        sampled = client.first_batches(data, sample) if sample else data
+        before = client.full_loss(model, x, sampled, training=bool(sample))
+        trained = client.train(model, local.optimizer(), eta_k, x, data, client_state=client_state)
+        delta = tuple(a - b for a, b in zip(trained.weights, x, strict=True))
+        length, slope = (tf.sqrt(vectors.squared_norm(v)) for v in (delta, before.gradient))
+        finite = client.is_finite((delta, before.loss, length, slope))
+        s = tf.math.divide_no_nan(length, slope)
+        update = tuple(tf.math.divide_no_nan(-d, s) for d in delta)
+        certainty = tf.math.log(s / eta_k) + 1.0
+        ratio = before.loss
+        if relative:
+            reference = client.evaluate(model, broadcast.initial, sampled)["loss"]
+            ratio = tf.math.divide_no_nan(ratio, reference)
+        weight = local.client_weight(data) * ratio**alpha
+        finite &= client.is_finite(weight)
+        counts = finite & (s > 0)
+        return ClientUpdate(
+            report=client.zero_unless(counts, Report(update, certainty)),
+            weight=client.zero_unless(counts, weight),
+            metrics=client.round_metrics(trained, data, finite),
+            client_state=client.keep_slots(client_state, data, finite, trained),
+        )
+
+    @tf.function(autograph=False)
+    def server_update(state: ServerState, mean: Report, total_weight) -> Outcome:
+        certainty = tf.maximum(mean.certainty, certainty_floor)
+        b1, b2 = (
+            tf.constant(b, tf.float64) ** tf.cast(certainty, tf.float64) for b in (beta1, beta2)
+        )
+        c_m, c_v = state.c_m * b1, state.c_v * b2
+        m = tuple(_mix(b1, m, g) for m, g in zip(state.m, mean.update, strict=True))
+        v = tuple(_mix(b2, v, g**2) for v, g in zip(state.v, mean.update, strict=True))
+        steps = state.steps + 1
+        eta = local.server_learning_rate * tf.where(steps > warmup, certainty, 1.0)
+        m_scale, v_scale = (tf.cast(1.0 / (1.0 - c), tf.float32) for c in (c_m, c_v))
+        weights = tuple(
+            x - eta * (m_scale * m) / (tf.sqrt(v_scale * v) + epsilon)
+            for x, m, v in zip(state.weights, m, v, strict=True)
+        )
+        after = ServerState(weights, state.initial, m, v, c_m, c_v, steps, state.round_num)
+        any_left = total_weight > 0
+        clamped = tf.cast(mean.certainty < certainty_floor, tf.float32)
+        metrics = collections.OrderedDict(
+            certainty=client.zero_unless(any_left, certainty),
+            certainty_clamped=client.zero_unless(any_left, clamped),
+        )
+        return Outcome(next_state(state, after, total_weight), metrics)
+
+    def next_round(federation, state, clients, *client_states):
+        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
+        update = federation.map_clients(client_update, broadcast, clients, *client_states)
+        mean = federation.mean(update.report, update.weight)
+        total_weight = federation.sum(update.weight)
+        outcome = federation.map_server(server_update, state, mean, total_weight)
+        total = federation.sum(update.metrics)
+        metrics = federation.map_server(client.summarize_with, total, outcome.metrics)
+        return outcome.state, metrics, *([update.client_state] if client_states else [])
+
+    def adopt_weights(state: ServerState) -> ServerState:
+        first = tf.equal(state.round_num, 0)
+        pairs = zip(state.weights, state.initial, strict=True) if relative else ()
+        return state._replace(initial=tuple(tf.where(first, w, i) for w, i in pairs))
+
+    return Method(initialize, next_round, local.client_state(model), adopt_weights=adopt_weights)
+
+
+def _mix(b: tf.Tensor, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+    """Returns b old + (1 - b) new; 1 - b is exact, which it is not in float32."""
+    return tf.cast(b, tf.float32) * old + tf.cast(1.0 - b, tf.float32) * new

@@ -1,0 +1,540 @@
+"""FedCorr: finds clients whose labels are noisy, mends the labels, then trains on all.
+
+Xu, Chen, Quek, Chong: "FedCorr: Multi-Stage Federated Learning for Label Noise Correction", CVPR
+2022, arXiv 2204.04677, Algorithm 1, with the authors' code; also with AdaFed in stages 2 and 3
+(Mohajer Hamidi, Yang, arXiv 2401.04993, Table 19).
+
+  symbol  argument              default    from (Clothing1M, AdaFed, App., if not said otherwise)
+  T_1     iterations            2
+  -       stage1_clients        1          0.002 of 500 clients
+  T_2     stage2_rounds         50
+  T_3     total_rounds          the rounds that stages 1 and 2 leave
+  β       beta                  5          the code
+  k       neighbors             20         the code
+  π       relabel_ratio         0.8
+  θ       confidence            0.9
+  κ       clean_level           0.1        the code
+  α       mixup                 true       α = 1, the code; false is no mixup
+  -       aggregation           fedavg     stages 2 and 3: fedavg or adafed
+  γ       adafed_gamma          5          AdaFed, App. on label noise
+  -       adafed_step_rule      min        as adafed's step_rule
+  η       server_learning_rate  1
+  p_k     client_weighting      examples   the code (FedAvg)
+
+    Stage 1, T_1 iterations of N / stage1_clients rounds; in each every client is visited once:
+      client:  x_k by local SGD on f(x_k; b) + β μ_k ‖x_k - x‖ ; l_i, the loss of its example i at
+               x_k, and LID_k are added to those of earlier iterations
+      server:  x ← x + η Σ p_k (x_k - x)
+      after each iteration: a two-component Gaussian mixture over the clients' LID_k; the larger is
+      that of the noisy clients. For each of these a mixture over its l_i; μ_k is the share of the
+      larger component, and of the ⌊π μ_k n_k⌋ examples of largest l_i those take the label that x
+      gives them for which its probability is above θ. μ_k = 0 elsewhere.
+    Stage 2: T_2 rounds of FedAvg on the clients with μ_k ≤ κ; then all examples of noisy clients
+      whose probability is above θ take the label that x gives them.
+    Stage 3: FedAvg on all clients.
+
+LID_k, the local intrinsic dimensionality of the client's predictions, is the mean over its examples
+of -k / (Σ_j ln(r_j / (r_k + ε)) + ε) with the distances r_1 ≤ … ≤ r_k from the example's softmax
+outputs to those nearest to them among the client's, ε = 1e-6.
+
+It is a driver (`tff_algos.driver`) of three TFF processes: stage 1's, that of stages 2 and 3, and
+the labelling by the global model. Between rounds the driver fits the mixtures.
+
+Deviations from the paper:
+  * Losses are summed over all iterations, as the paper has it; the code starts anew in each.
+  * Points whose neighbours are all equally far, so that the estimate is negative or above 1000, are
+    left out of LID_k; the code keeps them. A client of one example, or one whose update is not
+    finite, has no LID in that iteration; the mean over those that it has takes the sum's place.
+  * A client of n_k ≤ k examples takes its n_k - 1 neighbours.
+  * The mixtures start from the best split of the sorted values instead of k-means with a draw.
+    Where all values are equal there is one component: nothing noisy.
+  * The proximal term has no gradient at x_k = x, the first batch of the round; the code leaves it
+    out in the first batch of every epoch.
+  * If no client has μ_k ≤ κ, stage 2 takes all.
+  * AdaFed is for stages 2 and 3 only: with one client a round it would be g / f^γ.
+  * The code's weight decay of 5e-4 is left to the model's regularisers.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import hparams as hparams_lib
+from tff_algos import client, process, registry
+from tff_algos.client_data import Batch, ClientData
+from tff_algos.driver import Clients, Findings
+from tff_algos.method import TffFederation, next_state
+from tff_algos.methods import adafed, fedopt
+from tff_algos.model import Model, ModelError
+from tff_algos.parts import mixtures
+from tff_algos.parts.mixup import mixed
+
+Weights = tuple[tf.Tensor, ...]
+
+_EPSILON = 1e-6
+_LARGEST_DIMENSIONALITY = 1000.0
+_LABELLED_AT_ONCE = 10  # Clients.
+
+
+class State(NamedTuple):
+    """All that the method knows, as NumPy arrays.
+
+    Attributes:
+      weights: The model x, one array per model weight.
+      round_num: Rounds done in all stages, int32 scalar.
+      labels: Labels of all clients' examples, client after client, as mended so far `[n]`.
+      losses: Σ l_i over iterations, in the same order, float64 `[n]`.
+      dimensionality: Σ LID_k over iterations, float64 `[N]`.
+      visits: Iterations in which the client had a LID_k, int32 `[N]`.
+      noise_level: μ_k, float64 `[N]`.
+      noisy: Whether the client is held to be noisy, bool `[N]`.
+    """
+
+    weights: tuple[np.ndarray, ...]
+    round_num: np.ndarray
+    labels: np.ndarray
+    losses: np.ndarray
+    dimensionality: np.ndarray
+    visits: np.ndarray
+    noise_level: np.ndarray
+    noisy: np.ndarray
+
+
+class ServerState(NamedTuple):
+    """The model x, one tensor per model weight, and the rounds done, int32 scalar."""
+
+    weights: Weights
+    round_num: tf.Tensor
+
+
+class Broadcast(NamedTuple):
+    """What every client of the cohort receives: the model x and the client learning rate."""
+
+    weights: Weights
+    learning_rate: tf.Tensor
+
+
+class VisitedClient(NamedTuple):
+    """What a client of stage 1 works on.
+
+    Attributes:
+      training: Its minibatches.
+      whole: Its examples once, in their own order.
+      noise_level: μ_k, float32 scalar.
+    """
+
+    training: ClientData
+    whole: ClientData
+    noise_level: Any
+
+
+class Measured(NamedTuple):
+    """What a client of stage 1 finds at x_k; all zero if its update is dropped.
+
+    Attributes:
+      dimensionality: LID_k, float32 scalar.
+      points: Examples that it is the mean over, int32 scalar; 0 says that there is no LID_k.
+      losses: l_i in the examples' own order, float32 `[n_k]`.
+    """
+
+    dimensionality: Any
+    points: Any
+    losses: Any
+
+
+class ClientUpdate(NamedTuple):
+    """What a client of stage 1 gives.
+
+    Attributes:
+      delta: x_k - x, like the weights; zero if dropped.
+      weight: n_k or 1, float32 scalar; zero if dropped.
+      metrics: See `client.round_metrics`.
+      measured: Stays with the client's record.
+    """
+
+    delta: Weights
+    weight: tf.Tensor
+    metrics: Any
+    measured: Measured
+
+
+class Place(NamedTuple):
+    """Where a round is: stage 1 to 3, and whether detection or mending follows it.
+
+    Attributes:
+      stage: 1, 2 or 3.
+      iteration: Iteration of stage 1, from 0.
+      step: Round of the iteration, from 0.
+      last: Whether it is the last round of an iteration or of stage 2.
+    """
+
+    stage: int
+    iteration: int
+    step: int
+    last: bool
+
+
+def build_fedcorr(
+    model: Model,
+    local: client.LocalTraining,
+    *,
+    iterations: int,
+    stage1_clients: int,
+    stage2_rounds: int,
+    beta: float,
+    neighbors: int,
+    relabel_ratio: float,
+    confidence: float,
+    clean_level: float,
+    mixup: bool,
+    aggregation: str,
+    adafed_gamma: float | None,
+    adafed_step_rule: str | None,
+) -> "FedCorr":
+    """Builds FedCorr; see the table above for the arguments.
+
+    Raises:
+      HparamError: If AdaFed's settings are given without it.
+      ModelError: If the model is not a classifier with class numbers as targets.
+    """
+    if model.outputs is None or model.y_spec.shape.rank != 1:
+        raise ModelError(
+            "FedCorr needs a model that gives one score a class and targets that are class numbers."
+        )
+    trained = mixed(model) if mixup else model
+    if aggregation == "fedavg":
+        for name, value in (
+            ("adafed_gamma", adafed_gamma),
+            ("adafed_step_rule", adafed_step_rule),
+        ):
+            if value is not None:
+                raise hparams_lib.HparamError(f"{name} has no meaning with aggregation=fedavg.")
+        later = fedopt.build_fedavg(trained, local)
+    else:
+        given = {
+            "gamma": 5.0 if adafed_gamma is None else adafed_gamma,
+            "step_rule": adafed_step_rule or "min",
+        }
+        own = hparams_lib.resolve("adafed", registry.get("adafed").hparams, given)
+        later = adafed.build_adafed(trained, local, **own)
+    return FedCorr(
+        model,
+        _first_stage(model, trained, local, beta, neighbors),
+        process.to_process(later, model),
+        _labelling(model),
+        iterations=iterations,
+        stage1_clients=stage1_clients,
+        stage2_rounds=stage2_rounds,
+        relabel_ratio=relabel_ratio,
+        confidence=confidence,
+        clean_level=clean_level,
+    )
+
+
+class FedCorr:
+    """The driver: which process runs in which round, and what is found out in between.
+
+    Attributes:
+      model: The model that is trained.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        first_stage: tff.Computation,
+        later_stages: process.Process,
+        labelling: tff.Computation,
+        *,
+        iterations: int,
+        stage1_clients: int,
+        stage2_rounds: int,
+        relabel_ratio: float,
+        confidence: float,
+        clean_level: float,
+    ):
+        """Initialises from the processes and the settings, see the module."""
+        self.model = model
+        self._first_stage = first_stage
+        self._later_stages = later_stages
+        self._labelling = labelling
+        self._iterations = iterations
+        self._stage1_clients = stage1_clients
+        self._stage2_rounds = stage2_rounds
+        self._relabel_ratio = relabel_ratio
+        self._confidence = confidence
+        self._clean_level = clean_level
+
+    @functools.cached_property
+    def _later_initial(self):
+        return self._later_stages.initialize()
+
+    def initialize(self, clients: Clients) -> State:
+        """As `Driver.initialize`."""
+        number = len(clients.num_examples)
+        labels = np.concatenate([clients.labels(k) for k in range(number)])
+        return State(
+            weights=tuple(np.array(w) for w in self.model.initial_weights),
+            round_num=np.int32(0),
+            labels=labels,
+            losses=np.zeros(len(labels)),
+            dimensionality=np.zeros(number),
+            visits=np.zeros(number, np.int32),
+            noise_level=np.zeros(number),
+            noisy=np.zeros(number, bool),
+        )
+
+    def findings(self, state: State) -> Findings:
+        """As `Driver.findings`."""
+        return Findings(np.asarray(state.noisy), np.asarray(state.labels))
+
+    def place(self, round_index: int, num_clients: int) -> Place:
+        """Returns the stage of a round, from 0, and what follows it."""
+        per_iteration = -(-num_clients // self._stage1_clients)
+        iteration, step = divmod(round_index, per_iteration)
+        if iteration < self._iterations:
+            return Place(1, iteration, step, step == per_iteration - 1)
+        step = round_index - self._iterations * per_iteration
+        if step < self._stage2_rounds:
+            return Place(2, 0, step, step == self._stage2_rounds - 1)
+        return Place(3, 0, step - self._stage2_rounds, False)
+
+    def cohort(self, state: State, clients: Clients) -> list:
+        """As `Driver.cohort`."""
+        number, round_index = len(clients.num_examples), int(state.round_num)
+        place = self.place(round_index, number)
+        labels = _by_client(state.labels, clients)
+        if place.stage == 1:
+            first = place.step * self._stage1_clients
+            order = clients.permutation(place.iteration)
+            return [
+                VisitedClient(
+                    clients.batches(round_index, k, labels[k]),
+                    clients.in_order(k, labels[k]),
+                    np.float32(state.noise_level[k]),
+                )
+                for k in map(int, order[first : first + self._stage1_clients])
+            ]
+        among = np.arange(number)
+        clean = np.flatnonzero(np.asarray(state.noise_level) <= self._clean_level)
+        if place.stage == 2 and len(clean):
+            among = clean
+        chosen = map(int, clients.sample(round_index, among))
+        return [clients.batches(round_index, k, labels[k]) for k in chosen]
+
+    def next(self, state: State, cohort: list, clients: Clients):
+        """As `Driver.next`."""
+        place = self.place(int(state.round_num), len(clients.num_examples))
+        before = state
+        if place.stage == 1:
+            server, metrics, measured = self._first_stage(
+                ServerState(tuple(state.weights), np.int32(state.round_num)), cohort
+            )
+            state = _recorded(state, cohort, measured, clients)
+        else:
+            given = self._later_initial._replace(
+                weights=tuple(state.weights), round_num=np.int32(state.round_num)
+            )
+            server, metrics = self._later_stages.next(given, cohort)
+        state = state._replace(
+            weights=tuple(np.asarray(w) for w in server.weights),
+            round_num=np.int32(server.round_num),
+        )
+        if place.last:
+            state = self._found(state, clients) if place.stage == 1 else state
+            state = self._mended(state, clients, everything=place.stage == 2)
+        metrics["stage"] = place.stage
+        metrics["noisy_clients"] = np.sum(state.noisy)
+        metrics["mean_noise_level"] = np.mean(state.noise_level)
+        metrics["labels_mended"] = np.sum(state.labels != before.labels)
+        return tff.learning.templates.LearningProcessOutput(state, metrics)
+
+    def _found(self, state, clients):
+        """Tells noisy clients and their noise levels from what stage 1 measured."""
+        known = np.flatnonzero(state.visits)
+        mean = state.dimensionality[known] / state.visits[known]
+        noisy = np.zeros(len(state.noisy), bool)
+        noisy[known] = mixtures.larger_component(mean)
+        levels = np.zeros(len(noisy))
+        losses = _by_client(state.losses, clients)
+        for k in np.flatnonzero(noisy):
+            levels[k] = np.mean(mixtures.larger_component(losses[k]))
+        return state._replace(noisy=noisy, noise_level=levels)
+
+    def _mended(self, state, clients, everything):
+        """Gives examples of noisy clients the global model's label where that is confident."""
+        labels, losses = state.labels.copy(), _by_client(state.losses, clients)
+        own = _by_client(labels, clients)
+        noisy = [k for k in np.flatnonzero(state.noisy) if len(own[k])]
+        for first in range(0, len(noisy), _LABELLED_AT_ONCE):
+            asked = noisy[first : first + _LABELLED_AT_ONCE]
+            given = [clients.in_order(k, own[k]) for k in asked]
+            for k, scores in zip(asked, self._labelling(state.weights, given), strict=True):
+                candidates = np.arange(len(own[k]))
+                if not everything:
+                    most = int(len(own[k]) * state.noise_level[k] * self._relabel_ratio)
+                    candidates = np.argsort(-losses[k], kind="stable")[:most]
+                sure = candidates[scores.max(axis=1)[candidates] > self._confidence]
+                own[k][sure] = scores.argmax(axis=1)[sure]
+        return state._replace(labels=labels)
+
+
+def _by_client(values: np.ndarray, clients: Clients) -> list[np.ndarray]:
+    """Returns views of each client's part of an array over all examples."""
+    return np.split(np.asarray(values), np.cumsum(clients.num_examples)[:-1])
+
+
+def _recorded(state, cohort, measured, clients):
+    """Adds what the clients of a round of stage 1 measured to their records."""
+    after = state._replace(
+        losses=np.array(state.losses),
+        dimensionality=np.array(state.dimensionality),
+        visits=np.array(state.visits),
+    )
+    losses = _by_client(after.losses, clients)
+    for given, found in zip(cohort, measured, strict=True):
+        k = int(given.training.index)
+        losses[k] += found.losses
+        after.dimensionality[k] += found.dimensionality
+        after.visits[k] += found.points > 0
+    return after
+
+
+def _first_stage(model, trained, local, beta, neighbors) -> tff.Computation:
+    """Returns `(state, clients) -> (state, metrics, measured at clients)`, a round of stage 1."""
+
+    @tf.function(autograph=False)
+    def prepare_broadcast(state: ServerState) -> Broadcast:
+        return Broadcast(state.weights, local.learning_rate(state.round_num))
+
+    @tf.function(autograph=False)
+    def client_update(broadcast: Broadcast, data: VisitedClient) -> ClientUpdate:
+        x = broadcast.weights
+
+        def add_proximal_term(gradient, x_k):
+            away = tuple(w - c for w, c in zip(x_k, x, strict=True))
+            norm = tf.sqrt(tf.add_n([tf.reduce_sum(a**2) for a in away]))
+            pull = tf.math.divide_no_nan(beta * data.noise_level, norm)
+            return tuple(g + pull * a for g, a in zip(gradient, away, strict=True))
+
+        result = client.train(
+            trained,
+            local.optimizer(),
+            broadcast.learning_rate,
+            x,
+            data.training,
+            add_proximal_term,
+        )
+        delta = tuple(w - c for w, c in zip(result.weights, x, strict=True))
+        finite = client.is_finite(delta)
+        scores, losses = by_example(model, result.weights, data.whole)
+        measured = Measured(*local_dimensionality(scores, neighbors), losses)
+        return ClientUpdate(
+            delta=client.zero_unless(finite, delta),
+            weight=client.zero_unless(finite, local.client_weight(data.training)),
+            metrics=client.round_metrics(result, data.training, finite),
+            measured=client.zero_unless(finite, measured),
+        )
+
+    @tf.function(autograph=False)
+    def server_update(state: ServerState, delta: Weights, total_weight) -> ServerState:
+        eta = local.server_learning_rate
+        x = tuple(x + eta * d for x, d in zip(state.weights, delta, strict=True))
+        return next_state(state, state._replace(weights=x), total_weight)
+
+    data = process.client_data_type(model)
+    visited = VisitedClient(data, data, tff.TensorType(np.float32))
+
+    @tff.federated_computation(
+        tff.FederatedType(_server_type(model), tff.SERVER),
+        tff.FederatedType(tff.to_type(visited), tff.CLIENTS),
+    )
+    def a_round(state, clients):
+        federation = TffFederation()
+        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
+        update = federation.map_clients(client_update, broadcast, clients)
+        delta = federation.mean(update.delta, update.weight)
+        total_weight = federation.sum(update.weight)
+        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
+        after = federation.map_server(server_update, state, delta, total_weight)
+        return after, metrics, update.measured
+
+    return a_round
+
+
+def _labelling(model) -> tff.Computation:
+    """Returns `(weights, clients) -> class probabilities at clients`, `[n_k, classes]` each."""
+    types = _server_type(model).weights
+
+    @tff.federated_computation(
+        tff.FederatedType(types, tff.SERVER),
+        tff.FederatedType(process.client_data_type(model), tff.CLIENTS),
+    )
+    def label(weights, clients):
+        federation = TffFederation()
+
+        def scores(weights, data):
+            return by_example(model, weights, data)[0]
+
+        return federation.map_clients(scores, federation.broadcast(weights), clients)
+
+    return label
+
+
+def _server_type(model):
+    weights = tuple(tff.TensorType(w.dtype.type, w.shape) for w in model.initial_weights)
+    return tff.to_type(ServerState(weights, tff.TensorType(np.int32)))
+
+
+def by_example(model: Model, weights: Weights, data: ClientData) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns softmax outputs `[n, classes]` and losses `[n]` of the real examples, in order."""
+    weights = tuple(tf.convert_to_tensor(w) for w in weights)
+
+    def of_batch(batch):
+        batch = Batch(*batch)
+        forward = model.forward(weights, batch, False, tf.zeros([2], tf.int32))
+        return tf.nn.softmax(model.outputs(weights, batch.x)), forward.metrics["loss"][0]
+
+    scores, losses = tf.map_fn(
+        of_batch,
+        (data.x, data.y, data.mask),
+        fn_output_signature=(tf.float32, tf.float32),
+        parallel_iterations=1,
+    )
+    real = tf.reshape(data.mask, [-1]) > 0
+    shape = tf.stack([tf.size(data.mask), tf.shape(scores)[-1]])
+    scores = tf.boolean_mask(tf.reshape(scores, shape), real)
+    return scores, tf.boolean_mask(tf.reshape(losses, [-1]), real)
+
+
+def local_dimensionality(points: tf.Tensor, neighbors: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns LID_k of a client's softmax outputs.
+
+    Args:
+      points: float32 `[n, classes]`.
+      neighbors: k; n - 1 if that is less.
+
+    Returns:
+      The mean over the points that have an estimate, float32 scalar, and their number, int32; both
+      0 if there are none.
+    """
+    points = tf.cast(points, tf.float64)
+    number = tf.shape(points)[0]
+    squares = tf.reduce_sum(points**2, 1)
+    inner = tf.matmul(points, points, transpose_b=True)
+    distances = tf.sqrt(tf.maximum(squares[:, None] + squares - 2.0 * inner, 0.0))
+    infinite = tf.fill([number], tf.constant(np.inf, tf.float64))
+    distances = tf.linalg.set_diag(distances, infinite)
+    k = tf.minimum(tf.minimum(neighbors, tf.maximum(number - 1, 1)), number)
+    nearest = -tf.math.top_k(-distances, k).values
+    total = tf.reduce_sum(tf.math.log(nearest / (nearest[:, -1:] + _EPSILON)), 1) + _EPSILON
+    estimates = -tf.cast(k, tf.float64) / total
+    usable = (estimates >= 0.0) & (estimates < _LARGEST_DIMENSIONALITY)
+    count = tf.reduce_sum(tf.cast(usable, tf.int32))
+    mean = tf.math.divide_no_nan(
+        tf.reduce_sum(tf.where(usable, estimates, tf.zeros_like(estimates))),
+        tf.cast(count, tf.float64),
+    )
+    return tf.cast(mean, tf.float32), count

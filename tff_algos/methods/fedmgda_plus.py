@@ -1,0 +1,146 @@
+"""FedMGDA+: the common descent direction nearest to an average, from updates of unit length.
+
+Hu, Shaloudegi, Zhang, Yu: "Federated Learning Meets Multi-objective Optimization", IEEE TNSE 2022,
+arXiv 2006.11489, Algorithm 1.
+
+  symbol   argument              default    from
+  η_l      client_learning_rate  -          tuned
+  η        server_learning_rate  1          choice (grid 0.1, 0.5, 1, 2)
+  ε        epsilon               0.1        AdaFed, App. (grid 0.01, 0.05, 0.1, 0.5, 1)
+  λ⁰       client_weighting      uniform    code of Ditto's authors
+  -        server_lr_decay       1          choice; the paper's decay is not given in AdaFed
+  -        iterations            60         choice
+
+    client:  Δ_k = x_k - x
+    server:  h_k = -Δ_k / ‖Δ_k‖
+             λ = argmin ‖Σ λ_k h_k‖²  with Σ λ = 1, λ ≥ 0, |λ_k - λ⁰_k| ≤ ε
+             x ← x - η Σ λ_k h_k
+
+ε = 0 averages the unit updates, ε = 1 is MGDA. As the updates are of unit length, η alone sets how
+far the server steps.
+
+Deviations from the paper:
+  * Codes differ in λ⁰: 1/K (`client_weighting=uniform`, default) or n_k / n (`examples`).
+  * η decays by `server_lr_decay` a server step; without a value from the paper it stays.
+  * A client with Δ_k = 0 is left out before λ⁰ is formed, like one whose update is not finite.
+  * The quadratic programme is solved on the K x K Gram matrix in float64 by `iterations` steps of
+    an interior-point method. Where the Gram matrix is singular λ is not unique, but Σ λ_k h_k is.
+"""
+
+import collections
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_algos import client
+from tff_algos.method import Method, next_state
+from tff_algos.model import Model
+from tff_algos.parts import vectors
+
+Weights = tuple[tf.Tensor, ...]
+
+
+class ServerState(NamedTuple):
+    """What the server keeps.
+
+    Attributes:
+      weights: The model x, one tensor per model weight.
+      learning_rate: η of the next server step, float32 scalar.
+      round_num: Rounds done, int32 scalar.
+    """
+
+    weights: Weights
+    learning_rate: tf.Tensor
+    round_num: tf.Tensor
+
+
+class Broadcast(NamedTuple):
+    """What every client receives: the model x and the client learning rate η_l."""
+
+    weights: Weights
+    learning_rate: tf.Tensor
+
+
+class Report(NamedTuple):
+    """What the server learns of each client: Δ_k like the weights, and n_k or 1; 0 if dropped."""
+
+    delta: Weights
+    weight: tf.Tensor
+
+
+class ClientUpdate(NamedTuple):
+    """What a client sends back: its report and its training metrics."""
+
+    report: Report
+    metrics: Any
+
+
+class Outcome(NamedTuple):
+    """The state after the server's step, and the round's own metrics."""
+
+    state: ServerState
+    metrics: Any
+
+
+def build_fedmgda_plus(
+    model: Model,
+    local: client.LocalTraining,
+    *,
+    epsilon: float,
+    server_lr_decay: float,
+    iterations: int,
+) -> Method:
+    """Builds FedMGDA+ (Algorithm 1); see the table above for the arguments."""
+
+    def initialize() -> ServerState:
+        weights = tuple(tf.constant(w) for w in model.initial_weights)
+        return ServerState(weights, tf.constant(local.server_learning_rate), tf.constant(0))
+
+    @tf.function(autograph=False)
+    def prepare_broadcast(state: ServerState) -> Broadcast:
+        return Broadcast(state.weights, local.learning_rate(state.round_num))
+
+    @tf.function(autograph=False)
+    def client_update(broadcast: Broadcast, data) -> ClientUpdate:
+        x = broadcast.weights
+        trained = client.train(model, local.optimizer(), broadcast.learning_rate, x, data)
+        delta = tuple(a - b for a, b in zip(trained.weights, x, strict=True))
+        finite = client.is_finite(delta)
+        report = Report(delta, local.client_weight(data))
+        return ClientUpdate(
+            client.zero_unless(finite, report), client.round_metrics(trained, data, finite)
+        )
+
+    @tf.function(autograph=False)
+    def server_update(state: ServerState, reports: Report) -> Outcome:
+        gram = vectors.gram(reports.delta)
+        norms = tf.sqrt(tf.linalg.diag_part(gram))
+        kept = (reports.weight > 0) & (norms > 0)
+        inverse = client.zero_unless(kept, 1.0 / norms)
+        center = client.zero_unless(kept, tf.cast(reports.weight, tf.float64))
+        total = tf.reduce_sum(center)
+        center = tf.math.divide_no_nan(center, total)
+        cosines = inverse[:, None] * gram * inverse
+        mixture = vectors.box_minimum(cosines, center, epsilon, kept, iterations)
+        direction = vectors.combine(-mixture * inverse, reports.delta)
+        weights = tuple(
+            x - state.learning_rate * tf.cast(h, x.dtype)
+            for x, h in zip(state.weights, direction, strict=True)
+        )
+        after = ServerState(weights, state.learning_rate * server_lr_decay, state.round_num)
+        length = tf.sqrt(vectors.squared_norm(direction))
+        metrics = collections.OrderedDict(
+            direction_norm=tf.cast(client.zero_unless(total > 0, length), tf.float32),
+            largest_weight=tf.cast(tf.reduce_max(mixture), tf.float32),
+        )
+        return Outcome(next_state(state, after, total), metrics)
+
+    def next_round(federation, state, clients):
+        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
+        update = federation.map_clients(client_update, broadcast, clients)
+        outcome = federation.map_server(server_update, state, federation.stack(update.report))
+        total = federation.sum(update.metrics)
+        metrics = federation.map_server(client.summarize_with, total, outcome.metrics)
+        return outcome.state, metrics
+
+    return Method(initialize, next_round)
