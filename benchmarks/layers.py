@@ -29,13 +29,13 @@ import tensorflow_federated as tff
 from benchmarks import common, side, workloads
 from simulation import runtimes
 from tasks.models import models
-from tff_algos import client, stateless
+from tff_algos import client, random
 
 _layers = tf.keras.layers
 
 
 def _dropout_of_words(x, rate, seed, noise_shape=None):
-    keep = stateless.uniform(tf.shape(x) if noise_shape is None else noise_shape, seed) >= rate
+    keep = random.uniform(tf.shape(x) if noise_shape is None else noise_shape, seed) >= rate
     return x * (tf.cast(keep, x.dtype) * (1.0 / (1.0 - rate)))
 
 
@@ -57,7 +57,7 @@ LAYERS = {
     "convolution": Layer("w1", (models, "Conv2D"), _layers.Conv2D),
     "pool": Layer("w1", (models, "MaxPool2D"), _layers.MaxPool2D),
     "dense": Layer("w1", (models, "Dense"), _layers.Dense),
-    "dropout": Layer("w1", (stateless, "dropout"), _dropout_of_words),
+    "dropout": Layer("w1", (random, "dropout"), _dropout_of_words),
     "lstm": Layer("w3", (models, "LSTM"), _layers.LSTM),
     "sparse_inputs": Layer("w2", (models, "SparseInputDense"), _layers.Dense),
 }

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_algos import stateless
+from tff_algos import random
 from tff_algos.client_data import Batch, ClientData
 from tff_algos.method import ClientState
 from tff_algos.model import Model
@@ -183,7 +183,7 @@ def for_each_batch(step: Callable, carry: Any, data: ClientData) -> Any:
 
     def body(i, carry):
         batch = Batch(*(take(values, i) for values in (data.x, data.y, data.mask)))
-        after = step(carry, batch, stateless.fold_in(data.seed, step=i))
+        after = step(carry, batch, random.fold_in(data.seed, step=i))
         if stacked:
             after = tf.nest.map_structure(lambda a, b: tf.where(real[i], a, b), after, carry)
         return i + 1, after

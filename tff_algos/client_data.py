@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common import memory
-from tff_algos import seeds
+from tff_algos import random
 
 
 class Batch(NamedTuple):
@@ -153,7 +153,7 @@ def batch_cohort(
     if shuffle and not full_batch:
         # A generator for each epoch of each client.
         generators = iter(
-            seeds.generators(
+            random.generators(
                 [
                     (*seed, layout.first_epoch + epoch)
                     for seed, layout in zip(order_seeds, layouts, strict=True)
@@ -161,7 +161,7 @@ def batch_cohort(
                 ]
             )
         )
-    words = seeds.seed_words(dropout_seeds, 2).view(np.int32)
+    words = random.seed_words(dropout_seeds, 2).view(np.int32)
     cohort = []
     for k, ((x, y), layout) in enumerate(zip(examples, layouts, strict=True)):
         n = len(y)
@@ -380,6 +380,6 @@ def from_dataset(dataset, *, dropout_seed: Sequence[int] = (0,), index: int = -1
         steps_per_epoch=np.int32(len(batches)),
         num_examples=np.int32(sum(len(y) for _, y in batches)),
         participates=np.float32(1),
-        seed=seeds.seed_words([dropout_seed], 2).view(np.int32)[0],
+        seed=random.seed_words([dropout_seed], 2).view(np.int32)[0],
         index=np.int32(index),
     )

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry  # The only list of stateful ops.
 
-from tff_algos import stateless
+from tff_algos import random
 from tff_algos.client_data import Batch
 from tff_algos.model import Forward, Model, ModelError, elementwise
 
@@ -152,7 +152,7 @@ def _functional(keras_model: tf.keras.Model, freeze: bool = True) -> Callable:
             for holders, value in frozen:
                 _swap(stack, holders, tf.constant(value))
             for place, layer in enumerate(drawing):
-                layer_seed = stateless.fold_in(seed, layer=place + 1)
+                layer_seed = random.fold_in(seed, layer=place + 1)
                 _swap(stack, [(layer, "call")], _seeded_call(layer, layer_seed, training))
             for layer in preparing if change else ():
                 _swap(stack, [(layer, "call")], _changed_call(layer.call, change))
@@ -228,7 +228,7 @@ def _seeded_call(layer, seed, in_training):
     """Returns what takes the place of the layer's `call`."""
     if isinstance(layer, tf.keras.layers.Dropout):
         return functools.partial(_dropout_call, layer, seed, in_training)
-    call, uniform = layer.call, functools.partial(stateless.uniform, seed=seed)
+    call, uniform = layer.call, functools.partial(random.uniform, seed=seed)
 
     def seeded(inputs, training=None):
         del training
@@ -242,8 +242,8 @@ def _dropout_call(layer, seed, in_training, inputs, training=None):
     if not in_training or layer.rate == 0:
         return tf.identity(inputs)
     if isinstance(layer, _SPATIAL_DROPOUT) or layer.noise_shape is not None:
-        return stateless.dropout(inputs, layer.rate, seed, layer._get_noise_shape(inputs))
-    return stateless.dropout(inputs, layer.rate, seed)
+        return random.dropout(inputs, layer.rate, seed, layer._get_noise_shape(inputs))
+    return random.dropout(inputs, layer.rate, seed)
 
 
 def _weight_penalties(keras_model):

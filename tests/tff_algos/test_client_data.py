@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tff_algos import client, stateless
+from tff_algos import client, random
 from tff_algos.client_data import arrays, batch_client, batch_cohort, from_dataset
 
 
@@ -186,7 +186,7 @@ def test_masked_out_step_changes_nothing(stacked):
 
 def test_steps_have_seeds_of_their_own():
     seeds = {
-        tuple(stateless.fold_in(tf.constant([5, 6]), step=s, layer=k).numpy().tolist())
+        tuple(random.fold_in(tf.constant([5, 6]), step=s, layer=k).numpy().tolist())
         for s in range(50)
         for k in range(50)
     }
@@ -194,7 +194,7 @@ def test_steps_have_seeds_of_their_own():
 
 
 def test_uniform():
-    draw = stateless.uniform([20_000], tf.constant([1, 2])).numpy()
+    draw = random.uniform([20_000], tf.constant([1, 2])).numpy()
     assert 0 <= draw.min() and draw.max() < 1 and abs(draw.mean() - 0.5) < 0.01
 
 
@@ -202,7 +202,7 @@ def test_uniform():
 def test_dropout(rate):
     """The rate is that asked for, and no entry has anything to do with those beside it."""
     seed = tf.constant([1, 2])
-    kept = stateless.dropout(tf.ones([3, 40_001]), rate, seed).numpy()
+    kept = random.dropout(tf.ones([3, 40_001]), rate, seed).numpy()
     np.testing.assert_allclose(np.unique(kept), [0, 1 / (1 - rate)], rtol=1e-6)
     dropped = (kept == 0).ravel().astype(float) - rate
     deviation = (rate * (1 - rate)) ** 0.5
@@ -217,7 +217,7 @@ def test_dropout_by_bytes_is_what_numpy_makes_of_the_random_words():
     words = tf.raw_ops.StatelessRandomUniformFullInt(shape=[25], seed=seed, dtype=tf.int32)
     keep = words.numpy().view(np.int8)[:99].reshape(9, 11) >= 64 - 128
     x = np.random.default_rng(0).normal(size=(9, 11)).astype(np.float32)
-    got = stateless.dropout(tf.constant(x), 0.25, seed)
+    got = random.dropout(tf.constant(x), 0.25, seed)
     np.testing.assert_array_equal(got, x * (keep * np.float32(1 / 0.75)))
 
 

@@ -15,7 +15,7 @@ from tests.oracles import problem as problem_lib
 from tests.tff_algos import eager
 from tff_algos import model as model_lib
 from tff_algos import process as process_lib
-from tff_algos import registry, stateless
+from tff_algos import random, registry
 from tff_algos.client import LocalTraining
 from tff_algos.client_data import Batch
 
@@ -66,7 +66,7 @@ def plain_model(problem: problem_lib.Problem, dropout: float = 0.0) -> tff_algos
             marked = y >= problem_lib.NUM_CLASSES
             y = tf.where(marked, y - problem_lib.NUM_CLASSES, y)
             if training:
-                x = tf.where(marked[:, None], stateless.dropout(x, dropout, seed), x)
+                x = tf.where(marked[:, None], random.dropout(x, dropout, seed), x)
         logits = tf.matmul(x, weights[0]) + weights[1]
         values, counts = model_lib.elementwise(losses, y, logits, batch.mask)
         metrics = collections.OrderedDict(

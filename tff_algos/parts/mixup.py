@@ -10,7 +10,7 @@ import collections
 
 import tensorflow as tf
 
-from tff_algos import stateless
+from tff_algos import random
 from tff_algos.client_data import Batch
 from tff_algos.model import Forward, Model, ModelError
 
@@ -29,8 +29,8 @@ def draws(mask: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
       s, float32 scalar, and for each example its partner's place, int32 `[batch]`: a permutation of
       the real examples, which come first.
     """
-    share = stateless.uniform([], stateless.fold_in(seed, layer=_SHARE))
-    places = stateless.uniform(tf.shape(mask), stateless.fold_in(seed, layer=_ORDER))
+    share = random.uniform([], random.fold_in(seed, layer=_SHARE))
+    places = random.uniform(tf.shape(mask), random.fold_in(seed, layer=_ORDER))
     return share, tf.argsort(places + 2.0 * (1.0 - mask))
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from simulation.runtimes import batched_ops
 from simulation.runtimes.batched_ops import NotVectorizable
-from tff_algos import stateless
+from tff_algos import random
 
 CLIENTS = 3
 
@@ -174,7 +174,7 @@ def test_dropout(rate):
     seeds = np.array([[0, 0], [1, -2], [7, 1 << 30]], np.int32)
 
     def run(x, seed):
-        return with_gradients(lambda x: stateless.dropout(x, rate, seed))(x)
+        return with_gradients(lambda x: random.dropout(x, rate, seed))(x)
 
     assert_same(run, normal(5, 7), seeds, ragged=[0])
 

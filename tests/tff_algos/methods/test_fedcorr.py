@@ -16,7 +16,7 @@ from tests.oracles import fedcorr as oracle
 from tests.oracles import fedopt
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import shared, toy
-from tff_algos import stateless
+from tff_algos import random
 from tff_algos.methods import fedcorr
 from tff_algos.parts import mixtures, mixup
 
@@ -78,9 +78,9 @@ class ToyClients:
     def mix(self, round_index, client, step, number):
         """s and the permutation of a minibatch, from the draws that mixup is specified by."""
         seed = self.batches(round_index, client, self.labels(client)).seed
-        seed = stateless.fold_in(tf.constant(seed), step=step)
-        share = stateless.uniform([], stateless.fold_in(seed, layer=-1)).numpy()
-        places = stateless.uniform([toy.BATCH_SIZE], stateless.fold_in(seed, layer=-2)).numpy()
+        seed = random.fold_in(tf.constant(seed), step=step)
+        share = random.uniform([], random.fold_in(seed, layer=-1)).numpy()
+        places = random.uniform([toy.BATCH_SIZE], random.fold_in(seed, layer=-2)).numpy()
         return float(share), np.argsort(places[:number], kind="stable")
 
 
@@ -320,7 +320,7 @@ def test_mixup_of_bytes_mixes_what_the_model_makes_of_them():
         seed = tf.constant([s, 7])
         share, order = (np.asarray(v) for v in mixup.draws(tf.constant(mask), seed))
         # Every image is cut and flipped for itself, before it is mixed.
-        draws = functools.partial(stateless.uniform, seed=stateless.fold_in(seed, layer=1))
+        draws = functools.partial(random.uniform, seed=random.fold_in(seed, layer=1))
         layer = image_models.PrepareImages(5, True, "standardize")
         prepared = layer.call(images, training=True, uniform=draws).numpy()
         x = share * prepared + (1 - share) * prepared[order]
