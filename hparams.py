@@ -20,14 +20,72 @@ class HparamError(ValueError):
     """A setting that is unknown, of the wrong type or out of range; the text is one line."""
 
 
+class _NotUsed:
+    """The default of a setting that means nothing beside the others; it must not be set then."""
+
+    def __repr__(self):
+        return "NOT_USED"
+
+
+NOT_USED = _NotUsed()
+
+
+@dataclasses.dataclass(frozen=True)
+class By:
+    """A default that depends on another setting of the same owner.
+
+    `By("partition", {"dirichlet": 0.01})` is 0.01 with `partition=dirichlet`; beside any other
+    partition the setting is not used: it is `None`, and setting it is refused.
+    `By("profile", {"paper": 0, "released": 6})` has a default in every case.
+
+    Attributes:
+      setting: Name of the other setting.
+      cases: Its values, and the default with each; `NOT_USED` where the setting means nothing.
+      otherwise: The default with its other values.
+    """
+
+    setting: str
+    cases: Mapping[Value, Any]
+    otherwise: Any = NOT_USED
+
+    def of(self, value: Value) -> Any:
+        """Returns the default beside a value of the other setting."""
+        return self.cases.get(value, self.otherwise)
+
+    def values(self) -> list[Value]:
+        """Returns the defaults that there are."""
+        return [v for v in (*self.cases.values(), self.otherwise) if v is not NOT_USED]
+
+    def describe(self) -> str:
+        """Returns the defaults and their conditions in words."""
+        used: dict[Value, list[str]] = {}
+        unused = []
+        for case, default in self.cases.items():
+            where = unused if default is NOT_USED else used.setdefault(default, [])
+            where.append(f"{self.setting}={case}")
+        parts = [f"{_shown(d)} with {' or '.join(where)}" for d, where in used.items()]
+        if self.otherwise is not NOT_USED:
+            parts.append(f"{_shown(self.otherwise)} otherwise" if parts else _shown(self.otherwise))
+        if unused:
+            parts.append(f"not used with {' or '.join(unused)}")
+        elif self.otherwise is NOT_USED and len(used) == 1:
+            parts.append("else not used")
+        return ", ".join(parts)
+
+
+def _shown(default: Value) -> str:
+    return "unset" if default is None else str(default)
+
+
 @dataclasses.dataclass(frozen=True)
 class Hparam:
     """One setting.
 
     Attributes:
       name: Python name of the setting, e.g. `beta1`.
-      default: Value in force where the user gives none. `None` means "not set" and is only for
-        settings whose absence has a meaning of its own, which `help` must state.
+      default: Value in force where the user gives none, or a `By` if it depends on another setting.
+        `None` means "not set" and is only for settings whose absence has a meaning of its own,
+        which `help` must state.
       help: One or two sentences; names the symbol of the paper.
       source: Where the default comes from (paper and table, reference code, or "choice").
       type: `bool`, `int`, `float` or `str`; taken from the default unless that is `None`.
@@ -44,7 +102,7 @@ class Hparam:
     """
 
     name: str
-    default: Value
+    default: Value | By
     help: str
     source: str
     type: Any = None
@@ -58,13 +116,26 @@ class Hparam:
 
     def __post_init__(self):
         if self.type is None:
-            if self.default is None:
+            defaults = self.default.values() if isinstance(self.default, By) else [self.default]
+            types = {type(d) for d in defaults if d is not None}
+            if len(types) != 1:
                 raise TypeError(f"Hparam {self.name!r} with default None needs an explicit type.")
-            object.__setattr__(self, "type", type(self.default))
+            object.__setattr__(self, "type", types.pop())
         if self.only_with and self.default is not None:
             raise TypeError(
                 f"Hparam {self.name!r} is not always used, so its default must be None."
             )
+
+    def describe_default(self) -> str:
+        """Returns the default in words, with its conditions."""
+        return self.default.describe() if isinstance(self.default, By) else _shown(self.default)
+
+    def default_beside(self, settings: Mapping[str, Value]) -> Value:
+        """Returns the default beside the owner's other settings; `None` if it is not used."""
+        if not isinstance(self.default, By):
+            return self.default
+        default = self.default.of(settings[self.default.setting])
+        return None if default is NOT_USED else default
 
     def flag_name(self, owner: str) -> str:
         """Returns the name of the flag under which `owner` (a method or task name) offers it."""
@@ -99,7 +170,8 @@ class Hparam:
         """
         label = label or self.name
         if value is None:
-            if self.default is None:
+            # A default by case may be that the setting is not used.
+            if self.default is None or isinstance(self.default, By):
                 return None
             raise HparamError(f"{label} must be set to {self._kind()}.")
         if self.type is float and isinstance(value, int) and not isinstance(value, bool):
@@ -162,16 +234,32 @@ def resolve(owner: str, hparams: Sequence[Hparam], given: Mapping[str, Any]) -> 
         if name not in known:
             offered = ", ".join(sorted(known)) or "none"
             raise HparamError(f"{owner} has no setting {name!r} (it has: {offered}).")
-    values = {
-        name: h.check(given[name] if name in given else h.default, f"{owner}: {name}")
-        for name, h in known.items()
-    }
+    values = {}
+
+    def value_of(name):
+        if name not in values:
+            h, value = known[name], given.get(name)
+            if isinstance(h.default, By):
+                other = value_of(h.default.setting)
+                default = h.default.of(other)
+                if default is NOT_USED and value is not None:
+                    raise HparamError(
+                        f"{owner}: {name} is not used with {h.default.setting}={_shown(other)} "
+                        f"(its default: {h.describe_default()})."
+                    )
+                value = value if value is not None else None if default is NOT_USED else default
+            elif name not in given:
+                value = h.default
+            values[name] = h.check(value, f"{owner}: {name}")
+        return values[name]
+
+    resolved = {name: value_of(name) for name in known}
     for name, h in known.items():
-        if h.only_with and values[name] is not None:
+        if h.only_with and resolved[name] is not None:
             other, allowed = h.only_with
-            if values[other] not in allowed:
+            if resolved[other] not in allowed:
                 beside = " or ".join(f"{other}={value}" for value in allowed)
                 raise HparamError(
-                    f"{owner}: {name} is used only with {beside}, and {other} is {values[other]}."
+                    f"{owner}: {name} is used only with {beside}, and {other} is {resolved[other]}."
                 )
-    return values
+    return resolved

@@ -520,12 +520,16 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
     in_force |= {h.flag_name(method_spec.name): method[h.name] for h in method_spec.hparams}
     in_force |= {h.flag_name(task_spec.name): task[h.name] for h in task_spec.hparams}
     owners = (
-        ("run", RUN_HPARAMS),
-        ("training", tff_algos.TRAINING_HPARAMS),
-        (method_spec.name, method_spec.hparams),
-        (task_spec.name, task_spec.hparams),
+        ("run", RUN_HPARAMS, run),
+        ("training", tff_algos.TRAINING_HPARAMS, training),
+        (method_spec.name, method_spec.hparams, method),
+        (task_spec.name, task_spec.hparams, task),
     )
-    defaults = {h.flag_name(owner): h.default for owner, declared in owners for h in declared}
+    defaults = {
+        h.flag_name(owner): h.default_beside(settings)
+        for owner, declared, settings in owners
+        for h in declared
+    }
     return Request(run, given_training, method, task, in_force, defaults)
 
 
@@ -626,9 +630,10 @@ def _help(algorithm, task, owners) -> str:
             if flag == "data_dir" and "task" in chosen and not chosen["task"].needs_data:
                 applies = False
             if applies:
-                default = hparam.default
+                default = hparam.describe_default()
                 if flag == "server_learning_rate" and "algorithm" in chosen:
-                    default = chosen["algorithm"].server_learning_rate
+                    rate = chosen["algorithm"].server_learning_rate
+                    default = "unset" if rate is None else str(rate)
                 lines.append(_help_of_flag(flag, hparam, default))
         if len(lines) == 1 and kind in chosen:
             lines.append("  (no settings of its own)")
@@ -645,7 +650,7 @@ def _help(algorithm, task, owners) -> str:
 
 def _help_of_flag(flag, hparam, default):
     kind = {bool: "true|false", int: "int", float: "float", str: "text"}[hparam.type]
-    facts = [f"default: {'unset' if default is None else default}"]
+    facts = [f"default: {default}"]
     if hparam.describe_range():
         facts.append(hparam.describe_range())
     facts.append(f"source: {hparam.source}")

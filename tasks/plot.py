@@ -166,7 +166,7 @@ def _parser(spec: tasks.TaskSpec | None) -> argparse.ArgumentParser:
         help="of more clients, so many are drawn at random and shown; default: 1000",
     )
     for hparam in spec.hparams if spec else ():
-        text = f"{hparam.help} (default: {hparam.default})".replace("%", "%%")
+        text = f"{hparam.help} (default: {hparam.describe_default()})".replace("%", "%%")
         parser.add_argument(f"--{hparam.flag_name(spec.name)}", help=text)
     return parser
 

@@ -7,8 +7,11 @@ imported on first use.
 
 import importlib
 
-from tff_algos import builtin as _builtin  # noqa: F401  (registers the suite's own methods)
+from tff_algos import methods as _methods
+from tff_algos import registry as _registry
 from tff_algos.registry import TRAINING_HPARAMS, MethodSpec, RoundPlan, get, names, register
+
+_registry.add_folder(_methods)
 
 _LAZY = {
     "Batch": "client_data",

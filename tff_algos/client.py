@@ -1,5 +1,7 @@
 """What clients of many methods do alike: optimizer, learning rate, the loop over batches."""
 
+from __future__ import annotations
+
 import collections
 import contextlib
 import contextvars
@@ -16,17 +18,6 @@ from tff_algos.method import ClientState
 from tff_algos.model import Model
 from tff_algos.parts import nesterov
 from tff_algos.registry import CLIENT_OPTIMIZERS
-
-_OPTIMIZER_BUILDERS = {
-    "sgd": tff.learning.optimizers.build_sgdm,
-    "sgdm": tff.learning.optimizers.build_sgdm,
-    "nesterov": nesterov.build_nesterov,
-    "adagrad": tff.learning.optimizers.build_adagrad,
-    "adam": tff.learning.optimizers.build_adam,
-    "adamw": tff.learning.optimizers.build_adamw,
-    "rmsprop": tff.learning.optimizers.build_rmsprop,
-    "yogi": tff.learning.optimizers.build_yogi,
-}
 
 
 class LocalTraining:
@@ -56,7 +47,8 @@ class LocalTraining:
             if self._settings[setting] is not None
         }
         rate = self._settings["client_learning_rate"]
-        return {**_OPTIMIZER_BUILDERS, **(builders or {})}[name](learning_rate=rate, **arguments)
+        build = (builders or {}).get(name) or _optimizer_builder(name)
+        return build(learning_rate=rate, **arguments)
 
     @property
     def momentum(self) -> float:
@@ -106,6 +98,12 @@ class LocalTraining:
         if self._settings["client_weighting"] == "uniform":
             return tf.cast(has_examples(data), tf.float32)
         return num_examples(data)
+
+
+def _optimizer_builder(name: str) -> Callable:
+    if name == "nesterov":
+        return nesterov.build_nesterov
+    return getattr(tff.learning.optimizers, "build_sgdm" if name == "sgd" else f"build_{name}")
 
 
 def first_epoch(data: ClientData) -> ClientData:
@@ -209,7 +207,7 @@ def keep(client_state: ClientState, data: ClientData, finite: tf.Tensor, kept: A
 
 
 def keep_slots(
-    client_state: ClientState | None, data: ClientData, finite: tf.Tensor, trained: "LocalResult"
+    client_state: ClientState | None, data: ClientData, finite: tf.Tensor, trained: LocalResult
 ) -> Any:
     """Returns `keep` of the optimizer's slots; nothing (`()`) if clients keep nothing."""
     return () if client_state is None else keep(client_state, data, finite, trained.slots)

@@ -5,6 +5,8 @@ the order of examples is a pure function of a seed, and cohorts stack for vector
 step changes nothing, a masked-out example weighs nothing.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -6,6 +6,8 @@ it knows is in its state, arrays in a fixed structure, so that a checkpoint of t
 the whole method. A driver is pure: it keeps nothing from one call to the next.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np

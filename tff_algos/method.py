@@ -6,13 +6,14 @@ intrinsics, which makes the method a TFF computation; another `Federation` may r
 functions over a whole cohort at once.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 import tensorflow_federated as tff
-from tensorflow.python.eager import context  # The only place that says who asked for a graph.
 
 # Name of the operations by which `TffFederation.stack` appends a client's rows. A runtime that
 # holds all clients' values may know the aggregate by it and stack them at once.
@@ -85,18 +86,6 @@ class Method(NamedTuple):
     adopt_weights: Callable[[Any], Any] | None = None
 
 
-def next_state(before: Any, after: Any, total_weight: tf.Tensor) -> Any:
-    """Ends a round: the new state, or the old one if no client was left; `round_num` moves on.
-
-    Args:
-      before: The server's state at the start of the round.
-      after: What the round made of it, of the same structure.
-      total_weight: Sum of the weights of the clients that were not dropped.
-    """
-    state = tf.nest.map_structure(lambda a, b: tf.where(total_weight > 0, a, b), after, before)
-    return state._replace(round_num=before.round_num + 1)
-
-
 @contextlib.contextmanager
 def _as_from_eager_code():
     """Within it functions are traced as if eager code called them, which TFF's graphs hide.
@@ -109,6 +98,8 @@ def _as_from_eager_code():
     if tf.compat.v1.executing_eagerly_outside_functions():
         yield
         return
+    from tensorflow.python.eager import context  # The only place that says who asked for a graph.
+
     switches = context.context().context_switches
     switches.push(False, context.eager_mode, None)
     try:

@@ -1,5 +1,7 @@
 """A model as pure functions of its weights, the form in which methods use it."""
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Callable
 from typing import Any, NamedTuple

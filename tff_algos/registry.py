@@ -2,10 +2,13 @@
 
 import dataclasses
 import importlib
+import pkgutil
+import types
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import hparams as hparams_lib
+from common import imports
 
 
 class RoundPlan(NamedTuple):
@@ -38,9 +41,10 @@ class MethodSpec:
       name: Name of the method, the value of `--algorithm`.
       summary: One line for `--help` and the README's table.
       paper: Authors, title, arXiv number.
-      builder: `module:function`, imported on first use, or the function itself. It is called with a
-        `tff_algos.model.Model`, a `tff_algos.client.LocalTraining` and every declared setting by
-        name, and returns a `tff_algos.method.Method`.
+      builder: `module:function`, imported on first use, or the function itself; of a `SPEC` of a
+        module (see `add`) the function's name alone. It is called with a `tff_algos.model.Model`, a
+        `tff_algos.client.LocalTraining` and every declared setting by name, and returns a
+        `tff_algos.method.Method`.
       hparams: The method's own settings; flags are `--<method>_<name>`.
       server_learning_rate: The method's default for `server_learning_rate`; `None` if there is none
         that could be right without tuning, so that the user must give one.
@@ -69,7 +73,7 @@ class MethodSpec:
     name: str
     summary: str
     paper: str
-    builder: str | Callable
+    builder: str | Callable = "build"
     hparams: Sequence[hparams_lib.Hparam] = ()
     server_learning_rate: float | None = None
     has_server_step: bool = True
@@ -350,6 +354,30 @@ def register(spec: MethodSpec) -> None:
     if _SPECS.get(spec.name, spec) != spec:
         raise ValueError(f"A method named {spec.name!r} is registered already.")
     _SPECS[spec.name] = spec
+
+
+def add(module: types.ModuleType) -> None:
+    """Adds the method that a module holds as `SPEC`, or those that it holds as `SPECS`.
+
+    Raises:
+      ValueError: If a name is taken by another method.
+    """
+    for spec in getattr(module, "SPECS", None) or (module.SPEC,):
+        if isinstance(spec.builder, str) and ":" not in spec.builder:
+            spec = dataclasses.replace(spec, builder=f"{module.__name__}:{spec.builder}")
+        register(spec)
+
+
+def add_folder(package: types.ModuleType) -> None:
+    """Adds what the modules of a package hold, without importing TensorFlow.
+
+    Raises:
+      ImportError: If a module uses TensorFlow while it is imported.
+      ValueError: If a name is taken by another method.
+    """
+    with imports.when_used():
+        for found in pkgutil.iter_modules(package.__path__):
+            add(importlib.import_module(f"{package.__name__}.{found.name}"))
 
 
 def names() -> list[str]:

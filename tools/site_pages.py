@@ -66,7 +66,7 @@ def _methods():
         spec = tff_algos.get(name)
         rows = []
         for h in spec.hparams:
-            default = "unset" if h.default is None else h.default
+            default = h.describe_default()
             rows.append([f"`--{h.flag_name(name)}`", h.help, default, h.source])
         parts += [f"## `{name}`", spec.summary, f"*{spec.paper}*"]
         if rows:

@@ -17,3 +17,17 @@ class Case(NamedTuple):
     settings: dict[str, Any]
     oracle: Callable
     kept: Callable | None = None
+
+
+# Mutations of the common round, `tff_algos/averaging.py`: (text, replacement).
+WEIGHT = ("weight=client.zero_unless(counts, weight)", "weight=tf.ones([])")
+ROUND = ("next_state(state, after, total_weight)", "after")
+SLOTS = ("client.keep_slots(client_state, data, finite, trained)", "client_state or ()")
+DELTA = ("subtract(trained.weights, x)", "subtract(x, trained.weights)")
+AVERAGING = [WEIGHT, ROUND, SLOTS, DELTA]
+# The default step of the server, which FedOpt's methods do not take.
+STEP = [
+    ("move(state.weights, local.server_learning_rate,", "move(state.weights, -1.0,"),
+    ("move(state.weights, local.server_learning_rate,", "move(state.weights, 1.0,"),
+    ("state._replace(weights=x)", "state"),
+]

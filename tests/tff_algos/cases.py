@@ -5,7 +5,7 @@ A method registered without an entry here fails the tests that walk the registry
 
 from tests.oracles import client_optimizers, fedopt, slots
 from tests.tff_algos import cases_fairness, cases_stateful, cases_stateless
-from tests.tff_algos.case import Case
+from tests.tff_algos.case import AVERAGING, Case
 
 
 def _fedopt(name, *, server_lr=0.5, client_lr=0.4, oracle_client=None, schedule=None, **settings):
@@ -132,39 +132,33 @@ CASES: dict[str, list[Case]] = {
     "fedyogi": _moments("fedyogi"),
 }
 
-_COMMON = [
-    ("g = tuple(-d for d in delta)", "g = delta"),
-    ("w - x for w, x in zip(trained.weights", "x - w for w, x in zip(trained.weights"),
-    ("weight=client.zero_unless(finite, local.client_weight(data))", "weight=tf.ones([])"),
-    ("round_num=state.round_num + 1", "round_num=state.round_num"),
-    ("ServerState(tuple(weights), slots,", "ServerState(tuple(weights), state.optimizer,"),
+_FEDOPT = [
+    ("g = each(tf.negative, delta)", "g = delta"),
+    ("ServerState(x, slots,", "ServerState(x, state.optimizer,"),
 ]
 
 # Each is (text, replacement) in the method's file, and must break the oracle test of some case.
 MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "fedavg": [
-        *_COMMON[:4],
+        _FEDOPT[0],
+        *AVERAGING,
         ("x - eta * g, x, g", "x + eta * g, x, g"),
-        ("client.keep_slots(client_state, data, finite, trained)", "client_state or ()"),
     ],
     "fedavgm": [
-        *_COMMON[:3],
-        _COMMON[4],
+        *_FEDOPT,
         ("momentum * u + g", "momentum * u - g"),
         ("momentum * u + g", "momentum * u + (1 - momentum) * g"),
         ("return Momentum(u)", "return slots"),
     ],
     "fedadagrad": [
-        *_COMMON[:3],
-        _COMMON[4],
+        *_FEDOPT,
         ("v + g**2", "v - g**2"),
         ("tf.sqrt(v) + tau), x, g, v)", "tf.sqrt(v + tau)), x, g, v)"),
         ("return Accumulator(v)", "return slots"),
         ('tau**2 if variant == "algorithm2" else 0.0', "0.0"),
     ],
     "fedadam": [
-        *_COMMON[:3],
-        _COMMON[4],
+        *_FEDOPT,
         ("beta2 * v + (1.0 - beta2) * square", "beta2 * v - (1.0 - beta2) * square"),
         ("beta2 * v + (1.0 - beta2) * square", "beta2 * v + square"),
         ("beta1 * m + (1.0 - beta1) * g", "beta1 * m + g"),
@@ -175,8 +169,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("0.0 if released else tau**2", "0.0"),
     ],
     "fedyogi": [
-        *_COMMON[:3],
-        _COMMON[4],
+        *_FEDOPT,
         ("tf.sign(square - v)", "tf.sign(v - square)"),
         ("(1.0 - beta2) * tf.sign", "tf.sign"),
         ("return Moments(m, v, t)", "return Moments(m, slots.v, t)"),

@@ -45,19 +45,16 @@ CASES = {
 
 MUTATIONS = {
     "scaffold": [
-        ("g - k + s for g, k, s", "g + k - s for g, k, s"),
+        ("g - k + s, gradient", "g + k - s, gradient"),
         ("k - s - d / (steps * eta_l)", "k - s + d / (steps * eta_l)"),
         ("k - s - d / (steps * eta_l)", "k - d / (steps * eta_l)"),
-        (
-            "client_state=client.keep(client_state, data, counts, after)",
-            "client_state=client_state",
-        ),
-        ("share = number / num_clients", "share = 1.0"),
-        ("ServerState(weights, control,", "ServerState(weights, state.control,"),
-        ("client.zero_unless(counts, local.client_weight(data))", "tf.ones([])"),
-        ("x + eta * d", "x + d"),
-        ("a - k for a, k in zip(after", "k - a for a, k in zip(after"),
-        ('zeros() if first_visit == "zero" else c', "zeros()"),
+        ("client.keep(client_state, data, finite & counts, after)", "client_state"),
+        ("number / num_clients", "1.0"),
+        ("ServerState(x, c,", "ServerState(x, state.control,"),
+        ("weight = local.client_weight(data)", "weight = tf.ones([])"),
+        ("move(state.weights, eta, delta)", "move(state.weights, 1.0, delta)"),
+        ("subtract(after, c_k)", "subtract(c_k, after)"),
+        ('zeros(x) if first_visit == "zero" else c', "zeros(x)"),
     ],
     "client_adam": [
         ("client.zero_unless(finite, local.client_weight(data))", "tf.ones([])"),

@@ -18,7 +18,7 @@ from tests.oracles import (
     stem,
 )
 from tests.tff_algos import toy
-from tests.tff_algos.case import Case
+from tests.tff_algos.case import STEP, Case
 from tff_algos import registry
 
 
@@ -334,13 +334,7 @@ _FEDDA_COMMON = [
 ]
 
 MUTATIONS: dict[str, list[tuple[str, str]]] = {
-    "fedprox": [
-        _WEIGHT,
-        ("g + mu * (w - c)", "g - mu * (w - c)"),
-        ("x + eta * d", "x - eta * d"),
-        ("x + eta * d", "x + d"),
-        ("state._replace(weights=x)", "state"),
-    ],
+    "fedprox": [("g + mu * (w - c)", "g - mu * (w - c)"), *STEP],
     "fednova": [
         _WEIGHT,
         ("g + mu * (w - c)", "g - mu * (w - c)"),

@@ -13,9 +13,9 @@ import tff_algos
 from simulation import runtimes
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import eager
+from tff_algos import averaging, random, registry
 from tff_algos import model as model_lib
 from tff_algos import process as process_lib
-from tff_algos import random, registry
 from tff_algos.client import LocalTraining
 from tff_algos.client_data import Batch
 
@@ -217,13 +217,29 @@ def _common_plan(round_num, total_rounds):
 
 
 def mutant(name: str, old: str, new: str) -> types.ModuleType:
-    """Returns the module of a method with one piece of its text replaced."""
+    """Returns the module of a method with one piece of its text or the common round replaced.
+
+    A text that the method's file does not hold is looked for in `tff_algos/averaging.py`.
+    """
     module_name, _ = registry.get(name).builder.split(":")
+    source = _source(module_name)
+    if old in source:
+        return _module(module_name, source.replace(old, new))
+    module = _module(module_name, source)
+    common = _source(averaging.__name__)
+    assert old in common and hasattr(module, "averaging"), f"{module_name} holds no {old!r}"
+    module.averaging = _module(averaging.__name__, common.replace(old, new))
+    return module
+
+
+def _source(module_name):
     with open(importlib.import_module(module_name).__file__) as f:
-        source = f.read()
-    assert source.count(old) >= 1, f"{module_name} holds no {old!r}: mend the mutation"
-    module = types.ModuleType(f"{module_name}_mutant")
-    exec(compile(source.replace(old, new), module_name, "exec"), module.__dict__)
+        return f.read()
+
+
+def _module(name, source):
+    module = types.ModuleType(f"{name}_mutant")
+    exec(compile(source, name, "exec"), module.__dict__)
     return module
 
 

@@ -24,15 +24,45 @@ Deviations from the paper:
   * Clients are sampled and do as many steps as their data gives; the paper's workers all do H.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hparams import Hparam
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="adaalter",
+    summary="Clients run Adagrad with the server's accumulator, which is averaged.",
+    paper="Xie et al., Local AdaAlter, arXiv 1911.09030",
+    hparams=(
+        Hparam(
+            "epsilon",
+            1.0,
+            "Epsilon: step j adds j epsilon^2 in the root.",
+            source="AdaAlter",
+            minimum=0.0,
+            exclusive_minimum=True,
+        ),
+        Hparam(
+            "b0",
+            1.0,
+            "Root b_0 of the accumulator's first value.",
+            source="AdaAlter",
+            minimum=0.0,
+            exclusive_minimum=True,
+        ),
+    ),
+    server_learning_rate=1.0,
+    client_optimizers=("sgd",),
+)
 
 
 class ServerState(NamedTuple):
@@ -73,9 +103,7 @@ class ClientUpdate(NamedTuple):
     metrics: Any
 
 
-def build_adaalter(
-    model: Model, local: client.LocalTraining, *, epsilon: float, b0: float
-) -> Method:
+def build(model: Model, local: client.LocalTraining, *, epsilon: float, b0: float) -> Method:
     """Builds Local AdaAlter; see the module's docstring for the symbols."""
     eta_server = local.server_learning_rate
 

@@ -53,18 +53,88 @@ Deviations from the paper:
   * Every client is one constraint: `client_weighting` has no meaning.
 """
 
+from __future__ import annotations
+
 import collections
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from hparams import Hparam
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import vectors
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="adafed",
+    summary=("AdaFed: a common descent direction, steeper for clients of larger loss."),
+    paper=(
+        "Mohajer Hamidi, Yang, AdaFed: Fair Federated Learning via Adaptive Common "
+        "Descent Direction, arXiv 2401.04993"
+    ),
+    hparams=(
+        Hparam(
+            "gamma",
+            1.0,
+            "Fairness gamma: client k descends in proportion to F_k^gamma.",
+            source=("AdaFed, App. (1 for FMNIST, FEMNIST, CIFAR-100, CINIC-10; grid 0 to 10)"),
+            minimum=0.0,
+        ),
+        Hparam(
+            "loss_at",
+            "broadcast",
+            "Which loss f_k a client reports: of the broadcast model, of the final_model "
+            "of its training, or the mean of its last_epoch, each batch before its step.",
+            source="AdaFed, Theorem 4.1 (broadcast); Algorithm 1; Remark 5.2",
+            choices=("broadcast", "last_epoch", "final_model"),
+        ),
+        Hparam(
+            "step_rule",
+            "min",
+            "Server step eta_t = server_learning_rate times: min, min F_k^gamma; mean, "
+            "mean F_k^gamma; constant, 1; unit, what makes it as long as the mean update.",
+            source="AdaFed, Theorem 5.1 (min); the paper gives no eta_t",
+            choices=("min", "mean", "constant", "unit"),
+        ),
+        Hparam(
+            "orthogonalization",
+            "closed_form",
+            "How the direction is found: closed_form, by the Gram matrix; gram_schmidt, "
+            "client by client as printed. Equal where the updates are independent. Where "
+            "they are not (opposite ones, or more clients than dimensions), closed_form "
+            "comes nearest to what all clients ask for, and gram_schmidt passes over "
+            "those whose update depends on the clients before them.",
+            source="choice",
+            choices=("closed_form", "gram_schmidt"),
+        ),
+        Hparam(
+            "tolerance",
+            1e-05,
+            "How well an update is known: a combination of updates is no direction if it "
+            "is shorter than this, relative to its terms, and counts in full from 10 "
+            "times on.",
+            source="choice: rounding in float32, with room",
+            minimum=0.0,
+            exclusive_minimum=True,
+        ),
+        Hparam(
+            "loss_floor",
+            1e-08,
+            "Least loss f_k of a client: at 0 there is no such direction.",
+            source="choice",
+            minimum=0.0,
+            exclusive_minimum=True,
+        ),
+    ),
+    server_learning_rate=1.0,
+    client_weighting=None,
+)
+
 
 # From how many times the tolerance on a combination of updates is taken at its full length.
 _SURE = 10.0
@@ -114,7 +184,7 @@ class Outcome(NamedTuple):
     metrics: Any
 
 
-def build_adafed(
+def build(
     model: Model,
     local: client.LocalTraining,
     *,

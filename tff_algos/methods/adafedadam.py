@@ -44,17 +44,106 @@ Deviations from the paper:
     ‖Δ‖ = 0, or with L⁰ = 0, counts nothing. If none is left, only the round number moves on.
 """
 
+from __future__ import annotations
+
 import collections
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hparams import By, Hparam
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import vectors
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="adafedadam",
+    summary="AdaFedAdam: FedAdam on normalised updates, steered by their certainty.",
+    paper=(
+        "Ju, Zhang, Toor, Hellander, Accelerating Fair Federated Learning: Adaptive "
+        "Federated Adam, arXiv 2301.09357"
+    ),
+    hparams=(
+        Hparam(
+            "profile",
+            "paper",
+            "paper: Algorithms 1 and 2; released: the authors' code, with "
+            "loss_reference=none and lr_scale_warmup=6.",
+            source="AdaFedAdam, Algorithms 1 and 2",
+            choices=("paper", "released"),
+        ),
+        Hparam(
+            "alpha",
+            1.0,
+            "Fairness alpha: a client's weight grows with (F_k(x) / F_k(x0))^alpha.",
+            source="AdaFedAdam, section 6",
+            minimum=0.0,
+        ),
+        Hparam(
+            "beta1",
+            0.9,
+            "Decay beta_1 of the server's moving average at certainty C = 1; it is beta_1^C.",
+            source="Adam",
+            minimum=0.0,
+            maximum=1.0,
+            exclusive_maximum=True,
+        ),
+        Hparam(
+            "beta2",
+            0.999,
+            "Decay beta_2 of the server's moving average at certainty C = 1; it is beta_2^C.",
+            source="Adam",
+            minimum=0.0,
+            maximum=1.0,
+            exclusive_maximum=True,
+        ),
+        Hparam(
+            "epsilon",
+            1e-08,
+            "Epsilon, added outside the root.",
+            source="Adam",
+            minimum=0.0,
+            exclusive_minimum=True,
+        ),
+        Hparam(
+            "loss_reference",
+            By("profile", {"paper": "initial", "released": "none"}),
+            "What F_k(x) is divided by in the weight: initial, F_k at the initial model "
+            "x0; none, nothing.",
+            source="AdaFedAdam, Algorithm 2 (initial); released code (none)",
+            choices=("initial", "none"),
+        ),
+        Hparam(
+            "lr_scale_warmup",
+            By("profile", {"paper": 0, "released": 6}),
+            "Server steps at the start whose learning rate is not scaled by the certainty C.",
+            source="AdaFedAdam, Algorithm 1 (0); released code (6)",
+            minimum=0,
+        ),
+        Hparam(
+            "grad_sample",
+            By("profile", {"paper": 0, "released": 512}),
+            "Gradient G and loss L are those of the first minibatches with more than so "
+            "many examples, dropout on; 0: of all examples, dropout off.",
+            source="AdaFedAdam, Algorithm 2 (0: all); released code (512)",
+            minimum=0,
+        ),
+        Hparam(
+            "certainty_floor",
+            0.01,
+            "Least certainty C of a round: C <= 0 would have no meaning.",
+            source="choice",
+            minimum=0.0,
+            exclusive_minimum=True,
+        ),
+    ),
+    server_learning_rate=0.001,
+    keeps_client_optimizer=True,
+)
 
 
 class ServerState(NamedTuple):
@@ -110,7 +199,7 @@ class Outcome(NamedTuple):
     metrics: Any
 
 
-def build_adafedadam(
+def build(
     model: Model,
     local: client.LocalTraining,
     *,
@@ -119,16 +208,15 @@ def build_adafedadam(
     beta1: float,
     beta2: float,
     epsilon: float,
-    loss_reference: str | None,
-    lr_scale_warmup: int | None,
-    grad_sample: int | None,
+    loss_reference: str,
+    lr_scale_warmup: int,
+    grad_sample: int,
     certainty_floor: float,
 ) -> Method:
     """Builds AdaFedAdam; see the table above for the arguments."""
-    released = profile == "released"
-    relative = (loss_reference or ("none" if released else "initial")) == "initial"
-    warmup = lr_scale_warmup if lr_scale_warmup is not None else 6 if released else 0
-    sample = grad_sample if grad_sample is not None else 512 if released else 0
+    del profile  # It is what the next three are by default.
+    relative = loss_reference == "initial"
+    warmup, sample = lr_scale_warmup, grad_sample
 
     def initialize() -> ServerState:
         x = tuple(tf.constant(w) for w in model.initial_weights)

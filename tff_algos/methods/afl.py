@@ -28,16 +28,46 @@ Deviations from the paper:
   * A client without examples has no part in the round.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hparams import Hparam
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import vectors
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="afl",
+    summary="AFL: the model for the worst mixture of the clients.",
+    paper="Mohri, Sivek, Suresh, Agnostic Federated Learning, arXiv 1902.00146",
+    hparams=(
+        Hparam(
+            "gamma_lambda",
+            0.1,
+            "Step size gamma_lambda of the mixture weights: 0 keeps them uniform.",
+            source="AdaFed, App. (grid 0.01, 0.05, 0.1, 0.5, 1)",
+            minimum=0.0,
+        ),
+        Hparam(
+            "reported_model",
+            "average",
+            "Which model is evaluated: average, the mean over rounds; last, that of the round.",
+            source="AFL, Algorithm 1",
+            choices=("average", "last"),
+        ),
+    ),
+    server_learning_rate=1.0,
+    client_weighting=None,
+    needs_num_clients=True,
+    needs_index=True,
+)
 
 
 class ServerState(NamedTuple):
@@ -82,7 +112,7 @@ class ClientUpdate(NamedTuple):
     metrics: Any
 
 
-def build_afl(
+def build(
     model: Model,
     local: client.LocalTraining,
     *,

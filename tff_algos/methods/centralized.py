@@ -25,15 +25,47 @@ Deviations from the paper:
     nothing.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hparams import Hparam
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec, RoundPlan
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+
+def _plan(settings, round_num, total_rounds):
+    steps = settings["steps_per_round"]
+    return RoundPlan("pooled", local_steps=steps, first_step=steps and round_num * steps)
+
+
+SPEC = MethodSpec(
+    name="centralized",
+    summary=("One optimizer on the pooled, shuffled examples of all clients: the yardstick."),
+    paper=("Reddi, Charles, et al., Adaptive Federated Optimization, arXiv 2003.00295"),
+    hparams=(
+        Hparam(
+            "steps_per_round",
+            None,
+            "Minibatches of a round, which goes on in the shuffled epoch where the last "
+            "one stopped. Unset: a round is client_epochs_per_round whole epochs.",
+            source="Adaptive Federated Optimization, App. E.6, counts epochs",
+            type=int,
+            minimum=1,
+        ),
+    ),
+    server_learning_rate=1.0,
+    has_server_step=False,
+    client_weighting=None,
+    draws_clients=False,
+    plan=_plan,
+)
 
 
 class ServerState(NamedTuple):
@@ -73,9 +105,7 @@ class ClientUpdate(NamedTuple):
     metrics: Any
 
 
-def build_centralized(
-    model: Model, local: client.LocalTraining, *, steps_per_round: int | None
-) -> Method:
+def build(model: Model, local: client.LocalTraining, *, steps_per_round: int | None) -> Method:
     """Builds centralised training; see the module's docstring for the symbols.
 
     Args:

@@ -27,15 +27,72 @@ Deviations from the paper, which has no released code:
   * A client whose update is not finite keeps the moments that it had.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hparams import Hparam
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="client_adam",
+    summary="Adam on the clients, each with moments of its own.",
+    paper=("Zhou et al., FedCAda: Adaptive Client-Side Optimization, arXiv 2405.11811"),
+    hparams=(
+        Hparam(
+            "beta1",
+            0.9,
+            "Decay beta_1 of the first moment.",
+            source="FedCAda, section 4.1",
+            minimum=0.0,
+            maximum=1.0,
+            exclusive_maximum=True,
+        ),
+        Hparam(
+            "beta2",
+            0.99,
+            "Decay beta_2 of the second moment.",
+            source="FedCAda, section 4.1",
+            minimum=0.0,
+            maximum=1.0,
+            exclusive_maximum=True,
+        ),
+        Hparam(
+            "epsilon",
+            1e-08,
+            "Epsilon, added outside the root.",
+            source="choice: not given",
+            minimum=0.0,
+            exclusive_minimum=True,
+        ),
+        Hparam(
+            "state",
+            "keep",
+            "Whether each client goes on from the moments of its last round (keep) or "
+            "starts afresh in every round (reset).",
+            source="FedCAda, Algorithm 1",
+            choices=("keep", "reset"),
+        ),
+        Hparam(
+            "t_unit",
+            "step",
+            "What t counts in beta^t: the client's own steps or rounds, from 1, since its"
+            " moments were 0.",
+            source="choice: not given",
+            choices=("step", "round"),
+        ),
+    ),
+    server_learning_rate=1.0,
+    client_weighting="uniform",
+    client_optimizers=("sgd",),
+)
 
 
 class ServerState(NamedTuple):
@@ -76,7 +133,7 @@ class ClientUpdate(NamedTuple):
     client_state: Any
 
 
-def build_client_adam(
+def build(
     model: Model,
     local: client.LocalTraining,
     *,

@@ -32,16 +32,79 @@ Deviations from the paper:
     an L_k from it.
 """
 
+from __future__ import annotations
+
 import collections
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hparams import Hparam
 from tff_algos import client
 from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec, RoundPlan
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+
+def _plan(settings, round_num, total_rounds):
+    del total_rounds
+    first = round_num % settings["primal_rounds"] == 0
+    return RoundPlan(losses="all" if first and settings["losses"] == "all" else "cohort")
+
+
+SPEC = MethodSpec(
+    name="climb",
+    summary="CLIMB: no client's loss may exceed the mean by more than epsilon.",
+    paper=(
+        "Shen, Cervino, Hassani, Ribeiro, An Agnostic Approach to Federated Learning "
+        "with Class Imbalance, ICLR 2022"
+    ),
+    hparams=(
+        Hparam(
+            "epsilon",
+            1.0,
+            "Tolerance epsilon: by how much a client's loss may exceed the mean of losses.",
+            source="released code's default",
+            minimum=0.0,
+        ),
+        Hparam(
+            "lr_lambda",
+            1.0,
+            "Step size of the multipliers lambda: 0 is uniform FedAvg.",
+            source="released code's default",
+            minimum=0.0,
+        ),
+        Hparam(
+            "lambda_max",
+            100.0,
+            "Largest multiplier.",
+            source="released code (100 in its resilient form, 5 in the other)",
+            minimum=0.0,
+            exclusive_minimum=True,
+        ),
+        Hparam(
+            "primal_rounds",
+            5,
+            "Rounds of a block, at whose end the multipliers move.",
+            source="released code's default",
+            minimum=1,
+        ),
+        Hparam(
+            "losses",
+            "all",
+            "Whose losses move the multipliers: all, every client's at the start of a "
+            "block; seen, those of the clients that were drawn in the block.",
+            source="released code (all)",
+            choices=("all", "seen"),
+        ),
+    ),
+    server_learning_rate=1.0,
+    client_weighting=None,
+    needs_num_clients=True,
+    needs_index=True,
+    plan=_plan,
+)
 
 
 class ServerState(NamedTuple):
@@ -94,7 +157,7 @@ class ClientUpdate(NamedTuple):
     metrics: Any
 
 
-def build_climb(
+def build(
     model: Model,
     local: client.LocalTraining,
     *,

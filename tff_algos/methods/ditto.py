@@ -27,16 +27,43 @@ Deviations from the paper:
     that of FedAvg for every λ.
 """
 
+from __future__ import annotations
+
 import collections
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hparams import Hparam
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="ditto",
+    summary="Each client has a model of its own, held near the common one.",
+    paper=(
+        "Li, Hu, Beirami, Smith, Ditto: Fair and Robust Federated Learning Through "
+        "Personalization, arXiv 2012.04221"
+    ),
+    hparams=(
+        Hparam(
+            "strength",
+            0.1,
+            "Pull lambda of a client's own model towards the common one: 0 is local "
+            "training. The step diverges where client_learning_rate * lambda > 2.",
+            source="AdaFed, App. (best on FEMNIST, Shakespeare, CINIC-10; grid 0.01 to 5)",
+            minimum=0.0,
+            flag="ditto_lambda",
+        ),
+    ),
+    server_learning_rate=1.0,
+    client_weighting="uniform",
+    client_optimizers=("sgd",),
+)
 
 
 class ServerState(NamedTuple):
@@ -71,7 +98,7 @@ class ClientUpdate(NamedTuple):
     client_state: Any
 
 
-def build_ditto(model: Model, local: client.LocalTraining, *, strength: float) -> Method:
+def build(model: Model, local: client.LocalTraining, *, strength: float) -> Method:
     """Builds Ditto; `strength` is λ, see the module's docstring for the symbols."""
     eta = local.server_learning_rate
 

@@ -26,15 +26,55 @@ Deviations from the paper:
     first round it asks nothing of the clients.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hparams import Hparam
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="fafed",
+    summary=("Variance-reduced adaptive client steps on a scale that the server fixes."),
+    paper="Wu et al., Faster Adaptive Federated Learning, arXiv 2212.00974",
+    hparams=(
+        Hparam(
+            "alpha",
+            0.1,
+            "How much of the gradient estimate a step forgets (alpha).",
+            source="FedCAda's grid 0.1, 0.5, 0.9",
+            minimum=0.0,
+            maximum=1.0,
+        ),
+        Hparam(
+            "beta",
+            0.99,
+            "Decay beta of the second moment.",
+            source="FedCAda",
+            minimum=0.0,
+            maximum=1.0,
+            exclusive_maximum=True,
+        ),
+        Hparam(
+            "rho",
+            0.01,
+            "What is added to the root (rho).",
+            source="third-party code",
+            minimum=0.0,
+            exclusive_minimum=True,
+        ),
+    ),
+    server_learning_rate=1.0,
+    client_weighting="uniform",
+    client_optimizers=("sgd",),
+)
 
 
 class ServerState(NamedTuple):
@@ -96,7 +136,7 @@ class ClientUpdate(NamedTuple):
     metrics: Any
 
 
-def build_fafed(
+def build(
     model: Model, local: client.LocalTraining, *, alpha: float, beta: float, rho: float
 ) -> Method:
     """Builds FAFED; see the module's docstring for the symbols."""

@@ -23,15 +23,69 @@ Deviations from the paper:
   * Rounds in which every client was dropped leave everything, t included, as it was.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from hparams import Hparam
 from tff_algos import client
 from tff_algos.method import Method
 from tff_algos.methods import fedopt
-from tff_algos.methods.fedopt import Weights
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
+
+SPEC = MethodSpec(
+    name="fedams",
+    summary="AMSGrad on the server.",
+    paper=("Wang et al., Communication-Efficient Adaptive Federated Learning, arXiv 2205.02719"),
+    hparams=(
+        Hparam(
+            "beta1",
+            0.9,
+            "Decay beta_1 of the first moment.",
+            source="FedAMS, README of the released code",
+            minimum=0.0,
+            maximum=1.0,
+            exclusive_maximum=True,
+        ),
+        Hparam(
+            "beta2",
+            0.99,
+            "Decay beta_2 of the second moment.",
+            source="FedAMS, README of the released code",
+            minimum=0.0,
+            maximum=1.0,
+            exclusive_maximum=True,
+        ),
+        Hparam(
+            "epsilon_max",
+            0.001,
+            "Where the largest second moment v-hat starts, below which it never is (epsilon).",
+            source="FedAMS, README of the released code",
+            minimum=0.0,
+            exclusive_minimum=True,
+        ),
+        Hparam(
+            "epsilon",
+            0.0,
+            "What is added to the root of v-hat.",
+            source="FedAMS, README of the released code",
+            minimum=0.0,
+        ),
+        Hparam(
+            "bias_correction",
+            True,
+            "Whether moments are corrected for their bias, as in the released code; the "
+            "paper does not.",
+            source="FedAMS, the released code",
+        ),
+    ),
+    server_learning_rate=1.0,
+    client_weighting="uniform",
+)
 
 
 class Slots(NamedTuple):
@@ -50,7 +104,7 @@ class Slots(NamedTuple):
     t: tf.Tensor
 
 
-def build_fedams(
+def build(
     model: Model,
     local: client.LocalTraining,
     *,

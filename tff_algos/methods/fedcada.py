@@ -30,22 +30,80 @@ Deviations from the paper, which has no released code:
     exceeds 1 from round 10 on (β_1 = 0.9), and always for β_1 = 0.1.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hparams import Hparam
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="fedcada",
+    summary=("Clients run Adam from the server's moments, with an adjusted bias correction."),
+    paper=("Zhou et al., FedCAda: Adaptive Client-Side Optimization, arXiv 2405.11811"),
+    hparams=(
+        Hparam(
+            "beta1",
+            0.9,
+            "Decay beta_1 of the first moment.",
+            source="FedCAda, section 4.1",
+            minimum=0.0,
+            maximum=1.0,
+            exclusive_maximum=True,
+        ),
+        Hparam(
+            "beta2",
+            0.99,
+            "Decay beta_2 of the second moment.",
+            source="FedCAda, section 4.1",
+            minimum=0.0,
+            maximum=1.0,
+            exclusive_maximum=True,
+        ),
+        Hparam(
+            "epsilon",
+            1e-08,
+            "Epsilon, added outside the root.",
+            source="choice: not given",
+            minimum=0.0,
+            exclusive_minimum=True,
+        ),
+        Hparam(
+            "adjustment",
+            "1",
+            "Adjustment function phi of z = beta^t: option 1 is z, 2 is z^2, 3 is sin z, "
+            "4 is the root of z; none leaves the moments uncorrected.",
+            source="FedCAda, main tables (its Table 3 has option 2 in front)",
+            choices=("1", "2", "3", "4", "none"),
+            flag="fedcada_option",
+        ),
+        Hparam(
+            "t_unit",
+            "round",
+            "What t counts in beta^t: rounds from 1, or local steps.",
+            source="FedCAda, Fig. 3",
+            choices=("round", "step"),
+        ),
+    ),
+    server_learning_rate=1.0,
+    client_weighting="uniform",
+    client_optimizers=("sgd",),
+)
+
 
 ADJUSTMENTS = {
     "1": lambda z: z,
-    "2": tf.square,
-    "3": tf.sin,
-    "4": tf.sqrt,
-    "none": tf.zeros_like,
+    "2": lambda z: tf.square(z),
+    "3": lambda z: tf.sin(z),
+    "4": lambda z: tf.sqrt(z),
+    "none": lambda z: tf.zeros_like(z),
 }
 
 
@@ -98,7 +156,7 @@ class ClientUpdate(NamedTuple):
     metrics: Any
 
 
-def build_fedcada(
+def build(
     model: Model,
     local: client.LocalTraining,
     *,

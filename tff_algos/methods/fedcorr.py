@@ -55,6 +55,8 @@ Deviations from the paper:
   * The code's weight decay of 5e-4 is left to the model's regularisers.
 """
 
+from __future__ import annotations
+
 import functools
 from typing import Any, NamedTuple
 
@@ -63,16 +65,118 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import hparams as hparams_lib
-from tff_algos import client, process, registry
+from hparams import By, Hparam
+from tff_algos import client
+from tff_algos.averaging import next_state
 from tff_algos.client_data import Batch, ClientData
 from tff_algos.driver import Clients, Findings
-from tff_algos.method import TffFederation, next_state
+from tff_algos.method import TffFederation
 from tff_algos.methods import adafed, fedopt
 from tff_algos.model import Model, ModelError
 from tff_algos.parts import mixtures
 from tff_algos.parts.mixup import mixed
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="fedcorr",
+    summary=("FedCorr: finds clients of noisy labels, mends these, then trains on all."),
+    paper=(
+        "Xu, Chen, Quek, Chong, FedCorr: Multi-Stage Federated Learning for Label "
+        "Noise Correction, arXiv 2204.04677"
+    ),
+    hparams=(
+        Hparam(
+            "iterations",
+            2,
+            "Iterations T_1 of stage 1; in each, every client is visited once.",
+            source="AdaFed, App. on label noise",
+            minimum=0,
+        ),
+        Hparam(
+            "stage1_clients",
+            1,
+            "Clients of a round of stage 1, which so has T_1 N / stage1_clients rounds.",
+            source="FedCorr's code, Clothing1M (0.002 of 500)",
+            minimum=1,
+        ),
+        Hparam(
+            "stage2_rounds",
+            50,
+            "Rounds T_2 of stage 2, on the clean clients. Stage 3 takes those that are left.",
+            source="FedCorr's code, Clothing1M",
+            minimum=0,
+        ),
+        Hparam(
+            "beta",
+            5.0,
+            "Strength beta of the proximal term of stage 1, times a client's noise level.",
+            source="FedCorr's code",
+            minimum=0.0,
+        ),
+        Hparam(
+            "neighbors",
+            20,
+            "Neighbours k of the local intrinsic dimensionality.",
+            source="FedCorr's code",
+            minimum=2,
+        ),
+        Hparam(
+            "relabel_ratio",
+            0.8,
+            "Share of the examples held to be noisy that stage 1 may relabel (pi).",
+            source="FedCorr's code, Clothing1M",
+            minimum=0.0,
+            maximum=1.0,
+        ),
+        Hparam(
+            "confidence",
+            0.9,
+            "Probability theta above which the global model may relabel an example.",
+            source="FedCorr's code, Clothing1M",
+            minimum=0.0,
+            maximum=1.0,
+        ),
+        Hparam(
+            "clean_level",
+            0.1,
+            "Noise level kappa up to which a client takes part in stage 2.",
+            source="FedCorr's code",
+            minimum=0.0,
+            maximum=1.0,
+        ),
+        Hparam(
+            "mixup",
+            True,
+            "Whether clients train on mixtures of examples (mixup with alpha = 1).",
+            source="FedCorr's code",
+        ),
+        Hparam(
+            "aggregation",
+            "fedavg",
+            "What the server does in stages 2 and 3: fedavg, or adafed.",
+            source="FedCorr (fedavg); AdaFed, Table 19 (adafed)",
+            choices=("fedavg", "adafed"),
+        ),
+        Hparam(
+            "adafed_gamma",
+            By("aggregation", {"adafed": 5.0}),
+            "AdaFed's power gamma of the loss.",
+            source="AdaFed, App. on label noise",
+            minimum=0.0,
+        ),
+        Hparam(
+            "adafed_step_rule",
+            By("aggregation", {"adafed": "min"}),
+            "AdaFed's step rule, see --adafed_step_rule.",
+            source="AdaFed, Theorem 5.1",
+            choices=("min", "mean", "constant", "unit"),
+        ),
+    ),
+    server_learning_rate=1.0,
+    staged=True,
+)
+
 
 _EPSILON = 1e-6
 _LARGEST_DIMENSIONALITY = 1000.0
@@ -177,7 +281,7 @@ class Place(NamedTuple):
     last: bool
 
 
-def build_fedcorr(
+def build(
     model: Model,
     local: client.LocalTraining,
     *,
@@ -193,38 +297,31 @@ def build_fedcorr(
     aggregation: str,
     adafed_gamma: float | None,
     adafed_step_rule: str | None,
-) -> "FedCorr":
+) -> FedCorr:
     """Builds FedCorr; see the table above for the arguments.
 
     Raises:
-      HparamError: If AdaFed's settings are given without it.
       ModelError: If the model is not a classifier with class numbers as targets.
     """
+    # Its classes have TFF's as bases, which are not loaded while methods are registered.
+    from tff_algos import process
+
     if model.outputs is None or model.y_spec.shape.rank != 1:
         raise ModelError(
             "FedCorr needs a model that gives one score a class and targets that are class numbers."
         )
     trained = mixed(model) if mixup else model
     if aggregation == "fedavg":
-        for name, value in (
-            ("adafed_gamma", adafed_gamma),
-            ("adafed_step_rule", adafed_step_rule),
-        ):
-            if value is not None:
-                raise hparams_lib.HparamError(f"{name} has no meaning with aggregation=fedavg.")
         later = fedopt.build_fedavg(trained, local)
     else:
-        given = {
-            "gamma": 5.0 if adafed_gamma is None else adafed_gamma,
-            "step_rule": adafed_step_rule or "min",
-        }
-        own = hparams_lib.resolve("adafed", registry.get("adafed").hparams, given)
-        later = adafed.build_adafed(trained, local, **own)
+        given = {"gamma": adafed_gamma, "step_rule": adafed_step_rule}
+        own = hparams_lib.resolve("adafed", adafed.SPEC.hparams, given)
+        later = adafed.build(trained, local, **own)
     return FedCorr(
         model,
-        _first_stage(model, trained, local, beta, neighbors),
+        _first_stage(model, trained, local, beta, neighbors, process.client_data_type(model)),
         process.to_process(later, model),
-        _labelling(model),
+        _labelling(model, process.client_data_type(model)),
         iterations=iterations,
         stage1_clients=stage1_clients,
         stage2_rounds=stage2_rounds,
@@ -245,7 +342,7 @@ class FedCorr:
         self,
         model: Model,
         first_stage: tff.Computation,
-        later_stages: process.Process,
+        later_stages: tff.learning.templates.LearningProcess,
         labelling: tff.Computation,
         *,
         iterations: int,
@@ -402,7 +499,7 @@ def _recorded(state, cohort, measured, clients):
     return after
 
 
-def _first_stage(model, trained, local, beta, neighbors) -> tff.Computation:
+def _first_stage(model, trained, local, beta, neighbors, data_type) -> tff.Computation:
     """Returns `(state, clients) -> (state, metrics, measured at clients)`, a round of stage 1."""
 
     @tf.function(autograph=False)
@@ -444,8 +541,7 @@ def _first_stage(model, trained, local, beta, neighbors) -> tff.Computation:
         x = tuple(x + eta * d for x, d in zip(state.weights, delta, strict=True))
         return next_state(state, state._replace(weights=x), total_weight)
 
-    data = process.client_data_type(model)
-    visited = VisitedClient(data, data, tff.TensorType(np.float32))
+    visited = VisitedClient(data_type, data_type, tff.TensorType(np.float32))
 
     @tff.federated_computation(
         tff.FederatedType(_server_type(model), tff.SERVER),
@@ -464,13 +560,13 @@ def _first_stage(model, trained, local, beta, neighbors) -> tff.Computation:
     return a_round
 
 
-def _labelling(model) -> tff.Computation:
+def _labelling(model, data_type) -> tff.Computation:
     """Returns `(weights, clients) -> class probabilities at clients`, `[n_k, classes]` each."""
     types = _server_type(model).weights
 
     @tff.federated_computation(
         tff.FederatedType(types, tff.SERVER),
-        tff.FederatedType(process.client_data_type(model), tff.CLIENTS),
+        tff.FederatedType(data_type, tff.CLIENTS),
     )
     def label(weights, clients):
         federation = TffFederation()

@@ -37,16 +37,237 @@ Deviations from the paper, which has no released code:
     with the same rates. Whether the published curves use it is unclear; 0 turns it off.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hparams import Hparam
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec, RoundPlan
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+
+def _plan(settings, round_num, total_rounds):
+    stable = round(settings["stabilization"] * total_rounds)
+    if round_num >= total_rounds - stable:
+        return RoundPlan(batches="full_batch", local_steps=1)
+    return RoundPlan(local_steps=settings["local_steps"])
+
+
+SPECS = (
+    MethodSpec(
+        name="fedda_adagrad",
+        summary="FedDA with AdaGrad on the server.",
+        paper=(
+            "Jin et al., Accelerated Federated Learning with Decoupled Adaptive "
+            "Optimization, arXiv 2207.07223"
+        ),
+        builder="build_fedda_adagrad",
+        hparams=(
+            Hparam(
+                "beta1",
+                0.9,
+                "Decay beta_1 of the momentum m.",
+                source="FedDA, Table 12",
+                minimum=0.0,
+                maximum=1.0,
+                exclusive_maximum=True,
+                flag="fedda_beta1",
+            ),
+            Hparam(
+                "epsilon",
+                0.1,
+                "Fuzz factor epsilon, added outside the root.",
+                source="FedDA, Table 12 (CIFAR-100, EMNIST; Stack Overflow: 1e-5)",
+                minimum=0.0,
+                exclusive_minimum=True,
+                flag="fedda_epsilon",
+            ),
+            Hparam(
+                "mu",
+                0.0,
+                "Strength mu of the proximal term: mu (x_k - x) is added to every minibatch "
+                "gradient.",
+                source="FedDA: none",
+                minimum=0.0,
+                flag="fedda_mu",
+            ),
+            Hparam(
+                "average_p",
+                False,
+                "Whether the sum P_k of a client's moments is divided by its local steps.",
+                source="FedDA, Algorithm 1: not",
+                flag="fedda_average_p",
+            ),
+            Hparam(
+                "local_steps",
+                10,
+                "Minibatch steps T of a client in a round, whatever the epochs.",
+                source="FedDA, Table 12 (EMNIST; CIFAR-100: 5)",
+                minimum=1,
+                flag="fedda_local_steps",
+            ),
+            Hparam(
+                "stabilization",
+                0.05,
+                "Last part of the rounds that take one step with the full local gradient.",
+                source="choice: the paper gives no length",
+                minimum=0.0,
+                maximum=1.0,
+                exclusive_maximum=True,
+                flag="fedda_stabilization",
+            ),
+        ),
+        client_optimizers=("sgd",),
+        plan=_plan,
+    ),
+    MethodSpec(
+        name="fedda_adam",
+        summary="FedDA with Adam on the server.",
+        paper=(
+            "Jin et al., Accelerated Federated Learning with Decoupled Adaptive "
+            "Optimization, arXiv 2207.07223"
+        ),
+        builder="build_fedda_adam",
+        hparams=(
+            Hparam(
+                "beta1",
+                0.9,
+                "Decay beta_1 of the momentum m.",
+                source="FedDA, Table 12",
+                minimum=0.0,
+                maximum=1.0,
+                exclusive_maximum=True,
+                flag="fedda_beta1",
+            ),
+            Hparam(
+                "beta2",
+                0.99,
+                "Decay beta_2 of the second moment.",
+                source="FedDA, Table 12",
+                minimum=0.0,
+                maximum=1.0,
+                exclusive_maximum=True,
+                flag="fedda_beta2",
+            ),
+            Hparam(
+                "epsilon",
+                0.1,
+                "Fuzz factor epsilon, added outside the root.",
+                source="FedDA, Table 12 (CIFAR-100, EMNIST; Stack Overflow: 1e-5)",
+                minimum=0.0,
+                exclusive_minimum=True,
+                flag="fedda_epsilon",
+            ),
+            Hparam(
+                "bias_steps",
+                False,
+                "Whether bias correction counts moment updates (local_steps a round), not rounds.",
+                source="FedDA, Algorithm 2: rounds",
+                flag="fedda_bias_steps",
+            ),
+            Hparam(
+                "mu",
+                0.0,
+                "Strength mu of the proximal term: mu (x_k - x) is added to every minibatch "
+                "gradient.",
+                source="FedDA: none",
+                minimum=0.0,
+                flag="fedda_mu",
+            ),
+            Hparam(
+                "average_p",
+                False,
+                "Whether the sum P_k of a client's moments is divided by its local steps.",
+                source="FedDA, Algorithm 1: not",
+                flag="fedda_average_p",
+            ),
+            Hparam(
+                "local_steps",
+                10,
+                "Minibatch steps T of a client in a round, whatever the epochs.",
+                source="FedDA, Table 12 (EMNIST; CIFAR-100: 5)",
+                minimum=1,
+                flag="fedda_local_steps",
+            ),
+            Hparam(
+                "stabilization",
+                0.05,
+                "Last part of the rounds that take one step with the full local gradient.",
+                source="choice: the paper gives no length",
+                minimum=0.0,
+                maximum=1.0,
+                exclusive_maximum=True,
+                flag="fedda_stabilization",
+            ),
+        ),
+        client_optimizers=("sgd",),
+        plan=_plan,
+    ),
+    MethodSpec(
+        name="fedda_sgdm",
+        summary="Clients send sums of moments; the server applies the momentum.",
+        paper=(
+            "Jin et al., Accelerated Federated Learning with Decoupled Adaptive "
+            "Optimization, arXiv 2207.07223"
+        ),
+        builder="build_fedda_sgdm",
+        hparams=(
+            Hparam(
+                "beta1",
+                0.9,
+                "Decay beta_1 of the momentum m.",
+                source="FedDA, Table 12",
+                minimum=0.0,
+                maximum=1.0,
+                exclusive_maximum=True,
+                flag="fedda_beta1",
+            ),
+            Hparam(
+                "mu",
+                0.0,
+                "Strength mu of the proximal term: mu (x_k - x) is added to every minibatch "
+                "gradient.",
+                source="FedDA: none",
+                minimum=0.0,
+                flag="fedda_mu",
+            ),
+            Hparam(
+                "average_p",
+                False,
+                "Whether the sum P_k of a client's moments is divided by its local steps.",
+                source="FedDA, Algorithm 1: not",
+                flag="fedda_average_p",
+            ),
+            Hparam(
+                "local_steps",
+                10,
+                "Minibatch steps T of a client in a round, whatever the epochs.",
+                source="FedDA, Table 12 (EMNIST; CIFAR-100: 5)",
+                minimum=1,
+                flag="fedda_local_steps",
+            ),
+            Hparam(
+                "stabilization",
+                0.05,
+                "Last part of the rounds that take one step with the full local gradient.",
+                source="choice: the paper gives no length",
+                minimum=0.0,
+                maximum=1.0,
+                exclusive_maximum=True,
+                flag="fedda_stabilization",
+            ),
+        ),
+        client_optimizers=("sgd",),
+        plan=_plan,
+    ),
+)
 
 
 class ServerState(NamedTuple):

@@ -29,16 +29,70 @@ Deviations from the paper:
   * The weights are the method's own: `client_weighting` has no meaning.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from hparams import HparamError
+from hparams import Hparam, HparamError
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="fedfa",
+    summary=("FedFA: weights from accuracy and participation, momentum on both sides."),
+    paper=(
+        "Huang, Li, Wang, Du, Zhang, Fairness and Accuracy in Federated Learning, arXiv 2012.10069"
+    ),
+    hparams=(
+        Hparam(
+            "alpha",
+            0.5,
+            "Share alpha of accuracy in weights.",
+            source="AdaFed, App.",
+            minimum=0.0,
+        ),
+        Hparam(
+            "beta",
+            0.5,
+            "Share beta of participation.",
+            source="AdaFed, App.",
+            minimum=0.0,
+        ),
+        Hparam(
+            "momentum",
+            0.5,
+            "Server momentum gamma_s: m <- gamma_s * m + mean update.",
+            source="AdaFed, App.",
+            minimum=0.0,
+            maximum=1.0,
+            exclusive_maximum=True,
+        ),
+        Hparam(
+            "accuracy_at",
+            "trained",
+            "Whose accuracy a client reports: the trained model's or the broadcast one's.",
+            source="choice",
+            choices=("trained", "broadcast"),
+        ),
+        Hparam(
+            "accuracy_metric",
+            "accuracy",
+            "Name of the model's metric that serves as accuracy.",
+            source="choice",
+        ),
+    ),
+    server_learning_rate=1.0,
+    client_weighting=None,
+    client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
+    needs_num_clients=True,
+    needs_index=True,
+)
 
 
 class ServerState(NamedTuple):
@@ -90,7 +144,7 @@ class ClientUpdate(NamedTuple):
     metrics: Any
 
 
-def build_fedfa(
+def build(
     model: Model,
     local: client.LocalTraining,
     *,

@@ -22,15 +22,47 @@ Deviations from the paper:
   * Clients are sampled; the paper's all take part. g is the cohort's.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hparams import Hparam
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec, RoundPlan
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+
+def _plan(settings, round_num, total_rounds):
+    return RoundPlan(batches="full_batch" if settings["full_batch"] else "minibatch")
+
+
+SPEC = MethodSpec(
+    name="fedlin",
+    summary=("Clients correct every gradient by the cohort's, asked for in the same round."),
+    paper=("Mitra et al., Linear Convergence in Federated Learning, arXiv 2102.07053"),
+    hparams=(
+        Hparam(
+            "divide_rate",
+            True,
+            "Whether a client's rate is divided by its local steps (eta_k = eta / tau_k).",
+            source="FedLin",
+        ),
+        Hparam(
+            "full_batch",
+            False,
+            "Whether a local step takes all examples of the client, an epoch being one step.",
+            source="choice: the same minibatch for both local gradients",
+        ),
+    ),
+    server_learning_rate=1.0,
+    client_optimizers=("sgd",),
+    plan=_plan,
+)
 
 
 class ServerState(NamedTuple):
@@ -68,7 +100,7 @@ class ClientUpdate(NamedTuple):
     metrics: Any
 
 
-def build_fedlin(
+def build(
     model: Model, local: client.LocalTraining, *, divide_rate: bool, full_batch: bool
 ) -> Method:
     """Builds FedLin; see the module's docstring for the symbols."""

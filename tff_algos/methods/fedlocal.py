@@ -28,17 +28,38 @@ Deviations from the paper:
   * With `correction=local` an update has the scale of one step, so the server's rate matters.
 """
 
+from __future__ import annotations
+
 import collections
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from hparams import Hparam
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="fedlocal",
+    summary="Adaptive optimizers on the clients, with local or joint correction.",
+    paper="Wang et al., Local Adaptivity in Federated Learning, arXiv 2106.02305",
+    hparams=(
+        Hparam(
+            "correction",
+            "joint",
+            "Whether the server divides by the mean of 1/Q_k (joint) or not (local).",
+            source="Local Adaptivity, the released code",
+            choices=("joint", "local"),
+        ),
+    ),
+    server_learning_rate=1.0,
+    client_optimizers=("adam", "sgd", "sgdm", "adagrad", "rmsprop", "yogi"),
+)
 
 
 class ServerState(NamedTuple):
@@ -71,28 +92,27 @@ class ClientUpdate(NamedTuple):
     metrics: Any
 
 
-class _Adagrad(tff.learning.optimizers.Optimizer):
-    """Adagrad with ε outside the root."""
+def _adagrad(learning_rate, initial_preconditioner_value=0.0, epsilon=1e-7):
+    """Builds Adagrad with ε outside the root; its state has the names of TFF's Adagrad."""
 
-    def __init__(self, learning_rate, initial_preconditioner_value=0.0, epsilon=1e-7):
-        self._options = (learning_rate, initial_preconditioner_value, epsilon)
+    class Adagrad(tff.learning.optimizers.Optimizer):
+        def initialize(self, specs: Any) -> collections.OrderedDict:
+            v = tf.nest.map_structure(
+                lambda s: tf.fill(s.shape, tf.cast(initial_preconditioner_value, s.dtype)), specs
+            )
+            return collections.OrderedDict(
+                learning_rate=learning_rate, epsilon=epsilon, preconditioner=v
+            )
 
-    def initialize(self, specs: Any) -> collections.OrderedDict:
-        """Returns the state, with the names that TFF's Adagrad has."""
-        learning_rate, initial, epsilon = self._options
-        v = tf.nest.map_structure(lambda s: tf.fill(s.shape, tf.cast(initial, s.dtype)), specs)
-        return collections.OrderedDict(
-            learning_rate=learning_rate, epsilon=epsilon, preconditioner=v
-        )
+        def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
+            eta, epsilon, v = state.values()
+            v = tf.nest.map_structure(lambda v, g: v + g**2, v, gradients)
+            weights = tf.nest.map_structure(
+                lambda w, g, v: w - eta * g / (tf.sqrt(v) + epsilon), weights, gradients, v
+            )
+            return collections.OrderedDict(state, preconditioner=v), weights
 
-    def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
-        """Returns the state and the weights after a step."""
-        eta, epsilon, v = state.values()
-        v = tf.nest.map_structure(lambda v, g: v + g**2, v, gradients)
-        weights = tf.nest.map_structure(
-            lambda w, g, v: w - eta * g / (tf.sqrt(v) + epsilon), weights, gradients, v
-        )
-        return collections.OrderedDict(state, preconditioner=v), weights
+    return Adagrad()
 
 
 def _preconditioner(slots, weights: Weights) -> Weights:
@@ -102,11 +122,11 @@ def _preconditioner(slots, weights: Weights) -> Weights:
     return tuple(1.0 / (tf.sqrt(v) + slots["epsilon"]) for v in slots["preconditioner"])
 
 
-def build_fedlocal(model: Model, local: client.LocalTraining, *, correction: str) -> Method:
+def build(model: Model, local: client.LocalTraining, *, correction: str) -> Method:
     """Builds FedLocal; see the module's docstring for the symbols."""
     eta = local.server_learning_rate
     joint = correction == "joint"
-    optimizer = local.optimizer({"adagrad": _Adagrad})
+    optimizer = local.optimizer({"adagrad": _adagrad})
 
     def initialize() -> ServerState:
         return ServerState(tuple(tf.constant(w) for w in model.initial_weights), tf.constant(0))

@@ -27,17 +27,58 @@ Deviations from the paper:
     an interior-point method. Where the Gram matrix is singular λ is not unique, but Σ λ_k h_k is.
 """
 
+from __future__ import annotations
+
 import collections
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hparams import Hparam
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import vectors
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="fedmgda_plus",
+    summary=("FedMGDA+: the common descent direction nearest to an average of unit updates."),
+    paper=(
+        "Hu, Shaloudegi, Zhang, Yu, Federated Learning Meets Multi-objective "
+        "Optimization, arXiv 2006.11489"
+    ),
+    hparams=(
+        Hparam(
+            "epsilon",
+            0.1,
+            "How far epsilon a client's weight may be from lambda0: 0 averages, 1 is MGDA.",
+            source="AdaFed, App. (grid 0.01, 0.05, 0.1, 0.5, 1)",
+            minimum=0.0,
+            maximum=1.0,
+        ),
+        Hparam(
+            "server_lr_decay",
+            1.0,
+            "Factor by which the server learning rate falls in every server step.",
+            source="choice: none",
+            minimum=0.0,
+            maximum=1.0,
+            exclusive_minimum=True,
+        ),
+        Hparam(
+            "iterations",
+            60,
+            "Newton steps of the quadratic programme's solver.",
+            source="choice",
+            minimum=1,
+        ),
+    ),
+    server_learning_rate=1.0,
+    client_weighting="uniform",
+)
 
 
 class ServerState(NamedTuple):
@@ -82,7 +123,7 @@ class Outcome(NamedTuple):
     metrics: Any
 
 
-def build_fedmgda_plus(
+def build(
     model: Model,
     local: client.LocalTraining,
     *,

@@ -27,15 +27,37 @@ Deviations from the paper:
     empty buffer, as if the momentum began in this round.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hparams import Hparam
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="fednova",
+    summary="Client updates are divided by the weight of their local steps.",
+    paper=("Wang et al., Tackling the Objective Inconsistency Problem, arXiv 2007.07481"),
+    hparams=(
+        Hparam(
+            "mu",
+            0.0,
+            "Strength mu of the proximal term: mu (x_k - x) is added to every minibatch gradient.",
+            source="FedNova, section 6: none",
+            minimum=0.0,
+        ),
+    ),
+    server_learning_rate=1.0,
+    client_optimizers=("sgd", "sgdm", "nesterov"),
+    keeps_client_optimizer=True,
+)
 
 
 class ServerState(NamedTuple):
@@ -70,7 +92,7 @@ class ClientUpdate(NamedTuple):
     client_state: Any
 
 
-def build_fednova(model: Model, local: client.LocalTraining, *, mu: float) -> Method:
+def build(model: Model, local: client.LocalTraining, *, mu: float) -> Method:
     """Builds FedNova; see the module's docstring for the symbols."""
     eta = local.server_learning_rate
     rho = local.momentum

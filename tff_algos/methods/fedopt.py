@@ -23,16 +23,87 @@ Deviations from the paper:
     neither weights nor optimizer; only the round number moves on.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tff_algos import client
+from hparams import Hparam
+from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights, constants, each, zeros
 
-Weights = tuple[tf.Tensor, ...]
+_TAU = Hparam(
+    "tau",
+    1e-3,
+    "Degree of adaptivity tau, added outside the root: smaller is more adaptive.",
+    source="Adaptive Federated Optimization, section 5.3 (recommended single value)",
+    minimum=0.0,
+    exclusive_minimum=True,
+)
+_VARIANT = Hparam(
+    "variant",
+    "released",
+    "Which form of the adaptive server optimizers: released, the code that produced the published "
+    "numbers (accumulators start at 0, bias correction in Adam and Yogi, v fed with the raw "
+    "pseudo-gradient); algorithm2, as printed (v starts at tau^2, no bias correction, v fed with "
+    "the moving average).",
+    source="released code of the paper: its Tables 1, 8, 9",
+    choices=("released", "algorithm2"),
+    flag="fedopt_variant",
+)
+
+
+def _decay(name, default, help_text):
+    return Hparam(
+        name,
+        default,
+        help_text,
+        source="Adaptive Federated Optimization, section 5.2 (0.9, 0.99)",
+        minimum=0.0,
+        maximum=1.0,
+        exclusive_maximum=True,
+    )
+
+
+_MOMENTS = (
+    _decay("beta1", 0.9, "Decay beta_1 of the server's moving average."),
+    _decay("beta2", 0.99, "Decay beta_2 of the server's moving average."),
+)
+_MOMENTUM = Hparam(
+    "momentum",
+    0.9,
+    "Server momentum: u <- momentum * u + g, no dampening, no Nesterov.",
+    source="Adaptive Federated Optimization, section 5.2",
+    minimum=0.0,
+    maximum=1.0,
+    exclusive_maximum=True,
+)
+
+
+def _spec(name, summary, hparams=(), server_learning_rate=None):
+    return MethodSpec(
+        name=name,
+        summary=summary,
+        paper="Reddi, Charles, et al., Adaptive Federated Optimization, arXiv 2003.00295",
+        builder=f"build_{name}",
+        hparams=hparams,
+        server_learning_rate=server_learning_rate,
+        keeps_client_optimizer=True,
+    )
+
+
+SPECS = (
+    _spec("fedavg", "Federated averaging: the server takes the mean client update.", (), 1.0),
+    _spec("fedavgm", "Federated averaging with server momentum.", (_MOMENTUM,), 1.0),
+    _spec("fedadagrad", "Adagrad on the server.", (_TAU, _VARIANT)),
+    _spec("fedadam", "Adam on the server.", (*_MOMENTS, _TAU, _VARIANT)),
+    _spec("fedyogi", "Yogi on the server.", (*_MOMENTS, _TAU, _VARIANT)),
+)
 
 
 class ServerState(NamedTuple):
@@ -47,29 +118,6 @@ class ServerState(NamedTuple):
     weights: Weights
     optimizer: Any
     round_num: tf.Tensor
-
-
-class Broadcast(NamedTuple):
-    """What every client of the cohort receives: the model x and the client learning rate η_l."""
-
-    weights: Weights
-    learning_rate: tf.Tensor
-
-
-class ClientUpdate(NamedTuple):
-    """What a client sends back.
-
-    Attributes:
-      delta: Δ_k = x_k - x, like the weights; zero if dropped.
-      weight: n_k or 1, float32 scalar; zero if dropped.
-      metrics: See `client.round_metrics`.
-      client_state: What it keeps, if clients keep their optimizer; else empty.
-    """
-
-    delta: Weights
-    weight: tf.Tensor
-    metrics: Any
-    client_state: Any
 
 
 class ServerOptimizer(NamedTuple):
@@ -99,46 +147,27 @@ def build_fedopt(
     """
 
     def initialize() -> ServerState:
-        weights = tuple(tf.constant(w) for w in model.initial_weights)
-        return ServerState(weights, server_optimizer.initialize(weights), tf.constant(0))
+        x = constants(model.initial_weights)
+        return ServerState(x, server_optimizer.initialize(x), tf.constant(0))
 
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
-        return Broadcast(state.weights, local.learning_rate(state.round_num))
-
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data, client_state=None) -> ClientUpdate:
+    def client_update(broadcast: averaging.Broadcast, data, client_state=None):
         x, eta_l = broadcast
         trained = client.train(model, local.optimizer(), eta_l, x, data, client_state=client_state)
-        delta = tuple(w - x for w, x in zip(trained.weights, x, strict=True))
-        finite = client.is_finite(delta)
-        return ClientUpdate(
-            delta=client.zero_unless(finite, delta),
-            weight=client.zero_unless(finite, local.client_weight(data)),
-            metrics=client.round_metrics(trained, data, finite),
-            client_state=client.keep_slots(client_state, data, finite, trained),
-        )
+        return averaging.give_delta(local, x, trained, data, client_state)
 
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, delta: Weights, total_weight) -> ServerState:
-        g = tuple(-d for d in delta)
-        slots, weights = server_optimizer.step(state.optimizer, state.weights, g)
-        after = ServerState(tuple(weights), slots, state.round_num)
-        after = tf.nest.map_structure(
-            lambda new, old: tf.where(total_weight > 0, new, old), after, state
-        )
-        return after._replace(round_num=state.round_num + 1)
+    def server_update(state: ServerState, delta: Weights) -> ServerState:
+        g = each(tf.negative, delta)
+        slots, x = server_optimizer.step(state.optimizer, state.weights, g)
+        return ServerState(x, slots, state.round_num)
 
-    def next_round(federation, state, clients, *client_states):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients, *client_states)
-        delta = federation.mean(update.delta, update.weight)
-        total_weight = federation.sum(update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
-        state = federation.map_server(server_update, state, delta, total_weight)
-        return state, metrics, *([update.client_state] if client_states else [])
-
-    return Method(initialize, next_round, local.client_state(model))
+    return averaging.build(
+        model,
+        local,
+        client_update,
+        server_update,
+        initialize=initialize,
+        client_state=local.client_state(model),
+    )
 
 
 class Moments(NamedTuple):
@@ -161,20 +190,12 @@ class Accumulator(NamedTuple):
     v: Weights
 
 
-def _each(fn: Callable, *weights: Weights) -> Weights:
-    return tuple(fn(*w) for w in zip(*weights, strict=True))
-
-
-def _filled(weights: Weights, value: float) -> Weights:
-    return tuple(tf.fill(w.shape, tf.constant(value, w.dtype)) for w in weights)
-
-
 def build_fedavg(model: Model, local: client.LocalTraining) -> Method:
     """FedAvg: x ← x - η g."""
     eta = local.server_learning_rate
 
     def step(slots, x, g):
-        return slots, _each(lambda x, g: x - eta * g, x, g)
+        return slots, each(lambda x, g: x - eta * g, x, g)
 
     return build_fedopt(model, local, ServerOptimizer(lambda weights: (), step))
 
@@ -184,10 +205,10 @@ def build_fedavgm(model: Model, local: client.LocalTraining, *, momentum: float)
     eta = local.server_learning_rate
 
     def step(slots, x, g):
-        u = _each(lambda u, g: momentum * u + g, slots.u, g)
-        return Momentum(u), _each(lambda x, u: x - eta * u, x, u)
+        u = each(lambda u, g: momentum * u + g, slots.u, g)
+        return Momentum(u), each(lambda x, u: x - eta * u, x, u)
 
-    optimizer = ServerOptimizer(lambda weights: Momentum(_filled(weights, 0.0)), step)
+    optimizer = ServerOptimizer(lambda weights: Momentum(zeros(weights)), step)
     return build_fedopt(model, local, optimizer)
 
 
@@ -199,8 +220,8 @@ def build_fedadagrad(
     v_initial = tau**2 if variant == "algorithm2" else 0.0
 
     def step(slots, x, g):
-        v = _each(lambda v, g: v + g**2, slots.v, g)
-        return Accumulator(v), _each(lambda x, g, v: x - eta * g / (tf.sqrt(v) + tau), x, g, v)
+        v = each(lambda v, g: v + g**2, slots.v, g)
+        return Accumulator(v), each(lambda x, g, v: x - eta * g / (tf.sqrt(v) + tau), x, g, v)
 
     optimizer = ServerOptimizer(lambda weights: Accumulator(_filled(weights, v_initial)), step)
     return build_fedopt(model, local, optimizer)
@@ -251,18 +272,22 @@ def _adaptive(eta, beta1, beta2, tau, variant, second_moment) -> ServerOptimizer
 
     def initialize(weights):
         v_initial = 0.0 if released else tau**2
-        return Moments(_filled(weights, 0.0), _filled(weights, v_initial), tf.constant(0))
+        return Moments(zeros(weights), _filled(weights, v_initial), tf.constant(0))
 
     def step(slots, x, g):
         t = slots.t + 1
-        m = _each(lambda m, g: beta1 * m + (1.0 - beta1) * g, slots.m, g)
-        v = _each(lambda v, s: second_moment(v, s**2), slots.v, g if released else m)
+        m = each(lambda m, g: beta1 * m + (1.0 - beta1) * g, slots.m, g)
+        v = each(lambda v, s: second_moment(v, s**2), slots.v, g if released else m)
         rate = eta
         if released:
             # In float32, 1 - 0.99 alone is off by 6e-6.
             left = [1.0 - tf.cast(b, tf.float64) ** tf.cast(t, tf.float64) for b in (beta1, beta2)]
             rate = tf.cast(eta * tf.sqrt(left[1]) / left[0], tf.float32)
-        x = _each(lambda x, m, v: x - rate * m / (tf.sqrt(v) + tau), x, m, v)
+        x = each(lambda x, m, v: x - rate * m / (tf.sqrt(v) + tau), x, m, v)
         return Moments(m, v, t), x
 
     return ServerOptimizer(initialize, step)
+
+
+def _filled(weights: Weights, value: float) -> Weights:
+    return tuple(tf.fill(w.shape, tf.constant(value, w.dtype)) for w in weights)

@@ -19,89 +19,45 @@ Deviations from the paper:
   * Any client optimizer may take the step on the corrected gradient.
 """
 
-from typing import Any, NamedTuple
+from __future__ import annotations
 
-import tensorflow as tf
-
-from tff_algos import client
-from tff_algos.method import Method, next_state
+from hparams import Hparam
+from tff_algos import averaging, client
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import each
 
-Weights = tuple[tf.Tensor, ...]
-
-
-class ServerState(NamedTuple):
-    """The model x, one tensor per model weight, and the rounds done, int32 scalar."""
-
-    weights: Weights
-    round_num: tf.Tensor
-
-
-class Broadcast(NamedTuple):
-    """What every client of the cohort receives: the model x and the client learning rate η_l."""
-
-    weights: Weights
-    learning_rate: tf.Tensor
-
-
-class ClientUpdate(NamedTuple):
-    """What a client sends back.
-
-    Attributes:
-      delta: x_k - x, like the weights; zero if dropped.
-      weight: n_k or 1, float32 scalar; zero if dropped.
-      metrics: See `client.round_metrics`.
-      client_state: What it keeps, if clients keep their optimizer; else empty.
-    """
-
-    delta: Weights
-    weight: tf.Tensor
-    metrics: Any
-    client_state: Any
+SPEC = MethodSpec(
+    name="fedprox",
+    summary="Federated averaging whose clients are held near the broadcast model.",
+    paper=("Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127"),
+    hparams=(
+        Hparam(
+            "mu",
+            0.01,
+            "Strength mu of the proximal term: mu (x_k - x) is added to every minibatch gradient.",
+            source="choice, within AdaFedAdam's grid 0.001 to 1",
+            minimum=0.0,
+        ),
+    ),
+    server_learning_rate=1.0,
+    keeps_client_optimizer=True,
+)
 
 
-def build_fedprox(model: Model, local: client.LocalTraining, *, mu: float) -> Method:
+def build(model: Model, local: client.LocalTraining, *, mu: float) -> Method:
     """Builds FedProx; see the module's docstring for the symbols."""
-    eta = local.server_learning_rate
 
-    def initialize() -> ServerState:
-        return ServerState(tuple(tf.constant(w) for w in model.initial_weights), tf.constant(0))
-
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
-        return Broadcast(state.weights, local.learning_rate(state.round_num))
-
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data, client_state=None) -> ClientUpdate:
+    def client_update(broadcast: averaging.Broadcast, data, client_state=None):
         x, eta_l = broadcast
 
         def add_proximal_term(gradient, x_k):
-            return tuple(g + mu * (w - c) for g, w, c in zip(gradient, x_k, x, strict=True))
+            return each(lambda g, w, c: g + mu * (w - c), gradient, x_k, x)
 
         trained = client.train(
             model, local.optimizer(), eta_l, x, data, add_proximal_term, client_state
         )
-        delta = tuple(w - c for w, c in zip(trained.weights, x, strict=True))
-        finite = client.is_finite(delta)
-        return ClientUpdate(
-            delta=client.zero_unless(finite, delta),
-            weight=client.zero_unless(finite, local.client_weight(data)),
-            metrics=client.round_metrics(trained, data, finite),
-            client_state=client.keep_slots(client_state, data, finite, trained),
-        )
+        return averaging.give_delta(local, x, trained, data, client_state)
 
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, delta: Weights, total_weight) -> ServerState:
-        x = tuple(x + eta * d for x, d in zip(state.weights, delta, strict=True))
-        return next_state(state, state._replace(weights=x), total_weight)
-
-    def next_round(federation, state, clients, *client_states):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients, *client_states)
-        delta = federation.mean(update.delta, update.weight)
-        total_weight = federation.sum(update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
-        state = federation.map_server(server_update, state, delta, total_weight)
-        return state, metrics, *([update.client_state] if client_states else [])
-
-    return Method(initialize, next_round, local.client_state(model))
+    return averaging.build(model, local, client_update, client_state=local.client_state(model))

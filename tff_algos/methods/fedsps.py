@@ -25,15 +25,51 @@ Deviations from the paper:
   * A client is dropped if a loss is not finite, whatever the gradient: the rule has no step then.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hparams import Hparam
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="fedsps",
+    summary="Clients choose each step's length by a stochastic Polyak rule.",
+    paper=("Mukherjee et al., Locally Adaptive Federated Learning, arXiv 2307.06306"),
+    hparams=(
+        Hparam(
+            "c",
+            0.5,
+            "Divisor c of the Polyak step; the client learning rate is its bound gamma_b.",
+            source="choice within FedCAda's grid 0.1, 0.2, 0.5, 1",
+            minimum=0.0,
+            exclusive_minimum=True,
+        ),
+        Hparam(
+            "lower_bound",
+            0.0,
+            "Lower bound of the minibatch loss (l*).",
+            source="FedSPS: 0 for losses that are never negative",
+        ),
+        Hparam(
+            "smoothing",
+            False,
+            "Whether, after the first step of a round, gamma_b is 2^(|b|/n_k) times the "
+            "step before.",
+            source="choice: the paper uses it for models that are not convex",
+        ),
+    ),
+    server_learning_rate=1.0,
+    client_weighting="uniform",
+    client_optimizers=("sgd",),
+)
 
 
 class ServerState(NamedTuple):
@@ -64,7 +100,7 @@ class ClientUpdate(NamedTuple):
     metrics: Any
 
 
-def build_fedsps(
+def build(
     model: Model, local: client.LocalTraining, *, c: float, lower_bound: float, smoothing: bool
 ) -> Method:
     """Builds FedSPS; see the module's docstring for the symbols."""

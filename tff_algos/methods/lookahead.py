@@ -25,15 +25,50 @@ Deviations from the paper:
   * A client whose update is not finite keeps the slots that it had.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hparams import Hparam
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec, RoundPlan
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+
+def _plan(settings, round_num, total_rounds):
+    return RoundPlan(local_steps=settings["local_steps"])
+
+
+SPEC = MethodSpec(
+    name="lookahead",
+    summary="A few fast steps on the clients, a part of the way on the server.",
+    paper="Zhang et al., Lookahead Optimizer, arXiv 1907.08610",
+    hparams=(
+        Hparam(
+            "local_steps",
+            5,
+            "Minibatch steps k of a client in a round, whatever the epochs.",
+            source="Lookahead",
+            minimum=1,
+        ),
+        Hparam(
+            "state",
+            "reset",
+            "What becomes of the client optimizer's state after a round: reset, average "
+            "over the cohort, or keep for the client's next one.",
+            source="Adaptive Federated Optimization, Algorithm 1: clients keep nothing",
+            choices=("reset", "average", "keep"),
+        ),
+    ),
+    server_learning_rate=0.5,
+    client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
+    plan=_plan,
+)
 
 
 class ServerState(NamedTuple):
@@ -77,9 +112,7 @@ class ClientUpdate(NamedTuple):
     client_state: Any
 
 
-def build_lookahead(
-    model: Model, local: client.LocalTraining, *, local_steps: int, state: str
-) -> Method:
+def build(model: Model, local: client.LocalTraining, *, local_steps: int, state: str) -> Method:
     """Builds Lookahead; see the module's docstring for the symbols."""
     del local_steps  # It is the round's plan.
     alpha = local.server_learning_rate

@@ -21,15 +21,26 @@ Deviations from the paper:
   * Not checked against its text: the update is as later papers describe it.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="mfl",
+    summary="Clients run momentum whose buffer is averaged along with the model.",
+    paper=("Liu et al., Accelerating Federated Learning via Momentum, arXiv 1910.03197"),
+    server_learning_rate=1.0,
+    client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
+)
 
 
 class ServerState(NamedTuple):
@@ -69,7 +80,7 @@ class ClientUpdate(NamedTuple):
     metrics: Any
 
 
-def build_mfl(model: Model, local: client.LocalTraining) -> Method:
+def build(model: Model, local: client.LocalTraining) -> Method:
     """Builds MFL; see the module's docstring for the symbols."""
     eta_server = local.server_learning_rate
     optimizer = local.optimizer()

@@ -22,15 +22,26 @@ Deviations from the paper:
   * The learning rate is that of the round, also in the state's own update.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="mimelite",
+    summary=("Clients step with the server's optimizer state; full gradients move it."),
+    paper="Karimireddy et al., Mime, arXiv 2008.03606",
+    server_learning_rate=1.0,
+    client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
+)
 
 
 class ServerState(NamedTuple):
@@ -70,7 +81,7 @@ class ClientUpdate(NamedTuple):
     metrics: Any
 
 
-def build_mimelite(model: Model, local: client.LocalTraining) -> Method:
+def build(model: Model, local: client.LocalTraining) -> Method:
     """Builds MimeLite; see the module's docstring for the symbols."""
     eta_server = local.server_learning_rate
     optimizer = local.optimizer()

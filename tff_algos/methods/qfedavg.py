@@ -27,15 +27,49 @@ Deviations from the paper:
     no power q.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hparams import Hparam
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="qfedavg",
+    summary="q-FedAvg: clients count by the power q of their loss.",
+    paper=(
+        "Li, Sanjabi, Beirami, Smith, Fair Resource Allocation in Federated Learning,"
+        " arXiv 1905.10497"
+    ),
+    hparams=(
+        Hparam(
+            "q",
+            1.0,
+            "Power q of the loss: 0 is uniform averaging, larger is fairer.",
+            source="AdaFedAdam, Table 5",
+            minimum=0.0,
+        ),
+        Hparam(
+            "form",
+            "lipschitz",
+            "lipschitz: the step is divided by estimates of Lipschitz constants, as in "
+            "the paper; reweight: a mean with weights F_k^q, which AdaFedAdam's q-FedAvg "
+            "rows fit.",
+            source="q-FedAvg, Algorithm 2",
+            choices=("lipschitz", "reweight"),
+        ),
+    ),
+    server_learning_rate=1.0,
+    client_weighting=None,
+    keeps_client_optimizer=True,
+)
 
 
 class ServerState(NamedTuple):
@@ -84,7 +118,7 @@ class Update(NamedTuple):
     kept: tf.Tensor
 
 
-def build_qfedavg(model: Model, local: client.LocalTraining, *, q: float, form: str) -> Method:
+def build(model: Model, local: client.LocalTraining, *, q: float, form: str) -> Method:
     """Builds q-FedAvg (Algorithm 2); see the table above for the arguments."""
 
     def initialize() -> ServerState:

@@ -28,15 +28,36 @@ Deviations from the paper:
   * A client without a step, or whose update is not finite, sends nothing and keeps its c_k.
 """
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from tff_algos import client
-from tff_algos.method import Method, next_state
+from hparams import Hparam
+from tff_algos import averaging, client
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights, constants, each, move, subtract, zeros
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="scaffold",
+    summary="Control variates on server and clients take out the clients' drift.",
+    paper=("Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, arXiv 1910.06378"),
+    hparams=(
+        Hparam(
+            "first_visit",
+            "server",
+            "Control variate of a client on its first visit: the server's, or zero.",
+            source="Adaptive Federated Optimization, Algorithm 6 (SCAFFOLD itself: zero)",
+            choices=("server", "zero"),
+        ),
+    ),
+    server_learning_rate=1.0,
+    client_optimizers=("sgd",),
+    needs_num_clients=True,
+)
 
 
 class ServerState(NamedTuple):
@@ -56,90 +77,63 @@ class Broadcast(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What is averaged over clients: Δ_k and δ_k, like the weights; zero if dropped."""
+    """What a client sends: Δ_k and δ_k, like the weights, and 1, whose sum is K; 0 if dropped."""
 
     delta: Weights
     control_delta: Weights
+    number: tf.Tensor
 
 
-class ClientUpdate(NamedTuple):
-    """What a client gives.
-
-    Attributes:
-      report: Its `Report`.
-      weight: n_k or 1, float32 scalar; zero if dropped.
-      kept: 1, or 0 if dropped, float32 scalar.
-      metrics: See `client.round_metrics`.
-      client_state: c_k, like the weights.
-    """
-
-    report: Report
-    weight: tf.Tensor
-    kept: tf.Tensor
-    metrics: Any
-    client_state: Any
-
-
-def build_scaffold(
+def build(
     model: Model, local: client.LocalTraining, *, first_visit: str, num_clients: int
 ) -> Method:
     """Builds SCAFFOLD; see the module's docstring for the symbols."""
     eta = local.server_learning_rate
 
-    def zeros() -> Weights:
-        return tuple(tf.zeros(w.shape, w.dtype) for w in model.initial_weights)
-
     def initialize() -> ServerState:
-        weights = tuple(tf.constant(w) for w in model.initial_weights)
-        return ServerState(weights, zeros(), tf.constant(0))
+        x = constants(model.initial_weights)
+        return ServerState(x, zeros(x), tf.constant(0))
 
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
+    def broadcast(state: ServerState) -> Broadcast:
         return Broadcast(state.weights, state.control, local.learning_rate(state.round_num))
 
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data, client_state) -> ClientUpdate:
+    def client_update(broadcast: Broadcast, data, client_state):
         x, c, eta_l = broadcast
-        c_k = client.recall(client_state, zeros() if first_visit == "zero" else c)
+        c_k = client.recall(client_state, zeros(x) if first_visit == "zero" else c)
 
         def add_control(gradient, x_k):
             del x_k
-            return tuple(g - k + s for g, k, s in zip(gradient, c_k, c, strict=True))
+            return each(lambda g, k, s: g - k + s, gradient, c_k, c)
 
         trained = client.train(model, local.optimizer(), eta_l, x, data, add_control)
-        delta = tuple(w - a for w, a in zip(trained.weights, x, strict=True))
+        delta = subtract(trained.weights, x)
         steps = tf.cast(client.num_steps(data), tf.float32)
-        after = tuple(k - s - d / (steps * eta_l) for k, s, d in zip(c_k, c, delta, strict=True))
-        control_delta = tuple(a - k for a, k in zip(after, c_k, strict=True))
-        report = Report(delta, control_delta)
+        after = each(lambda k, s, d: k - s - d / (steps * eta_l), c_k, c, delta)
+        report = Report(delta, subtract(after, c_k), tf.ones([]))
         finite = client.is_finite(delta)
-        counts = finite & client.is_finite(report) & (steps > 0)
-        return ClientUpdate(
-            report=client.zero_unless(counts, report),
-            weight=client.zero_unless(counts, local.client_weight(data)),
-            kept=tf.cast(counts, tf.float32),
-            metrics=client.round_metrics(trained, data, finite),
-            client_state=client.keep(client_state, data, counts, after),
-        )
+        counts = client.is_finite(report) & (steps > 0)
+        kept = client.keep(client_state, data, finite & counts, after)
+        weight = local.client_weight(data)
+        return averaging.give(report, weight, trained, data, finite, counts, kept)
 
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, mean: Report, number, total_weight) -> ServerState:
-        share = number / num_clients
-        weights = tuple(x + eta * d for x, d in zip(state.weights, mean.delta, strict=True))
-        control = tuple(
-            c + share * d for c, d in zip(state.control, mean.control_delta, strict=True)
-        )
-        after = ServerState(weights, control, state.round_num)
-        return next_state(state, after, total_weight)
+    def aggregate(federation, update):
+        report = update.report
+        mean = federation.mean((report.delta, report.control_delta), update.weight)
+        return mean, federation.sum(report.number)
 
-    def next_round(federation, state, clients, client_states):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients, client_states)
-        mean = federation.mean(update.report, update.weight)
-        number = federation.sum(update.kept)
-        total_weight = federation.sum(update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
-        state = federation.map_server(server_update, state, mean, number, total_weight)
-        return state, metrics, update.client_state
+    def server_update(state: ServerState, mean, number) -> ServerState:
+        delta, control_delta = mean
+        x = move(state.weights, eta, delta)
+        c = move(state.control, number / num_clients, control_delta)
+        return ServerState(x, c, state.round_num)
 
-    return Method(initialize, next_round, client_state=zeros)
+    return averaging.build(
+        model,
+        local,
+        client_update,
+        server_update,
+        initialize=initialize,
+        broadcast=broadcast,
+        aggregate=aggregate,
+        client_state=lambda: zeros(model.initial_weights),
+    )

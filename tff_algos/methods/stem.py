@@ -30,15 +30,62 @@ Deviations from the paper:
   * Clients are sampled; the paper's all take part.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hparams import Hparam
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="stem",
+    summary="Clients and server share a momentum direction of gradient differences.",
+    paper="Khanduri et al., STEM, arXiv 2106.10435",
+    hparams=(
+        Hparam(
+            "a",
+            0.1,
+            "How much of the direction a step forgets (a), for schedule=constant.",
+            source="choice of 0.1 and 0.01",
+            minimum=0.0,
+            maximum=1.0,
+        ),
+        Hparam(
+            "schedule",
+            "constant",
+            "constant: the client learning rate and a; decay: rate / (w + s)^(1/3) and a "
+            "= min(1, c rate^2) after s local steps.",
+            source="choice; STEM's analysis has decay",
+            choices=("constant", "decay"),
+        ),
+        Hparam(
+            "w",
+            1.0,
+            "Offset w of schedule=decay.",
+            source="choice",
+            minimum=0.0,
+            exclusive_minimum=True,
+        ),
+        Hparam(
+            "c",
+            1.0,
+            "Factor c of schedule=decay.",
+            source="choice",
+            minimum=0.0,
+            exclusive_minimum=True,
+        ),
+    ),
+    server_learning_rate=1.0,
+    client_weighting="uniform",
+    client_optimizers=("sgd",),
+)
 
 
 class ServerState(NamedTuple):
@@ -97,7 +144,7 @@ class ClientUpdate(NamedTuple):
     metrics: Any
 
 
-def build_stem(
+def build(
     model: Model, local: client.LocalTraining, *, a: float, schedule: str, w: float, c: float
 ) -> Method:
     """Builds STEM; see the module's docstring for the symbols."""

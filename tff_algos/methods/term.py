@@ -21,15 +21,44 @@ Deviations from the paper:
   * max L is the largest loss of the clients whose update is finite. It cancels in `softmax`.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hparams import Hparam
 from tff_algos import client
-from tff_algos.method import Method, next_state
+from tff_algos.averaging import next_state
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import Weights
 
-Weights = tuple[tf.Tensor, ...]
+SPEC = MethodSpec(
+    name="term",
+    summary="TERM: clients count by exp(t F_k).",
+    paper=("Li, Beirami, Sanjabi, Smith, Tilted Empirical Risk Minimization, arXiv 2007.01162"),
+    hparams=(
+        Hparam(
+            "t",
+            1.0,
+            "Tilt t: 0 is uniform averaging, a large one leaves the worst client only.",
+            source="AdaFed, App. (grid 0.1, 0.5, 1, 2, 5)",
+            minimum=0.0,
+        ),
+        Hparam(
+            "normalizer",
+            "softmax",
+            "softmax: weights sum to one in every round; running: divided by a running "
+            "estimate of the mean exponential, as in the authors' code.",
+            source="TERM, objective",
+            choices=("softmax", "running"),
+        ),
+    ),
+    server_learning_rate=1.0,
+    client_weighting=None,
+)
 
 
 class ServerState(NamedTuple):
@@ -69,7 +98,7 @@ class ClientUpdate(NamedTuple):
     metrics: Any
 
 
-def build_term(model: Model, local: client.LocalTraining, *, t: float, normalizer: str) -> Method:
+def build(model: Model, local: client.LocalTraining, *, t: float, normalizer: str) -> Method:
     """Builds TERM; see the table above for the arguments."""
 
     def initialize() -> ServerState:

@@ -1,5 +1,7 @@
 """Two groups of numbers told apart by a Gaussian mixture in one dimension."""
 
+from __future__ import annotations
+
 import warnings
 
 import numpy as np

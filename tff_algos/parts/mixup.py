@@ -6,6 +6,8 @@ Zhang, Cisse, Dauphin, Lopez-Paz: "mixup: Beyond Empirical Risk Minimization", I
     x~ = s x + (1 - s) x[perm] ;  f = s f(x~, y) + (1 - s) f(x~, y[perm])
 """
 
+from __future__ import annotations
+
 import collections
 
 import tensorflow as tf

@@ -4,12 +4,14 @@ Vectors come as `Federation.stack` gives them: a tuple of tensors `[K, ...]`, on
 of which row k is client k's. Only `gram` and `combine` read them; all else is of size K.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 
 import tensorflow as tf
 
-Weights = tuple[tf.Tensor, ...]
+from tff_algos.weights import Weights
 
 # Columns of the K x d matrix that are in float64 at once, in each of so many loops that may run at
 # the same time: an operation has one thread where clients run on a thread a core.

@@ -1,0 +1,98 @@
+"""A file in the folder of methods is a method, whole, and known without TensorFlow."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+_REPO = pathlib.Path(__file__).resolve().parents[2]
+_METHOD = '''"""Federated averaging with another name."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from hparams import Hparam
+from tff_algos import averaging, client
+from tff_algos.registry import MethodSpec
+from tff_algos.weights import each
+
+SPEC = MethodSpec(
+    name="dropped_in",
+    summary="Federated averaging of updates times a factor.",
+    paper="none",
+    hparams=(Hparam("factor", 0.5, "What updates are multiplied by.", source="choice"),),
+    server_learning_rate=1.0,
+)
+
+
+def build(model, local, *, factor):
+    def client_update(broadcast, data):
+        x, eta_l = broadcast
+        trained = client.train(model, local.optimizer(), eta_l, x, data)
+        halved = each(lambda w, x: x + tf.constant(factor) * (w - x), trained.weights, x)
+        return averaging.give_delta(local, x, trained._replace(weights=halved), data)
+
+    return averaging.build(model, local, client_update)
+'''
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the suite's code with one more file."""
+    for name in ("common", "simulation", "tasks", "tff_algos"):
+        (tmp_path / name).mkdir()
+        for path in (_REPO / name).rglob("*.py"):
+            copy = tmp_path / path.relative_to(_REPO)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(path.read_text())
+    for name in ("hparams.py", "run_experiment.py"):
+        (tmp_path / name).write_text((_REPO / name).read_text())
+    return tmp_path
+
+
+def run(folder, *arguments):
+    command = [sys.executable, "run_experiment.py", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_a_file_in_the_folder_is_a_method(folder):
+    (folder / "tff_algos" / "methods" / "dropped_in.py").write_text(_METHOD)
+    told = run(folder, "--algorithm=dropped_in", "--help")
+    assert told.returncode == 0 and "--dropped_in_factor=<float>" in told.stdout, told.stderr
+    done = run(
+        folder,
+        "--task=synthetic",
+        "--algorithm=dropped_in",
+        "--dropped_in_factor=0.25",
+        "--total_rounds=1",
+        "--clients_per_round=2",
+        "--client_batch_size=10",
+        "--client_learning_rate=0.1",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_method_that_uses_tensorflow_while_it_is_imported_is_refused(folder):
+    careless = _METHOD.replace("SPEC =", "RATE = tf.constant(1.0)\n\nSPEC =")
+    (folder / "tff_algos" / "methods" / "dropped_in.py").write_text(careless)
+    told = run(folder, "--help")
+    assert told.returncode == 1 and "tensorflow.constant is used while" in told.stderr
+
+
+def test_a_command_line_is_parsed_without_tensorflow():
+    code = (
+        "import sys\n"
+        "from simulation import experiment_flags\n"
+        "experiment_flags.parse(['--task=synthetic', '--algorithm=fedprox', '--total_rounds=1',"
+        " '--clients_per_round=2', '--client_batch_size=4', '--client_learning_rate=0.1'])\n"
+        "from tff_algos.methods import scaffold\n"
+        "loaded = {'tensorflow', 'tensorflow_federated'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+        "import pickle, tensorflow as tf, tensorflow_federated as tff\n"
+        "assert scaffold.tf.Tensor is tf.Tensor\n"
+        "assert pickle.loads(pickle.dumps(scaffold.tf)) is tf\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=_REPO, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
