@@ -17,7 +17,7 @@ _PYTHON = {
     "Methods": ["tff_algos", "tff_algos.registry", "tff_algos.model", "tff_algos.client_data"],
     "Tasks": ["tasks", "tasks.task", "tasks.registry", "tasks.partitions"],
     "Running": ["simulation.runtimes", "simulation.measures.fairness", "reproduction.run_folders"],
-    "Figures": ["figures", "reproduction.plots"],
+    "Figures": ["common.figures", "reproduction.plots"],
     "Sweeps": ["reproduction.compare", "reproduction.items", "reproduction.sweep"],
 }
 
