@@ -227,7 +227,7 @@ def _content(path):
 
 _CHILD = """
 import sys
-from tests.tasks import test_prepared
+from tests.tasks.formats import test_prepared
 from tasks import prepared
 prepared.write(test_prepared.source(40, pause=0.01), sys.argv[1], "toy")
 """
