@@ -15,6 +15,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+from typing import NoReturn
 
 from common import command_line
 
@@ -353,6 +354,13 @@ def main(arguments: list[str]) -> int:
         told = f"error: stopped by {number.name}; run the same command again to go on."
         print(told, file=sys.stderr)
         return 128 + number
+
+
+def command() -> NoReturn:
+    """The console command `tff-algos-reproduce`."""
+    command_line.begin()
+    with stops.raised():
+        command_line.run(main)
 
 
 if __name__ == "__main__":

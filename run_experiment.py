@@ -9,6 +9,7 @@
 import os
 import sys
 import warnings
+from typing import NoReturn
 
 from common import command_line
 
@@ -72,6 +73,12 @@ def _main(arguments: list[str]) -> int:
         return main(arguments)
     finally:
         runtimes.forget_tffs_own_context()
+
+
+def command() -> NoReturn:
+    """The console command `tff-algos-run`."""
+    command_line.begin()
+    command_line.run(_main)
 
 
 if __name__ == "__main__":
