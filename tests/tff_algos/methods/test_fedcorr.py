@@ -448,7 +448,7 @@ def test_labels_change_for_noisy_clients_only_and_the_given_ones_stay():
 
 def test_refusals():
     problem = make_problem()
-    with pytest.raises(HparamError, match="adafed_gamma has no meaning with aggregation=fedavg"):
+    with pytest.raises(HparamError, match="adafed_gamma is not used with aggregation=fedavg"):
         build(problem, adafed_gamma=1.0)
     keras_model = toy.keras_model(problem)
     rows = tff_algos.from_keras(
