@@ -84,6 +84,8 @@ def _cases():
             _adafedadam(server_lr=0.02, alpha=2.0, grad_sample=3),
             # One plain step on 3 examples of a client has C near 1; a large floor is then used.
             _adafedadam(server_lr=0.02, certainty_floor=2.5, lr_scale_warmup=1, **_SGDM),
+            # Float32 holds no loss to this power.
+            _adafedadam(server_lr=0.02, alpha=100.0, loss_reference="none", epsilon=1e-3),
         ],
         "term": [
             _case(term, server_lr=0.8, t=2.0, schedule=_HALVED),
@@ -166,8 +168,9 @@ MUTATIONS = {
         ("(model, broadcast.initial, sampled)", "(model, broadcast.initial, data)"),
         ("tf.math.log(s / eta_k) + 1.0", "tf.math.log(s / eta_k)"),
         ("tf.math.divide_no_nan(-d, s)", "-d"),
-        ("local.client_weight(data) * ratio**alpha", "ratio**alpha"),
-        ("local.client_weight(data) * ratio**alpha", "local.client_weight(data) * ratio"),
+        ("count * tf.math.divide_no_nan(ratio, scale)", "tf.math.divide_no_nan(ratio, scale)"),
+        ("(ratio, scale) ** alpha", "(ratio, scale)"),
+        ("1.0, largest)", "1.0, 1.0)"),
         ("ratio = tf.math.divide_no_nan(ratio, reference)", "pass"),
         ("m, v, c_m, c_v, steps, ", "state.m, v, c_m, c_v, steps, "),
         ("m, v, c_m, c_v, steps, ", "m, state.v, c_m, c_v, steps, "),

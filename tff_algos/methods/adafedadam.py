@@ -27,6 +27,10 @@ TMLCN 2024, arXiv 2301.09357, Algorithm 1 (server) and Algorithm 2 (pseudo-gradi
              m ← b_1 m + (1 - b_1) g ;  v ← b_2 v + (1 - b_2) g²
              x ← x - C η m / (1 - c_m) / (√(v / (1 - c_v)) + ε)
 
+Where powers w_k would come near the ends of float32, every L / L⁰ is divided by the largest of the
+cohort, which cancels. So it goes out to the clients before they are averaged, a small exchange of
+scalars.
+
 Deviations from the paper:
   * v is corrected by c_v, where Algorithm 1 prints c_m, and the last line of Algorithm 1 uses
     η_t = C η, which it computes and then leaves unused: both as in the released code.
@@ -145,6 +149,9 @@ SPEC = MethodSpec(
     keeps_client_optimizer=True,
 )
 
+# Above 1 / it and below it a power times a number of examples, and a sum of such, are float32's.
+_LARGE = 1e15
+
 
 class ServerState(NamedTuple):
     """What the server keeps between rounds.
@@ -184,10 +191,19 @@ class Report(NamedTuple):
 
 
 class ClientUpdate(NamedTuple):
-    """What a client gives: report, weight w_k (0 if dropped), training metrics, what it keeps."""
+    """What a client gives.
+
+    Attributes:
+      report: U_k and C_k; zero if dropped.
+      ratio: L / L⁰, or L without `loss_reference=initial`, float32 scalar; zero if dropped.
+      count: n_k, or 1 without `client_weighting=examples`, float32 scalar; zero if dropped.
+      metrics: See `client.round_metrics`.
+      client_state: What it keeps, if clients keep their optimizer; else empty.
+    """
 
     report: Report
-    weight: tf.Tensor
+    ratio: tf.Tensor
+    count: tf.Tensor
     metrics: Any
     client_state: Any
 
@@ -246,15 +262,26 @@ def build(
         if relative:
             reference = client.evaluate(model, broadcast.initial, sampled)["loss"]
             ratio = tf.math.divide_no_nan(ratio, reference)
-        weight = local.client_weight(data) * ratio**alpha
-        finite &= client.is_finite(weight)
+        # Every positive number has all powers; the others have those that their signs have.
+        finite &= client.is_finite((ratio, tf.sign(ratio) ** alpha))
         counts = finite & (s > 0)
         return ClientUpdate(
             report=client.zero_unless(counts, Report(update, certainty)),
-            weight=client.zero_unless(counts, weight),
+            ratio=client.zero_unless(counts, ratio),
+            count=client.zero_unless(counts, local.client_weight(data)),
             metrics=client.round_metrics(trained, data, finite),
             client_state=client.keep_slots(client_state, data, finite, trained),
         )
+
+    @tf.function(autograph=False)
+    def magnitude(ratio) -> tf.Tensor:
+        return tf.abs(ratio)
+
+    @tf.function(autograph=False)
+    def weigh(largest, ratio, count) -> tf.Tensor:
+        power = largest**alpha
+        scale = tf.where((power > 1 / _LARGE) & (power < _LARGE), 1.0, largest)
+        return count * tf.math.divide_no_nan(ratio, scale) ** alpha
 
     @tf.function(autograph=False)
     def server_update(state: ServerState, mean: Report, total_weight) -> Outcome:
@@ -284,8 +311,11 @@ def build(
     def next_round(federation, state, clients, *client_states):
         broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
         update = federation.map_clients(client_update, broadcast, clients, *client_states)
-        mean = federation.mean(update.report, update.weight)
-        total_weight = federation.sum(update.weight)
+        magnitudes = federation.map_clients(magnitude, update.ratio)
+        largest = federation.broadcast(federation.max(magnitudes))
+        weight = federation.map_clients(weigh, largest, update.ratio, update.count)
+        mean = federation.mean(update.report, weight)
+        total_weight = federation.sum(weight)
         outcome = federation.map_server(server_update, state, mean, total_weight)
         total = federation.sum(update.metrics)
         metrics = federation.map_server(client.summarize_with, total, outcome.metrics)
