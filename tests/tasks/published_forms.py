@@ -50,12 +50,16 @@ class Form:
     x_limit: int = 256
     named: tuple[str, str] | None = None
 
-    def load(self, folder):
-        """Loads the task and reads all of its data; returns what must be alike in every load."""
+    def open(self, folder):
+        """Loads the task; of some forms the data are read later."""
         settings = dict(self.settings)
         if self.named:
             settings[self.named[0]] = str(folder / self.named[1])
-        task = tasks.load(self.task, data_dir=str(folder), **settings)
+        return tasks.load(self.task, data_dir=str(folder), **settings)
+
+    def load(self, folder):
+        """Loads the task and reads all of its data; returns what must be alike in every load."""
+        task = self.open(folder)
         kinds = set()
         for data in (task.train, task.test):
             if data is None:

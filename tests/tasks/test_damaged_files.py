@@ -122,7 +122,7 @@ def test_what_stands_in_any_files_place_is_said(copies, form, place):
 
 # What can happen to bytes.
 
-_CODECS = {
+CODECS = {
     ".gz": (gzip.decompress, lambda data: gzip.compress(data, 1)),
     ".xz": (lzma.decompress, lambda data: lzma.compress(data, preset=0)),
     ".lzma": (lzma.decompress, lambda data: lzma.compress(data, format=lzma.FORMAT_ALONE)),
@@ -161,7 +161,7 @@ def _damages(draw):
 def _damage_bytes(copy, data):
     name = data.draw(st.sampled_from(copy.names), "file")
     damage = data.draw(_damages(), "damage")
-    unpack, pack = _CODECS.get(os.path.splitext(name)[1], (None, None))
+    unpack, pack = CODECS.get(os.path.splitext(name)[1], (None, None))
     whole = copy.files[name]
     if unpack and data.draw(st.booleans(), "inside"):
         _load_with(copy, name, pack(damage(unpack(whole))))

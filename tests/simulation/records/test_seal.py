@@ -3,15 +3,18 @@
 import json
 import pathlib
 import random
+import re
 import shutil
 import sqlite3
 
 import numpy as np
 import pytest
 
+import tasks
 from simulation.errors import RunError
 from simulation.records import checkpoints, client_states, outputs
 from tasks import fingerprint
+from tests.tasks import test_fingerprint
 
 SETTINGS = {"task": "toy", "seed": 1}
 INITIAL = (np.int32(0), np.zeros(40, np.float32))
@@ -305,3 +308,32 @@ def test_other_data_are_named(runs, tmp_path):
         assert "client '1' of train" in folder.check_data(altered, checkpoint)
         folder.remove("data_digests.json")
         assert "not known" in folder.check_data(altered, checkpoint)
+
+
+@pytest.mark.parametrize("make", test_fingerprint.FORMATS, ids=lambda make: make.__name__)
+def test_one_label_altered_between_start_and_resumption_is_refused(tmp_path, monkeypatch, make):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    data = tmp_path / "data"
+    data.mkdir()
+    name, settings, alter = make(data, random.Random(f"{make.__name__} of a run"))
+    settings = {"data_dir": str(data), **settings}
+
+    def problem():
+        """What a start finds wrong with the data."""
+        with outputs.ExperimentFolder(str(tmp_path), "x") as folder:
+            digests = fingerprint.of_task(tasks.load(name, **settings))
+            checkpoint, _ = folder.resume_point(SETTINGS, (), {})
+            if checkpoint is not None:
+                return folder.check_data(digests, checkpoint)
+            folder.write_sealed("hparams.json", {"flags": SETTINGS, "start": {}, "resumed": []})
+            folder.write_data_digests(digests)
+            seal = {"run_id": folder.run_id, "data": fingerprint.whole(digests)}
+            checkpoints.save(folder.file("checkpoints"), 1, [np.ones(2)], SETTINGS, seal)
+            return None
+
+    assert problem() is None
+    assert problem() == ""
+    alter()
+    line = problem()
+    assert "\n" not in line
+    assert re.search(r"\(what differs: (client '.+' of (train|test)|file .+|the words)", line), line
