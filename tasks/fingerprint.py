@@ -30,6 +30,8 @@ CREATE TABLE IF NOT EXISTS digests (
 _CHUNK = 1 << 22
 # With more files than these, those of a folder have one digest.
 _MANY_FILES = 100
+# What a damaged database raises; the second where SQLite's own message quotes what is no text.
+_DAMAGE = (sqlite3.Error, UnicodeDecodeError)
 # A file system may give two changes within this time one time of change.
 _YOUNG_NS = 2_000_000_000
 
@@ -145,13 +147,13 @@ class _Cache:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.execute(_SCHEMA)
-        except (OSError, sqlite3.Error):
+        except (OSError, *_DAMAGE):
             self._close()
         return self
 
     def __exit__(self, *_):
         if self._db is not None and self._new:
-            with contextlib.suppress(sqlite3.Error):
+            with contextlib.suppress(*_DAMAGE):
                 self._db.execute("BEGIN IMMEDIATE")
                 self._db.executemany(
                     "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?)", self._new
@@ -188,7 +190,7 @@ class _Cache:
         select = "SELECT size, mtime_ns, inode, sha256 FROM digests WHERE path = ?"
         try:
             return self._db.execute(select, [path]).fetchone()
-        except sqlite3.Error:
+        except _DAMAGE:
             self._close()
             return None
 

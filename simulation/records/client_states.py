@@ -295,7 +295,7 @@ def read_all(path: str) -> dict[str, dict[str, np.ndarray]]:
       what it keeps, → array.
 
     Raises:
-      RunError: If there is no such file, or it is not one of client states.
+      RunError: If there is no such file, or it is damaged or not one of client states.
     """
     if not os.path.exists(path):
         raise RunError(f"There is no {path}: the run's clients keep nothing.")
@@ -304,20 +304,22 @@ def read_all(path: str) -> dict[str, dict[str, np.ndarray]]:
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
             row = db.execute("SELECT value FROM facts WHERE name = 'layout'").fetchone()
             rows = db.execute(newest).fetchall()
-    except sqlite3.DatabaseError as e:
-        raise RunError(f"{path} cannot be read: {e}.") from e
-    if row is None:
-        raise RunError(f"{path} is of an older version, which did not say what it holds.")
-    layout = json.loads(row[0])
-    states = {}
-    for client, content, _ in rows:
-        state, start = {}, 0
-        for name, shape, dtype in layout:
-            values = np.frombuffer(content, dtype, math.prod(shape), start)
-            state[name] = values.reshape(shape)
-            start += values.nbytes
-        states[client] = state
-    return states
+        layout = None if row is None else json.loads(row[0])
+        if layout is not None:
+            return {client: _laid_out(content, layout) for client, content, _ in rows}
+    except Exception as e:  # What damaged content raises is documented nowhere.
+        reason = " ".join(str(e).split())
+        raise RunError(f"{path} cannot be read: {reason or type(e).__name__}.") from e
+    raise RunError(f"{path} is of an older version, which did not say what it holds.")
+
+
+def _laid_out(content, layout):
+    state, start = {}, 0
+    for name, shape, dtype in layout:
+        values = np.frombuffer(content, dtype, math.prod(shape), start)
+        state[name] = values.reshape(shape)
+        start += values.nbytes
+    return state
 
 
 def _named(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,6 +11,7 @@ import json
 import lzma
 import os
 import pickle
+import random
 import resource
 import sqlite3
 import struct
@@ -29,6 +30,7 @@ from tasks import plot, prepare
 from tasks.formats import cifar, sqlite_clients
 from tasks.task import DataError
 from tests.tasks.published_forms import FORMS, Copy
+from tests.tasks.tffs_files import with_text_that_is_none
 
 _LOADS = {"whole": 0, "refused": 0}
 
@@ -549,6 +551,25 @@ def test_damaged_databases(copies, form):
 def test_databases_damaged_in_every_way(copies, form):
     for statements in _sql_damages():
         _damage_database(copies(form), statements)
+
+
+@pytest.mark.parametrize("times", [30, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("form", _SQL_FORMS)
+def test_databases_with_text_that_is_none(copies, form, times):
+    copy, rng = copies(form), random.Random(times)
+    (name,) = (name for name in copy.names if name.endswith(".sqlite"))
+    said = {
+        _load_with(copy, name, with_text_that_is_none(copy.files[name], rng)) for _ in range(times)
+    }
+    assert any(line and name in line for line in said)
+
+
+@pytest.mark.parametrize("column", ["client_id", "split_name", "num_examples"])
+@pytest.mark.parametrize("form", _SQL_FORMS)
+def test_databases_with_values_that_are_no_text(copies, form, column):
+    value = f"CAST({column} || x'ff' AS TEXT)"
+    said = _damage_database(copies(form), f"UPDATE client_metadata SET {column} = {value}")
+    assert ".sqlite" in said
 
 
 @pytest.mark.parametrize("form", _SQL_FORMS)

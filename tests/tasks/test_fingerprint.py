@@ -28,6 +28,7 @@ from tests.tasks.datasets import (
     test_shakespeare_character,
     test_stackexchange,
     test_stackoverflow,
+    tffs_files,
 )
 from tests.tasks.formats import test_image_folders
 
@@ -427,6 +428,19 @@ def test_a_cache_that_cannot_be_used_is_done_without(tmp_path, damage):
     first = _digest_of(path)
     path.write_bytes(b"Content")
     assert _digest_of(path) != first
+
+
+def test_a_cache_with_text_that_is_none_is_done_without(tmp_path):
+    paths = [tmp_path / name for name in ("large", "other")]
+    for path in paths:
+        path.write_bytes(path.name.encode())
+        _old(path)
+    first = [_digest_of(path) for path in paths]
+    whole = fingerprint.cache_path().read_bytes()
+    rng = random.Random(0)
+    for _ in range(100):
+        fingerprint.cache_path().write_bytes(tffs_files.with_text_that_is_none(whole, rng))
+        assert [_digest_of(path) for path in paths] == first
 
 
 def test_data_may_be_moved_and_many_files_are_told_by_folder(tmp_path):

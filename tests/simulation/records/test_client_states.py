@@ -1,4 +1,5 @@
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from simulation.errors import RunError
 from simulation.records import client_states
+from tests.tasks import tffs_files
 
 
 class State(NamedTuple):
@@ -98,6 +100,25 @@ def test_another_form_and_damage_are_refused(tmp_path):
         opened(tmp_path / "t")
     with pytest.raises(OSError, match="unable to open"):
         opened(tmp_path / "missing" / "s")
+
+
+def test_text_that_is_none_is_refused_or_mended(tmp_path):
+    states = opened(tmp_path / "s")
+    states.write({f"client {k}": state(k) for k in range(1, 4)}, 1)
+    states.commit(1)
+    states.close()
+    whole = (tmp_path / "s").read_bytes()
+    rng, refused = random.Random(0), 0
+    for i in range(100):
+        path = tmp_path / f"{i}"
+        path.write_bytes(tffs_files.with_text_that_is_none(whole, rng))
+        for read in (client_states.read_all, lambda path: opened(path, round_num=1).close()):
+            try:
+                read(str(path))
+            except RunError as e:
+                assert str(path) in str(e) and "\n" not in str(e)
+                refused += 1
+    assert refused
 
 
 @pytest.mark.parametrize("pages", (8, 9, 12))
