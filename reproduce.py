@@ -25,7 +25,6 @@ if __name__ == "__main__":
 import tabulate  # noqa: E402
 from absl import flags  # noqa: E402
 
-from common import stops  # noqa: E402
 from hparams import HparamError  # noqa: E402
 from reproduction import items, readme, results, sweep  # noqa: E402
 from reproduction.items import ReproduceError  # noqa: E402
@@ -350,7 +349,7 @@ def main(arguments: list[str]) -> int:
     except MemoryError as e:
         return _fail(f"Out of memory ({str(e) or 'no more is free'}).", 1)
     except KeyboardInterrupt:
-        number = stops.received()
+        number = command_line.received()
         told = f"error: stopped by {number.name}; run the same command again to go on."
         print(told, file=sys.stderr)
         return 128 + number
@@ -359,10 +358,10 @@ def main(arguments: list[str]) -> int:
 def command() -> NoReturn:
     """The console command `tff-algos-reproduce`."""
     command_line.begin()
-    with stops.raised():
-        command_line.run(main)
+    command_line.stops_raise()
+    command_line.run(main)
 
 
 if __name__ == "__main__":
-    with stops.raised():
-        command_line.run(main)
+    command_line.stops_raise()
+    command_line.run(main)

@@ -57,9 +57,10 @@ def main(arguments: list[str]) -> int:
             f"Out of memory ({str(e) or 'no more is free'}); smaller settings may help.", 1
         )
     except KeyboardInterrupt:
+        number = command_line.received()
         return _fail(
-            "interrupted; what is done since the last checkpoint will be done again.",
-            command_line.INTERRUPTED,
+            f"stopped by {number.name}; what is done since the last checkpoint will be done again.",
+            128 + number,
         )
 
 

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from common import stops
+from common import command_line
 from reproduction import board, storage
 from reproduction.items import REPO, ReproduceError, Run
 from simulation import experiment_flags
@@ -264,11 +264,11 @@ def _own_handlers():
     """Keeps this process's handling of signals; Ray puts its own in their place."""
     before = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.getsignal(number) for number in stops.SIGNALS}
+        before = {number: signal.getsignal(number) for number in command_line.SIGNALS}
     try:
         yield
     finally:
-        stops.restore(before)
+        command_line.restore(before)
 
 
 @contextlib.contextmanager

@@ -141,7 +141,7 @@ class _Run:
             self._request = _with_runtime(self._request, name)
             self._settings = self._request.run
         self._method = getattr(process, "method", None)
-        command_line.interrupt_raises()
+        command_line.stops_raise()
         with runtimes.installed(self._settings["runtime"]):
             return self._train(model, process if self._staged else runtimes.bind(process))
 

@@ -60,7 +60,10 @@ def main(arguments: list[str]) -> int:
     except DataError as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
-        return _fail("interrupted; run the same command again to go on.", 130)
+        number = command_line.received()
+        return _fail(
+            f"stopped by {number.name}; run the same command again to go on.", 128 + number
+        )
     verb = f"made in {time.monotonic() - started:.1f} s" if made.new else "is whole and unchanged"
     print(f"{made.path} {verb}")
     for name, (count, published) in made.counts.items():
@@ -75,5 +78,5 @@ def _fail(reason, code: int) -> int:
 
 
 if __name__ == "__main__":
-    command_line.interrupt_raises()
+    command_line.stops_raise()
     command_line.run(main)

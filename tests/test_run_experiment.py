@@ -514,7 +514,7 @@ def test_wrong_input_is_told_in_one_line_before_tensorflow_is_imported(finished,
         (OSError("x.sqlite: database or disk is full"), 1, "x.sqlite: database or disk is full"),
         (MemoryError("Unable to allocate 9 TiB"), 1, "Out of memory (Unable to allocate 9 TiB)"),
         (MemoryError(), 1, "Out of memory (no more is free)"),
-        (KeyboardInterrupt(), 130, "interrupted"),
+        (KeyboardInterrupt(), 130, "stopped by SIGINT"),
     ],
 )
 def test_what_the_system_refuses_is_one_line(capfd, monkeypatch, error, code, words):

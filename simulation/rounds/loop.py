@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tff_algos
-from common import stops
+from common import command_line
 from simulation.errors import DivergedError, RunError
 from simulation.records.client_states import ClientStates
 from simulation.records.progress import Progress
@@ -189,17 +189,15 @@ class StopRequest:
         self._before = {}
 
     def __enter__(self):
-        for number in stops.heeded():
-            self._before[number] = signal.signal(number, self._handle)
+        self._before = command_line.handle_stops(self._handle)
         return self
 
     def __exit__(self, *_):
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        command_line.restore(self._before)
 
-    def _handle(self, number, _):
+    def _handle(self, number, frame):
         if self.signal is not None:
-            raise KeyboardInterrupt
+            command_line.raise_stop(number, frame)
         self.signal = signal.Signals(number)
 
 

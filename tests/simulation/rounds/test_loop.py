@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from common import command_line
 from simulation.errors import DivergedError, RunError
 from simulation.rounds import loop
 from tasks.task import ArrayFederatedData, DataError
@@ -359,6 +360,7 @@ def test_first_signal_asks_and_second_interrupts(number):
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
             signal.pause()
+    assert command_line.received() == number
     assert signal.getsignal(number) == before
 
 
