@@ -14,7 +14,8 @@ Nothing falls back to a loop over clients: `NotVectorizable` names an operation 
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -415,6 +416,18 @@ def has_convolution(model: Model) -> bool:
     return any(node.op.startswith(("Conv", "DepthwiseConv")) for body in bodies for node in body)
 
 
+class _Programs:
+    """The programs of one process by the number of their blocks, and each one's executor."""
+
+    def __init__(self):
+        self.traced, self.executors = {}, {}
+        self.lock = threading.Lock()
+
+
+# So that what `runtimes.choose` has traced to see whether it can be is what the run then runs.
+_programs: MutableMapping[Any, _Programs] = weakref.WeakKeyDictionary()
+
+
 class VectorizedProcess:
     """A method's process whose rounds take the whole cohort at once.
 
@@ -433,8 +446,7 @@ class VectorizedProcess:
         self._process = process
         self._on_gpu = bool(tf.config.list_physical_devices("GPU"))
         self._at_least = 1 if self._on_gpu else min(num_threads, MAX_BLOCKS)
-        self._programs, self._executors = {}, {}
-        self._lock = threading.Lock()
+        self._programs = _programs.setdefault(process, _Programs())
 
     def initialize(self):
         """Returns the state before the first round."""
@@ -486,7 +498,7 @@ class VectorizedProcess:
         if client_states is not None:
             given += tf.nest.flatten(_stack_states(client_states, cohort))
         program = self.program(len(cohort.blocks))
-        with graph_calls.calling(self._executors[len(cohort.blocks)]):
+        with graph_calls.calling(self._programs.executors[len(cohort.blocks)]):
             # Binding arguments by signature would take longer than a small model's step does.
             outputs = program._inference_function(*given)
         outputs[number:] = [t.numpy() for t in outputs[number:]]
@@ -508,8 +520,9 @@ class VectorizedProcess:
         Raises:
           NotVectorizable: If an operation has no form over several clients.
         """
-        with self._lock:
-            if num_blocks not in self._programs:
+        programs = self._programs
+        with programs.lock:
+            if num_blocks not in programs.traced:
                 # The operations of one block follow one another. To hand them from thread to
                 # thread takes a quarter of a small model's round and of its processor's time.
                 executor = "" if num_blocks > 1 or self._on_gpu else "SINGLE_THREADED_EXECUTOR"
@@ -519,8 +532,8 @@ class VectorizedProcess:
                     executor = ""
                     with graph_calls.calling(executor):
                         program = self._trace(num_blocks)
-                self._programs[num_blocks], self._executors[num_blocks] = program, executor
-            return self._programs[num_blocks]
+                programs.traced[num_blocks], programs.executors[num_blocks] = program, executor
+            return programs.traced[num_blocks]
 
     def _trace(self, num_blocks):
         method = self._process.method

@@ -65,18 +65,12 @@ def process(name: str):
     return tff_algos.build(name, model, num_clients=toy.NUM_CLIENTS, **settings(name))
 
 
-class _VectorizedContext(vectorized.VectorizedContext):
-    """Binds a process once, since a form over the whole cohort is traced when it is first run."""
-
-    bind = functools.cache(vectorized.VectorizedContext.bind)
-
-
 @functools.cache
 def _context(runtime: str):
     if runtime == "native":
         return _open_until_the_end.enter_context(native_worker.native_context())
-    of_runtime = {"tff": tff_context.InProcessContext, "vectorized": _VectorizedContext}[runtime]
-    return _open_until_the_end.enter_context(contextlib.closing(of_runtime()))
+    of_runtime = {"tff": tff_context.InProcessContext, "vectorized": vectorized.VectorizedContext}
+    return _open_until_the_end.enter_context(contextlib.closing(of_runtime[runtime]()))
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """Rounds over the whole cohort at once: as `tff` has them, strictly, in few programs."""
 
+import gc
 import json
+import weakref
 from typing import NamedTuple
 
 import numpy as np
@@ -228,7 +230,7 @@ def test_loops_over_lists_of_tensors_in_one_block_end():
         for size in (1, 2)
     ]
     whole = assert_same_rounds(tff_algos.build("fedavg", model, **RATES), cohorts)
-    assert whole._executors == {1: ""}
+    assert whole._programs.executors == {1: ""}
 
 
 def test_keras_lstm_is_refused_by_name():
@@ -249,7 +251,8 @@ def test_few_programs_serve_all_cohorts(problem, process):
         state = whole.next(state, clients).state
         traced.add(len(whole.prepare(clients).blocks))
     assert int(state.round_num) == 12
-    assert len(whole._programs) == len(traced) <= vectorized.MAX_BLOCKS
+    # Tests before have run rounds of the same process.
+    assert traced <= set(whole._programs.traced) and len(traced) <= vectorized.MAX_BLOCKS
 
 
 def padding(steps, blocks):
@@ -385,6 +388,28 @@ def test_auto_takes_small_dense_models_at_once_on_a_cpu(problem, monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a GPU"])
     assert chosen(small_cnn())[0] == "vectorized" and chosen(wide)[0] == "vectorized"
     assert chosen(refused)[0] == "tff"
+
+
+def test_what_auto_has_traced_is_what_runs(problem, monkeypatch):
+    traced = []
+    original = vectorized.VectorizedProcess._trace
+
+    def trace(whole, num_blocks):
+        traced.append(num_blocks)
+        return original(whole, num_blocks)
+
+    monkeypatch.setattr(vectorized.VectorizedProcess, "_trace", trace)
+    process = tff_algos.build("fedavg", toy.plain_model(problem), **RATES)
+    assert runtimes.choose(process)[0] == "vectorized"
+    for _ in range(2):
+        with runtimes.installed("vectorized"):
+            bound = runtimes.bind(process)
+            bound.next(bound.initialize(), bound.prepare(cohort(problem, 0, (4, 4))))
+    assert traced == [1]
+    gone = weakref.ref(process)
+    del process, bound
+    gc.collect()
+    assert gone() is None, "its programs must not keep a process for ever"
 
 
 def test_auto_is_settled_once_for_a_run(tmp_path, monkeypatch, capsys):
