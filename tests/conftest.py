@@ -109,6 +109,42 @@ def no_comparison_of_tensors():
         setattr(tensor, name, operator)
 
 
+_traced = {}
+
+
+@pytest.fixture
+def traced_once(monkeypatch):
+    """Experiments in this process share what is traced of a method, most of so short a run.
+
+    That a process of its own comes to the same is for tests that start one.
+    """
+    import tff_algos
+    from simulation import experiment
+
+    build = experiment._Run._build_process
+
+    def build_once(run, model):
+        request, settings = run._request, run._settings
+        names = ("task", "seed", "data_dir", "use_synthetic_data")
+        key = repr(
+            (
+                tff_algos.get(settings["algorithm"]),
+                [settings[name] for name in names],
+                (request.task, request.training, request.method),
+                len(run._task.train.client_ids),
+            )
+        )
+        if key in _traced:
+            run._staged = None
+            return _traced[key]
+        process = build(run, model)
+        if run._staged is None:
+            _traced[key] = process
+        return process
+
+    monkeypatch.setattr(experiment._Run, "_build_process", build_once)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> pathlib.Path:
     """The folder of real data: FEDOPT_DATA_DIR, or shared/data beside the repository."""

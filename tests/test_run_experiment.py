@@ -23,6 +23,8 @@ import tff_algos
 from simulation import experiment, runtimes
 from simulation.records import checkpoints
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 TOY = (
     "--import=tests.simulation.toy_extension",
@@ -624,8 +626,10 @@ ALL_DISTURBANCES = [
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
+    from tests.reliability import runs  # Which itself uses what is above.
+
     root = tmp_path_factory.mktemp("uninterrupted")
-    code, _, err = command(*TOY, folder=root)
+    code, _, err = runs.run(TOY, root)
     assert code == 0, err
     assert err == ""
     return root / "results" / "toy_fedavgm"
@@ -642,20 +646,23 @@ def uninterrupted(tmp_path_factory):
 def test_killed_again_and_again_it_ends_as_if_it_had_not_been(
     uninterrupted, tmp_path, disturbances
 ):
+    from tests.reliability import runs
+
     folder = tmp_path / "results" / "toy_fedavgm"
     for i, (what, code, want, rounds) in enumerate(disturbances):
         (tmp_path / f"disturb_{i}.py").write_text(_KILL + code)
-        got, out, err = command(*TOY, f"--import=disturb_{i}", folder=tmp_path)
+        # Not as a command of its own, most of which is imports: the one that ends well is.
+        got, out, err = runs.run([*TOY, f"--import=disturb_{i}"], tmp_path)
         assert got == want, (what, out, err)
         assert checkpoints.rounds(str(folder / "checkpoints")) == rounds, what
         assert err == "", what
         if want > 0:
             assert f"{rounds[-1]} of 8 rounds are done" in out and "same command again" in out
     code, out, err = command(*TOY, folder=tmp_path)
-    assert code == 0, err
+    assert code == 0 and err == "", err
     assert_same_run(folder, uninterrupted)
     before = bytes_of(folder)
-    code, out, err = command(*TOY, folder=tmp_path)
+    code, out, err = runs.run(TOY, tmp_path)
     assert code == 0 and err == "" and "is finished" in out
     assert bytes_of(folder) == before
     leftovers = [p.name for p in folder.rglob("*.tmp")]
