@@ -37,7 +37,6 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import tff_algos
 from hparams import HparamError, Value
 from simulation import experiment_flags
 
@@ -282,7 +281,7 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> Run:
     name = "_".join([row.name.split(" ")[0], *_words(row.name, new)])
     if rounds != whole:
         command.append(f"--total_rounds={rounds}")
-        if _plan_depends_on_rounds(command, rounds, whole):
+        if experiment_flags.parse(command).first_other_plan(rounds, rounds, whole) is not None:
             # Such a run can't go on to more rounds later, so it is a run of its own.
             name += f"_rounds={rounds}"
     if data_dir and _needs_data(command):
@@ -305,12 +304,3 @@ def _needs_data(command) -> bool:
     import tasks
 
     return tasks.get(experiment_flags.parse(command).run["task"]).needs_data
-
-
-def _plan_depends_on_rounds(command, few, many) -> bool:
-    request = experiment_flags.parse(command)
-    plan = tff_algos.get(request.run["algorithm"]).plan
-    settings = dict(request.method)
-    return plan is not None and any(
-        plan(settings, r, few) != plan(settings, r, many) for r in range(few)
-    )

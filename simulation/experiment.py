@@ -22,7 +22,6 @@ from simulation.records import checkpoints, files, outputs, trackers
 from simulation.records.progress import Progress
 from simulation.rounds import randomness
 from tasks import fingerprint
-from tff_algos.registry import RoundPlan
 
 
 def run(request: experiment_flags.Request, command: Sequence[str]) -> int:
@@ -90,22 +89,15 @@ def _with_runtime(request, name):
     )
 
 
-def _plan(request, round_index, total_rounds) -> RoundPlan:
-    plan = tff_algos.get(request.run["algorithm"]).plan
-    return plan(dict(request.method), round_index, total_rounds) if plan else RoundPlan()
-
-
 def _check_same_plans(request, checkpoint):
     """Refuses to change the number of rounds where it would have changed the rounds done."""
     before, now = checkpoint.settings["total_rounds"], request.run["total_rounds"]
-    if before == now:
-        return
-    for round_index in range(checkpoint.round_num):
-        if _plan(request, round_index, before) != _plan(request, round_index, now):
-            raise HparamError(
-                f"--total_rounds={now} cannot replace {before}: round {round_index + 1}, already "
-                f"done, depends on it with --algorithm={request.run['algorithm']}."
-            )
+    other = request.first_other_plan(checkpoint.round_num, before, now)
+    if other is not None:
+        raise HparamError(
+            f"--total_rounds={now} cannot replace {before}: round {other + 1}, already done, "
+            f"depends on it with --algorithm={request.run['algorithm']}."
+        )
 
 
 class _Run:
@@ -235,7 +227,7 @@ class _Run:
                     states.forget_before(checkpoints.rounds(folder.file("checkpoints"))[0])
 
         def clients_of_round(round_index):
-            plan = _plan(self._request, round_index, settings["total_rounds"])
+            plan = self._request.plan(round_index)
             data = loop.cohort_data(task.train, plan, settings, round_index)
             return [task.train.client_ids[d.index] for d in data], process.prepare(data)
 
@@ -385,7 +377,7 @@ class _Run:
         """Evaluates a round's clients on their training examples before and after it."""
         from simulation.rounds import loop
 
-        plan = _plan(self._request, round_index, self._settings["total_rounds"])
+        plan = self._request.plan(round_index)
         number = len(self._task.train.client_ids)
         clients = loop.cohort(number, plan, self._settings, round_index)
         fraction = self._losses.improved_fraction(before, after, clients)

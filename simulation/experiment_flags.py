@@ -245,6 +245,33 @@ class Request:
     in_force: Mapping[str, Value]
     defaults: Mapping[str, Value]
 
+    def plan(self, round_index: int, total_rounds: int | None = None) -> registry.RoundPlan:
+        """Returns what the method asks of the clients in a round.
+
+        Args:
+          round_index: Round, from 0.
+          total_rounds: Rounds of the whole run, by default those of the request.
+        """
+        spec = tff_algos.get(self.run["algorithm"])
+        if total_rounds is None:
+            total_rounds = self.run["total_rounds"]
+        return spec.round_plan(dict(self.method), round_index, total_rounds)
+
+    def first_other_plan(self, rounds: int, before: int, now: int) -> int | None:
+        """Returns the first of some rounds, from 0, that depends on the number of all rounds.
+
+        Args:
+          rounds: How many rounds to look at, from the first one on.
+          before: A number of all rounds.
+          now: Another one.
+
+        Returns:
+          The round; `None` if the method asks for the same in all of them.
+        """
+        if before == now:
+            return None
+        return next((r for r in range(rounds) if self.plan(r, before) != self.plan(r, now)), None)
+
 
 class HelpRequested(Exception):  # noqa: N818  (not an error)
     """Raised by `parse` when `--help` is given; its text is what to print."""
@@ -541,8 +568,8 @@ def _check_epochs(given, run, method_spec, method):
             "--client_epochs_per_round is not used with "
             f"--client_epochs_distribution={run['client_epochs_distribution']}, which draws it."
         )
-    plan = method_spec.plan and method_spec.plan(dict(method), 0, run["total_rounds"])
-    if plan and plan.local_steps is not None:
+    plan = method_spec.round_plan(dict(method), 0, run["total_rounds"])
+    if plan.local_steps is not None:
         for flag in ("client_epochs_per_round", "client_epochs_distribution"):
             if flag in given:
                 raise HparamError(

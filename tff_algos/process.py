@@ -238,6 +238,5 @@ def build(
         return spec.build_fn()(model, LocalTraining(training), **own)
     check = functools.partial(check_indices, name, num_clients) if spec.needs_index else None
     process = to_process(spec.build_fn()(model, LocalTraining(training), **own), model, check)
-    if spec.plan is not None:
-        process.plan = functools.partial(spec.plan, own)
+    process.plan = functools.partial(spec.round_plan, own)
     return process

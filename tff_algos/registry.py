@@ -86,6 +86,18 @@ class MethodSpec:
     needs_index: bool = False
     staged: bool = False
 
+    def round_plan(self, settings: dict, round_index: int, total_rounds: int) -> RoundPlan:
+        """Returns what the method asks of the clients in a round.
+
+        Args:
+          settings: The method's own settings, resolved.
+          round_index: Round, from 0.
+          total_rounds: Rounds of the whole run.
+        """
+        if self.plan is None:
+            return RoundPlan()
+        return self.plan(settings, round_index, total_rounds)
+
     def build_fn(self) -> Callable:
         """Imports and returns the builder."""
         if callable(self.builder):
