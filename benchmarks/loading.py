@@ -32,7 +32,7 @@ def child(name: str, data_dir: str | None) -> dict:
     import tasks
     from benchmarks import common
     from simulation import runtimes
-    from simulation.rounds import loop
+    from simulation.rounds import cohorts
     from tasks.task import DataError
     from tff_algos.registry import RoundPlan
 
@@ -62,7 +62,7 @@ def child(name: str, data_dir: str | None) -> dict:
         bound = runtimes.bind(process)
         state = bound.initialize()
         built = time.perf_counter()
-        cohort = bound.prepare(loop.cohort_data(task.train, RoundPlan(), settings, 0))
+        cohort = bound.prepare(cohorts.cohort_data(task.train, RoundPlan(), settings, 0))
         drawn = time.perf_counter()
         bound.next(state, cohort)
     done = time.perf_counter()

@@ -65,7 +65,7 @@ def pure_model(workload):
 def _our_rounds(runtime, workload):
     import tff_algos
     from simulation import runtimes
-    from simulation.rounds import loop
+    from simulation.rounds import cohorts
 
     runtimes.configure_threads()
     process = tff_algos.build(
@@ -80,7 +80,7 @@ def _our_rounds(runtime, workload):
 
         def rounds(numbers):
             nonlocal state
-            with loop.Ahead(
+            with cohorts.Ahead(
                 lambda r: bound.prepare(batched_cohort(workload, r)), numbers.stop
             ) as cohort_of:
                 for r in numbers:

@@ -20,7 +20,7 @@ from simulation import experiment_flags, runtimes
 from simulation.errors import RunError
 from simulation.records import checkpoints, files, outputs, trackers
 from simulation.records.progress import Progress
-from simulation.rounds import randomness
+from simulation.rounds import cohorts, randomness
 from tasks import fingerprint
 
 
@@ -228,10 +228,10 @@ class _Run:
 
         def clients_of_round(round_index):
             plan = self._request.plan(round_index)
-            data = loop.cohort_data(task.train, plan, settings, round_index)
+            data = cohorts.cohort_data(task.train, plan, settings, round_index)
             return [task.train.client_ids[d.index] for d in data], process.prepare(data)
 
-        ahead = loop.Ahead(clients_of_round, settings["total_rounds"])
+        ahead = cohorts.Ahead(clients_of_round, settings["total_rounds"])
 
         def cohort_of_round(round_index, state):
             return ([], process.cohort(state)) if self._staged else ahead(round_index)
@@ -375,11 +375,9 @@ class _Run:
 
     def _compare(self, round_index, before, after) -> collections.OrderedDict[str, float]:
         """Evaluates a round's clients on their training examples before and after it."""
-        from simulation.rounds import loop
-
         plan = self._request.plan(round_index)
         number = len(self._task.train.client_ids)
-        clients = loop.cohort(number, plan, self._settings, round_index)
+        clients = cohorts.cohort(number, plan, self._settings, round_index)
         fraction = self._losses.improved_fraction(before, after, clients)
         return collections.OrderedDict({"fairness/improved_fraction": fraction})
 

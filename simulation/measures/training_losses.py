@@ -7,7 +7,7 @@ import numpy as np
 
 from simulation import experiment_flags
 from simulation.measures.evaluation import Evaluator
-from simulation.rounds import loop
+from simulation.rounds import cohorts
 from tasks.task import Examples, FederatedData
 
 
@@ -82,4 +82,4 @@ class _Part:
         self.sizes = sizes if max_elements is None else np.minimum(sizes, max_elements)
 
     def examples(self, index: int) -> Examples:
-        return loop.training_examples(self._train, self._max_elements, int(self._clients[index]))
+        return cohorts.training_examples(self._train, self._max_elements, int(self._clients[index]))

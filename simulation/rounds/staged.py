@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow_federated as tff
 
 import tff_algos
-from simulation.rounds import loop, randomness
+from simulation.rounds import cohorts, randomness
 from tasks.task import FederatedData
 from tff_algos import client_data
 from tff_algos.driver import Driver, Findings
@@ -51,7 +51,7 @@ class TrainingClients:
     def batches(self, round_index: int, client: int, labels: np.ndarray) -> tff_algos.ClientData:
         """As `Clients.batches`."""
         examples = self._examples(client)._replace(y=labels)
-        (data,) = loop.batched([examples], RoundPlan(), self._settings, round_index, [client])
+        (data,) = cohorts.batched([examples], RoundPlan(), self._settings, round_index, [client])
         return client_data.arrays(data)
 
     def in_order(self, client: int, labels: np.ndarray) -> tff_algos.ClientData:
@@ -61,7 +61,7 @@ class TrainingClients:
         return tff_algos.batch_client(x, labels, batch_size=size, shuffle=False, index=client)
 
     def _examples(self, client):
-        return loop.training_examples(
+        return cohorts.training_examples(
             self._train, self._settings["max_elements_per_client"], client
         )
 

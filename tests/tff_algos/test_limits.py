@@ -9,7 +9,7 @@ import tensorflow_federated as tff
 
 import tff_algos
 from hparams import HparamError
-from simulation.rounds import loop
+from simulation.rounds import cohorts
 from tasks.task import ArrayFederatedData
 from tests.oracles import client_optimizers, fedda, fedopt, fedsps, rounds
 from tests.oracles import problem as problem_lib
@@ -163,7 +163,7 @@ def test_centralized_is_one_optimizer_on_the_pooled_examples(problem, name, step
     x, slots, want = problem.initial_weights, optimizer.init(problem.initial_weights), []
     states = []
     for r in range(num_rounds):
-        (data,) = loop.cohort_data(train, process.plan(r, num_rounds), settings, r)
+        (data,) = cohorts.cohort_data(train, process.plan(r, num_rounds), settings, r)
         data = client_data.arrays(data)
         assert len(data.mask) == (steps or 7)
         with shared.installed("tff"):

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tff_algos
 from simulation.records import checkpoints
 from simulation.records.client_states import ClientStates
-from simulation.rounds import loop
+from simulation.rounds import cohorts, loop
 from tasks.task import ArrayFederatedData
 from tests.tff_algos import shared, toy
 from tff_algos import registry
@@ -62,7 +62,7 @@ def run(process, state, rounds, train, states):
     metrics = []
     for r in rounds:
         asked = process.plan(r, ROUNDS)
-        data = loop.cohort_data(train, asked, SETTINGS, r)
+        data = cohorts.cohort_data(train, asked, SETTINGS, r)
         if states is None:
             output = process.next(state, data)
         else:

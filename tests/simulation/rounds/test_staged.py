@@ -5,7 +5,7 @@ import pytest
 
 from hparams import HparamError
 from simulation import experiment_flags, runtimes
-from simulation.rounds import loop, randomness, staged
+from simulation.rounds import cohorts, randomness, staged
 from tasks.task import ArrayFederatedData
 from tff_algos.driver import Findings
 from tff_algos.registry import RoundPlan
@@ -35,7 +35,7 @@ def clients(labels=None, **changes):
 
 def test_batches_are_those_of_other_methods_with_labels_of_ones_own():
     ours = clients().batches(3, 1, 100 + clients().labels(1))
-    (theirs,) = loop.batched([data().examples(1)], RoundPlan(), SETTINGS, 3, [1])
+    (theirs,) = cohorts.batched([data().examples(1)], RoundPlan(), SETTINGS, 3, [1])
     for name in theirs._fields:
         wanted = np.asarray(getattr(theirs, name))
         if name == "y":
