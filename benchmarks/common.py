@@ -65,7 +65,6 @@ def cohorts(task: tasks.task.Task, workload: Workload, rounds: int) -> Iterator[
         "client_batch_size": workload.batch_size,
         "client_epochs_per_round": 1,
         "client_epochs_distribution": "fixed",
-        "max_elements_per_client": None,
         "client_datasets_random_seed": 1,
         "seed": 1,
     }

@@ -53,7 +53,6 @@ def child(name: str, data_dir: str | None) -> dict:
         "client_batch_size": 20,
         "client_epochs_per_round": 1,
         "client_epochs_distribution": "fixed",
-        "max_elements_per_client": 100,
         "client_datasets_random_seed": 1,
         "seed": 1,
     }
@@ -62,7 +61,8 @@ def child(name: str, data_dir: str | None) -> dict:
         bound = runtimes.bind(process)
         state = bound.initialize()
         built = time.perf_counter()
-        cohort = bound.prepare(cohorts.cohort_data(task.train, RoundPlan(), settings, 0))
+        train = cohorts.first_examples(task.train, 100)
+        cohort = bound.prepare(cohorts.cohort_data(train, RoundPlan(), settings, 0))
         drawn = time.perf_counter()
         bound.next(state, cohort)
     done = time.perf_counter()

@@ -13,6 +13,27 @@ from tasks.task import Examples, FederatedData
 from tff_algos.registry import RoundPlan
 
 
+class FirstExamples:
+    """Clients' data of which only the first examples of each client are used."""
+
+    def __init__(self, data: FederatedData, most: int):
+        """Initialises for at most so many examples of a client."""
+        self._data = data
+        self._most = most
+        self.client_ids = data.client_ids
+        self.sizes = np.minimum(np.asarray(data.sizes, np.int64), most)
+
+    def examples(self, index: int) -> Examples:
+        """Returns the examples of the client at `index`."""
+        examples = self._data.examples(index)
+        return Examples(examples.x[: self._most], examples.y[: self._most])
+
+
+def first_examples(data: FederatedData, most: int | None) -> FederatedData:
+    """Returns clients' data cut to the first `most` examples of each client; `None` is all."""
+    return data if most is None else FirstExamples(data, most)
+
+
 def cohort_data(
     train: FederatedData,
     plan: RoundPlan,
@@ -22,7 +43,7 @@ def cohort_data(
     """Draws the clients of a round and batches their examples, as a pure function.
 
     Args:
-      train: Clients' training examples.
+      train: What the clients train on.
       plan: What the method asks for in this round.
       settings: The run's settings (`simulation.experiment_flags.RUN_HPARAMS`).
       round_index: Round, from 0.
@@ -31,14 +52,13 @@ def cohort_data(
       The data of each client of the cohort, see `tff_algos.batch_cohort`.
     """
     everyone = np.arange(len(train.client_ids))
-    limit = settings["max_elements_per_client"]
     if plan.cohort == "pooled":
-        return batched([_pooled(train, limit)], plan, settings, round_index, [0])
+        return batched([_pooled(train)], plan, settings, round_index, [0])
     drawn = cohort(len(everyone), plan, settings, round_index)
     taking_part = everyone if plan.losses == "all" else drawn
     participates = np.isin(taking_part, drawn)
     clients = taking_part.tolist()
-    examples = [training_examples(train, limit, client) for client in clients]
+    examples = [train.examples(client) for client in clients]
     return batched(examples, plan, settings, round_index, clients, participates.tolist())
 
 
@@ -63,16 +83,10 @@ def cohort(
     )
 
 
-def training_examples(train: FederatedData, max_elements: int | None, client: int) -> Examples:
-    """Returns the examples that a client trains on, the first `max_elements` if that is set."""
-    examples = train.examples(client)
-    return Examples(examples.x[:max_elements], examples.y[:max_elements])
-
-
 @functools.lru_cache(maxsize=1)
-def _pooled(train: FederatedData, max_elements: int | None) -> Examples:
+def _pooled(train: FederatedData) -> Examples:
     """Returns all clients' training examples together, kept from round to round."""
-    everyone = [training_examples(train, max_elements, k) for k in range(len(train.client_ids))]
+    everyone = [train.examples(client) for client in range(len(train.client_ids))]
     return Examples(*(np.concatenate(parts) for parts in zip(*everyone, strict=True)))
 
 
@@ -123,6 +137,36 @@ def batched(
         indices=clients,
         participates=participates,
     )
+
+
+class Cohorts:
+    """The clients of a run's rounds and what they train on."""
+
+    def __init__(
+        self,
+        train: FederatedData,
+        settings: Mapping[str, Any],
+        plan: Callable[[int], RoundPlan],
+    ):
+        """Initialises the cohorts.
+
+        Args:
+          train: What the clients train on.
+          settings: The run's settings.
+          plan: Round, from 0 → what the method asks for in it.
+        """
+        self._train, self._settings, self._plan = train, settings, plan
+
+    def clients(self, round_index: int) -> np.ndarray:
+        """Returns the clients whose examples a round trains on, see `cohort`."""
+        plan = self._plan(round_index)
+        return cohort(len(self._train.client_ids), plan, self._settings, round_index)
+
+    def data(self, round_index: int) -> tuple[list[str], list["tff_algos.ClientData"]]:
+        """Returns the ids of the clients that take part in a round, and their data."""
+        plan = self._plan(round_index)
+        data = cohort_data(self._train, plan, self._settings, round_index)
+        return [self._train.client_ids[d.index] for d in data], data
 
 
 class Ahead:

@@ -5,7 +5,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -13,7 +13,6 @@ import tensorflow as tf
 from common import command_line
 from simulation.errors import DivergedError, RunError
 from simulation.records.client_states import ClientStates
-from simulation.records.progress import Progress
 
 Metrics = collections.OrderedDict[str, float]
 
@@ -47,24 +46,62 @@ class StopRequest:
         self.signal = signal.Signals(number)
 
 
+class Pace(NamedTuple):
+    """How long a run goes and what comes how often.
+
+    Attributes:
+      total_rounds: Number of rounds to reach.
+      rounds_per_eval: The model is evaluated after every so many rounds, and before the first.
+      rounds_per_checkpoint: A checkpoint is taken after every so many rounds, before the first and
+        after the last.
+    """
+
+    total_rounds: int
+    rounds_per_eval: int
+    rounds_per_checkpoint: int
+
+
+class Standing(NamedTuple):
+    """How far a run is.
+
+    Attributes:
+      state: The server's state.
+      round_num: Number of rounds done.
+      lost: How many of them were lost at the end, see `lost_rounds`.
+    """
+
+    state: Any
+    round_num: int
+    lost: int = 0
+
+
+class Recorder(Protocol):
+    """What takes the results of rounds; `simulation.records.recorder` has the one of a run."""
+
+    def record(self, round_num: int, values: Metrics) -> None:
+        """Takes the metrics after so many rounds, by column."""
+
+    def checkpoint(self, round_num: int, leaves: list[np.ndarray]) -> None:
+        """Takes the arrays of the server's state after so many rounds."""
+
+    def show(self, round_num: int, values: Metrics) -> None:
+        """Is told that a round is over, after `record`."""
+
+    def warn(self, text: str) -> None:
+        """Is told of trouble that the run survives."""
+
+
 def run(
-    *,
     process: Any,
-    state: Any,
-    round_num: int,
-    total_rounds: int,
-    rounds_per_eval: int,
-    rounds_per_checkpoint: int,
+    standing: Standing,
+    pace: Pace,
+    recorder: Recorder,
+    *,
     cohort_of_round: Callable[[int, Any], tuple[Sequence[str], Any]],
     client_states: ClientStates | None = None,
     evaluate: Callable[[Any, Any], Metrics],
     compare: Callable[[int, Any, Any], Metrics] | None = None,
-    record: Callable[[int, Metrics], None],
-    checkpoint: Callable[[int, Any], None],
     should_stop: Callable[[], bool],
-    progress: Progress,
-    shown: Mapping[str, str],
-    lost: int = 0,
 ) -> tuple[Any, int]:
     """Runs rounds until all are done or a stop is asked for.
 
@@ -74,24 +111,16 @@ def run(
 
     Args:
       process: The method's process.
-      state: The server's state after `round_num` rounds.
-      round_num: Number of rounds done.
-      total_rounds: Number of rounds to reach.
-      rounds_per_eval: The model is evaluated after every so many rounds, and before the first.
-      rounds_per_checkpoint: A checkpoint is taken after every so many rounds, before the first and
-        after the last.
+      standing: Where the run starts or resumes.
+      pace: How far it goes.
+      recorder: Takes what comes out.
       cohort_of_round: Round, from 0, and state before it → ids of the clients, and their data as
         the process takes it.
       client_states: What clients keep between rounds, if the method's clients do.
       evaluate: Model weights and state → metrics by column.
       compare: Round, from 0, model weights before it and after it → metrics by column; asked after
         every round, if given.
-      record: Takes the metrics after so many rounds, by column.
-      checkpoint: Takes the state after so many rounds.
       should_stop: Asked once after every round.
-      progress: Told of every round.
-      shown: What to show → the column it is in.
-      lost: How many rounds before this start were lost, see `lost_rounds`.
 
     Returns:
       The state and the number of rounds done.
@@ -99,7 +128,8 @@ def run(
     Raises:
       DivergedError: If the model's weights are no longer finite, or clients are no longer left.
     """
-    warned = set()
+    state, round_num, lost = standing
+    watch = _Watch(pace.total_rounds, lost, recorder.warn)
 
     def evaluated(weights, state):
         started = time.perf_counter()
@@ -107,62 +137,94 @@ def run(
         values["time/eval_seconds"] = time.perf_counter() - started
         return values
 
-    if round_num == 0:
-        record(0, evaluated(_weights(process, state), state))
-        checkpoint(0, state)
     before = _weights(process, state)
-    latest = {}
+    if round_num == 0:
+        recorder.record(0, evaluated(before, state))
+        recorder.checkpoint(0, flatten_state(state))
     # Asked once a round: an answer that changed between two questions would skip the checkpoint.
     stopping = False
-    while round_num < total_rounds and not stopping:
-        started = time.perf_counter()
-        clients, data = cohort_of_round(round_num, state)
-        ready = time.perf_counter()
-        if client_states is None:
-            output = process.next(state, data)
-        else:
-            output = process.next(state, data, client_states.read(clients))
-            after = dict(zip(clients, output.client_states, strict=True))
-            client_states.write(after, round_num + 1)
-        del data  # The next round's may be there already.
-        state = output.state
-        metrics = collections.OrderedDict((k, float(v)) for k, v in output.metrics.items())
-        done = time.perf_counter()
+    while round_num < pace.total_rounds and not stopping:
+        state, metrics, times = _next(process, state, round_num, cohort_of_round, client_states)
         round_num += 1
-
         values = collections.OrderedDict((f"train/{k}", v) for k, v in metrics.items())
         weights = _weights(process, state)
         finite = all(np.all(np.isfinite(w)) for w in weights)
         if finite and compare is not None:
             values.update(compare(round_num - 1, before, weights))
         before = weights
-        if finite and round_num % rounds_per_eval == 0:
+        if finite and round_num % pace.rounds_per_eval == 0:
             values.update(evaluated(weights, state))
-        values["time/data_seconds"] = ready - started
-        values["time/round_seconds"] = done - ready
-        record(round_num, values)
-        _warn(round_num, metrics, warned, progress)
+        values.update(times)
+        recorder.record(round_num, values)
+        watch.check(round_num, finite, metrics)
+        recorder.show(round_num, values)
+        stopping = should_stop()
+        due = round_num % pace.rounds_per_checkpoint == 0 or round_num == pace.total_rounds
+        if due or stopping:
+            recorder.checkpoint(round_num, flatten_state(state))
+    return state, round_num
+
+
+def _next(process, state, round_index, cohort_of_round, client_states):
+    """Does a round; returns the state after it, its metrics, and what it took by column."""
+    started = time.perf_counter()
+    clients, data = cohort_of_round(round_index, state)
+    ready = time.perf_counter()
+    if client_states is None:
+        output = process.next(state, data)
+    else:
+        output = process.next(state, data, client_states.read(clients))
+        after = dict(zip(clients, output.client_states, strict=True))
+        client_states.write(after, round_index + 1)
+    metrics = collections.OrderedDict((k, float(v)) for k, v in output.metrics.items())
+    times = {
+        "time/data_seconds": ready - started,
+        "time/round_seconds": time.perf_counter() - ready,
+    }
+    return output.state, metrics, times
+
+
+class _Watch:
+    """Looks after every round whether training goes well."""
+
+    def __init__(self, total_rounds, lost, warn):
+        self._total_rounds, self._lost, self._warn = total_rounds, lost, warn
+        self._warned = set()
+
+    def check(self, round_num, finite, metrics):
+        """Tells once of every kind of trouble that a round can survive.
+
+        Raises:
+          DivergedError: If the weights are not finite, or too many rounds in a row were lost.
+        """
+        self._tell(round_num, metrics)
         if not finite:
             raise DivergedError(
                 f"The model's weights are not finite after round {round_num}: training diverged, "
                 "so the run stops here; a lower learning rate may help."
             )
-        lost = _lost_after(lost, metrics)
-        short = round_num == total_rounds and lost >= max(total_rounds - 1, 1)
+        self._lost = lost = _lost_after(self._lost, metrics)
+        short = round_num == self._total_rounds and lost >= max(self._total_rounds - 1, 1)
         if lost >= MOST_LOST_ROUNDS or short:
             raise DivergedError(
                 f"No client's update was finite in {lost} round{'s' * (lost > 1)} in a row, the "
                 f"last being round {round_num}: training diverged, so the run stops here; a lower "
                 "learning rate may help."
             )
-        latest.update(values)
-        progress.update(
-            round_num, {name: latest[column] for name, column in shown.items() if column in latest}
-        )
-        stopping = should_stop()
-        if round_num % rounds_per_checkpoint == 0 or round_num == total_rounds or stopping:
-            checkpoint(round_num, state)
-    return state, round_num
+
+    def _tell(self, round_num, metrics):
+        dropped = metrics.get("clients_dropped", 0)
+        if dropped and "dropped" not in self._warned:
+            self._warned.add("dropped")
+            self._warn(
+                f"round {round_num}: {dropped:g} of {metrics.get('num_clients', math.nan):g} "
+                "clients dropped, their updates not being finite; train/clients_dropped counts "
+                "them from here."
+            )
+        for name, value in metrics.items():
+            if not math.isfinite(value) and name not in self._warned:
+                self._warned.add(name)
+                self._warn(f"round {round_num}: train/{name} is {value}; the run goes on.")
 
 
 def lost_rounds(rows: Sequence[Mapping[str, str]]) -> int:
@@ -188,21 +250,6 @@ def _lost_after(lost: int, metrics: Mapping[str, float]) -> int:
 
 def _weights(process, state):
     return [np.asarray(w) for w in process.get_model_weights(state).trainable]
-
-
-def _warn(round_num, metrics, warned, progress):
-    """Tells once of every kind of trouble that a round can survive."""
-    dropped = metrics.get("clients_dropped", 0)
-    if dropped and "dropped" not in warned:
-        warned.add("dropped")
-        progress.warn(
-            f"round {round_num}: {dropped:g} of {metrics.get('num_clients', math.nan):g} clients "
-            "dropped, their updates not being finite; train/clients_dropped counts them from here."
-        )
-    for name, value in metrics.items():
-        if not math.isfinite(value) and name not in warned:
-            warned.add(name)
-            progress.warn(f"round {round_num}: train/{name} is {value}; the run goes on.")
 
 
 def flatten_state(state: Any) -> list[np.ndarray]:

@@ -26,16 +26,14 @@ class TrainingClients:
     """
 
     def __init__(self, train: FederatedData, settings: Mapping[str, Any]):
-        """Initialises from the task's training data and the run's settings."""
+        """Initialises from what the clients train on and the run's settings."""
         self._train = train
         self._settings = settings
-        most = settings["max_elements_per_client"]
-        sizes = np.asarray(train.sizes, np.int64)
-        self.num_examples = sizes if most is None else np.minimum(sizes, most)
+        self.num_examples = np.asarray(train.sizes, np.int64)
 
     def labels(self, client: int) -> np.ndarray:
         """As `Clients.labels`."""
-        return self._examples(client).y
+        return self._train.examples(client).y
 
     def permutation(self, iteration: int) -> np.ndarray:
         """As `Clients.permutation`."""
@@ -50,20 +48,15 @@ class TrainingClients:
 
     def batches(self, round_index: int, client: int, labels: np.ndarray) -> tff_algos.ClientData:
         """As `Clients.batches`."""
-        examples = self._examples(client)._replace(y=labels)
+        examples = self._train.examples(client)._replace(y=labels)
         (data,) = cohorts.batched([examples], RoundPlan(), self._settings, round_index, [client])
         return client_data.arrays(data)
 
     def in_order(self, client: int, labels: np.ndarray) -> tff_algos.ClientData:
         """As `Clients.in_order`."""
-        x = self._examples(client).x
+        x = self._train.examples(client).x
         size = min(max(len(x), 1), _LOOK_BATCH)
         return tff_algos.batch_client(x, labels, batch_size=size, shuffle=False, index=client)
-
-    def _examples(self, client):
-        return cohorts.training_examples(
-            self._train, self._settings["max_elements_per_client"], client
-        )
 
 
 class StagedProcess:

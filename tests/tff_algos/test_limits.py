@@ -156,7 +156,6 @@ def test_centralized_is_one_optimizer_on_the_pooled_examples(problem, name, step
         "client_batch_size": 4,
         "client_epochs_per_round": 1,
         "client_epochs_distribution": "fixed",
-        "max_elements_per_client": None,
     }
     optimizer = client_optimizers.build(name, **theirs)
     rate = fedopt.exponential_decay(0.2, 2, 0.1)

@@ -15,7 +15,6 @@ SETTINGS = {
     "client_batch_size": 4,
     "client_epochs_per_round": 2,
     "client_epochs_distribution": "fixed",
-    "max_elements_per_client": None,
 }
 
 
@@ -27,7 +26,8 @@ def train():
     return ArrayFederatedData(x, np.arange(ends[-1]), np.split(np.arange(ends[-1]), ends[:-1]))
 
 
-def cohort(train, round_index=0, plan=RoundPlan(), **changes):  # noqa: B008
+def cohort(train, round_index=0, plan=RoundPlan(), first=None, **changes):  # noqa: B008
+    train = cohorts.first_examples(train, first)
     data = cohorts.cohort_data(train, plan, {**SETTINGS, **changes}, round_index)
     return [client_data.arrays(d) for d in data]
 
@@ -112,7 +112,7 @@ def test_number_of_examples_counts_those_that_no_step_holds(train):
 
 
 def test_first_examples_of_a_client_only(train):
-    for data in cohort(train, plan=RoundPlan(cohort="all"), max_elements_per_client=3):
+    for data in cohort(train, plan=RoundPlan(cohort="all"), first=3):
         seen = set(data.y[data.mask > 0].tolist())
         assert seen == set(train.examples(int(data.index)).y[:3].tolist())
 
@@ -127,7 +127,7 @@ def test_pooled_examples_are_those_of_all_clients_in_one(train):
         np.testing.assert_array_equal(first.x[epoch][real][:, 0], first.y[epoch][real])
     assert (first.y[:7] != first.y[7:]).any() and (first.y != second.y).any()
     assert equal([first], cohort(train, 0, plan))
-    (some,) = cohort(train, 0, plan, max_elements_per_client=2)
+    (some,) = cohort(train, 0, plan, first=2)
     assert set(some.y[some.mask > 0].tolist()) == {0, 1, 5, 6, 14, 15, 16}
     everyone = cohorts.cohort(5, plan, SETTINGS, 0)
     assert everyone.tolist() == [0, 1, 2, 3, 4]

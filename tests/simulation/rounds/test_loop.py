@@ -64,31 +64,33 @@ class Log:
     def __init__(self):
         self.rows, self.checkpoints, self.warnings, self.updates = {}, [], [], []
 
-    def update(self, round_num, shown):
-        self.updates.append((round_num, dict(shown)))
+    def record(self, round_num, values):
+        self.rows[round_num] = dict(values)
+
+    def checkpoint(self, round_num, leaves):
+        self.checkpoints.append((round_num, float(leaves[0])))
+
+    def show(self, round_num, values):
+        self.updates.append((round_num, dict(values)))
 
     def warn(self, text):
         self.warnings.append(text)
 
 
-def run(process=None, log=None, start=0, total=7, should_stop=lambda: False, **changes):
+def run(process=None, log=None, start=0, total=7, lost=0, **changes):
     log = log or Log()
     arguments = dict(
-        process=process or FakeProcess(),
-        state=State([np.float32(start)], np.int32(start)),
-        round_num=start,
-        total_rounds=total,
-        rounds_per_eval=2,
-        rounds_per_checkpoint=3,
         cohort_of_round=lambda r, state: (["a"], [np.float32(1)]),
         evaluate=lambda w, state: collections.OrderedDict({"eval/acc": float(w[0])}),
-        record=lambda r, values: log.rows.__setitem__(r, dict(values)),
-        checkpoint=lambda r, state: log.checkpoints.append((r, float(state.weights[0]))),
-        should_stop=should_stop,
-        progress=log,
-        shown={"loss": "train/loss", "acc": "eval/acc"},
+        should_stop=lambda: False,
     )
-    state, done = loop.run(**{**arguments, **changes})
+    state, done = loop.run(
+        process or FakeProcess(),
+        loop.Standing(State([np.float32(start)], np.int32(start)), start, lost),
+        loop.Pace(total, rounds_per_eval=2, rounds_per_checkpoint=3),
+        log,
+        **{**arguments, **changes},
+    )
     return log, state, done
 
 
@@ -105,7 +107,7 @@ def test_rows_evaluations_and_checkpoints_come_when_due():
     assert "train/loss" not in log.rows[0] and log.rows[3]["train/loss"] == 3.0
     assert log.checkpoints == [(0, 0.0), (3, 3.0), (6, 6.0), (7, 7.0)]
     assert set(log.rows[4]) >= {"time/round_seconds", "time/data_seconds", "time/eval_seconds"}
-    assert log.updates[4] == (5, {"loss": 5.0, "acc": 4.0})
+    assert log.updates == [(r, row) for r, row in log.rows.items() if r]
 
 
 @pytest.mark.parametrize("start", [0, 4])

@@ -19,7 +19,6 @@ SETTINGS = {
     "client_batch_size": 3,
     "client_epochs_per_round": 2,
     "client_epochs_distribution": "uniform_1_3",
-    "max_elements_per_client": None,
 }
 ROUNDS = 6
 

@@ -1,0 +1,181 @@
+"""All that is measured of a model during a run and at its end."""
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hparams import HparamError
+from simulation import task_models
+from simulation.measures import evaluation, fairness, training_losses
+from simulation.records import outputs
+from simulation.records.client_states import ClientStates
+from simulation.rounds import cohorts, randomness, staged
+from tasks.models import losses
+from tasks.task import FederatedData, Task
+
+
+class Evaluated(NamedTuple):
+    """What an evaluation found.
+
+    Attributes:
+      columns: Metrics by column of metrics.csv.
+      clients: The metrics of each client on its own test examples; `None` if clients have none.
+    """
+
+    columns: collections.OrderedDict[str, float]
+    clients: evaluation.ClientMetrics | None
+
+
+class Evaluations:
+    """What a run measures of its model, by the run's settings."""
+
+    def __init__(
+        self,
+        task: Task,
+        train: FederatedData,
+        settings: Mapping[str, Any],
+        built: task_models.TaskModel,
+        process: Any,
+    ):
+        """Initialises and reads the test examples.
+
+        Args:
+          task: The task.
+          train: What the clients train on.
+          settings: The run's settings.
+          built: The task's model.
+          process: The method's process; a staged one is asked for its findings.
+
+        Raises:
+          HparamError: If clients or classes that are to be followed are not there.
+        """
+        self._task, self._train, self._settings = task, train, settings
+        self._process = process
+        self._losses = training_losses.TrainingLosses(evaluation.Evaluator(*built), train)
+        self._tracked = None
+        if settings["track_clients"] is not None:
+            initial = built.model.initial_weights
+            self._tracked = self._losses.chosen(settings["track_clients"], initial)
+        if settings["evaluate_classes"]:
+            metrics = _class_metrics(task, built.num_outputs)
+            built = task_models.build(task, settings["seed"], metrics)
+        self._evaluator = evaluation.Evaluator(*built)
+        self._clients = self._central = self._validation = None
+        prepare = self._evaluator.prepare
+        if task.test is not None and np.sum(task.test.sizes):
+            self._clients = prepare(task.test)
+        if task.central_test is not None and len(task.central_test.y):
+            # Often both are the same examples, which then need not go through the model twice.
+            if not (self._clients and evaluation.same_examples(task.central_test, task.test)):
+                self._central = prepare(evaluation.OneClient(task.central_test))
+            self._validation = self._central
+            size = settings["num_validation_examples"]
+            if size != -1:
+                number = len(task.central_test.y)
+                rows = randomness.validation_rows(settings["seed"], number, size)
+                self._validation = prepare(evaluation.OneClient(task.central_test, rows))
+
+    def __call__(
+        self,
+        weights: Sequence[np.ndarray],
+        state: Any,
+        client_states: ClientStates | None,
+        final: bool = False,
+    ) -> Evaluated:
+        """Evaluates on central test data (clients' together if there is none) and on clients'.
+
+        Where clients have models of their own, those are what their fairness is measured on.
+
+        Args:
+          weights: The model's trainable weights.
+          state: The server's state.
+          client_states: What clients keep, if the method's clients do.
+          final: Whether to take all central test examples, whatever the run's settings.
+        """
+        columns = collections.OrderedDict()
+        central = self._central if final else self._validation
+        personal = self._personal(weights, client_states) if self._clients else None
+        clients = None
+        if self._clients and not (personal and central):
+            clients = self._evaluator(weights, self._clients)
+        evaluated = self._evaluator(weights, central) if central else clients
+        if evaluated:
+            columns.update((f"eval/{name}", value) for name, value in evaluated.pooled().items())
+        clients = personal or clients
+        if clients:
+            columns.update(self._fairness(clients))
+        columns.update(self._tracked_losses(weights))
+        columns.update(self._label_noise(state))
+        return Evaluated(columns, clients)
+
+    def improvement(
+        self, before: Sequence[np.ndarray], after: Sequence[np.ndarray], clients: np.ndarray
+    ) -> collections.OrderedDict[str, float]:
+        """Evaluates a round's clients on their training examples.
+
+        Args:
+          before: The model's weights before the round.
+          after: Those after it.
+          clients: Indices of the round's clients.
+
+        Returns:
+          Metrics by column.
+        """
+        fraction = self._losses.improved_fraction(before, after, clients)
+        return collections.OrderedDict({"fairness/improved_fraction": fraction})
+
+    def _personal(self, weights, client_states):
+        """Evaluates each client with its own model; `None` if the method has none."""
+        method = getattr(self._process, "method", None)
+        if method is None or method.personal_weights is None:
+            return None
+        ids = self._task.test.client_ids
+
+        def weights_of(client):
+            state = client_states.read([ids[client]])[0]
+            return method.personal_weights(state.kept) if state.visits else weights
+
+        return evaluation.evaluate_each(self._evaluator.model, weights_of, self._task.test)
+
+    def _fairness(self, clients):
+        task = self._task
+        statistics = fairness.summarize(
+            clients.by_client()[task.primary_metric],
+            clients.sizes,
+            higher_is_better=task.higher_is_better,
+        )
+        return {f"fairness/{task.primary_metric}_{name}": v for name, v in statistics.items()}
+
+    def _tracked_losses(self, weights):
+        if self._tracked is None:
+            return {}
+        ids = [self._train.client_ids[k] for k in self._tracked]
+        values = self._losses([weights], self._tracked)[0]
+        return {outputs.TRACKED + name: v for name, v in zip(ids, values, strict=True)}
+
+    def _label_noise(self, state):
+        """Compares what the method knows of wrong labels with what the task does."""
+        if not isinstance(self._process, staged.StagedProcess):
+            return {}
+        findings = self._process.findings(state)
+        if findings is None or self._task.clean_train is None:
+            return {}
+        most = self._settings["max_elements_per_client"]
+        given, true = (
+            staged.TrainingClients(cohorts.first_examples(data, most), self._settings)
+            for data in (self._task.train, self._task.clean_train)
+        )
+        return staged.label_noise(findings, given, true)
+
+
+def _class_metrics(task: Task, number: int) -> dict[str, Callable]:
+    """Returns the accuracy on each of so many classes, by name."""
+    y = task.train.examples(0).y
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise HparamError(
+            f"--evaluate_classes has no meaning with --task={task.name}, whose examples have no "
+            "class."
+        )
+    return {f"accuracy_class_{c}": losses.accuracy_of_class(c) for c in range(number)}

@@ -1,0 +1,52 @@
+"""The model of a task in the form that methods take."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+import tff_algos
+from simulation.errors import RunError
+from tasks.task import ElementwiseFn, Task
+
+
+class TaskModel(NamedTuple):
+    """A task's model.
+
+    Attributes:
+      model: The model, a `tff_algos.model.Model`.
+      num_outputs: Numbers that it gives for one example.
+    """
+
+    model: "tff_algos.Model"
+    num_outputs: int
+
+
+def build(
+    task: Task, seed: int, further_metrics: Mapping[str, ElementwiseFn] | None = None
+) -> TaskModel:
+    """Builds the model of a task.
+
+    Args:
+      task: The task.
+      seed: Seed of the initial weights.
+      further_metrics: Metrics by name, beside the task's own.
+
+    Raises:
+      RunError: If methods cannot take the model.
+    """
+    import tensorflow as tf
+
+    y = task.train.examples(0).y
+    try:
+        keras_model = task.keras_model_fn(seed)
+        model = tff_algos.from_keras(
+            keras_model,
+            loss=task.loss,
+            metrics={**task.metrics, **(further_metrics or {})},
+            y_spec=tf.TensorSpec([None, *y.shape[1:]], y.dtype),
+            loss_reduction=task.loss_reduction,
+        )
+    except tff_algos.ModelError as e:
+        raise RunError(f"The model of task {task.name} cannot be used: {e}") from e
+    return TaskModel(model, int(np.prod(keras_model.output_shape[1:])))
