@@ -35,7 +35,7 @@ def load_runs(folders: Iterable[str]) -> pd.DataFrame:
     Raises:
       RunError: If there is no run, or a damaged one.
     """
-    runs = find_runs(folders)
+    runs = run_folders.find_runs(folders)
     parts = []
     for run, label in zip(runs, run_folders.labels(runs), strict=True):
         flags = pd.DataFrame([{f"flag/{k}": v for k, v in run.flags.items()}])
@@ -46,22 +46,7 @@ def load_runs(folders: Iterable[str]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def find_runs(folders: Iterable[str]) -> list[run_folders.Run]:
-    """Returns the runs in folders, at any depth, by path.
-
-    Raises:
-      RunError: If a folder holds no run, or a damaged one.
-    """
-    found = {}
-    for folder in folders:
-        paths = sorted(pathlib.Path(folder).rglob("hparams.json"))
-        if not paths:
-            raise RunError(f"{folder} holds no run: no hparams.json in it or below it.")
-        found |= {path.parent: None for path in paths}
-    return [run_folders.read_run(str(path)) for path in found]
-
-
-def differing_flags(runs: Sequence[run_folders.Run]) -> pd.DataFrame:
+def differing_flags(runs: Sequence[run_folders.RunFolder]) -> pd.DataFrame:
     """Returns the flags in which runs differ: a row a flag, a column a label.
 
     A cell holds all values that runs of the label have; seeds and folders are left out.
@@ -79,7 +64,7 @@ def differing_flags(runs: Sequence[run_folders.Run]) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(dict.fromkeys(labels)))
 
 
-def aligned(runs: Sequence[run_folders.Run], column: str) -> pd.DataFrame:
+def aligned(runs: Sequence[run_folders.RunFolder], column: str) -> pd.DataFrame:
     """Returns a column of metrics.csv of all runs by round: index `round_num`, a column a run.
 
     The runs are named (label, seed); a round that a run has no value for is NaN.
@@ -113,7 +98,7 @@ class Difference(NamedTuple):
     high: float
 
 
-def paired_differences(runs: Sequence[run_folders.Run], column: str) -> list[Difference]:
+def paired_differences(runs: Sequence[run_folders.RunFolder], column: str) -> list[Difference]:
     """Compares every label with the first one, seed by seed.
 
     Args:
@@ -165,7 +150,7 @@ def report(folders: Sequence[str], column: str, output: pathlib.Path) -> str:
     Raises:
       RunError: If runs can't be read or compared.
     """
-    runs = find_runs(folders)
+    runs = run_folders.find_runs(folders)
     flags = differing_flags(runs)
     lines = [f"## Flags that differ ({len(runs)} runs)\n"]
     lines.append(flags.to_markdown() if len(flags) else "None but seeds and folders.")

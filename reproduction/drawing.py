@@ -23,13 +23,13 @@ import pandas as pd
 
 from common import figures
 from reproduction import plots, results, run_folders
-from reproduction.items import Run, Setup
+from reproduction.items import PlannedRun, Setup
 from simulation import experiment_flags
 
 
 def draw(
     setup: Setup,
-    runs: Sequence[Run],
+    runs: Sequence[PlannedRun],
     chosen: Mapping[str, Mapping[str, Any]],
     folder: pathlib.Path,
 ) -> list[str]:
@@ -44,8 +44,8 @@ def draw(
     Returns:
       Paths of the files written; none for a figure that no run has anything for.
     """
-    begun = [r for r in runs if r.point == chosen[r.row] and results.read_metrics(r)]
-    ended = [r for r in begun if results.read_summary(r)]
+    begun = [r for r in runs if r.point == chosen[r.row] and len(r.read().rounds)]
+    ended = [r for r in begun if r.read().summary]
     for old in (path for kind in KINDS for path in folder.glob(f"{kind}*.p[dn][fg]")):
         old.unlink(missing_ok=True)
     paths = []
@@ -62,7 +62,7 @@ def draw(
 def _points(runs, column) -> pd.DataFrame:
     parts = []
     for run in runs:
-        metrics = run_folders.read_run(str(run.folder)).metrics
+        metrics = run.read().metrics
         if column in metrics:
             values = metrics[["round_num", column]].dropna().rename(columns={column: "value"})
             parts.append(values.assign(method=run.row, seed=run.seed))
@@ -85,7 +85,7 @@ def _title(setup) -> str:
 def _density(setup, runs, wanted):
     values = {}
     for run in runs:
-        clients = run_folders.read_run(str(run.folder)).clients
+        clients = run.read().clients
         if clients is not None and wanted["column"] in clients:
             values.setdefault(run.row, []).append(clients[wanted["column"]].dropna())
     joined = {row: pd.concat(parts).to_numpy() for row, parts in values.items()}
@@ -115,7 +115,7 @@ def _settings_and_values(setup, runs, *flags) -> pd.DataFrame:
     for run in runs:
         in_force = experiment_flags.parse(run.command).in_force
         method = in_force["algorithm"]
-        ended = results.read_summary(run) is not None
+        ended = run.read().summary is not None
         value = results.column_value(run, setup.columns[0]) if ended else float("nan")
         named = {flag: in_force[flag.format(method=method)] for flag in flags}
         rows.append({"method": run.row.split(" ")[0], "seed": run.seed, **named, "value": value})
@@ -132,7 +132,7 @@ def _rates(setup, runs, wanted):
 def _best_rates(setup, runs, wanted):
     points = _settings_and_values(setup, runs, "client_learning_rate", "server_learning_rate")
     losses = {"metric": "eval/loss", "last_rounds": 100}
-    ended = [results.read_summary(run) is not None for run in runs]
+    ended = [run.read().summary is not None for run in runs]
     points["loss"] = [
         results.column_value(run, losses) if e else float("inf")
         for run, e in zip(runs, ended, strict=True)

@@ -38,6 +38,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hparams import HparamError, Value
+from reproduction import run_folders
 from simulation import experiment_flags
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
@@ -117,8 +118,8 @@ class Item:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Run:
-    """One run of a row.
+class PlannedRun:
+    """One run of a row, done or to be done.
 
     Attributes:
       row: Name of the row.
@@ -142,6 +143,10 @@ class Run:
     def name(self) -> str:
         """Name of the run: that of its folder."""
         return self.folder.name
+
+    def read(self) -> run_folders.RunFolder:
+        """Returns what the run has left so far."""
+        return run_folders.opened(self.folder)
 
 
 def load_item(paper: str, item: str) -> Item:
@@ -245,7 +250,7 @@ def planned_runs(
     root: str,
     data_dir: str | None = None,
     max_rounds: int | None = None,
-) -> list[Run]:
+) -> list[PlannedRun]:
     """Returns runs in order: rows, then grid points, then seeds.
 
     Args:
@@ -265,7 +270,7 @@ def planned_runs(
     return runs
 
 
-def _run(setup, row, point, seed, root, data_dir, max_rounds) -> Run:
+def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
     settings = {**row.settings, **point}
     whole = settings.get("total_rounds", setup.rounds)
     rounds = min(whole, max_rounds or whole)
@@ -288,7 +293,7 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> Run:
         command.append(f"--data_dir={pathlib.Path(data_dir).absolute()}")
     folder = pathlib.Path(root).absolute() / setup.paper / setup.folder / f"{name}_seed{seed}"
     command += [f"--root_output_dir={folder.parent}", f"--experiment_name={folder.name}"]
-    return Run(row.name, seed, point, folder, tuple(command), rounds, whole)
+    return PlannedRun(row.name, seed, point, folder, tuple(command), rounds, whole)
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from common import command_line
 from reproduction import board, storage
-from reproduction.items import REPO, ReproduceError, Run
+from reproduction.items import REPO, PlannedRun, ReproduceError
 from simulation import experiment_flags
 from simulation.errors import RunError
 from simulation.records import outputs
@@ -75,7 +75,7 @@ class Outcome:
     said: str
 
 
-def is_done(run: Run) -> bool:
+def is_done(run: PlannedRun) -> bool:
     """Returns whether the run's folder holds all of its rounds, with the run's settings.
 
     Raises:
@@ -83,8 +83,7 @@ def is_done(run: Run) -> bool:
     """
     request = experiment_flags.parse(run.command)
     try:
-        summary = outputs.read_json(str(run.folder / "summary.json"))
-        hparams = outputs.read_json(str(run.folder / "hparams.json")) or {}
+        summary, hparams = run.read().ended, run.read().recorded or {}
     except RunError:
         return False  # The run itself tells what is damaged.
     recorded = hparams.get("flags")
@@ -103,8 +102,8 @@ def is_done(run: Run) -> bool:
 
 
 def execute(
-    runs: Sequence[Run], resources: Resources, max_minutes: float | None = None
-) -> dict[Run, Outcome]:
+    runs: Sequence[PlannedRun], resources: Resources, max_minutes: float | None = None
+) -> dict[PlannedRun, Outcome]:
     """Runs what is missing.
 
     Args:
@@ -177,7 +176,7 @@ class Estimate(NamedTuple):
     source: str
 
 
-def estimate(runs: Sequence[Run], given: Mapping[str, float]) -> list[Estimate]:
+def estimate(runs: Sequence[PlannedRun], given: Mapping[str, float]) -> list[Estimate]:
     """Returns what the rows of a set-up still cost.
 
     Args:
@@ -186,8 +185,7 @@ def estimate(runs: Sequence[Run], given: Mapping[str, float]) -> list[Estimate]:
     """
     measured = {}
     for run in runs:
-        rows = outputs.read_csv(str(run.folder / "metrics.csv"))[1]
-        seconds = [float(r["time/round_seconds"]) for r in rows if r.get("time/round_seconds")]
+        seconds = run.read().values("time/round_seconds")[1].tolist()
         # The first rounds trace and compile.
         if len(seconds) > 2:
             measured.setdefault(run.row, []).append(statistics.median(seconds))

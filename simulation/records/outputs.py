@@ -35,6 +35,7 @@ import secrets
 import shutil
 import subprocess
 import time
+import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,9 @@ import numpy as np
 from simulation.errors import RunError
 from simulation.records import checkpoints, files
 from tasks import fingerprint
+
+if typing.TYPE_CHECKING:
+    import pandas as pd
 
 ROUND = "round_num"
 # Columns of clients whose training loss is followed (--track_clients).
@@ -454,6 +458,22 @@ def read_csv(path: str) -> tuple[list[str], list[dict[str, str]]]:
         if len(line) != len(columns) or not all(map(_is_number, line)):
             raise RunError(f"{path} is damaged: see the row of round {line[0]}.")
     return columns, [dict(zip(columns, line, strict=True)) for line in lines]
+
+
+def read_metrics(path: str) -> "pd.DataFrame":
+    """Reads metrics.csv as numbers.
+
+    Returns:
+      `round_num` (int), then float columns, NaN where a row is blank.
+
+    Raises:
+      RunError: If it cannot be read or is not a file of metrics.
+    """
+    import pandas as pd  # Takes longer to import than a wrong flag to be told of.
+
+    columns, rows = read_csv(path)
+    metrics = pd.DataFrame(rows, columns=columns, dtype=object).replace("", np.nan)
+    return metrics.astype({c: int if c == ROUND else float for c in columns})
 
 
 def _is_round(line) -> bool:

@@ -84,13 +84,36 @@ def test_runs_are_named_by_what_differs_within_a_method(tmp_path):
     }
 
 
-def test_final_is_the_mean_of_the_last_rounds(tmp_path):
-    run = run_folders.read_run(make_run(tmp_path, "a", accuracies(0.1, "", 0.3, 0.5)))
+def test_the_mean_of_the_last_rounds(tmp_path):
+    """Blank rounds don't count, and no more than a run's second half does."""
+    rows = accuracies(0.1, "", 0.2, 0.3, "", 0.5)
+    run = run_folders.read_run(make_run(tmp_path, "a", rows))
+    for rounds, mean in ((1, 0.5), (2, 0.5), (3, 0.4), (4, 0.4), (100, 0.4)):
+        assert run_folders.mean_of_last(run, "eval/accuracy", rounds) == pytest.approx(mean)
+        assert run_folders.final(run, "eval/accuracy", rounds) == pytest.approx(mean)
+    assert np.isnan(run_folders.mean_of_last(run, "eval/loss", 1))
+
+
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_a_run_that_diverged_has_no_mean(tmp_path, value):
+    run = run_folders.read_run(make_run(tmp_path, "a", accuracies(0.1, 0.1, value, 0.5)))
+    assert np.isnan(run_folders.final(run, "eval/accuracy", 2))
     assert run_folders.final(run, "eval/accuracy", 1) == 0.5
-    assert run_folders.final(run, "eval/accuracy", 3) == pytest.approx(0.4)
-    assert run_folders.final(run, "eval/accuracy", 100) == pytest.approx(0.3)
-    diverged = run_folders.read_run(make_run(tmp_path, "b", accuracies(0.1, "inf")))
-    assert np.isnan(run_folders.final(diverged, "eval/accuracy", 2))
+
+
+def test_a_folder_is_read_once_until_it_changes(tmp_path, monkeypatch):
+    read, original = [], run_folders.outputs.read_csv
+    monkeypatch.setattr(
+        run_folders.outputs, "read_csv", lambda path: read.append(path) or original(path)
+    )
+    folder = make_run(tmp_path, "a", accuracies(0.1, 0.2))
+    assert run_folders.opened(folder).last_round == run_folders.opened(folder).last_round == 2
+    assert len(read) == 1
+    with open(tmp_path / "a" / "metrics.csv", "a") as file:
+        file.write("3,0.3\n")
+    assert run_folders.opened(folder).last_round == 3 and len(read) == 2
+    (tmp_path / "a" / "metrics.csv").unlink()
+    assert run_folders.opened(folder).last_round == 0
 
 
 @pytest.mark.parametrize(
