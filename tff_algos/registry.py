@@ -144,6 +144,11 @@ CLIENT_LR_SCHEDULES = {
 }
 
 
+def decay(name: str, default: float, help_text: str, source: str) -> hparams_lib.Hparam:
+    """Returns the setting of a moving average's decay, or of a momentum: a number in [0, 1)."""
+    return _H(name, default, help_text, source, minimum=0.0, maximum=1.0, exclusive_maximum=True)
+
+
 def _optional(name, help_text, **limits):
     return _H(name, None, help_text, source="TFF", type=float, flag=name, **limits)
 

@@ -373,7 +373,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "fedams": [
         ("beta1 * m + (1.0 - beta1) * d", "beta1 * m - (1.0 - beta1) * d"),
         ("beta2 * v + (1.0 - beta2) * d**2", "beta2 * v + d**2"),
-        ("tf.maximum(h, v)", "v"),
+        ("each(tf.maximum, slots.v_max, v)", "v"),
         ("x + eta * (m", "x - eta * (m"),
         ("z + epsilon_max", "z"),
         ("return Slots(m, v, v_max, t)", "return Slots(slots.m, v, v_max, t)"),

@@ -34,7 +34,7 @@ from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
+from tff_algos.registry import MethodSpec, decay
 from tff_algos.weights import Weights, constants, each, zeros
 
 _TAU = Hparam(
@@ -57,31 +57,13 @@ _VARIANT = Hparam(
     flag="fedopt_variant",
 )
 
-
-def _decay(name, default, help_text):
-    return Hparam(
-        name,
-        default,
-        help_text,
-        source="Adaptive Federated Optimization, section 5.2 (0.9, 0.99)",
-        minimum=0.0,
-        maximum=1.0,
-        exclusive_maximum=True,
-    )
-
-
+_SECTION = "Adaptive Federated Optimization, section 5.2"
 _MOMENTS = (
-    _decay("beta1", 0.9, "Decay beta_1 of the server's moving average."),
-    _decay("beta2", 0.99, "Decay beta_2 of the server's moving average."),
+    decay("beta1", 0.9, "Decay beta_1 of the server's moving average.", f"{_SECTION} (0.9, 0.99)"),
+    decay("beta2", 0.99, "Decay beta_2 of the server's moving average.", f"{_SECTION} (0.9, 0.99)"),
 )
-_MOMENTUM = Hparam(
-    "momentum",
-    0.9,
-    "Server momentum: u <- momentum * u + g, no dampening, no Nesterov.",
-    source="Adaptive Federated Optimization, section 5.2",
-    minimum=0.0,
-    maximum=1.0,
-    exclusive_maximum=True,
+_MOMENTUM = decay(
+    "momentum", 0.9, "Server momentum: u <- momentum * u + g, no dampening, no Nesterov.", _SECTION
 )
 
 
@@ -280,13 +262,20 @@ def _adaptive(eta, beta1, beta2, tau, variant, second_moment) -> ServerOptimizer
         v = each(lambda v, s: second_moment(v, s**2), slots.v, g if released else m)
         rate = eta
         if released:
-            # In float32, 1 - 0.99 alone is off by 6e-6.
-            left = [1.0 - tf.cast(b, tf.float64) ** tf.cast(t, tf.float64) for b in (beta1, beta2)]
-            rate = tf.cast(eta * tf.sqrt(left[1]) / left[0], tf.float32)
+            left1, left2 = bias_left(beta1, t), bias_left(beta2, t)
+            rate = tf.cast(eta * tf.sqrt(left2) / left1, tf.float32)
         x = each(lambda x, m, v: x - rate * m / (tf.sqrt(v) + tau), x, m, v)
         return Moments(m, v, t), x
 
     return ServerOptimizer(initialize, step)
+
+
+def bias_left(beta: float, t: tf.Tensor) -> tf.Tensor:
+    """Returns 1 - β^t, float64 scalar, by which a moving average from 0 is too small after t steps.
+
+    In float32, 1 - 0.99 alone is off by 6e-6.
+    """
+    return 1.0 - tf.cast(beta, tf.float64) ** tf.cast(t, tf.float64)
 
 
 def _filled(weights: Weights, value: float) -> Weights:
