@@ -190,3 +190,12 @@ def next_state(before: Any, after: Any, total_weight: tf.Tensor) -> Any:
     """
     state = tf.nest.map_structure(lambda a, b: tf.where(total_weight > 0, a, b), after, before)
     return state._replace(round_num=before.round_num + 1)
+
+
+def proximal_term(mu: float, x: Weights) -> Callable:
+    """Returns the `correct_gradient` of `client.train` that adds μ (x_k - x) to each gradient."""
+
+    def add(gradient: Weights, x_k: Weights) -> Weights:
+        return weights_lib.each(lambda g, w, c: g + mu * (w - c), gradient, x_k, x)
+
+    return add

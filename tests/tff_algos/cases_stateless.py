@@ -18,7 +18,7 @@ from tests.oracles import (
     stem,
 )
 from tests.tff_algos import toy
-from tests.tff_algos.case import STEP, Case
+from tests.tff_algos.case import STEP, WEIGHT, Case
 from tff_algos import registry
 
 
@@ -336,7 +336,7 @@ _FEDDA_COMMON = [
 MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "fedprox": [("g + mu * (w - c)", "g - mu * (w - c)"), *STEP],
     "fednova": [
-        _WEIGHT,
+        WEIGHT,
         ("g + mu * (w - c)", "g - mu * (w - c)"),
         ("rho * counter + 1.0", "counter + 1.0"),
         ("(1.0 - learning_rate * mu) * a", "(1.0 + learning_rate * mu) * a"),

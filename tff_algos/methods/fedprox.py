@@ -26,12 +26,11 @@ from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import MethodSpec
-from tff_algos.weights import each
 
 SPEC = MethodSpec(
     name="fedprox",
     summary="Federated averaging whose clients are held near the broadcast model.",
-    paper=("Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127"),
+    paper="Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127",
     hparams=(
         Hparam(
             "mu",
@@ -51,13 +50,8 @@ def build(model: Model, local: client.LocalTraining, *, mu: float) -> Method:
 
     def client_update(broadcast: averaging.Broadcast, data, client_state=None):
         x, eta_l = broadcast
-
-        def add_proximal_term(gradient, x_k):
-            return each(lambda g, w, c: g + mu * (w - c), gradient, x_k, x)
-
-        trained = client.train(
-            model, local.optimizer(), eta_l, x, data, add_proximal_term, client_state
-        )
+        pull = averaging.proximal_term(mu, x)
+        trained = client.train(model, local.optimizer(), eta_l, x, data, pull, client_state)
         return averaging.give_delta(local, x, trained, data, client_state)
 
     return averaging.build(model, local, client_update, client_state=local.client_state(model))
