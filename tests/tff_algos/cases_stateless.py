@@ -18,7 +18,7 @@ from tests.oracles import (
     stem,
 )
 from tests.tff_algos import toy
-from tests.tff_algos.case import STEP, WEIGHT, Case
+from tests.tff_algos.case import ROUND, STEP, WEIGHT, Case
 from tff_algos import registry
 
 
@@ -390,16 +390,16 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("tf.where(is_first, gamma_b, grown)", "grown"),
         ("tf.minimum(polyak, bound)", "polyak"),
         ("at.num_examples / n_k", "1.0"),
-        ("state._replace(weights=x)", "state"),
+        *STEP,
     ],
     "adaalter": [
-        _WEIGHT,
-        _ROUND,
+        WEIGHT,
+        ROUND,
         ("a + j * epsilon**2", "a + epsilon**2"),
-        ("at.gradient, synchronised, strict", "at.gradient, own, strict"),
+        ("synchronised,\n            )", "own,\n            )"),
         ("a + g**2", "a - g**2"),
-        ("ServerState(x, tuple(accumulator),", "ServerState(x, state.accumulator,"),
-        ("x + eta_server * d", "x - eta_server * d"),
+        ("ServerState(x, mean.accumulator,", "ServerState(x, state.accumulator,"),
+        *STEP[:2],
     ],
     "mfl": [
         _WEIGHT,
@@ -418,10 +418,10 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ('slots["learning_rate"] = learning_rate', ""),
     ],
     "centralized": [
-        ("weights=client.zero_unless(finite, trained.weights)", "weights=x"),
-        ("slots=client.zero_unless(finite, slots)", "slots=broadcast.slots"),
-        ("kept=tf.cast(finite, tf.float32)", "kept=client.num_examples(data)"),
-        ("ServerState(tuple(x), slots,", "ServerState(tuple(x), state.slots,"),
+        ("Report(trained.weights, slots)", "Report(x, slots)"),
+        ("Report(trained.weights, slots)", "Report(trained.weights, broadcast.slots)"),
+        ("tf.cast(client.has_examples(data), tf.float32)", "client.num_examples(data)"),
+        ("ServerState(mean.weights, mean.slots,", "ServerState(mean.weights, state.slots,"),
         ('slots["learning_rate"] = local.learning_rate(state.round_num)', ""),
         ("optimizer.next(slots, at.weights", "optimizer.next(broadcast.slots, at.weights"),
     ],
@@ -433,10 +433,10 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("client.full_loss(model, x, data)", "client.full_loss(model, trained.weights, data)"),
     ],
     "fedlocal": [
-        _WEIGHT,
-        ("x + eta * d for", "x - eta * d for"),
+        WEIGHT,
+        *STEP[:2],
         ("(1.0 - beta) * p", "p"),
-        ("q + a for", "a for"),
+        ("q + a, q, a", "a, q, a"),
         ("(tf.sqrt(v) + epsilon)", "tf.sqrt(v + epsilon)"),
         ('(tf.sqrt(v) + slots["epsilon"])', "tf.sqrt(v)"),
         ("v + g**2, v, gradients", "g**2, v, gradients"),

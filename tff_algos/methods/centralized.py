@@ -32,12 +32,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from hparams import Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
+from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import MethodSpec, RoundPlan
-from tff_algos.weights import Weights
+from tff_algos.weights import Weights, constants
 
 
 def _plan(settings, round_num, total_rounds):
@@ -47,14 +46,14 @@ def _plan(settings, round_num, total_rounds):
 
 SPEC = MethodSpec(
     name="centralized",
-    summary=("One optimizer on the pooled, shuffled examples of all clients: the yardstick."),
-    paper=("Reddi, Charles, et al., Adaptive Federated Optimization, arXiv 2003.00295"),
+    summary="One optimizer on the pooled, shuffled examples of all clients: the yardstick.",
+    paper="Reddi, Charles, et al., Adaptive Federated Optimization, arXiv 2003.00295",
     hparams=(
         Hparam(
             "steps_per_round",
             None,
-            "Minibatches of a round, which goes on in the shuffled epoch where the last "
-            "one stopped. Unset: a round is client_epochs_per_round whole epochs.",
+            "Minibatches of a round, which goes on in the shuffled epoch where the last one "
+            "stopped. Unset: a round is client_epochs_per_round whole epochs.",
             source="Adaptive Federated Optimization, App. E.6, counts epochs",
             type=int,
             minimum=1,
@@ -89,20 +88,11 @@ class Broadcast(NamedTuple):
     slots: Any
 
 
-class ClientUpdate(NamedTuple):
-    """What the client sends back.
-
-    Attributes:
-      weights: x after the round's last step; zero if dropped.
-      slots: s likewise.
-      kept: 1, or 0 if dropped or without examples, float32 scalar.
-      metrics: See `client.round_metrics`.
-    """
+class Report(NamedTuple):
+    """What the client sends back: x and s after the round's last step."""
 
     weights: Weights
     slots: Any
-    kept: tf.Tensor
-    metrics: Any
 
 
 def build(model: Model, local: client.LocalTraining, *, steps_per_round: int | None) -> Method:
@@ -117,19 +107,17 @@ def build(model: Model, local: client.LocalTraining, *, steps_per_round: int | N
     optimizer = local.optimizer()
 
     def initialize() -> ServerState:
-        x = tuple(tf.constant(w) for w in model.initial_weights)
+        x = constants(model.initial_weights)
         slots = client.initial_slots(optimizer, x, local.learning_rate(tf.constant(0)))
         floats = tf.nest.map_structure(lambda s: tf.cast(s, tf.float32), slots)
         return ServerState(x, floats, tf.constant(0))
 
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
+    def broadcast(state: ServerState) -> Broadcast:
         slots = state.slots.copy()
         slots["learning_rate"] = local.learning_rate(state.round_num)
         return Broadcast(state.weights, slots)
 
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data) -> ClientUpdate:
+    def client_update(broadcast: Broadcast, data):
         x, slots = broadcast
 
         def step(at, slots):
@@ -137,25 +125,12 @@ def build(model: Model, local: client.LocalTraining, *, steps_per_round: int | N
             return tuple(x), slots
 
         trained, slots = client.take_steps(model, step, x, slots, data)
-        finite = client.is_finite((trained.weights, slots))
-        return ClientUpdate(
-            weights=client.zero_unless(finite, trained.weights),
-            slots=client.zero_unless(finite, slots),
-            kept=tf.cast(finite & client.has_examples(data), tf.float32),
-            metrics=client.round_metrics(trained, data, finite),
-        )
+        weight = tf.cast(client.has_examples(data), tf.float32)
+        return averaging.give(Report(trained.weights, slots), weight, trained, data)
 
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, mean, kept) -> ServerState:
-        x, slots = mean
-        return next_state(state, ServerState(tuple(x), slots, state.round_num), kept)
+    def server_update(state: ServerState, mean: Report) -> ServerState:
+        return ServerState(mean.weights, mean.slots, state.round_num)
 
-    def next_round(federation, state, clients):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients)
-        mean = federation.mean((update.weights, update.slots), update.kept)
-        kept = federation.sum(update.kept)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
-        return federation.map_server(server_update, state, mean, kept), metrics
-
-    return Method(initialize, next_round)
+    return averaging.build(
+        model, local, client_update, server_update, initialize=initialize, broadcast=broadcast
+    )
