@@ -4,6 +4,7 @@ Their clients keep something between rounds, or all of them are asked in some ro
 """
 
 from tests.oracles import client_adam, climb, ditto, scaffold
+from tests.tff_algos.case import STEP, WEIGHT
 from tests.tff_algos.cases_stateless import case_of
 
 _MOMENTS = {"client_lr": 0.05, "beta1": 0.6, "beta2": 0.8, "epsilon": 0.01}
@@ -57,10 +58,9 @@ MUTATIONS = {
         ('zeros(x) if first_visit == "zero" else c', "zeros(x)"),
     ],
     "client_adam": [
-        ("client.zero_unless(finite, local.client_weight(data))", "tf.ones([])"),
-        ("x + eta_g * d", "x - eta_g * d"),
-        ("x + eta_g * d", "x + d"),
-        ("(1.0 - beta1) * g for", "g for"),
+        WEIGHT,
+        *STEP,
+        ("(1.0 - beta1) * g, m", "g, m"),
         ("(1.0 - beta2) * g**2", "g**2"),
         ("return tf.cast(1.0 - power", "return tf.cast(1.0 + power"),
         ("steps += 1", "steps += 0"),
