@@ -169,12 +169,12 @@ CASES: dict[str, list[Case]] = {
             beta2=0.8,
             epsilon=0.01,
             server_learning_rate=0.8,
-            adjustment=adjustment,
+            option=option,
             t_unit=t_unit,
             weighting=weighting,
             halved=weighting is None,
         )
-        for adjustment, t_unit, weighting in (
+        for option, t_unit, weighting in (
             ("1", "round", None),
             ("2", "step", "examples"),
             ("3", "round", None),

@@ -105,7 +105,7 @@ def test_fednova_with_equal_steps_is_fedavg(problem, name, momentum):
 def test_fedcada_without_adjustment_is_adam_without_bias_correction(problem):
     """One client, several rounds: the moments go on where they were."""
     cohorts = [(4,), (4,)]
-    settings = dict(beta1=0.6, beta2=0.8, epsilon=0.01, adjustment="none")
+    settings = dict(beta1=0.6, beta2=0.8, epsilon=0.01, option="none")
     states = states_of(problem, "fedcada", cohorts, **settings)
     x, m, v, want = problem.initial_weights, 0.0, 0.0, []
     features, labels = problem.clients[4]

@@ -8,7 +8,7 @@ Learning", arXiv 2405.11811, Algorithm 2 and the adjustment functions of section
   β_1      beta1                 0.9       section 4.1 (0.1 or 0.9)
   β_2      beta2                 0.99      section 4.1
   ε        epsilon               1e-8      choice: not given
-  φ        adjustment            1         main tables: 1 is z, 2 is z², 3 sin z, 4 √z
+  φ        option                1         main tables: 1 is z, 2 is z², 3 sin z, 4 √z
   t        t_unit                round     Fig. 3, which plots φ over rounds
   η_g      server_learning_rate  1         choice: not given
   1/|S|    client_weighting      uniform   Algorithm 2
@@ -24,7 +24,7 @@ Deviations from the paper, which has no released code:
     of all earlier rounds, each counted by its longest client, and those of this round.
   * The gradient is taken at the previous iterate; the printed indices are off by one.
   * The options replace the correction (lines 12, 13), not the moments, as their formulas say.
-  * `adjustment=none` leaves the moments uncorrected (φ = 0), the ablation "w/o functions".
+  * `option=none` leaves the moments uncorrected (φ = 0), the ablation "w/o functions".
   * Table 3 has option 2 in front although the main tables use option 1; the default is the latter.
   * The paper says that φ always shrinks steps and fades. The factor √(1 + β_2^t) / (1 + β_1^t)
     exceeds 1 from round 10 on (β_1 = 0.9), and always for β_1 = 0.1.
@@ -51,13 +51,12 @@ SPEC = MethodSpec(
     hparams=(
         *client_adam.MOMENTS,
         Hparam(
-            "adjustment",
+            "option",
             "1",
             "Adjustment function phi of z = beta^t: option 1 is z, 2 is z^2, 3 is sin z, 4 is the "
             "root of z; none leaves the moments uncorrected.",
             source="FedCAda, main tables (its Table 3 has option 2 in front)",
             choices=("1", "2", "3", "4", "none"),
-            flag="fedcada_option",
         ),
         Hparam(
             "t_unit",
@@ -126,11 +125,11 @@ def build(
     beta1: float,
     beta2: float,
     epsilon: float,
-    adjustment: str,
+    option: str,
     t_unit: str,
 ) -> Method:
     """Builds FedCAda; see the module's docstring for the symbols."""
-    phi = ADJUSTMENTS[adjustment]
+    phi = ADJUSTMENTS[option]
 
     def initialize() -> ServerState:
         x = constants(model.initial_weights)
