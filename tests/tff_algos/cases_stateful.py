@@ -70,14 +70,14 @@ MUTATIONS = {
         ('if state == "keep" else None', ""),
     ],
     "ditto": [
-        ("client.zero_unless(finite, local.client_weight(data))", "tf.ones([])"),
-        ("x + eta * d", "x - eta * d"),
-        ("w - eta_l * g for w", "w + eta_l * g for w"),
+        WEIGHT,
+        *STEP,
+        ("w - eta_l * g, at.weights", "w + eta_l * g, at.weights"),
         ("v - eta_l * (g + strength", "v - eta_l * (g - strength"),
         ("v - eta_l * (g +", "v + eta_l * (g +"),
         ("strength * (v - c)", "strength * v"),
         ("at.gradient_at(v)", "at.gradient"),
-        ("client.recall(client_state, tuple(x))", "tuple(x)"),
+        ("client.recall(client_state, x)", "x"),
         ("client.keep(client_state, data, finite & own_finite, own)", "client_state"),
     ],
     "climb": [
