@@ -11,7 +11,7 @@ from tests.oracles import (
     qfedavg,
     term,
 )
-from tests.tff_algos.case import Case
+from tests.tff_algos.case import DELTA, ROUND, Case
 
 _SGDM = dict(client_optimizer="sgdm", client_momentum=0.5)
 
@@ -163,9 +163,9 @@ MUTATIONS = {
         _ROUND,
     ],
     "adafedadam": [
-        _DELTA,
+        DELTA,
         ("sampled = client.first_batches(data, sample) if sample else data", "sampled = data"),
-        ("(model, broadcast.initial, sampled)", "(model, broadcast.initial, data)"),
+        ("(model, initial, sampled)", "(model, initial, data)"),
         ("tf.math.log(s / eta_k) + 1.0", "tf.math.log(s / eta_k)"),
         ("tf.math.divide_no_nan(-d, s)", "-d"),
         ("count * tf.math.divide_no_nan(ratio, scale)", "tf.math.divide_no_nan(ratio, scale)"),
@@ -180,7 +180,7 @@ MUTATIONS = {
         ("steps > warmup", "steps >= warmup"),
         ("certainty_floor)\n", "0.0)\n"),
         ("for c in (c_m, c_v)", "for c in (c_m, c_m)"),
-        _ROUND,
+        ROUND,
     ],
     "term": [
         _DELTA,
@@ -190,13 +190,13 @@ MUTATIONS = {
         _ROUND,
     ],
     "afl": [
-        _DELTA,
-        ("share * d for d in delta", "d for d in delta"),
+        DELTA,
+        ("share * d, delta", "d, delta"),
         ("gamma_lambda * tf.cast", "-gamma_lambda * tf.cast"),
         ("iterate, mixture, steps,", "iterate, state.mixture, steps,"),
         ("ServerState(reported, iterate,", "ServerState(reported, state.iterate,"),
         ("mixture, steps, state.round_num)", "mixture, state.steps, state.round_num)"),
-        _ROUND,
+        ROUND,
     ],
     "adafed": [
         ("x - tf.cast(step * v", "x + tf.cast(step * v"),
