@@ -192,6 +192,22 @@ def next_state(before: Any, after: Any, total_weight: tf.Tensor) -> Any:
     return state._replace(round_num=before.round_num + 1)
 
 
+class Gradient(NamedTuple):
+    """A client's ∇F_k(x), like the weights, and its weight in averages, float32 scalar."""
+
+    gradient: Weights
+    weight: tf.Tensor
+
+
+def give_gradient(
+    model: Model, local: client.LocalTraining, x: Weights, data: ClientData
+) -> Gradient:
+    """Returns what a client gives of its whole training set, zeros if that is not finite."""
+    gradient = client.full_loss(model, x, data).gradient
+    given = Gradient(gradient, local.client_weight(data))
+    return client.zero_unless(client.is_finite(gradient), given)
+
+
 def proximal_term(mu: float, x: Weights) -> Callable:
     """Returns the `correct_gradient` of `client.train` that adds μ (x_k - x) to each gradient."""
 

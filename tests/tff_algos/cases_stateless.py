@@ -323,6 +323,7 @@ CASES: dict[str, list[Case]] = {
 
 _WEIGHT = ("weight=client.zero_unless(finite, local.client_weight(data))", "weight=tf.ones([])")
 _ROUND = ("return next_state(state, after, total_weight)", "return after")
+_GRADIENT = ("Gradient(gradient, local.client_weight(data))", "Gradient(gradient, tf.ones([]))")
 _FEDDA_COMMON = [
     _WEIGHT,
     _ROUND,
@@ -459,24 +460,26 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("1.0 / 3.0", "1.0 / 2.0"),
     ],
     "fedlin": [
+        _GRADIENT,
         ("local.client_weight(data)", "tf.ones([])"),
         ("(here - there + g)", "(here - there)"),
         ("(here - there + g)", "(here + there - g)"),
         ("eta / steps if divide_rate else eta", "eta"),
-        ("x + eta_server * d", "x - eta_server * d"),
-        ("state._replace(weights=x)", "state"),
+        *STEP,
     ],
     "fafed": [
-        _ROUND,
+        ("return averaging.next_state(state, after, total_weight)", "return after"),
+        _GRADIENT,
         ("local.client_weight(data)", "tf.ones([])"),
+        *STEP[:2],
         ("(1.0 - alpha) * (m - old)", "(1.0 - alpha) * (m + old)"),
         ("tf.where(is_first, m, c)", "c"),
         ("beta * v + (1.0 - beta) * g**2", "beta * v + g**2"),
         ("tf.sqrt(v) + rho", "tf.sqrt(v + rho)"),
-        ("at.weights, tf.constant(False))", "tuple(x), tf.constant(False))"),
-        ("ServerState(x, tuple(m), tuple(v),", "ServerState(x, state.m, tuple(v),"),
-        ("ServerState(x, tuple(m), tuple(v),", "ServerState(x, tuple(m), state.v,"),
+        ("at.weights, tf.constant(False))", "x, tf.constant(False))"),
+        ("ServerState(x, mean.m, mean.v,", "ServerState(x, state.m, mean.v,"),
+        ("ServerState(x, mean.m, mean.v,", "ServerState(x, mean.m, state.v,"),
         ("state.updates + 1", "state.updates"),
-        ("tuple(g**2 for g in gradient)", "gradient"),
+        ("each(lambda g: g**2, gradient)", "gradient"),
     ],
 }
