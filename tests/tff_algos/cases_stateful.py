@@ -84,7 +84,7 @@ MUTATIONS = {
         ("1.0 + state.multipliers -", "1.0 - state.multipliers +"),
         ("share * (w - c)", "w - c"),
         ("tf.math.divide_no_nan(d, number)", "d"),
-        ("x + eta_g *", "x - eta_g *"),
+        *STEP[:2],
         ("losses - mean - epsilon", "losses - mean + epsilon"),
         ("losses - mean - epsilon", "mean - losses - epsilon"),
         ("counts * losses", "losses"),
@@ -94,6 +94,6 @@ MUTATIONS = {
         (" & ~tf.gather(state.seen, reports.index)", ""),
         ("multipliers, losses, seen & ~ends", "state.multipliers, losses, seen & ~ends"),
         ("losses, seen & ~ends", "losses, seen"),
-        ("kept * data.participates", "kept"),
+        ("counted * data.participates", "counted"),
     ],
 }

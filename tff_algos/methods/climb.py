@@ -40,11 +40,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from hparams import Hparam
-from tff_algos import client
+from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import MethodSpec, RoundPlan
-from tff_algos.weights import Weights
+from tff_algos.weights import Weights, constants, each, move
 
 
 def _plan(settings, round_num, total_rounds):
@@ -57,8 +57,8 @@ SPEC = MethodSpec(
     name="climb",
     summary="CLIMB: no client's loss may exceed the mean by more than epsilon.",
     paper=(
-        "Shen, Cervino, Hassani, Ribeiro, An Agnostic Approach to Federated Learning "
-        "with Class Imbalance, ICLR 2022"
+        "Shen, Cervino, Hassani, Ribeiro, An Agnostic Approach to Federated Learning with Class "
+        "Imbalance, ICLR 2022"
     ),
     hparams=(
         Hparam(
@@ -93,8 +93,8 @@ SPEC = MethodSpec(
         Hparam(
             "losses",
             "all",
-            "Whose losses move the multipliers: all, every client's at the start of a "
-            "block; seen, those of the clients that were drawn in the block.",
+            "Whose losses move the multipliers: all, every client's at the start of a block; "
+            "seen, those of the clients that were drawn in the block.",
             source="released code (all)",
             choices=("all", "seen"),
         ),
@@ -134,11 +134,11 @@ class Broadcast(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What the server learns of each client: its index (int32), F_k(x), and whether it is kept."""
+    """What the server learns of each client: its index, int32, F_k(x), and 1 if that counts."""
 
     index: tf.Tensor
     loss: tf.Tensor
-    kept: tf.Tensor
+    counted: tf.Tensor
 
 
 class ClientUpdate(NamedTuple):
@@ -146,13 +146,13 @@ class ClientUpdate(NamedTuple):
 
     Attributes:
       weighted_delta: w_k (x_k - x), like the weights; zero if dropped or not drawn.
-      takes_part: 1 if it counts among the K, else 0; float32 scalar.
+      number: 1 if it counts among the K, else 0; float32 scalar.
       report: Its `Report`.
       metrics: See `client.round_metrics`; zero if not drawn.
     """
 
     weighted_delta: Weights
-    takes_part: tf.Tensor
+    number: tf.Tensor
     report: Report
     metrics: Any
 
@@ -170,20 +170,16 @@ def build(
 ) -> Method:
     """Builds CLIMB; see the module's docstring for the symbols."""
     del losses  # It is the round's plan.
-    eta_g = local.server_learning_rate
 
     def initialize() -> ServerState:
-        x = tuple(tf.constant(w) for w in model.initial_weights)
-        zeros = tf.zeros([num_clients], tf.float64)
-        return ServerState(x, zeros, zeros, tf.fill([num_clients], False), tf.constant(0))
+        x, none = constants(model.initial_weights), tf.zeros([num_clients], tf.float64)
+        return ServerState(x, none, none, tf.fill([num_clients], False), tf.constant(0))
 
-    @tf.function(autograph=False)
     def prepare_broadcast(state: ServerState) -> Broadcast:
         shares = 1.0 + state.multipliers - tf.reduce_mean(state.multipliers)
         eta_l = local.learning_rate(state.round_num)
         return Broadcast(state.weights, tf.cast(shares, tf.float32), eta_l)
 
-    @tf.function(autograph=False)
     def client_update(broadcast: Broadcast, data) -> ClientUpdate:
         x, shares, eta_l = broadcast
         loss = client.evaluate(model, x, data)["loss"]
@@ -191,25 +187,22 @@ def build(
         batches = data._replace(mask=data.mask * data.participates)
         trained = client.train(model, local.optimizer(), eta_l, x, batches)
         share = tf.gather(shares, data.index)
-        delta = tuple(share * (w - c) for w, c in zip(trained.weights, x, strict=True))
+        delta = each(lambda w, c: share * (w - c), trained.weights, x)
         finite = client.is_finite((delta, loss))
         drawn = data.participates > 0
-        kept = tf.cast(finite & client.has_examples(data), tf.float32)
+        counted = tf.cast(finite & client.has_examples(data), tf.float32)
         return ClientUpdate(
             weighted_delta=client.zero_unless(finite & drawn, delta),
-            takes_part=kept * data.participates,
-            report=Report(data.index, client.zero_unless(finite, loss), kept),
+            number=counted * data.participates,
+            report=Report(data.index, client.zero_unless(finite, loss), counted),
             metrics=client.zero_unless(drawn, client.round_metrics(trained, data, finite)),
         )
 
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, total: Weights, number, reports: Report) -> ServerState:
-        x = tuple(
-            x + eta_g * tf.math.divide_no_nan(d, number)
-            for x, d in zip(state.weights, total, strict=True)
-        )
+    def server_update(state: ServerState, total: Weights, number, reports: Report):
+        mean = each(lambda d: tf.math.divide_no_nan(d, number), total)
+        x = move(state.weights, local.server_learning_rate, mean)
         # The first loss of a block counts.
-        is_new = (reports.kept > 0) & ~tf.gather(state.seen, reports.index)
+        is_new = (reports.counted > 0) & ~tf.gather(state.seen, reports.index)
         places = tf.boolean_mask(reports.index, is_new)[:, None]
         found = tf.boolean_mask(tf.cast(reports.loss, tf.float64), is_new)
         losses = tf.tensor_scatter_nd_update(state.losses, places, found)
@@ -219,7 +212,11 @@ def build(
         multipliers = tf.where(
             ends & seen, _ascend(state.multipliers, losses, seen), state.multipliers
         )
-        return ServerState(x, multipliers, losses, seen & ~ends, round_num)
+        largest = tf.cast(tf.reduce_max(multipliers), tf.float32)
+        return averaging.Outcome(
+            ServerState(x, multipliers, losses, seen & ~ends, round_num),
+            collections.OrderedDict(largest_lambda=largest),
+        )
 
     def _ascend(multipliers, losses, seen):
         counts = tf.cast(seen, tf.float64)
@@ -227,19 +224,15 @@ def build(
         slope = losses - mean - epsilon
         return tf.clip_by_value(multipliers + lr_lambda / num_clients * slope, 0.0, lambda_max)
 
-    @tf.function(autograph=False)
-    def summarize(metrics, state: ServerState):
-        largest = tf.cast(tf.reduce_max(state.multipliers), tf.float32)
-        return client.summarize_with(metrics, collections.OrderedDict(largest_lambda=largest))
-
     def next_round(federation, state, clients):
         broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
         update = federation.map_clients(client_update, broadcast, clients)
         total = federation.sum(update.weighted_delta)
-        number = federation.sum(update.takes_part)
+        number = federation.sum(update.number)
         reports = federation.stack(update.report)
+        outcome = federation.map_server(server_update, state, total, number, reports)
         metrics = federation.sum(update.metrics)
-        state = federation.map_server(server_update, state, total, number, reports)
-        return state, federation.map_server(summarize, metrics, state)
+        metrics = federation.map_server(client.summarize_with, metrics, outcome.metrics)
+        return outcome.state, metrics
 
     return Method(initialize, next_round)
