@@ -236,18 +236,20 @@ def train(
     data: ClientData,
     correct_gradient: Callable = lambda gradient, weights: gradient,
     client_state: ClientState | None = None,
+    slots: Any = None,
 ) -> LocalResult:
     """Trains a client's model on its batches, in order.
 
     Args:
       model: The model.
-      optimizer: The client's optimizer; starts afresh unless there is a `client_state`.
+      optimizer: The client's optimizer; starts afresh unless it is given a state to go on from.
       learning_rate: Its learning rate in this round, float32 scalar.
       weights: The broadcast weights x.
       data: The client's data.
       correct_gradient: `(gradient, weights) -> gradient`, what a method adds to each minibatch
         gradient (a proximal term, control variates); both are tuples of tensors.
       client_state: If given, it holds the slots that the optimizer goes on from.
+      slots: If given, what the optimizer goes on from where there is nothing in a `client_state`.
 
     Returns:
       A `LocalResult`.
@@ -258,10 +260,10 @@ def train(
         slots, weights = optimizer.next(slots, at.weights, gradient)
         return tuple(weights), slots
 
-    slots = initial_slots(optimizer, weights, learning_rate)
+    slots = initial_slots(optimizer, weights, learning_rate) if slots is None else slots.copy()
     if client_state is not None:
         slots = recall(client_state, slots)
-        slots["learning_rate"] = tf.convert_to_tensor(learning_rate)
+    slots["learning_rate"] = tf.convert_to_tensor(learning_rate)
     trained, slots = take_steps(model, step, weights, slots, data)
     return trained._replace(slots=slots)
 

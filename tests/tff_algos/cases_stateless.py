@@ -324,6 +324,9 @@ CASES: dict[str, list[Case]] = {
 _WEIGHT = ("weight=client.zero_unless(finite, local.client_weight(data))", "weight=tf.ones([])")
 _ROUND = ("return next_state(state, after, total_weight)", "return after")
 _GRADIENT = ("Gradient(gradient, local.client_weight(data))", "Gradient(gradient, tf.ones([]))")
+# Of `tff_algos/client.py`: the optimizer's state from step to step, and the round's rate in it.
+_FRESH = ("slots, weights = optimizer.next(slots,", "_, weights = optimizer.next(slots,")
+_RATE = ('slots["learning_rate"] = tf.convert_to_tensor(learning_rate)', "")
 _FEDDA_COMMON = [
     _WEIGHT,
     _ROUND,
@@ -404,20 +407,23 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         *STEP[:2],
     ],
     "mfl": [
-        _WEIGHT,
-        ("ServerState(x, slots, state.round_num)", "ServerState(x, state.slots, state.round_num)"),
-        ("x + eta_server * d", "x - eta_server * d"),
-        ('slots["learning_rate"] = local.learning_rate(state.round_num)', ""),
-        ("return tuple(x_k), slots", "return tuple(x_k), broadcast.slots"),
+        WEIGHT,
+        ROUND,
+        ("move(state.weights, local.server_learning_rate,", "move(state.weights, -1.0,"),
+        ("weights=x, slots=d)", "weights=x)"),
+        ("data, slots=d)", "data)"),
+        _RATE,
+        _FRESH,
     ],
     "lookahead": [
-        _WEIGHT,
-        ("ServerState(x, slots, state.round_num)", "ServerState(x, state.slots, state.round_num)"),
-        ("x + alpha * d", "x - alpha * d"),
-        ("Broadcast(state.weights, state.slots,", "Broadcast(state.weights, initialize().slots,"),
-        ("slots, x_k = optimizer.next(slots,", "_, x_k = optimizer.next(slots,"),
-        ("client.keep(client_state, data, finite, slots)", "client_state"),
-        ('slots["learning_rate"] = learning_rate', ""),
+        WEIGHT,
+        ROUND,
+        ("move(state.weights, alpha,", "move(state.weights, -alpha,"),
+        ("delta), slots=slots)", "delta))"),
+        ("slots if average else None", "initialize().slots if average else None"),
+        _FRESH,
+        ("client.keep_slots(client_state, data, finite, trained)", "client_state or ()"),
+        _RATE,
     ],
     "centralized": [
         ("Report(trained.weights, slots)", "Report(x, slots)"),
@@ -428,11 +434,13 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("optimizer.next(slots, at.weights", "optimizer.next(broadcast.slots, at.weights"),
     ],
     "mimelite": [
-        _WEIGHT,
-        ("ServerState(x, slots, state.round_num)", "ServerState(x, state.slots, state.round_num)"),
-        ("x + eta_server * d", "x - eta_server * d"),
+        WEIGHT,
+        ROUND,
+        ("move(state.weights, local.server_learning_rate,", "move(state.weights, -1.0,"),
+        ("weights=x, slots=s)", "weights=x)"),
         ("tuple(gradient))", "tuple(-g for g in gradient))"),
         ("client.full_loss(model, x, data)", "client.full_loss(model, trained.weights, data)"),
+        ('frozen["learning_rate"] = eta', ""),
     ],
     "fedlocal": [
         WEIGHT,
