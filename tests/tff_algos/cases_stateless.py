@@ -328,8 +328,8 @@ _GRADIENT = ("Gradient(gradient, local.client_weight(data))", "Gradient(gradient
 _FRESH = ("slots, weights = optimizer.next(slots,", "_, weights = optimizer.next(slots,")
 _RATE = ('slots["learning_rate"] = tf.convert_to_tensor(learning_rate)', "")
 _FEDDA_COMMON = [
-    _WEIGHT,
-    _ROUND,
+    WEIGHT,
+    ROUND,
     ("beta1 * m + (1.0 - beta1) * g", "beta1 * m - (1.0 - beta1) * g"),
     ("g + mu * (w - c)", "g - mu * (w - c)"),
     ("lambda p, m: p + m, p, m", "lambda p, m: m, p, m"),
