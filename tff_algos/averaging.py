@@ -150,9 +150,6 @@ def build(
       The method; its functions are `tf.function`s.
     """
 
-    def default_broadcast(state):
-        return Broadcast(state.weights, local.learning_rate(state.round_num))
-
     def default_step(state, delta):
         x = weights_lib.move(state.weights, local.server_learning_rate, delta)
         return state._replace(weights=x)
@@ -165,7 +162,7 @@ def build(
         after, own = after if isinstance(after, Outcome) else (after, {})
         return Outcome(next_state(state, after, total_weight), client.summarize_with(metrics, own))
 
-    prepare = tf.function(broadcast or default_broadcast, autograph=False)
+    prepare = tf.function(broadcast or send_model(local), autograph=False)
     update_of_client = tf.function(client_update, autograph=False)
 
     def next_round(federation, state, clients, *client_states):
@@ -215,3 +212,8 @@ def proximal_term(mu: float, x: Weights) -> Callable:
         return weights_lib.each(lambda g, w, c: g + mu * (w - c), gradient, x_k, x)
 
     return add
+
+
+def send_model(local: client.LocalTraining) -> Callable:
+    """Returns `state -> Broadcast`, of the model and the round's client learning rate."""
+    return lambda state: Broadcast(state.weights, local.learning_rate(state.round_num))

@@ -11,7 +11,7 @@ from tests.oracles import (
     qfedavg,
     term,
 )
-from tests.tff_algos.case import DELTA, ROUND, Case
+from tests.tff_algos.case import DELTA, NEXT_STATE, ROUND, Case
 
 _SGDM = dict(client_optimizer="sgdm", client_momentum=0.5)
 
@@ -160,7 +160,7 @@ MUTATIONS = {
         ("tf.cast(power, b.dtype) * b", "b"),
         ("eta_l * largest)", "eta_l)"),
         ("denominator = power\n", "denominator = tf.ones_like(power)\n"),
-        _ROUND,
+        NEXT_STATE,
     ],
     "adafedadam": [
         DELTA,
@@ -183,11 +183,11 @@ MUTATIONS = {
         ROUND,
     ],
     "term": [
-        _DELTA,
+        DELTA,
         ("tf.exp(t *", "tf.exp(-t *"),
         ("tf.exp(t * (loss - largest))", "tf.ones([])"),
-        ("ServerState(weights, estimate,", "ServerState(weights, state.estimate,"),
-        _ROUND,
+        ("ServerState(x, estimate,", "ServerState(x, state.estimate,"),
+        NEXT_STATE,
     ],
     "afl": [
         DELTA,
@@ -222,13 +222,13 @@ MUTATIONS = {
         _ROUND,
     ],
     "fedfa": [
-        _DELTA,
+        DELTA,
         ("return -tf.math.log", "return tf.exp(1.0) + tf.math.log"),
         ("_surprise(1.0 - tf", "_surprise(tf"),
-        ("ServerState(weights, m, counts,", "ServerState(weights, state.momentum, counts,"),
-        ("ServerState(weights, m, counts,", "ServerState(weights, m, state.counts,"),
+        ("ServerState(x, m, counts,", "ServerState(x, state.momentum, counts,"),
+        ("ServerState(x, m, counts,", "ServerState(x, m, state.counts,"),
         ("momentum * m + d", "momentum * m + (1.0 - momentum) * d"),
         ('accuracy_at == "trained"', "True"),
-        _ROUND,
+        NEXT_STATE,
     ],
 }  # fmt: skip

@@ -18,7 +18,7 @@ from tests.oracles import (
     stem,
 )
 from tests.tff_algos import toy
-from tests.tff_algos.case import ROUND, STEP, WEIGHT, Case
+from tests.tff_algos.case import NEXT_STATE, ROUND, STEP, WEIGHT, Case
 from tff_algos import registry
 
 
@@ -456,12 +456,13 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ('correction == "joint"', "True"),
     ],
     "stem": [
-        _ROUND,
+        NEXT_STATE,
         ("local.client_weight(data)", "tf.ones([])"),
-        ("w - eta * d for w", "w + eta * d for w"),
+        ("w - eta * d, at.weights", "w + eta * d, at.weights"),
         ("(1.0 - forget) * (d - old)", "forget * (d - old)"),
         ("at.gradient_at(ahead)", "at.gradient"),
         ("tf.where(is_first, g, d)", "d"),
+        ("move(state.weights, local.server_learning_rate,", "move(state.weights, -1.0,"),
         ("ServerState(x, tuple(d),", "ServerState(x, state.d,"),
         ("state.steps + longest", "state.steps + 1"),
         ("return ahead, (d, s + 1)", "return ahead, (d, s)"),
