@@ -458,18 +458,20 @@ def _read_bool(argument):
 
 def _parse_with_absl(arguments, owners):
     values = absl_flags.FlagValues()
-    absl_flags.DEFINE_boolean("help", False, "", short_name="h", flag_values=values)
+    # absl would look for the module of each flag among all that are imported, half of its time.
+    place = {"flag_values": values, "module_name": __name__}
+    absl_flags.DEFINE_boolean("help", False, "", short_name="h", **place)
     for flag, (hparam, _) in owners.items():
         if flag == "import":
-            absl_flags.DEFINE_multi_string(flag, None, "", flag_values=values)
+            absl_flags.DEFINE_multi_string(flag, None, "", **place)
             continue
         parser = _Parser(flag=flag, hparam=hparam)
         if hparam.type is bool:
             boolean = absl_flags.BooleanFlag(flag, None, "")
             boolean.parser = parser
-            absl_flags.DEFINE_flag(boolean, flag_values=values)
+            absl_flags.DEFINE_flag(boolean, **place)
         else:
-            absl_flags.DEFINE(parser, flag, None, "", flag_values=values)
+            absl_flags.DEFINE(parser, flag, None, "", **place)
     try:
         rest = values(["", *arguments])[1:]
     except absl_flags.IllegalFlagValueError as e:
