@@ -189,7 +189,23 @@ def _resume_point(request: Request, folder: outputs.ExperimentFolder) -> _Point:
             f"--total_rounds={total_rounds} is less than the {done} rounds already in "
             f"{folder.path}."
         )
+    _check_objects(request, folder)
     return _Point(checkpoint, damaged, finished)
+
+
+def _check_objects(request: Request, folder: outputs.ExperimentFolder) -> None:
+    """Refuses a model or a task given in Python where the run was begun without, and vice versa."""
+    with files.explained(folder.path):
+        recorded = folder.read_hparams()
+    before = (recorded or {}).get("objects", {})
+    for kind in ("task", "model") if recorded else ():
+        if (kind in before) != (kind in request.objects):
+            was, now = "given in Python", "the named one"
+            was, now = (was, now) if kind in before else (now, was)
+            raise RunError(
+                f"{folder.path} holds another experiment (the {kind} was {was}, is {now}); choose "
+                "another --experiment_name."
+            )
 
 
 def _check_same_plans(request: Request, checkpoint: checkpoints.Checkpoint) -> None:
@@ -323,14 +339,7 @@ class Experiment:
         state, checkpoint = process.initialize(), self._point.checkpoint
         if checkpoint is None:
             return loop.Standing(state, 0)
-        shapes = [w.shape for w in _weights(process, state)]
         state = loop.restore_state(state, checkpoint.leaves)
-        found = [w.shape for w in _weights(process, state)]
-        if found != shapes:
-            raise RunError(
-                f"The checkpoint in {self._folder.path} is of another model: weights of shapes "
-                f"{found}, not {shapes}; choose another --experiment_name."
-            )
         return loop.Standing(state, checkpoint.round_num)
 
     @contextlib.contextmanager
@@ -436,17 +445,31 @@ class Experiment:
 
 def _load(request: Request) -> Task:
     """Loads the task, and refuses a cohort that it does not have."""
-    settings = request.run
-    task = tasks.load(
+    settings, objects = request.run, request.objects
+    task = objects.get("task") or tasks.load(
         settings["task"],
         data_dir=settings["data_dir"],
         seed=settings["seed"],
         use_synthetic_data=settings["use_synthetic_data"],
         **request.task,
     )
+    if "model" in objects:
+        task = dataclasses.replace(task, keras_model_fn=_model_fn(objects["model"]))
     number = len(task.train.client_ids)
     experiment_flags.check_cohort(settings["clients_per_round"], number, task.name)
     return task
+
+
+def _model_fn(model: Any) -> Callable[[int], Any]:
+    """Returns the function from a seed to a Keras model that a user's own model stands for."""
+    import tensorflow as tf
+
+    if isinstance(model, tf.keras.Model):
+        return lambda seed: model
+    if not callable(model):
+        kind = type(model).__name__
+        raise HparamError(f"model must be a Keras model or a function of a seed, found a {kind}.")
+    return model
 
 
 def _checked_data(

@@ -1,4 +1,4 @@
-"""The command line of a run: from arguments to checked settings, without importing TensorFlow.
+"""The settings of a run: from a command line or from Python, without importing TensorFlow.
 
 Every flag is declared as an `hparams.Hparam`: the run's own here, those of training and of each
 method in `tff_algos`, those of each task in `tasks`. A flag that several owners declare (with equal
@@ -8,11 +8,14 @@ declarations) is defined once and belongs to all of them.
 import dataclasses
 import difflib
 import importlib
+import json
 import os
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from absl import flags as absl_flags
 
 import hparams as hparams_lib
@@ -21,6 +24,7 @@ import tff_algos
 from hparams import Hparam, HparamError, Value
 from simulation import runtimes
 from simulation.rounds import randomness
+from tasks.task import Task
 from tff_algos import registry
 
 _SUITE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
@@ -236,6 +240,8 @@ class Request:
       task: All of the task's settings, by name.
       in_force: Every setting that has an effect, by name of its flag.
       defaults: Defaults of these and of all others that the method and the task have, likewise.
+      objects: What was given in Python where a flag would be a name (`task`) or there is no flag
+        (`model`), by what it is.
     """
 
     run: Mapping[str, Value]
@@ -244,6 +250,7 @@ class Request:
     task: Mapping[str, Value]
     in_force: Mapping[str, Value]
     defaults: Mapping[str, Value]
+    objects: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def plan(self, round_index: int, total_rounds: int | None = None) -> registry.RoundPlan:
         """Returns what the method asks of the clients in a round.
@@ -298,11 +305,73 @@ def parse(arguments: Sequence[str]) -> Request:
         raise HelpRequested(_help(values["algorithm"].value, values["task"].value, owners))
     given = {flag: values[flag].value for flag in owners if values[flag].present}
     modules = given.pop("import", [])
+    return _checked(given, modules, owners)
 
+
+def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None) -> Request:
+    """Checks settings that come as values of Python.
+
+    Args:
+      settings: Flag → value; `None` stands for a flag that is not given. `flagfile` is the path of
+        a file of flags, before which the other settings go.
+      task: A `tasks.task.Task` in place of the flag `task`.
+      model: A Keras model in place of the task's, or a function from a seed to one.
+
+    Returns:
+      The checked request.
+
+    Raises:
+      HparamError: If anything is wrong; the text is one line.
+    """
+    settings = dict(settings)
+    flagfile = settings.pop("flagfile", None)
+    arguments = [] if flagfile is None else expand_flagfiles([f"--flagfile={flagfile}"])
+    _import_modules(arguments)
+    owners = _flag_owners()
+    values = _parse_with_absl(arguments, owners)
+    given = {flag: values[flag].value for flag in owners if values[flag].present}
+    modules = given.pop("import", [])
+    for flag, value in settings.items():
+        if flag not in owners:
+            raise HparamError(_unknown("flag", flag, list(owners), prefix="--"))
+        if flag == "import":
+            raise HparamError("--import has no meaning in Python: import the module beforehand.")
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if isinstance(value, np.generic):
+            value = value.item()
+        if value is not None:
+            given[flag] = owners[flag][0].check(value, f"--{flag}")
+    if task is not None:
+        given["task"] = _check_own_task(task, given)
+    request = _checked(given, modules, owners, task)
+    objects = {"task": task, "model": model}
+    return dataclasses.replace(request, objects={k: v for k, v in objects.items() if v is not None})
+
+
+def _check_own_task(task, given) -> str:
+    """Returns the name of a user's own task, which goes into the records."""
+    if not isinstance(task, Task):
+        kind = type(task).__name__
+        raise HparamError(f"task must be a task's name or a tasks.task.Task, found a {kind}.")
+    if task.name in tasks.names():
+        raise HparamError(f"task: one's own cannot be named {task.name}, as a registered one is.")
+    if given.get("use_synthetic_data"):
+        raise HparamError("--use_synthetic_data is not used by a task of one's own.")
+    try:
+        json.dumps(dict(task.settings))
+    except (TypeError, ValueError) as e:
+        raise HparamError(f"task: its settings cannot be recorded as JSON: {_one_line(e)}") from e
+    return next(h for h in RUN_HPARAMS if h.name == "task").check(task.name, "task: its name")
+
+
+def _checked(given, modules, owners, own_task=None) -> Request:
     # A wrong name is the likeliest reason for all that follows, so it is told first.
     known = {}
     for flag, module in (("algorithm", tff_algos), ("task", tasks)):
-        if given.get(flag) is not None:
+        if flag == "task" and own_task is not None:
+            known[flag] = _spec_of(own_task)
+        elif given.get(flag) is not None:
             known[flag] = _lookup(flag, given[flag], module)
     _refuse_unused(given, known, owners)
     required = list(_ALWAYS_REQUIRED)
@@ -320,6 +389,18 @@ def parse(arguments: Sequence[str]) -> Request:
     if missing:
         raise HparamError(f"Must be set, having no default: {', '.join(missing)}.")
     return _resolve(given, modules, known["algorithm"], known["task"])
+
+
+def _spec_of(task: Task) -> tasks.TaskSpec:
+    """Returns what is known of a task that was made in Python."""
+    ids = list(task.train.client_ids)
+    return tasks.TaskSpec(
+        name=task.name,
+        summary="",
+        loader=lambda **_: task,
+        needs_data=False,
+        clients=lambda settings, synthetic: tasks.Clients(len(ids), ids),
+    )
 
 
 def expand_flagfiles(arguments: Sequence[str]) -> list[str]:

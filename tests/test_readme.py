@@ -1,5 +1,6 @@
 """The commands and the program of the README, as written."""
 
+import os
 import pathlib
 import re
 import subprocess
@@ -27,12 +28,25 @@ def test_the_experiment_of_the_readme(tmp_path):
         assert (folder / name).exists(), f"the README promises {name}"
 
 
-def test_the_program_of_the_readme():
+def test_the_program_of_the_readme(tmp_path):
     program = re.search(r"```python\n(.*?)```", README, re.S).group(1)
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    losses = [line.split() for line in done.stdout.splitlines()]
-    assert [int(r) for r, _ in losses] == list(range(10))
+
+    def printed():
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(REPO)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return [line.split() for line in done.stdout.splitlines()]
+
+    losses = printed()
+    assert [int(r) for r, _ in losses] == list(range(1, 11))
+    assert float(losses[-1][1]) > 0
+    assert (tmp_path / "results" / "mine_fedyogi" / "summary.json").exists()
+    assert printed() == losses, "the finished run is returned"
 
 
 def test_the_tables_name_what_is_registered():

@@ -16,7 +16,12 @@ _REPO = pathlib.Path(__file__).resolve().parent.parent
 _PYTHON = {
     "Methods": ["tff_algos", "tff_algos.registry", "tff_algos.model", "tff_algos.client_data"],
     "Tasks": ["tasks", "tasks.task", "tasks.registry", "tasks.partitions"],
-    "Running": ["simulation.runtimes", "simulation.measures.fairness", "reproduction.run_folders"],
+    "Running": [
+        "simulation.in_python",
+        "simulation.runtimes",
+        "simulation.measures.fairness",
+        "reproduction.run_folders",
+    ],
     "Figures": ["common.figures", "reproduction.plots"],
     "Sweeps": ["reproduction.compare", "reproduction.items", "reproduction.sweep"],
 }

@@ -2,6 +2,7 @@
 
 import sys
 import time
+import warnings
 from collections.abc import Mapping
 
 import tqdm
@@ -13,8 +14,19 @@ _BAR = (
 )
 
 
+def _bar(done, total):
+    return tqdm.tqdm(
+        initial=done,
+        total=total,
+        unit="round",
+        dynamic_ncols=True,
+        smoothing=0.05,
+        bar_format=_BAR,
+    )
+
+
 class Progress:
-    """Progress of a run over its rounds."""
+    """Progress of a command over its rounds."""
 
     def __init__(self, done: int, total: int):
         """Starts at round `done` of `total`."""
@@ -22,14 +34,7 @@ class Progress:
         self._started = self._last_line = time.monotonic()
         self._bar = None
         if sys.stderr.isatty():
-            self._bar = tqdm.tqdm(
-                initial=done,
-                total=total,
-                unit="round",
-                dynamic_ncols=True,
-                smoothing=0.05,
-                bar_format=_BAR,
-            )
+            self._bar = _bar(done, total)
 
     def update(self, round_num: int, shown: Mapping[str, float]) -> None:
         """Tells that a round is over.
@@ -62,5 +67,29 @@ class Progress:
 
     def close(self) -> None:
         """Leaves the bar as it is and ends its line."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+class ProgressInPython:
+    """Progress of a run that a program or a notebook has started: a bar, and Python's warnings."""
+
+    def __init__(self, done: int, total: int, *, shown: bool = True):
+        """Starts at round `done` of `total`; without a bar if it is not to be `shown`."""
+        self._bar = _bar(done, total) if shown else None
+
+    def update(self, round_num: int, shown: Mapping[str, float]) -> None:
+        """As `Progress.update`."""
+        del round_num
+        if self._bar is not None:
+            self._bar.set_postfix({k: f"{v:.4g}" for k, v in shown.items()}, refresh=False)
+            self._bar.update()
+
+    def warn(self, text: str) -> None:
+        """Warns as Python does."""
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+    def close(self) -> None:
+        """As `Progress.close`."""
         if self._bar is not None:
             self._bar.close()

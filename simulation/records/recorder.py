@@ -137,10 +137,19 @@ def write_start(
         "task_settings": dict(task.settings),
         "num_clients": len(task.train.client_ids),
         "num_training_examples": int(np.sum(task.train.sizes)),
+        **({"objects": _names(request.objects)} if request.objects else {}),
         "start": recorded["start"] if recorded else start,
         "resumed": [*recorded["resumed"], start] if recorded else [],
     }
     folder.write_sealed("hparams.json", content)
+
+
+def _names(objects):
+    """Names what was given in Python, of which nothing else can be recorded."""
+    return {
+        kind: getattr(given, "name" if kind == "task" else "__qualname__", type(given).__name__)
+        for kind, given in objects.items()
+    }
 
 
 def write_results(

@@ -261,11 +261,13 @@ def restore_state(initial: Any, leaves: Sequence[np.ndarray]) -> Any:
     """Puts arrays back into the structure of a server state.
 
     Args:
-      initial: A state with the right structure, as `process.initialize()` gives.
+      initial: A state with the right structure, as `process.initialize()` gives; its `weights` are
+        the model's.
       leaves: The arrays, from `flatten_state`.
 
     Raises:
-      RunError: If number, type or rank of the arrays is not that of the state.
+      RunError: If number, type or rank of the arrays is not that of the state, or the shapes of the
+        model's weights differ.
     """
     expected = flatten_state(initial)
     same = len(expected) == len(leaves) and all(
@@ -276,4 +278,12 @@ def restore_state(initial: Any, leaves: Sequence[np.ndarray]) -> Any:
             "The checkpoint holds a state of another form than this version of the algorithm has; "
             "choose another --experiment_name."
         )
-    return tf.nest.pack_sequence_as(initial, list(leaves))
+    state = tf.nest.pack_sequence_as(initial, list(leaves))
+    # Other parts may grow as the run does.
+    shapes, found = ([np.shape(w) for w in tf.nest.flatten(s.weights)] for s in (initial, state))
+    if found != shapes:
+        raise RunError(
+            f"The checkpoint is of another model: its weights have shapes {found}, not {shapes}; "
+            "choose another --experiment_name."
+        )
+    return state

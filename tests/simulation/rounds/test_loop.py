@@ -254,3 +254,9 @@ def test_state_goes_through_its_leaves():
 def test_state_of_another_form_is_refused(leaves):
     with pytest.raises(RunError, match="another form"):
         loop.restore_state(State([np.zeros(3)], np.int32(0)), leaves)
+
+
+def test_weights_of_another_model_are_refused():
+    leaves = [np.zeros(4), np.int32(0)]
+    with pytest.raises(RunError, match=r"shapes \[\(4,\)\], not \[\(3,\)\]"):
+        loop.restore_state(State([np.zeros(3)], np.int32(0)), leaves)
