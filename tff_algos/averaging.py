@@ -205,15 +205,6 @@ def give_gradient(
     return client.zero_unless(client.is_finite(gradient), given)
 
 
-def proximal_term(mu: float, x: Weights) -> Callable:
-    """Returns the `correct_gradient` of `client.train` that adds μ (x_k - x) to each gradient."""
-
-    def add(gradient: Weights, x_k: Weights) -> Weights:
-        return weights_lib.each(lambda g, w, c: g + mu * (w - c), gradient, x_k, x)
-
-    return add
-
-
 def send_model(local: client.LocalTraining) -> Callable:
     """Returns `state -> Broadcast`, of the model and the round's client learning rate."""
     return lambda state: Broadcast(state.weights, local.learning_rate(state.round_num))

@@ -36,6 +36,7 @@ import tensorflow as tf
 from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
+from tff_algos.methods.fedprox import proximal_term
 from tff_algos.model import Model
 from tff_algos.registry import MethodSpec
 from tff_algos.weights import Weights, each
@@ -85,7 +86,7 @@ def build(model: Model, local: client.LocalTraining, *, mu: float) -> Method:
 
     def client_update(broadcast: averaging.Broadcast, data, client_state=None):
         x, eta_l = broadcast
-        pull = averaging.proximal_term(mu, x)
+        pull = proximal_term(mu, x)
         trained = client.train(model, local.optimizer(), eta_l, x, data, pull, client_state)
         a = normaliser(data, eta_l)
         d = each(lambda w, c: tf.math.divide_no_nan(c - w, a), trained.weights, x)
