@@ -331,7 +331,7 @@ _FEDDA_COMMON = [
     WEIGHT,
     ROUND,
     ("beta1 * m + (1.0 - beta1) * g", "beta1 * m - (1.0 - beta1) * g"),
-    ("g + mu * (w - c)", "g - mu * (w - c)"),
+    ("proximal_term(mu, x)", "proximal_term(-mu, x)"),
     ("lambda p, m: p + m, p, m", "lambda p, m: m, p, m"),
     ("ServerState(x, tuple(m), tuple(v), steps,", "ServerState(x, state.m, tuple(v), steps,"),
     ("rate = alpha * local.learning_rate(state.round_num)", "rate = alpha"),
