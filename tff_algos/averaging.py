@@ -208,3 +208,12 @@ def give_gradient(
 def send_model(local: client.LocalTraining) -> Callable:
     """Returns `state -> Broadcast`, of the model and the round's client learning rate."""
     return lambda state: Broadcast(state.weights, local.learning_rate(state.round_num))
+
+
+def stack_reports(federation, update):
+    """Brings every client's report and weight to the server: an aggregate for `build`.
+
+    Returns:
+      `((reports, weights),)`, stacked as `Federation.stack` does it.
+    """
+    return (federation.stack((update.report, update.weight)),)

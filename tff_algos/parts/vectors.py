@@ -86,7 +86,7 @@ def project_to_simplex(point: tf.Tensor) -> tf.Tensor:
 
 
 def box_minimum(
-    matrix: tf.Tensor, center: tf.Tensor, radius: float, kept: tf.Tensor, iterations: int = 60
+    matrix: tf.Tensor, center: tf.Tensor, radius: float, counts: tf.Tensor, iterations: int = 60
 ) -> tf.Tensor:
     """Minimises λᵀ M λ over Σ λ = 1, λ ≥ 0, |λ_k - c_k| ≤ radius, by a primal-dual interior point.
 
@@ -94,26 +94,26 @@ def box_minimum(
 
     Args:
       matrix: M, float64 `[K, K]`, positive semidefinite with a diagonal of order 1.
-      center: c, float64 `[K]`: positive where kept, sums to 1.
+      center: c, float64 `[K]`: positive where clients count, sums to 1.
       radius: Half the width of the box; 0 leaves only the center.
-      kept: bool `[K]`; λ_k = 0 elsewhere.
+      counts: Which clients count, bool `[K]`; λ_k = 0 elsewhere.
       iterations: Number of Newton steps.
 
     Returns:
       λ, float64 `[K]`.
     """
     if radius == 0:
-        return tf.where(kept, center, tf.zeros_like(center))
+        return tf.where(counts, center, tf.zeros_like(center))
     low = tf.maximum(center - radius, 0.0)
-    # In units of the box's width: λ = low + width * s with 0 < s < 1. A client that is not kept has
-    # a box without width, so that its s enters nothing.
-    width = tf.where(kept, center + radius - low, tf.zeros_like(center))
-    low = tf.where(kept, low, tf.zeros_like(center))
+    # In units of the box's width: λ = low + width * s with 0 < s < 1. A client that does not count
+    # has a box without width, so that its s enters nothing.
+    width = tf.where(counts, center + radius - low, tf.zeros_like(center))
+    low = tf.where(counts, low, tf.zeros_like(center))
     hessian = width[:, None] * matrix * width
     linear = width * tf.linalg.matvec(matrix, low)
     total = 1.0 - tf.reduce_sum(low)
     half = tf.fill(tf.shape(center), tf.constant(0.5, tf.float64))
-    start = tf.where(kept, tf.math.divide_no_nan(center - low, width), half)
+    start = tf.where(counts, tf.math.divide_no_nan(center - low, width), half)
     number = tf.cast(tf.size(center), tf.float64)
 
     def newton(i, s, t, z, w, y):
