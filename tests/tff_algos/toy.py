@@ -3,6 +3,7 @@
 import collections
 import functools
 import importlib
+import sys
 import types
 
 import numpy as np
@@ -241,6 +242,7 @@ def _source(module_name):
 
 def _module(name, source):
     module = types.ModuleType(f"{name}_mutant")
+    sys.modules[module.__name__] = module  # Where dataclasses look it up.
     exec(compile(source, name, "exec"), module.__dict__)
     return module
 

@@ -5,10 +5,11 @@ Xu, Chen, Quek, Chong: "FedCorr: Multi-Stage Federated Learning for Label Noise 
 (Mohajer Hamidi, Yang, arXiv 2401.04993, Table 19).
 
   symbol  argument              default    from (Clothing1M, AdaFed, App., if not said otherwise)
+  -       client_learning_rate  -          tuned
   T_1     iterations            2
   -       stage1_clients        1          0.002 of 500 clients
   T_2     stage2_rounds         50
-  T_3     total_rounds          the rounds that stages 1 and 2 leave
+  T_3     total_rounds          -          the rounds that stages 1 and 2 leave
   β       beta                  5          the code
   k       neighbors             20         the code
   π       relabel_ratio         0.8
@@ -17,7 +18,9 @@ Xu, Chen, Quek, Chong: "FedCorr: Multi-Stage Federated Learning for Label Noise 
   α       mixup                 true       α = 1, the code; false is no mixup
   -       aggregation           fedavg     stages 2 and 3: fedavg or adafed
   γ       adafed_gamma          5          AdaFed, App. on label noise
+                                (adafed)
   -       adafed_step_rule      min        as adafed's step_rule
+                                (adafed)
   η       server_learning_rate  1
   p_k     client_weighting      examples   the code (FedAvg)
 
@@ -57,6 +60,7 @@ Deviations from the paper:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -66,24 +70,23 @@ import tensorflow_federated as tff
 
 import hparams as hparams_lib
 from hparams import By, Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
+from tff_algos import averaging, client
 from tff_algos.client_data import Batch, ClientData
 from tff_algos.driver import Clients, Findings
 from tff_algos.method import TffFederation
 from tff_algos.methods import adafed, fedopt
 from tff_algos.model import Model, ModelError
-from tff_algos.parts import mixtures
+from tff_algos.parts import dimensionality, mixtures
 from tff_algos.parts.mixup import mixed
 from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights
+from tff_algos.weights import Weights, each, subtract
 
 SPEC = MethodSpec(
     name="fedcorr",
-    summary=("FedCorr: finds clients of noisy labels, mends these, then trains on all."),
+    summary="FedCorr: finds clients of noisy labels, mends these, then trains on all.",
     paper=(
-        "Xu, Chen, Quek, Chong, FedCorr: Multi-Stage Federated Learning for Label "
-        "Noise Correction, arXiv 2204.04677"
+        "Xu, Chen, Quek, Chong, FedCorr: Multi-Stage Federated Learning for Label Noise "
+        "Correction, arXiv 2204.04677"
     ),
     hparams=(
         Hparam(
@@ -177,9 +180,6 @@ SPEC = MethodSpec(
     staged=True,
 )
 
-
-_EPSILON = 1e-6
-_LARGEST_DIMENSIONALITY = 1000.0
 _LABELLED_AT_ONCE = 10  # Clients.
 
 
@@ -205,20 +205,6 @@ class State(NamedTuple):
     visits: np.ndarray
     noise_level: np.ndarray
     noisy: np.ndarray
-
-
-class ServerState(NamedTuple):
-    """The model x, one tensor per model weight, and the rounds done, int32 scalar."""
-
-    weights: Weights
-    round_num: tf.Tensor
-
-
-class Broadcast(NamedTuple):
-    """What every client of the cohort receives: the model x and the client learning rate."""
-
-    weights: Weights
-    learning_rate: tf.Tensor
 
 
 class VisitedClient(NamedTuple):
@@ -247,22 +233,6 @@ class Measured(NamedTuple):
     dimensionality: Any
     points: Any
     losses: Any
-
-
-class ClientUpdate(NamedTuple):
-    """What a client of stage 1 gives.
-
-    Attributes:
-      delta: x_k - x, like the weights; zero if dropped.
-      weight: n_k or 1, float32 scalar; zero if dropped.
-      metrics: See `client.round_metrics`.
-      measured: Stays with the client's record.
-    """
-
-    delta: Weights
-    weight: tf.Tensor
-    metrics: Any
-    measured: Measured
 
 
 class Place(NamedTuple):
@@ -331,42 +301,37 @@ def build(
     )
 
 
+@dataclasses.dataclass
 class FedCorr:
     """The driver: which process runs in which round, and what is found out in between.
 
     Attributes:
       model: The model that is trained.
+      first_stage: See `_first_stage`.
+      later_stages: The process of stages 2 and 3.
+      labelling: See `_labelling`.
+      iterations: T_1, as all that follow a setting of the method.
+      stage1_clients: Clients of a round of stage 1.
+      stage2_rounds: T_2.
+      relabel_ratio: π.
+      confidence: θ.
+      clean_level: κ.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        first_stage: tff.Computation,
-        later_stages: tff.learning.templates.LearningProcess,
-        labelling: tff.Computation,
-        *,
-        iterations: int,
-        stage1_clients: int,
-        stage2_rounds: int,
-        relabel_ratio: float,
-        confidence: float,
-        clean_level: float,
-    ):
-        """Initialises from the processes and the settings, see the module."""
-        self.model = model
-        self._first_stage = first_stage
-        self._later_stages = later_stages
-        self._labelling = labelling
-        self._iterations = iterations
-        self._stage1_clients = stage1_clients
-        self._stage2_rounds = stage2_rounds
-        self._relabel_ratio = relabel_ratio
-        self._confidence = confidence
-        self._clean_level = clean_level
+    model: Model
+    first_stage: tff.Computation
+    later_stages: tff.learning.templates.LearningProcess
+    labelling: tff.Computation
+    iterations: int
+    stage1_clients: int
+    stage2_rounds: int
+    relabel_ratio: float
+    confidence: float
+    clean_level: float
 
     @functools.cached_property
     def _later_initial(self):
-        return self._later_stages.initialize()
+        return self.later_stages.initialize()
 
     def initialize(self, clients: Clients) -> State:
         """As `Driver.initialize`."""
@@ -389,14 +354,14 @@ class FedCorr:
 
     def place(self, round_index: int, num_clients: int) -> Place:
         """Returns the stage of a round, from 0, and what follows it."""
-        per_iteration = -(-num_clients // self._stage1_clients)
+        per_iteration = -(-num_clients // self.stage1_clients)
         iteration, step = divmod(round_index, per_iteration)
-        if iteration < self._iterations:
+        if iteration < self.iterations:
             return Place(1, iteration, step, step == per_iteration - 1)
-        step = round_index - self._iterations * per_iteration
-        if step < self._stage2_rounds:
-            return Place(2, 0, step, step == self._stage2_rounds - 1)
-        return Place(3, 0, step - self._stage2_rounds, False)
+        step = round_index - self.iterations * per_iteration
+        if step < self.stage2_rounds:
+            return Place(2, 0, step, step == self.stage2_rounds - 1)
+        return Place(3, 0, step - self.stage2_rounds, False)
 
     def cohort(self, state: State, clients: Clients) -> list:
         """As `Driver.cohort`."""
@@ -404,7 +369,7 @@ class FedCorr:
         place = self.place(round_index, number)
         labels = _by_client(state.labels, clients)
         if place.stage == 1:
-            first = place.step * self._stage1_clients
+            first = place.step * self.stage1_clients
             order = clients.permutation(place.iteration)
             return [
                 VisitedClient(
@@ -412,10 +377,10 @@ class FedCorr:
                     clients.in_order(k, labels[k]),
                     np.float32(state.noise_level[k]),
                 )
-                for k in map(int, order[first : first + self._stage1_clients])
+                for k in map(int, order[first : first + self.stage1_clients])
             ]
         among = np.arange(number)
-        clean = np.flatnonzero(np.asarray(state.noise_level) <= self._clean_level)
+        clean = np.flatnonzero(np.asarray(state.noise_level) <= self.clean_level)
         if place.stage == 2 and len(clean):
             among = clean
         chosen = map(int, clients.sample(round_index, among))
@@ -426,15 +391,14 @@ class FedCorr:
         place = self.place(int(state.round_num), len(clients.num_examples))
         before = state
         if place.stage == 1:
-            server, metrics, measured = self._first_stage(
-                ServerState(tuple(state.weights), np.int32(state.round_num)), cohort
-            )
+            given = averaging.ServerState(tuple(state.weights), np.int32(state.round_num))
+            server, metrics, measured = self.first_stage(given, cohort)
             state = _recorded(state, cohort, measured, clients)
         else:
             given = self._later_initial._replace(
                 weights=tuple(state.weights), round_num=np.int32(state.round_num)
             )
-            server, metrics = self._later_stages.next(given, cohort)
+            server, metrics = self.later_stages.next(given, cohort)
         state = state._replace(
             weights=tuple(np.asarray(w) for w in server.weights),
             round_num=np.int32(server.round_num),
@@ -468,12 +432,12 @@ class FedCorr:
         for first in range(0, len(noisy), _LABELLED_AT_ONCE):
             asked = noisy[first : first + _LABELLED_AT_ONCE]
             given = [clients.in_order(k, own[k]) for k in asked]
-            for k, scores in zip(asked, self._labelling(state.weights, given), strict=True):
+            for k, scores in zip(asked, self.labelling(state.weights, given), strict=True):
                 candidates = np.arange(len(own[k]))
                 if not everything:
-                    most = int(len(own[k]) * state.noise_level[k] * self._relabel_ratio)
+                    most = int(len(own[k]) * state.noise_level[k] * self.relabel_ratio)
                     candidates = np.argsort(-losses[k], kind="stable")[:most]
-                sure = candidates[scores.max(axis=1)[candidates] > self._confidence]
+                sure = candidates[scores.max(axis=1)[candidates] > self.confidence]
                 own[k][sure] = scores.argmax(axis=1)[sure]
         return state._replace(labels=labels)
 
@@ -502,45 +466,25 @@ def _recorded(state, cohort, measured, clients):
 def _first_stage(model, trained, local, beta, neighbors, data_type) -> tff.Computation:
     """Returns `(state, clients) -> (state, metrics, measured at clients)`, a round of stage 1."""
 
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
-        return Broadcast(state.weights, local.learning_rate(state.round_num))
-
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data: VisitedClient) -> ClientUpdate:
-        x = broadcast.weights
+    def client_update(broadcast: averaging.Broadcast, data, record) -> averaging.ClientUpdate:
+        (x, eta), (whole, noise_level) = broadcast, record
 
         def add_proximal_term(gradient, x_k):
-            away = tuple(w - c for w, c in zip(x_k, x, strict=True))
+            away = subtract(x_k, x)
             norm = tf.sqrt(tf.add_n([tf.reduce_sum(a**2) for a in away]))
-            pull = tf.math.divide_no_nan(beta * data.noise_level, norm)
-            return tuple(g + pull * a for g, a in zip(gradient, away, strict=True))
+            pull = tf.math.divide_no_nan(beta * noise_level, norm)
+            return each(lambda g, a: g + pull * a, gradient, away)
 
-        result = client.train(
-            trained,
-            local.optimizer(),
-            broadcast.learning_rate,
-            x,
-            data.training,
-            add_proximal_term,
-        )
-        delta = tuple(w - c for w, c in zip(result.weights, x, strict=True))
+        result = client.train(trained, local.optimizer(), eta, x, data, add_proximal_term)
+        scores, losses = by_example(model, result.weights, whole)
+        measured = Measured(*dimensionality.estimate(scores, neighbors), losses)
+        delta = subtract(result.weights, x)
         finite = client.is_finite(delta)
-        scores, losses = by_example(model, result.weights, data.whole)
-        measured = Measured(*local_dimensionality(scores, neighbors), losses)
-        return ClientUpdate(
-            delta=client.zero_unless(finite, delta),
-            weight=client.zero_unless(finite, local.client_weight(data.training)),
-            metrics=client.round_metrics(result, data.training, finite),
-            measured=client.zero_unless(finite, measured),
-        )
+        measured = client.zero_unless(finite, measured)
+        weight = local.client_weight(data)
+        return averaging.give(delta, weight, result, data, finite, client_state=measured)
 
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, delta: Weights, total_weight) -> ServerState:
-        eta = local.server_learning_rate
-        x = tuple(x + eta * d for x, d in zip(state.weights, delta, strict=True))
-        return next_state(state, state._replace(weights=x), total_weight)
-
+    method = averaging.build(model, local, client_update)
     visited = VisitedClient(data_type, data_type, tff.TensorType(np.float32))
 
     @tff.federated_computation(
@@ -548,24 +492,17 @@ def _first_stage(model, trained, local, beta, neighbors, data_type) -> tff.Compu
         tff.FederatedType(tff.to_type(visited), tff.CLIENTS),
     )
     def a_round(state, clients):
-        federation = TffFederation()
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients)
-        delta = federation.mean(update.delta, update.weight)
-        total_weight = federation.sum(update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
-        after = federation.map_server(server_update, state, delta, total_weight)
-        return after, metrics, update.measured
+        record = clients.whole, clients.noise_level
+        return method.next_round(TffFederation(), state, clients.training, record)
 
     return a_round
 
 
 def _labelling(model, data_type) -> tff.Computation:
     """Returns `(weights, clients) -> class probabilities at clients`, `[n_k, classes]` each."""
-    types = _server_type(model).weights
 
     @tff.federated_computation(
-        tff.FederatedType(types, tff.SERVER),
+        tff.FederatedType(_server_type(model).weights, tff.SERVER),
         tff.FederatedType(data_type, tff.CLIENTS),
     )
     def label(weights, clients):
@@ -581,7 +518,7 @@ def _labelling(model, data_type) -> tff.Computation:
 
 def _server_type(model):
     weights = tuple(tff.TensorType(w.dtype.type, w.shape) for w in model.initial_weights)
-    return tff.to_type(ServerState(weights, tff.TensorType(np.int32)))
+    return tff.to_type(averaging.ServerState(weights, tff.TensorType(np.int32)))
 
 
 def by_example(model: Model, weights: Weights, data: ClientData) -> tuple[tf.Tensor, tf.Tensor]:
@@ -603,34 +540,3 @@ def by_example(model: Model, weights: Weights, data: ClientData) -> tuple[tf.Ten
     shape = tf.stack([tf.size(data.mask), tf.shape(scores)[-1]])
     scores = tf.boolean_mask(tf.reshape(scores, shape), real)
     return scores, tf.boolean_mask(tf.reshape(losses, [-1]), real)
-
-
-def local_dimensionality(points: tf.Tensor, neighbors: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns LID_k of a client's softmax outputs.
-
-    Args:
-      points: float32 `[n, classes]`.
-      neighbors: k; n - 1 if that is less.
-
-    Returns:
-      The mean over the points that have an estimate, float32 scalar, and their number, int32; both
-      0 if there are none.
-    """
-    points = tf.cast(points, tf.float64)
-    number = tf.shape(points)[0]
-    squares = tf.reduce_sum(points**2, 1)
-    inner = tf.matmul(points, points, transpose_b=True)
-    distances = tf.sqrt(tf.maximum(squares[:, None] + squares - 2.0 * inner, 0.0))
-    infinite = tf.fill([number], tf.constant(np.inf, tf.float64))
-    distances = tf.linalg.set_diag(distances, infinite)
-    k = tf.minimum(tf.minimum(neighbors, tf.maximum(number - 1, 1)), number)
-    nearest = -tf.math.top_k(-distances, k).values
-    total = tf.reduce_sum(tf.math.log(nearest / (nearest[:, -1:] + _EPSILON)), 1) + _EPSILON
-    estimates = -tf.cast(k, tf.float64) / total
-    usable = (estimates >= 0.0) & (estimates < _LARGEST_DIMENSIONALITY)
-    count = tf.reduce_sum(tf.cast(usable, tf.int32))
-    mean = tf.math.divide_no_nan(
-        tf.reduce_sum(tf.where(usable, estimates, tf.zeros_like(estimates))),
-        tf.cast(count, tf.float64),
-    )
-    return tf.cast(mean, tf.float32), count

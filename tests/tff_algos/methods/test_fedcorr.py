@@ -16,9 +16,9 @@ from tests.oracles import fedcorr as oracle
 from tests.oracles import fedopt
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import shared, toy
+from tests.tff_algos.case import STEP
 from tff_algos import random
-from tff_algos.methods import fedcorr
-from tff_algos.parts import mixtures, mixup
+from tff_algos.parts import dimensionality, mixtures, mixup
 
 SIZES = (9, 1, 12, 7, 10, 8)
 PER_ROUND = 3
@@ -188,16 +188,16 @@ def test_oracle(runtime, kind):
 
 
 MUTATIONS = [
-    ("beta * data.noise_level, norm", "-beta * data.noise_level, norm"),
-    ("beta * data.noise_level, norm", "beta, norm"),
-    ("local.client_weight(data.training)", "1.0"),
-    ("x + eta * d for", "x - eta * d for"),
+    ("beta * noise_level, norm", "-beta * noise_level, norm"),
+    ("beta * noise_level, norm", "beta, norm"),
+    ("local.client_weight(data)", "1.0"),
+    STEP[0],
     ("losses[k] += found.losses", "losses[k][:] = found.losses"),
     ("after.dimensionality[k] += found", "after.dimensionality[k] = found"),
     ("np.argsort(-losses[k]", "np.argsort(losses[k]"),
-    ("* self._relabel_ratio", ""),
+    ("* self.relabel_ratio", ""),
     ("everything=place.stage == 2", "everything=True"),
-    ("<= self._clean_level", "<= 1.0"),
+    ("<= self.clean_level", "<= 1.0"),
     ("place.stage == 2 and len(clean)", "len(clean)"),
     ("(round_index, k, labels[k]) for", "(round_index, k, clients.labels(k)) for"),
     ("np.float32(state.noise_level[k])", "np.float32(0.0)"),
@@ -226,7 +226,7 @@ def test_mutations_are_caught():
 def test_dimensionality(number):
     rng = np.random.default_rng(number)
     points = rng.dirichlet([0.5] * 4, number).astype(np.float32)
-    lid, count = fedcorr.local_dimensionality(tf.constant(points), 20)
+    lid, count = dimensionality.estimate(tf.constant(points), 20)
     want, points_used = oracle.client_dimensionality(points.astype(float), 20)
     np.testing.assert_allclose(lid, want, rtol=1e-4)
     assert int(count) == points_used
@@ -234,10 +234,10 @@ def test_dimensionality(number):
 
 def test_dimensionality_where_predictions_coincide():
     same = np.tile(np.eye(3, dtype=np.float32)[:1], (6, 1))
-    lid, count = fedcorr.local_dimensionality(tf.constant(same), 4)
+    lid, count = dimensionality.estimate(tf.constant(same), 4)
     assert (float(lid), int(count)) == (0.0, 6)
     # The odd one is equally far from all others, which says nothing of a dimension.
-    lid, count = fedcorr.local_dimensionality(tf.constant(np.vstack([same, [[0, 0, 1]]])), 4)
+    lid, count = dimensionality.estimate(tf.constant(np.vstack([same, [[0, 0, 1]]])), 4)
     assert int(count) == 6 and float(lid) == 0.0
 
 
@@ -247,7 +247,7 @@ def test_dimensionality_is_that_of_the_points():
     for d in (1, 2, 4):
         points = np.zeros((1500, 6), np.float32)
         points[:, :d] = rng.random((1500, d))
-        lid, _ = fedcorr.local_dimensionality(tf.constant(points), 20)
+        lid, _ = dimensionality.estimate(tf.constant(points), 20)
         assert abs(float(lid) - d) < 0.25 * d
 
 
