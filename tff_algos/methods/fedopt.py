@@ -7,10 +7,13 @@ plain step or one with momentum.
 
   symbol   argument              default    from
   η_l      client_learning_rate  -          tuned, Tables 8 and 9
-  η        server_learning_rate  1 (fedavg, fedavgm), else must be given
+  η        server_learning_rate  1 (fedavg, the mean of the clients' models; else tuned, Tables 8
+                                 fedavgm),  and 9
+                                 -
   β_1      beta1                 0.9        section 5.2
   β_2      beta2                 0.99       section 5.2
   τ        tau                   1e-3       section 5.3, recommended single value
+  -        variant               released   Tables 1, 8 and 9; see below
   β        momentum (fedavgm)    0.9        section 5.2
   p_k      client_weighting      examples   Algorithm 5
 

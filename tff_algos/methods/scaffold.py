@@ -8,6 +8,7 @@ Reddi et al., "Adaptive Federated Optimization", arXiv 2003.00295, Algorithm 6.
   η_l      client_learning_rate  -          tuned
   η        server_learning_rate  1          SCAFFOLD, section 7
   p_k      client_weighting      examples   Adaptive Federated Optimization, Algorithm 6
+  -        first_visit           server     Adaptive Federated Optimization, Algorithm 6
   N        num_clients           -          all training clients
 
     client k keeps c_k, first visit: c_k = c
