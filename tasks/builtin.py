@@ -1258,7 +1258,7 @@ register(
         name="cifar10_image",
         summary="CIFAR-10 among generated clients: FedOpt's ResNet-18 (11,181,642 parameters), "
         "VGG11, CNNs, MLP.",
-        loader="tasks.datasets.images:load_cifar10",
+        loader="tasks.images:load_cifar10",
         check=functools.partial(check_images, "cifar10_image", 32),
         clients=functools.partial(_generated, default=500),
         hparams=_images(
@@ -1283,7 +1283,7 @@ register(
         name="cifar100_image",
         summary="CIFAR-100 among TFF's clients or generated ones: FedOpt's ResNet-18 "
         "(11,227,812 parameters).",
-        loader="tasks.datasets.images:load_cifar100",
+        loader="tasks.images:load_cifar100",
         check=functools.partial(check_images, "cifar100_image", 32),
         clients=_cifar100_clients,
         hparams=_images(
@@ -1332,8 +1332,8 @@ register(
         name="cinic10",
         summary="CINIC-10, images of CIFAR-10 and ImageNet in CIFAR-10's classes, among generated "
         "clients: AdaFed's ResNet-18 (11,181,642 parameters).",
-        loader="tasks.datasets.images:load_cinic10",
-        preparer="tasks.datasets.images:prepare_cinic10",
+        loader="tasks.images:load_cinic10",
+        preparer="tasks.images:prepare_cinic10",
         check=functools.partial(check_images, "cinic10", 32),
         clients=functools.partial(_generated, default=50),
         hparams=_images(
@@ -1365,8 +1365,8 @@ register(
         name="tiny_imagenet",
         summary="Tiny ImageNet, 200 classes of 64x64 images, among generated clients: AdaFed's "
         "ResNet-18 (11,279,112 parameters).",
-        loader="tasks.datasets.images:load_tiny_imagenet",
-        preparer="tasks.datasets.images:prepare_tiny_imagenet",
+        loader="tasks.images:load_tiny_imagenet",
+        preparer="tasks.images:prepare_tiny_imagenet",
         check=functools.partial(check_images, "tiny_imagenet", 64),
         clients=functools.partial(_generated, default=20),
         hparams=_images(
