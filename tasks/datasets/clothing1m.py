@@ -5,12 +5,14 @@ takes over: 500 clients, ResNet-50 with weights trained on ImageNet. The 10,526 
 checked labels.
 """
 
+from __future__ import annotations
+
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from typing import Any
 
-import h5py
 import numpy as np
 import tensorflow as tf
 
@@ -160,6 +162,8 @@ def read_weights(path: str) -> dict[str, list[np.ndarray]]:
     Raises:
       DataError: If the file cannot be read or is not of that form.
     """
+    import h5py  # Slow to import, and needed nowhere else in this module.
+
     with files.reading(path, _WEIGHTS_ADVICE), h5py.File(path, "r") as file:
         layers = file.get("model_weights", file)
         return {
@@ -168,7 +172,7 @@ def read_weights(path: str) -> dict[str, list[np.ndarray]]:
         }
 
 
-def _weight(dataset: h5py.Dataset) -> np.ndarray:
+def _weight(dataset: Any) -> np.ndarray:
     files.check_dataset(dataset, "f")
     weight = dataset[()]
     if not np.all(np.isfinite(weight)):

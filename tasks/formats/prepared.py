@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import filelock
 import numpy as np
-import tqdm
 
 from tasks.formats import files as files_lib
 from tasks.task import DataError, files
@@ -333,6 +332,8 @@ class _Writer:
         self._names = _file_names(source.arrays)
 
     def write(self, final: str) -> None:
+        import tqdm  # Slow to import, and needed nowhere else in this module.
+
         done = self._go_on()
         total = sum(piece.size for piece in self._source.pieces)
         clients = _Clients(c for line in done for c in line["clients"])

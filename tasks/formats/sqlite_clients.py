@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
-import tqdm
 
 from tasks.formats import files
 from tasks.task import DataError, Examples
@@ -283,6 +282,8 @@ def unpack(packed: str, path: str, advice: str) -> None:
 
 
 def _decompress(packed: str, target: BinaryIO) -> None:
+    import tqdm  # Slow to import, and seldom needed.
+
     size = os.path.getsize(packed)
     label = f"Unpacking {packed}"
     with (

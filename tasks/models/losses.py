@@ -5,6 +5,8 @@ and of metrics that are ratios. Models give logits. Every function is plain Tens
 traces in a `tf.function` and vectorises over a cohort with `tf.vectorized_map`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import tensorflow as tf

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tff_algos
 from hparams import HparamError
 from simulation.rounds import loop
+from tasks import layers
 from tasks.models import image_models, losses, models
 from tests.oracles import adafed as adafed_oracle
 from tests.oracles import cohort as cohort_lib
@@ -321,7 +322,7 @@ def test_mixup_of_bytes_mixes_what_the_model_makes_of_them():
         share, order = (np.asarray(v) for v in mixup.draws(tf.constant(mask), seed))
         # Every image is cut and flipped for itself, before it is mixed.
         draws = functools.partial(random.uniform, seed=random.fold_in(seed, layer=1))
-        layer = image_models.PrepareImages(5, True, "standardize")
+        layer = layers.images.PrepareImages(5, True, "standardize")
         prepared = layer.call(images, training=True, uniform=draws).numpy()
         x = share * prepared + (1 - share) * prepared[order]
         want = share * mean_loss(x, labels) + (1 - share) * mean_loss(x, labels[order])
