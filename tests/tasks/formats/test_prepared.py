@@ -228,7 +228,7 @@ def _content(path):
 _CHILD = """
 import sys
 from tests.tasks.formats import test_prepared
-from tasks import prepared
+from tasks.formats import prepared
 prepared.write(test_prepared.source(40, pause=0.01), sys.argv[1], "toy")
 """
 
