@@ -4,10 +4,13 @@ A task knows no algorithm. `tasks.load(name, **settings)` gives its federated da
 metrics as one `tasks.task.Task`.
 """
 
-from tasks import builtin as _builtin  # noqa: F401  (registers the suite's own tasks)
+from tasks import datasets as _datasets
 from tasks import label_noise as _label_noise
+from tasks import registry as _registry
 from tasks.formats import files as _files
 from tasks.registry import Clients, TaskSpec, get, names, register
+
+_registry.add_folder(_datasets)
 
 
 def load(name, *, data_dir=None, seed=0, use_synthetic_data=False, **settings):

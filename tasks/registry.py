@@ -1,11 +1,12 @@
 """The tasks by name: what each one lets its user set, known without importing TensorFlow."""
 
 import dataclasses
-import importlib
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import hparams as hparams_lib
+from common import specs
 from tasks import label_noise
 
 
@@ -47,13 +48,14 @@ class TaskSpec:
     Attributes:
       name: Name of the task, the value of `--task`.
       summary: One line for `--help` and the README's table.
-      loader: `module:function`, imported on first use, or the function itself. It is called with
+      loader: `module:function`, imported on first use, or the function itself; of a `SPEC` of a
+        module (see `add_folder`) the function's name alone. It is called with
         `data_dir` (str or None), `seed` (int; initial weights and partitions derive from it),
         `use_synthetic_data` (bool) and every declared setting by name, and returns a
         `tasks.task.Task`.
       hparams: The task's settings; flags are `--<task>_<name>`.
       needs_data: Whether the task reads files (so that `--data_dir` means something to it).
-      preparer: `module:function`, or the function itself, if `python -m tasks.prepare` can make the
+      preparer: Named or given as the loader is, if `python -m tasks.prepare` can make the
         task's data faster to load. It is called with the folder of the raw files and the folder to
         make them in, and returns a `tasks.formats.prepared.Outcome`.
       class_labels: Whether the training targets are class numbers `[n]`. The settings of
@@ -66,7 +68,7 @@ class TaskSpec:
 
     name: str
     summary: str
-    loader: str | Callable
+    loader: str | Callable = "load"
     hparams: Sequence[hparams_lib.Hparam] = ()
     needs_data: bool = True
     preparer: str | Callable | None = None
@@ -94,18 +96,11 @@ class TaskSpec:
 
     def load_fn(self) -> Callable:
         """Imports and returns the loader."""
-        return _imported(self.loader)
+        return specs.function(self.loader)
 
     def prepare_fn(self) -> Callable | None:
         """Imports and returns the preparer, or `None` if there is none."""
-        return None if self.preparer is None else _imported(self.preparer)
-
-
-def _imported(function: str | Callable) -> Callable:
-    if callable(function):
-        return function
-    module, name = function.split(":")
-    return getattr(importlib.import_module(module), name)
+        return None if self.preparer is None else specs.function(self.preparer)
 
 
 _SPECS: dict[str, TaskSpec] = {}
@@ -120,6 +115,17 @@ def register(spec: TaskSpec) -> None:
     if _SPECS.get(spec.name, spec) != spec:
         raise ValueError(f"A task named {spec.name!r} is registered already.")
     _SPECS[spec.name] = spec
+
+
+def add_folder(package: types.ModuleType) -> None:
+    """Adds what the modules of a package hold as `SPEC` or `SPECS`, without importing TensorFlow.
+
+    Raises:
+      ImportError: If a module uses TensorFlow while it is imported.
+      ValueError: If a name is taken by another task.
+    """
+    for spec in specs.in_folder(package, "loader", "preparer"):
+        register(spec)
 
 
 def names() -> list[str]:

@@ -1,8 +1,95 @@
-"""Settings that mean something only beside a certain value of another setting."""
+"""Settings that several data sets have, and what is known of their clients without data."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from hparams import HparamError
+from hparams import Hparam, HparamError, Value
+from tasks.registry import Clients
+
+# More than any set has training examples.
+MAX_CLIENTS = 1_000_000
+
+
+def generated(settings: Mapping[str, Value], synthetic: bool, default: int = 0) -> Clients:
+    """Clients that the suite makes, as many as are asked for."""
+    return Clients.numbered(settings["num_clients"] or default)
+
+
+def at_most(published: int, made: int) -> Callable[[Mapping[str, Value], bool], Clients]:
+    """Clients of a published set: so many there, and so many with `use_synthetic_data`."""
+
+    def clients(settings, synthetic):
+        number = made if synthetic else published
+        return Clients(min(number, settings.get("num_clients") or number))
+
+    return clients
+
+
+def init(default: str, source: str) -> Hparam:
+    """Returns the setting of initial weights, with its default and where that is from."""
+    return Hparam(
+        name="init",
+        default=default,
+        help=(
+            "Initial weights: `torch` draws weights and biases uniformly from ±1/sqrt(fan_in); "
+            "`keras` draws weights by Glorot's uniform rule and starts biases at 0."
+        ),
+        source=source,
+        choices=("torch", "keras"),
+    )
+
+
+def text_init(default: str, source: str, lstm_kernel: str = "Glorot's uniform rule") -> Hparam:
+    """Returns the setting of initial weights of a model of text.
+
+    Args:
+      default: The default.
+      source: Where it is from.
+      lstm_kernel: How Keras's scheme draws the LSTM's input weights, in words.
+    """
+    return Hparam(
+        name="init",
+        default=default,
+        help=(
+            "Initial weights: `torch` draws dense and LSTM weights and biases uniformly from "
+            "±1/sqrt(fan_in) or ±1/sqrt(units) and embeddings from N(0, 1); `keras` draws dense "
+            f"weights by Glorot's uniform rule, LSTM input weights by {lstm_kernel}, recurrent "
+            "weights orthogonal and embeddings from U(-0.05, 0.05), and starts biases at 0 but "
+            "forget gates' at 1."
+        ),
+        source=source,
+        choices=("torch", "keras"),
+    )
+
+
+def partition_seed(what: str) -> Hparam:
+    """Returns the setting of a seed that is the run's where it is not set."""
+    return Hparam(
+        name="partition_seed",
+        default=None,
+        type=int,
+        help=f"Seed of {what}; not set: the run's --seed.",
+        source="choice",
+        minimum=0,
+        maximum=2**32 - 1,
+    )
+
+
+MIN_SHARE = Hparam(
+    name="min_share",
+    only_with=("partition", ("dirichlet",)),
+    default=None,
+    type=float,
+    help=(
+        "Proportions are redrawn until every client holds this share of the average "
+        "number of examples (and two examples); only with partition=dirichlet, where "
+        "not set means 0.01."
+    ),
+    source="AdaFedAdam's released partitioner (1 % of the average)",
+    minimum=0,
+    maximum=1,
+    exclusive_maximum=True,
+)
 
 
 def only_with(task: str, condition: str, applies: bool, **defaults_and_values: tuple[Any, Any]):

@@ -1,14 +1,12 @@
 """The methods by name: what each one lets its user set, known without importing TensorFlow."""
 
 import dataclasses
-import importlib
-import pkgutil
 import types
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import hparams as hparams_lib
-from common import imports
+from common import specs
 
 
 class RoundPlan(NamedTuple):
@@ -42,9 +40,9 @@ class MethodSpec:
       summary: One line for `--help` and the README's table.
       paper: Authors, title, arXiv number.
       builder: `module:function`, imported on first use, or the function itself; of a `SPEC` of a
-        module (see `add`) the function's name alone. It is called with a `tff_algos.model.Model`, a
-        `tff_algos.client.LocalTraining` and every declared setting by name, and returns a
-        `tff_algos.method.Method`.
+        module (see `add_folder`) the function's name alone. It is called with a
+        `tff_algos.model.Model`, a `tff_algos.client.LocalTraining` and every declared setting by
+        name, and returns a `tff_algos.method.Method`.
       hparams: The method's own settings; flags are `--<method>_<name>`.
       server_learning_rate: The method's default for `server_learning_rate`; `None` if there is none
         that could be right without tuning, so that the user must give one.
@@ -100,10 +98,7 @@ class MethodSpec:
 
     def build_fn(self) -> Callable:
         """Imports and returns the builder."""
-        if callable(self.builder):
-            return self.builder
-        module, function = self.builder.split(":")
-        return getattr(importlib.import_module(module), function)
+        return specs.function(self.builder)
 
 
 _H = hparams_lib.Hparam
@@ -373,28 +368,15 @@ def register(spec: MethodSpec) -> None:
     _SPECS[spec.name] = spec
 
 
-def add(module: types.ModuleType) -> None:
-    """Adds the method that a module holds as `SPEC`, or those that it holds as `SPECS`.
-
-    Raises:
-      ValueError: If a name is taken by another method.
-    """
-    for spec in getattr(module, "SPECS", None) or (module.SPEC,):
-        if isinstance(spec.builder, str) and ":" not in spec.builder:
-            spec = dataclasses.replace(spec, builder=f"{module.__name__}:{spec.builder}")
-        register(spec)
-
-
 def add_folder(package: types.ModuleType) -> None:
-    """Adds what the modules of a package hold, without importing TensorFlow.
+    """Adds what the modules of a package hold as `SPEC` or `SPECS`, without importing TensorFlow.
 
     Raises:
       ImportError: If a module uses TensorFlow while it is imported.
       ValueError: If a name is taken by another method.
     """
-    with imports.when_used():
-        for found in pkgutil.iter_modules(package.__path__):
-            add(importlib.import_module(f"{package.__name__}.{found.name}"))
+    for spec in specs.in_folder(package, "builder"):
+        register(spec)
 
 
 def names() -> list[str]:

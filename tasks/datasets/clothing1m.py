@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hparams import Hparam
 from tasks import generated, partitions, settings
 from tasks.formats import files, prepared
 from tasks.models import image_models, losses
+from tasks.registry import TaskSpec
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
 
 _NUM_CLASSES = 14
@@ -44,6 +46,88 @@ _WEIGHTS_ADVICE = (
 )
 
 
+SPEC = TaskSpec(
+    name="clothing1m",
+    summary=(
+        "A million pictures of clothes with noisy labels, in FedCorr's setting: ResNet-50 from "
+        "ImageNet's weights (23,563,278 trainable parameters)."
+    ),
+    preparer="prepare",
+    clients=settings.generated,
+    hparams=(
+        Hparam(
+            name="weights",
+            default=None,
+            type=str,
+            help=(
+                "Keras's HDF5 file of ResNet-50's ImageNet weights, with or without a last "
+                "layer; not set: the task refuses to run, but with --use_synthetic_data, where "
+                "all weights are drawn at random. Batch normalisation keeps the file's "
+                "statistics; its scale and offset are trained."
+            ),
+            source="AdaFed Table 19, FedCorr: pretrained ResNet-50",
+        ),
+        Hparam(
+            name="partition",
+            default="skewed",
+            help=(
+                "`skewed`: a client has each kind of clothes with a probability, and gets a "
+                "Dirichlet share of it; `iid`: equal sizes at random."
+            ),
+            source="FedCorr, Clothing1M",
+            choices=("skewed", "iid"),
+        ),
+        Hparam(
+            name="num_clients",
+            default=500,
+            help="Number of clients.",
+            source="FedCorr, Clothing1M",
+            minimum=1,
+            maximum=settings.MAX_CLIENTS,
+        ),
+        Hparam(
+            name="class_probability",
+            only_with=("partition", ("skewed",)),
+            default=None,
+            type=float,
+            help=(
+                "Probability p that a client has a kind; only with partition=skewed, where not "
+                "set means 0.7."
+            ),
+            source="FedCorr's released code",
+            minimum=0,
+            maximum=1,
+            exclusive_minimum=True,
+        ),
+        Hparam(
+            name="alpha",
+            only_with=("partition", ("skewed",)),
+            default=None,
+            type=float,
+            help=(
+                "Concentration of the clients' shares of a kind; only with partition=skewed, "
+                "where not set means 10."
+            ),
+            source="FedCorr's released code",
+            minimum=0,
+            exclusive_minimum=True,
+        ),
+        settings.partition_seed("the partition"),
+        Hparam(
+            name="init",
+            default="torch",
+            help=(
+                "Initial weights of the last layer: `torch` draws weights and biases uniformly "
+                "from ±1/sqrt(fan_in); `keras` draws weights by Glorot's uniform rule and "
+                "starts biases at 0."
+            ),
+            source="FedCorr (PyTorch)",
+            choices=("torch", "keras"),
+        ),
+    ),
+)
+
+
 def load(
     *,
     data_dir: str | None,
@@ -57,7 +141,7 @@ def load(
     partition_seed: int | None,
     init: str,
 ) -> Task:
-    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+    """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     x is uint8 `[n, 256, 256, 3]`, decoded when it is read, of which the model cuts 224x224 out;
     y is int32. The central test are the test pictures, which are dealt to the clients, too, so that

@@ -4,16 +4,19 @@ FedOpt's EMNIST CR (Reddi et al. 2021): 671,585 training and 77,483 test example
 some of both. The data are read from TFF's own sqlite file.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from tasks import generated
+from tasks import generated, settings
 from tasks.formats import files
 from tasks.formats.sqlite_clients import SqliteFederatedData, locate
 from tasks.models import losses, models
+from tasks.registry import TaskSpec
 from tasks.task import ArrayFederatedData, Examples, Task
 
 _NUM_CLASSES = 62
@@ -24,8 +27,19 @@ _ADVICE = (
 )
 
 
+SPEC = TaskSpec(
+    name="emnist_character",
+    summary=(
+        "TFF's Federated EMNIST: 3,400 writers, 62 characters, FedOpt's CNN (1,206,590 parameters)."
+    ),
+    class_labels=True,
+    clients=settings.at_most(3400, 10),
+    hparams=(settings.init("keras", "FedOpt (TFF)"),),
+)
+
+
 def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, init: str) -> Task:
-    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+    """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     `data_dir` holds TFF's file, unpacked or as TFF ships it; without `data_dir` TFF's cache is read
     and filled by TFF's download. Writers are read one by one; only the central test, all writers'

@@ -4,6 +4,8 @@ After FedCAda's protocol, or after that of AFL and q-FFL, which AdaFed follows: 
 class each.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 import os
@@ -11,12 +13,26 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from tasks import builtin, generated, partitions, settings
+from hparams import Hparam, HparamError
+from tasks import generated, partitions, settings
 from tasks.formats import idx
 from tasks.models import losses, models
+from tasks.registry import Clients, TaskSpec
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
 
-_CLASSES = builtin.FASHION_CLASSES
+_CLASSES = (
+    "t_shirt",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle_boot",
+)
+_THREE_CLASSES = "shirt,pullover,t_shirt"
 _NUM_CLASSES = len(_CLASSES)
 _FILES = (
     "train-images-idx3-ubyte",
@@ -31,6 +47,125 @@ _ADVICE = (
     "--data_dir to their folder, or to the one above it if it is called fashion_mnist"
 )
 _ORIGIN = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
+
+
+def _check(chosen):
+    names = (chosen["classes"] or _THREE_CLASSES).split(",")
+    for name in names:
+        if name not in _CLASSES:
+            raise HparamError(
+                f"fashion_mnist: classes has {name!r}, which is none of {', '.join(_CLASSES)}."
+            )
+    if len(set(names)) < len(names):
+        raise HparamError(f"fashion_mnist: of the classes {','.join(names)} one is named twice.")
+
+
+def _clients(chosen, synthetic):
+    if chosen["partition"] == "class":
+        ids = (chosen["classes"] or _THREE_CLASSES).split(",")
+        return Clients(len(ids), ids)
+    return settings.generated(chosen, synthetic, default=20)
+
+
+SPEC = TaskSpec(
+    name="fashion_mnist",
+    summary="Fashion-MNIST among generated clients, MLP 784-200-200-10 (199,210 parameters).",
+    class_labels=True,
+    check=_check,
+    clients=_clients,
+    hparams=(
+        Hparam(
+            name="partition",
+            default="dirichlet",
+            help=(
+                "How the 60,000 training examples are dealt to clients: `dirichlet` deals each "
+                "class in proportions drawn from a Dirichlet distribution over clients, so "
+                "that sizes are unequal; `iid` deals at random in equal sizes; `shards` sorts "
+                "by label, cuts into equal shards and deals these; `class` gives each client "
+                "one class, its official test images as tests, and the model no other classes."
+            ),
+            source="FedCAda Table 1, non-iid; AdaFed, Fashion MNIST: class",
+            choices=("dirichlet", "iid", "shards", "class"),
+        ),
+        Hparam(
+            name="num_clients",
+            only_with=("partition", ("dirichlet", "iid", "shards")),
+            default=None,
+            type=int,
+            help=(
+                "Number of clients; FedCAda's cross-device runs have 100. Not with "
+                "partition=class; elsewhere not set means 20."
+            ),
+            source="FedCAda Table 1, cross-silo",
+            minimum=1,
+            maximum=settings.MAX_CLIENTS,
+        ),
+        Hparam(
+            name="classes",
+            only_with=("partition", ("class",)),
+            default=None,
+            type=str,
+            help=(
+                "The clients' classes, of t_shirt, trouser, pullover, dress, coat, sandal, "
+                "shirt, sneaker, bag and ankle_boot; only with partition=class, where not set "
+                "means shirt,pullover,t_shirt."
+            ),
+            source="AdaFed, Fashion MNIST, after AFL and q-FFL (three outputs, as its code)",
+        ),
+        Hparam(
+            name="alpha",
+            only_with=("partition", ("dirichlet",)),
+            default=None,
+            type=float,
+            help=(
+                "Concentration of the Dirichlet distribution, smaller is less even; only with "
+                "partition=dirichlet, where not set means 0.1."
+            ),
+            source="FedCAda Table 1: Dir(0.1)",
+            minimum=0,
+            exclusive_minimum=True,
+        ),
+        settings.MIN_SHARE,
+        Hparam(
+            name="shards_per_client",
+            only_with=("partition", ("shards",)),
+            default=None,
+            type=int,
+            help="Shards of a client; only with partition=shards, where not set means 2.",
+            source="AdaFed, CIFAR-10 setup 1; McMahan et al. 2017",
+            minimum=1,
+        ),
+        Hparam(
+            name="test_fraction",
+            only_with=("partition", ("dirichlet", "iid", "shards")),
+            default=None,
+            type=float,
+            help=(
+                "Share of each client's examples that is its own test split, drawn at random "
+                "and so of its own label distribution; 0: clients have no tests. The official "
+                "10,000 test examples are the central test and belong to no client. Not with "
+                "partition=class; elsewhere not set means 0.25."
+            ),
+            source="FedCAda: 75/25 local split",
+            minimum=0,
+            maximum=1,
+            exclusive_maximum=True,
+        ),
+        settings.partition_seed("the partition and of the clients' train/test splits"),
+        Hparam(
+            name="pixels",
+            default="unit",
+            type=str,
+            choices=("unit", "standardized"),
+            help=(
+                "unit: in [0, 1]; standardized: less the training images' mean, 0.2860, over "
+                "their standard deviation, 0.3530, as PyTorch programs often have them."
+            ),
+            source="choice; neither FedCAda nor AdaFed says",
+        ),
+        settings.init("torch", "FedCAda and AdaFed (PyTorch)"),
+    ),
+)
 
 
 def load(
@@ -49,7 +184,7 @@ def load(
     pixels: str,
     init: str,
 ) -> Task:
-    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+    """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     The training set is dealt to the clients, each client's share is split into its own train and
     test, and the official test set is the central test. With `partition=class` a client has its
@@ -78,7 +213,7 @@ def load(
         "fashion_mnist",
         "partition=class",
         partition == "class",
-        classes=(classes, builtin.FASHION_THREE_CLASSES),
+        classes=(classes, _THREE_CLASSES),
     )
     dealt = settings.only_with(
         "fashion_mnist",

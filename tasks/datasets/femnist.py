@@ -5,6 +5,8 @@ writers, or a skewed partition of ten letters, and the CNN of Ditto (Li et al. 2
 writers and 805,263 examples, TFF 3,400 and 749,068, both from NIST Special Database 19.
 """
 
+from __future__ import annotations
+
 import functools
 import os
 from collections.abc import Mapping, Sequence
@@ -12,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from hparams import HparamError
+from hparams import Hparam, HparamError
 from tasks import generated, partitions, settings
 from tasks import task as task_lib
 from tasks.datasets import emnist_character
 from tasks.formats import leaf, prepared
 from tasks.models import losses, models
+from tasks.registry import Clients, TaskSpec
 from tasks.task import ArrayFederatedData, DataError, Examples, FederatedData, Task
 
 _NUM_CLASSES = 62
@@ -29,6 +32,109 @@ _ADVICE = (
     "make LEAF's files with https://github.com/TalwalkarLab/leaf (data/femnist/preprocess.sh), or "
     "get https://storage.googleapis.com/tff-datasets-public/emnist_all.sqlite.lzma, and set "
     "--data_dir to their folder"
+)
+
+
+def _check(chosen):
+    if chosen["partition"] == "skewed" and chosen["split"] == "source":
+        raise HparamError("femnist: partition=skewed makes clients anew and needs split=local.")
+
+
+def _clients(chosen, synthetic):
+    if chosen["partition"] == "skewed":
+        return settings.generated(chosen, synthetic, default=100)
+    # LEAF's own script makes more or fewer writers by its arguments.
+    if chosen["source"] == "tff" or synthetic:
+        return settings.at_most(3400, 12)(chosen, synthetic)
+    return None if chosen["num_clients"] is None else Clients(chosen["num_clients"])
+
+
+SPEC = TaskSpec(
+    name="femnist",
+    summary=(
+        "Characters by their 3,550 writers (LEAF): AdaFedAdam's MLP 784-128-62 (108,478 "
+        "parameters) or Ditto's CNN (222,078)."
+    ),
+    class_labels=True,
+    preparer="prepare",
+    check=_check,
+    clients=_clients,
+    hparams=(
+        Hparam(
+            name="source",
+            default="auto",
+            help=(
+                "`leaf` reads LEAF's JSON files or what tasks.prepare made of them, `tff` "
+                "TFF's sqlite file of 3,400 writers; `auto` reads LEAF's if --data_dir has "
+                "them, else TFF's."
+            ),
+            source="AdaFedAdam, Femnist; AdaFed: LEAF",
+            choices=("auto", "leaf", "tff"),
+        ),
+        Hparam(
+            name="partition",
+            default="writers",
+            help=(
+                "`writers`: a client is a writer; `skewed`: the letters a to j of all writers "
+                "are dealt to clients that have some of the ten letters each, drawn at random, "
+                "and equal shares of a letter. AdaFed does not say which or how many."
+            ),
+            source="AdaFedAdam, Femnist; AdaFed Table 3: both",
+            choices=("writers", "skewed"),
+        ),
+        Hparam(
+            name="num_clients",
+            default=None,
+            type=int,
+            help="Number of clients, writers drawn at random; not set: all, or 100 if skewed.",
+            source="AdaFedAdam; AdaFed: 500 writers, 100 skewed",
+            minimum=1,
+            maximum=settings.MAX_CLIENTS,
+        ),
+        Hparam(
+            name="classes_per_client",
+            only_with=("partition", ("skewed",)),
+            default=None,
+            type=int,
+            help="Letters of a client; only with partition=skewed, where not set means 5.",
+            source="AdaFed Table 3",
+            minimum=1,
+            maximum=10,
+        ),
+        Hparam(
+            name="split",
+            default="local",
+            help=(
+                "`local` splits each client's examples, train and test of the source "
+                "together, at random; `source` keeps the split that the files have."
+            ),
+            source="AdaFedAdam: local 80/20 split, drawn before training",
+            choices=("local", "source"),
+        ),
+        Hparam(
+            name="test_fraction",
+            only_with=("split", ("local",)),
+            default=None,
+            type=float,
+            help=(
+                "Share of each client's examples that is its test split; only with "
+                "split=local, where not set means 0.2; 0: clients have no tests."
+            ),
+            source="AdaFedAdam: local 80/20 split",
+            minimum=0,
+            maximum=1,
+            exclusive_maximum=True,
+        ),
+        Hparam(
+            name="model",
+            default="mlp",
+            help="`mlp` has 128 hidden units, `cnn` two convolutions and 128 units.",
+            source="AdaFedAdam: mlp; AdaFed: cnn",
+            choices=("mlp", "cnn"),
+        ),
+        settings.partition_seed("the draw of clients and of their train/test splits"),
+        settings.init("torch", "AdaFedAdam and AdaFed (PyTorch)"),
+    ),
 )
 
 
@@ -47,7 +153,7 @@ def load(
     partition_seed: int | None,
     init: str,
 ) -> Task:
-    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+    """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     Pixels are float32 in [0, 1], 1.0 for the background; labels 0-9 are digits, 10-35 capitals and
     36-61 small letters, or 0-9 the letters a-j of `partition=skewed`. The central test is all

@@ -6,6 +6,8 @@ tweets its accounts have at least is not published; of the full set, 877 account
 and 604 more than 60.
 """
 
+from __future__ import annotations
+
 import functools
 import gzip
 import os
@@ -16,11 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from hparams import HparamError
+from hparams import Hparam, HparamError
 from tasks import partitions, settings
 from tasks.formats import files as files_lib
 from tasks.formats import leaf, prepared, text
 from tasks.models import losses, models
+from tasks.registry import TaskSpec
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
 
 LENGTH = 25
@@ -43,6 +46,102 @@ _VECTORS_ADVICE = (
 _WORD = re.compile(r"[\w']+|[.,!?;]")
 
 
+SPEC = TaskSpec(
+    name="sent140",
+    summary=(
+        "Glad or sad tweets by account (LEAF): AdaFedAdam's two LSTM layers on frozen word "
+        "vectors (241,002 parameters)."
+    ),
+    preparer="prepare",
+    hparams=(
+        Hparam(
+            name="source",
+            default="auto",
+            help=(
+                "`leaf` reads LEAF's JSON files or what tasks.prepare made of them, `lines` a "
+                "file with a JSON object (client, label, text) a tweet, a tenth of LEAF's set; "
+                "`auto` reads LEAF's if --data_dir has them, else that."
+            ),
+            source="AdaFedAdam, Sent140: LEAF",
+            choices=("auto", "leaf", "lines"),
+        ),
+        Hparam(
+            name="min_examples",
+            default=None,
+            type=int,
+            help=(
+                "Fewest tweets, train and test, of an account that is a client; not set: 1. "
+                "AdaFedAdam has 697 accounts and does not say by which rule: in the full set "
+                "877 accounts have more than 50 tweets, 604 more than 60."
+            ),
+            source="choice",
+            minimum=1,
+        ),
+        Hparam(
+            name="split",
+            default="local",
+            help=(
+                "`local` splits each client's tweets, train and test of the source together, "
+                "at random; `source` keeps the split that the files have."
+            ),
+            source="AdaFedAdam: local 80/20 split, drawn before training",
+            choices=("local", "source"),
+        ),
+        Hparam(
+            name="test_fraction",
+            only_with=("split", ("local",)),
+            default=None,
+            type=float,
+            help=(
+                "Share of each client's tweets that is its test split; only with split=local, "
+                "where not set means 0.2; 0: clients have no tests."
+            ),
+            source="AdaFedAdam: local 80/20 split",
+            minimum=0,
+            maximum=1,
+            exclusive_maximum=True,
+        ),
+        Hparam(
+            name="embedding",
+            default="glove",
+            help=(
+                "`glove` reads GloVe's vectors of 300 numbers from a file and freezes them; "
+                "`trained` starts from random ones and trains them with the rest."
+            ),
+            source="AdaFedAdam, Sent140",
+            choices=("glove", "trained"),
+        ),
+        Hparam(
+            name="embedding_file",
+            only_with=("embedding", ("glove",)),
+            default=None,
+            type=str,
+            help=(
+                "File with a word and 300 numbers a line; only with embedding=glove, where not "
+                "set means glove.6B.300d.txt in --data_dir."
+            ),
+            source="choice",
+        ),
+        Hparam(
+            name="vocab_size",
+            only_with=("embedding", ("trained",)),
+            default=None,
+            type=int,
+            help=(
+                "Number of words, those that most accounts have in the training tweets; only "
+                "with embedding=trained, where not set means 5000. With embedding=glove it is "
+                "all words that have a vector."
+            ),
+            source="choice",
+            minimum=1,
+            maximum=1_000_000,
+        ),
+        settings.partition_seed("the accounts' train/test splits"),
+        settings.text_init("torch", "AdaFedAdam (PyTorch)"),
+    ),
+)
+
+
 def load(
     *,
     data_dir: str | None,
@@ -58,7 +157,7 @@ def load(
     partition_seed: int | None,
     init: str,
 ) -> Task:
-    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+    """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     x is int32 `[n, 25]`: a tweet's first 25 words, 0 for padding at the end; y is int32, 1 for
     glad. The central test is all clients' test examples together.

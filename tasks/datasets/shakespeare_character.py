@@ -6,6 +6,8 @@ characters with the one character after the window as target. See `tasks.formats
 for the rules by which a role is a client.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,10 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from hparams import HparamError
+from hparams import Hparam, HparamError
 from tasks import settings
 from tasks.formats import shakespeare_text, sqlite_clients
 from tasks.models import losses, models
+from tasks.registry import Clients, TaskSpec
 from tasks.task import DataError, Examples, Task
 
 LENGTH = 80
@@ -40,6 +43,122 @@ _ADVICE = (
 )
 
 
+def _check(chosen):
+    form = chosen["roles"], chosen["examples"]
+    if chosen["source"] == "tff" and form != ("tff", "sequences"):
+        raise HparamError(
+            "shakespeare_character: TFF's file has roles=tff and examples=sequences only; "
+            "use source=text."
+        )
+
+
+def _clients(chosen, synthetic):
+    published = {"tff": 715, "leaf": 1129, "mcmahan": 1146}[chosen["roles"]]
+    number = 10 if synthetic else published
+    if chosen["num_clients"] is None:
+        return Clients(max(0, number - chosen["num_heldout_clients"]))
+    return Clients(min(number, chosen["num_clients"]))
+
+
+SPEC = TaskSpec(
+    name="shakespeare_character",
+    summary=(
+        "Next character in what a role of Shakespeare's says: FedOpt's two LSTM layers "
+        "(820,522 parameters)."
+    ),
+    check=_check,
+    clients=_clients,
+    hparams=(
+        Hparam(
+            name="source",
+            default="auto",
+            help=(
+                "`tff` reads TFF's sqlite file, `text` the play text of 1994; `auto` reads "
+                "TFF's file if --data_dir has it, or without --data_dir, and the settings fit "
+                "it, else the text, from which TFF's 715 roles cannot be made but 661 can."
+            ),
+            source="FedOpt, Shakespeare: TFF's file",
+            choices=("auto", "tff", "text"),
+        ),
+        Hparam(
+            name="roles",
+            default="tff",
+            help=(
+                "Rule by which a role is a client: `tff` (22 plays under six titles, two "
+                "speeches or more), `leaf` (1,129 roles of more than 80 characters and three "
+                "lines or more) or `mcmahan` (1,146 roles of three lines or more)."
+            ),
+            source="FedOpt, Shakespeare; AdaFed and FedCAda: leaf",
+            choices=("tff", "leaf", "mcmahan"),
+        ),
+        Hparam(
+            name="examples",
+            default="sequences",
+            help=(
+                "`sequences` cuts speeches into 80 characters and predicts the next after each "
+                "of them (90 tokens, padding masked); `windows` takes every 80 characters of a "
+                "role and predicts the one after them (LEAF's 80 characters)."
+            ),
+            source="FedOpt, Shakespeare; AdaFed and FedCAda: windows",
+            choices=("sequences", "windows"),
+        ),
+        Hparam(
+            name="num_layers",
+            default=2,
+            help="Number of LSTM layers of 256 units.",
+            source="FedOpt Table 5; AdaFed's second setup and FedCAda: 1",
+            minimum=1,
+            maximum=100,
+        ),
+        Hparam(
+            name="num_clients",
+            default=None,
+            type=int,
+            help="Number of roles, drawn at random; not set: all.",
+            source="FedOpt; AdaFed: 31, and 20 in its second setup",
+            minimum=1,
+        ),
+        Hparam(
+            name="min_examples",
+            default=None,
+            type=int,
+            help="Fewest examples, train and test, of a role that may be drawn; not set: 1.",
+            source="FedOpt; AdaFed's second setup: 10000",
+            minimum=1,
+        ),
+        Hparam(
+            name="num_heldout_clients",
+            default=0,
+            help=(
+                "Number of further roles, drawn at random, whose examples are the central "
+                "test; 0: the central test is all clients' test examples together."
+            ),
+            source="FedOpt; FedCAda: 20",
+            minimum=0,
+        ),
+        Hparam(
+            name="test_fraction",
+            only_with=("source", ("auto", "text")),
+            default=None,
+            type=float,
+            help=(
+                "Share of a role's speeches (of its text, with windows) that is its test "
+                "split, the last in the play; only with the play text, where not set means "
+                "0.2. In TFF's file it is 2,356 of 18,424 speeches."
+            ),
+            source="McMahan et al. 2017: 80/20 by time; FedCAda: 0.25",
+            minimum=0,
+            maximum=1,
+            exclusive_maximum=True,
+        ),
+        settings.partition_seed("the draw of roles"),
+        settings.text_init(
+            "keras", "FedOpt (TFF); AdaFed and FedCAda: PyTorch", "He's normal rule"
+        ),
+    ),
+)
+
+
 def load(
     *,
     data_dir: str | None,
@@ -56,7 +175,7 @@ def load(
     partition_seed: int | None,
     init: str,
 ) -> Task:
-    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+    """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     Tokens are int32, x `[n, 80]`; y is `[n, 80]` with `examples=sequences` and `[n]` with
     `examples=windows`. The central test is the test examples of all clients together, or all

@@ -6,6 +6,8 @@ Models, examples and metrics are those of `tasks.datasets.stackoverflow`, with v
 from the training posts. As there, an answer has its question's tags and title.
 """
 
+from __future__ import annotations
+
 import functools
 import gzip
 import itertools
@@ -15,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from hparams import HparamError
+from hparams import Hparam, HparamError
 from tasks import partitions, settings
 from tasks.datasets import stackoverflow
 from tasks.formats import files, text
 from tasks.models import models
+from tasks.registry import TaskSpec
 from tasks.task import DataError, Task
 
 _FILE = "matheducators_2014_posts.jsonl.gz"
@@ -41,6 +44,63 @@ _TYPES = {
 }
 
 
+SPEC = TaskSpec(
+    name="stackexchange",
+    summary=(
+        "360 users of Math Educators, a small stand-in for Stack Overflow: FedOpt's next-word "
+        "or tag prediction."
+    ),
+    clients=settings.at_most(360, 10),
+    hparams=(
+        Hparam(
+            name="kind",
+            default="tag",
+            help=(
+                "`tag` predicts a post's tags as stackoverflow_tag does, `word` the next word "
+                "as stackoverflow_word does. This task stands in for them and is not them."
+            ),
+            source="choice",
+            choices=("tag", "word"),
+        ),
+        Hparam(
+            name="vocab_size",
+            default=2000,
+            help=(
+                "Number of words, those that most users have in the training posts; they make "
+                "up 90 % of the text."
+            ),
+            source="choice (FedOpt, Stack Overflow: 10000)",
+            minimum=1,
+            maximum=1_000_000,
+        ),
+        Hparam(
+            name="num_tags",
+            only_with=("kind", ("tag",)),
+            default=None,
+            type=int,
+            help=(
+                "Number of tags, those that most users have in the training posts; only with "
+                "kind=tag, where not set means 100."
+            ),
+            source="choice (FedOpt, Stack Overflow: 500)",
+            minimum=1,
+            maximum=100_000,
+        ),
+        Hparam(
+            name="test_fraction",
+            default=0.2,
+            help="Share of each user's posts that is its test split; 0: users have no tests.",
+            source="choice, after AdaFedAdam's local 80/20 split",
+            minimum=0,
+            maximum=1,
+            exclusive_maximum=True,
+        ),
+        settings.partition_seed("the users' train/test splits"),
+        settings.text_init("keras", "FedOpt (TFF)"),
+    ),
+)
+
+
 def load(
     *,
     data_dir: str | None,
@@ -53,7 +113,7 @@ def load(
     partition_seed: int | None,
     init: str,
 ) -> Task:
-    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+    """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     Clients are users, in the order of their ids. A user's posts, not their sentences, are split
     into train and test, at least one into train. The central test is all users' test sentences.

@@ -7,6 +7,8 @@ sentences during training; the test split, 16,586,035 sentences later than the t
 never read as a whole, and users have no tests of their own.
 """
 
+from __future__ import annotations
+
 import functools
 import os
 import tarfile
@@ -16,9 +18,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hparams import Hparam
+from tasks import settings
 from tasks import task as task_lib
 from tasks.formats import files, prepared, sqlite_clients, text
 from tasks.models import losses, models
+from tasks.registry import TaskSpec
 from tasks.task import DataError, Examples, FederatedData, Task
 
 LENGTH = 20
@@ -35,6 +40,76 @@ _ADVICE = (
 )
 
 
+def _stackoverflow(*own: Hparam) -> tuple[Hparam, ...]:
+    return (
+        Hparam(
+            name="vocab_size",
+            default=10_000,
+            help="Number of words, those that most users have; all others count as one word.",
+            source="FedOpt, Stack Overflow",
+            minimum=1,
+            maximum=1_000_000,
+        ),
+        *own,
+        Hparam(
+            name="max_examples",
+            default=1000,
+            help="Most sentences of a user, the first in TFF's file.",
+            source="FedOpt, Stack Overflow",
+            minimum=1,
+        ),
+        Hparam(
+            name="num_test_examples",
+            default=10_000,
+            help=(
+                "Test sentences in the central test: those of users drawn at random from TFF's "
+                "test split, which has 16,586,035."
+            ),
+            source="FedOpt, Stack Overflow",
+            minimum=1,
+        ),
+        settings.partition_seed("the draw of test sentences"),
+    )
+
+
+SPECS = (
+    TaskSpec(
+        name="stackoverflow_word",
+        summary=(
+            "Next word in sentences of 342,477 users of Stack Overflow: FedOpt's LSTM "
+            "(4,050,748 parameters)."
+        ),
+        loader="load_word",
+        preparer="prepare",
+        clients=settings.at_most(342_477, 10),
+        hparams=(*_stackoverflow(), settings.text_init("keras", "FedOpt (TFF)")),
+    ),
+    TaskSpec(
+        name="stackoverflow_tag",
+        summary=(
+            "Tags of posts of 342,477 users of Stack Overflow: FedOpt's logistic regression on "
+            "bags of words (5,000,500 parameters)."
+        ),
+        loader="load_tag",
+        preparer="prepare",
+        clients=settings.at_most(342_477, 10),
+        hparams=(
+            *_stackoverflow(
+                Hparam(
+                    name="num_tags",
+                    default=500,
+                    help="Number of tags, those that most users have.",
+                    source="FedOpt, Stack Overflow",
+                    minimum=1,
+                    maximum=100_000,
+                )
+            ),
+            settings.init("keras", "FedOpt (TFF)"),
+        ),
+    ),
+)
+
+
 def load_word(
     *,
     data_dir: str | None,
@@ -46,7 +121,7 @@ def load_word(
     partition_seed: int | None,
     init: str,
 ) -> Task:
-    """Loads `stackoverflow_word`; see `tasks.builtin` for the settings and `tasks.load` for more.
+    """Loads `stackoverflow_word`; see `SPEC` for the settings and `tasks.load` for more.
 
     x and y are int32 `[n, 20]`, see `tasks.formats.text`.
 
@@ -101,7 +176,7 @@ def load_tag(
     partition_seed: int | None,
     init: str,
 ) -> Task:
-    """Loads `stackoverflow_tag`; see `tasks.builtin` for the settings and `tasks.load` for more.
+    """Loads `stackoverflow_tag`; see `SPEC` for the settings and `tasks.load` for more.
 
     x is float32 `[n, vocab_size]`, the share of each word in a sentence and its question's title; y
     is float32 `[n, num_tags]`, 1 for each tag. The central test's x is dense only where it is read.

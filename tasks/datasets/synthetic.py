@@ -5,13 +5,17 @@ inputs with it. 60 inputs, 10 classes, as in AdaFedAdam (Ju et al. 2024), whose 
 LEAF's generator and not FedProx's.
 """
 
+from __future__ import annotations
+
 import functools
 
 import numpy as np
 
 from common import memory
+from hparams import Hparam
 from tasks import partitions, settings
 from tasks.models import losses, models
+from tasks.registry import TaskSpec
 from tasks.task import ArrayFederatedData, Examples, Task
 
 _NUM_INPUTS = 60
@@ -19,6 +23,91 @@ _NUM_CLASSES = 10
 
 # Variances of the inputs around their client's centre, the same in both generators.
 _INPUT_VARIANCES = np.arange(1, _NUM_INPUTS + 1) ** -1.2
+
+
+SPEC = TaskSpec(
+    name="synthetic",
+    summary="Softmax regression on generated clients (60 inputs, 10 classes, 610 parameters).",
+    class_labels=True,
+    needs_data=False,
+    clients=settings.generated,
+    hparams=(
+        Hparam(
+            name="generator",
+            default="leaf",
+            help=(
+                "`leaf` is LEAF's own generator (one cluster of client models); `alpha_beta` "
+                "is Synthetic(alpha, beta) of the FedProx paper. The two give different data."
+            ),
+            source="AdaFedAdam, Synthetic: its published rows fit LEAF's generator",
+            choices=("leaf", "alpha_beta"),
+        ),
+        Hparam(
+            name="num_clients",
+            default=100,
+            help="Number of clients.",
+            source="AdaFedAdam, Synthetic (FedProx's own sets have 30)",
+            minimum=1,
+            maximum=settings.MAX_CLIENTS,
+        ),
+        Hparam(
+            name="data_seed",
+            default=931231,
+            help=(
+                "Seed of the generated examples; another one moves average accuracies by "
+                "several points. Apart from --seed, so that runs differ in seed on equal data."
+            ),
+            source="LEAF, data/synthetic",
+            minimum=0,
+            maximum=2**32 - 1,
+        ),
+        Hparam(
+            name="max_examples",
+            default=None,
+            type=int,
+            help="Most examples of a client; not set: 1000 with `leaf`, no limit otherwise.",
+            source="LEAF, data/synthetic; FedProx's code has no limit",
+            minimum=5,
+        ),
+        Hparam(
+            name="alpha",
+            only_with=("generator", ("alpha_beta",)),
+            default=None,
+            type=float,
+            help=(
+                "Standard deviation of the centres of clients' true models; only with "
+                "generator=alpha_beta, where not set means 1. It changes no label: a centre "
+                "shifts an example's scores for all classes alike."
+            ),
+            source="FedProx, Synthetic(1, 1)",
+            minimum=0,
+        ),
+        Hparam(
+            name="beta",
+            only_with=("generator", ("alpha_beta",)),
+            default=None,
+            type=float,
+            help=(
+                "Standard deviation of the centres of clients' inputs; only with "
+                "generator=alpha_beta, where not set means 1."
+            ),
+            source="FedProx, Synthetic(1, 1)",
+            minimum=0,
+        ),
+        Hparam(
+            name="test_fraction",
+            default=0.2,
+            help="Share of each client's examples that is its test split.",
+            source="AdaFedAdam: local 80/20 split, drawn before training",
+            minimum=0,
+            maximum=1,
+            exclusive_minimum=True,
+            exclusive_maximum=True,
+        ),
+        settings.partition_seed("the clients' train/test splits"),
+        settings.init("torch", "AdaFedAdam (PyTorch)"),
+    ),
+)
 
 
 def load(
@@ -36,7 +125,7 @@ def load(
     partition_seed: int | None,
     init: str,
 ) -> Task:
-    """Makes the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+    """Makes the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     The central test is all clients' test examples together.
     """

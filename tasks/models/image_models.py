@@ -71,7 +71,7 @@ def resnet50(
       num_classes: Number of classes.
       weights: Weights of each layer by name, as in Keras's own file; those of a last layer of
         theirs are not used. `None` draws all at random, which is for made-up data only.
-      init: Initial weights of the last layer, `torch` or `keras`, see `tasks.builtin`.
+      init: Initial weights of the last layer, `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, float32 `[B, *input_shape]`, prepared as `imagenet`, to logits
@@ -145,7 +145,7 @@ def resnet18(
       l2: Factor of the squared weights of convolutions and the dense layer in the loss. FedOpt
         names none, TFF has 1e-4.
       init: `torch`, or `keras` with He's normal rule for convolutions and N(0, 0.01) for the dense
-        layer, as in TFF; see `tasks.builtin`.
+        layer, as in TFF; see `tasks.settings`.
 
     Returns:
       A built model, float32 `[B, *input_shape]` to logits `[B, num_classes]`.
@@ -240,7 +240,7 @@ def conv_net(
       dropout: Rate of dropout before each of them.
       input_shape: Height, width and channels of an image.
       num_classes: Number of classes.
-      init: `torch` or `keras`, see `tasks.builtin`.
+      init: `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, float32 `[B, *input_shape]` to logits `[B, num_classes]`.

@@ -97,7 +97,7 @@ def softmax_regression(
       seed: Seed of the initial weights.
       num_inputs: Features of an example.
       num_classes: Number of classes.
-      init: `torch` or `keras`, see `tasks.builtin`.
+      init: `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, float32 `[B, num_inputs]` to logits `[B, num_classes]`.
@@ -126,7 +126,7 @@ def mlp(
       input_shape: Shape of an example; it is flattened first.
       hidden: Units of each hidden layer.
       num_classes: Number of classes.
-      init: `torch` or `keras`, see `tasks.builtin`.
+      init: `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, float32 `[B, *input_shape]` to logits `[B, num_classes]`.
@@ -155,7 +155,7 @@ def emnist_cnn(seed: int, *, num_classes: int = 62, init: str = "keras") -> tf.k
     Args:
       seed: Seed of the initial weights.
       num_classes: Number of classes.
-      init: `torch` or `keras`, see `tasks.builtin`.
+      init: `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, float32 `[B, 28, 28, 1]` to logits `[B, num_classes]`.
@@ -187,7 +187,7 @@ def femnist_cnn(seed: int, *, num_classes: int = 62, init: str = "torch") -> tf.
     Args:
       seed: Seed of the initial weights.
       num_classes: Number of classes.
-      init: `torch` or `keras`, see `tasks.builtin`.
+      init: `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, float32 `[B, 28, 28, 1]` to logits `[B, num_classes]`.
@@ -221,7 +221,7 @@ def autoencoder(seed: int, *, code: str = "linear", init: str = "keras") -> tf.k
       seed: Seed of the initial weights.
       code: Activation of the 30 units in the middle: `linear` as in TFF and the released code, or
         `sigmoid` as the table prints it.
-      init: `torch` or `keras`, see `tasks.builtin`.
+      init: `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, float32 `[B, 784]` to pixels of the same shape, in (0, 1).
@@ -264,7 +264,7 @@ def shakespeare_lstm(
       units: Size of each LSTM layer.
       next_of_each: Whether to predict the next token after every position, with padding masked, or
         only after the last, without padding.
-      init: `torch` or `keras`, see `tasks.builtin`.
+      init: `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, int32 `[B, length]` to logits `[B, length, vocab_size]` or `[B, vocab_size]`.
@@ -311,7 +311,7 @@ def sent140_lstm(
       vectors: Frozen word vectors, float32 `[vocab_size, embedding_size]`; `None`: trained.
       embedding_size: Size of a word's vector.
       units: Size of each LSTM layer.
-      init: `torch` or `keras`, see `tasks.builtin`.
+      init: `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, int32 `[B, length]` to logits `[B, 2]`.
@@ -357,7 +357,7 @@ def word_lstm(
       length: Tokens of an example.
       embedding_size: Size of a word's embedding.
       units: Size of the LSTM layer.
-      init: `torch` or `keras`, see `tasks.builtin`.
+      init: `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, int32 `[B, length]` to logits `[B, length, vocab_size]`.
@@ -388,7 +388,7 @@ def tag_regression(
       seed: Seed of the initial weights.
       num_words: Words of the bag of words.
       num_tags: Number of tags.
-      init: `torch` or `keras`, see `tasks.builtin`.
+      init: `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, float32 `[B, num_words]` to logits `[B, num_tags]`.

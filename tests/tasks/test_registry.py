@@ -1,6 +1,7 @@
 """What every registered task must fulfil; tasks registered later are held to it too."""
 
 import functools
+import json
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 
 import hparams
 import tasks
+from tests import copy_of_suite
 
 _each_task = pytest.mark.parametrize("name", tasks.names())
 
@@ -25,12 +27,103 @@ def load():
     return cached
 
 
-def test_settings_are_known_without_tensorflow():
-    code = (
-        "import sys, tasks; tasks.names(); tasks.get('fashion_mnist').hparams; "
-        "sys.exit('tensorflow' in sys.modules)"
+# What takes time to import, and what it takes with it.
+_SLOW = (
+    "tensorflow",
+    "tensorflow_federated",
+    "keras",
+    "h5py",
+    "jax",
+    "pandas",
+    "scipy",
+    "PIL",
+    "tqdm",
+)
+
+_TASK = '''"""Numbers, and their products with a factor."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hparams import Hparam
+from tasks.models import losses, models
+from tasks.registry import TaskSpec
+from tasks.task import ArrayFederatedData, Task
+
+SPEC = TaskSpec(
+    name="dropped_in",
+    summary="Numbers and their products with a factor.",
+    needs_data=False,
+    hparams=(Hparam("factor", 2.0, "What numbers are multiplied by.", source="choice"),),
+)
+
+
+def load(*, data_dir, seed, use_synthetic_data, factor):
+    x = np.linspace(0, 1, 20, dtype=np.float32)[:, None]
+    return Task(
+        name="dropped_in",
+        train=ArrayFederatedData(x, factor * x, np.split(np.arange(20), 4)),
+        test=None,
+        central_test=None,
+        keras_model_fn=lambda seed: models.mlp(seed, input_shape=(1,), num_classes=1),
+        loss=losses.squared_error,
+        metrics={"mse": losses.squared_error},
+        primary_metric="mse",
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+'''
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return copy_of_suite.make(tmp_path)
+
+
+def test_a_file_in_the_folder_is_a_task(folder):
+    (folder / "tasks" / "datasets" / "dropped_in.py").write_text(_TASK)
+    told = copy_of_suite.run(folder, "--task=dropped_in", "--help")
+    assert told.returncode == 0 and "--dropped_in_factor=<float>" in told.stdout, told.stderr
+    done = copy_of_suite.run(
+        folder,
+        "--task=dropped_in",
+        "--dropped_in_factor=3",
+        "--algorithm=fedavg",
+        "--total_rounds=1",
+        "--clients_per_round=2",
+        "--client_batch_size=10",
+        "--client_learning_rate=0.1",
+    )
+    assert done.returncode == 0, done.stderr
+    (recorded,) = folder.rglob("hparams.json")
+    assert json.loads(recorded.read_text())["flags"]["dropped_in_factor"] == 3.0
+
+
+def test_a_data_set_that_uses_tensorflow_while_it_is_imported_is_refused(folder):
+    careless = _TASK.replace("SPEC =", "import tensorflow as tf\nBASE = tf.keras.Model\n\nSPEC =")
+    (folder / "tasks" / "datasets" / "dropped_in.py").write_text(careless)
+    told = copy_of_suite.run(folder, "--help")
+    assert told.returncode == 1 and "tensorflow.keras is used while" in told.stderr
+
+
+def test_every_file_of_the_folder_is_imported_without_what_is_slow():
+    code = (
+        "import pkgutil, sys, tasks\n"
+        "from tasks import datasets\n"
+        "files = {f'tasks.datasets.{f.name}' for f in pkgutil.iter_modules(datasets.__path__)}\n"
+        "assert files <= set(sys.modules) and len(files) > 10\n"
+        f"slow = set({_SLOW}) & set(sys.modules)\n"
+        "assert not slow, slow\n"
+        "import pickle\n"
+        "from tasks.models import models\n"
+        "assert models.tf.keras.Model.__name__ == 'Model'\n"
+        "import tensorflow as tf\n"
+        "assert pickle.loads(pickle.dumps(models.tf)) is tf\n"
+        "task = tasks.load('fashion_mnist', use_synthetic_data=True)\n"
+        "again = pickle.loads(pickle.dumps(task.keras_model_fn))\n"
+        "assert again(0).count_params() == 199_210\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @_each_task
