@@ -6,6 +6,7 @@ A method with more than one exchange, or another order, writes its round out in 
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -160,7 +161,7 @@ def build(
     def end_round(state, aggregates, total_weight, metrics) -> Outcome:
         after = step(state, *aggregates)
         after, own = after if isinstance(after, Outcome) else (after, {})
-        return Outcome(next_state(state, after, total_weight), client.summarize_with(metrics, own))
+        return Outcome(next_state(state, after, total_weight), summarize_with(metrics, own))
 
     prepare = tf.function(broadcast or send_model(local), autograph=False)
     update_of_client = tf.function(client_update, autograph=False)
@@ -217,3 +218,32 @@ def stack_reports(federation, update):
       `((reports, weights),)`, stacked as `Federation.stack` does it.
     """
     return (federation.stack((update.report, update.weight)),)
+
+
+def summarize(total: Any) -> collections.OrderedDict:
+    """Turns the sum of the cohort's `client.round_metrics` into the metrics of the round.
+
+    Args:
+      total: The sum over clients.
+
+    Returns:
+      `OrderedDict` of float32 scalars: the weighted mean of every training metric, then
+      `num_examples`, `num_clients`, `clients_dropped`. Means are NaN if every client was dropped:
+      0 would pass for the best of losses.
+    """
+    means = collections.OrderedDict(
+        (name, value / weight) for name, (value, weight) in total["training"].items()
+    )
+    counts = ("num_examples", "num_clients", "clients_dropped")
+    means.update((name, total[name]) for name in counts)
+    return means
+
+
+def summarize_with(total: Any, own: Any) -> collections.OrderedDict:
+    """As `summarize`, with the method's own metrics after the common ones.
+
+    Args:
+      total: The sum over clients.
+      own: `OrderedDict` of float32 scalars.
+    """
+    return collections.OrderedDict([*summarize(total).items(), *own.items()])

@@ -499,32 +499,3 @@ def round_metrics(trained: LocalResult, data: ClientData, finite: tf.Tensor) -> 
         num_clients=tf.ones([]),
         clients_dropped=1.0 - tf.cast(finite, tf.float32),
     )
-
-
-def summarize(total: Any) -> collections.OrderedDict:
-    """Turns the sum of the cohort's `round_metrics` into the metrics of the round.
-
-    Args:
-      total: The sum over clients.
-
-    Returns:
-      `OrderedDict` of float32 scalars: the weighted mean of every training metric, then
-      `num_examples`, `num_clients`, `clients_dropped`. Means are NaN if every client was dropped:
-      0 would pass for the best of losses.
-    """
-    means = collections.OrderedDict(
-        (name, value / weight) for name, (value, weight) in total["training"].items()
-    )
-    counts = ("num_examples", "num_clients", "clients_dropped")
-    means.update((name, total[name]) for name in counts)
-    return means
-
-
-def summarize_with(total: Any, own: Any) -> collections.OrderedDict:
-    """As `summarize`, with the method's own metrics after the common ones.
-
-    Args:
-      total: The sum over clients.
-      own: `OrderedDict` of float32 scalars.
-    """
-    return collections.OrderedDict([*summarize(total).items(), *own.items()])

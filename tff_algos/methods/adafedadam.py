@@ -281,7 +281,7 @@ def build(
         total_weight = federation.sum(weight)
         outcome = federation.map_server(server_update, state, mean, total_weight)
         total = federation.sum(update.metrics)
-        metrics = federation.map_server(client.summarize_with, total, outcome.metrics)
+        metrics = federation.map_server(averaging.summarize_with, total, outcome.metrics)
         return outcome.state, metrics, *([update.client_state] if client_states else [])
 
     def adopt_weights(state: ServerState) -> ServerState:

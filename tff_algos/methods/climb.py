@@ -232,7 +232,7 @@ def build(
         reports = federation.stack(update.report)
         outcome = federation.map_server(server_update, state, total, number, reports)
         metrics = federation.sum(update.metrics)
-        metrics = federation.map_server(client.summarize_with, metrics, outcome.metrics)
+        metrics = federation.map_server(averaging.summarize_with, metrics, outcome.metrics)
         return outcome.state, metrics
 
     return Method(initialize, next_round)

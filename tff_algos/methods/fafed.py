@@ -178,7 +178,7 @@ def build(
         update = federation.map_clients(client_update, start, broadcast, clients)
         mean = federation.mean(update.report, update.weight)
         total_weight = federation.sum(update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
+        metrics = federation.map_server(averaging.summarize, federation.sum(update.metrics))
         return federation.map_server(server_update, state, mean, total_weight), metrics
 
     return Method(initialize, next_round)

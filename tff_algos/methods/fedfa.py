@@ -213,7 +213,7 @@ def build(
         weighed = federation.map_clients(weigh, federation.broadcast(total), standing, delta)
         seen = federation.stack((update.report.index, update.weight))
         state = federation.map_server(server_update, state, federation.sum(weighed), seen, total)
-        return state, federation.map_server(client.summarize, federation.sum(update.metrics))
+        return state, federation.map_server(averaging.summarize, federation.sum(update.metrics))
 
     return Method(initialize, next_round)
 

@@ -117,7 +117,7 @@ def build(
         update = federation.map_clients(client_update, x, broadcast, clients)
         delta = federation.mean(update.report, update.weight)
         total_weight = federation.sum(update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
+        metrics = federation.map_server(averaging.summarize, federation.sum(update.metrics))
         return federation.map_server(server_update, state, delta, total_weight), metrics
 
     return Method(lambda: averaging.initial_state(model), next_round)

@@ -131,7 +131,7 @@ def build(model: Model, local: client.LocalTraining, *, q: float, form: str) -> 
         magnitudes = federation.map_clients(tf.abs, update.report.loss)
         largest = federation.broadcast(federation.max(magnitudes))
         weighed = federation.map_clients(weigh, message, largest, update.report, update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
+        metrics = federation.map_server(averaging.summarize, federation.sum(update.metrics))
         state = federation.map_server(server_update, state, federation.sum(weighed))
         return state, metrics, *([update.client_state] if client_states else [])
 

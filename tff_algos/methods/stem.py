@@ -196,7 +196,7 @@ def build(
         mean = federation.mean((update.report.delta, update.report.d), update.weight)
         longest = federation.max(update.report.steps)
         total_weight = federation.sum(update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
+        metrics = federation.map_server(averaging.summarize, federation.sum(update.metrics))
         return federation.map_server(server_update, state, mean, longest, total_weight), metrics
 
     return Method(initialize, next_round)

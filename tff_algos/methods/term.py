@@ -124,7 +124,7 @@ def build(model: Model, local: client.LocalTraining, *, t: float, normalizer: st
         weight = federation.map_clients(tilted_weight, largest, loss, number)
         delta = federation.mean(update.report.delta, weight)
         total = federation.sum((weight, number))
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
+        metrics = federation.map_server(averaging.summarize, federation.sum(update.metrics))
         return federation.map_server(server_update, state, delta, total), metrics
 
     return Method(initialize, next_round)
