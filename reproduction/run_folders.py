@@ -202,7 +202,7 @@ def _state_of(path):
     """Returns what changes when a file does; `None` if there is none."""
     try:
         found = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a zero byte in the path.
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
