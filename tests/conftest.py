@@ -120,29 +120,29 @@ def traced_once(monkeypatch):
     """
     import tff_algos
     from simulation import experiment
+    from simulation.rounds import staged
 
-    build = experiment._Run._build_process
+    build = experiment._build_process
 
-    def build_once(run, model):
-        request, settings = run._request, run._settings
+    def build_once(request, model, train):
         names = ("task", "seed", "data_dir", "use_synthetic_data")
         key = repr(
             (
-                tff_algos.get(settings["algorithm"]),
-                [settings[name] for name in names],
+                tff_algos.get(request.run["algorithm"]),
+                [request.run[name] for name in names],
                 (request.task, request.training, request.method),
-                len(run._task.train.client_ids),
+                len(train.client_ids),
             )
         )
-        if key in _traced:
-            run._staged = None
-            return _traced[key]
-        process = build(run, model)
-        if run._staged is None:
+        if key not in _traced:
+            process = build(request, model, train)
+            # One of several stages keeps what belongs to its run.
+            if isinstance(process, staged.StagedProcess):
+                return process
             _traced[key] = process
-        return process
+        return _traced[key]
 
-    monkeypatch.setattr(experiment._Run, "_build_process", build_once)
+    monkeypatch.setattr(experiment, "_build_process", build_once)
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import run_experiment
+import tasks
 import tff_algos
 from simulation import experiment, runtimes
 from simulation.records import checkpoints
@@ -154,7 +155,6 @@ def test_output_folder_is_complete(finished):
 
 def test_what_is_recorded_on_request(tmp_path):
     """Clients' training losses, who improved, and accuracies by class, which add up."""
-    import tasks
     from reproduction import run_folders
 
     folder = tmp_path / "synthetic_fedavg"
@@ -215,6 +215,10 @@ def test_summary_client_metrics_and_fairness_agree(finished):
     assert final["fairness/accuracy_std_u"] == pytest.approx(accuracy.std())
     pooled = (accuracy * sizes).sum() / sizes.sum()
     assert final["fairness/accuracy_avg_w"] == pytest.approx(pooled)
+    trained_on = tasks.load("synthetic", num_clients=6, max_examples=30).train.sizes
+    assert final["fairness/accuracy_avg_t"] == pytest.approx(
+        np.average(accuracy, weights=trained_on)
+    )
     # The central test of this task is all clients' test examples together.
     assert final["eval/accuracy"] == pytest.approx(pooled)
     # The last row was evaluated on the same model and, here, on the same examples.

@@ -62,6 +62,9 @@ class Evaluations:
             metrics = _class_metrics(task, built.num_outputs)
             built = task_models.build(task, settings["seed"], metrics)
         self._evaluator = evaluation.Evaluator(*built)
+        self._train_sizes = None
+        if task.test is not None and list(task.test.client_ids) == list(train.client_ids):
+            self._train_sizes = train.sizes
         self._clients = self._central = self._validation = None
         prepare = self._evaluator.prepare
         if task.test is not None and np.sum(task.test.sizes):
@@ -144,6 +147,7 @@ class Evaluations:
         statistics = fairness.summarize(
             clients.by_client()[task.primary_metric],
             clients.sizes,
+            train_sizes=self._train_sizes,
             higher_is_better=task.higher_is_better,
         )
         return {f"fairness/{task.primary_metric}_{name}": v for name, v in statistics.items()}
