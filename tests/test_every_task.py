@@ -13,7 +13,8 @@ import tensorflow as tf
 import run_experiment
 import tasks
 import tff_algos
-from simulation import evaluation, runtimes
+from simulation import runtimes
+from simulation.measures import evaluation
 from tasks import images
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent

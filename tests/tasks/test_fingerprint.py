@@ -18,12 +18,11 @@ import tasks
 from hparams import HparamError
 from tasks import fingerprint, task
 from tasks.task import DataError
-from tests.tasks import published_forms, test_damaged_files
+from tests.tasks import published_forms, test_damaged_files, test_images
 from tests.tasks.datasets import (
     test_emnist_character,
     test_fashion_mnist,
     test_femnist,
-    test_images,
     test_sent140,
     test_shakespeare_character,
     test_stackexchange,
