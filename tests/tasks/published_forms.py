@@ -15,12 +15,12 @@ import h5py
 import numpy as np
 
 import tasks
+from tests.tasks import test_images
 from tests.tasks.datasets import (
     test_clothing1m,
     test_emnist_character,
     test_fashion_mnist,
     test_femnist,
-    test_images,
     test_mnist_writers,
     test_sent140,
     test_shakespeare_character,
