@@ -18,7 +18,7 @@ import tasks
 from hparams import HparamError
 from tasks import fingerprint, task
 from tasks.task import DataError
-from tests.tasks import published_forms, test_damaged_files, test_images
+from tests.tasks import published_forms, test_damaged_files, test_images, tffs_files
 from tests.tasks.datasets import (
     test_emnist_character,
     test_fashion_mnist,
@@ -27,7 +27,6 @@ from tests.tasks.datasets import (
     test_shakespeare_character,
     test_stackexchange,
     test_stackoverflow,
-    tffs_files,
 )
 from tests.tasks.formats import test_image_folders
 
