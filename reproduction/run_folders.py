@@ -77,7 +77,7 @@ class RunFolder:
 
     @functools.cached_property
     def flags(self) -> Mapping[str, Any]:
-        """Every setting in force, by flag.
+        """Every setting in force, by flag, see `simulation.experiment_flags.completed`.
 
         Raises:
           RunError: If the folder holds no run.
@@ -95,7 +95,7 @@ class RunFolder:
             or not all(isinstance(value, Value) for value in flags.values())
         ):
             raise self._damaged("hparams.json")
-        return flags
+        return experiment_flags.completed(flags)
 
     @property
     def method(self) -> str:

@@ -90,8 +90,7 @@ def is_done(run: PlannedRun) -> bool:
     if not summary or not isinstance(summary.get("rounds"), int) or not isinstance(recorded, dict):
         return False
     fixed = request.in_force.keys() - experiment_flags.MAY_CHANGE - {"runtime"}
-    # A setting that is younger than the run was at what is its default now.
-    recorded = {**request.defaults, **recorded}
+    recorded = experiment_flags.completed(recorded)
     return bool(
         summary.get("finished")
         and outputs.is_intact(summary)

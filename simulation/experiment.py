@@ -180,7 +180,7 @@ def _with_runtime(request: Request, name: str) -> Request:
 
 def _resume_point(request: Request, folder: outputs.ExperimentFolder) -> _Point:
     checkpoint, damaged = folder.resume_point(
-        request.in_force, experiment_flags.MAY_CHANGE, request.defaults
+        request.in_force, experiment_flags.MAY_CHANGE, experiment_flags.completed
     )
     finished, total_rounds = folder.finished_rounds(), request.run["total_rounds"]
     done = max(finished, checkpoint.round_num if checkpoint else 0)

@@ -239,7 +239,6 @@ class Request:
       method: All of the method's own settings, by name.
       task: All of the task's settings, by name.
       in_force: Every setting that has an effect, by name of its flag.
-      defaults: Defaults of these and of all others that the method and the task have, likewise.
       objects: What was given in Python where a flag would be a name (`task`) or there is no flag
         (`model`), by what it is.
     """
@@ -249,7 +248,6 @@ class Request:
     method: Mapping[str, Value]
     task: Mapping[str, Value]
     in_force: Mapping[str, Value]
-    defaults: Mapping[str, Value]
     objects: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def plan(self, round_index: int, total_rounds: int | None = None) -> registry.RoundPlan:
@@ -626,21 +624,48 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
     _check_epochs(given, run, method_spec, method)
     task = task_spec.resolve(own(task_spec.name, task_spec.hparams))
     _check_clients(run, task_spec, task)
-    in_force = {**run, **_training_in_force(training)}
-    in_force |= {h.flag_name(method_spec.name): method[h.name] for h in method_spec.hparams}
-    in_force |= {h.flag_name(task_spec.name): task[h.name] for h in task_spec.hparams}
-    owners = (
-        ("run", RUN_HPARAMS, run),
-        ("training", tff_algos.TRAINING_HPARAMS, training),
-        (method_spec.name, method_spec.hparams, method),
-        (task_spec.name, task_spec.hparams, task),
-    )
-    defaults = {
-        h.flag_name(owner): h.default_beside(settings)
-        for owner, declared, settings in owners
-        for h in declared
+    in_force = {
+        **run,
+        **{h.name: training[h.name] for h in tff_algos.TRAINING_HPARAMS if h.is_used(training)},
+        **_by_flag(method_spec, method),
+        **_by_flag(task_spec, task),
     }
-    return Request(run, given_training, method, task, in_force, defaults)
+    return Request(run, given_training, method, task, in_force)
+
+
+def _by_flag(spec, settings):
+    return {h.flag_name(spec.name): settings[h.name] for h in spec.hparams}
+
+
+def completed(recorded: Mapping[str, Value]) -> dict[str, Value]:
+    """Returns the flags that a run has recorded, with the defaults that were in force.
+
+    Earlier versions recorded a flag that was not set as `None`, though it had a default beside the
+    other flags; and of a flag that is younger than the run, the run did what the default does.
+
+    Args:
+      recorded: Flag → value, as in `hparams.json`; flags of a method or task that is not known
+        here, or that are refused by now, stay as they are.
+    """
+    flags = dict(recorded)
+    owners = [("run", RUN_HPARAMS), ("training", tff_algos.TRAINING_HPARAMS)]
+    for kind, module in (("algorithm", tff_algos), ("task", tasks)):
+        if recorded.get(kind) in module.names():
+            owners.append((recorded[kind], module.get(recorded[kind]).hparams))
+    for owner, declared in owners:
+        given = {h.name: recorded.get(h.flag_name(owner)) for h in declared}
+        try:
+            settings = hparams_lib.resolve(
+                owner, declared, {name: v for name, v in given.items() if v is not None}
+            )
+        except HparamError:
+            continue
+        flags |= {
+            h.flag_name(owner): settings[h.name]
+            for h in declared
+            if h.is_used(settings) or owner != "training"
+        }
+    return flags
 
 
 def _check_epochs(given, run, method_spec, method):
@@ -703,18 +728,6 @@ def check_tracked(which: str | None, ids: Sequence[str]) -> None:
                 f"--track_clients={which}: there is no client {name!r}; a client is named as "
                 f"in client_metrics.csv, e.g. {ids[0]!r}."
             )
-
-
-def _training_in_force(training):
-    """Leaves out what the chosen optimizer and schedule do not read."""
-    unused = set()
-    for choice, readers in (
-        ("client_optimizer", registry.CLIENT_OPTIMIZERS),
-        ("client_lr_schedule", registry.CLIENT_LR_SCHEDULES),
-    ):
-        everything = {name for names in readers.values() for name in names}
-        unused |= everything - set(readers[training[choice]])
-    return {name: value for name, value in training.items() if name not in unused}
 
 
 def _help(algorithm, task, owners) -> str:

@@ -4,9 +4,12 @@ A task knows no algorithm. `tasks.load(name, **settings)` gives its federated da
 metrics as one `tasks.task.Task`.
 """
 
+import dataclasses as _dataclasses
+
 from tasks import datasets as _datasets
 from tasks import label_noise as _label_noise
 from tasks import registry as _registry
+from tasks import settings as _settings
 from tasks.formats import files as _files
 from tasks.registry import Clients, TaskSpec, get, names, register
 
@@ -34,10 +37,15 @@ def load(name, *, data_dir=None, seed=0, use_synthetic_data=False, **settings):
     resolved = spec.resolve(settings)
     if data_dir is not None and not use_synthetic_data:
         _files.check_folder(data_dir, "--data_dir")
-    noise = {h.name: resolved.pop(h.name) for h in _label_noise.HPARAMS if spec.class_labels}
+    resolved = _settings.with_partition_seed(spec.hparams, resolved, seed)
+    noise = {h.name: resolved[h.name] for h in _label_noise.HPARAMS if spec.class_labels}
     task = spec.load_fn()(
-        data_dir=data_dir, seed=seed, use_synthetic_data=use_synthetic_data, **resolved
+        data_dir=data_dir,
+        seed=seed,
+        use_synthetic_data=use_synthetic_data,
+        **{name: value for name, value in resolved.items() if name not in noise},
     )
+    task = _dataclasses.replace(task, settings={**resolved, **task.settings})
     return _label_noise.add(task, seed=seed, **noise) if noise else task
 
 

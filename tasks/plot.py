@@ -25,7 +25,6 @@ import numpy as np  # noqa: E402
 import tabulate  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
-import hparams as hparams_lib  # noqa: E402
 import tasks  # noqa: E402
 from common import figures  # noqa: E402
 from hparams import HparamError  # noqa: E402
@@ -203,12 +202,12 @@ def main(arguments: list[str]) -> int:
             raise HparamError(f"--max_clients={options.max_clients} must be >= 1.")
         if not 0 <= options.seed < 2**32:
             raise HparamError(f"--seed={options.seed} must be in [0, {2**32 - 1}].")
-        flags = {h: h.flag_name(name) for h in spec.hparams}
-        given = {h: getattr(options, f) for h, f in flags.items()}
-        settings = {
-            h.name: _value(h, v, f"--{flags[h]}") for h, v in given.items() if v is not None
-        }
-        hparams_lib.resolve(name, spec.hparams, settings)
+        settings = {}
+        for hparam in spec.hparams:
+            flag = hparam.flag_name(name)
+            text = getattr(options, flag)
+            if text is not None:
+                settings[hparam.name] = _value(hparam, text, f"--{flag}")
         task = tasks.load(
             name,
             data_dir=options.data_dir,

@@ -52,7 +52,8 @@ class TaskSpec:
         module (see `add_folder`) the function's name alone. It is called with
         `data_dir` (str or None), `seed` (int; initial weights and partitions derive from it),
         `use_synthetic_data` (bool) and every declared setting by name, and returns a
-        `tasks.task.Task`.
+        `tasks.task.Task`. A `partition_seed` that is not set comes as the run's seed. The task's
+        `settings` need only hold what the data have decided; `tasks.load` adds the others.
       hparams: The task's settings; flags are `--<task>_<name>`.
       needs_data: Whether the task reads files (so that `--data_dir` means something to it).
       preparer: Named or given as the loader is, if `python -m tasks.prepare` can make the
@@ -61,7 +62,7 @@ class TaskSpec:
       class_labels: Whether the training targets are class numbers `[n]`. The settings of
         `tasks.label_noise` are then added to `hparams`; `tasks.load` acts on them, not the loader.
       check: Called with all settings by name and raises `HparamError` where they do not go
-        together, beyond what `Hparam.only_with` says; must not import TensorFlow.
+        together, beyond what `hparams.By` says; must not import TensorFlow.
       clients: Called with all settings by name and `use_synthetic_data`; returns the `Clients`, or
         `None` if only the data tell; must not import TensorFlow.
     """
@@ -88,11 +89,24 @@ class TaskSpec:
           HparamError: If a name is unknown, a value is refused or settings do not go together.
         """
         settings = hparams_lib.resolve(self.name, self.hparams, given)
-        if self.class_labels:
-            label_noise.check(self.name, settings)
         if self.check is not None:
             self.check(settings)
         return settings
+
+    def settled(
+        self, settings: Mapping[str, hparams_lib.Value], **found: hparams_lib.Value
+    ) -> dict[str, hparams_lib.Value]:
+        """Returns settings again, once the data have told what `auto` stands for.
+
+        Args:
+          settings: What `resolve` returned; what it left open (`None`) is filled in or refused.
+          **found: What the data have told.
+
+        Raises:
+          HparamError: If a setting was given that is not used beside what was found.
+        """
+        given = {name: v for name, v in {**settings, **found}.items() if v is not None}
+        return self.resolve(given)
 
     def load_fn(self) -> Callable:
         """Imports and returns the loader."""

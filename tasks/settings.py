@@ -1,18 +1,17 @@
 """Settings that several data sets have, and what is known of their clients without data."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
-from hparams import Hparam, HparamError, Value
+from hparams import By, Hparam, Value
 from tasks.registry import Clients
 
 # More than any set has training examples.
 MAX_CLIENTS = 1_000_000
 
 
-def generated(settings: Mapping[str, Value], synthetic: bool, default: int = 0) -> Clients:
+def generated(settings: Mapping[str, Value], synthetic: bool) -> Clients:
     """Clients that the suite makes, as many as are asked for."""
-    return Clients.numbered(settings["num_clients"] or default)
+    return Clients.numbered(settings["num_clients"])
 
 
 def at_most(published: int, made: int) -> Callable[[Mapping[str, Value], bool], Clients]:
@@ -75,42 +74,26 @@ def partition_seed(what: str) -> Hparam:
     )
 
 
+def with_partition_seed(
+    hparams: Sequence[Hparam], settings: Mapping[str, Value], seed: int
+) -> dict[str, Value]:
+    """Returns settings in which a `partition_seed` that is used and not set is the run's seed."""
+    unset = any(
+        h.name == "partition_seed" and h.is_used(settings) and settings[h.name] is None
+        for h in hparams
+    )
+    return {**settings, "partition_seed": seed} if unset else dict(settings)
+
+
 MIN_SHARE = Hparam(
     name="min_share",
-    only_with=("partition", ("dirichlet",)),
-    default=None,
-    type=float,
+    default=By("partition", {"dirichlet": 0.01}),
     help=(
-        "Proportions are redrawn until every client holds this share of the average "
-        "number of examples (and two examples); only with partition=dirichlet, where "
-        "not set means 0.01."
+        "Proportions are redrawn until every client holds this share of the average number of "
+        "examples (and two examples)."
     ),
     source="AdaFedAdam's released partitioner (1 % of the average)",
     minimum=0,
     maximum=1,
     exclusive_maximum=True,
 )
-
-
-def only_with(task: str, condition: str, applies: bool, **defaults_and_values: tuple[Any, Any]):
-    """Fills in settings that apply and refuses those that do not.
-
-    Args:
-      task: Name of the task, for the error text.
-      condition: The condition in words, e.g. `partition=dirichlet`.
-      applies: Whether it holds.
-      **defaults_and_values: For each setting the value given (`None` if it was not) and the
-        default that is in force if the condition holds.
-
-    Returns:
-      Values by setting: with the defaults filled in if the condition holds, else all `None`.
-
-    Raises:
-      HparamError: If a setting was given although the condition does not hold.
-    """
-    filled = {}
-    for name, (value, default) in defaults_and_values.items():
-        if value is not None and not applies:
-            raise HparamError(f"{task}: {name} is used only with {condition}.")
-        filled[name] = default if applies and value is None else value
-    return filled

@@ -30,13 +30,13 @@ _SETTINGS = {"clothing1m": {"num_clients": 2}}
 @pytest.fixture
 def few_tests(monkeypatch):
     """Evaluations of few images, in chunks that are not padded to many: minutes of a ResNet."""
-    synthetic = images.Settings.synthetic
+    synthetic = images.synthetic
 
-    def few(settings):
-        train, test = synthetic(settings)
+    def few(*arguments):
+        train, test = synthetic(*arguments)
         return train, test._replace(images=test.images[:16], labels=test.labels[:16])
 
-    monkeypatch.setattr(images.Settings, "synthetic", few)
+    monkeypatch.setattr(images, "synthetic", few)
     monkeypatch.setattr(evaluation, "_MIN_CHUNK", 4)
     monkeypatch.setattr(evaluation, "_MAX_CHUNK", 16)
 

@@ -265,6 +265,8 @@ def test_a_run_is_done_if_its_settings_are_the_same(tmp_path):
 
     assert not sweep.is_done(run)
     assert done() and done(client_optimizer_state="absent", rounds_per_checkpoint=7)
+    unset = {f: None for f in flags if f in ("fashion_mnist_alpha", "synthetic_max_examples")}
+    assert unset and done(**unset), "an earlier version's record of a default"
     assert not done(client_learning_rate=0.02)
     assert not done(rounds_per_eval="absent"), "it is 10 in the flag file and 1 by default"
     summary["finished"] = False

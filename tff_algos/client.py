@@ -82,12 +82,13 @@ class LocalTraining:
         """
         s = self._settings
         rate = tf.constant(s["client_learning_rate"], tf.float32)
-        decays = tf.cast(round_num, tf.float32) / float(s["client_lr_decay_steps"])
-        if s["client_lr_schedule"] == "exp_decay":
-            exponent = tf.floor(decays) if s["client_lr_staircase"] else decays
-            rate *= tf.pow(tf.constant(s["client_lr_decay_rate"], tf.float32), exponent)
-        elif s["client_lr_schedule"] == "inv_sqrt_decay":
-            rate *= tf.math.rsqrt(1.0 + decays)
+        if s["client_lr_schedule"] != "constant":
+            decays = tf.cast(round_num, tf.float32) / float(s["client_lr_decay_steps"])
+            if s["client_lr_schedule"] == "inv_sqrt_decay":
+                rate *= tf.math.rsqrt(1.0 + decays)
+            else:
+                exponent = tf.floor(decays) if s["client_lr_staircase"] else decays
+                rate *= tf.pow(tf.constant(s["client_lr_decay_rate"], tf.float32), exponent)
         if s["client_lr_warmup_steps"]:
             warm = (tf.cast(round_num, tf.float32) + 1.0) / float(s["client_lr_warmup_steps"])
             rate *= tf.minimum(1.0, warm)

@@ -131,21 +131,21 @@ CLIENT_OPTIMIZERS = {
     },
 }
 
-# For each client learning-rate schedule: the settings that it reads.
-CLIENT_LR_SCHEDULES = {
-    "constant": (),
-    "exp_decay": ("client_lr_decay_rate", "client_lr_decay_steps", "client_lr_staircase"),
-    "inv_sqrt_decay": ("client_lr_decay_steps",),
-}
-
 
 def decay(name: str, default: float, help_text: str, source: str) -> hparams_lib.Hparam:
     """Returns the setting of a moving average's decay, or of a momentum: a number in [0, 1)."""
     return _H(name, default, help_text, source, minimum=0.0, maximum=1.0, exclusive_maximum=True)
 
 
-def _optional(name, help_text, **limits):
-    return _H(name, None, help_text, source="TFF", type=float, flag=name, **limits)
+def _by_optimizer(name: str, default: float, **others: float | None) -> hparams_lib.By:
+    """Returns a default of the client optimizers that read a setting; `others` name their own."""
+    return hparams_lib.By(
+        "client_optimizer",
+        {
+            optimizer: others.get(optimizer, default) if name in read else hparams_lib.NOT_USED
+            for optimizer, read in CLIENT_OPTIMIZERS.items()
+        },
+    )
 
 
 # What every method's clients share; passed to `tff_algos.build` and set by flags of the same name.
@@ -202,12 +202,12 @@ TRAINING_HPARAMS = (
         "How the client learning rate changes over rounds r = 0, 1, ...: constant; exp_decay, "
         "eta_l * rate^(r / steps); inv_sqrt_decay, eta_l / sqrt(1 + r / steps).",
         source="Adaptive Federated Optimization, section 5",
-        choices=tuple(CLIENT_LR_SCHEDULES),
+        choices=("constant", "exp_decay", "inv_sqrt_decay"),
         flag="client_lr_schedule",
     ),
     _H(
         "client_lr_decay_rate",
-        0.1,
+        hparams_lib.By("client_lr_schedule", {"exp_decay": 0.1}),
         "Factor by which exp_decay lowers the client learning rate every client_lr_decay_steps.",
         source="Adaptive Federated Optimization, App. E.6",
         minimum=0.0,
@@ -217,7 +217,7 @@ TRAINING_HPARAMS = (
     ),
     _H(
         "client_lr_decay_steps",
-        500,
+        hparams_lib.By("client_lr_schedule", {"constant": hparams_lib.NOT_USED}, otherwise=500),
         "Rounds of one decay of the schedule.",
         source="Adaptive Federated Optimization, App. E.6",
         minimum=1,
@@ -225,7 +225,7 @@ TRAINING_HPARAMS = (
     ),
     _H(
         "client_lr_staircase",
-        True,
+        hparams_lib.By("client_lr_schedule", {"exp_decay": True}),
         "Whether exp_decay moves in steps: floor(r / steps) in the exponent.",
         source="Adaptive Federated Optimization, App. E.6",
         flag="client_lr_staircase",
@@ -241,48 +241,66 @@ TRAINING_HPARAMS = (
     ),
     _H(
         "client_momentum",
-        0.9,
-        "Momentum of client_optimizer=sgdm and nesterov (buffer <- momentum * buffer + gradient).",
+        _by_optimizer("client_momentum", 0.9),
+        "Momentum (buffer <- momentum * buffer + gradient).",
         source="AdaFedAdam, Table 3",
         minimum=0.0,
         maximum=1.0,
         exclusive_maximum=True,
         flag="client_momentum",
     ),
-    _optional(
+    _H(
         "client_beta1",
-        "First-moment decay of adam, adamw, yogi. Unset: TFF's 0.9.",
+        _by_optimizer("client_beta1", 0.9),
+        "First-moment decay.",
+        source="TFF",
         minimum=0.0,
         maximum=1.0,
         exclusive_maximum=True,
+        flag="client_beta1",
     ),
-    _optional(
+    _H(
         "client_beta2",
-        "Second-moment decay of adam, adamw, yogi. Unset: TFF's 0.999.",
+        _by_optimizer("client_beta2", 0.999),
+        "Second-moment decay.",
+        source="TFF",
         minimum=0.0,
         maximum=1.0,
         exclusive_maximum=True,
+        flag="client_beta2",
     ),
-    _optional(
+    _H(
         "client_epsilon",
-        "Epsilon of the adaptive client optimizers. Unset: TFF's (1e-7; yogi 1e-3).",
+        _by_optimizer("client_epsilon", 1e-7, yogi=1e-3),
+        "Epsilon of the adaptive client optimizers.",
+        source="TFF",
         minimum=0.0,
+        flag="client_epsilon",
     ),
-    _optional(
+    _H(
         "client_decay",
-        "Second-moment decay of rmsprop. Unset: TFF's 0.9.",
+        _by_optimizer("client_decay", 0.9),
+        "Second-moment decay.",
+        source="TFF",
         minimum=0.0,
         maximum=1.0,
+        flag="client_decay",
     ),
-    _optional(
+    _H(
         "client_weight_decay",
-        "Decoupled weight decay of adamw. Unset: TFF's 0.004.",
+        _by_optimizer("client_weight_decay", 0.004),
+        "Decoupled weight decay.",
+        source="TFF",
         minimum=0.0,
+        flag="client_weight_decay",
     ),
-    _optional(
+    _H(
         "client_initial_accumulator",
-        "Initial accumulator of adagrad, yogi. Unset: TFF's 0.1, 1e-6.",
+        _by_optimizer("client_initial_accumulator", 1e-6, adagrad=None),
+        "Initial accumulator. Adagrad's, unset: TFF's 0.1; in fedlocal 0.",
+        source="TFF; Local Adaptivity, the released code",
         minimum=0.0,
+        flag="client_initial_accumulator",
     ),
 )
 
@@ -297,7 +315,11 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:
     Raises:
       HparamError: If a setting is refused, missing, or has no meaning beside the others.
     """
-    settings = hparams_lib.resolve(spec.name, TRAINING_HPARAMS, given)
+    allowed = tuple(spec.client_optimizers or CLIENT_OPTIMIZERS)
+    given = {name: value for name, value in given.items() if value is not None}
+    settings = hparams_lib.resolve(
+        spec.name, TRAINING_HPARAMS, {"client_optimizer": allowed[0], **given}
+    )
     if settings["client_learning_rate"] is None:
         raise hparams_lib.HparamError("client_learning_rate must be set: it has no default.")
     if not spec.has_server_step and settings["server_learning_rate"] not in (None, 1.0):
@@ -316,9 +338,6 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:
         )
     if settings["client_weighting"] is None:
         settings["client_weighting"] = spec.client_weighting
-    allowed = tuple(spec.client_optimizers or CLIENT_OPTIMIZERS)
-    if settings["client_optimizer"] is None:
-        settings["client_optimizer"] = allowed[0]
     if settings["client_optimizer"] not in allowed:
         raise hparams_lib.HparamError(
             f"client_optimizer={settings['client_optimizer']} has no meaning in {spec.name}, whose "
@@ -334,18 +353,6 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:
                 f"client_optimizer_state=keep has no meaning with "
                 f"client_optimizer={settings['client_optimizer']}, which has no state."
             )
-    for choice, readers in (
-        ("client_optimizer", CLIENT_OPTIMIZERS),
-        ("client_lr_schedule", CLIENT_LR_SCHEDULES),
-    ):
-        used = set(readers[settings[choice]])
-        for name in sorted({n for names in readers.values() for n in names} - used):
-            if name in given and given[name] is not None:
-                users = ", ".join(c for c, names in readers.items() if name in names)
-                raise hparams_lib.HparamError(
-                    f"{name} is set, but {choice}={settings[choice]} does not use it "
-                    f"(it belongs to {users})."
-                )
     return settings
 
 

@@ -36,7 +36,7 @@ import shutil
 import subprocess
 import time
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import filelock
@@ -113,15 +113,15 @@ class ExperimentFolder:
         self,
         settings: Mapping[str, Any],
         may_change: Iterable[str],
-        defaults: Mapping[str, Any],
+        completed: Callable[[Mapping[str, Any]], Mapping[str, Any]],
     ) -> tuple[checkpoints.Checkpoint | None, list[str]]:
         """Finds what to go on from.
 
         Args:
           settings: Settings in force, by flag.
           may_change: Flags in which a resumed run may differ.
-          defaults: Flag → default. A flag that the run did not record is younger than the run,
-            which did what the default does.
+          completed: Recorded flags → these and what was in force besides, see
+            `simulation.experiment_flags.completed`.
 
         Returns:
           The newest whole checkpoint, `None` if the run has none yet, and the paths of newer ones
@@ -141,10 +141,9 @@ class ExperimentFolder:
                 f"{self.path} holds results but no hparams.json, so they cannot be told from "
                 "another experiment's; restore it, or choose another --experiment_name."
             )
-        young = {k: defaults[k] for k in settings if k in defaults}
         for found in (recorded and recorded["flags"], checkpoint and checkpoint.settings):
             if found is not None:
-                self._compare({**young, **found}, settings, frozenset(may_change))
+                self._compare(completed(found), settings, frozenset(may_change))
         if checkpoint is None and any(int(row[ROUND]) > 0 for row in rows):
             raise RunError(
                 f"{self.path} holds rounds in metrics.csv but no checkpoint to go on from; choose "

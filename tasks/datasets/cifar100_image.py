@@ -10,19 +10,18 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from hparams import Hparam, HparamError
+from hparams import By, Hparam, HparamError
 from tasks import images, settings
 from tasks.formats import cifar
 from tasks.registry import Clients, TaskSpec
 from tasks.task import Task
 
-_FEDOPT = {"num_clients": 500, "alpha": 0.1, "resnet_crop": 24}
-
 
 def _clients(chosen, synthetic):
+    number = chosen["num_clients"] or 500
     if chosen["partition"] == "tff" or (chosen["partition"] == "auto" and not synthetic):
-        return Clients(chosen["num_clients"] or 500)
-    return settings.generated(chosen, synthetic, default=500)
+        return Clients(number)
+    return Clients.numbered(number)
 
 
 SPEC = TaskSpec(
@@ -42,27 +41,21 @@ SPEC = TaskSpec(
             "shards",
             "classes",
         ),
-        partition="auto",
-        partition_source="FedOpt and FedDA: TFF's file, made by Pachinko allocation; AdaFed: "
-        "dirichlet",
-        num_clients=500,
-        num_clients_source="FedOpt; AdaFed: 10 and 50",
-        alpha=0.1,
-        alpha_source="FedOpt; AdaFed: 0.5 and 0.05",
-        whole_image=32,
+        partition=(
+            "auto",
+            "FedOpt and FedDA: TFF's file, made by Pachinko allocation; AdaFed: dirichlet",
+        ),
+        num_clients=(500, "FedOpt; AdaFed: 10 and 50"),
+        alpha=(0.1, "FedOpt; AdaFed: 0.5 and 0.05"),
+        size=32,
         distorted=True,
         validation="AdaFed trains on 40,000 images, which 10000 leaves.",
         init=settings.init("keras", "FedOpt (TFF); AdaFedAdam, AdaFed and FedCAda: torch"),
         own=(
             Hparam(
                 name="beta",
-                only_with=("partition", ("auto", "pachinko")),
-                default=None,
-                type=float,
-                help=(
-                    "Concentration over the fine labels of a coarse one; only with "
-                    "partition=pachinko, where not set means 10."
-                ),
+                default=By("partition", {"auto": None, "pachinko": 10.0}),
+                help="Concentration over the fine labels of a coarse one.",
                 source="FedOpt, App. F",
                 minimum=0,
                 exclusive_minimum=True,
@@ -79,17 +72,19 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, **chosen:
       HparamError: If settings do not go together, or the partition is impossible.
       DataError: If files are missing or damaged, or cannot be downloaded.
     """
+    del seed  # It comes as partition_seed.
     if chosen["partition"] == "auto":
         tffs = not use_synthetic_data and cifar.has_tffs(data_dir)
-        chosen = {**chosen, "partition": "tff" if tffs else "pachinko"}
-    of_images = images.Settings("cifar100_image", 100, 32, seed, chosen, **_FEDOPT)
+        chosen = SPEC.settled(chosen, partition="tff" if tffs else "pachinko")
     if chosen["partition"] == "tff":
         if use_synthetic_data:
             raise HparamError("cifar100_image: partition=tff needs TFF's file.")
-        return of_images.task(images.Dealt(*cifar.read_tffs(data_dir)))
-    if use_synthetic_data:
-        train, test = of_images.synthetic()
-        train, test = (part._replace(coarse=part.labels // 5) for part in (train, test))
+        assigned = images.Assigned(*cifar.read_tffs(data_dir))
     else:
-        train, test = cifar.read(cifar.CIFAR100, data_dir)
-    return of_images.task(of_images.deal(train, test))
+        if use_synthetic_data:
+            train, test = images.synthetic(100, 32, chosen["num_clients"])
+            train, test = (part._replace(coarse=part.labels // 5) for part in (train, test))
+        else:
+            train, test = cifar.read(cifar.CIFAR100, data_dir)
+        assigned = images.assign(train, test, chosen)
+    return images.task("cifar100_image", assigned, 100, 32, chosen)

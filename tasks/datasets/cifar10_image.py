@@ -15,25 +15,21 @@ from tasks.formats import cifar
 from tasks.registry import TaskSpec
 from tasks.task import Task
 
-_FEDOPT = {"num_clients": 500, "alpha": 0.1, "resnet_crop": 24}
-
-
 SPEC = TaskSpec(
     name="cifar10_image",
     summary="CIFAR-10 among generated clients: FedOpt's ResNet-18 (11,181,642 parameters), "
     "VGG11, CNNs, MLP.",
     check=functools.partial(images.check, "cifar10_image", 32),
-    clients=functools.partial(settings.generated, default=500),
+    clients=settings.generated,
     hparams=images.hparams(
         partitions=("multinomial", "dirichlet", "iid", "shards", "classes"),
-        partition="multinomial",
-        partition_source="FedOpt; AdaFedAdam, FedCAda, AdaFed setup 2: dirichlet; AdaFed "
-        "setup 1: shards",
-        num_clients=500,
-        num_clients_source="FedOpt; AdaFedAdam: 16; AdaFed: 100 and 10; FedCAda: 20 and 100",
-        alpha=0.1,
-        alpha_source="FedOpt, AdaFedAdam, FedCAda; AdaFed setup 2: 0.5",
-        whole_image=32,
+        partition=(
+            "multinomial",
+            "FedOpt; AdaFedAdam, FedCAda, AdaFed setup 2: dirichlet; AdaFed setup 1: shards",
+        ),
+        num_clients=(500, "FedOpt; AdaFedAdam: 16; AdaFed: 100 and 10; FedCAda: 20 and 100"),
+        alpha=(0.1, "FedOpt, AdaFedAdam, FedCAda; AdaFed setup 2: 0.5"),
+        size=32,
         distorted=True,
         validation="AdaFed trains on 40,000 images, which 10000 leaves.",
         init=settings.init("keras", "FedOpt (TFF); AdaFedAdam, AdaFed and FedCAda: torch"),
@@ -48,9 +44,9 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, **chosen:
       HparamError: If settings do not go together, or the partition is impossible.
       DataError: If files are missing or damaged, or cannot be downloaded.
     """
-    of_images = images.Settings("cifar10_image", 10, 32, seed, chosen, **_FEDOPT)
+    del seed  # It comes as partition_seed.
     if use_synthetic_data:
-        train, test = of_images.synthetic()
+        train, test = images.synthetic(10, 32, chosen["num_clients"])
     else:
         train, test = cifar.read(cifar.CIFAR10, data_dir)
-    return of_images.task(of_images.deal(train, test))
+    return images.task("cifar10_image", images.assign(train, test, chosen), 10, 32, chosen)

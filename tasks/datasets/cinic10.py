@@ -23,16 +23,13 @@ SPEC = TaskSpec(
     "clients: AdaFed's ResNet-18 (11,181,642 parameters).",
     preparer="prepare",
     check=functools.partial(images.check, "cinic10", 32),
-    clients=functools.partial(settings.generated, default=50),
+    clients=settings.generated,
     hparams=images.hparams(
         partitions=("multinomial", "dirichlet", "iid", "shards", "classes"),
-        partition="dirichlet",
-        partition_source="AdaFed, CINIC-10",
-        num_clients=50,
-        num_clients_source="AdaFed, CINIC-10",
-        alpha=0.5,
-        alpha_source="AdaFed, CINIC-10",
-        whole_image=32,
+        partition=("dirichlet", "AdaFed, CINIC-10"),
+        num_clients=(50, "AdaFed, CINIC-10"),
+        alpha=(0.5, "AdaFed, CINIC-10"),
+        size=32,
         distorted=False,
         validation="`valid`, another 90,000 images, is not read without with_valid.",
         init=settings.init("torch", "AdaFed (PyTorch)"),
@@ -55,15 +52,16 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, **chosen:
       HparamError: If settings do not go together, or the partition is impossible.
       DataError: If files are missing or damaged, or cannot be downloaded.
     """
-    of_images = images.Settings("cinic10", 10, 32, seed, chosen, num_clients=50, alpha=0.5)
+    del seed  # It comes as partition_seed.
     if use_synthetic_data:
-        return of_images.task(of_images.deal(*of_images.synthetic()))
-    parts = image_folders.read(image_folders.CINIC10, data_dir)
-    train = parts["train"]
-    if chosen["with_valid"]:
-        joined = zip(train[:2], parts["valid"][:2], strict=True)
-        train = Images(*(np.concatenate(arrays) for arrays in joined))
-    return of_images.task(of_images.deal(train, parts["test"]))
+        train, test = images.synthetic(10, 32, chosen["num_clients"])
+    else:
+        parts = image_folders.read(image_folders.CINIC10, data_dir)
+        train, test = parts["train"], parts["test"]
+        if chosen["with_valid"]:
+            joined = zip(train[:2], parts["valid"][:2], strict=True)
+            train = Images(*(np.concatenate(arrays) for arrays in joined))
+    return images.task("cinic10", images.assign(train, test, chosen), 10, 32, chosen)
 
 
 def prepare(source: str, data_dir: str) -> prepared.Outcome:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hparams import Hparam
+from hparams import By, Hparam
 from tasks import generated, partitions, settings
 from tasks.formats import files, prepared
 from tasks.models import image_models, losses
@@ -87,13 +87,8 @@ SPEC = TaskSpec(
         ),
         Hparam(
             name="class_probability",
-            only_with=("partition", ("skewed",)),
-            default=None,
-            type=float,
-            help=(
-                "Probability p that a client has a kind; only with partition=skewed, where not "
-                "set means 0.7."
-            ),
+            default=By("partition", {"skewed": 0.7}),
+            help="Probability p that a client has a kind.",
             source="FedCorr's released code",
             minimum=0,
             maximum=1,
@@ -101,13 +96,8 @@ SPEC = TaskSpec(
         ),
         Hparam(
             name="alpha",
-            only_with=("partition", ("skewed",)),
-            default=None,
-            type=float,
-            help=(
-                "Concentration of the clients' shares of a kind; only with partition=skewed, "
-                "where not set means 10."
-            ),
+            default=By("partition", {"skewed": 10.0}),
+            help="Concentration of the clients' shares of a kind.",
             source="FedCorr's released code",
             minimum=0,
             exclusive_minimum=True,
@@ -138,7 +128,7 @@ def load(
     num_clients: int,
     class_probability: float | None,
     alpha: float | None,
-    partition_seed: int | None,
+    partition_seed: int,
     init: str,
 ) -> Task:
     """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
@@ -148,17 +138,10 @@ def load(
     a client's tests have the labels that its training pictures have.
 
     Raises:
-      HparamError: If a setting does not go with the partition, or the partition is impossible.
+      HparamError: If the partition is impossible.
       DataError: If a file is missing or damaged, or `weights` is not set for real pictures.
     """
-    partition_seed = seed if partition_seed is None else partition_seed
-    of_skewed = settings.only_with(
-        "clothing1m",
-        "partition=skewed",
-        partition == "skewed",
-        class_probability=(class_probability, 0.7),
-        alpha=(alpha, 10.0),
-    )
+    del seed  # It comes as partition_seed.
     if weights is None and not use_synthetic_data:
         raise DataError(f"clothing1m never starts from random weights; {_WEIGHTS_ADVICE}")
     pretrained = None if weights is None else read_weights(weights)
@@ -173,11 +156,7 @@ def load(
         parts = partitions.iid(len(train.y), num_clients, partition_seed)
     else:
         parts = partitions.some_classes_dirichlet(
-            train.y,
-            num_clients,
-            of_skewed["class_probability"],
-            of_skewed["alpha"],
-            partition_seed,
+            train.y, num_clients, class_probability, alpha, partition_seed
         )
     tests = partitions.tests_alike(train.y, parts, test.y, partition_seed)
     client_ids = [str(k) for k in range(num_clients)]
@@ -199,14 +178,6 @@ def load(
         loss=losses.sparse_softmax_cross_entropy,
         metrics={"accuracy": losses.sparse_accuracy},
         primary_metric="accuracy",
-        settings={
-            "weights": weights,
-            "partition": partition,
-            "num_clients": num_clients,
-            **of_skewed,
-            "partition_seed": partition_seed,
-            "init": init,
-        },
         constants={
             f"layer {name} of the weights, array {i}": array
             for name, arrays in (pretrained or {}).items()

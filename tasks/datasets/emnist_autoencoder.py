@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import tasks
-from hparams import Hparam
+from hparams import By, Hparam
 from tasks import settings
 from tasks import task as task_lib
 from tasks.models import losses, models
@@ -46,12 +46,10 @@ SPEC = TaskSpec(
         ),
         Hparam(
             name="test_fraction",
-            only_with=("source", ("mnist",)),
-            default=None,
-            type=float,
+            default=By("source", {"mnist": 0.2}),
             help=(
-                "Share of each writer's examples that is the writer's own test split; only "
-                "with source=mnist, where not set means 0.2. TFF's file has a split of its own."
+                "Share of each writer's examples that is the writer's own test split. TFF's file "
+                "has a split of its own."
             ),
             source="choice, after AdaFedAdam's local 80/20 split",
             minimum=0,
@@ -70,13 +68,9 @@ SPEC = TaskSpec(
         ),
         Hparam(
             name="partition_seed",
-            only_with=("source", ("mnist",)),
-            default=None,
+            default=By("source", {"mnist": None}),
             type=int,
-            help=(
-                "Seed of the writers' train/test splits; only with source=mnist, where not set "
-                "means the run's --seed."
-            ),
+            help="Seed of the writers' train/test splits; not set: the run's --seed.",
             source="choice",
             minimum=0,
             maximum=2**32 - 1,
@@ -103,16 +97,9 @@ def load(
     test is all writers' test examples together, with `source=mnist` the digits of 297 others.
 
     Raises:
-      HparamError: If a setting does not go with the source.
       DataError: If a file is missing or damaged and cannot be downloaded.
     """
-    of_mnist = settings.only_with(
-        "emnist_autoencoder",
-        "source=mnist",
-        source == "mnist",
-        test_fraction=(test_fraction, 0.2),
-        partition_seed=(partition_seed, seed),
-    )
+    of_mnist = {"test_fraction": test_fraction, "partition_seed": partition_seed}
     characters = tasks.load(
         "mnist_writers" if source == "mnist" else "emnist_character",
         data_dir=data_dir,
@@ -132,7 +119,6 @@ def load(
         metrics={"mse": losses.squared_error, "mae": losses.absolute_error},
         primary_metric="mse",
         higher_is_better=False,
-        settings={"source": source, **of_mnist, "code": code, "init": init},
     )
 
 

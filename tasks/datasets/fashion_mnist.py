@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import math
 import os
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hparams import Hparam, HparamError
+from hparams import NOT_USED, By, Hparam, HparamError
 from tasks import generated, partitions, settings
 from tasks.formats import idx
 from tasks.models import losses, models
@@ -32,7 +33,6 @@ _CLASSES = (
     "bag",
     "ankle_boot",
 )
-_THREE_CLASSES = "shirt,pullover,t_shirt"
 _NUM_CLASSES = len(_CLASSES)
 _FILES = (
     "train-images-idx3-ubyte",
@@ -50,7 +50,7 @@ _ORIGIN = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
 
 
 def _check(chosen):
-    names = (chosen["classes"] or _THREE_CLASSES).split(",")
+    names = chosen["classes"].split(",") if chosen["classes"] is not None else []
     for name in names:
         if name not in _CLASSES:
             raise HparamError(
@@ -62,9 +62,9 @@ def _check(chosen):
 
 def _clients(chosen, synthetic):
     if chosen["partition"] == "class":
-        ids = (chosen["classes"] or _THREE_CLASSES).split(",")
+        ids = chosen["classes"].split(",")
         return Clients(len(ids), ids)
-    return settings.generated(chosen, synthetic, default=20)
+    return settings.generated(chosen, synthetic)
 
 
 SPEC = TaskSpec(
@@ -89,38 +89,22 @@ SPEC = TaskSpec(
         ),
         Hparam(
             name="num_clients",
-            only_with=("partition", ("dirichlet", "iid", "shards")),
-            default=None,
-            type=int,
-            help=(
-                "Number of clients; FedCAda's cross-device runs have 100. Not with "
-                "partition=class; elsewhere not set means 20."
-            ),
+            default=By("partition", {"class": NOT_USED}, otherwise=20),
+            help="Number of clients; FedCAda's cross-device runs have 100.",
             source="FedCAda Table 1, cross-silo",
             minimum=1,
             maximum=settings.MAX_CLIENTS,
         ),
         Hparam(
             name="classes",
-            only_with=("partition", ("class",)),
-            default=None,
-            type=str,
-            help=(
-                "The clients' classes, of t_shirt, trouser, pullover, dress, coat, sandal, "
-                "shirt, sneaker, bag and ankle_boot; only with partition=class, where not set "
-                "means shirt,pullover,t_shirt."
-            ),
+            default=By("partition", {"class": "shirt,pullover,t_shirt"}),
+            help=f"The clients' classes, of {', '.join(_CLASSES)}.",
             source="AdaFed, Fashion MNIST, after AFL and q-FFL (three outputs, as its code)",
         ),
         Hparam(
             name="alpha",
-            only_with=("partition", ("dirichlet",)),
-            default=None,
-            type=float,
-            help=(
-                "Concentration of the Dirichlet distribution, smaller is less even; only with "
-                "partition=dirichlet, where not set means 0.1."
-            ),
+            default=By("partition", {"dirichlet": 0.1}),
+            help="Concentration of the Dirichlet distribution, smaller is less even.",
             source="FedCAda Table 1: Dir(0.1)",
             minimum=0,
             exclusive_minimum=True,
@@ -128,23 +112,18 @@ SPEC = TaskSpec(
         settings.MIN_SHARE,
         Hparam(
             name="shards_per_client",
-            only_with=("partition", ("shards",)),
-            default=None,
-            type=int,
-            help="Shards of a client; only with partition=shards, where not set means 2.",
+            default=By("partition", {"shards": 2}),
+            help="Shards of a client.",
             source="AdaFed, CIFAR-10 setup 1; McMahan et al. 2017",
             minimum=1,
         ),
         Hparam(
             name="test_fraction",
-            only_with=("partition", ("dirichlet", "iid", "shards")),
-            default=None,
-            type=float,
+            default=By("partition", {"class": NOT_USED}, otherwise=0.25),
             help=(
                 "Share of each client's examples that is its own test split, drawn at random "
                 "and so of its own label distribution; 0: clients have no tests. The official "
-                "10,000 test examples are the central test and belong to no client. Not with "
-                "partition=class; elsewhere not set means 0.25."
+                "10,000 test examples are the central test and belong to no client."
             ),
             source="FedCAda: 75/25 local split",
             minimum=0,
@@ -174,88 +153,47 @@ def load(
     seed: int,
     use_synthetic_data: bool,
     partition: str,
-    num_clients: int | None,
     classes: str | None,
-    alpha: float | None,
-    min_share: float | None,
-    shards_per_client: int | None,
-    test_fraction: float | None,
-    partition_seed: int | None,
     pixels: str,
     init: str,
+    **chosen: Any,
 ) -> Task:
     """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
-    The training set is dealt to the clients, each client's share is split into its own train and
+    The training set is assigned to the clients, each client's share is split into its own train and
     test, and the official test set is the central test. With `partition=class` a client has its
     class's official training images to train on and its official test images as its test, labels
     number the clients' classes, and an accuracy of each class is added. Pixels are float32, see
     `pixels`.
 
     Raises:
-      HparamError: If a setting does not go with the partition, or the partition is impossible.
+      HparamError: If the partition is impossible.
       DataError: If a file is missing or damaged.
     """
-    dirichlet = settings.only_with(
-        "fashion_mnist",
-        "partition=dirichlet",
-        partition == "dirichlet",
-        alpha=(alpha, 0.1),
-        min_share=(min_share, 0.01),
-    )
-    of_shards = settings.only_with(
-        "fashion_mnist",
-        "partition=shards",
-        partition == "shards",
-        shards_per_client=(shards_per_client, 2),
-    )
-    of_classes = settings.only_with(
-        "fashion_mnist",
-        "partition=class",
-        partition == "class",
-        classes=(classes, _THREE_CLASSES),
-    )
-    dealt = settings.only_with(
-        "fashion_mnist",
-        "a partition other than class",
-        partition != "class",
-        num_clients=(num_clients, 20),
-        test_fraction=(test_fraction, 0.25),
-    )
-    num_clients, test_fraction = dealt["num_clients"], dealt["test_fraction"]
-    partition_seed = seed if partition_seed is None else partition_seed
-    scale = _unit if pixels == "unit" else _standardized
+    del seed  # It comes as partition_seed.
     if use_synthetic_data:
-        num_examples = 100 * (num_clients or _NUM_CLASSES)
-        images, labels = generated.grey_images(num_examples, _NUM_CLASSES, seed=0)
-        test_images, test_labels = generated.grey_images(200, _NUM_CLASSES, seed=1)
+        num_examples = 100 * (chosen["num_clients"] or _NUM_CLASSES)
+        train = generated.grey_images(num_examples, _NUM_CLASSES, seed=0)
+        test = generated.grey_images(200, _NUM_CLASSES, seed=1)
     else:
         paths = _paths(data_dir)
-        images, labels = idx.read_labelled_images(paths[0], paths[1], _ADVICE)
-        test_images, test_labels = idx.read_labelled_images(paths[2], paths[3], _ADVICE)
+        train = idx.read_labelled_images(paths[0], paths[1], _ADVICE)
+        test = idx.read_labelled_images(paths[2], paths[3], _ADVICE)
 
+    scale = _unit if pixels == "unit" else _standardized
     metrics = {"accuracy": losses.sparse_accuracy}
     if partition == "class":
-        client_ids = of_classes["classes"].split(",")
-        chosen = [_CLASSES.index(name) for name in client_ids]
-        train = _one_class_each(images, labels, chosen, client_ids, scale)
-        test = _one_class_each(test_images, test_labels, chosen, client_ids, scale)
-        own = [test.examples(k) for k in range(len(client_ids))]
-        central_test = Examples(*(np.concatenate(arrays) for arrays in zip(*own, strict=True)))
-        for i, name in enumerate(client_ids):
-            metrics[f"accuracy_{name}"] = losses.accuracy_of_class(i)
+        client_ids = classes.split(",")
+        data = _of_classes(train, test, client_ids, scale)
+        metrics |= {
+            f"accuracy_{name}": losses.accuracy_of_class(i) for i, name in enumerate(client_ids)
+        }
     else:
-        client_ids = [str(i) for i in range(num_clients)]
-        parts = _parts(labels, partition, num_clients, dirichlet, of_shards, partition_seed)
-        train_rows, test_rows = partitions.split_train_test(parts, test_fraction, partition_seed)
-        train = ArrayFederatedData(images, labels, train_rows, client_ids, scale)
-        test = ArrayFederatedData(images, labels, test_rows, client_ids, scale)
-        central_test = Examples(scale(test_images), test_labels)
+        data = _assigned(*train, partition, chosen, scale)
+        data["central_test"] = Examples(scale(test[0]), test[1])
     return Task(
         name="fashion_mnist",
-        train=train,
-        test=None if test_fraction == 0 else test,
-        central_test=central_test,
+        **data,
         keras_model_fn=functools.partial(
             models.mlp,
             num_classes=len(client_ids) if partition == "class" else _NUM_CLASSES,
@@ -264,33 +202,45 @@ def load(
         loss=losses.sparse_softmax_cross_entropy,
         metrics=metrics,
         primary_metric="accuracy",
-        settings={
-            "partition": partition,
-            **dealt,
-            **of_classes,
-            **dirichlet,
-            **of_shards,
-            "partition_seed": partition_seed,
-            "pixels": pixels,
-            "init": init,
-        },
     )
 
 
-def _parts(labels, partition, num_clients, dirichlet, of_shards, seed) -> list[np.ndarray]:
+def _assigned(images, labels, partition, chosen, scale) -> dict[str, Any]:
+    """Returns clients' training and test examples, both of the training set."""
+    seed, test_fraction = chosen["partition_seed"], chosen["test_fraction"]
+    parts = _parts(labels, partition, chosen, seed)
+    client_ids = [str(i) for i in range(len(parts))]
+    train, test = (
+        ArrayFederatedData(images, labels, rows, client_ids, scale)
+        for rows in partitions.split_train_test(parts, test_fraction, seed)
+    )
+    return {"train": train, "test": test if test_fraction else None}
+
+
+def _parts(labels, partition, chosen, seed) -> list[np.ndarray]:
     """Returns the rows of each client, which its train and test are made of."""
+    num_clients = chosen["num_clients"]
     if partition == "iid":
         return partitions.iid(len(labels), num_clients, seed)
     if partition == "shards":
-        return partitions.shards(labels, num_clients, of_shards["shards_per_client"], seed)
-    share = len(labels) / num_clients * dirichlet["min_share"]
+        return partitions.shards(labels, num_clients, chosen["shards_per_client"], seed)
+    share = len(labels) / num_clients * chosen["min_share"]
     return partitions.dirichlet_by_class(
         labels,
         num_clients,
-        dirichlet["alpha"],
+        chosen["alpha"],
         seed,
         min_size=max(2, math.ceil(share)),  # Two: one to train on and one to test.
     )
+
+
+def _of_classes(train, test, client_ids, scale) -> dict[str, Any]:
+    """Returns the official sets by class: clients' examples, and all their tests together."""
+    classes = [_CLASSES.index(name) for name in client_ids]
+    train, test = (_one_class_each(*part, classes, client_ids, scale) for part in (train, test))
+    own = [test.examples(k) for k in range(len(client_ids))]
+    central_test = Examples(*(np.concatenate(arrays) for arrays in zip(*own, strict=True)))
+    return {"train": train, "test": test, "central_test": central_test}
 
 
 def _one_class_each(images, labels, classes, client_ids, scale) -> ArrayFederatedData:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hparams import Hparam, HparamError
+from hparams import By, Hparam, HparamError
 from tasks import generated, partitions, settings
 from tasks import task as task_lib
 from tasks.datasets import emnist_character
@@ -42,7 +42,7 @@ def _check(chosen):
 
 def _clients(chosen, synthetic):
     if chosen["partition"] == "skewed":
-        return settings.generated(chosen, synthetic, default=100)
+        return settings.generated(chosen, synthetic)
     # LEAF's own script makes more or fewer writers by its arguments.
     if chosen["source"] == "tff" or synthetic:
         return settings.at_most(3400, 12)(chosen, synthetic)
@@ -84,19 +84,16 @@ SPEC = TaskSpec(
         ),
         Hparam(
             name="num_clients",
-            default=None,
-            type=int,
-            help="Number of clients, writers drawn at random; not set: all, or 100 if skewed.",
+            default=By("partition", {"skewed": 100}, otherwise=None),
+            help="Number of clients, writers drawn at random; not set: all.",
             source="AdaFedAdam; AdaFed: 500 writers, 100 skewed",
             minimum=1,
             maximum=settings.MAX_CLIENTS,
         ),
         Hparam(
             name="classes_per_client",
-            only_with=("partition", ("skewed",)),
-            default=None,
-            type=int,
-            help="Letters of a client; only with partition=skewed, where not set means 5.",
+            default=By("partition", {"skewed": 5}),
+            help="Letters of a client.",
             source="AdaFed Table 3",
             minimum=1,
             maximum=10,
@@ -113,12 +110,9 @@ SPEC = TaskSpec(
         ),
         Hparam(
             name="test_fraction",
-            only_with=("split", ("local",)),
-            default=None,
-            type=float,
+            default=By("split", {"local": 0.2}),
             help=(
-                "Share of each client's examples that is its test split; only with "
-                "split=local, where not set means 0.2; 0: clients have no tests."
+                "Share of each client's examples that is its test split; 0: clients have no tests."
             ),
             source="AdaFedAdam: local 80/20 split",
             minimum=0,
@@ -150,7 +144,7 @@ def load(
     split: str,
     test_fraction: float | None,
     model: str,
-    partition_seed: int | None,
+    partition_seed: int,
     init: str,
 ) -> Task:
     """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
@@ -164,39 +158,18 @@ def load(
       HparamError: If settings do not go together or there are not as many clients as asked for.
       DataError: If a file is missing or damaged.
     """
-    partition_seed = seed if partition_seed is None else partition_seed
+    del seed  # It comes as partition_seed.
+    writers, found = (_synthetic(), source) if use_synthetic_data else _read(data_dir, source)
     skewed = partition == "skewed"
-    of_skewed = settings.only_with(
-        "femnist", "partition=skewed", skewed, classes_per_client=(classes_per_client, 5)
-    )
-    of_local = settings.only_with(
-        "femnist", "split=local", split == "local", test_fraction=(test_fraction, 0.2)
-    )
-    if use_synthetic_data:
-        writers = _synthetic()
-    else:
-        writers, source = _read(data_dir, source)
-
     if skewed:
-        num_clients = 100 if num_clients is None else num_clients
         letters = writers.letters()
-        parts = partitions.classes_each(
-            letters.y, num_clients, of_skewed["classes_per_client"], partition_seed
-        )
-        rows = partitions.split_train_test(parts, of_local["test_fraction"], partition_seed)
+        parts = partitions.classes_each(letters.y, num_clients, classes_per_client, partition_seed)
+        rows = partitions.split_train_test(parts, test_fraction, partition_seed)
         client_ids = [str(k) for k in range(num_clients)]
         train, test = (ArrayFederatedData(*letters, part, client_ids) for part in rows)
     else:
-        client_ids = writers.client_ids
-        if num_clients is not None:
-            if num_clients > len(client_ids):
-                raise HparamError(
-                    f"femnist: num_clients={num_clients}, but there are {len(client_ids)} writers."
-                )
-            # The first word sets this draw apart from other uses of the seed.
-            drawn = np.random.default_rng((3550, partition_seed)).permutation(len(client_ids))
-            client_ids = [client_ids[i] for i in np.sort(drawn[:num_clients])]
-        train, test = _split(writers, client_ids, split, of_local["test_fraction"], partition_seed)
+        client_ids = _drawn(writers.client_ids, num_clients, partition_seed)
+        train, test = _split(writers, client_ids, split, test_fraction, partition_seed)
     has_test = bool(np.any(test.sizes))
     num_classes = len(_LETTERS) if skewed else _NUM_CLASSES
     make = {
@@ -212,17 +185,7 @@ def load(
         loss=losses.sparse_softmax_cross_entropy,
         metrics={"accuracy": losses.sparse_accuracy},
         primary_metric="accuracy",
-        settings={
-            "source": source,
-            "partition": partition,
-            "num_clients": num_clients,
-            **of_skewed,
-            "split": split,
-            **of_local,
-            "model": model,
-            "partition_seed": partition_seed,
-            "init": init,
-        },
+        settings={"source": found},
     )
 
 
@@ -316,6 +279,19 @@ class _SomeExamples:
 
     def held_in_memory(self, index: int) -> Sequence[np.ndarray]:
         return [self._rows[index], *self._writers.held_in_memory(self.client_ids[index])]
+
+
+def _drawn(client_ids: Sequence[str], num_clients: int | None, seed: int) -> Sequence[str]:
+    """Returns so many clients drawn at random, or all, in their order."""
+    if num_clients is None:
+        return client_ids
+    if num_clients > len(client_ids):
+        raise HparamError(
+            f"femnist: num_clients={num_clients}, but there are {len(client_ids)} writers."
+        )
+    # The first word sets this draw apart from other uses of the seed.
+    drawn = np.random.default_rng((3550, seed)).permutation(len(client_ids))
+    return [client_ids[i] for i in np.sort(drawn[:num_clients])]
 
 
 def _split(

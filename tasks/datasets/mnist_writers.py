@@ -75,7 +75,7 @@ def load(
     use_synthetic_data: bool,
     test_fraction: float,
     num_clients: int | None,
-    partition_seed: int | None,
+    partition_seed: int,
     init: str,
 ) -> Task:
     """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
@@ -87,7 +87,7 @@ def load(
       DataError: If a file is missing or damaged.
       HparamError: If there are fewer writers than clients are asked for.
     """
-    partition_seed = seed if partition_seed is None else partition_seed
+    del seed  # It comes as partition_seed.
     if use_synthetic_data:
         images, labels = generated.grey_images(600, _NUM_CLASSES, seed=0)
         writers = np.random.default_rng(0).integers(0, 20, len(labels))
@@ -123,12 +123,7 @@ def load(
         loss=losses.sparse_softmax_cross_entropy,
         metrics={"accuracy": losses.sparse_accuracy},
         primary_metric="accuracy",
-        settings={
-            "test_fraction": test_fraction,
-            "num_clients": len(client_ids),
-            "partition_seed": partition_seed,
-            "init": init,
-        },
+        settings={"num_clients": len(client_ids)},
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hparams import Hparam, HparamError
+from hparams import By, Hparam, HparamError
 from tasks import partitions, settings
 from tasks.formats import files as files_lib
 from tasks.formats import leaf, prepared, text
@@ -67,12 +67,11 @@ SPEC = TaskSpec(
         ),
         Hparam(
             name="min_examples",
-            default=None,
-            type=int,
+            default=1,
             help=(
-                "Fewest tweets, train and test, of an account that is a client; not set: 1. "
-                "AdaFedAdam has 697 accounts and does not say by which rule: in the full set "
-                "877 accounts have more than 50 tweets, 604 more than 60."
+                "Fewest tweets, train and test, of an account that is a client. AdaFedAdam has "
+                "697 accounts and does not say by which rule: in the full set 877 accounts have "
+                "more than 50 tweets, 604 more than 60."
             ),
             source="choice",
             minimum=1,
@@ -89,13 +88,8 @@ SPEC = TaskSpec(
         ),
         Hparam(
             name="test_fraction",
-            only_with=("split", ("local",)),
-            default=None,
-            type=float,
-            help=(
-                "Share of each client's tweets that is its test split; only with split=local, "
-                "where not set means 0.2; 0: clients have no tests."
-            ),
+            default=By("split", {"local": 0.2}),
+            help="Share of each client's tweets that is its test split; 0: clients have no tests.",
             source="AdaFedAdam: local 80/20 split",
             minimum=0,
             maximum=1,
@@ -113,24 +107,17 @@ SPEC = TaskSpec(
         ),
         Hparam(
             name="embedding_file",
-            only_with=("embedding", ("glove",)),
-            default=None,
+            default=By("embedding", {"glove": None}),
             type=str,
-            help=(
-                "File with a word and 300 numbers a line; only with embedding=glove, where not "
-                "set means glove.6B.300d.txt in --data_dir."
-            ),
+            help=f"File with a word and 300 numbers a line; not set: {_VECTORS} in --data_dir.",
             source="choice",
         ),
         Hparam(
             name="vocab_size",
-            only_with=("embedding", ("trained",)),
-            default=None,
-            type=int,
+            default=By("embedding", {"trained": 5000}),
             help=(
-                "Number of words, those that most accounts have in the training tweets; only "
-                "with embedding=trained, where not set means 5000. With embedding=glove it is "
-                "all words that have a vector."
+                "Number of words, those that most accounts have in the training tweets. With "
+                "embedding=glove it is all words that have a vector."
             ),
             source="choice",
             minimum=1,
@@ -148,13 +135,13 @@ def load(
     seed: int,
     use_synthetic_data: bool,
     source: str,
-    min_examples: int | None,
+    min_examples: int,
     split: str,
     test_fraction: float | None,
     embedding: str,
     embedding_file: str | None,
     vocab_size: int | None,
-    partition_seed: int | None,
+    partition_seed: int,
     init: str,
 ) -> Task:
     """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
@@ -166,38 +153,16 @@ def load(
       HparamError: If settings do not go together, or there are no such accounts or too few words.
       DataError: If the tweets or the word vectors are missing or damaged.
     """
-    partition_seed = seed if partition_seed is None else partition_seed
-    of_local = settings.only_with(
-        "sent140", "split=local", split == "local", test_fraction=(test_fraction, 0.2)
-    )
-    of_glove = settings.only_with(
-        "sent140",
-        "embedding=glove",
-        embedding == "glove",
-        embedding_file=(embedding_file, None),
-    )
-    of_trained = settings.only_with(
-        "sent140", "embedding=trained", embedding == "trained", vocab_size=(vocab_size, 5000)
-    )
+    del seed  # It comes as partition_seed.
     if use_synthetic_data:
-        tweets, path = prepared.in_memory(_synthetic()), ""
+        tweets, found, path = prepared.in_memory(_synthetic()), source, ""
     else:
-        tweets, source, path = _read(data_dir, source)
-
-    rows = tweets.rows_of_clients(*tweets.parts)
-    rows = {client: own for client, own in rows.items() if len(own) >= (min_examples or 1)}
-    if not rows:
-        raise HparamError(f"sent140: no account has min_examples={min_examples} tweets.")
-    if not use_synthetic_data:
-        print(
-            f"sent140: {len(rows)} accounts with {min_examples or 1} or more tweets each "
-            f"(AdaFedAdam: {_PAPERS_CLIENTS})",
-            file=sys.stderr,
-        )
+        tweets, found, path = _read(data_dir, source)
+    rows = _rows_of_accounts(tweets, min_examples, use_synthetic_data)
     client_ids = list(rows)
     if split == "local":
         train_rows, test_rows = partitions.split_train_test(
-            list(rows.values()), of_local["test_fraction"], partition_seed
+            list(rows.values()), test_fraction, partition_seed
         )
     else:
         train_rows, test_rows = _rows_of_source(tweets, client_ids)
@@ -205,24 +170,10 @@ def load(
     with files_lib.decoding(path, _ADVICE, "has tweets that are no text"):
         words = _Words(tweets.arrays["text"], rows.values())
     if embedding == "glove":
-        if use_synthetic_data:
-            vocabulary = sorted(words.known())
-            vectors = np.random.default_rng(0).normal(0, 0.4, (len(vocabulary), _SIZE))
-        else:
-            path = _vectors_path(data_dir, embedding_file)
-            vocabulary, vectors = read_vectors(path, words.known(), _SIZE)
-        vectors = np.pad(vectors.astype(np.float32), [(1, 1), (0, 0)])
+        vocabulary, vectors = _frozen(words.known(), data_dir, embedding_file, use_synthetic_data)
     else:
-        vocabulary = text.by_users(words.of(own) for own in train_rows)
-        vectors = None
-        if use_synthetic_data:
-            vocab_size = of_trained["vocab_size"] = min(vocab_size or 5000, len(vocabulary))
-        size = of_trained["vocab_size"]
-        if len(vocabulary) < size:
-            raise HparamError(
-                f"sent140: vocab_size={size}, but the training tweets have {len(vocabulary)} words."
-            )
-        vocabulary = vocabulary[:size]
+        vocabulary, vectors = _trained(words, train_rows, vocab_size, use_synthetic_data), None
+        vocab_size = len(vocabulary)
     x = words.tokens(text.places(vocabulary))
     y = np.asarray(tweets.arrays["y"], np.int32)
     train = ArrayFederatedData(x, y, train_rows, client_ids)
@@ -243,17 +194,7 @@ def load(
         loss=losses.sparse_softmax_cross_entropy,
         metrics={"accuracy": losses.sparse_accuracy},
         primary_metric="accuracy",
-        settings={
-            "source": source,
-            "min_examples": min_examples,
-            "split": split,
-            **of_local,
-            "embedding": embedding,
-            **of_glove,
-            **of_trained,
-            "partition_seed": partition_seed,
-            "init": init,
-        },
+        settings={"source": found, "vocab_size": vocab_size},
         constants={} if vectors is None else {"the words' vectors": vectors},
     )
 
@@ -339,6 +280,47 @@ class _Words:
             own = [place.get(word, other) + 1 for word in words[:LENGTH]] or [other + 1]
             tokens[row, : len(own)] = own
         return tokens
+
+
+def _rows_of_accounts(
+    tweets: prepared.Prepared, min_examples: int, use_synthetic_data: bool
+) -> dict[str, np.ndarray]:
+    """Returns the rows of each account with enough tweets, and says how many accounts these are."""
+    rows = tweets.rows_of_clients(*tweets.parts)
+    rows = {client: own for client, own in rows.items() if len(own) >= min_examples}
+    if not rows:
+        raise HparamError(f"sent140: no account has min_examples={min_examples} tweets.")
+    if not use_synthetic_data:
+        print(
+            f"sent140: {len(rows)} accounts with {min_examples} or more tweets each "
+            f"(AdaFedAdam: {_PAPERS_CLIENTS})",
+            file=sys.stderr,
+        )
+    return rows
+
+
+def _frozen(
+    words: Set[str], data_dir: str, embedding_file: str | None, use_synthetic_data: bool
+) -> tuple[list[str], np.ndarray]:
+    """Returns the words that have a vector, and their vectors between two of zeros."""
+    if use_synthetic_data:
+        vocabulary = sorted(words)
+        vectors = np.random.default_rng(0).normal(0, 0.4, (len(vocabulary), _SIZE))
+    else:
+        vocabulary, vectors = read_vectors(_vectors_path(data_dir, embedding_file), words, _SIZE)
+    return vocabulary, np.pad(vectors.astype(np.float32), [(1, 1), (0, 0)])
+
+
+def _trained(
+    words: _Words, train_rows: Sequence[np.ndarray], size: int, use_synthetic_data: bool
+) -> Sequence[str]:
+    """Returns the words that most accounts have; made-up tweets may have fewer."""
+    vocabulary = text.by_users(words.of(own) for own in train_rows)
+    if len(vocabulary) < size and not use_synthetic_data:
+        raise HparamError(
+            f"sent140: vocab_size={size}, but the training tweets have {len(vocabulary)} words."
+        )
+    return vocabulary[:size]
 
 
 def _rows_of_source(

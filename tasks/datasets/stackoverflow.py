@@ -118,7 +118,7 @@ def load_word(
     vocab_size: int,
     max_examples: int,
     num_test_examples: int,
-    partition_seed: int | None,
+    partition_seed: int,
     init: str,
 ) -> Task:
     """Loads `stackoverflow_word`; see `SPEC` for the settings and `tasks.load` for more.
@@ -128,7 +128,7 @@ def load_word(
     Raises:
       DataError: If a file is missing or damaged and cannot be downloaded.
     """
-    partition_seed = seed if partition_seed is None else partition_seed
+    del seed  # It comes as partition_seed.
     if use_synthetic_data:
         words = [b"word%d" % i for i in range(vocab_size)]
         make = functools.partial(word_examples, place=text.places(words))
@@ -153,13 +153,6 @@ def load_word(
             init=init,
         ),
         **word_measures(vocab_size),
-        settings={
-            "vocab_size": vocab_size,
-            "max_examples": max_examples,
-            "num_test_examples": num_test_examples,
-            "partition_seed": partition_seed,
-            "init": init,
-        },
         constants={"the vocabulary": np.array(words)},
     )
 
@@ -173,7 +166,7 @@ def load_tag(
     num_tags: int,
     max_examples: int,
     num_test_examples: int,
-    partition_seed: int | None,
+    partition_seed: int,
     init: str,
 ) -> Task:
     """Loads `stackoverflow_tag`; see `SPEC` for the settings and `tasks.load` for more.
@@ -184,7 +177,7 @@ def load_tag(
     Raises:
       DataError: If a file is missing or damaged and cannot be downloaded.
     """
-    partition_seed = seed if partition_seed is None else partition_seed
+    del seed  # It comes as partition_seed.
     if use_synthetic_data:
         words = [b"word%d" % i for i in range(vocab_size)]
         tags = [b"tag%d" % i for i in range(num_tags)]
@@ -211,14 +204,6 @@ def load_tag(
             models.tag_regression, num_words=vocab_size, num_tags=num_tags, init=init
         ),
         **tag_measures(),
-        settings={
-            "vocab_size": vocab_size,
-            "num_tags": num_tags,
-            "max_examples": max_examples,
-            "num_test_examples": num_test_examples,
-            "partition_seed": partition_seed,
-            "init": init,
-        },
         constants={"the vocabulary": np.array(words), "the tags": np.array(tags)},
     )
 

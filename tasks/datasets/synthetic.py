@@ -12,7 +12,7 @@ import functools
 import numpy as np
 
 from common import memory
-from hparams import Hparam
+from hparams import By, Hparam
 from tasks import partitions, settings
 from tasks.models import losses, models
 from tasks.registry import TaskSpec
@@ -63,34 +63,25 @@ SPEC = TaskSpec(
         ),
         Hparam(
             name="max_examples",
-            default=None,
-            type=int,
-            help="Most examples of a client; not set: 1000 with `leaf`, no limit otherwise.",
+            default=By("generator", {"leaf": 1000}, otherwise=None),
+            help="Most examples of a client; not set: no limit.",
             source="LEAF, data/synthetic; FedProx's code has no limit",
             minimum=5,
         ),
         Hparam(
             name="alpha",
-            only_with=("generator", ("alpha_beta",)),
-            default=None,
-            type=float,
+            default=By("generator", {"alpha_beta": 1.0}),
             help=(
-                "Standard deviation of the centres of clients' true models; only with "
-                "generator=alpha_beta, where not set means 1. It changes no label: a centre "
-                "shifts an example's scores for all classes alike."
+                "Standard deviation of the centres of clients' true models. It changes no label: a "
+                "centre shifts an example's scores for all classes alike."
             ),
             source="FedProx, Synthetic(1, 1)",
             minimum=0,
         ),
         Hparam(
             name="beta",
-            only_with=("generator", ("alpha_beta",)),
-            default=None,
-            type=float,
-            help=(
-                "Standard deviation of the centres of clients' inputs; only with "
-                "generator=alpha_beta, where not set means 1."
-            ),
+            default=By("generator", {"alpha_beta": 1.0}),
+            help="Standard deviation of the centres of clients' inputs.",
             source="FedProx, Synthetic(1, 1)",
             minimum=0,
         ),
@@ -122,28 +113,18 @@ def load(
     alpha: float | None,
     beta: float | None,
     test_fraction: float,
-    partition_seed: int | None,
+    partition_seed: int,
     init: str,
 ) -> Task:
     """Makes the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     The central test is all clients' test examples together.
     """
-    del data_dir, use_synthetic_data  # The data are always generated.
-    alpha_beta = settings.only_with(
-        "synthetic",
-        "generator=alpha_beta",
-        generator == "alpha_beta",
-        alpha=(alpha, 1.0),
-        beta=(beta, 1.0),
-    )
+    del data_dir, use_synthetic_data, seed  # The data are always generated, from a seed apart.
     if generator == "leaf":
-        max_examples = 1000 if max_examples is None else max_examples
         clients = leaf_clients(num_clients, data_seed, max_examples)
     else:
-        clients = alpha_beta_clients(num_clients, data_seed, max_examples, **alpha_beta)
-    partition_seed = seed if partition_seed is None else partition_seed
-
+        clients = alpha_beta_clients(num_clients, data_seed, max_examples, alpha, beta)
     x = np.concatenate([c.x for c in clients])
     y = np.concatenate([c.y for c in clients])
     ends = np.cumsum([len(c.y) for c in clients])
@@ -165,16 +146,6 @@ def load(
         loss=losses.sparse_softmax_cross_entropy,
         metrics={"accuracy": losses.sparse_accuracy},
         primary_metric="accuracy",
-        settings={
-            "generator": generator,
-            "num_clients": num_clients,
-            "data_seed": data_seed,
-            "max_examples": max_examples,
-            **alpha_beta,
-            "test_fraction": test_fraction,
-            "partition_seed": partition_seed,
-            "init": init,
-        },
     )
 
 

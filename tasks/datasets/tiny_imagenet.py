@@ -19,16 +19,13 @@ SPEC = TaskSpec(
     "ResNet-18 (11,279,112 parameters).",
     preparer="prepare",
     check=functools.partial(images.check, "tiny_imagenet", 64),
-    clients=functools.partial(settings.generated, default=20),
+    clients=settings.generated,
     hparams=images.hparams(
         partitions=("multinomial", "dirichlet", "iid", "shards", "classes"),
-        partition="dirichlet",
-        partition_source="AdaFed, TinyImageNet",
-        num_clients=20,
-        num_clients_source="AdaFed, TinyImageNet",
-        alpha=0.05,
-        alpha_source="AdaFed, TinyImageNet",
-        whole_image=64,
+        partition=("dirichlet", "AdaFed, TinyImageNet"),
+        num_clients=(20, "AdaFed, TinyImageNet"),
+        alpha=(0.05, "AdaFed, TinyImageNet"),
+        size=64,
         distorted=False,
         validation="The official test images have no labels: where these settings say "
         "official test images, the 10,000 of `val` are meant.",
@@ -46,11 +43,13 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, **chosen:
       HparamError: If settings do not go together, or the partition is impossible.
       DataError: If files are missing or damaged, or cannot be downloaded.
     """
-    of_images = images.Settings("tiny_imagenet", 200, 64, seed, chosen, num_clients=20, alpha=0.05)
+    del seed  # It comes as partition_seed.
     if use_synthetic_data:
-        return of_images.task(of_images.deal(*of_images.synthetic()))
-    parts = image_folders.read(image_folders.TINY_IMAGENET, data_dir)
-    return of_images.task(of_images.deal(parts["train"], parts["val"]))
+        train, test = images.synthetic(200, 64, chosen["num_clients"])
+    else:
+        parts = image_folders.read(image_folders.TINY_IMAGENET, data_dir)
+        train, test = parts["train"], parts["val"]
+    return images.task("tiny_imagenet", images.assign(train, test, chosen), 200, 64, chosen)
 
 
 def prepare(source: str, data_dir: str) -> prepared.Outcome:

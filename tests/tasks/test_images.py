@@ -515,7 +515,7 @@ def test_validation_images_belong_to_nobody(tmp_path):
 )
 def test_settings_out_of_place_are_refused(kind, settings, named, monkeypatch):
     if "num_clients=" in named:  # As many images as there are clients are made otherwise.
-        monkeypatch.setattr("tasks.images.Settings.synthetic", lambda self: _no_images())
+        monkeypatch.setattr("tasks.images.synthetic", lambda *_: _no_images())
     with pytest.raises(HparamError, match=named) as error:
         tasks.load(f"{kind}_image", use_synthetic_data=True, **settings)
     assert "\n" not in str(error.value)

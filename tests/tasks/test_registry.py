@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import subprocess
 import sys
 
@@ -97,7 +98,7 @@ def test_a_file_in_the_folder_is_a_task(folder):
     )
     assert done.returncode == 0, done.stderr
     (recorded,) = folder.rglob("hparams.json")
-    assert json.loads(recorded.read_text())["flags"]["dropped_in_factor"] == 3.0
+    assert json.loads(recorded.read_text())["task_settings"] == {"factor": 3.0}
 
 
 def test_a_data_set_that_uses_tensorflow_while_it_is_imported_is_refused(folder):
@@ -128,6 +129,14 @@ def test_every_file_of_the_folder_is_imported_without_what_is_slow():
     assert done.returncode == 0, done.stderr
 
 
+def _conditional(spec):
+    """Yields each setting whose default depends on another, and that one's values."""
+    declared = {h.name: h for h in spec.hparams}
+    for setting in spec.hparams:
+        if isinstance(setting.default, hparams.By):
+            yield setting, declared[setting.default.setting].choices or (0.0, 0.5)
+
+
 @_each_task
 def test_defaults_are_in_range_and_explained(name):
     spec = tasks.get(name)
@@ -135,31 +144,44 @@ def test_defaults_are_in_range_and_explained(name):
     assert spec.summary
     for setting in spec.hparams:
         assert setting.help and setting.source
+        # What depends on another setting is data, not words.
+        assert not re.search("[oO]nly with |[nN]ot with |not set means", setting.help)
         if setting.default is None:
             assert "not set" in setting.help
+    for setting, values in _conditional(spec):
+        assert set(setting.default.cases) <= set(values)
+        for value in values:
+            resolved = spec.resolve({setting.default.setting: value})
+            unset = setting.is_used(resolved) and resolved[setting.name] is None
+            # What `auto` stands for only the data tell.
+            assert not unset or value == "auto" or "not set" in setting.help
 
 
 @_each_task
 def test_settings_that_do_not_apply_are_refused_before_anything_is_loaded(name):
-    """Every setting whose help says "only with" or "not with" another one declares it."""
     spec = tasks.get(name)
-    declared = {h.name: h for h in spec.hparams}
-    for setting in spec.hparams:
-        if any(words in setting.help for words in ("nly with ", "ot with ")):
-            assert setting.only_with or setting.name == "label_noise"
-        if not setting.only_with:
-            continue
-        other, allowed = setting.only_with
-        everything = set(declared[other].choices)
-        assert set(allowed) <= everything
-        value = {int: setting.minimum, float: 0.5, str: "x"}[setting.type]
-        value = setting.choices[0] if setting.choices else value
-        for beside in everything - set(allowed):
-            with pytest.raises(hparams.HparamError, match=f"{setting.name} is used only with"):
-                spec.resolve({other: beside, setting.name: value})
-    if spec.class_labels:
-        with pytest.raises(hparams.HparamError, match="label_noise is used only with"):
-            spec.resolve({"label_noise": 0.5})
+    for setting, values in _conditional(spec):
+        given = {int: setting.minimum, float: 0.5, str: "x", bool: True}[setting.type]
+        given = setting.choices[0] if setting.choices else given
+        other = setting.default.setting
+        for value in values:
+            if setting.default.of(value) is hparams.NOT_USED:
+                with pytest.raises(hparams.HparamError) as error:
+                    spec.resolve({other: value, setting.name: given})
+                assert f"{setting.name} is not used with {other}={value}" in str(error.value)
+
+
+def test_what_auto_stands_for_settles_what_depends_on_it():
+    spec = tasks.get("cifar100_image")
+    settings = spec.resolve({"alpha": 0.5})
+    assert settings["num_clients"] is None and settings["beta"] is None
+    settled = spec.settled(settings, partition="pachinko")
+    wanted = {"num_clients": 500, "alpha": 0.5, "beta": 10.0, "size_sigma": 0.0, "min_share": None}
+    assert {name: settled[name] for name in wanted} == wanted
+    with pytest.raises(hparams.HparamError, match="alpha is not used with partition=tff"):
+        spec.settled(settings, partition="tff")
+    tff = spec.settled(spec.resolve({}), partition="tff")
+    assert {tff[name] for name in wanted} == {None}
 
 
 @pytest.mark.parametrize(
@@ -249,7 +271,17 @@ def test_model_loss_and_metrics_fit_the_data(name, load, model):
 
 @_each_task
 def test_settings_in_force_are_recorded(name, load):
-    assert set(load(name).settings) == {h.name for h in tasks.get(name).hparams}
+    spec, settings = tasks.get(name), load(name).settings
+    assert set(settings) == {h.name for h in spec.hparams}
+    if "partition_seed" in settings and name != "emnist_autoencoder":
+        assert settings["partition_seed"] == 3, "the run's seed"
+    for setting in spec.hparams:
+        # What may still be open: all clients, the default file, no limit, no weights.
+        assert (
+            settings[setting.name] is not None
+            or not setting.is_used(settings)
+            or "not set" in setting.help
+        ), setting.name
 
 
 @_each_task
