@@ -107,7 +107,7 @@ COMPILE = $(LOCK)/bin/uv pip compile --quiet --python $(LOCK)/bin/python --pytho
 	--python-platform x86_64-manylinux_2_31 $(FORMATS) --generate-hashes \
 	--custom-compile-command "make lock" $(LOCK_FLAGS)
 
-lock:  ## resolve requirements*.in anew, keeping pins that still fit (LOCK_FLAGS=--upgrade: newest)
+lock:  ## resolve requirements*.in again, keeping pins that still fit (LOCK_FLAGS=--upgrade: newest)
 	rm -rf $(LOCK)
 	'$(FOUND_PYTHON)' -m venv $(LOCK)
 	$(LOCK)/bin/python -m pip install --quiet --disable-pip-version-check --no-input uv==$(UV_VERSION)

@@ -7,7 +7,7 @@
 What is to be run is data: `papers/<paper>/<item>.toml` names for each set-up its rows (a flag file
 each), seeds, grids, columns and the rule by which a grid's best point is chosen;
 `papers/<paper>/published.csv` holds the paper's numbers. Every run is a `run_experiment.py` of its
-own, so that what is done is skipped and what was cut off goes on.
+own, so that what is done is skipped and what was cut off is resumed.
 """
 
 import os
@@ -86,8 +86,8 @@ flags.DEFINE_integer(
 flags.DEFINE_list(
     "budget",
     None,
-    "Less than the whole protocol: rounds=N, at most so many of each run; hours=H or minutes=M for "
-    "all runs together, shared out equally: a run that it cuts short goes on next time. Every "
+    "Less than the whole protocol: rounds=N, at most N of each run; hours=H or minutes=M for "
+    "all runs together, shared out equally: a run that it cuts short resumes next time. Every "
     "result says what it stands on.",
     flag_values=FLAGS,
 )
@@ -350,7 +350,7 @@ def main(arguments: list[str]) -> int:
         return _fail(f"Out of memory ({str(e) or 'no more is free'}).", 1)
     except KeyboardInterrupt:
         number = command_line.received()
-        told = f"error: stopped by {number.name}; run the same command again to go on."
+        told = f"error: stopped by {number.name}; run the same command again to resume."
         print(told, file=sys.stderr)
         return 128 + number
 

@@ -32,10 +32,10 @@ def main(arguments: list[str]) -> int:
       arguments: Command line without the program's name.
 
     Returns:
-      The exit code: 0; 2 for wrong flags; 1 for a run that cannot start or go on; 3 for one that
+      The exit code: 0; 2 for wrong flags; 1 for a run that cannot start or resume; 3 for one that
       diverged; 128 plus the signal's number for one that a signal stopped.
     """
-    # Of packages that TFF imports; nothing that a user could mend.
+    # Of packages that TFF imports; nothing that a user could fix.
     warnings.filterwarnings("ignore", message=".*pkg_resources")
     try:
         request = experiment_flags.parse(arguments)

@@ -6,7 +6,7 @@ A client of a workload of `benchmarks.speed` is trained for its round with the s
 with the model that has Keras's layer (or dropout of 32 random bits an entry) instead of one of the
 suite's. The two take turns in one process with one thread inside each operation, as in a run.
 Ratios are of the processor's time: median, least and greatest of several processes, since
-TensorFlow chooses some of its kernels anew in each process, by chance.
+TensorFlow chooses some of its kernels again in each process, by chance.
 """
 
 import argparse

@@ -10,7 +10,7 @@ that whatever else the machine does meets all of them; medians and their ratios 
 ratios mean anything; on a busy machine, where threads of a side compete with others, those of the
 processor's time mean more than those of the clock. Who is not on turn is halted, since Ray's
 services never rest. All sides are started several times over, as TensorFlow chooses some of its
-kernels anew in each process, by chance; the table has the least and the greatest median of a start.
+kernels by chance in each process; the table has the least and the greatest median of a start.
 Start-up is the time from starting the process to the end of its first round, data included, which a
 peer reads from a file; memory is the largest resident memory of the process and its children at the
 end of a round.

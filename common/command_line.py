@@ -33,7 +33,7 @@ def begin() -> None:
     Until `stops_raise` any of `SIGNALS` ends the process at once, with one line and 128 plus its
     number: an exception that comes out of an import is often turned into another one, or lost.
 
-    What cannot be written is told once and else passed over, since what a command does lies in
+    What cannot be written is reported once and otherwise ignored, since what a command does lies in
     files: a full disk or a closed pipe behind standard output ends no run. Characters that the
     terminal's encoding lacks are written as backslash and number.
     """
@@ -120,7 +120,7 @@ def _end_at_once(number: int, _=None) -> NoReturn:
 
 
 def _use_utf8():
-    """Starts the process anew where paths in UTF-8 cannot be opened, as in an ASCII locale."""
+    """Starts the process again where paths in UTF-8 cannot be opened, as in an ASCII locale."""
     if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode and sys.executable:
         os.environ["PYTHONUTF8"] = "1"  # For processes that this one starts.
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
@@ -139,7 +139,7 @@ def _open_what_is_closed():
 
 
 class _Output:
-    """A text stream that tells once that it cannot be written, and then takes whatever comes.
+    """A text stream that says once that it cannot be written, and then takes whatever comes.
 
     Attributes:
       lost: Whether something could not be written, for another reason than a closed pipe.

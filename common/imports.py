@@ -60,7 +60,7 @@ def _postponed():
 
 @contextlib.contextmanager
 def _uncollected():
-    """Keeps what is made within a `with` statement from the garbage collector for good."""
+    """Keeps what is made within a `with` statement from the garbage collector permanently."""
     collects = gc.isenabled()
     gc.disable()
     try:

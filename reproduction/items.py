@@ -287,7 +287,7 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
     if rounds != whole:
         command.append(f"--total_rounds={rounds}")
         if experiment_flags.parse(command).first_other_plan(rounds, rounds, whole) is not None:
-            # Such a run can't go on to more rounds later, so it is a run of its own.
+            # Such a run cannot be resumed for more rounds later, so it is a run of its own.
             name += f"_rounds={rounds}"
     if data_dir and _needs_data(command):
         command.append(f"--data_dir={pathlib.Path(data_dir).absolute()}")

@@ -26,7 +26,7 @@ _NOT_SETTINGS = (experiment_flags.MAY_CHANGE - {"total_rounds"}) | {
 }
 
 
-# What is read of a run's folder; the folder is read anew once one of them has changed.
+# What is read of a run's folder; the folder is read again once one of them has changed.
 _FILES = ("hparams.json", "metrics.csv", "client_metrics.csv", "summary.json")
 _MOST_FOLDERS = 128
 
@@ -214,7 +214,7 @@ def read_run(folder: str) -> RunFolder:
       RunError: If it holds no run, or a damaged one.
     """
     run = opened(folder)
-    # What is damaged is told before any of it is used.
+    # What is damaged is reported before any of it is used.
     _ = run.flags, run.metrics, run.clients
     return run
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from reproduction import items, results
 from reproduction.items import PAPERS, Item, Setup
 
-# Numbers agree within so many standard errors of the difference of their means,
+# Numbers agree within this number of standard errors of the difference of their means,
 STANDARD_ERRORS = 2.0
 # if that margin is at most this share of the published number (else it would say nothing),
 LARGEST_MARGIN = 0.05

@@ -85,7 +85,7 @@ def is_done(run: PlannedRun) -> bool:
     try:
         summary, hparams = run.read().ended, run.read().recorded or {}
     except RunError:
-        return False  # The run itself tells what is damaged.
+        return False  # The run itself says what is damaged.
     recorded = hparams.get("flags")
     if not summary or not isinstance(summary.get("rounds"), int) or not isinstance(recorded, dict):
         return False
@@ -140,12 +140,12 @@ def execute(
         else:
             raise ReproduceError(
                 "the machine of the cluster through which runs are started was lost "
-                f"{resources.retries + 1} times; start again to go on."
+                f"{resources.retries + 1} times; start again to resume."
             )
     outcomes = {run: outcomes[run] for run in missing}
     for run, outcome in outcomes.items():
         if outcome.code == DIVERGED:
-            print(f"{run.name} diverged; the others went on.", flush=True)
+            print(f"{run.name} diverged; the others continued.", flush=True)
     failed = {r: o for r, o in outcomes.items() if o.code not in (0, DIVERGED)}
     if failed:
         told = "; ".join(

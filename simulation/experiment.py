@@ -34,7 +34,7 @@ class Caller:
       command: How it was started, for the record.
       say: Takes a line on what the run does.
       warn: Takes a line on what the user should look at.
-      progress: Rounds done and to do → the `Progress` that is told of every round.
+      progress: Rounds done and to do → the `Progress` that is notified of every round.
       stop_request: Makes a context manager whose value has a `signal`, which is not `None` once the
         run is to stop after the round.
       takes_weights: Whether the final weights are asked for, also of a run that is finished.
@@ -127,7 +127,7 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
                 return Outcome(folder.path, None)
         if point.finished and point.checkpoint is None:
             raise RunError(
-                f"{folder.path} has no checkpoint to go on from after {point.finished} rounds."
+                f"{folder.path} has no checkpoint to resume from after {point.finished} rounds."
             )
         if point.checkpoint is not None:
             folder.check_seal(point.checkpoint)
@@ -439,7 +439,7 @@ class Experiment:
     def _how_to_resume(self, round_num):
         return (
             f"{round_num} of {self.request.run['total_rounds']} rounds are done and in a "
-            "checkpoint; run the same command again to go on."
+            "checkpoint; run the same command again to resume."
         )
 
 

@@ -174,7 +174,7 @@ RUN_HPARAMS = (
         "max_minutes",
         None,
         "If set, the run stops with a checkpoint after the first round that ends later than this; "
-        "the same command goes on from there.",
+        "the same command resumes from there.",
         type=float,
         minimum=0,
         exclusive_minimum=True,
@@ -333,7 +333,7 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
         if flag not in owners:
             raise HparamError(_unknown("flag", flag, list(owners), prefix="--"))
         if flag == "import":
-            raise HparamError("--import has no meaning in Python: import the module beforehand.")
+            raise HparamError("--import has no meaning in Python: import the module first.")
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
         if isinstance(value, np.generic):
@@ -355,7 +355,7 @@ def _check_own_task(task, given) -> str:
     if task.name in tasks.names():
         raise HparamError(f"task: one's own cannot be named {task.name}, as a registered one is.")
     if given.get("use_synthetic_data"):
-        raise HparamError("--use_synthetic_data is not used by a task of one's own.")
+        raise HparamError("--use_synthetic_data is not used by a user's own task.")
     try:
         json.dumps(dict(task.settings))
     except (TypeError, ValueError) as e:
@@ -364,7 +364,7 @@ def _check_own_task(task, given) -> str:
 
 
 def _checked(given, modules, owners, own_task=None) -> Request:
-    # A wrong name is the likeliest reason for all that follows, so it is told first.
+    # A wrong name is the likeliest reason for all that follows, so it is reported first.
     known = {}
     for flag, module in (("algorithm", tff_algos), ("task", tasks)):
         if flag == "task" and own_task is not None:

@@ -59,10 +59,10 @@ def run(
     done nothing yet, as in the command.
 
     Args:
-      task: Name of a task, or a task of one's own; its name must not be that of a registered one.
+      task: Name of a task, or a user's own task; its name must not be that of a registered one.
       algorithm: The method.
       model: A Keras model in place of the task's, which begins with the weights that it has and is
-        not changed, or a function from a seed to one. Of it and of a task of one's own the folder
+        not changed, or a function from a seed to one. Of it and of a user's own task the folder
         records the name only; to resume, give the same ones again. Others are refused by the
         digests of the data and the shapes of the weights.
       progress: Whether to show the bar.
@@ -87,10 +87,10 @@ def run(
     )
     _end_quietly()
     if "tensorflow" not in sys.modules:
-        # Read when TensorFlow is imported, which else tells of its own start.
+        # Read when TensorFlow is imported, which otherwise logs its start.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with warnings.catch_warnings():
-        # Of packages that TFF imports; nothing that a user could mend.
+        # Of packages that TFF imports; nothing that a user could fix.
         warnings.filterwarnings("ignore", message=".*pkg_resources")
         outcome = experiment.carry_out(request, caller)
     rounds = outputs.read_metrics(os.path.join(outcome.folder, "metrics.csv"))

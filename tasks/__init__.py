@@ -31,7 +31,7 @@ def load(name, *, data_dir=None, seed=0, use_synthetic_data=False, **settings):
 
     Raises:
       HparamError: If the task or a setting is unknown or a value is out of range.
-      tasks.task.DataError: If data is missing or damaged; the text says what and how to mend it.
+      tasks.task.DataError: If data is missing or damaged; the text says how to fix it.
     """
     spec = get(name)
     resolved = spec.resolve(settings)

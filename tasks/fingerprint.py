@@ -1,4 +1,4 @@
-"""What a task's data are, in digests: by them a run that goes on knows the data it began with.
+"""What a task's data are, in digests: by them a resumed run recognises the data it began with.
 
 Data in memory are read byte by byte. Files from which examples are read whenever they are needed
 (databases, memory maps) count as a whole, and their digests are kept in a cache: a file whose path,
@@ -63,7 +63,7 @@ def of_task(task: Task, trust_cache: bool = True) -> dict[str, str]:
     for name, array in arrays.items():
         files |= dict.fromkeys(task_lib.files(array))
         constants[name] = _digest([] if task_lib.files(array) else [array])
-    # Clients and files first: differences are told in this order.
+    # Clients and files first: differences are reported in this order.
     return digests | _of_files(sorted(files), trust_cache) | constants
 
 

@@ -238,7 +238,7 @@ def _of_preparation(size, distorted) -> tuple[Hparam, ...]:
             default=By("model", {"resnet18": True}, otherwise=False) if distorted else False,
             help=(
                 "Whether training cuts the square out at random and flips it left to right half "
-                "of the time, anew in every step. FedOpt does; TFF's task leaves it off by default."
+                "of the time, drawn in every step. FedOpt does; TFF's task does not by default."
             ),
             source="FedOpt, App. C.1: true; AdaFedAdam, AdaFed and FedCAda do not say",
         ),
@@ -298,7 +298,7 @@ class Assigned(NamedTuple):
 
 
 def synthetic(num_classes: int, size: int, num_clients: int) -> tuple[Images, Images]:
-    """Makes training and test images of the true shape and types, enough for so many clients."""
+    """Makes training and test images of the true shape and types, enough for the clients."""
     num_train = max(20 * num_clients, 20 * num_classes)
     return tuple(
         Images(*generated.colour_images(n, num_classes, size, seed))

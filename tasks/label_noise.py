@@ -1,7 +1,8 @@
-"""Training labels made wrong on purpose, for methods that are to cope with it.
+"""Training labels made wrong on purpose, for methods that correct or resist label noise.
 
-Of a share of the clients, drawn at random, a share of the training labels is drawn anew, uniformly
-from all classes of the training data, so that one in so many stays right. Tests stay as they are.
+Of a share of the clients, drawn at random, a share of the training labels is drawn again, uniformly
+from all classes of the training data, so that of C classes a label stays right
+with probability 1/C. Tests stay as they are.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ HPARAMS = (
         name="label_noise",
         default=By("noisy_clients", {0.0: NOT_USED}, otherwise=0.4),
         help=(
-            "Share of a noisy client's training labels that is drawn anew, uniformly from all "
+            "Share of a noisy client's training labels that is drawn again, uniformly from all "
             "classes."
         ),
         source="choice",
@@ -39,7 +40,7 @@ _CLIENTS, _LABELS = 101, 102
 
 
 class NoisyLabels:
-    """Federated data with some labels drawn anew; every draw is a function of seed and client."""
+    """Federated data with some labels drawn again; every draw is a function of seed and client."""
 
     def __init__(self, data: FederatedData, noisy_clients: float, label_noise: float, seed: int):
         """Initialises from the true data; all of it is read once, for its classes.

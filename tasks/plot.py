@@ -30,7 +30,7 @@ from common import figures  # noqa: E402
 from hparams import HparamError  # noqa: E402
 from tasks.task import DataError, FederatedData  # noqa: E402
 
-# Up to so many labels the table has a column for each.
+# Up to this number of labels the table has a column for each.
 _MAX_COLUMNS = 20
 
 
@@ -120,7 +120,7 @@ def table(shown: Partition, max_rows: int = 100) -> str:
 
     Args:
       shown: The partition.
-      max_rows: Up to so many clients have a row of their own.
+      max_rows: Up to this number of clients have a row of their own.
     """
     columns = {"examples": shown.sizes}
     if shown.counts is not None:
@@ -162,7 +162,7 @@ def _parser(spec: tasks.TaskSpec | None) -> argparse.ArgumentParser:
         "--max_clients",
         type=int,
         default=1000,
-        help="of more clients, so many are drawn at random and shown; default: 1000",
+        help="of more clients, this number is drawn at random and shown; default: 1000",
     )
     for hparam in spec.hparams if spec else ():
         text = f"{hparam.help} (default: {hparam.describe_default()})".replace("%", "%%")

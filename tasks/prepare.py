@@ -4,7 +4,7 @@
 
 `--source` is the folder of the files as their publisher ships them; what is made goes to
 `--data_dir`, which is the same folder by default, and `run_experiment.py --data_dir=...` reads it
-there. The command may be interrupted at any moment and run again: it goes on where it stopped, and
+there. The command may be interrupted at any moment and run again: it resumes where it stopped, and
 a set that is not whole is never taken for one. Run again on a finished set, it checks it.
 """
 
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         number = command_line.received()
         return _fail(
-            f"stopped by {number.name}; run the same command again to go on.", 128 + number
+            f"stopped by {number.name}; run the same command again to resume.", 128 + number
         )
     verb = f"made in {time.monotonic() - started:.1f} s" if made.new else "is whole and unchanged"
     print(f"{made.path} {verb}")

@@ -96,11 +96,11 @@ class TaskSpec:
     def settled(
         self, settings: Mapping[str, hparams_lib.Value], **found: hparams_lib.Value
     ) -> dict[str, hparams_lib.Value]:
-        """Returns settings again, once the data have told what `auto` stands for.
+        """Returns settings again, once the data have shown what `auto` stands for.
 
         Args:
           settings: What `resolve` returned; what it left open (`None`) is filled in or refused.
-          **found: What the data have told.
+          **found: What the data have shown.
 
         Raises:
           HparamError: If a setting was given that is not used beside what was found.

@@ -15,7 +15,7 @@ def generated(settings: Mapping[str, Value], synthetic: bool) -> Clients:
 
 
 def at_most(published: int, made: int) -> Callable[[Mapping[str, Value], bool], Clients]:
-    """Clients of a published set: so many there, and so many with `use_synthetic_data`."""
+    """Clients of a published set: the first number, and the second with `use_synthetic_data`."""
 
     def clients(settings, synthetic):
         number = made if synthetic else published

@@ -221,7 +221,7 @@ def test_cores_are_shared_by_all_sweeps_of_a_machine():
             stack.callback(started.communicate)
             taken += cores if number else []
             if not number:
-                # Each core has its run, of this test or of others that go on beside it.
+                # Each core has its run, of this test or of others that run beside it.
                 assert cores == allowed
         assert number == 0 and len(set(taken)) == len(taken)
         if taken:

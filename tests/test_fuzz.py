@@ -189,7 +189,7 @@ def _no_training(monkeypatch):
 
 
 def check_run(root, damages):
-    """The command is refused or would go on; what reads the folder is refused or has a table."""
+    """The command is refused or would resume; what reads the folder is refused or has a table."""
     folder = fuzz.copied(root / "whole", root / "damaged")
     for damage in damages:
         damage.apply(folder)

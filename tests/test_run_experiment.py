@@ -467,7 +467,7 @@ print(json.dumps(results))
 """
 
 
-def test_wrong_input_is_told_in_one_line_before_tensorflow_is_imported(finished, tmp_path):
+def test_wrong_input_is_refused_in_one_line_before_tensorflow_is_imported(finished, tmp_path):
     (tmp_path / "file").write_text("")
     damaged = tmp_path / "synthetic_fedavg"
     damaged.mkdir()

@@ -64,8 +64,8 @@ class LocalTraining:
     def client_state(self, model: Model) -> Callable[[], Any] | None:
         """Returns `Method.client_state` of a method whose clients may keep their optimizer.
 
-        That is its slots with `client_optimizer_state=keep`, else `None`: they start afresh every
-        round.
+        That is its slots with `client_optimizer_state=keep`, else `None`: they start from zero in
+        every round.
         """
         if self._settings["client_optimizer_state"] == "reset":
             return None
@@ -243,14 +243,14 @@ def train(
 
     Args:
       model: The model.
-      optimizer: The client's optimizer; starts afresh unless it is given a state to go on from.
+      optimizer: The client's optimizer; starts from zero unless it is given a state.
       learning_rate: Its learning rate in this round, float32 scalar.
       weights: The broadcast weights x.
       data: The client's data.
       correct_gradient: `(gradient, weights) -> gradient`, what a method adds to each minibatch
         gradient (a proximal term, control variates); both are tuples of tensors.
-      client_state: If given, it holds the slots that the optimizer goes on from.
-      slots: If given, what the optimizer goes on from where there is nothing in a `client_state`.
+      client_state: If given, it holds the slots that the optimizer continues from.
+      slots: If given, what the optimizer continues from where there is nothing in a `client_state`.
 
     Returns:
       A `LocalResult`.
@@ -286,7 +286,7 @@ def displace(
     """Takes a step of one of TFF's optimizers on the displacement x_k - x in place of x_k.
 
     A sum of small steps keeps its digits so, which it would lose next to x. TFF's optimizers take a
-    step from the weights that does not depend on them, but for AdamW's decay.
+    step from the weights that does not depend on them, except AdamW's decay.
 
     Args:
       optimizer: The client's optimizer.

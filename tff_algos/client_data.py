@@ -336,7 +336,7 @@ def check_indices(method: str, num_clients: int, clients: Sequence[ClientData]) 
     for place, data in enumerate(clients):
         index = int(data.index)
         cure = (
-            f"{method} tells clients apart by it: give batch_client or from_dataset the client's "
+            f"{method} distinguishes clients by it: give batch_client or from_dataset the client's "
             f"index=, its place among all {num_clients} training clients."
         )
         if not 0 <= index < num_clients:

@@ -79,4 +79,4 @@ class Driver(Protocol):
         """
 
     def findings(self, state: Any) -> Findings | None:
-        """Returns what the state tells of clients' labels; `None` if that is nothing."""
+        """Returns what the state says of clients' labels; `None` if that is nothing."""

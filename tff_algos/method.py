@@ -92,7 +92,7 @@ def _as_from_eager_code():
 
     TFF builds graphs as TensorFlow 1 did, and TensorFlow then takes `==` and `!=` between tensors
     for identity: a user's metric `y == prediction` would be `False` in silence. With an entry on
-    the stack by which TensorFlow tells who asked for a graph, they compare the elements, in the
+    the stack by which TensorFlow knows who asked for a graph, they compare the elements, in the
     functions of a method as in the model, loss and metrics that these call.
     """
     if tf.compat.v1.executing_eagerly_outside_functions():

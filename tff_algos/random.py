@@ -96,7 +96,7 @@ _MIX_LEFT, _MIX_RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
 
 
 def _constants(first: int, factor: int, number: int) -> np.ndarray:
-    """Returns the constants of so many hashes and the one after them, uint32 `[number + 1, 1]`."""
+    """Returns the constants of the hashes and the one after them, uint32 `[number + 1, 1]`."""
     values = [first]
     for _ in range(number):
         values.append(values[-1] * factor & _MASK)

@@ -21,7 +21,7 @@ class RoundPlan(NamedTuple):
         their loss (`ClientData.participates` is 0 for them).
       first_step: If set, rounds share one endless series of a client's epochs, each in an order of
         its own, and this round's minibatches start at this place of it, counted from 0; else every
-        round starts an epoch anew.
+        round starts a new epoch.
     """
 
     cohort: str = "sampled"
@@ -162,8 +162,8 @@ TRAINING_HPARAMS = (
     _H(
         "client_optimizer_state",
         "reset",
-        "Whether the clients' optimizer starts afresh every round (reset) or each client goes on "
-        "from the state in which it left it (keep: momentum buffers, moments, step counts).",
+        "Whether the clients' optimizer starts from zero every round (reset) or each client "
+        "continues from the state in which it left it (keep: momentum buffers, moments, counts).",
         source="choice; AdaFedAdam's Tables 3 and 7 fit keep only",
         choices=("reset", "keep"),
         flag="client_optimizer_state",

@@ -1,4 +1,4 @@
-"""Federated averaging of clipped client updates: a worked example of a method of one's own.
+"""Federated averaging of clipped client updates: a worked example of a user's own method.
 
 McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Language Models", ICLR
 2018, arXiv 1710.06963, Algorithm 1 with flat clipping and without its noise.

@@ -175,7 +175,7 @@ class Evaluations:
 
 
 def _class_metrics(task: Task, number: int) -> dict[str, Callable]:
-    """Returns the accuracy on each of so many classes, by name."""
+    """Returns the accuracy on each of the classes, by name."""
     y = task.train.examples(0).y
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise HparamError(

@@ -288,7 +288,7 @@ def read_all(path: str) -> dict[str, dict[str, np.ndarray]]:
     """Reads the newest states in a file without knowing the method, e.g. to compare clients.
 
     Args:
-      path: The file of a run, which may still be going on.
+      path: The file of a run, which may still be in progress.
 
     Returns:
       Client id → name of a part of its state, as `kept/m/0` for the first array of field `m` of

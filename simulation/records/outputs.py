@@ -12,7 +12,7 @@ These files belong together, and what has changed since a run wrote it is refuse
 which is in hparams.json, summary.json, every checkpoint and the clients' states. The two JSON files
 are sealed with a digest of their own content. A checkpoint seals the rows of metrics.csv up to its
 round, the clients' states as of it and the data; summary.json the rows and client_metrics.csv.
-TensorBoard's files are written anew from metrics.csv at every start, so nothing rests on them;
+TensorBoard's files are written again from metrics.csv at every start, so nothing rests on them;
 data_digests.json only helps to say what of the data differs.
 
 TFF's release managers were measured and left. `tff.program.CSVFileReleaseManager` reads and writes
@@ -104,7 +104,7 @@ class ExperimentFolder:
         if not self._made or os.listdir(self.path) != [".lock"]:
             return
         with contextlib.suppress(OSError):
-            # While it is still held: whoever waits for it is told that the file is another one.
+            # While it is still held: whoever waits for it learns that the file is another one.
             os.remove(self.file(".lock"))
             for folder in self._made:
                 os.rmdir(folder)
@@ -115,7 +115,7 @@ class ExperimentFolder:
         may_change: Iterable[str],
         completed: Callable[[Mapping[str, Any]], Mapping[str, Any]],
     ) -> tuple[checkpoints.Checkpoint | None, list[str]]:
-        """Finds what to go on from.
+        """Finds what to resume from.
 
         Args:
           settings: Settings in force, by flag.
@@ -138,15 +138,15 @@ class ExperimentFolder:
             rows = [] if checkpoint else read_csv(self.file("metrics.csv"))[1]
         if recorded is None and (checkpoint or rows):
             raise RunError(
-                f"{self.path} holds results but no hparams.json, so they cannot be told from "
-                "another experiment's; restore it, or choose another --experiment_name."
+                f"{self.path} holds results but no hparams.json, so they may be another "
+                "experiment's; restore it, or choose another --experiment_name."
             )
         for found in (recorded and recorded["flags"], checkpoint and checkpoint.settings):
             if found is not None:
                 self._compare(completed(found), settings, frozenset(may_change))
         if checkpoint is None and any(int(row[ROUND]) > 0 for row in rows):
             raise RunError(
-                f"{self.path} holds rounds in metrics.csv but no checkpoint to go on from; choose "
+                f"{self.path} holds rounds in metrics.csv but no checkpoint to resume from; choose "
                 "another --experiment_name."
             )
         if recorded is not None:
@@ -208,7 +208,7 @@ class ExperimentFolder:
 
         Args:
           digests: Digests of the data, from `tasks.fingerprint.of_task`.
-          checkpoint: What the run goes on from.
+          checkpoint: What the run resumes from.
 
         Returns:
           What is wrong with them, as one line; empty if nothing is.
@@ -275,7 +275,7 @@ class ExperimentFolder:
                 raise RunError(
                     f"{path} is not what the run wrote; restore it, or remove "
                     f"{self.file('summary.json')} and run the same command again to have both "
-                    "written anew."
+                    "written again."
                 )
         return ""
 
@@ -286,7 +286,7 @@ class ExperimentFolder:
         version.
         """
         again = (
-            "; restore it, or remove it and run the same command again to have it written anew."
+            "; restore it, or remove it and run the same command again to have it written again."
             if name == "summary.json"
             else "; restore it, or choose another --experiment_name."
         )
@@ -468,7 +468,7 @@ def read_metrics(path: str) -> "pd.DataFrame":
     Raises:
       RunError: If it cannot be read or is not a file of metrics.
     """
-    import pandas as pd  # Takes longer to import than a wrong flag to be told of.
+    import pandas as pd  # Takes longer to import than a wrong flag to be reported.
 
     columns, rows = read_csv(path)
     metrics = pd.DataFrame(rows, columns=columns, dtype=object).replace("", np.nan)
@@ -493,7 +493,7 @@ def _kept_rows(path: str, last_round: int) -> tuple[list[str], list[dict[str, st
       RunError: If the file is not one of metrics.
     """
     try:
-        # Bytes that are no text may be in rows that are not kept; a digest tells of others.
+        # Bytes that are no text may be in rows that are not kept; a digest finds others.
         with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
             text = file.read()
     except FileNotFoundError:
@@ -561,7 +561,7 @@ class TensorBoard:
     """tensorboard/: the same numbers as metrics.csv."""
 
     def __init__(self, folder: str, rows: Iterable[Mapping[str, str]]):
-        """Starts anew from the rows of metrics.csv, so that no step is there twice.
+        """Starts again from the rows of metrics.csv, so that no step is there twice.
 
         Args:
           folder: Folder of the event files; what is in it is removed.

@@ -1,4 +1,4 @@
-"""How a run tells what it is doing: a bar on a terminal, now and then a line elsewhere."""
+"""How a run shows what it is doing: a bar on a terminal, now and then a line elsewhere."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""What a run leaves while it works and at its end, and who is told of it."""
+"""What a run leaves while it works and at its end, and who is notified."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -41,7 +41,7 @@ class Recorder:
           round_num: Number of rounds done; later rows are dropped.
           data: Digests of the data.
           client_states: What clients keep, if the method's clients do.
-          progress: Rounds done and to do → what is told of every round.
+          progress: Rounds done and to do → what is notified of every round.
           shown: What to show of a round → the column it is in.
 
         Raises:

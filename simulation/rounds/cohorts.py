@@ -17,7 +17,7 @@ class FirstExamples:
     """Clients' data of which only the first examples of each client are used."""
 
     def __init__(self, data: FederatedData, most: int):
-        """Initialises for at most so many examples of a client."""
+        """Initialises for at most this number of examples of a client."""
         self._data = data
         self._most = most
         self.client_ids = data.client_ids

@@ -16,7 +16,7 @@ from simulation.records.client_states import ClientStates
 
 Metrics = collections.OrderedDict[str, float]
 
-# A run has diverged when in so many rounds, one after the other, every client was dropped.
+# A run has diverged when in this number of rounds, one after the other, every client was dropped.
 MOST_LOST_ROUNDS = 10
 
 
@@ -51,8 +51,8 @@ class Pace(NamedTuple):
 
     Attributes:
       total_rounds: Number of rounds to reach.
-      rounds_per_eval: The model is evaluated after every so many rounds, and before the first.
-      rounds_per_checkpoint: A checkpoint is taken after every so many rounds, before the first and
+      rounds_per_eval: The model is evaluated after every N rounds, and before the first.
+      rounds_per_checkpoint: A checkpoint is taken after every N rounds, before the first and
         after the last.
     """
 
@@ -79,16 +79,16 @@ class Recorder(Protocol):
     """What takes the results of rounds; `simulation.records.recorder` has the one of a run."""
 
     def record(self, round_num: int, values: Metrics) -> None:
-        """Takes the metrics after so many rounds, by column."""
+        """Takes the metrics after a number of rounds, by column."""
 
     def checkpoint(self, round_num: int, leaves: list[np.ndarray]) -> None:
-        """Takes the arrays of the server's state after so many rounds."""
+        """Takes the arrays of the server's state after a number of rounds."""
 
     def show(self, round_num: int, values: Metrics) -> None:
-        """Is told that a round is over, after `record`."""
+        """Is called when a round is over, after `record`."""
 
     def warn(self, text: str) -> None:
-        """Is told of trouble that the run survives."""
+        """Is called with trouble that the run survives."""
 
 
 def run(
@@ -224,7 +224,7 @@ class _Watch:
         for name, value in metrics.items():
             if not math.isfinite(value) and name not in self._warned:
                 self._warned.add(name)
-                self._warn(f"round {round_num}: train/{name} is {value}; the run goes on.")
+                self._warn(f"round {round_num}: train/{name} is {value}; the run continues.")
 
 
 def lost_rounds(rows: Sequence[Mapping[str, str]]) -> int:

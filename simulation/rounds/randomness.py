@@ -2,7 +2,7 @@
 
 Nothing here has state, so runtimes agree and a resumed run draws what the uninterrupted run drew.
 Seeds are tuples of whole numbers for `numpy.random.SeedSequence`. The second entry names the
-purpose and is never 0: `SeedSequence` pads with zeros, so tuples of unequal length are told apart
+purpose and is never 0: `SeedSequence` pads with zeros, so tuples of unequal length stay different
 by it alone. Every entry must be below 2**32, or it would take up two words and shift the rest.
 """
 

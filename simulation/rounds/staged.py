@@ -84,7 +84,7 @@ class StagedProcess:
         return tff.learning.models.ModelWeights(list(state.weights), [])
 
     def findings(self, state: Any) -> Findings | None:
-        """Returns what the state tells of clients' labels."""
+        """Returns what the state says of clients' labels."""
         return self._driver.findings(state)
 
 
@@ -101,7 +101,7 @@ def label_noise(
     Returns:
       `noise/noisy_clients`, those with a wrong label, and `noise/found_clients`; of the latter's
       agreement with the former `noise/precision` and `noise/recall`; `noise/labels_wrong`, the
-      share of all labels that is wrong now; `noise/labels_mended`, the share right now of those
+      share of all labels that is wrong now; `noise/labels_corrected`, the share right now of those
       that were wrong; `noise/labels_spoiled`, the share wrong now of those that were right. A ratio
       to nothing is left out.
     """
@@ -118,7 +118,7 @@ def label_noise(
         ("precision", both, np.sum(found)),
         ("recall", both, np.sum(noisy)),
         ("labels_wrong", np.sum(wrong_now), len(truth)),
-        ("labels_mended", np.sum(wrong & ~wrong_now), np.sum(wrong)),
+        ("labels_corrected", np.sum(wrong & ~wrong_now), np.sum(wrong)),
         ("labels_spoiled", np.sum(~wrong & wrong_now), np.sum(~wrong)),
     )
     columns = collections.OrderedDict(

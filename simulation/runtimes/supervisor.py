@@ -2,7 +2,7 @@
 
 A process that is killed can't end what it started. So this file, run as a script, stands by: it
 holds the read end of a pipe whose only write end is in its parent, and acts when the pipe closes,
-which the kernel sees to.
+which the kernel ensures.
 
 `worker`: runs TFF's worker, in a network namespace of its own where the kernel allows it, and
   relays between it and a socket that only this user can talk through; then kills it. The kernel

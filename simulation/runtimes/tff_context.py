@@ -18,7 +18,7 @@ Guarantees:
     Python containers of the computation's type, `tf.data.Dataset` for a sequence. They never share
     memory with an argument. `tf.Tensor` arguments are used as they are, without a copy.
 
-`tf.data.Dataset.reduce` within a graph sets its function up anew in every call, some 40 ms for each
+`tf.data.Dataset.reduce` within a graph sets its function up again in every call, some 40 ms a
 client. TFF's learning algorithms use it by default; they run 20 times faster here with
 `loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR`.
 """

@@ -32,7 +32,7 @@ class Interpreter:
     """
 
     def __init__(self, pool: concurrent.futures.Executor, num_threads: int):
-        """Initialises for a pool of so many threads."""
+        """Initialises for a pool of threads."""
         self._pool = pool
         self._num_threads = num_threads
         self.intrinsic_calls = collections.Counter()

@@ -41,7 +41,7 @@ __all__ = [
 
 MAX_BLOCKS = 8
 
-# A step of a block costs, besides its clients' work, about that of so many more clients.
+# A step of a block costs, besides its clients' work, about that of this number of further clients.
 _STEP_OVERHEAD = 8.0
 
 # A step of fewer multiplications is over sooner than another thread is of use; measured with
@@ -515,7 +515,7 @@ class VectorizedProcess:
         return process_lib.RoundOutput(after, metrics, each)
 
     def program(self, num_blocks: int = 1) -> tf.types.experimental.ConcreteFunction:
-        """Returns the program of rounds whose clients make so many blocks.
+        """Returns the program of rounds whose clients make this number of blocks.
 
         Raises:
           NotVectorizable: If an operation has no form over several clients.

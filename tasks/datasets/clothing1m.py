@@ -134,8 +134,8 @@ def load(
     """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     x is uint8 `[n, 256, 256, 3]`, decoded when it is read, of which the model cuts 224x224 out;
-    y is int32. The central test are the test pictures, which are dealt to the clients, too, so that
-    a client's tests have the labels that its training pictures have.
+    y is int32. The central test is the test pictures, which are also assigned to the clients, so
+    that a client's tests have the labels that its training pictures have.
 
     Raises:
       HparamError: If the partition is impossible.

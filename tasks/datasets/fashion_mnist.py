@@ -1,4 +1,4 @@
-"""`fashion_mnist`: Fashion-MNIST (Xiao et al. 2017) dealt to clients.
+"""`fashion_mnist`: Fashion-MNIST (Xiao et al. 2017) divided among clients.
 
 After FedCAda's protocol, or after that of AFL and q-FFL, which AdaFed follows: three clients of one
 class each.
@@ -78,10 +78,10 @@ SPEC = TaskSpec(
             name="partition",
             default="dirichlet",
             help=(
-                "How the 60,000 training examples are dealt to clients: `dirichlet` deals each "
-                "class in proportions drawn from a Dirichlet distribution over clients, so "
-                "that sizes are unequal; `iid` deals at random in equal sizes; `shards` sorts "
-                "by label, cuts into equal shards and deals these; `class` gives each client "
+                "How the 60,000 training examples are assigned to clients: `dirichlet` assigns "
+                "each class in proportions drawn from a Dirichlet distribution over clients, so "
+                "that sizes are unequal; `iid` assigns at random in equal sizes; `shards` sorts "
+                "by label, cuts into equal shards and assigns these; `class` gives each client "
                 "one class, its official test images as tests, and the model no other classes."
             ),
             source="FedCAda Table 1, non-iid; AdaFed, Fashion MNIST: class",

@@ -37,7 +37,7 @@ _ADVICE = (
 
 def _check(chosen):
     if chosen["partition"] == "skewed" and chosen["split"] == "source":
-        raise HparamError("femnist: partition=skewed makes clients anew and needs split=local.")
+        raise HparamError("femnist: partition=skewed makes new clients and needs split=local.")
 
 
 def _clients(chosen, synthetic):
@@ -76,7 +76,7 @@ SPEC = TaskSpec(
             default="writers",
             help=(
                 "`writers`: a client is a writer; `skewed`: the letters a to j of all writers "
-                "are dealt to clients that have some of the ten letters each, drawn at random, "
+                "are assigned to clients that have some of the ten letters each, drawn at random, "
                 "and equal shares of a letter. AdaFed does not say which or how many."
             ),
             source="AdaFedAdam, Femnist; AdaFed Table 3: both",
@@ -282,7 +282,7 @@ class _SomeExamples:
 
 
 def _drawn(client_ids: Sequence[str], num_clients: int | None, seed: int) -> Sequence[str]:
-    """Returns so many clients drawn at random, or all, in their order."""
+    """Returns this number of clients drawn at random, or all, in their order."""
     if num_clients is None:
         return client_ids
     if num_clients > len(client_ids):

@@ -3,7 +3,7 @@
 MNIST was drawn from NIST Special Database 19, as Federated EMNIST was, and QMNIST (Yadav and Bottou
 2019) found every digit's writer again: 539 writers in the training set, 297 others in the test set.
 So the task has natural clients and can stand in for the digits of Federated EMNIST where that set
-cannot be had. What differs: MNIST's digits are size-normalised and centred, there are fewer
+cannot be downloaded. What differs: MNIST's digits are size-normalised and centred, there are fewer
 writers, and fewer digits of each.
 """
 
@@ -162,7 +162,7 @@ def _read_writers(part: str, data_dir: str, labels: np.ndarray) -> np.ndarray:
             f"missing; {_ADVICE}"
         )
     table = idx.read(path, 2, _ADVICE)
-    # Columns: class, series, writer, and more. QMNIST's test set begins with MNIST's, then goes on.
+    # Columns: class, series, writer, and more. QMNIST's test set begins with MNIST's.
     if table.shape[1] < 3 or not np.array_equal(table[: len(labels), 0], labels):
         raise DataError(f"{path} does not belong to these images: classes differ; {_ADVICE}")
     return table[: len(labels), 2].astype(np.int64)

@@ -229,7 +229,7 @@ def prepare(source: str, data_dir: str) -> prepared.Outcome:
         _, content = _read(source, name, "")
         target = os.path.join(os.path.dirname(path), name)
         if not os.path.isfile(target):
-            advice = "mend that and run the same command again"
+            advice = "fix that and run the same command again"
             with (
                 files.decoding(target, advice, "cannot be written"),
                 open(f"{target}.part", "wb") as file,

@@ -241,7 +241,7 @@ def find(name: str, folder: str, data_dir: str, advice: str) -> str | None:
 def unpack(packed: str, path: str, advice: str) -> None:
     """Unpacks TFF's compressed file; `path` appears only when it is whole.
 
-    What an interrupted call leaves is `<path>.part`, which the next call writes anew.
+    What an interrupted call leaves is `<path>.part`, which the next call overwrites.
 
     Args:
       packed: The file as TFF ships it.

@@ -1,6 +1,6 @@
 """What is done to images before a model sees them, as the first layer of it.
 
-Clients then hold bytes, a quarter of the memory, and distortion is drawn anew in every step of
+Clients then hold bytes, a quarter of the memory, and distortion is drawn again in every step of
 training.
 """
 

@@ -2,7 +2,7 @@
 
 Models take float32 and give logits; a seed alone decides the initial weights. `of_bytes` puts the
 preprocessing in front of one, so that clients hold bytes, a quarter of the memory, and distortion
-is drawn anew in every step of training.
+is drawn again in every step of training.
 """
 
 from __future__ import annotations

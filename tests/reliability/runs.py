@@ -208,7 +208,7 @@ def results(folder: pathlib.Path) -> pathlib.Path:
 
 
 def assert_same(got: pathlib.Path, want: pathlib.Path) -> None:
-    """Checks that two runs' folders hold the same bits, but for times."""
+    """Checks that two runs' folders hold the same bits, except times."""
     assert_same_run(got, want)
     newest = [checkpoints.rounds(str(f / "checkpoints"))[-1] for f in (got, want)]
     assert newest[0] == newest[1] == int(rows_but_times(want)[-1]["round_num"])

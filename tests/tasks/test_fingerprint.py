@@ -400,7 +400,7 @@ def test_cached_by_size_time_and_inode(tmp_path, monkeypatch):
     assert _digest_of(path) == first and len(read) == 1
     assert fingerprint._of_files([str(path)], False) and len(read) == 2
     status = path.stat()
-    path.write_bytes(b"other")  # As long, and as old but for a nanosecond.
+    path.write_bytes(b"other")  # As long, and as old except for a nanosecond.
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     assert _digest_of(path) != first
     path.write_bytes(b"third")  # Just changed: not kept.

@@ -434,7 +434,7 @@ def test_partition_tff_needs_tffs_file(tmp_path):
     _refused("cifar100", tmp_path, "cifar100.sqlite", partition="tff", num_clients=None)
 
 
-# How the images are dealt.
+# How the images are assigned.
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def _fedlin_full():
 
 
 def _centralized_steps():
-    """A case whose rounds go on in the epoch where the last one stopped."""
+    """A case whose rounds continue in the epoch where the last one stopped."""
     settings = {"steps_per_round": 2}
     plan = functools.partial(registry.get("centralized").plan, settings)
 

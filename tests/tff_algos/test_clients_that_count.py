@@ -174,7 +174,7 @@ def test_a_round_starts_from_the_weights_that_were_set(problem, model, name):
     assert_same_state(got, other, atol=0)
     got, sent = _one_round(method, problem, got, 0)
     assert_same_state(tuple(sent), weights, atol=0)
-    # Later: training goes on from them.
+    # Later: training continues from them.
     changed = _with_weights(method, got, model.initial_weights)
     assert_same_state(tuple(changed.weights), model.initial_weights, atol=0)
     after, sent = _one_round(method, problem, changed, 1)

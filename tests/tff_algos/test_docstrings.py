@@ -1,7 +1,7 @@
 """The table of symbols in a method's docstring says what the method's settings are.
 
 A row is the paper's symbol, the setting, its default, and where that is from, each in its column;
-lines that begin in a later column go on with the row above. A setting may be followed by the
+lines that begin in a later column continue the row above. A setting may be followed by the
 methods of the file that have it, as `beta2 (adam)`. Where its default depends on another setting or
 on the method, the row has each default with its cases, and one without cases for all others:
 `0 (paper), 6 (released)`. What follows a colon explains a default.

@@ -103,7 +103,7 @@ def test_fednova_with_equal_steps_is_fedavg(problem, name, momentum):
 
 
 def test_fedcada_without_adjustment_is_adam_without_bias_correction(problem):
-    """One client, several rounds: the moments go on where they were."""
+    """One client, several rounds: the moments continue where they were."""
     cohorts = [(4,), (4,)]
     settings = dict(beta1=0.6, beta2=0.8, epsilon=0.01, option="none")
     states = states_of(problem, "fedcada", cohorts, **settings)
@@ -138,7 +138,7 @@ _CENTRAL = {
     ],
 )
 def test_centralized_is_one_optimizer_on_the_pooled_examples(problem, name, steps):
-    """Batches as the loop deals them, a rate that falls tenfold; the optimizer never restarts."""
+    """Batches as the loop draws them, a rate that falls tenfold; the optimizer never restarts."""
     ours, theirs = _CENTRAL[name]
     train, num_rounds = pooled_train(problem), 4
     process = tff_algos.build(
@@ -312,7 +312,7 @@ def test_mimelite_is_tffs_mimelite(problem):
 
 
 def test_mfl_of_one_client_is_heavy_ball(problem):
-    """Full batches: the buffer goes on from round to round."""
+    """Full batches: the buffer is kept from round to round."""
     cohorts = [(4,)] * 3
     states = states_of(problem, "mfl", cohorts, steps_plan(2, full=True), client_momentum=0.6)
     x, d, want = problem.initial_weights, rounds.zeros(problem.initial_weights), []

@@ -106,7 +106,7 @@ def test_fedavgs_cases_are_of_every_client_optimizer():
 
 @pytest.mark.parametrize("name", [n for n in OWN if registry.get(n).staged])
 def test_every_staged_method_has_a_test_file_with_oracle_and_mutations(name):
-    """What goes on between its rounds is its own, so that its runs cannot be those below."""
+    """What happens between its rounds is its own, so that its runs cannot be those below."""
     tests = importlib.import_module(f"tests.tff_algos.methods.test_{name}")
     assert callable(tests.test_oracle) and callable(tests.test_mutations_are_caught)
     assert callable(tests.test_a_stopped_run_goes_on_from_the_arrays_of_its_state)

@@ -45,7 +45,7 @@ Deviations from the paper:
   * Algorithm 1, line 9, reports the loss after local training, Theorem 4.1 needs that at the
     broadcast model. `loss_at`: broadcast; final_model, F_k(x_k); last_epoch, the mean loss of the
     examples of the last local epoch, each before its step (Remark 5.2).
-  * The paper does not give η_t. `step_rule`: min, η_g min F_k, the bound of Theorem 5.1 but for
+  * The paper does not give η_t. `step_rule`: min, η_g min F_k, the bound of Theorem 5.1 except for
     2/L, which all but stops training once one client fits its data (`step_starved` is then 1: the
     step is below a thousandth of mean's); mean, η_g mean F_k; constant, η_g; unit, which makes the
     step η_g times as long as the mean pseudo-gradient.
@@ -282,7 +282,7 @@ def squared_lengths(gram: tf.Tensor) -> tf.Tensor:
     """Returns l_k², to which the rounding error of g_k is in proportion, float64 `[K]`.
 
     A gradient cannot be better known than the terms that it is a sum of. How long these were, the
-    longest g_k of the cohort tells.
+    longest g_k of the cohort shows.
     """
     squares = tf.linalg.diag_part(gram)
     return squares + _TERMS**2 * tf.reduce_max(squares)

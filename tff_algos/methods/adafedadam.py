@@ -122,8 +122,8 @@ SPEC = MethodSpec(
         Hparam(
             "grad_sample",
             By("profile", {"paper": 0, "released": 512}),
-            "Gradient G and loss L are those of the first minibatches with more than so many "
-            "examples, dropout on; 0: of all examples, dropout off.",
+            "Gradient G and loss L are those of the first minibatches with more examples than "
+            "this, dropout on; 0: of all examples, dropout off.",
             source="AdaFedAdam, Algorithm 2 (0: all); released code (512)",
             minimum=0,
         ),

@@ -23,8 +23,8 @@ Deviations from the paper:
     current element out of its cumulative sum.
   * λ are the weights: `client_weighting` has no meaning.
   * The mean is over the models after each server step, without x_0. `weights` of the state, which
-    is what evaluation and `get_model_weights` read, is the reported model; training goes on from
-    `iterate`. Weights that a user sets become both, and the mean starts anew.
+    is what evaluation and `get_model_weights` read, is the reported model; training continues from
+    `iterate`. Weights that a user sets become both, and the mean starts again.
   * A client without examples has no part in the round.
 """
 

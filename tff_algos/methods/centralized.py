@@ -20,7 +20,7 @@ training. Schedules of the learning rate count rounds, as everywhere.
 Deviations from the paper:
   * TFF's optimizers: Adagrad has ε inside the root and its accumulator starts at 0.1, Yogi's at
     1e-6. The paper does not say which it took.
-  * Given several clients, as a loop of one's own may, the server takes the mean of what they send
+  * Given several clients, as a user's own loop may, the server takes the mean of what they send
     back, each counting the same. A client that is not finite at the end, or has no examples, counts
     nothing.
 """
@@ -52,7 +52,7 @@ SPEC = MethodSpec(
         Hparam(
             "steps_per_round",
             None,
-            "Minibatches of a round, which goes on in the shuffled epoch where the last one "
+            "Minibatches of a round, which continues in the shuffled epoch where the last one "
             "stopped. Unset: a round is client_epochs_per_round whole epochs.",
             source="Adaptive Federated Optimization, App. E.6, counts epochs",
             type=int,

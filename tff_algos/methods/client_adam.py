@@ -22,7 +22,7 @@ Learning", arXiv 2405.11811, Algorithm 1.
 Deviations from the paper, which has no released code:
   * The paper does not say what t is. It is the number of the client's own steps, those of its
     earlier rounds included, as Adam's moments need it; `t_unit=round` counts the client's rounds.
-  * `state=reset` starts moments and t afresh in every round; Algorithm 1 starts them once.
+  * `state=reset` starts moments and t from zero in every round; Algorithm 1 starts them once.
   * The gradient is taken at the previous iterate; the printed indices are off by one.
   * A client whose update is not finite keeps the moments that it had.
 """
@@ -62,8 +62,8 @@ SPEC = MethodSpec(
         Hparam(
             "state",
             "keep",
-            "Whether each client goes on from the moments of its last round (keep) or starts "
-            "afresh in every round (reset).",
+            "Whether each client continues from the moments of its last round (keep) or starts "
+            "from zero in every round (reset).",
             source="FedCAda, Algorithm 1",
             choices=("keep", "reset"),
         ),

@@ -14,7 +14,7 @@ ICLR 2022, Algorithm 1, as its released code has it; a baseline of FedDA.
   N        num_clients           -         all training clients
 
     server keeps λ, one for each of the N clients, at first 0
-    a block of so many primal rounds:
+    a block of that number of primal rounds:
       L_k = F_k(x) of all clients at its start ;  w_k = 1 + λ_k - mean(λ)
       every round:  x ← x + (η_g / K) Σ_{k in S} w_k (x_k - x) ;  K clients in S
       at its end:   λ_k ← clip(λ_k + (η_λ / N) (L_k - mean(L) - ε), 0, lambda_max)
@@ -23,7 +23,7 @@ Weights are not scaled to one in the cohort. One model travels each way, and in 
 block the model to all N clients and N losses back.
 
 Deviations from the paper:
-  * Taken from the released code; the paper's own text could not be had.
+  * Taken from the released code; the paper's own text was not available.
   * `losses=seen` asks only the clients that are drawn: L_k is then the loss of the model that
     client k receives first in the block, mean(L) is over the clients that have an L_k, and the λ_k
     of the others stay. Algorithm 1 knows all losses.

@@ -1,4 +1,4 @@
-"""FedCorr: finds clients whose labels are noisy, mends the labels, then trains on all.
+"""FedCorr: finds clients whose labels are noisy, corrects the labels, then trains on all.
 
 Xu, Chen, Quek, Chong: "FedCorr: Multi-Stage Federated Learning for Label Noise Correction", CVPR
 2022, arXiv 2204.04677, Algorithm 1, with the authors' code; also with AdaFed in stages 2 and 3
@@ -44,7 +44,7 @@ It is a driver (`tff_algos.driver`) of three TFF processes: stage 1's, that of s
 the labelling by the global model. Between rounds the driver fits the mixtures.
 
 Deviations from the paper:
-  * Losses are summed over all iterations, as the paper has it; the code starts anew in each.
+  * Losses are summed over all iterations, as the paper has it; the code starts from zero in each.
   * Points whose neighbours are all equally far, so that the estimate is negative or above 1000, are
     left out of LID_k; the code keeps them. A client of one example, or one whose update is not
     finite, has no LID in that iteration; the mean over those that it has takes the sum's place.
@@ -83,7 +83,7 @@ from tff_algos.weights import Weights, each, subtract
 
 SPEC = MethodSpec(
     name="fedcorr",
-    summary="FedCorr: finds clients of noisy labels, mends these, then trains on all.",
+    summary="FedCorr: finds clients of noisy labels, corrects these, then trains on all.",
     paper=(
         "Xu, Chen, Quek, Chong, FedCorr: Multi-Stage Federated Learning for Label Noise "
         "Correction, arXiv 2204.04677"
@@ -189,7 +189,7 @@ class State(NamedTuple):
     Attributes:
       weights: The model x, one array per model weight.
       round_num: Rounds done in all stages, int32 scalar.
-      labels: Labels of all clients' examples, client after client, as mended so far `[n]`.
+      labels: Labels of all clients' examples, client after client, as corrected so far `[n]`.
       losses: Σ l_i over iterations, in the same order, float64 `[n]`.
       dimensionality: Σ LID_k over iterations, float64 `[N]`.
       visits: Iterations in which the client had a LID_k, int32 `[N]`.
@@ -236,7 +236,7 @@ class Measured(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a round is: stage 1 to 3, and whether detection or mending follows it.
+    """Where a round is: stage 1 to 3, and whether detection or correction follows it.
 
     Attributes:
       stage: 1, 2 or 3.
@@ -405,11 +405,11 @@ class FedCorr:
         )
         if place.last:
             state = self._found(state, clients) if place.stage == 1 else state
-            state = self._mended(state, clients, everything=place.stage == 2)
+            state = self._corrected(state, clients, everything=place.stage == 2)
         metrics["stage"] = place.stage
         metrics["noisy_clients"] = np.sum(state.noisy)
         metrics["mean_noise_level"] = np.mean(state.noise_level)
-        metrics["labels_mended"] = np.sum(state.labels != before.labels)
+        metrics["labels_corrected"] = np.sum(state.labels != before.labels)
         return tff.learning.templates.LearningProcessOutput(state, metrics)
 
     def _found(self, state, clients):
@@ -424,7 +424,7 @@ class FedCorr:
             levels[k] = np.mean(mixtures.larger_component(losses[k]))
         return state._replace(noisy=noisy, noise_level=levels)
 
-    def _mended(self, state, clients, everything):
+    def _corrected(self, state, clients, everything):
         """Gives examples of noisy clients the global model's label where that is confident."""
         labels, losses = state.labels.copy(), _by_client(state.losses, clients)
         own = _by_client(labels, clients)

@@ -10,7 +10,7 @@ Consistency", arXiv 2106.02305 (local and joint correction); a baseline of FedDA
   η        server_learning_rate  1          the released code's SGD
   p_k      client_weighting      examples   the released code
 
-    client:  the optimizer starts afresh ; A = Q = 0 ; each batch: a step of it, then with its
+    client:  the optimizer starts from zero; A = Q = 0 ; each batch: a step of it, then with its
              preconditioner ψ after the step and its momentum β:  A ← β A + (1 - β) ψ ; Q ← Q + A
              send δ_k = (x_k - x) / Q and q_k = 1 / Q
     server:  D = Σ p_k δ_k ; joint: D ← D / Σ p_k q_k ; x ← x + η D
@@ -22,7 +22,7 @@ Consistency", arXiv 2106.02305 (local and joint correction); a baseline of FedDA
 Deviations from the paper:
   * As in the released code ψ has no bias correction though Adam's and Yogi's own steps have, and
     SGDM's step is u ← β u + g though A takes (1 - β) of each ψ. Joint correction cancels that.
-  * The optimizers are TFF's but for Adagrad, which is w ← w - η_l g / (√v + ε) with v = 0 at first
+  * The optimizers are TFF's except Adagrad, which is w ← w - η_l g / (√v + ε) with v = 0 at first
     (`client_initial_accumulator`); TFF's has ε inside the root and starts at 0.1. The released code
     takes Keras's.
   * With `correction=local` an update has the scale of one step, so the server's rate matters.

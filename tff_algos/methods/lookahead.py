@@ -14,8 +14,8 @@ Zhang, Lucas, Ba, Hinton: "Lookahead Optimizer: k steps forward, 1 step back", N
     client:  x_k ← x ; k steps of A on its batches
     server:  x ← x + α Σ p_k (x_k - x)
 
-`state=reset` starts A afresh on every client in every round; with `average` the server takes the
-mean of the clients' slots and they start from it; with `keep` each client goes on from its own.
+`state=reset` starts A from zero on every client in every round; with `average` the server takes the
+mean of the clients' slots and they start from it; with `keep` each client continues from its own.
 
 Deviations from the paper:
   * Several clients; Lookahead's one has its optimizer for the whole run, which `keep` is for one

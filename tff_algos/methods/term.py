@@ -17,7 +17,7 @@ Deviations from the paper:
     Z ← Z/2 + mean_j exp(t (L_j - max L))/2 from Z = 0: `normalizer=running`, with
     w_k = exp(t (L_k - max L)) / (K Z). It also averages the weighted updates over K once more,
     which looks like a slip; `server_learning_rate` = 1/K gives its steps.
-  * Clients count alike but for the tilt, whatever n_k: `client_weighting` has no meaning.
+  * Clients count alike except for the tilt, whatever n_k: `client_weighting` has no meaning.
   * max L is the largest loss of the clients whose update is finite. It cancels in `softmax`.
 """
 

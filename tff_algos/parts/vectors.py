@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tff_algos.weights import Weights
 
-# Columns of the K x d matrix that are in float64 at once, in each of so many loops that may run at
-# the same time: an operation has one thread where clients run on a thread a core.
+# Columns of the K x d matrix that are in float64 at once, in each of the _LOOPS loops that may run
+# at the same time: an operation has one thread where clients run on a thread a core.
 _BLOCK = 1 << 14
 _LOOPS = 4
 

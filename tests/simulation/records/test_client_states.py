@@ -102,7 +102,7 @@ def test_another_form_and_damage_are_refused(tmp_path):
         opened(tmp_path / "missing" / "s")
 
 
-def test_text_that_is_none_is_refused_or_mended(tmp_path):
+def test_text_that_is_none_is_refused_or_repaired(tmp_path):
     states = opened(tmp_path / "s")
     states.write({f"client {k}": state(k) for k in range(1, 4)}, 1)
     states.commit(1)

@@ -208,7 +208,7 @@ def test_checkpoint_of_another_experiment_beside_our_hparams(tmp_path):
         ("hparams.json", "{", "hparams.json is damaged"),
         ("hparams.json", "[]", "hparams.json is damaged"),
         ("hparams.json", "{}", "hparams.json is damaged"),
-        ("metrics.csv", "round_num,a\n1,2\n", "no checkpoint to go on from"),
+        ("metrics.csv", "round_num,a\n1,2\n", "no checkpoint to resume from"),
     ],
 )
 def test_damaged_folder(tmp_path, name, content, match):

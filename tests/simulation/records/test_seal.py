@@ -1,4 +1,4 @@
-"""A run's folder is one sealed thing: each file, damaged in each way, is refused or mended."""
+"""A run's folder is one sealed thing: each file, damaged in each way, is refused or repaired."""
 
 import json
 import pathlib
@@ -166,7 +166,7 @@ def _sweep(runs, tmp_path, name, way, times, seed=0):
 
 @pytest.mark.parametrize("way", [_digit, _bit, _cut], ids=lambda way: way.__name__)
 @pytest.mark.parametrize("name", FILES)
-def test_damage_is_refused_or_mended(runs, tmp_path, name, way):
+def test_damage_is_refused_or_repaired(runs, tmp_path, name, way):
     refused = _sweep(runs, tmp_path, name, way, 8)
     if name == "hparams.json" or (name, way) == ("client_states.sqlite", _cut):
         assert refused
@@ -175,7 +175,7 @@ def test_damage_is_refused_or_mended(runs, tmp_path, name, way):
 @pytest.mark.long
 @pytest.mark.parametrize("way", [_digit, _bit, _cut], ids=lambda way: way.__name__)
 @pytest.mark.parametrize("name", FILES)
-def test_damage_is_refused_or_mended_at_many_places(runs, tmp_path, name, way):
+def test_damage_is_refused_or_repaired_at_many_places(runs, tmp_path, name, way):
     _sweep(runs, tmp_path, name, way, 400, seed=1)
 
 

@@ -86,7 +86,7 @@ def test_findings_beside_the_truth():
         "noise/precision": 0.5,
         "noise/recall": 0.5,
         "noise/labels_wrong": 7 / 157,
-        "noise/labels_mended": 3 / 8,
+        "noise/labels_corrected": 3 / 8,
         "noise/labels_spoiled": 2 / 149,
     }
     nothing = Findings(np.zeros(5, bool), true)

@@ -103,7 +103,7 @@ def ragged_cohorts(process, problem, num_blocks):
     return cohorts
 
 
-# A program for another number of blocks is traced anew.
+# A program for another number of blocks is traced again.
 @pytest.mark.parametrize(
     ("num_blocks", "name"),
     [*shared.methods(METHODS, 1), *shared.methods(METHODS, 2, long=set(METHODS) - set(KINDS))],

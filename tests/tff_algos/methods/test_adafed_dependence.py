@@ -1,4 +1,4 @@
-"""AdaFed where updates depend on each other but for rounding, against float64 NumPy."""
+"""AdaFed where updates depend on each other up to rounding, against float64 NumPy."""
 
 import collections
 

@@ -86,7 +86,7 @@ class ToyClients:
 
 
 def make_problem(noisy=(2, 4)):
-    """Clients whose labels are the classes of a common model, but for some whose are random."""
+    """Clients whose labels are the classes of a common model, except some of random labels."""
     problem = problem_lib.make_problem(3, SIZES)
     rng = np.random.default_rng(1)
     clients = [
@@ -182,8 +182,8 @@ def test_oracle(runtime, kind):
         states, metrics = run(build(problem, **changes), clients)
     assert_follows(states, want)
     # Else the comparison would prove nothing.
-    mended = [m["labels_mended"] for m in metrics]
-    assert mended[2] + mended[5] > 0 and mended[7] > 0 and sum(m > 0 for m in mended) <= 3
+    fixed = [m["labels_corrected"] for m in metrics]
+    assert fixed[2] + fixed[5] > 0 and fixed[7] > 0 and sum(m > 0 for m in fixed) <= 3
     assert [m["stage"] for m in metrics] == [1] * 6 + [2] * 2 + [3] * 2
     assert 0 < want[2]["noisy"].sum() < len(SIZES) and want[2]["levels"].max() > 0
 
@@ -404,7 +404,7 @@ def test_a_stopped_run_goes_on_from_the_arrays_of_its_state():
     with shared.installed("tff"):
         driver = build(problem, dropout=0.3)
         whole, metrics = run(driver, clients)
-        for stop in (4, 7):  # Within an iteration of stage 1, and before stage 2 ends by mending.
+        for stop in (4, 7):  # Within an iteration of stage 1, and before stage 2 corrects labels.
             leaves = loop.flatten_state(whole[stop - 1])
             again = build(problem, dropout=0.3)
             state = loop.restore_state(again.initialize(clients), leaves)
