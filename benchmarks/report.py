@@ -109,8 +109,8 @@ def _speed(records: list[dict]) -> str:
         "side": "side",
         "seconds": "s a round",
         "range": "by start",
-        "of_worker": "of TFF's worker",
-        "processor_of_worker": "processor's time, of the worker's",
+        "of_base": "of TFF's worker",
+        "processor_of_base": "processor's time, of the worker's",
         "start_up_seconds": "start-up to first round, s",
         "memory_mib": "memory, MiB",
     }

@@ -1,7 +1,7 @@
 """Seconds a round, start-up and memory of every side on every workload, relative to TFF's worker.
 
     python -m benchmarks.speed [--workloads=w1,w4] [--sides=tff,vectorized] [--turns=5]
-        [--starts=3] [--data_dir=DIR] [--csv=FILE]
+        [--starts=3] [--base=SIDE] [--data_dir=DIR] [--csv=FILE]
 
 Each side is a process of its own: ours, TFF's and plain loops (`benchmarks.side`), and the peers
 FedJAX, pfl-research and Flower (`benchmarks/peers`), each in the environment that `make venv-peers`
@@ -14,6 +14,9 @@ kernels by chance in each process; the table has the least and the greatest medi
 Start-up is the time from starting the process to the end of its first round, data included, which a
 peer reads from a file; memory is the largest resident memory of the process and its children at the
 end of a round.
+
+A side `tff@DIR` is that of another checkout of the suite, such as one of an earlier commit: with
+`--sides=tff,tff@DIR --base=tff@DIR` a change is compared with what was there before it.
 """
 
 import argparse
@@ -36,14 +39,13 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 PEERS = ("fedjax", "pfl", "flower")
 _GRACE_SECONDS = 10  # Until what a side left behind is ended.
 _PEER_VENVS = os.path.join(os.path.dirname(_HERE), ".venv-peers")
-_BASE = "tff_worker"
 # Field of a record → its title.
 _COLUMNS = {
     "seconds": "s a round",
     "range": "by start",
-    "of_worker": "of TFF's worker",
+    "of_base": "of {base}",
     "processor_seconds": "processor s",
-    "processor_of_worker": "of TFF's worker",
+    "processor_of_base": "of {base}",
     "start_up_seconds": "start-up s",
     "memory_mib": "memory MiB",
 }
@@ -53,7 +55,8 @@ _WORKLOADS = ("w1", "w2", "w3", "w4", "w5", "w6")
 def _command(side: str, workload: str, data_dir: str | None, folder: str) -> list[str]:
     """Returns what runs a side; a peer reads the workload from a file in `folder`."""
     if side not in PEERS:
-        return [sys.executable, "-m", "benchmarks.side", side, workload, *filter(None, [data_dir])]
+        name = side.partition("@")[0]
+        return [sys.executable, "-m", "benchmarks.side", name, workload, *filter(None, [data_dir])]
     python = os.path.join(_PEER_VENVS, side, "bin", "python")
     if not os.path.exists(python):
         raise RuntimeError(f"{side} has no environment: make venv-peers PEERS={side}")
@@ -79,6 +82,7 @@ class _Side:
 
     def __init__(self, side, command):
         self.name = side
+        checkout = side.partition("@")[2] or None
         self.seconds = []
         self.processor_seconds = []
         self.memory = 0
@@ -91,6 +95,7 @@ class _Side:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
+            cwd=checkout,
         )
         self._rounds_a_turn = int(self._answer())
         self.start_up = time.perf_counter() - started
@@ -192,7 +197,12 @@ def _start(workload: str, sides: list[str], turns: int, data_dir: str | None) ->
 
 
 def measure(
-    workload: str, sides: list[str], turns: int, starts: int, data_dir: str | None
+    workload: str,
+    sides: list[str],
+    turns: int,
+    starts: int,
+    data_dir: str | None,
+    base_side: str,
 ) -> list[dict]:
     """Returns a record for each side; one that fails has its reason in place of numbers."""
     results = {side: [] for side in sides}
@@ -207,7 +217,7 @@ def measure(
             records.append({"workload": workload, "side": side, "note": reasons[0]})
         else:
             medians[side] = _Measured(*map(statistics.median, zip(*found, strict=True)))
-    base = medians.get(_BASE)
+    base = medians.get(base_side)
     for side, m in medians.items():
         each = [r.seconds for r in results[side]]
         records.append(
@@ -216,9 +226,9 @@ def measure(
                 "side": side,
                 "seconds": round(m.seconds, 5),
                 "range": f"{min(each):.3g} to {max(each):.3g}",
-                "of_worker": round(m.seconds / base.seconds, 4) if base else "",
+                "of_base": round(m.seconds / base.seconds, 4) if base else "",
                 "processor_seconds": round(m.processor_seconds, 5),
-                "processor_of_worker": (
+                "processor_of_base": (
                     round(m.processor_seconds / base.processor_seconds, 4) if base else ""
                 ),
                 "start_up_seconds": round(m.start_up, 1),
@@ -235,17 +245,20 @@ def main() -> None:
     parser.add_argument("--sides", default=",".join((*SIDES, *PEERS)))
     parser.add_argument("--turns", type=int, default=5, help="turns after each start")
     parser.add_argument("--starts", type=int, default=3, help="times that each side is started")
+    parser.add_argument("--base", default="tff_worker", help="the side that ratios are to")
     parser.add_argument("--data_dir", default=None)
     parser.add_argument("--csv", default=None, help="file to write the records to")
     options = parser.parse_args()
     data_dir = options.data_dir and os.path.abspath(options.data_dir)
     print(f"{common.machine()}; medians of {options.starts} starts, {options.turns} turns each\n")
-    names = ["workload", "side", *_COLUMNS.values()]
+    base = "TFF's worker" if options.base == "tff_worker" else options.base
+    names = ["workload", "side", *(title.format(base=base) for title in _COLUMNS.values())]
     print(f"| {' | '.join(names)} |\n|{' --- |' * len(names)}")
     every = []
     for workload in options.workloads.split(","):
         sides = options.sides.split(",")
-        for r in measure(workload, sides, options.turns, options.starts, data_dir):
+        work = workload, sides, options.turns, options.starts, data_dir, options.base
+        for r in measure(*work):
             every.append(r)
             if "note" in r:
                 empty = " |" * (len(_COLUMNS) - 1)

@@ -7,20 +7,17 @@ import importlib.util
 import json
 import os
 import pathlib
-import random
 import resource
 import signal
 import sqlite3
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 
 import run_experiment
 import tasks
-import tff_algos
 from simulation import experiment, runtimes
 from simulation.records import checkpoints
 
@@ -671,39 +668,3 @@ def test_killed_again_and_again_it_ends_as_if_it_had_not_been(
     assert bytes_of(folder) == before
     leftovers = [p.name for p in folder.rglob("*.tmp")]
     assert leftovers == []
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    ("name", "runtime"),
-    [
-        (name, runtime)
-        for name in tff_algos.names()
-        for runtime in runtimes.RUNTIMES
-        if not (tff_algos.get(name).staged and runtime == "vectorized")
-    ],
-)
-def test_killed_at_random_moments(name, runtime, tmp_path):
-    arguments = [*TOY, f"--algorithm={name}", f"--runtime={runtime}", "--total_rounds=40"]
-    if tff_algos.get(name).server_learning_rate is None:
-        arguments.append("--server_learning_rate=0.1")
-    if name == "centralized":
-        arguments.remove("--clients_per_round=3")
-    if name == "fedcorr":  # All three stages in the rounds there are.
-        arguments += ["--fedcorr_stage1_clients=4", "--fedcorr_stage2_rounds=8"]
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    started = time.monotonic()
-    assert command(*arguments, folder=whole)[0] == 0
-    seconds = time.monotonic() - started
-    moments = random.Random(0)
-    for _ in range(6):
-        log = str(tmp_path / "log")
-        process = start(*arguments, folder=tmp_path, log=log)
-        time.sleep(moments.uniform(0.4, 1.0) * seconds)
-        process.kill()
-        process.wait()
-    code, _, err = command(*arguments, folder=tmp_path)
-    assert code == 0, err
-    assert_same_run(tmp_path / "results" / f"toy_{name}", whole / "results" / f"toy_{name}")
