@@ -202,7 +202,7 @@ def measure(
     turns: int,
     starts: int,
     data_dir: str | None,
-    base_side: str,
+    base_side: str = "tff_worker",
 ) -> list[dict]:
     """Returns a record for each side; one that fails has its reason in place of numbers."""
     results = {side: [] for side in sides}

@@ -74,7 +74,7 @@ def _write(root, seed, rounds=ROUNDS, finished=False):
 def _go_on(path):
     """Does what a start does before the first round; returns all that the rounds rest on."""
     with outputs.ExperimentFolder(str(path.parent), path.name) as folder:
-        checkpoint, _ = folder.resume_point(SETTINGS, (), {})
+        checkpoint, _ = folder.resume_point(SETTINGS, (), dict)
         if folder.finished_rounds() == ROUNDS:
             folder.check_results()
             return "finished"
@@ -284,7 +284,7 @@ def test_a_finished_mark_set_by_hand_is_refused(runs, tmp_path):
         assert _outcome(tmp_path / "x", "summary.json") is None
 
 
-def test_folders_of_earlier_versions_are_not_gone_on_with(tmp_path):
+def test_folders_of_earlier_versions_are_not_resumed(tmp_path):
     path = tmp_path / "x"
     path.mkdir()
     hparams = {"flags": SETTINGS, "start": {}, "resumed": []}
@@ -294,7 +294,7 @@ def test_folders_of_earlier_versions_are_not_gone_on_with(tmp_path):
         _go_on(path)
     (path / "summary.json").write_text(json.dumps({"finished": True, "rounds": ROUNDS}))
     with outputs.ExperimentFolder(str(tmp_path), "x") as folder:
-        folder.resume_point(SETTINGS, (), {})
+        folder.resume_point(SETTINGS, (), dict)
         assert folder.finished_rounds() == ROUNDS
         assert "earlier version" in folder.check_results()
 
@@ -303,7 +303,7 @@ def test_other_data_are_named(runs, tmp_path):
     shutil.copytree(runs["killed"], tmp_path / "x")
     altered = {**DATA, "client '1' of train": "bc"}
     with outputs.ExperimentFolder(str(tmp_path), "x") as folder:
-        checkpoint, _ = folder.resume_point(SETTINGS, (), {})
+        checkpoint, _ = folder.resume_point(SETTINGS, (), dict)
         assert folder.check_data(DATA, checkpoint) == ""
         assert "client '1' of train" in folder.check_data(altered, checkpoint)
         folder.remove("data_digests.json")
@@ -322,7 +322,7 @@ def test_one_label_altered_between_start_and_resumption_is_refused(tmp_path, mon
         """What a start finds wrong with the data."""
         with outputs.ExperimentFolder(str(tmp_path), "x") as folder:
             digests = fingerprint.of_task(tasks.load(name, **settings))
-            checkpoint, _ = folder.resume_point(SETTINGS, (), {})
+            checkpoint, _ = folder.resume_point(SETTINGS, (), dict)
             if checkpoint is not None:
                 return folder.check_data(digests, checkpoint)
             folder.write_sealed("hparams.json", {"flags": SETTINGS, "start": {}, "resumed": []})
