@@ -287,6 +287,7 @@ class Experiment:
         """
         # Only from here on is TensorFlow needed; errors before this come fast.
         from simulation.measures import evaluations
+        from simulation.records import profile
         from simulation.rounds import loop
 
         settings, folder, task = self.request.run, self._folder, self._task
@@ -298,7 +299,8 @@ class Experiment:
             self._write_start(caller, standing.round_num)
             opened = self._recorder(caller, standing.round_num, client_states)
             with self._cohort_of_round(process) as cohort_of_round, caller.stop_request() as stop:
-                with opened:
+                profiled = profile.Profile(settings["profile"], folder.path, caller.say)
+                with opened, profiled:
                     state, round_num = loop.run(
                         process,
                         standing._replace(lost=loop.lost_rounds(opened.kept)),
@@ -313,6 +315,7 @@ class Experiment:
                         evaluate=lambda w, state: measured(w, state, client_states).columns,
                         compare=self._comparison(measured),
                         should_stop=lambda: stop.signal is not None or self._late(started),
+                        before_round=profiled.before_round,
                     )
                 weights = _weights(process, state)
                 if stop.signal is not None:
@@ -391,6 +394,14 @@ class Experiment:
             client_states=client_states,
             progress=caller.progress,
             shown={"loss": "train/loss", metric: f"eval/{metric}"},
+            first=(
+                "train/loss",
+                "eval/loss",
+                f"eval/{metric}",
+                f"fairness/{metric}_std_u",
+                f"fairness/{metric}_worst10_u",
+                "time/round_seconds",
+            ),
         )
 
     def _comparison(self, measured):

@@ -22,7 +22,8 @@ import hparams as hparams_lib
 import tasks
 import tff_algos
 from hparams import Hparam, HparamError, Value
-from simulation import runtimes
+from simulation import other_names, runtimes
+from simulation.records import profile
 from simulation.rounds import randomness
 from tasks.task import Task
 from tff_algos import registry
@@ -180,6 +181,13 @@ RUN_HPARAMS = (
         exclusive_minimum=True,
     ),
     _flag(
+        "profile",
+        None,
+        "If set, TensorFlow's profiler records this round (3) or these rounds (3-5) for "
+        "TensorBoard, into plugins/profile in the results' folder.",
+        type=str,
+    ),
+    _flag(
         "wandb_project",
         None,
         "If set, the run is also shown in this project of Weights & Biases (make venv-tracking; "
@@ -220,6 +228,7 @@ MAY_CHANGE = frozenset(
         "import",
         "max_minutes",
         "mlflow_uri",
+        "profile",
         "root_output_dir",
         "rounds_per_checkpoint",
         "total_rounds",
@@ -569,6 +578,11 @@ def _parse_with_absl(arguments, owners):
 
 
 def _unknown(kind, name, known, prefix=""):
+    told = {"flag": other_names.of_flag, "task": other_names.of_task}.get(kind, lambda _: None)(
+        name
+    )
+    if told is not None:
+        return f"Unknown {kind} {prefix}{name}. {told}"
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {prefix}{close[0]}?" if close else ""
     return f"Unknown {kind} {prefix}{name}.{hint}"
@@ -605,6 +619,8 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
     run["import"] = ",".join(modules) or None
     if run["num_validation_examples"] == 0:
         raise HparamError("--num_validation_examples=0 must be -1 (all) or >= 1.")
+    if run["profile"] is not None:
+        profile.parse_rounds(run["profile"])
     if method_spec.staged and run["runtime"] == "vectorized":
         raise HparamError(
             f"--runtime=vectorized cannot run {method_spec.name}, a method of several processes; "

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from simulation import experiment_flags
 from simulation.experiment_flags import Request
 from simulation.records import checkpoints, files, outputs, trackers
 from simulation.records.client_states import ClientStates
@@ -32,6 +33,7 @@ class Recorder:
         client_states: ClientStates | None,
         progress: Callable[[int, int], Progress],
         shown: Mapping[str, str],
+        first: Sequence[str] = (),
     ):
         """Opens the table and its copies.
 
@@ -43,6 +45,7 @@ class Recorder:
           client_states: What clients keep, if the method's clients do.
           progress: Rounds done and to do → what is notified of every round.
           shown: What to show of a round → the column it is in.
+          first: Columns that TensorBoard shows before all others.
 
         Raises:
           RunError: If a file or a tracker cannot be used.
@@ -55,7 +58,16 @@ class Recorder:
             # A start from round 0 writes row 0 again.
             self._table = outputs.MetricsCsv(folder.file("metrics.csv"), round_num or -1)
             self.kept = outputs.read_csv(folder.file("metrics.csv"))[1]
-            self._copies = [outputs.TensorBoard(folder.file("tensorboard"), self.kept)]
+            settings = request.in_force
+            places = experiment_flags.MAY_CHANGE - {"total_rounds"}
+            board = outputs.TensorBoard(
+                folder.path,
+                self.kept,
+                settings={k: v for k, v in settings.items() if k not in places},
+                first=first,
+                total_rounds=settings["total_rounds"],
+            )
+            self._copies = [board]
         self._copies += trackers.opened(request.run, folder.path, request.in_force, self.kept)
         self._progress = progress(round_num, request.run["total_rounds"])
 

@@ -102,6 +102,7 @@ def run(
     evaluate: Callable[[Any, Any], Metrics],
     compare: Callable[[int, Any, Any], Metrics] | None = None,
     should_stop: Callable[[], bool],
+    before_round: Callable[[int], None] | None = None,
 ) -> tuple[Any, int]:
     """Runs rounds until all are done or a stop is asked for.
 
@@ -121,6 +122,7 @@ def run(
       compare: Round, from 0, model weights before it and after it → metrics by column; asked after
         every round, if given.
       should_stop: Asked once after every round.
+      before_round: Called before every round with its number, from 1, if given.
 
     Returns:
       The state and the number of rounds done.
@@ -144,6 +146,8 @@ def run(
     # Asked once a round: an answer that changed between two questions would skip the checkpoint.
     stopping = False
     while round_num < pace.total_rounds and not stopping:
+        if before_round is not None:
+            before_round(round_num + 1)
         state, metrics, times = _next(process, state, round_num, cohort_of_round, client_states)
         round_num += 1
         values = collections.OrderedDict((f"train/{k}", v) for k, v in metrics.items())

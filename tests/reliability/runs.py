@@ -221,7 +221,7 @@ def assert_same(got: pathlib.Path, want: pathlib.Path) -> None:
             for name, value in parts.items():
                 assert value.tobytes() == states[1][client][name].tobytes(), (client, name)
     files = [
-        sorted(p.relative_to(f).as_posix() for p in f.rglob("*") if "tensorboard" not in p.parts)
+        sorted(p.relative_to(f).as_posix() for p in f.rglob("*") if "tfevents" not in p.name)
         for f in (got, want)
     ]
     assert files[0] == files[1]
