@@ -26,7 +26,7 @@ import tabulate  # noqa: E402
 from absl import flags  # noqa: E402
 
 from hparams import HparamError  # noqa: E402
-from reproduction import items, readme, results, sweep  # noqa: E402
+from reproduction import items, needs, readme, results, score, sweep  # noqa: E402
 from reproduction.items import ReproduceError  # noqa: E402
 from simulation import experiment_flags  # noqa: E402
 from simulation.errors import RunError  # noqa: E402
@@ -112,7 +112,13 @@ flags.DEFINE_bool(
 flags.DEFINE_bool(
     "write_readmes", False, "Only bring the pages of papers/ up to date.", flag_values=FLAGS
 )
-flags.DEFINE_bool("list", False, "List papers, items, set-ups and rows.", flag_values=FLAGS)
+flags.DEFINE_bool(
+    "list",
+    False,
+    "List papers, items, set-ups and rows, and what those take that were not run: data, found or "
+    "missing, and hours.",
+    flag_values=FLAGS,
+)
 flags.DEFINE_bool("help", False, "Print this.", flag_values=FLAGS)
 
 
@@ -215,6 +221,7 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
     results.write_csv(folder / "results.csv", records)
     results.write_csv(folder / "runs.csv", results.grid_records(runs, setup, chosen))
     caveats = results.caveats(records, setup)
+    caveats += filter(None, [results.largest_difference(records, setup)])
     text = "\n".join([setup.title, "", results.format_table(records, setup), "", *caveats])
     (folder / "table.md").write_text(f"{text}\n")
     latex = results.format_table(records, setup, "latex_booktabs")
@@ -222,6 +229,7 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
     (folder / "table.tex").write_text(f"% {setup.title}\n{comments}{latex}\n")
     drawn = drawing.draw(setup, runs, chosen, folder)
     print(f"\n{text}")
+    print(f"Columns (docs/metrics.md): {results.columns_in_words(setup)}")
     named = ", ".join(pathlib.Path(path).name for path in drawn)
     print(f"In {folder}: results.csv, runs.csv, table.md, table.tex, {named}")
     if options.record:
@@ -249,7 +257,9 @@ def _draw(setup, options) -> None:
 
 
 def _dry_run(setup, runs, resources) -> None:
-    rows = sweep.estimate(runs, setup.seconds)
+    nearest = {name: needs.of_row(setup, row) for name, row in setup.rows.items()}
+    nearest = {row: (found.seconds, found.workload) for row, found in nearest.items() if found}
+    rows = sweep.estimate(runs, setup.seconds, nearest)
     table = [
         [e.row, e.runs, e.rounds, "" if e.seconds is None else f"{e.seconds:.3g}", e.source]
         + ["" if e.seconds is None else f"{e.rounds * e.seconds / 3600:.2f}"]
@@ -264,8 +274,11 @@ def _dry_run(setup, runs, resources) -> None:
     told = f"{known:.2f} hours of one run after the other, {known / jobs:.2f} with {jobs} at a time"
     if unknown:
         told += f"; {unknown} rounds of rows without a measured round are not counted"
-    if setup.not_here:
-        told += f"; not here: {setup.not_here}"
+    told_data = needs.told_data(setup, FLAGS.data_dir)
+    if any(e.source.startswith(sweep.NEAREST) for e in rows):
+        told += f"; what is by a nearest measured workload is for {needs.MACHINE}"
+    if told_data:
+        told += f"; data: {told_data}"
     print(f"\n{told}.\n")
 
 
@@ -279,8 +292,10 @@ def _list() -> None:
         print(f"--paper={item.paper} --item={item.name}: {item.title}")
         for name, setup in item.setups.items():
             of = f" --rows={','.join(setup.rows)}" if setup.rows else ""
-            why = f" (not here: {setup.not_here})" if setup.not_here else ""
-            print(f"  --setup={name}{of}: {setup.title}{why}")
+            print(f"  --setup={name}{of}: {setup.title}")
+            if setup.rows and not score.recorded(setup):
+                told = [needs.told_data(setup, FLAGS.data_dir), needs.told_hours(setup)]
+                print(f"    takes {'; '.join(filter(None, told))}")
 
 
 def _parse(arguments) -> list[str]:

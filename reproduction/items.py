@@ -25,7 +25,7 @@ and in a set-up:
     counts         false where another set-up counts for the same published cells; true by default
     planned        whether a set-up without results is to be run; false by default
     stand_in       what is not the paper's (data, a smaller model): such a result is a stand-in
-    not_here       why it can't be run with freely kept data
+    reasons        column → why its numbers here differ most from the paper's, where that is known
     seconds        seconds a round on one core, by row or for all (`seconds = {"*" = 0.3}`)
 """
 
@@ -90,7 +90,7 @@ class Setup:
     counts: bool
     planned: bool
     stand_in: str
-    not_here: str
+    reasons: Mapping[str, str]
     seconds: Mapping[str, float]
 
     def points(self, row: str) -> list[dict[str, Value]]:
@@ -221,7 +221,7 @@ def _setup(paper, item, name, fields) -> Setup:
         "counts": True,
         "planned": False,
         "stand_in": "",
-        "not_here": "",
+        "reasons": {},
         "seconds": {},
     }
     return Setup(paper=paper, item=item, name=name, rows=rows, **{**optional, **fields})

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import tabulate
 
-from reproduction import claims, results, score
+from reproduction import claims, needs, results, score
 from reproduction.items import PAPERS, Item, Setup, all_items
 from reproduction.score import STATUSES, recorded, recorded_folder
 
@@ -101,6 +101,11 @@ def _section(item: Item) -> str:
         for r in typed:
             r["protocol_rounds"] = int(r.get("protocol_rounds") or setup.rounds)
         told = [*results.caveats(typed, setup), *_what_counts(item, setup)]
+        if setup.reasons:
+            told += filter(None, [results.largest_difference(typed, setup)])
+        if rows:
+            words = results.columns_in_words(setup)
+            told.append(f"[Columns](../../docs/metrics.md): {words}.")
         parts.append("\n".join(f"- {line}" for line in told))
         if rows:
             parts.append(_how(setup, rows))
@@ -134,12 +139,7 @@ def _how(setup, rows) -> str:
 
 
 def _why_not_run(setup) -> str:
-    if setup.planned:
-        return f"not yet run; {score.cost(setup)}"
-    if not setup.not_here:
-        return f"not run: {score.cost(setup)}"
-    known = score.core_hours(setup) is not None
-    return f"can't be run here: {setup.not_here}" + (f"; {score.cost(setup)}" if known else "")
+    return f"{'not yet run' if setup.planned else 'not run'}: {needs.told(setup)}"
 
 
 def _overview(items: Sequence[Item]) -> str:
@@ -238,6 +238,7 @@ def scoreboard_page(text: str) -> str:
         by_item, ["paper", "item", *STATUSES, rows, "of these cells, in an earlier table"]
     )
     text = _replace(text, "scoreboard", f"{table}\n\n### By table\n\n{items}")
+    text = _replace(text, "data", needs.page_of_data())
     return _replace(text, "claims", _claim_counts(sorted({item.paper for item in all_items()})))
 
 

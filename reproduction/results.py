@@ -239,6 +239,52 @@ def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writerows(rows)
 
 
+def largest_difference(rows: Sequence[Mapping[str, Any]], setup: Setup) -> str:
+    """Returns which of the compared numbers differs most, by share of the published one, and why.
+
+    Args:
+      rows: `records`.
+      setup: The set-up; its `reasons` say why, where that is known.
+
+    Returns:
+      A sentence or two; blank if nothing differs by more than 1 %, or nothing compares because
+      rounds are missing.
+    """
+    theirs = published(setup)
+    differences = []
+    for r in rows:
+        found = theirs.get((setup.published_rows.get(r["row"], r["row"]), r["column"]))
+        if found is None or r["value"] in (None, "") or _is_short(r) or not float(found["value"]):
+            continue
+        ours, paper = float(r["value"]), float(found["value"])
+        differences.append((abs(ours - paper) / abs(paper), r["row"], r["column"], ours, paper))
+    share, row, column, ours, paper = max(differences, default=(0, "", "", 0, 0))
+    if share <= 0.01:
+        return ""
+    digits = {c["name"]: c.get("digits", 2) for c in setup.columns}[column]
+    told = f"What differs most is {row}'s {column}: {ours:.{digits}f}, paper {paper:.{digits}f}"
+    return f"{told}. {setup.reasons[column]}" if column in setup.reasons else f"{told}."
+
+
+def columns_in_words(setup: Setup) -> str:
+    """Returns what the columns of a table are, by the names that docs/metrics.md defines."""
+    parts = []
+    for column in setup.columns:
+        metric = f"`{column['metric']}`"
+        if column.get("scale", 1) != 1:
+            metric += f" x {column['scale']:g}"
+        if "offset" in column:
+            metric += f" + {column['offset']:g}"
+        if "power" in column:
+            metric = f"({metric})^{column['power']:g}"
+        if "last_rounds" in column:
+            metric += f", mean of the last {column['last_rounds']} rounds"
+        elif "best" in column:
+            metric += f", {column['best']} of the run"
+        parts.append(f"{column['name']} {metric}")
+    return "; ".join(parts)
+
+
 def caveats(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
     """Returns what must be said beside a table: a line for each way in which it is not the paper's.
 

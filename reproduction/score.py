@@ -25,7 +25,7 @@ STATUSES = (
     "not reproduced",
     "partial",
     "stand-in",
-    "can't be run here",
+    "needs data or hours",
     "not yet run",
 )
 # What `spread_kind` in published.csv may say of the number behind "±"; blank where there is none.
@@ -113,7 +113,7 @@ def cell_statuses(setup: Setup) -> dict[tuple[str, str], str]:
     for key, theirs in results.published(setup).items():
         found = ours.get((counted_row(setup, key[0]), key[1]))
         if found is None or found["value"] in ("", None):
-            statuses[key] = "not yet run" if setup.planned else "can't be run here"
+            statuses[key] = "not yet run" if setup.planned else "needs data or hours"
         elif setup.stand_in:
             statuses[key] = "stand-in"
         elif not is_whole(setup, found):
@@ -215,32 +215,6 @@ def count(found: Iterable[Cell], seen: set | None = None) -> Count:
         and {status for status, _ in some} <= {"reproduced", "not reproduced"}
     ]
     return Count(statuses, compared.count({"reproduced"}), len(compared), repeated)
-
-
-def core_hours(setup: Setup) -> float | None:
-    """Returns the hours of one core for a set-up's whole protocol, grid included.
-
-    Returns:
-      The hours by the seconds a round that the item names; `None` if it names none for some row.
-    """
-    total = 0.0
-    for name, row in setup.rows.items():
-        seconds = setup.seconds.get(name, setup.seconds.get("*"))
-        if seconds is None:
-            return None
-        points = len(setup.points(name))
-        tried = len(setup.selection.get("seeds", setup.seeds)) if points > 1 else 0
-        runs = points * tried + len(setup.seeds) - min(tried, len(setup.seeds))
-        total += runs * row.settings.get("total_rounds", setup.rounds) * seconds / 3600
-    return total or None
-
-
-def cost(setup: Setup) -> str:
-    """Returns what a set-up's protocol takes, in words."""
-    hours = core_hours(setup)
-    if hours is None:
-        return "its cost is not measured"
-    return f"the whole protocol takes {hours:,.{0 if hours >= 10 else 1}f} core-hours"
 
 
 def place_in_grid(setup: Setup, row: str, runs: Sequence[Mapping[str, str]]) -> str:

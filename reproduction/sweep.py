@@ -36,6 +36,8 @@ _WRONG_FLAGS = 2
 LOG = "log.txt"
 # In the environment of all that a sweep on this machine starts.
 _MARK = "REPRODUCE_SWEEP"
+# How the source of an estimate begins that no run of the set-up has given.
+NEAREST = "nearest measured"
 _SECONDS_BETWEEN_PUSHES = 20.0
 
 
@@ -165,7 +167,7 @@ class Estimate(NamedTuple):
       rounds: Rounds that they still have to do.
       seconds: Seconds a round; `None` if nobody has measured any.
       source: Where the seconds are from: `measured` in runs of the row, `measured, other rows`,
-        `item`, or `unknown`.
+        `item`, `nearest measured: ` and a workload, or `unknown`.
     """
 
     row: str
@@ -175,12 +177,18 @@ class Estimate(NamedTuple):
     source: str
 
 
-def estimate(runs: Sequence[PlannedRun], given: Mapping[str, float]) -> list[Estimate]:
+def estimate(
+    runs: Sequence[PlannedRun],
+    given: Mapping[str, float],
+    nearest: Mapping[str, tuple[float, str]] | None = None,
+) -> list[Estimate]:
     """Returns what the rows of a set-up still cost.
 
     Args:
       runs: The set-up's runs.
       given: Seconds a round that the item names, by row; `*` is any row.
+      nearest: Seconds a round by the nearest measured workload, and its name, by row; taken where
+        there is nothing better.
     """
     measured = {}
     for run in runs:
@@ -199,6 +207,8 @@ def estimate(runs: Sequence[PlannedRun], given: Mapping[str, float]) -> list[Est
             seconds, source = given.get(row, given.get("*")), "item"
         elif neighbours:
             seconds, source = statistics.mean(neighbours), "measured, other rows"
+        elif row in (nearest or {}):
+            seconds, source = nearest[row][0], f"{NEAREST}: {nearest[row][1]}"
         else:
             seconds, source = None, "unknown"
         result.append(Estimate(row, len(missing), rounds, seconds, source))

@@ -125,7 +125,7 @@ def toy_setup(**changes):
         "higher_is_better": True,
         "draws": [],
         "stand_in": "",
-        "not_here": "",
+        "reasons": {},
         "seconds": {},
     }
     return items.Setup(**{**fields, **changes})
@@ -284,6 +284,24 @@ def test_what_a_row_still_costs(runs):
     assert (a.row, a.runs, a.rounds, a.seconds, a.source) == ("a", 4, 0, 3, "measured")
     assert (b.row, b.runs, b.rounds, b.seconds, b.source) == ("b", 2, 6, 0.5, "item")
     assert sweep.estimate(runs, {})[1].source == "measured, other rows"
+
+
+def test_the_number_that_differs_most_is_told_with_its_reason(monkeypatch):
+    """Of 80 to 79 and 30 to 40, the second; only where all rounds are done."""
+    rows = [
+        {"row": "a", "column": "acc", "value": 80.0, "rounds": 3, "protocol_rounds": 3},
+        {"row": "b", "column": "acc", "value": 30.0, "rounds": 3, "protocol_rounds": 3},
+    ]
+    theirs = {("a", "acc"): {"value": "79"}, ("b", "acc"): {"value": "40"}}
+    monkeypatch.setattr(results, "published", lambda setup: theirs)
+    told = "What differs most is b's acc: 30.00, paper 40.00."
+    assert results.largest_difference(rows, SETUP) == told
+    explained = toy_setup(reasons={"acc": "Because."})
+    assert results.largest_difference(rows, explained) == f"{told} Because."
+    rows[1]["rounds"] = 2
+    assert "a's acc" in results.largest_difference(rows, SETUP)
+    assert results.largest_difference([], SETUP) == ""
+    assert results.columns_in_words(SETUP) == "acc `eval/accuracy` x 100"
 
 
 def test_what_the_flag_file_has_is_not_in_the_folders_name(tmp_path):

@@ -36,7 +36,7 @@ def short_runs(flagfile, root, number):
         published="s",
         published_rows={},
         stand_in="",
-        not_here="",
+        reasons={},
         seconds={},
     )
     return items.planned_runs(setup, setup.rows, {"fedavgm": [{}]}, setup.seeds, root=root)
