@@ -8,16 +8,31 @@ from typing import Any
 import tabulate
 
 from reproduction import run_folders
-from reproduction.items import PAPERS, PlannedRun, Setup, format_value
+from reproduction.items import PlannedRun, Setup, format_value
 
 
-def selection_value(run: PlannedRun, selection: Mapping[str, Any]) -> float:
+def selection_value(
+    run: PlannedRun, selection: Mapping[str, Any], rounds: int | None = None
+) -> float:
     """Returns the number by which points of a grid are compared: less is better.
 
     The mean of `selection.metric` over the last `selection.last_rounds` rounds, see
     `run_folders.mean_of_last`; infinite where that is not a number or the run diverged.
+
+    Args:
+      run: The run.
+      selection: The rule.
+      rounds: If given, what the value was after this number of rounds.
     """
     found = run.read()
+    if rounds is not None:
+        if found.last_round < rounds:
+            return float("inf")
+        at, values = found.values(selection["metric"])
+        first = rounds - min(selection["last_rounds"], max(1, (rounds + 1) // 2))
+        some = values[(at > first) & (at <= rounds)]
+        mean = float(some.mean()) if len(some) else float("nan")
+        return mean if abs(mean) < float("inf") else float("inf")
     if found.summary is None:
         return float("inf")
     mean = run_folders.mean_of_last(found, selection["metric"], selection["last_rounds"])
@@ -83,11 +98,13 @@ def records(
     for row, point in chosen.items():
         best = [run for run in runs if run.row == row and run.point == point]
         summaries = [run.read().summary for run in best]
+        searched = setup.search and len(setup.points(row)) > 1
         common = {
             "row": row,
             **{flag: format_value(value) for flag, value in point.items()},
             "seeds": " ".join(str(run.seed) for run in best),
             **_circumstances(best),
+            **({"chosen_by": "search"} if searched else {}),
         }
         if None in summaries:
             missing = [r.seed for r, s in zip(best, summaries, strict=True) if s is None]
@@ -160,7 +177,7 @@ def grid_records(
 
 def published(setup: Setup) -> dict[tuple[str, str], dict[str, str]]:
     """Returns the paper's numbers: (row, column) → the line of published.csv."""
-    path = PAPERS / setup.paper / "published.csv"
+    path = setup.home / "published.csv"
     if not path.exists():
         return {}
     with open(path, newline="") as f:
@@ -220,7 +237,17 @@ def format_table(rows: Sequence[Mapping[str, Any]], setup: Setup, style: str = "
 
 
 _FIXED = (
-    *("row", "seeds", "data", "device", "commit", "rounds", "protocol_rounds", "status"),
+    *(
+        "row",
+        "seeds",
+        "data",
+        "device",
+        "commit",
+        "rounds",
+        "protocol_rounds",
+        "status",
+        "chosen_by",
+    ),
     *("column", "value", "spread"),
 )
 

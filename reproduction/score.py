@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from reproduction import items, results
-from reproduction.items import PAPERS, Item, Setup
+from reproduction.items import Item, Setup
 
 # Numbers agree within this number of standard errors of the difference of their means,
 STANDARD_ERRORS = 2.0
@@ -33,8 +33,8 @@ SPREAD_KINDS = ("deviation", "standard error", "unknown")
 
 
 def recorded_folder(setup: Setup) -> pathlib.Path:
-    """Returns the folder in papers/ that holds a set-up's recorded results."""
-    return PAPERS / setup.paper / setup.item / setup.name
+    """Returns the folder beside the item's file that holds a set-up's recorded results."""
+    return setup.home / setup.item / setup.name
 
 
 def recorded(setup: Setup, name: str = "results.csv") -> list[dict[str, str]]:
@@ -101,7 +101,9 @@ def counted_row(setup: Setup, published_row: str) -> str:
 
 
 def is_whole(setup: Setup, record: Mapping[str, str]) -> bool:
-    """Returns whether a recorded row has all rounds and seeds of the protocol."""
+    """Returns whether a recorded row has all rounds, seeds and points of the protocol."""
+    if record.get("chosen_by") == "search":
+        return False
     protocol = int(record.get("protocol_rounds") or setup.rounds)
     return int(record["rounds"]) >= protocol and len(record["seeds"].split()) >= len(setup.seeds)
 

@@ -366,7 +366,7 @@ class _Sweep:
             minutes = (self._deadline - time.monotonic()) / 60 / -(-left // room)
             command.append(f"--max_minutes={max(minutes, 0.01):.3f}")
         url = _url(self._resources, run) if self._resources.storage else None
-        return self._task.remote(str(REPO), command, str(run.folder), url)
+        return self._task.remote(str(REPO), command, str(run.folder), url, run.home)
 
     def _outcome(self, reference) -> Outcome:
         try:
@@ -383,11 +383,15 @@ def _url(resources, run) -> str:
     return storage.join(resources.storage, *run.folder.parts[-4:])
 
 
-def _task(repository: str, command: list[str], folder: str, url: str | None) -> Outcome:
+def _task(
+    repository: str, command: list[str], folder: str, url: str | None, home: str = ""
+) -> Outcome:
     """Does a run in this process, which does nothing else; what it prints goes to its log."""
     os.chdir(repository)
     if repository not in sys.path:
         sys.path.insert(0, repository)
+    if home:
+        sys.path.append(home)
     path = pathlib.Path(folder)
     cores = _take_cores()
     if url:

@@ -30,6 +30,8 @@ def short_runs(flagfile, root, number):
         counted_rows={},
         counts=False,
         planned=False,
+        home=items.PAPERS / "p",
+        search={},
         grid={},
         selection={},
         folder="i/s",
