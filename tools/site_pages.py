@@ -58,7 +58,7 @@ def pages() -> dict[str, str]:
 def _within_the_site(text):
     """Turns links into docs/, whose pages are at the site's top, and to methods into the site's."""
     text = re.sub(r"\]\(tff_algos/methods/\w+\.py\)", "](reference/methods.md)", text)
-    return re.sub(r"\]\((\.\./)*docs/", r"](\1", text)
+    return re.sub(r"\]\(((?:\.\./)*)docs/", r"](\1", text)
 
 
 def _methods():
