@@ -334,6 +334,10 @@ def _dry_run(setup, runs, resources) -> None:
         told += f"; what is by a nearest measured workload is for {needs.MACHINE}"
     if told_data:
         told += f"; data: {told_data}"
+    shares = {row: search.planned_share(setup, row) for row in setup.rows}
+    parts = [f"{row} {share:.1%}" for row, share in shares.items() if share < 1]
+    if parts:
+        told += f"; of the rounds of whole grids [search] takes a part: {', '.join(parts)}"
     print(f"\n{told}.\n")
 
 

@@ -274,14 +274,16 @@ def largest_difference(rows: Sequence[Mapping[str, Any]], setup: Setup) -> str:
       setup: The set-up; its `reasons` say why, where that is known.
 
     Returns:
-      A sentence or two; blank if nothing differs by more than 1 %, or nothing compares because
-      rounds are missing.
+      A sentence or two; blank if nothing differs by more than 1 %. Rows that lack rounds count only
+      where all do, and then the sentence says so.
     """
     theirs = published(setup)
+    whole = [r for r in rows if not _is_short(r)]
+    rows, far = (whole, "") if whole else (rows, ", after fewer rounds than the paper's,")
     differences = []
     for r in rows:
         found = theirs.get((setup.published_rows.get(r["row"], r["row"]), r["column"]))
-        if found is None or r["value"] in (None, "") or _is_short(r) or not float(found["value"]):
+        if found is None or r["value"] in (None, "") or not float(found["value"]):
             continue
         ours, paper = float(r["value"]), float(found["value"])
         differences.append((abs(ours - paper) / abs(paper), r["row"], r["column"], ours, paper))
@@ -289,7 +291,8 @@ def largest_difference(rows: Sequence[Mapping[str, Any]], setup: Setup) -> str:
     if share <= 0.01:
         return ""
     digits = {c["name"]: c.get("digits", 2) for c in setup.columns}[column]
-    told = f"What differs most is {row}'s {column}: {ours:.{digits}f}, paper {paper:.{digits}f}"
+    told = f"What differs most{far} is {row}'s {column}: "
+    told += f"{ours:.{digits}f}, paper {paper:.{digits}f}"
     return f"{told}. {setup.reasons[column]}" if column in setup.reasons else f"{told}."
 
 

@@ -170,10 +170,29 @@ def _exceeds(budget, history, kept, steps) -> bool:
 
 
 def _found(setup, row, point, history, whole, stopped) -> Found:
-    rounds_done, before = 0, 0
-    for rounds, points, _ in history:
-        rounds_done += len(points) * (rounds - before)
-        before = rounds
-    share = rounds_done / (len(setup.points(row)) * whole)
     counts = [(rounds, len(points)) for rounds, points, _ in history]
+    share = _share(counts, len(setup.points(row)), whole)
     return Found(dict(point), counts, _spent(history), share, stopped)
+
+
+def _share(counts, points, whole) -> float:
+    """Returns the rounds of a search as a share of those of its grid."""
+    done, before = 0, 0
+    for rounds, number in counts:
+        done += number * (rounds - before)
+        before = rounds
+    return done / (points * whole)
+
+
+def planned_share(setup: Setup, row: str) -> float:
+    """Returns the share of the rounds of a row's grid that its search is to take; 1 without one."""
+    number = len(setup.points(row))
+    if not setup.search or number < 2:
+        return 1.0
+    whole = setup.rows[row].settings.get("total_rounds", setup.rounds)
+    factor = setup.search.get("factor", 3)
+    counts, left = [], number
+    for rounds in rungs(number, whole, factor, setup.search.get("rounds")):
+        counts.append((rounds, left))
+        left = max(1, left // factor)
+    return _share(counts, number, whole)

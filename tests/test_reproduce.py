@@ -289,7 +289,7 @@ def test_what_a_row_still_costs(runs):
 
 
 def test_the_number_that_differs_most_is_told_with_its_reason(monkeypatch):
-    """Of 80 to 79 and 30 to 40, the second; only where all rounds are done."""
+    """Of 80 to 79 and 30 to 40, the second; rows with all rounds come before those without."""
     rows = [
         {"row": "a", "column": "acc", "value": 80.0, "rounds": 3, "protocol_rounds": 3},
         {"row": "b", "column": "acc", "value": 30.0, "rounds": 3, "protocol_rounds": 3},
@@ -302,6 +302,9 @@ def test_the_number_that_differs_most_is_told_with_its_reason(monkeypatch):
     assert results.largest_difference(rows, explained) == f"{told} Because."
     rows[1]["rounds"] = 2
     assert "a's acc" in results.largest_difference(rows, SETUP)
+    rows[0]["rounds"] = 2
+    told = "What differs most, after fewer rounds than the paper's, is b's acc: 30.00, paper 40.00."
+    assert results.largest_difference(rows, SETUP) == told
     assert results.largest_difference([], SETUP) == ""
     assert results.columns_in_words(SETUP) == "acc `eval/accuracy` x 100"
 
@@ -410,6 +413,8 @@ def test_rows_are_run_and_a_table_comes_out(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "| fedavg   | ours" in done.stdout and "| fedavg   | paper" in done.stdout
     assert "The rounds differ" in done.stdout
+    assert "What differs most, after fewer rounds than the paper's, is fedavg's" in done.stdout
+    assert "Columns (docs/metrics.md): avg `fairness/accuracy_avg_w` x 100; std" in done.stdout
     folder = tmp_path / "adafedadam" / "table5" / "synthetic"
     assert (folder / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert "The rounds differ" in (folder / "table.md").read_text()

@@ -78,11 +78,13 @@ def test_a_third_goes_on_by_its_own_runs(tmp_path):
     assert executed[0] == [(rate, 1) for rate in RATES]
     assert executed[1] == [(1.0, 3), (0.3, 3), (0.1, 3)], "least loss first"
     assert len(executed[2]) == 1 and executed[2][0][1] == 9
-    assert found.rungs == ((1, 9), (3, 3), (9, 1)) or found.rungs == [(1, 9), (3, 3), (9, 1)]
+    assert found.rungs == [(1, 9), (3, 3), (9, 1)]
     # 9 runs of a round, two further of 3, six further of 1.
     assert found.examples == 100 * (9 + 3 * 2 + 6)
     assert found.share == pytest.approx((9 + 6 + 6) / (9 * 9))
     assert not found.stopped
+    assert search.planned_share(setup_of(factor=3), "a") == found.share
+    assert search.planned_share(setup_of(), "a") == 1
     assert len(list((tmp_path / "p/i/s").iterdir())) == 9, "one folder a point"
     assert "25.9% of the rounds of the whole grid" in found.describe("a")
 
