@@ -123,6 +123,12 @@ RUN_HPARAMS = (
         "AdaFed, equation 31",
     ),
     _flag(
+        "evaluate_all_local_data",
+        False,
+        "Whether to evaluate clients on all their examples, training and test together, too "
+        "(fairness_all/...). AdaFedAdam's tables fit it better than tests; its paper says neither.",
+    ),
+    _flag(
         "track_clients",
         None,
         "Clients whose training loss is recorded at every evaluation (client_loss/<id>): ids "
@@ -214,6 +220,7 @@ MAY_CHANGE = frozenset(
     [
         "client_state_memory_mb",
         "data_dir",
+        "evaluate_all_local_data",
         "evaluate_classes",
         "evaluate_improvement",
         "experiment_name",
