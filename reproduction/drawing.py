@@ -21,7 +21,7 @@ A figure is drawn from its CSV alone, so that `draw_again` can draw it without i
 """
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,23 +100,34 @@ def draw_again(
       Paths of the figures written; none for a figure whose data are not there.
     """
     paths = []
+    for name, figure in drawn(setup, folder):
+        paths += figures.save(figure, str(folder / name), endings)
+    return paths
+
+
+def drawn(setup: Setup, folder: pathlib.Path) -> Iterator[tuple[str, Figure]]:
+    """Yields the name and the figure of each figure whose data are in a folder."""
     swept = any(KINDS[wanted["kind"]].swept for _, wanted in _names(setup))
     if (folder / "results.csv").exists() and not swept:
         figure = _results(setup, _read(folder / "results.csv"), _read(folder / "runs.csv"))
         if figure is not None:
-            paths += figures.save(figure, str(folder / "results"), endings)
+            yield "results", figure
     for name, wanted in _names(setup):
         if (folder / f"{name}.csv").exists():
             table = pd.read_csv(folder / f"{name}.csv", dtype={"client": str})
-            figure = KINDS[wanted["kind"]].figure(setup, table, wanted)
-            paths += figures.save(figure, str(folder / name), endings)
-    return paths
+            yield name, KINDS[wanted["kind"]].figure(setup, table, wanted)
 
 
 def _names(setup):
     """Returns the figures' names, each with its line of `figures`."""
     kinds = enumerate(setup.figures)
     return [(f["kind"] + (f"_{i + 1}" if i else ""), f) for i, f in kinds]
+
+
+def _heading(setup, rounds="") -> str:
+    """Returns a figure's title; what is not the paper's stands in a line of its own."""
+    title = "; ".join(part for part in (setup.heading, rounds) if part)
+    return f"{title}\nStand-in: {setup.stand_in}" if setup.stand_in else title
 
 
 def _read(path) -> pd.DataFrame:
@@ -154,11 +165,12 @@ def _results(setup, rows, runs) -> Figure | None:
         protocol = int(rows.protocol_rounds.max()) if reached.size else setup.rounds
     short = reached.size and reached.min() < protocol
     published = f"published, after {protocol:,} rounds" if short else "published"
-    title = setup.heading
+    told = ""
     if reached.size:
         least, most = int(reached.min()), int(reached.max())
         told = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-        title += f"; after {told} rounds"
+        told = f"after {told} rounds"
+    title = _heading(setup, told)
     return plots.summary(pd.DataFrame(table), title=title, published=published)
 
 
@@ -177,7 +189,8 @@ def _column_label(setup, column, rows=None) -> str:
     words = quantity.label.removesuffix(" (%)")
     scale, power = column.get("scale", 1), column.get("power", 1)
     if power != 1:
-        words, unit = f"{column['name']}: ({words} in percent)^{power:g}", ""
+        root = "square root of the " if power == 0.5 else f"power {power:g} of the "
+        words, unit = f"{root}{words}{' in percent' * (scale == 100)}", ""
     elif scale < 0:
         words, unit = column["name"].replace("_", " ").replace("unweighted", "(unweighted)"), "%"
     else:
@@ -214,7 +227,7 @@ def _curves(setup, points, wanted):
     return plots.curves(
         points,
         quantity=quantities.of_column(column, label),
-        title=setup.heading,
+        title=_heading(setup),
         log=wanted.get("log", False),
         published=_published_finals(setup, column, points),
         protocol=setup.rounds,
@@ -272,7 +285,7 @@ def _pareto_points(setup, runs, wanted):
 
 
 def _pareto(setup, points, wanted):
-    return plots.pareto(points, title=setup.heading)
+    return plots.pareto(points, title=_heading(setup))
 
 
 def _settings_and_values(setup, runs, *flags) -> pd.DataFrame:
@@ -307,7 +320,7 @@ def _title(setup, points) -> str:
     whole = f"after {reached:,} rounds"
     if reached < setup.rounds:
         whole += f" of the paper's {setup.rounds:,}"
-    return f"{setup.heading}; {whole}"
+    return _heading(setup, whole)
 
 
 def _best_rate_points(setup, runs, wanted):
@@ -363,7 +376,7 @@ def _improved_points(setup, runs, wanted):
 
 
 def _improved(setup, points, wanted):
-    return plots.improved(points, title=setup.heading, protocol=setup.rounds)
+    return plots.improved(points, title=_heading(setup), protocol=setup.rounds)
 
 
 def _direction_points(setup, runs, wanted):
@@ -371,7 +384,7 @@ def _direction_points(setup, runs, wanted):
 
 
 def _direction(setup, points, wanted):
-    return plots.direction_norms(points, title=setup.heading, protocol=setup.rounds)
+    return plots.direction_norms(points, title=_heading(setup), protocol=setup.rounds)
 
 
 def _loss_points(setup, runs, wanted):
@@ -379,7 +392,7 @@ def _loss_points(setup, runs, wanted):
 
 
 def _client_losses(setup, points, wanted):
-    return plots.client_losses(points, title=setup.heading, protocol=setup.rounds)
+    return plots.client_losses(points, title=_heading(setup), protocol=setup.rounds)
 
 
 def _similarity_points(setup, runs, wanted):
