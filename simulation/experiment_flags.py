@@ -7,10 +7,8 @@ declarations) is defined once and belongs to all of them.
 
 import dataclasses
 import difflib
-import importlib
 import json
 import os
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +19,7 @@ from absl import flags as absl_flags
 import hparams as hparams_lib
 import tasks
 import tff_algos
+from common import imports
 from hparams import Hparam, HparamError, Value
 from simulation import runtimes
 from simulation.rounds import randomness
@@ -485,15 +484,7 @@ def _import_modules(arguments):
         values(["", *arguments], known_only=True)
     except absl_flags.Error as e:
         raise HparamError(_one_line(e)) from e
-    if values["import"].value and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    for name in values["import"].value:
-        try:
-            importlib.import_module(name)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as e:  # Whatever a user's module raises is the user's to read.
-            raise HparamError(f"--import={name} failed: {type(e).__name__}: {_one_line(e)}") from e
+    imports.modules_of_ones_own(values["import"].value)
 
 
 def _flag_owners() -> dict[str, tuple[Hparam, list[tuple[str, str]]]]:
