@@ -122,6 +122,7 @@ lock:  ## resolve requirements*.in again, keeping pins that still fit (LOCK_FLAG
 
 site: venv  ## build the documentation's pages into site/
 	$(BIN)/mkdocs build --strict
+	@echo "To read them, search included: $(BIN)/python -m http.server --directory site"
 
 clean:  ## remove the virtual environments and caches; results stay
 	rm -rf $(VENV) $(PEER_VENVS) $(LOCK) .pytest_cache .ruff_cache .hypothesis
