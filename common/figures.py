@@ -276,16 +276,18 @@ def fit(figure: Figure) -> Figure:
             _wrap_text(figure._suptitle, shape[0] * (inner[0] + 0.5))
         # Where there is too little room there is no layout at all, so at first there is plenty.
         figure.set_size_inches(shape * (inner + 3) + (3, 0))
-        legends = np.zeros(2)
-        for _ in range(3):
+        for _ in range(4):
             figure.draw_without_rendering()
             boxes = [axes.get_window_extent() for axes in figure.axes if not _is_bar(axes)]
             found = np.min([(box.width, box.height) for box in boxes], axis=0) / figure.dpi
             boxes = [legend_.get_window_extent() for legend_ in figure.legends]
             legends = np.max([(0, 0), *((b.width, b.height) for b in boxes)], axis=0) / figure.dpi
-            size = figure.get_size_inches() + shape * (inner - found)
-            figure.set_size_inches(size[0], max(size[1], legends[1] + 0.1))
-        figure.draw_without_rendering()
+            old = figure.get_size_inches()
+            size = old + shape * (inner - found)
+            size[1] = max(size[1], legends[1] + 0.1)
+            figure.set_size_inches(size)
+            if np.allclose(size, old, rtol=0, atol=0.01):
+                break
     return figure
 
 

@@ -70,7 +70,12 @@ def curves(
       published: Method → the published final value, in the unit of the axis; a mark at the panel's
         right edge.
       protocol: The rounds that the paper ran, which is said where they differ from those shown.
+
+    Raises:
+      RunError: If there is no value, or there are two of a method, a seed and a round.
     """
+    if points.empty:
+        raise RunError(f"No run has a value of {quantity.label}.")
     if points.duplicated(["method", "seed", "round_num"]).any():
         raise RunError("Two of the runs have the same settings and the same seed.")
     points = points.assign(value=quantity.factor * points.value)

@@ -157,11 +157,13 @@ def test_numbers_out_of_range_are_refused(tmp_path, capsys, wrong):
 
 def test_runs_that_give_no_figure_are_one_line(tmp_path, capsys):
     same = [make_run(tmp_path, name, accuracies(0.1, 0.2)) for name in "ab"]
+    blank = make_run(tmp_path, "d", accuracies(""))
     endless = make_run(tmp_path, "c", accuracies(0.1), clients=[0.5, "inf"])
     for kind, runs, words in (
         ("curves", same, "the same settings and the same seed"),
         ("density", [endless], "missing or infinite"),
         ("rates", same, "no number as --client_learning_rate"),
+        ("curves", [blank], "No run has a value of accuracy"),
     ):
         assert plots.main([kind, *runs, f"--output={tmp_path / 'x'}"]) == 1
         err = capsys.readouterr().err
@@ -478,10 +480,10 @@ DRAWN = {
         parameter="alpha",
         title=LONG,
     ),
-    "improved": lambda: plots.improved(many_points(), title=LONG),
-    "direction": lambda: plots.direction_norms(many_points(), title=LONG),
+    "improved": lambda: plots.improved(many_points(SWEPT), title=LONG),
+    "direction": lambda: plots.direction_norms(many_points(SWEPT), title=LONG),
     "client losses": lambda: plots.client_losses(
-        pd.concat(many_points(MANY[:7], client=c) for c in ("7", "a client with a long name" * 3)),
+        pd.concat(many_points(MANY[:4], client=c) for c in ("7", "a client with a long name" * 3)),
         title=LONG,
     ),
     "rates": lambda: plots.rate_heat_maps(
