@@ -168,7 +168,8 @@ def _keep_within(axes, bounds):
 def _draw_curves(axes, points, smooth=1, published=None, looks=None, named=True):
     """Draws a line a method; returns method → mean and spread by round."""
     groups = list(points.groupby("method", sort=False))
-    short = without_common(points.method)
+    # Names of clients are no settings.
+    short = {name: name for name in looks} if looks else without_common(points.method)
     looks = looks or figures.looks(method for method, _ in groups)
     drawn = {}
     for i, (method, group) in enumerate(groups):
