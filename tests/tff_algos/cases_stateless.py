@@ -331,7 +331,7 @@ _FEDDA_COMMON = [
     WEIGHT,
     ROUND,
     ("beta1 * m + (1.0 - beta1) * g", "beta1 * m - (1.0 - beta1) * g"),
-    ("proximal_term(mu, x)", "proximal_term(-mu, x)"),
+    ("g + mu * (w - c)", "g - mu * (w - c)"),
     ("lambda p, m: p + m, p, m", "lambda p, m: m, p, m"),
     ("ServerState(x, tuple(m), tuple(v), steps,", "ServerState(x, state.m, tuple(v), steps,"),
     ("rate = alpha * local.learning_rate(state.round_num)", "rate = alpha"),
@@ -341,7 +341,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "fedprox": [("g + mu * (w - c)", "g - mu * (w - c)"), *STEP],
     "fednova": [
         WEIGHT,
-        ("g + mu * (w - c)", "g - mu * (w - c)"),
+        ("proximal_term(mu, x)", "proximal_term(-mu, x)"),
         ("rho * counter + 1.0", "counter + 1.0"),
         ("(1.0 - learning_rate * mu) * a", "(1.0 + learning_rate * mu) * a"),
         ("if mu else a", "if mu else 0.0 * a + 1.0"),
