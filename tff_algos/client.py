@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_algos import random
+from tff_algos import nesterov, random
 from tff_algos.client_data import Batch, ClientData
 from tff_algos.method import ClientState
 from tff_algos.model import Model
-from tff_algos.parts import nesterov
 from tff_algos.registry import CLIENT_OPTIMIZERS
 
 

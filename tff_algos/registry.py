@@ -104,7 +104,7 @@ class MethodSpec:
 _H = hparams_lib.Hparam
 
 # For each client optimizer: our setting → the argument of `tff.learning.optimizers.build_…`, or of
-# `tff_algos.parts.nesterov.build_nesterov`.
+# `tff_algos.nesterov.build_nesterov`.
 # TFF's Adafactor is not among them: its `next` returns a step count of another dtype than it takes,
 # so that no loop can carry its state.
 CLIENT_OPTIMIZERS = {
