@@ -14,6 +14,8 @@ Value = bool | int | float | str | None
 
 # Counts are 32-bit numbers in TensorFlow's graphs and in seeds.
 MAX_INT = 2**31 - 1
+# A seed is one word of NumPy's `SeedSequence`.
+MAX_SEED = 2**32 - 1
 
 
 class HparamError(ValueError):

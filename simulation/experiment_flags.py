@@ -22,7 +22,6 @@ import tff_algos
 from common import imports
 from hparams import Hparam, HparamError, Value
 from simulation import runtimes
-from simulation.rounds import randomness
 from tasks.task import Task
 from tff_algos import registry
 
@@ -149,7 +148,7 @@ RUN_HPARAMS = (
         "Seed of the draw of clients.",
         _GOOGLE,
         minimum=0,
-        maximum=randomness.MAX_SEED,
+        maximum=hparams_lib.MAX_SEED,
     ),
     _flag(
         "seed",
@@ -157,7 +156,7 @@ RUN_HPARAMS = (
         "Seed of everything else that is random: initial weights, partitions, order of examples, "
         "dropout.",
         minimum=0,
-        maximum=randomness.MAX_SEED,
+        maximum=hparams_lib.MAX_SEED,
     ),
     _flag(
         "runtime",

@@ -31,7 +31,7 @@ from matplotlib.figure import Figure  # noqa: E402
 
 import tasks  # noqa: E402
 from common import figures, imports  # noqa: E402
-from hparams import HparamError  # noqa: E402
+from hparams import MAX_SEED, HparamError  # noqa: E402
 from tasks.task import DataError, FederatedData  # noqa: E402
 
 # Up to this number of labels the table has a column for each.
@@ -253,8 +253,8 @@ def main(arguments: list[str]) -> int:
         options = _parser(spec).parse_args(arguments)
         if options.max_clients < 1:
             raise HparamError(f"--max_clients={options.max_clients} must be >= 1.")
-        if not 0 <= options.seed < 2**32:
-            raise HparamError(f"--seed={options.seed} must be in [0, {2**32 - 1}].")
+        if not 0 <= options.seed <= MAX_SEED:
+            raise HparamError(f"--seed={options.seed} must be in [0, {MAX_SEED}].")
         settings = {}
         for hparam in spec.hparams:
             flag = hparam.flag_name(name)
