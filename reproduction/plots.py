@@ -18,7 +18,6 @@ KIND is one of
     rates           heat maps over client and server learning rates (FedOpt Figs. 5 to 11)
     best_rates      best server rate for each client rate (FedOpt Fig. 12)
     tau             best result for each tau (FedOpt Fig. 3, 13)
-    adjustments     adjustment functions and what they do to a step (FedCAda Fig. 3); no RUN_DIR
 """
 
 import argparse
@@ -663,69 +662,6 @@ def _settings_figure(lines, xlabel, ylabel, title, further=()) -> Figure:
     return figure
 
 
-def adjustment_table(beta1: float, beta2: float, rounds: int) -> pd.DataFrame:
-    """Computes FedCAda's adjustment functions with the method's own code.
-
-    Args:
-      beta1: β_1.
-      beta2: β_2.
-      rounds: Number of rounds.
-
-    Returns:
-      Columns `option`, `round_num` (t, from 1), `phi1` = φ(β_1^t), `phi2` = φ(β_2^t) and
-      `step_factor` = √(1 + φ(β_2^t)) / (1 + φ(β_1^t)), by which the adjustment scales a step
-      (methods without adjustment: 1).
-    """
-    import tensorflow as tf
-
-    from tff_algos.methods import fedcada
-
-    t = np.arange(1, rounds + 1)
-    parts = []
-    for option, phi in fedcada.ADJUSTMENTS.items():
-        phi1, phi2 = (
-            phi(tf.constant(beta ** t.astype(np.float64))).numpy() for beta in (beta1, beta2)
-        )
-        factor = np.sqrt(1 + phi2) / (1 + phi1)
-        columns = {"round_num": t, "phi1": phi1, "phi2": phi2, "step_factor": factor}
-        parts.append(pd.DataFrame(columns).assign(option=option))
-    return pd.concat(parts, ignore_index=True)
-
-
-@figures.look()
-def adjustments(table: pd.DataFrame) -> Figure:
-    """Draws FedCAda's adjustment functions (its Fig. 3) and the net factor on a step.
-
-    Args:
-      table: From `adjustment_table`.
-    """
-    figure, axes = figures.panels(3, width=0.85)
-    titles = {
-        "phi1": "φ(β₁ᵗ)",
-        "phi2": "φ(β₂ᵗ)",
-        "step_factor": "√(1 + φ(β₂ᵗ)) / (1 + φ(β₁ᵗ))",
-    }
-    options = list(table.groupby("option", sort=False))
-    looks = figures.looks(f"option {option}" for option, _ in options)
-    for panel, (column, title) in zip(axes[0], titles.items(), strict=True):
-        for i, (option, group) in enumerate(options):
-            look = looks[f"option {option}"]
-            panel.plot(
-                group.round_num,
-                group[column],
-                color=look.colour,
-                ls=look.dashes,
-                lw=figures.width(i, len(options)),
-                label="no adjustment" if option == "none" else f"option {option}",
-            )
-        panel.set(xlabel=f"{_ROUND} t", ylabel=title)
-    axes[0, 0].set_title("adjustment of the first moment")
-    axes[0, 1].set_title("adjustment of the second moment")
-    axes[0, 2].set_title("factor on a step")
-    figures.legend(figure)
-    return figures.fit(figure)
-
-
 @figures.look()
 def similarities(matrices: Mapping[str, np.ndarray], *, label: str = "linear CKA") -> Figure:
     """Draws clients' pairwise similarities, a panel per method: FedCAda Fig. 2.
@@ -748,8 +684,6 @@ def similarities(matrices: Mapping[str, np.ndarray], *, label: str = "linear CKA
 def _draw(options, runs) -> Figure:
     """Draws the figure of a command line."""
     kind, title = options.kind, options.title
-    if kind == "adjustments":
-        return adjustments(adjustment_table(options.beta1, options.beta2, options.rounds))
     higher = not options.lower_is_better
     if kind == "density":
         metric = options.column or "accuracy"
@@ -825,7 +759,6 @@ _KINDS = (
     "rates",
     "best_rates",
     "tau",
-    "adjustments",
 )
 
 
@@ -837,7 +770,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("kind", choices=_KINDS, metavar="KIND")
-    add("run", nargs="*", metavar="RUN_DIR", help="folder of a run")
+    add("run", nargs="+", metavar="RUN_DIR", help="folder of a run")
     add("--output", required=True, help="file to write; PNG and PDF are both written")
     add("--column", help="column of metrics.csv (density, pareto: the metric's name)")
     add("--parameter", default="alpha", help="pareto: the swept setting, without its method's name")
@@ -846,9 +779,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--lower_is_better", action="store_true", help="for losses and errors")
     add("--title", help="title of the figure")
     add("--log", action="store_true", help="curves: a logarithmic axis of values")
-    add("--beta1", type=float, default=0.9, help="adjustments: beta_1")
-    add("--beta2", type=float, default=0.99, help="adjustments: beta_2")
-    add("--rounds", type=int, default=200, help="adjustments: rounds to show")
     return parser
 
 
@@ -863,19 +793,9 @@ def main(arguments: Sequence[str]) -> int:
     """
     parser = _parser()
     options = parser.parse_args(arguments)
-    if bool(options.run) == (options.kind == "adjustments"):
-        needs = "takes no RUN_DIR" if options.run else "needs at least one RUN_DIR"
-        parser.error(f"{options.kind} {needs}")
-    for name, least in (
-        ("last_rounds", 1),
-        ("smooth", 1),
-        ("rounds", 1),
-        ("beta1", 0),
-        ("beta2", 0),
-    ):
-        most = 1 if name.startswith("beta") else _MOST_ROUNDS
-        if not least <= getattr(options, name) <= most:
-            parser.error(f"--{name} must be in [{least}, {most}]")
+    for name in ("last_rounds", "smooth"):
+        if not 1 <= getattr(options, name) <= _MOST_ROUNDS:
+            parser.error(f"--{name} must be in [1, {_MOST_ROUNDS}]")
     try:
         runs = [run_folders.read_run(folder) for folder in options.run]
         try:

@@ -30,7 +30,12 @@ _PYTHON = {
         "simulation.measures.fairness",
         "reproduction.run_folders",
     ],
-    "Figures": ["common.figures", "reproduction.plots", "reproduction.quantities"],
+    "Figures": [
+        "common.figures",
+        "reproduction.plots",
+        "reproduction.quantities",
+        "reproduction.adjustments",
+    ],
     "Sweeps": ["reproduction.compare", "reproduction.items", "reproduction.sweep"],
 }
 

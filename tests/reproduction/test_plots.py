@@ -10,7 +10,7 @@ from matplotlib import pyplot
 
 import tff_algos
 from common import figures
-from reproduction import plots, quantities, run_folders
+from reproduction import adjustments, plots, quantities, run_folders
 from simulation.errors import RunError
 from tests import canvas
 
@@ -150,9 +150,6 @@ def test_numbers_out_of_range_are_refused(tmp_path, capsys, wrong):
     with pytest.raises(SystemExit, match="2"):
         plots.main(["curves", str(tmp_path), f"--output={tmp_path / 'x'}", wrong])
     assert f"{wrong.split('=')[0]} must be in" in capsys.readouterr().err
-    for wrong in ("--rounds=1000000000000", "--beta1=nan", "--beta2=2"):
-        with pytest.raises(SystemExit, match="2"):
-            plots.main(["adjustments", f"--output={tmp_path / 'x'}", wrong])
 
 
 def test_runs_that_give_no_figure_are_one_line(tmp_path, capsys):
@@ -301,25 +298,6 @@ def test_tau_takes_the_best_of_the_other_settings_by_its_mean_over_seeds():
     np.testing.assert_allclose(drawn["m"], [[0.01, 0.3], [0.1, 0.5]])
 
 
-def test_net_factor_of_fedcadas_adjustment():
-    """Steps shrink for nine rounds only; the paper says always."""
-    table = plots.adjustment_table(0.9, 0.99, 400)
-    first = table[table.option == "1"].set_index("round_num")
-    t = np.arange(1, 401)
-    np.testing.assert_allclose(first.phi1, 0.9**t)
-    np.testing.assert_allclose(table[table.option == "2"].phi2, 0.99 ** (2 * t))
-    np.testing.assert_allclose(table[table.option == "3"].phi1, np.sin(0.9**t))
-    np.testing.assert_allclose(table[table.option == "4"].phi1, np.sqrt(0.9**t))
-    assert (table[table.option == "none"].step_factor == 1).all()
-    factor = first.step_factor
-    np.testing.assert_allclose(factor, np.sqrt(1 + 0.99**t) / (1 + 0.9**t))
-    assert factor[1] == pytest.approx(0.74, abs=0.005)
-    assert (factor[:9] < 1).all() and (factor.loc[10:] > 1).all()
-    assert factor.idxmax() == 37 and factor.max() == pytest.approx(1.274, abs=5e-4)
-    slow = plots.adjustment_table(0.1, 0.99, 400)
-    assert (slow[slow.option == "1"].step_factor > 1).all()
-
-
 def test_similarities_have_a_panel_for_each_method():
     figure = plots.similarities({"a": np.eye(3), "b": np.ones((3, 3))})
     np.testing.assert_array_equal(figure.axes[0].get_images()[0].get_array(), np.eye(3))
@@ -367,9 +345,8 @@ def test_every_kind_draws_from_folders_of_runs(tmp_path, capsys):
             )
         )
     for kind in plots._KINDS:
-        given = [] if kind == "adjustments" else folders
         output = tmp_path / f"{kind}.png"
-        assert plots.main([kind, *given, f"--output={output}", "--parameter=tau"]) == 0
+        assert plots.main([kind, *folders, f"--output={output}", "--parameter=tau"]) == 0
         assert output.stat().st_size > 5000 and output.with_suffix(".pdf").exists()
     assert str(tmp_path / "tau.pdf") in capsys.readouterr().out
 
@@ -382,7 +359,7 @@ def test_pareto_points_are_means_over_seeds(tmp_path):
             tmp_path, f"r{seed}", [row], seed=seed, algorithm="adafedadam", adafedadam_alpha=2
         )
         runs.append(run_folders.read_run(folder))
-    options = plots._parser().parse_args(["pareto", "--output=x"])
+    options = plots._parser().parse_args(["pareto", "run", "--output=x"])
     (point,) = plots._pareto_points(runs, options).to_dict("records")
     assert point == {
         "method": "adafedadam",
@@ -504,7 +481,7 @@ DRAWN = {
         title=LONG,
     ),
     "similarities": lambda: plots.similarities({name: np.eye(10) for name in MANY[:7]}, label=LONG),
-    "adjustments": lambda: plots.adjustments(
+    "adjustments": lambda: adjustments.draw(
         pd.DataFrame({"option": list("1234"), "round_num": 1, "phi1": 1, "phi2": 1})
         .assign(step_factor=1)
         .replace({"option": "4"}, "none")
