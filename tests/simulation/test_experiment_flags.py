@@ -264,6 +264,26 @@ def test_every_setting_of_every_owner_can_be_given_and_is_described(module):
             assert hparam.help and hparam.source
 
 
+def test_a_flag_is_named_by_its_owner_and_its_setting():
+    """Methods of one file may share a flag, which is then named by the file."""
+    wrong = []
+    for module in (tff_algos, tasks):
+        for name in module.names():
+            spec = module.get(name)
+            maker = getattr(spec, "builder", None) or spec.loader
+            file = maker.partition(":")[0].rpartition(".")[2]
+            for hparam in spec.hparams:
+                allowed = {f"{name}_{hparam.name.removesuffix('_')}"}
+                if hparam.flag is not None:
+                    allowed = {f"{file}_{hparam.name}"}
+                if hparam.flag_name(name) not in allowed:
+                    wrong.append(f"--{hparam.flag_name(name)} sets {hparam.name} of {name}")
+    for hparam in (*experiment_flags.RUN_HPARAMS, *tff_algos.TRAINING_HPARAMS):
+        if hparam.flag != hparam.name:
+            wrong.append(f"--{hparam.flag} sets {hparam.name}")
+    assert not wrong
+
+
 def test_runtimes_are_those_there_are():
     declared = next(h for h in experiment_flags.RUN_HPARAMS if h.name == "runtime")
     assert tuple(declared.choices) == ("auto", *runtimes.RUNTIMES)

@@ -24,9 +24,9 @@ CASES = {
     ],
     "ditto": [
         case_of(
-            ditto.run, strength=0.7, server_learning_rate=0.8, halved=True, kept=lambda own: own
+            ditto.run, lambda_=0.7, server_learning_rate=0.8, halved=True, kept=lambda own: own
         ),
-        case_of(ditto.run, strength=0.2, weighting="examples", kept=lambda own: own),
+        case_of(ditto.run, lambda_=0.2, weighting="examples", kept=lambda own: own),
     ],
     "climb": [
         case_of(
@@ -73,9 +73,9 @@ MUTATIONS = {
         WEIGHT,
         *STEP,
         ("w - eta_l * g, at.weights", "w + eta_l * g, at.weights"),
-        ("v - eta_l * (g + strength", "v - eta_l * (g - strength"),
+        ("v - eta_l * (g + lambda_", "v - eta_l * (g - lambda_"),
         ("v - eta_l * (g +", "v + eta_l * (g +"),
-        ("strength * (v - c)", "strength * v"),
+        ("lambda_ * (v - c)", "lambda_ * v"),
         ("at.gradient_at(v)", "at.gradient"),
         ("client.recall(client_state, x)", "x"),
         ("client.keep(client_state, data, finite & own_finite, own)", "client_state"),
