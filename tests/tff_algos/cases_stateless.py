@@ -426,12 +426,12 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         _RATE,
     ],
     "centralized": [
-        ("Report(trained.weights, slots)", "Report(x, slots)"),
-        ("Report(trained.weights, slots)", "Report(trained.weights, broadcast.slots)"),
+        ("give((trained.weights,", "give((x,"),
+        ("give((trained.weights, trained.slots)", "give((trained.weights, s)"),
         ("tf.cast(client.has_examples(data), tf.float32)", "client.num_examples(data)"),
-        ("ServerState(mean.weights, mean.slots,", "ServerState(mean.weights, state.slots,"),
-        ('slots["learning_rate"] = local.learning_rate(state.round_num)', ""),
-        ("optimizer.next(slots, at.weights", "optimizer.next(broadcast.slots, at.weights"),
+        ("weights=x, slots=s)", "weights=x)"),
+        _RATE,
+        _FRESH,
     ],
     "mimelite": [
         WEIGHT,
@@ -458,6 +458,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "stem": [
         NEXT_STATE,
         ("local.client_weight(data)", "tf.ones([])"),
+        _GRADIENT,
         ("w - eta * d, at.weights", "w + eta * d, at.weights"),
         ("(1.0 - forget) * (d - old)", "forget * (d - old)"),
         ("at.gradient_at(ahead)", "at.gradient"),

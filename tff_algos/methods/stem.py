@@ -110,13 +110,6 @@ class Start(NamedTuple):
     is_first: tf.Tensor
 
 
-class StartUpdate(NamedTuple):
-    """The first answer: ∇F_k(x) if asked for, else zeros, and the client's weight; 0 if dropped."""
-
-    gradient: Weights
-    weight: tf.Tensor
-
-
 class Broadcast(NamedTuple):
     """The second broadcast: d, the client learning rate η (κ), the steps before the round."""
 
@@ -151,11 +144,9 @@ def build(
     def prepare_start(state: ServerState) -> Start:
         return Start(state.weights, tf.equal(state.steps, 0))
 
-    def client_start(start: Start, data) -> StartUpdate:
+    def client_start(start: Start, data) -> averaging.Gradient:
         asked = data._replace(mask=data.mask * tf.cast(start.is_first, tf.float32))
-        gradient = client.full_loss(model, start.weights, asked).gradient
-        finite = client.is_finite(gradient)
-        return client.zero_unless(finite, StartUpdate(gradient, local.client_weight(data)))
+        return averaging.give_gradient(model, local, start.weights, asked)
 
     def prepare_broadcast(state: ServerState, gradient: Weights) -> Broadcast:
         is_first = tf.equal(state.steps, 0)
