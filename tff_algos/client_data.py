@@ -8,7 +8,7 @@ step changes nothing, a masked-out example weighs nothing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,45 +151,57 @@ def batch_cohort(
         if len(y):
             num_bytes += layout.mask.size * sum(np.asarray(a).nbytes for a in (x, y)) // len(y)
     _require_room(num_bytes)
-    generators = iter(())
-    if shuffle and not full_batch:
-        # A generator for each epoch of each client.
-        generators = iter(
-            random.generators(
-                [
-                    (*seed, layout.first_epoch + epoch)
-                    for seed, layout in zip(order_seeds, layouts, strict=True)
-                    for epoch in range(layout.epochs)
-                ]
-            )
-        )
+    sizes = [len(y) for _, y in examples]
+    shuffled = shuffle and not full_batch
+    orders = _shuffled(sizes, layouts, order_seeds) if shuffled else _unshuffled(sizes, layouts)
     words = random.seed_words(dropout_seeds, 2).view(np.int32)
     cohort = []
-    for k, ((x, y), layout) in enumerate(zip(examples, layouts, strict=True)):
-        n = len(y)
-        orders = [
-            np.arange(n) if generator is None else generator.permutation(n)
-            for generator in (next(generators, None) for _ in range(layout.epochs))
-        ]
-        if len(orders) == 1 and layout.epoch_slots == n:
-            (rows,) = orders
-        else:
-            rows = np.zeros((layout.epochs, layout.epoch_slots), np.int64)
-            rows[:, :n] = orders
-        rows = rows.reshape(-1, layout.batch_size)[layout.steps]
+    for k, ((x, y), layout, of_epochs) in enumerate(zip(examples, layouts, orders, strict=True)):
+        rows = _rows(sizes[k], layout, of_epochs)
         cohort.append(
             ClientData(
                 x=Gathered(np.asarray(x), rows, layout.padding),
                 y=Gathered(np.asarray(y), rows, layout.padding),
                 mask=layout.mask,
                 steps_per_epoch=layout.steps_per_epoch,
-                num_examples=np.int32(n),
+                num_examples=np.int32(sizes[k]),
                 participates=np.float32(participates[k]),
                 seed=words[k],
                 index=np.int32(indices[k]),
             )
         )
     return cohort
+
+
+def _shuffled(sizes, layouts, seeds) -> Iterator[list[np.ndarray]]:
+    """Yields for each client the order of its examples in each epoch."""
+    # A generator for each epoch of each client, which are faster made all at once.
+    generators = iter(
+        random.generators(
+            [
+                (*seed, layout.first_epoch + epoch)
+                for seed, layout in zip(seeds, layouts, strict=True)
+                for epoch in range(layout.epochs)
+            ]
+        )
+    )
+    for n, layout in zip(sizes, layouts, strict=True):
+        yield [next(generators).permutation(n) for _ in range(layout.epochs)]
+
+
+def _unshuffled(sizes, layouts) -> Iterator[list[np.ndarray]]:
+    for n, layout in zip(sizes, layouts, strict=True):
+        yield [np.arange(n)] * layout.epochs
+
+
+def _rows(n: int, layout: _Layout, orders: list[np.ndarray]) -> np.ndarray:
+    """Returns which example is at each place of each step, 0 where there is none."""
+    if len(orders) == 1 and layout.epoch_slots == n:
+        (rows,) = orders
+    else:
+        rows = np.zeros((layout.epochs, layout.epoch_slots), np.int64)
+        rows[:, :n] = orders
+    return rows.reshape(-1, layout.batch_size)[layout.steps]
 
 
 def _require_room(num_bytes: float) -> None:
