@@ -176,11 +176,7 @@ def build(
         counts = (weights > 0) & (tf.linalg.diag_part(gram) > 0)
         number = tf.reduce_sum(tf.cast(counts, tf.float64))
         losses = tf.maximum(tf.cast(reports.loss, tf.float64), loss_floor)
-        # In units of the largest F_k, which no power of a loss can put out of range.
-        largest = tf.reduce_max(client.zero_unless(counts, losses))
-        losses = tf.math.divide_no_nan(losses, largest)
-        targets = client.zero_unless(counts, losses**gamma)
-        unit = tf.clip_by_value(largest**gamma, np.finfo(np.float64).tiny, tf.float64.max)
+        targets, unit = _powers(losses, gamma, counts)
         if orthogonalization == "closed_form":
             coefficients = solve(gram, targets, counts, tolerance)
         else:
@@ -245,6 +241,17 @@ def _train(model, local, broadcast, data):
     carry = (slots, zeros(x), tf.constant(0), tf.zeros([]), tf.zeros([]))
     trained, (_, moved, _, loss, number) = client.take_steps(model, step, x, carry, data)
     return trained, moved, tf.math.divide_no_nan(loss, number)
+
+
+def _powers(losses, gamma, counts) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns F_k of the clients that count, in units of the largest, and that unit, float64.
+
+    In these units no power of a loss is out of range.
+    """
+    largest = tf.reduce_max(client.zero_unless(counts, losses))
+    losses = tf.math.divide_no_nan(losses, largest)
+    targets = client.zero_unless(counts, losses**gamma)
+    return targets, tf.clip_by_value(largest**gamma, np.finfo(np.float64).tiny, tf.float64.max)
 
 
 def solve(gram: tf.Tensor, targets: tf.Tensor, counts: tf.Tensor, tolerance: float) -> tf.Tensor:
