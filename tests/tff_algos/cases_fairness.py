@@ -199,7 +199,7 @@ MUTATIONS = {
     "adafed": [
         ("x - tf.cast(step * v", "x + tf.cast(step * v"),
         ("losses**gamma", "losses"),
-        ("tf.math.divide_no_nan(w, divisor)", "w"),
+        ("tf.math.divide_no_nan(u, divisor)", "u"),
         ('"constant": 1.0 / unit', '"constant": tf.ones_like(unit)'),
         ("inverse * tf.linalg.matvec(axes, tf", "tf.linalg.matvec(axes, tf"),
         ("(axes, inverse * met,", "(axes, met,"),

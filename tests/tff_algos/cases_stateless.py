@@ -331,14 +331,14 @@ _FEDDA_COMMON = [
     WEIGHT,
     ROUND,
     ("beta1 * m + (1.0 - beta1) * g", "beta1 * m - (1.0 - beta1) * g"),
-    ("g + mu * (w - c)", "g - mu * (w - c)"),
+    ("g + mu * (x_k - x)", "g - mu * (x_k - x)"),
     ("lambda p, m: p + m, p, m", "lambda p, m: m, p, m"),
     ("ServerState(x, tuple(m), tuple(v), steps,", "ServerState(x, state.m, tuple(v), steps,"),
     ("rate = alpha * local.learning_rate(state.round_num)", "rate = alpha"),
 ]
 
 MUTATIONS: dict[str, list[tuple[str, str]]] = {
-    "fedprox": [("g + mu * (w - c)", "g - mu * (w - c)"), *STEP],
+    "fedprox": [("g + mu * (x_k - x)", "g - mu * (x_k - x)"), *STEP],
     "fednova": [
         WEIGHT,
         ("proximal_term(mu, x)", "proximal_term(-mu, x)"),
@@ -391,7 +391,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("local.client_weight(data)", "tf.ones([])"),
         ("at.loss - lower_bound", "at.loss + lower_bound"),
         ("(c * tf.maximum(square", "(tf.maximum(square"),
-        ("w - gamma * g", "w + gamma * g"),
+        ("x_k - gamma * g", "x_k + gamma * g"),
         ("tf.where(is_first, gamma_b, grown)", "grown"),
         ("tf.minimum(polyak, bound)", "polyak"),
         ("at.num_examples / n_k", "1.0"),
@@ -459,7 +459,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         NEXT_STATE,
         ("local.client_weight(data)", "tf.ones([])"),
         _GRADIENT,
-        ("w - eta * d, at.weights", "w + eta * d, at.weights"),
+        ("x_k - eta * d, at.weights", "x_k + eta * d, at.weights"),
         ("(1.0 - forget) * (d - old)", "forget * (d - old)"),
         ("at.gradient_at(ahead)", "at.gradient"),
         ("tf.where(is_first, g, d)", "d"),

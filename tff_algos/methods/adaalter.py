@@ -103,7 +103,7 @@ def build(model: Model, local: client.LocalTraining, *, epsilon: float, b0: floa
         def step(at, carry):
             own, j = carry
             x_k = each(
-                lambda w, g, a: w - eta * g / tf.sqrt(a + j * epsilon**2),
+                lambda x_k, g, a: x_k - eta * g / tf.sqrt(a + j * epsilon**2),
                 at.weights,
                 at.gradient,
                 synchronised,

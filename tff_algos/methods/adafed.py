@@ -188,7 +188,7 @@ def build(
         square = vectors.squared_norm(u)
         longest = tf.reduce_max(tf.linalg.diag_part(gram))
         divisor = tf.maximum(square, tf.math.divide_no_nan(mean**2, longest))
-        d = each(lambda w: tf.math.divide_no_nan(w, divisor), u)
+        d = each(lambda u: tf.math.divide_no_nan(u, divisor), u)
         length = tf.math.divide_no_nan(tf.sqrt(square), divisor)
         mean_gradient = tf.math.divide_no_nan(tf.sqrt(tf.reduce_sum(gram)), number)
         factor = {

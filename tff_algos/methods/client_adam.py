@@ -120,7 +120,7 @@ def build(
             v = each(lambda v, g: beta2 * v + (1.0 - beta2) * g**2, v, at.gradient)
             correct1, correct2 = _correction(beta1, t), _correction(beta2, t)
             x_k = each(
-                lambda w, m, v: w - eta_l * (m / correct1) / (tf.sqrt(v / correct2) + epsilon),
+                lambda x_k, m, v: x_k - eta_l * (m / correct1) / (tf.sqrt(v / correct2) + epsilon),
                 at.weights,
                 m,
                 v,

@@ -129,7 +129,7 @@ class Broadcast(NamedTuple):
     """What every client receives: the model x, the weights w float32 `[N]`, and the rate η_l."""
 
     weights: Weights
-    shares: tf.Tensor
+    w: tf.Tensor
     learning_rate: tf.Tensor
 
 
@@ -176,18 +176,18 @@ def build(
         return ServerState(x, none, none, tf.fill([num_clients], False), tf.constant(0))
 
     def prepare_broadcast(state: ServerState) -> Broadcast:
-        shares = 1.0 + state.multipliers - tf.reduce_mean(state.multipliers)
+        w = 1.0 + state.multipliers - tf.reduce_mean(state.multipliers)
         eta_l = local.learning_rate(state.round_num)
-        return Broadcast(state.weights, tf.cast(shares, tf.float32), eta_l)
+        return Broadcast(state.weights, tf.cast(w, tf.float32), eta_l)
 
     def client_update(broadcast: Broadcast, data) -> ClientUpdate:
-        x, shares, eta_l = broadcast
+        x, w, eta_l = broadcast
         loss = client.evaluate(model, x, data)["loss"]
         # Who only reports a loss has no batch to train on.
         batches = data._replace(mask=data.mask * data.participates)
         trained = client.train(model, local.optimizer(), eta_l, x, batches)
-        share = tf.gather(shares, data.index)
-        delta = each(lambda w, c: share * (w - c), trained.weights, x)
+        w_k = tf.gather(w, data.index)
+        delta = each(lambda x_k, x: w_k * (x_k - x), trained.weights, x)
         finite = client.is_finite((delta, loss))
         drawn = data.participates > 0
         counted = tf.cast(finite & client.has_examples(data), tf.float32)

@@ -79,7 +79,7 @@ def build(model: Model, local: client.LocalTraining, *, lambda_: float) -> Metho
 
         def step(at, v):
             at_v = at.gradient_at(v)
-            v = each(lambda v, g, c: v - eta_l * (g + lambda_ * (v - c)), v, at_v, x)
+            v = each(lambda v, g, x: v - eta_l * (g + lambda_ * (v - x)), v, at_v, x)
             return each(lambda w, g: w - eta_l * g, at.weights, at.gradient), v
 
         own = client.recall(client_state, x)

@@ -154,7 +154,7 @@ def build(
             )
             m = each(lambda m, c: tf.where(is_first, m, c), m, corrected)
             v = each(lambda v, g: beta * v + (1.0 - beta) * g**2, v, at.gradient)
-            x_k = each(lambda w, m, h: w - eta * m / h, at.weights, m, scale)
+            x_k = each(lambda x_k, m, h: x_k - eta * m / h, at.weights, m, scale)
             return x_k, (m, v, at.weights, tf.constant(False))
 
         carry = (m, v, x, tf.constant(True))

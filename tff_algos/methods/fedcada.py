@@ -149,7 +149,7 @@ def build(
             correct1 = 1.0 + phi(tf.pow(beta1, tf.cast(t, tf.float32)))
             correct2 = 1.0 + phi(tf.pow(beta2, tf.cast(t, tf.float32)))
             x_k = each(
-                lambda w, m, v: w - eta_l * (m / correct1) / (tf.sqrt(v / correct2) + epsilon),
+                lambda x_k, m, v: x_k - eta_l * (m / correct1) / (tf.sqrt(v / correct2) + epsilon),
                 at.weights,
                 m,
                 v,

@@ -93,7 +93,7 @@ def build(
 
         def step(at, carry):
             x_k = each(
-                lambda w, here, there, g: w - eta_k * (here - there + g),
+                lambda x_k, here, there, g: x_k - eta_k * (here - there + g),
                 at.weights,
                 at.gradient,
                 at.gradient_at(x),

@@ -89,7 +89,7 @@ def build(model: Model, local: client.LocalTraining, *, mu: float) -> Method:
         pull = proximal_term(mu, x)
         trained = client.train(model, local.optimizer(), eta_l, x, data, pull, client_state)
         a = normaliser(data, eta_l)
-        d = each(lambda w, c: tf.math.divide_no_nan(c - w, a), trained.weights, x)
+        d = each(lambda x_k, x: tf.math.divide_no_nan(x - x_k, a), trained.weights, x)
         steps = tf.cast(client.num_steps(data), tf.float32) if mu else a
         weight, finite = local.client_weight(data), client.is_finite(d)
         kept = client.keep_slots(client_state, data, finite, trained)

@@ -17,6 +17,18 @@ plain step or one with momentum.
   β        momentum (fedavgm)    0.9        section 5.2
   p_k      client_weighting      examples   Algorithm 5
 
+    client:  x_k ← x ; each batch b: x_k ← x_k - η_l ∇f(x_k; b)
+    server:  g = -Σ p_k (x_k - x), the pseudo-gradient
+
+    fedavg      x ← x - η g
+    fedavgm     u ← β u + g ; x ← x - η u
+    fedadagrad  v ← v + g² ; x ← x - η g / (√v + τ)
+    fedadam     m ← β_1 m + (1 - β_1) g ; v ← β_2 v + (1 - β_2) g² ; x ← x - η c m / (√v + τ)
+    fedyogi     as fedadam, but v ← v + (1 - β_2) sign(g² - v) g²
+
+These are the forms of `variant=released`; c = √(1 - β_2^t) / (1 - β_1^t) corrects bias after t
+server steps. Any client optimizer may take the local step.
+
 Deviations from the paper:
   * `variant=released` (default) is the code that produced the published numbers: accumulators start
     at 0, Adam and Yogi correct bias as Keras does (τ is not scaled by the correction), and v is fed

@@ -64,6 +64,6 @@ def proximal_term(mu: float, x: Weights) -> Callable:
     """Returns the `correct_gradient` of `client.train` that adds μ (x_k - x) to each gradient."""
 
     def add(gradient: Weights, x_k: Weights) -> Weights:
-        return each(lambda g, w, c: g + mu * (w - c), gradient, x_k, x)
+        return each(lambda g, x_k, x: g + mu * (x_k - x), gradient, x_k, x)
 
     return add

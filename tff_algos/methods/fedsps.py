@@ -87,7 +87,7 @@ def build(
             square = tf.add_n([tf.reduce_sum(g**2) for g in at.gradient])
             polyak = (at.loss - lower_bound) / (c * tf.maximum(square, 1e-12))
             gamma = tf.minimum(polyak, bound)
-            x_k = each(lambda w, g: w - gamma * g, at.weights, at.gradient)
+            x_k = each(lambda x_k, g: x_k - gamma * g, at.weights, at.gradient)
             return x_k, (gamma, tf.constant(False), known & tf.math.is_finite(at.loss))
 
         carry = (gamma_b, tf.constant(True), tf.constant(True))

@@ -104,12 +104,12 @@ def build(
 
         def add_control(gradient, x_k):
             del x_k
-            return each(lambda g, k, s: g - k + s, gradient, c_k, c)
+            return each(lambda g, c_k, c: g - c_k + c, gradient, c_k, c)
 
         trained = client.train(model, local.optimizer(), eta_l, x, data, add_control)
         delta = subtract(trained.weights, x)
         steps = tf.cast(client.num_steps(data), tf.float32)
-        after = each(lambda k, s, d: k - s - d / (steps * eta_l), c_k, c, delta)
+        after = each(lambda c_k, c, d: c_k - c - d / (steps * eta_l), c_k, c, delta)
         report = Report(delta, subtract(after, c_k), tf.ones([]))
         finite = client.is_finite(delta)
         counts = client.is_finite(report) & (steps > 0)

@@ -159,7 +159,7 @@ def build(
         def step(at, carry):
             d, s = carry
             eta, forget = rate_and_forgetting(learning_rate, s)
-            ahead = each(lambda w, d: w - eta * d, at.weights, d)
+            ahead = each(lambda x_k, d: x_k - eta * d, at.weights, d)
             d = each(
                 lambda new, d, old: new + (1.0 - forget) * (d - old),
                 at.gradient_at(ahead),
