@@ -158,7 +158,7 @@ def build(
     tolerance: float,
     loss_floor: float,
 ) -> Method:
-    """Builds AdaFed (Algorithm 1); see the table above for the arguments."""
+    """Builds AdaFed (Algorithm 1); see the module's docstring for the symbols."""
 
     def client_update(broadcast: averaging.Broadcast, data):
         trained, moved, last_epoch_loss = _train(model, local, broadcast, data)

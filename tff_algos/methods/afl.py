@@ -117,7 +117,7 @@ def build(
     reported_model: str,
     num_clients: int,
 ) -> Method:
-    """Builds AFL; see the table above for the arguments, `num_clients` is N."""
+    """Builds AFL; see the module's docstring for the symbols, `num_clients` is N."""
 
     def initialize() -> ServerState:
         x = constants(model.initial_weights)

@@ -268,7 +268,7 @@ def build(
     adafed_gamma: float | None,
     adafed_step_rule: str | None,
 ) -> FedCorr:
-    """Builds FedCorr; see the table above for the arguments.
+    """Builds FedCorr; see the module's docstring for the symbols.
 
     Raises:
       ModelError: If the model is not a classifier with class numbers as targets.

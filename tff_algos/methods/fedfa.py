@@ -153,7 +153,7 @@ def build(
     accuracy_metric: str,
     num_clients: int,
 ) -> Method:
-    """Builds FedFA; see the table above for the arguments, `num_clients` is N.
+    """Builds FedFA; see the module's docstring for the symbols, `num_clients` is N.
 
     Raises:
       HparamError: If the model has no metric of the name `accuracy_metric`.

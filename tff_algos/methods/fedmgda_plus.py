@@ -102,7 +102,7 @@ def build(
     server_lr_decay: float,
     iterations: int,
 ) -> Method:
-    """Builds FedMGDA+ (Algorithm 1); see the table above for the arguments."""
+    """Builds FedMGDA+ (Algorithm 1); see the module's docstring for the symbols."""
 
     def initialize() -> ServerState:
         rate = tf.constant(local.server_learning_rate)

@@ -92,7 +92,7 @@ class Weighed(NamedTuple):
 
 
 def build(model: Model, local: client.LocalTraining, *, q: float, form: str) -> Method:
-    """Builds q-FedAvg (Algorithm 2); see the table above for the arguments."""
+    """Builds q-FedAvg (Algorithm 2); see the module's docstring for the symbols."""
 
     def client_update(broadcast: averaging.Broadcast, data, client_state=None):
         x, eta_l = broadcast

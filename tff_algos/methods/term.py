@@ -87,7 +87,7 @@ class Report(NamedTuple):
 
 
 def build(model: Model, local: client.LocalTraining, *, t: float, normalizer: str) -> Method:
-    """Builds TERM; see the table above for the arguments."""
+    """Builds TERM; see the module's docstring for the symbols."""
 
     def initialize() -> ServerState:
         return ServerState(constants(model.initial_weights), tf.constant(0.0), tf.constant(0))
