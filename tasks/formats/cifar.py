@@ -371,7 +371,7 @@ def read_tffs(data_dir: str | None) -> FederatedCifar100:
 
     Args:
       data_dir: Folder of `cifar100.sqlite`, unpacked or as TFF ships it, or of TFF's older HDF5
-        files, unpacked or in their archive; `None` means TFF's cache, which TFF's download fills.
+        files, unpacked or in their archive; `None` means TFF's cache, which a download fills.
 
     Raises:
       DataError: If a file is missing or damaged, or cannot be downloaded.
@@ -384,7 +384,7 @@ def read_tffs(data_dir: str | None) -> FederatedCifar100:
         if found is not None:
             train, test = _read_h5(found)
             return _with_test_clients(train, test.client_ids, test.sizes, _pooled(test))
-    path = sqlite_clients.locate(_TFF_FILE, CIFAR100.name, data_dir, _download_tffs, TFF_ADVICE)
+    path = sqlite_clients.locate(_TFF_FILE, CIFAR100.name, data_dir, TFF_ADVICE)
     train = sqlite_clients.SqliteFederatedData(path, "train", parse_tffs, TFF_ADVICE)
     test = sqlite_clients.SqliteFederatedData(path, "test", parse_tffs, TFF_ADVICE)
     return _with_test_clients(train, test.client_ids, test.sizes, test.pooled())
@@ -434,12 +434,6 @@ def _tffs_examples(x: np.ndarray, y: np.ndarray) -> Examples:
     if len(y) and not (0 <= x.min() and x.max() <= 255):
         raise ValueError(f"pixels from {x.min()} to {x.max()}, outside 0..255")
     return Examples(x.astype(np.uint8), y.astype(np.int32))
-
-
-def _download_tffs(cache_dir: str) -> None:
-    import tensorflow_federated as tff  # Slow to import, and needed nowhere else in this module.
-
-    tff.simulation.datasets.cifar100.load_data(cache_dir=cache_dir)
 
 
 def _find_h5(data_dir: str) -> Mapping[str, str] | str | None:
