@@ -52,7 +52,8 @@ RUN_HPARAMS = (
     _flag(
         "data_dir",
         None,
-        "Folder with the task's data files. Unset: the task's cache, or a download.",
+        "Folder with the task's data files, or of TensorFlow Datasets (<name>/<version>/). Unset: "
+        "TFF's or Keras's cache, then $TFDS_DATA_DIR or ~/tensorflow_datasets, then a download.",
         type=str,
     ),
     _flag(

@@ -119,6 +119,7 @@ def load(
         metrics={"mse": losses.squared_error, "mae": losses.absolute_error},
         primary_metric="mse",
         higher_is_better=False,
+        settings={name: v for name, v in characters.settings.items() if name.startswith("tfds")},
     )
 
 
