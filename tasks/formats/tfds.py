@@ -123,8 +123,8 @@ def read_images(of: Set, folder: str, split: str) -> dict[str, np.ndarray]:
     """Reads a split of a set whose examples are numbered, in the publisher's order.
 
     Args:
-      of: The set. If it has a feature `id`, that ends with the example's number; otherwise TFDS's
-        order is undone.
+      of: The set. If it has a feature `id`, that is split and number, `train_00000`; otherwise
+        TFDS's order is undone.
       folder: Its folder, see `find`.
       split: Name of the split.
 
@@ -138,9 +138,10 @@ def read_images(of: Set, folder: str, split: str) -> dict[str, np.ndarray]:
     with files.decoding(folder, of.advice, f"is not TFDS's {of.name} in its split {split!r}"):
         size = of.sizes[split]
         if "id" in arrays:
-            numbers = [int(re.fullmatch(rb"[a-z]+_(\d+)", i)[1]) for i in arrays.pop("id")]
+            number_of = {f"{split}_{i:05}".encode(): i for i in range(size)}
+            numbers = [number_of.get(name, -1) for name in arrays.pop("id")]
             if sorted(numbers) != list(range(size)):
-                raise ValueError("examples' ids are not 0, 1, ...")
+                raise ValueError(f"its ids are not {split}_00000, {split}_00001, ...")
         else:
             numbers = order_of_writing(split, size)
         places = np.empty(size, np.int64)
