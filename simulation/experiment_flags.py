@@ -359,7 +359,7 @@ def _check_own_task(task, given) -> str:
         kind = type(task).__name__
         raise HparamError(f"task must be a task's name or a tasks.task.Task, found a {kind}.")
     if task.name in tasks.names():
-        raise HparamError(f"task: one's own cannot be named {task.name}, as a registered one is.")
+        raise HparamError(f"task: {task.name} is the name of a registered task; choose another.")
     if given.get("use_synthetic_data"):
         raise HparamError("--use_synthetic_data is not used by a user's own task.")
     try:

@@ -8,7 +8,7 @@ The figure has three panels: the share of each label in a client's examples (Ada
 how many clients are how large, and how many hold how many labels (FedOpt Fig. 14). Labels are
 classes, or tokens of text, or tags; tasks whose targets are none of them have the second only.
 What it shows lies beside it as CSV: a row a client, with its examples and, of up to 100 labels,
-how many it has of each. `--import` brings in tasks from packages of one's own.
+how many it has of each. `--import` brings in tasks from a user's own packages.
 """
 
 import argparse

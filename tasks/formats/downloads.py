@@ -1,4 +1,4 @@
-"""Downloads a publisher's file: with a bar, whole or not at all, going on where it was cut off."""
+"""Downloads a publisher's file: with a bar, whole or not at all, resuming where it was cut off."""
 
 import base64
 import fcntl
@@ -21,7 +21,7 @@ _SECONDS = 60
 def fetch(url: str, path: str, advice: str, sha256: str | None = None) -> None:
     """Downloads a file, unless it is there; `path` appears only when it is whole.
 
-    What has come of a download that was cut off is `<path>.part`, which the next call goes on with
+    What has come of a download that was cut off is `<path>.part`, which the next call continues
     if the server has still the same file (`<path>.part.etag`). Size and MD5 are checked if the
     server tells them, as Google's does.
 
@@ -93,7 +93,7 @@ def _receive(url: str, part: str, target: BinaryIO) -> str | None:
         if total is not None and size != total:
             raise OSError(
                 f"the connection ended after {size:,} of {total:,} bytes; run the same command "
-                "again to go on"
+                "again to resume"
             )
         return _published_md5(response.headers.get_all("x-goog-hash", []))
 
@@ -107,7 +107,7 @@ def _etag(part: str) -> str | None:
 
 
 def _remember(part: str, etag: str | None) -> None:
-    """Keeps the server's name for this content, which has to be a strong one to go on by."""
+    """Keeps the server's name for this content, which has to be a strong one to resume by."""
     if etag is None or etag.startswith("W/"):
         _remove_if_there(f"{part}.etag")
     else:
