@@ -415,6 +415,8 @@ class Experiment:
             f"({len(task.train.client_ids)} clients, {int(np.sum(task.train.sizes))} training "
             f"examples), runtime {settings['runtime']}, device {device}, results in {folder.path}"
         )
+        if self.request.in_force["aggregator"] == "secure":
+            caller.say(f"--aggregator=secure simulates {recorder.SIMULATED}.")
         described = outputs.describe_start(caller.command, device, round_num)
         recorder.write_start(folder, self.request, task, described)
         folder.write_data_digests(self._data)
@@ -490,7 +492,15 @@ def _build_process(request: Request, model: "tff_algos.Model", train: FederatedD
     """Builds the method's process, or what stands for one where the method has several."""
     name = request.run["algorithm"]
     number = len(train.client_ids)
-    built = tff_algos.build(name, model, num_clients=number, **request.training, **request.method)
+    built = tff_algos.build(
+        name,
+        model,
+        num_clients=number,
+        clients_per_round=request.run["clients_per_round"] or number,
+        seed=request.run["seed"],
+        **request.training,
+        **request.method,
+    )
     if not tff_algos.get(name).staged:
         return built
     from simulation.rounds import staged

@@ -363,6 +363,49 @@ def check_indices(method: str, num_clients: int, clients: Sequence[ClientData]) 
         places[index] = place
 
 
+def of_model(clients: Sequence[Any], model: Any, round_num: int) -> list[ClientData]:
+    """Returns the clients of a round as a method takes them.
+
+    Args:
+      clients: `ClientData`, or a batched `tf.data.Dataset` of pairs each, as TFF's algorithms take
+        them. A dataset's client has no index, and draws by its place in the cohort and the round.
+      model: The `tff_algos.Model` they are for. Numbers of another width (float64 inputs, int64
+        labels) become those of its specs.
+      round_num: The round, from 0.
+
+    Raises:
+      ValueError: If a dataset is empty or not of pairs, or numbers do not fit.
+    """
+    return [_of_model(data, model, round_num, place) for place, data in enumerate(clients)]
+
+
+def _of_model(data, model, round_num, place):
+    if not isinstance(data, ClientData) and hasattr(data, "as_numpy_iterator"):
+        data = from_dataset(data, dropout_seed=(round_num, place))
+    if not isinstance(data, ClientData):
+        return data
+    changed = {}
+    for name, spec in (("x", model.x_spec), ("y", model.y_spec)):
+        values = getattr(data, name)
+        wanted = np.dtype(spec.dtype.as_numpy_dtype)
+        found = getattr(values, "dtype", None)
+        if (
+            isinstance(found, np.dtype)
+            and found != wanted
+            and np.can_cast(found, wanted, "same_kind")
+        ):
+            changed[name] = _narrowed(np.asarray(values), wanted, f"Client {place}: {name}")
+    return data._replace(**changed) if changed else data
+
+
+def _narrowed(values, dtype, what):
+    with np.errstate(over="ignore"):
+        narrowed = values.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(narrowed, values):
+        raise ValueError(f"{what} holds numbers that do not fit into {dtype}.")
+    return narrowed
+
+
 def from_dataset(dataset, *, dropout_seed: Sequence[int] = (0,), index: int = -1) -> ClientData:
     """Turns a batched `tf.data.Dataset` of (x, y) pairs, as TFF's examples use, into `ClientData`.
 

@@ -58,7 +58,7 @@ def test_in_force_has_every_setting_that_matters_and_no_other():
     want = {h.name for h in experiment_flags.RUN_HPARAMS}
     want |= {"client_optimizer", "client_learning_rate", "server_learning_rate", "client_momentum"}
     want |= {"client_weighting", "client_lr_schedule", "client_lr_warmup_steps"}
-    want |= {"client_optimizer_state"}
+    want |= {"client_optimizer_state", "aggregator"}
     want |= {"fedadam_beta1", "fedadam_beta2", "fedadam_tau", "fedopt_variant"}
     want |= {f"synthetic_{h.name}" for h in tasks.get("synthetic").hparams}
     assert set(request.in_force) == want

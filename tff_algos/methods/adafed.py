@@ -131,6 +131,7 @@ SPEC = MethodSpec(
     ),
     server_learning_rate=1.0,
     client_weighting=None,
+    aggregated="needs each client's own update at the server",
 )
 
 

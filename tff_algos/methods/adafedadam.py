@@ -54,10 +54,10 @@ import tensorflow as tf
 
 from hparams import By, Hparam
 from tff_algos import averaging, client
-from tff_algos.method import Method
+from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.parts import vectors
-from tff_algos.registry import MethodSpec, decay
+from tff_algos.registry import Aggregated, MethodSpec, decay
 from tff_algos.weights import Weights, constants, each, subtract, zeros
 
 
@@ -137,6 +137,7 @@ SPEC = MethodSpec(
     ),
     server_learning_rate=1e-3,
     keeps_client_optimizer=True,
+    aggregated=Aggregated("the mean of the normalised updates", own_weights=True),
 )
 
 # Above 1 / it and below it a power times a number of examples, and a sum of such, are float32's.
@@ -250,7 +251,8 @@ def build(
         magnitudes = federation.map_clients(tf.abs, report.ratio)
         largest = federation.broadcast(federation.max(magnitudes))
         weight = federation.map_clients(weigh, largest, report.ratio, update.weight)
-        mean = federation.mean((report.update, report.certainty), weight)
+        update_mean = mean_of_updates(federation, report.update, weight)
+        mean = update_mean, federation.mean(report.certainty, weight)
         total_weight = federation.sum(weight)
         outcome = federation.map_server(server_update, state, mean, total_weight)
         total = federation.sum(update.metrics)

@@ -66,6 +66,7 @@ SPEC = MethodSpec(
     client_weighting=None,
     needs_num_clients=True,
     needs_index=True,
+    aggregated="adds up updates by the weights of a mixture, and averages none",
 )
 
 

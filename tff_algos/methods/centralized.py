@@ -62,6 +62,7 @@ SPEC = MethodSpec(
     client_weighting=None,
     draws_clients=False,
     plan=_plan,
+    aggregated="has one client, which holds all examples",
 )
 
 

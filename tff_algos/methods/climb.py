@@ -104,6 +104,7 @@ SPEC = MethodSpec(
     needs_num_clients=True,
     needs_index=True,
     plan=_plan,
+    aggregated="adds up updates by multipliers that it needs each client's loss for",
 )
 
 

@@ -36,9 +36,9 @@ import tensorflow as tf
 
 from hparams import Hparam
 from tff_algos import averaging, client
-from tff_algos.method import Method
+from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec
 from tff_algos.weights import Weights, each, move, subtract, zeros
 
 SPEC = MethodSpec(
@@ -61,6 +61,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_weighting="uniform",
     client_optimizers=("sgd",),
+    aggregated=Aggregated(),
 )
 
 
@@ -92,7 +93,7 @@ def build(model: Model, local: client.LocalTraining, *, lambda_: float) -> Metho
         return averaging.give(report, weight, trained, data, finite, client_state=kept)
 
     def aggregate(federation, update):
-        delta = federation.mean(update.report.delta, update.weight)
+        delta = mean_of_updates(federation, update.report.delta, update.weight)
         return delta, federation.sum(update.report.diverged)
 
     def server_update(state: averaging.ServerState, delta: Weights, diverged):

@@ -178,6 +178,7 @@ SPEC = MethodSpec(
     ),
     server_learning_rate=1.0,
     staged=True,
+    aggregated="is several processes, which need single clients' losses",
 )
 
 _LABELLED_AT_ONCE = 10  # Clients.

@@ -51,7 +51,7 @@ from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.methods import fedopt
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec, RoundPlan
+from tff_algos.registry import Aggregated, MethodSpec, RoundPlan
 from tff_algos.weights import Weights, constants, each, zeros
 
 
@@ -131,6 +131,9 @@ def _spec(name, summary, *hparams):
         hparams=(*hparams, *_COMMON),
         client_optimizers=("sgd",),
         plan=_plan,
+        aggregated=Aggregated(
+            "P, the mean of the sums of moments P_k", in_clear="their moments m_k"
+        ),
     )
 
 
@@ -262,5 +265,11 @@ def _build(
         return ServerState(x, tuple(m), tuple(v), steps, state.round_num)
 
     return averaging.build(
-        model, local, client_update, server_update, initialize=initialize, broadcast=broadcast
+        model,
+        local,
+        client_update,
+        server_update,
+        initialize=initialize,
+        broadcast=broadcast,
+        aggregate=averaging.mean_each(tuple, 0, 1),
     )

@@ -27,7 +27,7 @@ from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec
 from tff_algos.weights import Weights, each
 
 SPEC = MethodSpec(
@@ -45,6 +45,7 @@ SPEC = MethodSpec(
     ),
     server_learning_rate=1.0,
     keeps_client_optimizer=True,
+    aggregated=Aggregated(),
 )
 
 

@@ -67,6 +67,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_weighting=None,
     keeps_client_optimizer=True,
+    aggregated="divides a sum of weighed updates by a sum of what weighs them",
 )
 
 

@@ -40,7 +40,7 @@ from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec
 from tff_algos.weights import Weights, constants, each, move, subtract, zeros
 
 SPEC = MethodSpec(
@@ -84,6 +84,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_weighting="uniform",
     client_optimizers=("sgd",),
+    aggregated=Aggregated(in_clear="their directions d_k"),
 )
 
 
@@ -178,13 +179,15 @@ def build(
         after = ServerState(x, tuple(d), state.steps + longest, state.round_num)
         return averaging.next_state(state, after, total_weight)
 
+    mean_reports = averaging.mean_each(tuple, "delta", "d")
+
     def next_round(federation, state, clients):
         start = federation.broadcast(federation.map_server(prepare_start, state))
         first = federation.map_clients(client_start, start, clients)
         gradient = federation.mean(first.gradient, first.weight)
         message = federation.broadcast(federation.map_server(prepare_broadcast, state, gradient))
         update = federation.map_clients(client_update, start, message, clients)
-        mean = federation.mean((update.report.delta, update.report.d), update.weight)
+        (mean,) = mean_reports(federation, update)
         longest = federation.max(update.report.steps)
         total_weight = federation.sum(update.weight)
         metrics = federation.map_server(averaging.summarize, federation.sum(update.metrics))
