@@ -160,6 +160,13 @@ RUN_HPARAMS = (
         maximum=hparams_lib.MAX_SEED,
     ),
     _flag(
+        "initial_weights",
+        None,
+        "Weights that the model begins with in place of those of --seed: a .keras or .h5 file of "
+        "the same model, the folder of a SavedModel or of a finished run. Unset: those of --seed.",
+        type=str,
+    ),
+    _flag(
         "runtime",
         "auto",
         "How rounds run: tff, client by client in this process; native, in TFF's own worker (CPU "
@@ -349,6 +356,8 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
     if task is not None:
         given["task"] = _check_own_task(task, given)
     request = _checked(given, modules, owners, task)
+    if model is not None and request.run["initial_weights"] is not None:
+        raise HparamError("--initial_weights has no meaning beside model, which has its weights.")
     objects = {"task": task, "model": model}
     return dataclasses.replace(request, objects={k: v for k, v in objects.items() if v is not None})
 

@@ -147,6 +147,7 @@ def test_output_folder_is_complete(finished):
         "data_digests.json",
         "tensorboard",
         "checkpoints",
+        "model",
     }
 
 
