@@ -1,12 +1,9 @@
-"""The suite beside TFF's own objects: clients, models, aggregators, loops, programs.
+"""The suite beside TFF's own objects: clients, models, aggregators, loops.
 
     .venv/bin/python -m examples.tff_objects
 
 Every part is a function of its own, and prints the loss that it comes to.
 """
-
-import asyncio
-import collections
 
 import numpy as np
 import tensorflow as tf
@@ -96,43 +93,8 @@ def composed_with_a_dataset_computation(data, rounds: int = 5) -> float:
     return float(output.metrics["loss"])
 
 
-def tffs_program(data, folder: str, rounds: int = 3) -> float:
-    """`tff.learning.programs.train_model`, which runs in TFF's own asynchronous context only."""
-    process = tff_algos.build("fedavg", model_fn, client_learning_rate=0.1)
-    losses = {}
-
-    class Losses(tff.program.ReleaseManager):
-        async def release(self, value, key):
-            metrics = await tff.program.materialize_value(value)
-            losses[key] = float(collections.OrderedDict(metrics)["loss"])
-
-    class Nothing(tff.program.ReleaseManager):
-        async def release(self, value, key):
-            del value, key
-
-    context = tff.program.NativeFederatedContext(
-        tff.backends.native.create_async_local_cpp_execution_context()
-    )
-    source = tff.program.DatasetDataSource([batches(data, i) for i in data.client_ids])
-    with tff.framework.get_context_stack().install(context):
-        asyncio.run(
-            tff.learning.programs.train_model(
-                train_process=tff_algos.taking_datasets(process, BATCH_SIZE),
-                train_data_source=source,
-                train_per_round_clients=4,
-                train_total_rounds=rounds,
-                program_state_manager=tff.program.FileProgramStateManager(folder),
-                model_output_manager=Nothing(),
-                train_metrics_manager=Losses(),
-                evaluation_manager=None,
-                evaluation_periodicity=rounds,
-            )
-        )
-    return losses[max(losses)]
-
-
 def main() -> None:
-    """Runs all parts but TFF's program in the runtime `tff`."""
+    """Runs all parts in the runtime `tff`."""
     data = client_data()
     with runtimes.installed("tff"):
         for part in (tffs_loop, loop_with_client_states, composed_with_a_dataset_computation):

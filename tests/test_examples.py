@@ -107,9 +107,3 @@ def test_tffs_objects(part):
     with runtimes.installed("tff"):
         loss = getattr(tff_objects, part)(tff_objects.client_data())
     assert loss < np.log(2)  # That of the weights of zero it starts from.
-
-
-@pytest.mark.long
-def test_tffs_program(tmp_path):
-    loss = tff_objects.tffs_program(tff_objects.client_data(), str(tmp_path))
-    assert loss < np.log(2)

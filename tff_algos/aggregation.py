@@ -95,7 +95,8 @@ class Aggregator:
                 f"model_aggregator={type(factory).__name__} must give one value like the model's "
                 "weights, which a server can step by."
             )
-        self.next, self.is_simulation = _in_clear(process.next)
+        with _quietly():
+            self.next, self.is_simulation = _in_clear(process.next)
         self.initial_state = _initial_state(process.initialize)
 
     def stateful_draw(self) -> str | None:

@@ -15,8 +15,8 @@ def taking_datasets(process: Process, batch_size: int) -> tff.learning.templates
     """Returns a process whose `next` is typed to take a `tf.data.Dataset` of each client.
 
     `next` of `build`'s processes takes data sets, too, if Python calls it; but its type is that of
-    arrays, and TFF's tools go by types: `tff.simulation.compose_dataset_computation_with_…`,
-    `tff.learning.programs.train_model`. Here data sets become arrays within TFF.
+    arrays, and TFF's tools go by types, as `compose_dataset_computation_with_learning_process` of
+    `tff.simulation` does. Here data sets become arrays within TFF.
 
     Args:
       process: The process of a method whose clients keep nothing.
