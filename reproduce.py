@@ -128,6 +128,13 @@ flags.DEFINE_bool(
     "write_readmes", False, "Only bring the pages of papers/ up to date.", flag_values=FLAGS
 )
 flags.DEFINE_bool(
+    "redraw",
+    False,
+    "Only draw the recorded figures again from the CSV files beside them, of all papers or of "
+    "--paper, --item and --setup.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_bool(
     "list",
     False,
     "List papers, items, set-ups and rows, and what those take that were not run: data, found or "
@@ -308,7 +315,10 @@ def _draw(setup, options) -> None:
     if options.record:
         target = readme.recorded_folder(setup)
         target.mkdir(parents=True, exist_ok=True)
-        shutil.copy(known["output"], target)
+        for ending in (".png", ".csv"):
+            drawn = pathlib.Path(known["output"]).with_suffix(ending)
+            if drawn.exists():
+                shutil.copy(drawn, target)
 
 
 def _dry_run(setup, runs, resources) -> None:
@@ -344,6 +354,18 @@ def _dry_run(setup, runs, resources) -> None:
 def _write_readmes() -> None:
     changed = readme.write()
     print("\n".join(f"{path} is up to date now" for path in changed) or "All pages are up to date.")
+
+
+def _redraw(options) -> None:
+    """Draws recorded figures again."""
+    from reproduction import drawing  # Its libraries take seconds to import.
+
+    wanted = items.all_items(options.paper) if options.paper else items.all_items()
+    for item in wanted:
+        for setup in item.setups.values():
+            if options.item in (None, item.name) and options.setup in (None, setup.name):
+                for path in drawing.draw_again(setup, readme.recorded_folder(setup), (".png",)):
+                    print(path)
 
 
 def _list() -> None:
@@ -422,6 +444,9 @@ def main(arguments: list[str]) -> int:
             return 0
         if FLAGS.write_readmes:
             _write_readmes()
+            return 0
+        if FLAGS.redraw:
+            _redraw(FLAGS)
             return 0
         if FLAGS.compare:
             from reproduction import compare

@@ -39,6 +39,7 @@ import difflib
 import functools
 import itertools
 import pathlib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -49,6 +50,8 @@ from simulation import experiment_flags
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 PAPERS = REPO / "papers"
+# Where a title begins to speak of what is measured.
+_MEASURE = re.compile(r"(?:, |: |^)(?:mean |test )*(?:accuracy|error|recall|squared error)\b")
 
 
 class ReproduceError(Exception):
@@ -103,6 +106,16 @@ class Setup:
     stand_in: str
     reasons: Mapping[str, str]
     seconds: Mapping[str, float]
+
+    @property
+    def heading(self) -> str:
+        """The title without what is measured and how many rounds: a figure's axes say those."""
+        parts = []
+        for part in self.title.split("; "):
+            kept = _MEASURE.split(part)[0] if _MEASURE.search(part) else part
+            if kept and "percent" not in kept:
+                parts.append(kept)
+        return "; ".join(parts).replace(f", {self.rounds:,} rounds", "")
 
     def points(self, row: str) -> list[dict[str, Value]]:
         """Returns the points of the row's grid; one without settings if it has none."""

@@ -322,7 +322,7 @@ class Experiment:
                     caller.say(f"Stopped by {stop.signal.name}. {self._how_to_resume(round_num)}")
                     return Outcome(folder.path, weights, stop.signal)
                 final = measured(weights, state, client_states, final=True)
-                self._write_results(final, round_num, caller.say)
+                self._write_results(final, round_num, weights, caller.say)
         if round_num < settings["total_rounds"]:
             caller.say(f"Out of time. {self._how_to_resume(round_num)}")
         return Outcome(folder.path, weights)
@@ -414,7 +414,7 @@ class Experiment:
 
     def _write_start(self, caller, round_num):
         """Tells of this start and leaves in the folder only what goes with it."""
-        from simulation.records import recorder
+        from simulation.records import models, recorder
 
         settings, task, folder = self.request.run, self._task, self._folder
         device = runtimes.device_description()
@@ -426,15 +426,20 @@ class Experiment:
             f"({len(task.train.client_ids)} clients, {int(np.sum(task.train.sizes))} training "
             f"examples), runtime {settings['runtime']}, device {device}, results in {folder.path}"
         )
+        if self.request.in_force["aggregator"] == "secure":
+            caller.say(f"--aggregator=secure simulates {recorder.SIMULATED}.")
         described = outputs.describe_start(caller.command, device, round_num)
         recorder.write_start(folder, self.request, task, described)
         folder.write_data_digests(self._data)
         folder.remove("summary.json", "client_metrics.csv")
+        models.remove(folder.path)
 
-    def _write_results(self, final, round_num, say):
-        from simulation.records import recorder
+    def _write_results(self, final, round_num, weights, say):
+        from simulation.records import models, recorder
 
         folder, total_rounds = self._folder, self.request.run["total_rounds"]
+        with files.explained(folder.path):
+            models.write(folder.path, self._task, self.request.run["seed"], weights)
         by_client = final.clients and final.clients.by_client()
         recorder.write_results(
             folder, self._task, final.columns, by_client, round_num, total_rounds
@@ -466,6 +471,10 @@ def _load(request: Request) -> Task:
     )
     if "model" in objects:
         task = dataclasses.replace(task, keras_model_fn=_model_fn(objects["model"]))
+    if settings["initial_weights"] is not None:
+        from simulation.records import models
+
+        task = models.beginning_with(task, settings["seed"], settings["initial_weights"])
     number = len(task.train.client_ids)
     experiment_flags.check_cohort(settings["clients_per_round"], number, task.name)
     return task
@@ -501,7 +510,15 @@ def _build_process(request: Request, model: "tff_algos.Model", train: FederatedD
     """Builds the method's process, or what stands for one where the method has several."""
     name = request.run["algorithm"]
     number = len(train.client_ids)
-    built = tff_algos.build(name, model, num_clients=number, **request.training, **request.method)
+    built = tff_algos.build(
+        name,
+        model,
+        num_clients=number,
+        clients_per_round=request.run["clients_per_round"] or number,
+        seed=request.run["seed"],
+        **request.training,
+        **request.method,
+    )
     if not tff_algos.get(name).staged:
         return built
     from simulation.rounds import staged

@@ -7,10 +7,8 @@ declarations) is defined once and belongs to all of them.
 
 import dataclasses
 import difflib
-import importlib
 import json
 import os
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,10 +19,10 @@ from absl import flags as absl_flags
 import hparams as hparams_lib
 import tasks
 import tff_algos
+from common import imports
 from hparams import Hparam, HparamError, Value
 from simulation import other_names, runtimes
 from simulation.records import profile
-from simulation.rounds import randomness
 from tasks.task import Task
 from tff_algos import registry
 
@@ -55,7 +53,8 @@ RUN_HPARAMS = (
     _flag(
         "data_dir",
         None,
-        "Folder with the task's data files. Unset: the task's cache, or a download.",
+        "Folder with the task's data files, or of TensorFlow Datasets (<name>/<version>/). Unset: "
+        "TFF's or Keras's cache, then $TFDS_DATA_DIR or ~/tensorflow_datasets, then a download.",
         type=str,
     ),
     _flag(
@@ -124,6 +123,12 @@ RUN_HPARAMS = (
         "AdaFed, equation 31",
     ),
     _flag(
+        "evaluate_all_local_data",
+        False,
+        "Whether to evaluate clients on all their examples, training and test together, too "
+        "(fairness_all/...). AdaFedAdam's tables fit it better than tests; its paper says neither.",
+    ),
+    _flag(
         "track_clients",
         None,
         "Clients whose training loss is recorded at every evaluation (client_loss/<id>): ids "
@@ -145,7 +150,7 @@ RUN_HPARAMS = (
         "Seed of the draw of clients.",
         _GOOGLE,
         minimum=0,
-        maximum=randomness.MAX_SEED,
+        maximum=hparams_lib.MAX_SEED,
     ),
     _flag(
         "seed",
@@ -153,7 +158,14 @@ RUN_HPARAMS = (
         "Seed of everything else that is random: initial weights, partitions, order of examples, "
         "dropout.",
         minimum=0,
-        maximum=randomness.MAX_SEED,
+        maximum=hparams_lib.MAX_SEED,
+    ),
+    _flag(
+        "initial_weights",
+        None,
+        "Weights that the model begins with in place of those of --seed: a .keras or .h5 file of "
+        "the same model, the folder of a SavedModel or of a finished run. Unset: those of --seed.",
+        type=str,
     ),
     _flag(
         "runtime",
@@ -222,6 +234,7 @@ MAY_CHANGE = frozenset(
     [
         "client_state_memory_mb",
         "data_dir",
+        "evaluate_all_local_data",
         "evaluate_classes",
         "evaluate_improvement",
         "experiment_name",
@@ -352,6 +365,8 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
     if task is not None:
         given["task"] = _check_own_task(task, given)
     request = _checked(given, modules, owners, task)
+    if model is not None and request.run["initial_weights"] is not None:
+        raise HparamError("--initial_weights has no meaning beside model, which has its weights.")
     objects = {"task": task, "model": model}
     return dataclasses.replace(request, objects={k: v for k, v in objects.items() if v is not None})
 
@@ -362,7 +377,7 @@ def _check_own_task(task, given) -> str:
         kind = type(task).__name__
         raise HparamError(f"task must be a task's name or a tasks.task.Task, found a {kind}.")
     if task.name in tasks.names():
-        raise HparamError(f"task: one's own cannot be named {task.name}, as a registered one is.")
+        raise HparamError(f"task: {task.name} is the name of a registered task; choose another.")
     if given.get("use_synthetic_data"):
         raise HparamError("--use_synthetic_data is not used by a user's own task.")
     try:
@@ -487,15 +502,7 @@ def _import_modules(arguments):
         values(["", *arguments], known_only=True)
     except absl_flags.Error as e:
         raise HparamError(_one_line(e)) from e
-    if values["import"].value and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    for name in values["import"].value:
-        try:
-            importlib.import_module(name)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as e:  # Whatever a user's module raises is the user's to read.
-            raise HparamError(f"--import={name} failed: {type(e).__name__}: {_one_line(e)}") from e
+    imports.modules_of_ones_own(values["import"].value)
 
 
 def _flag_owners() -> dict[str, tuple[Hparam, list[tuple[str, str]]]]:

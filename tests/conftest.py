@@ -26,6 +26,8 @@ for _signal, _handler in (
 
 # Read once, when TensorFlow is imported, which a test file may do before any fixture runs.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# What TFDS keeps for whoever runs the tests is no part of them.
+os.environ["TFDS_DATA_DIR"] = os.path.join(os.devnull, "no", "such", "folder")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Every test process would otherwise start a thread a core, for each of TensorFlow's pools.
     _threads = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))

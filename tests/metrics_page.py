@@ -28,7 +28,13 @@ def _names() -> list[str]:
 
 
 def _pattern(name: str, metrics: str) -> str:
-    known = {"<metric>": metrics, "<c>": r"\d+", "<name>": r"(?!class_\d)\w+", "<id>": ".+"}
+    known = {
+        "<metric>": metrics,
+        "<c>": r"\d+",
+        "<name>": r"(?!class_\d)\w+",
+        "<id>": ".+",
+        "<path>": ".+",
+    }
     parts = re.split(r"(<\w+>)", name)
     return "".join(known[p] if p in known else re.escape(p) for p in parts)
 
@@ -40,4 +46,7 @@ def undefined(columns: Iterable[str]) -> list[str]:
     own = [n.removeprefix("eval/") for n in names if n.startswith("eval/")]
     metrics = "(?:" + "|".join(_pattern(name, "") for name in own) + ")"
     known = [re.compile(_pattern(name, metrics)) for name in names]
+    if "`fairness_all/<metric>_<name>`" in _PAGE.read_text():
+        # The same statistics over other examples.
+        columns = [re.sub("^fairness_all/", "fairness/", c) for c in columns]
     return [c for c in columns if c != "round_num" and not any(k.fullmatch(c) for k in known)]

@@ -22,6 +22,8 @@ def test_every_statistic_over_clients_is_defined():
     names = fairness.summarize(values, np.ones(3), train_sizes=np.ones(3))
     assert len(names) > 25
     assert metrics_page.undefined(f"fairness/accuracy_{name}" for name in names) == []
+    assert metrics_page.undefined([f"fairness_all/accuracy_{name}" for name in names]) == []
+    assert metrics_page.undefined(["train/aggregator/clipping/0"]) == []
     assert metrics_page.undefined(["fairness/accuracy_median_u", "fairness/accuracy_std"]) == [
         "fairness/accuracy_median_u",
         "fairness/accuracy_std",

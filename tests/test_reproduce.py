@@ -3,6 +3,7 @@
 import csv
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -231,6 +232,7 @@ def test_columns(runs, column, value):
         {"kind": "curves", "column": "train/loss", "label": "loss"},
         {"kind": "density", "column": "accuracy"},
         {"kind": "rates"},
+        {"kind": "best_rates"},
         {"kind": "setting", "setting": "server_learning_rate"},
     ],
     ids=lambda w: "-".join(w.values()),
@@ -248,8 +250,43 @@ def test_figures_are_drawn(runs, tmp_path, wanted):
     paths = drawing.draw(setup, runs, results.choose(runs, setup), tmp_path / "plots")
     assert not (tmp_path / "plots" / "density_7.png").exists(), "of figures asked for before"
     assert [pathlib.Path(path).suffix for path in paths] == [".png", ".pdf"]
-    for path, start in zip(paths, (b"\x89PNG", b"%PDF"), strict=True):
-        assert pathlib.Path(path).read_bytes()[:4] == start
+    contents = [pathlib.Path(path).read_bytes() for path in paths]
+    assert [content[:4] for content in contents] == [b"\x89PNG", b"%PDF"]
+    for run in runs:
+        shutil.rmtree(run.folder)
+    again = drawing.draw_again(setup, tmp_path / "plots")
+    assert [pathlib.Path(path).read_bytes() for path in again] == contents, "from the CSV alone"
+
+
+def test_a_results_figure_is_drawn_from_the_records(runs, tmp_path):
+    setup = toy_setup(figures=[])
+    chosen = results.choose(runs, setup)
+    results.write_csv(tmp_path / "results.csv", results.records(runs, setup, chosen))
+    results.write_csv(tmp_path / "runs.csv", results.grid_records(runs, setup, chosen))
+    paths = drawing.draw(setup, runs, chosen, tmp_path)
+    assert [pathlib.Path(path).name for path in paths] == ["results.png", "results.pdf"]
+    swept = toy_setup(figures=[{"kind": "rates"}])
+    assert drawing.draw_again(swept, tmp_path) == [], "the heat map shows them"
+
+
+@pytest.mark.parametrize(
+    ("title", "heading"),
+    [
+        (
+            "Synthetic: 100 clients; test accuracy over clients, in percent",
+            "Synthetic: 100 clients",
+        ),
+        (
+            "CIFAR-10: 500 clients, 10 a round, 1,000 rounds, rate 1; accuracy in percent, mean",
+            "CIFAR-10: 500 clients, 10 a round, rate 1",
+        ),
+        ("Synthetic, test accuracy in percent; local solver: SGD", "Synthetic; local solver: SGD"),
+        ("40 % of the labels, E = 5; percent", "40 % of the labels, E = 5"),
+        ("EMNIST AE: 3,400 writers; mean squared error x 1000", "EMNIST AE: 3,400 writers"),
+    ],
+)
+def test_a_figures_title_leaves_units_and_rounds_to_the_axes(title, heading):
+    assert toy_setup(title=title, rounds=1000).heading == heading
 
 
 def test_a_run_is_done_if_its_settings_are_the_same(tmp_path):
@@ -416,7 +453,10 @@ def test_rows_are_run_and_a_table_comes_out(tmp_path):
     assert "What differs most, after fewer rounds than the paper's, is fedavg's" in done.stdout
     assert "Columns (docs/metrics.md): avg `fairness/accuracy_avg_w` x 100; std" in done.stdout
     folder = tmp_path / "adafedadam" / "table5" / "synthetic"
-    assert (folder / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    for name in ("curves", "results"):
+        assert (folder / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+    with open(folder / "curves.csv", newline="") as f:
+        assert {r["method"] for r in csv.DictReader(f)} == {"fedavg"}
     assert "The rounds differ" in (folder / "table.md").read_text()
     assert "% The rounds differ" in (folder / "table.tex").read_text()
     with open(folder / "results.csv", newline="") as f:

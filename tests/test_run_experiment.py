@@ -148,6 +148,7 @@ def test_output_folder_is_complete(finished):
         "summary.json",
         "data_digests.json",
         "checkpoints",
+        "model",
     }
 
 

@@ -45,6 +45,18 @@ class ClientMetrics(NamedTuple):
                 (name, values / self.weights[name]) for name, values in self.values.items()
             )
 
+    def __add__(self, other: "ClientMetrics") -> "ClientMetrics":
+        """Returns the metrics of the same clients on both sets of examples together."""
+
+        def both(a, b):
+            return collections.OrderedDict((name, a[name] + b[name]) for name in a)
+
+        return ClientMetrics(
+            self.sizes + other.sizes,
+            both(self.values, other.values),
+            both(self.weights, other.weights),
+        )
+
     def pooled(self) -> collections.OrderedDict[str, float]:
         """Returns metric → weighted mean over all examples of all clients; NaN without any."""
         with np.errstate(invalid="ignore", divide="ignore"):

@@ -49,7 +49,7 @@ class Evaluations:
           process: The method's process; a staged one is asked for its findings.
 
         Raises:
-          HparamError: If clients or classes that are to be followed are not there.
+          HparamError: If clients, classes or examples that are to be measured are not there.
         """
         self._task, self._train, self._settings = task, train, settings
         self._process = process
@@ -65,8 +65,15 @@ class Evaluations:
         self._train_sizes = None
         if task.test is not None and list(task.test.client_ids) == list(train.client_ids):
             self._train_sizes = train.sizes
-        self._clients = self._central = self._validation = None
+        self._clients = self._central = self._validation = self._trained = None
         prepare = self._evaluator.prepare
+        if settings["evaluate_all_local_data"]:
+            if self._train_sizes is None:
+                raise HparamError(
+                    f"--evaluate_all_local_data has no meaning with --task={task.name} as it is "
+                    "set, whose clients do not both train and test."
+                )
+            self._trained = prepare(train)
         if task.test is not None and np.sum(task.test.sizes):
             self._clients = prepare(task.test)
         if task.central_test is not None and len(task.central_test.y):
@@ -99,7 +106,8 @@ class Evaluations:
         """
         columns = collections.OrderedDict()
         central = self._central if final else self._validation
-        personal = self._personal(weights, client_states) if self._clients else None
+        tests = self._task.test
+        personal = self._personal(tests, weights, client_states) if self._clients else None
         clients = None
         if self._clients and not (personal and central):
             clients = self._evaluator(weights, self._clients)
@@ -108,7 +116,11 @@ class Evaluations:
             columns.update((f"eval/{name}", value) for name, value in evaluated.pooled().items())
         clients = personal or clients
         if clients:
-            columns.update(self._fairness(clients))
+            columns.update(self._fairness("fairness", clients))
+            if self._trained:
+                trained = self._personal(self._train, weights, client_states)
+                trained = trained or self._evaluator(weights, self._trained)
+                columns.update(self._fairness("fairness_all", trained + clients))
         columns.update(self._tracked_losses(weights))
         columns.update(self._label_noise(state))
         return Evaluated(columns, clients)
@@ -129,20 +141,20 @@ class Evaluations:
         fraction = self._losses.improved_fraction(before, after, clients)
         return collections.OrderedDict({"fairness/improved_fraction": fraction})
 
-    def _personal(self, weights, client_states):
+    def _personal(self, data, weights, client_states):
         """Evaluates each client with its own model; `None` if the method has none."""
         method = getattr(self._process, "method", None)
         if method is None or method.personal_weights is None:
             return None
-        ids = self._task.test.client_ids
+        ids = data.client_ids
 
         def weights_of(client):
             state = client_states.read([ids[client]])[0]
             return method.personal_weights(state.kept) if state.visits else weights
 
-        return evaluation.evaluate_each(self._evaluator.model, weights_of, self._task.test)
+        return evaluation.evaluate_each(self._evaluator.model, weights_of, data)
 
-    def _fairness(self, clients):
+    def _fairness(self, prefix, clients):
         task = self._task
         statistics = fairness.summarize(
             clients.by_client()[task.primary_metric],
@@ -150,7 +162,7 @@ class Evaluations:
             train_sizes=self._train_sizes,
             higher_is_better=task.higher_is_better,
         )
-        return {f"fairness/{task.primary_metric}_{name}": v for name, v in statistics.items()}
+        return {f"{prefix}/{task.primary_metric}_{name}": v for name, v in statistics.items()}
 
     def _tracked_losses(self, weights):
         if self._tracked is None:

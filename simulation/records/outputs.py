@@ -6,6 +6,7 @@
     summary.json         what the run came to
     events.out.tfevents… metrics.csv and settings for TensorBoard
     checkpoints/         see `simulation.records.checkpoints`
+    model/               the final model, see `simulation.records.models`
     data_digests.json    what the data were, client by client or file by file
 
 These files belong together, and what has changed since a run wrote it is refused. A run has an id,

@@ -13,6 +13,9 @@ from simulation.records.progress import Progress
 from tasks import fingerprint
 from tasks.task import Task
 
+# What a folder says of a run whose aggregator has secure sums.
+SIMULATED = "secure aggregation: sums are taken in clear, of the integers that it would sum"
+
 
 class Recorder:
     """Takes what the rounds of a run give: rows, checkpoints, progress.
@@ -150,6 +153,7 @@ def write_start(
         "num_clients": len(task.train.client_ids),
         "num_training_examples": int(np.sum(task.train.sizes)),
         **({"objects": _names(request.objects)} if request.objects else {}),
+        **({"simulated": SIMULATED} if request.in_force["aggregator"] == "secure" else {}),
         "start": recorded["start"] if recorded else start,
         "resumed": [*recorded["resumed"], start] if recorded else [],
     }

@@ -258,7 +258,9 @@ def _weights(process, state):
 
 def flatten_state(state: Any) -> list[np.ndarray]:
     """Returns the arrays of a server state, in the order of its structure."""
-    return [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
+    leaves = tf.nest.flatten(state)
+    # Of a tensor of text NumPy itself would make an array of objects.
+    return [np.asarray(leaf.numpy() if tf.is_tensor(leaf) else leaf) for leaf in leaves]
 
 
 def restore_state(initial: Any, leaves: Sequence[np.ndarray]) -> Any:

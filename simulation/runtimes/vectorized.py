@@ -22,12 +22,18 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulation.runtimes import batched_ops, eager_tensors, graph_calls, tff_context
+from simulation.runtimes import (
+    batched_ops,
+    eager_tensors,
+    graph_calls,
+    stacked_interpreter,
+    tff_context,
+)
 from simulation.runtimes.batched_ops import NotVectorizable
 from tasks.layers import vectorizable
-from tff_algos import client
+from tff_algos import aggregation, client
 from tff_algos import process as process_lib
-from tff_algos.client_data import Batch, ClientData, Gathered, arrays
+from tff_algos.client_data import Batch, ClientData, Gathered, arrays, of_model
 from tff_algos.model import Model
 
 __all__ = [
@@ -272,6 +278,14 @@ class _Broadcast(_Placed):
         return _Broadcast(_field(self._value, key))
 
 
+class Aggregate(NamedTuple):
+    """What an aggregator gives, as `tff.templates.MeasuredProcessOutput`."""
+
+    state: Any
+    result: Any
+    measurements: Any
+
+
 class VectorizedFederation:
     """The words of a round over blocks of stacked clients; for use while a graph is built."""
 
@@ -341,6 +355,25 @@ class VectorizedFederation:
     def stack(self, value):
         """As `tff_algos.method.Federation.stack`."""
         return self._of_cohort(value)
+
+    def aggregate(self, process, state, value, weight):
+        """As `tff_algos.method.Federation.aggregate`.
+
+        Raises:
+          NotVectorizable: If a part of the aggregator has no form over several clients.
+        """
+        types = process.next.type_signature
+        state = aggregation.unpack(types.parameter[0].member, state)
+        of_clients = [value, weight][: 1 + process.weighted]
+        argument = (state, *map(stacked_interpreter.of_each, map(self._of_cohort, of_clients)))
+        interpreter = stacked_interpreter.StackedInterpreter(_over_clients)
+        outputs = interpreter.run(process.next, argument, tf.add_n(self._num_clients))
+        return Aggregate(
+            *(
+                aggregation.pack(of.member, iter(tf.nest.flatten(output)))
+                for of, output in zip(types.result, outputs, strict=True)
+            )
+        )
 
     def _of_cohort(self, value):
         """Returns a client value as tensors `[K, ...]` in the order of the cohort."""
@@ -490,7 +523,9 @@ class VectorizedProcess:
           NotVectorizable: If an operation has no form over several clients.
           ValueError: If there is no client.
         """
-        cohort = clients if isinstance(clients, Cohort) else self.prepare(clients)
+        if not isinstance(clients, Cohort):
+            clients = self.prepare(of_model(clients, self._process.model, int(state.round_num)))
+        cohort = clients
         given = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(state)]
         # The state after the round has as many.
         number = len(given)

@@ -201,6 +201,33 @@ def test_loop_that_clients_leave_one_after_the_other():
     np.testing.assert_allclose(got, one_by_one(run, x, steps), rtol=1e-6)
 
 
+def test_squeeze_of_a_single_client_keeps_it():
+    x = np.arange(3.0, dtype=np.float32).reshape(1, 3, 1)
+    assert_same(tf.squeeze, x)
+    assert_same(lambda x: tf.squeeze(tf.reduce_sum(x, keepdims=True)), x)
+
+
+def test_branches_of_an_imported_graph():
+    """Both are computed, as of a function that is known by its definition only."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2], "x")
+        guard = tf.debugging.assert_less(tf.reduce_min(x), 5.0)
+        with tf.control_dependencies([guard]):
+            y = tf.cond(tf.reduce_sum(x) > 0, lambda: x * 2.0, lambda: tf.zeros([2]))
+        y = tf.identity(y, "y")
+    graph_def = graph.as_graph_def()
+
+    @tf.function(autograph=False)
+    def imported(x):
+        return tf.graph_util.import_graph_def(
+            graph_def, input_map={"x:0": x}, return_elements=["y:0"]
+        )[0]
+
+    assert_same(imported, np.array([[1, 2], [-3, 1], [0, 7]], np.float32))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        at_once(imported, np.array([[1, 2], [6, 7], [0, 1]], np.float32))
+
+
 def test_choice_by_client():
     def run(x, y):
         whole = tf.where(x[0] > 0, x, y)
