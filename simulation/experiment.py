@@ -409,7 +409,7 @@ class Experiment:
         device = runtimes.device_description()
         for path in self._point.damaged:
             caller.say(f"warning: checkpoint {path} is damaged; an older one is used.")
-        start = f"Going on after round {round_num}" if round_num else "Starting"
+        start = f"Resuming after round {round_num}" if round_num else "Starting"
         caller.say(
             f"{start}: {settings['algorithm']} on {task.name} "
             f"({len(task.train.client_ids)} clients, {int(np.sum(task.train.sizes))} training "
