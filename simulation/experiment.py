@@ -219,6 +219,46 @@ def _check_same_plans(request: Request, checkpoint: checkpoints.Checkpoint) -> N
         )
 
 
+class Parts(NamedTuple):
+    """What a run's settings stand for.
+
+    Attributes:
+      task: The task.
+      train: What the clients train on; results tell of all examples.
+      cohorts: The clients of its rounds.
+      model: The task's model.
+      process: The method's process, or what stands for one where the method has several.
+    """
+
+    task: Task
+    train: FederatedData
+    cohorts: cohorts.Cohorts
+    model: task_models.TaskModel
+    process: Any
+
+
+def assemble(request: Request, look_at: Callable[[Task], None] | None = None) -> Parts:
+    """Loads and builds what a run's settings stand for.
+
+    Args:
+      request: The settings.
+      look_at: Looks at the task before the model is built.
+
+    Raises:
+      HparamError: As `run`.
+      RunError: As `run`.
+      tasks.task.DataError: As `run`.
+    """
+    settings, task = request.run, _load(request)
+    train = cohorts.first_examples(task.train, settings["max_elements_per_client"])
+    if look_at is not None:
+        look_at(task)
+    runtimes.configure_threads()
+    model = task_models.build(task, settings["seed"])
+    process = _build_process(request, model.model, train)
+    return Parts(task, train, cohorts.Cohorts(train, settings, request.plan), model, process)
+
+
 class Experiment:
     """A method on a task, in a folder: all that its settings stand for, loaded and built.
 
@@ -248,14 +288,12 @@ class Experiment:
         """
         settings = request.run
         self._folder, self._point = folder, point
-        self._task = _load(request)
-        # What the clients train on; results tell of all examples.
-        self._train = cohorts.first_examples(self._task.train, settings["max_elements_per_client"])
-        self._cohorts = cohorts.Cohorts(self._train, settings, request.plan)
-        self._data = _checked_data(self._task, folder, point.checkpoint)
-        runtimes.configure_threads()
-        self._model = task_models.build(self._task, settings["seed"])
-        self._process = _build_process(request, self._model.model, self._train)
+
+        def look_at(task):
+            self._data = _checked_data(task, folder, point.checkpoint)
+
+        parts = assemble(request, look_at)
+        self._task, self._train, self._cohorts, self._model, self._process = parts
         if settings["runtime"] == "auto":
             name, reason = runtimes.choose(self._process)
             say(f"--runtime=auto is {name}: {reason}.")
@@ -285,13 +323,25 @@ class Experiment:
         Raises:
           RunError: If the run cannot resume or diverges.
         """
-        # Only from here on is TensorFlow needed; errors before this come fast.
+        with contextlib.ExitStack() as stack:
+            process = self._bound()
+            if self.request.run["clients_per_chunk"] is not None:
+                process = self._in_chunks(process, caller.say, stack)
+            return self._train_with(process, caller, started)
+
+    def _train_with(self, process, caller, started):
         from simulation.measures import evaluations
         from simulation.rounds import loop
 
         settings, folder, task = self.request.run, self._folder, self._task
-        process = self._bound()
-        measured = evaluations.Evaluations(task, self._train, settings, self._model, self._process)
+        measured = evaluations.Evaluations(
+            task,
+            self._train,
+            settings,
+            self._model,
+            self._process,
+            getattr(process, "evaluate", None),
+        )
         standing = self._standing(process)
         # What clients keep is opened first, so that where it is refused all else stays as it was.
         with self._client_states(standing.round_num) as client_states:
@@ -327,6 +377,29 @@ class Experiment:
     def _bound(self):
         """Returns the process as the installed runtime runs it."""
         return self._process if self._staged else runtimes.bind(self._process)
+
+    def _in_chunks(self, process, say, stack):
+        """Returns the process whose rounds go through their cohorts chunk by chunk."""
+        from simulation.rounds import in_chunks
+
+        settings = self.request.run
+        plan = in_chunks.plan_of(self._process, settings["algorithm"])
+        rounds = 0, settings["total_rounds"] - 1
+        largest = max(len(self._cohorts.members(r).clients) for r in rounds)
+        in_chunks.require_room(plan, largest, settings["algorithm"])
+        if settings["workers"]:
+            from simulation.workers import start
+
+            experiment_flags.check_chunks(settings, largest)
+            crew = start.crew(self.request, self._data, plan, self._cohorts, say, stack)
+        else:
+            desk = in_chunks.desk(
+                plan, self._process.model, self._cohorts, settings, len(os.sched_getaffinity(0))
+            )
+            crew = in_chunks.Alone(desk)
+            stack.callback(crew.close)
+        memory = settings["client_state_memory_mb"] << 20
+        return in_chunks.ChunkedProcess(process, plan, crew, memory)
 
     @property
     def _staged(self):
@@ -368,15 +441,24 @@ class Experiment:
     @contextlib.contextmanager
     def _cohort_of_round(self, process):
         """Makes the function from a round and the state before it to its clients and their data."""
+        from simulation.rounds import in_chunks
+
+        settings = self.request.run
         if self._staged:
             yield lambda round_index, state: ([], process.cohort(state))
+            return
+        if isinstance(process, in_chunks.ChunkedProcess):
+            size, total = settings["clients_per_chunk"], settings["total_rounds"]
+            yield lambda round_index, state: in_chunks.cohort(
+                self._cohorts, size, round_index, total
+            )
             return
 
         def clients(round_index):
             ids, data = self._cohorts.data(round_index)
             return ids, process.prepare(data)
 
-        with cohorts.Ahead(clients, self.request.run["total_rounds"]) as ahead:
+        with cohorts.Ahead(clients, settings["total_rounds"]) as ahead:
             yield lambda round_index, state: ahead(round_index)
 
     def _recorder(self, caller, round_num, client_states):

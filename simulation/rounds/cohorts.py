@@ -72,7 +72,6 @@ def cohort_data(
     plan: RoundPlan,
     settings: Mapping[str, Any],
     round_index: int,
-    part: slice = slice(None),
 ) -> list["tff_algos.ClientData"]:
     """Draws the clients of a round and batches their examples, as a pure function.
 
@@ -81,15 +80,17 @@ def cohort_data(
       plan: What the method asks for in this round.
       settings: The run's settings (`simulation.experiment_flags.RUN_HPARAMS`).
       round_index: Round, from 0.
-      part: Which of the clients to take.
 
     Returns:
-      The data of each client of the cohort, or of the part; see `tff_algos.batch_cohort`.
+      The data of each client of the cohort, see `tff_algos.batch_cohort`.
     """
     who = members(len(train.client_ids), plan, settings, round_index)
-    clients, participates = who.clients[part], who.participates[part]
-    examples = [_pooled(train)] if who.pooled else [train.examples(c) for c in clients]
-    return batched(examples, plan, settings, round_index, clients, participates)
+    return _data_of(train, plan, settings, round_index, who)
+
+
+def _data_of(train, plan, settings, round_index, who):
+    examples = [_pooled(train)] if who.pooled else [train.examples(c) for c in who.clients]
+    return batched(examples, plan, settings, round_index, who.clients, who.participates)
 
 
 def cohort(
@@ -186,6 +187,8 @@ class Cohorts:
           plan: Round, from 0 → what the method asks for in it.
         """
         self._train, self._settings, self._plan = train, settings, plan
+        # Of the latest rounds: of a cohort in chunks each chunk asks.
+        self._members: dict[int, Members] = {}
 
     def clients(self, round_index: int) -> np.ndarray:
         """Returns the clients whose examples a round trains on, see `cohort`."""
@@ -194,8 +197,13 @@ class Cohorts:
 
     def members(self, round_index: int) -> Members:
         """Returns who takes part in a round."""
-        plan = self._plan(round_index)
-        return members(len(self._train.client_ids), plan, self._settings, round_index)
+        known = self._members.get(round_index)
+        if known is None:
+            plan = self._plan(round_index)
+            known = members(len(self._train.client_ids), plan, self._settings, round_index)
+            latest = list(self._members.items())[-2:]
+            self._members = {**dict(latest), round_index: known}
+        return known
 
     def steps(self, round_index: int) -> np.ndarray:
         """Returns the local steps of each client of a round's cohort, about, int64 `[n]`."""
@@ -216,8 +224,11 @@ class Cohorts:
 
     def part(self, round_index: int, start: int, stop: int) -> list["tff_algos.ClientData"]:
         """Returns the data of the clients at some places of a round's cohort."""
-        plan = self._plan(round_index)
-        return cohort_data(self._train, plan, self._settings, round_index, slice(start, stop))
+        who = self.members(round_index)
+        who = who._replace(
+            clients=who.clients[start:stop], participates=who.participates[start:stop]
+        )
+        return _data_of(self._train, self._plan(round_index), self._settings, round_index, who)
 
     def data(self, round_index: int) -> tuple[list[str], list["tff_algos.ClientData"]]:
         """Returns the ids of the clients that take part in a round, and their data."""

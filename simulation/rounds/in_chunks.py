@@ -168,6 +168,8 @@ class ChunkedProcess:
 
     Attributes:
       reads_states: That `next` asks for client states by slices, and gives them one by one.
+      evaluate: As `spread` of `simulation.measures.evaluation.Evaluator`; `None` if the crew does
+        not evaluate.
     """
 
     reads_states = True
@@ -183,6 +185,8 @@ class ChunkedProcess:
         """
         self.initialize = process.initialize
         self._plan, self._crew, self._states_bytes = plan, crew, states_bytes
+        # Of a crew that does.
+        self.evaluate = getattr(crew, "evaluate", None)
 
     def close(self) -> None:
         """Ends the crew's work."""

@@ -544,11 +544,10 @@ class Desk:
     def _data(self, round_index, chunk, phase):
         """Returns the data of a chunk; holds on to it if a later phase will ask again."""
         key = round_index, chunk
-        self.ahead(round_index, [chunk])
         with self._lock:
-            coming = self._coming.pop(key, None)
-            prepared = self._held.get(key)
+            prepared, coming = self._held.get(key), self._coming.pop(key, None)
         if prepared is None:
+            coming = coming or self._reader.submit(self._make, *key)
             prepared = coming.result()
         with self._lock:
             if phase < self._last_to_read:
@@ -607,8 +606,8 @@ class Desk:
             concurrent.futures.wait(under_way)
 
     def _states(self, phase, chunk, states_of):
-        known = self._kept.get(chunk, (-1,))[0] + 1
-        reads = any(of.reads_states for of in self._plan.phases[known : phase + 1])
+        first = phase if self._kept.get(chunk, (-1,))[0] == phase - 1 else 0
+        reads = any(of.reads_states for of in self._plan.phases[first : phase + 1])
         return states_of(chunk) if reads else None
 
     def _reads(self, phase):
@@ -616,6 +615,8 @@ class Desk:
 
     def _work(self, round_index, phase, chunk, received, states):
         done, kept = self._kept.pop(chunk, (-1, None))
+        if done != phase - 1:
+            done, kept = -1, None
         for earlier in range(done + 1, phase):
             kept = self._of_phase(round_index, earlier, chunk, received, states, kept)[0].kept
         part, seconds = self._of_phase(round_index, phase, chunk, received, states, kept)
