@@ -1,6 +1,6 @@
 """One run over several processes and machines: what it costs and what it brings.
 
-    python -m benchmarks.scale PART [--turns=7] [--data_dir=DIR] [--csv=FILE]
+    python -m benchmarks.scale PART [--turns=7] [--workloads=w1,w4] [--data_dir=DIR] [--csv=FILE]
 
 Parts, each in minutes, to be run on a quiet machine:
   * `machinery`: processor's time of a round with one worker over that of one without workers, Ray's
@@ -37,7 +37,7 @@ from common import imports
 from simulation import experiment_flags
 
 _RATE = 0.01
-_DATA = {}
+_DATA = {"workloads": ("w1", "w4", "w6")}
 
 
 class _Rounds:
@@ -137,7 +137,7 @@ def _medians(rounds, turns):
 
 def _machinery(turns):
     for workload, cohort in (("w1", 10), ("w6", 10), ("w4", 1000)):
-        if workload == "w6" and not _DATA.get("folder"):
+        if workload not in _DATA["workloads"] or workload == "w6" and not _DATA.get("folder"):
             continue
         found = {}
         for workers in (0, 1):
@@ -418,11 +418,13 @@ def main() -> None:
     parser.add_argument("part", choices=[*_PARTS, "one_memory"])
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--csv")
+    parser.add_argument("--workloads", default="w1,w4,w6", help="of the machinery")
     parser.add_argument("--data_dir", help="of MNIST and its writers, for W6")
     parser.add_argument("--cohort", type=int, default=100)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--runtime", default="tff")
     given = parser.parse_args()
+    _DATA["workloads"] = given.workloads.split(",")
     if given.data_dir:
         _DATA["folder"] = given.data_dir
     if given.part == "one_memory":
