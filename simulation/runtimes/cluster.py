@@ -17,6 +17,7 @@ from simulation.runtimes import supervisor
 
 # In the environment of all that is started on this machine.
 _MARK = "REPRODUCE_SWEEP"
+_SECONDS_TO_ANSWER = 20.0
 
 
 @contextlib.contextmanager
@@ -41,6 +42,7 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[Any]
 
     with contextlib.ExitStack() as stack:
         if address:
+            _knock(address)
             options = {"address": address}
         else:
             local = stack.enter_context(_ends_with_this_process())
@@ -55,6 +57,17 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[Any]
             raise RunError(f"{where} can't be reached: {' '.join(str(e).split())}") from e
         stack.callback(ray.shutdown)
         yield ray
+
+
+def _knock(address):
+    """Refuses an address at which nobody listens; Ray would wait there for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return  # `auto`, or a name of Ray's own.
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_ANSWER).close()
+    except (OSError, ValueError, OverflowError) as e:
+        raise RunError(f"--ray_address={address} can't be reached: {e}") from e
 
 
 @contextlib.contextmanager
