@@ -600,7 +600,8 @@ class Desk:
                 if self._reads(phase):
                     self.ahead(round_index, list(itertools.islice(waiting, self._at_once + 1)))
                 if not waiting:
-                    self.ahead(round_index + 1, following)
+                    # No more than is worked on at once, or the whole cohort's data would be held.
+                    self.ahead(round_index + 1, following[: self._at_once])
                 yield under_way.popleft().result()
         finally:
             concurrent.futures.wait(under_way)
