@@ -87,6 +87,22 @@ def assert_same_bits(found, expected):
         assert a.tobytes() == b.tobytes(), (a, b)
 
 
+def test_of_the_next_round_only_so_much_data_is_made_as_is_worked_on_at_once():
+    process, plan, made = built("fedadam"), plan_of("fedadam"), []
+    data = list(toy.client_rounds(PROBLEM, [tuple(range(5))], process.plan))[0]
+
+    def data_of(round_index, start, stop):
+        made.append((round_index, start))
+        return data[start:stop]
+
+    desk = chunks.Desk(plan, hands_of("fedadam", 0, "tff", 1, 1), data_of)
+    all_chunks, server = chunks.cut(5, 1), plan.server(process.method.initialize())
+    sent = {n: server.sent(n) for n in plan.phases[0].received}
+    assert len(list(desk.work(0, 0, all_chunks, sent, lambda _: None, all_chunks))) == 5
+    desk._reader.shutdown()
+    assert sorted(made) == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0)]
+
+
 METHODS = [n for n in cases.CASES if not tff_algos.get(n).staged]
 # One of each family: one exchange, several exchanges, stacked vectors, client state, all clients.
 QUICK = ("fedadam", "fedfa", "adafed", "scaffold", "climb")
