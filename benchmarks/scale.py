@@ -55,7 +55,7 @@ class _Rounds:
         **placed,
     ):
         imports.import_tensorflow()
-        from simulation import experiment, runtimes
+        from simulation import assembly, runtimes
         from simulation.rounds import in_chunks
 
         given = dict(
@@ -74,7 +74,7 @@ class _Rounds:
         run = {**request.run, "clients_per_chunk": size, "workers": workers, **placed}
         run["import"] = "benchmarks.scale_tasks"
         request = dataclasses.replace(request, run=run)
-        parts = experiment.assemble(request)
+        parts = assembly.assemble(request)
         stack.enter_context(runtimes.installed(runtime))
         bound = runtimes.bind(parts.process)
         self.process, self.size, self.cohorts = bound, size, parts.cohorts

@@ -138,7 +138,7 @@ class Worker:
         """
         import importlib
 
-        from simulation import experiment
+        from simulation import assembly
         from simulation.errors import RunError
         from simulation.rounds import in_chunks
         from tasks import fingerprint
@@ -147,7 +147,7 @@ class Worker:
             self._desk.close()
         for module in filter(None, (request.run["import"] or "").split(",")):
             importlib.import_module(module)
-        parts = experiment.assemble(request)
+        parts = assembly.assemble(request)
         facts = self.facts()
         if facts.node != node:
             differing = fingerprint.differences(data, fingerprint.of_task(parts.task))

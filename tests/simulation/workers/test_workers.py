@@ -15,7 +15,7 @@ imports.import_tensorflow()
 
 import tff_algos  # noqa: E402
 from hparams import HparamError  # noqa: E402
-from simulation import experiment, experiment_flags, runtimes  # noqa: E402
+from simulation import assembly, experiment_flags, runtimes  # noqa: E402
 from simulation.errors import NoWorkersError, RunError  # noqa: E402
 from simulation.measures import evaluation, evaluations  # noqa: E402
 from simulation.rounds import in_chunks  # noqa: E402
@@ -107,7 +107,7 @@ class Run:
     """The rounds of a request."""
 
     def __init__(self, request):
-        self.request, self.parts = request, experiment.assemble(request)
+        self.request, self.parts = request, assembly.assemble(request)
         self.plan = in_chunks.plan_of(self.parts.process, request.run["algorithm"])
 
     def alone(self):
