@@ -1,1 +1,1 @@
-"""A method, a task and a sweep of one's own."""
+"""Programs to start from."""

@@ -184,6 +184,43 @@ RUN_HPARAMS = (
         minimum=1,
     ),
     _flag(
+        "clients_per_chunk",
+        None,
+        "If set, a round goes through its cohort in chunks of so many clients, in bounded memory; "
+        "--workers share the chunks out. Sums fold within a chunk in cohort order, then over "
+        "chunks by a fixed tree, so the last bits of results depend on it. Unset: one chunk.",
+        type=int,
+        minimum=1,
+    ),
+    _flag(
+        "workers",
+        0,
+        "Processes of Ray, on this machine or on a cluster, that share out the chunks of a round; "
+        "0 is this process alone. As the four flags below without any effect on results.",
+        minimum=0,
+    ),
+    _flag(
+        "ray_address",
+        None,
+        "Ray cluster of the workers (auto, host:port). Unset: Ray is started on this machine.",
+        type=str,
+    ),
+    _flag(
+        "cpus_per_worker",
+        1.0,
+        "Cores of a worker; a fraction shares one.",
+        minimum=0,
+        exclusive_minimum=True,
+    ),
+    _flag("gpus_per_worker", 0.0, "GPUs of a worker; a fraction shares one.", minimum=0),
+    _flag(
+        "worker_timeout",
+        600.0,
+        "Seconds without any worker after which the run stops with a checkpoint.",
+        minimum=0,
+        exclusive_minimum=True,
+    ),
+    _flag(
         "max_minutes",
         None,
         "If set, the run stops with a checkpoint after the first round that ends later than this; "
@@ -233,20 +270,25 @@ _ALWAYS_REQUIRED = (
 MAY_CHANGE = frozenset(
     [
         "client_state_memory_mb",
+        "cpus_per_worker",
         "data_dir",
         "evaluate_all_local_data",
         "evaluate_classes",
         "evaluate_improvement",
         "experiment_name",
+        "gpus_per_worker",
         "import",
         "max_minutes",
         "mlflow_uri",
         "profile",
+        "ray_address",
         "root_output_dir",
         "rounds_per_checkpoint",
         "total_rounds",
         "track_clients",
         "wandb_project",
+        "worker_timeout",
+        "workers",
     ]
 )
 
@@ -368,6 +410,9 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
     if model is not None and request.run["initial_weights"] is not None:
         raise HparamError("--initial_weights has no meaning beside model, which has its weights.")
     objects = {"task": task, "model": model}
+    for kind, value in objects.items() if request.run["workers"] else ():
+        if value is not None:
+            raise HparamError(f"--workers needs a {kind} by name, which other processes can make.")
     return dataclasses.replace(request, objects={k: v for k, v in objects.items() if v is not None})
 
 
@@ -624,6 +669,7 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
 
     run = hparams_lib.resolve("run", RUN_HPARAMS, own("run", RUN_HPARAMS))
     run["import"] = ",".join(modules) or None
+    _check_chunks(run, method_spec)
     if run["num_validation_examples"] == 0:
         raise HparamError("--num_validation_examples=0 must be -1 (all) or >= 1.")
     if run["profile"] is not None:
@@ -645,6 +691,7 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
         method_spec.name, method_spec.hparams, own(method_spec.name, method_spec.hparams)
     )
     _check_epochs(given, run, method_spec, method)
+    _check_workers(given, run, method_spec, method)
     task = task_spec.resolve(own(task_spec.name, task_spec.hparams))
     _check_clients(run, task_spec, task)
     in_force = {
@@ -689,6 +736,65 @@ def completed(recorded: Mapping[str, Value]) -> dict[str, Value]:
             if h.is_used(settings) or owner != "training"
         }
     return flags
+
+
+def _check_chunks(run, method_spec):
+    """Refuses chunks where the round cannot be cut."""
+    if run["clients_per_chunk"] is None:
+        return
+    if run["runtime"] == "native":
+        raise HparamError(
+            "--clients_per_chunk cannot cut rounds of --runtime=native; take auto, tff or "
+            "vectorized."
+        )
+    if method_spec.staged:
+        raise HparamError(
+            f"--clients_per_chunk cannot cut rounds of {method_spec.name}, a method of several "
+            "processes."
+        )
+
+
+def _check_workers(given, run, method_spec, method):
+    """Refuses workers that would have nothing to do, and settings of workers without any."""
+    if not run["workers"]:
+        for flag in ("ray_address", "cpus_per_worker", "gpus_per_worker", "worker_timeout"):
+            if flag in given:
+                raise HparamError(f"--{flag} is not used without --workers.")
+        return
+    if method_spec.staged:
+        raise HparamError(
+            f"--workers cannot share out rounds of {method_spec.name}, a method of several "
+            "processes."
+        )
+    plan = method_spec.round_plan(dict(method), 0, run["total_rounds"])
+    if run["clients_per_round"] is not None and plan.losses != "all":
+        check_chunks(run, run["clients_per_round"])
+    elif run["clients_per_chunk"] is None:
+        check_chunks(run, None)
+
+
+def check_chunks(run: Mapping[str, Any], cohort: int | None) -> None:
+    """Refuses more workers than a round has chunks.
+
+    Args:
+      run: The run's own settings.
+      cohort: Clients of a round; `None` if the data tell.
+
+    Raises:
+      HparamError: If there are more workers than chunks.
+    """
+    workers, size = run["workers"], run["clients_per_chunk"]
+    if cohort is None:
+        advice = "--clients_per_chunk must be set with --workers"
+        raise HparamError(f"{advice}: the cut of a cohort belongs to the run, not to its workers.")
+    chunks = 1 if size is None else -(-cohort // size)
+    if size is None or workers > chunks:
+        fair = max(1, cohort // (4 * workers))
+        found = "is not set" if size is None else f"={size} makes {chunks}"
+        raise HparamError(
+            f"--workers={workers} needs as many chunks of the {cohort} clients of a round, but "
+            f"--clients_per_chunk {found}; --clients_per_chunk={fair} would do."
+        )
 
 
 def _check_epochs(given, run, method_spec, method):

@@ -121,13 +121,13 @@ def traced_once(monkeypatch):
     That a process of its own comes to the same is for tests that start one.
     """
     import tff_algos
-    from simulation import experiment
+    from simulation import assembly
     from simulation.rounds import staged
 
-    build = experiment._build_process
+    build = assembly._build_process
 
     def build_once(request, model, train):
-        names = ("task", "seed", "data_dir", "use_synthetic_data")
+        names = ("task", "seed", "data_dir", "use_synthetic_data", "initial_weights")
         key = repr(
             (
                 tff_algos.get(request.run["algorithm"]),
@@ -144,7 +144,7 @@ def traced_once(monkeypatch):
             _traced[key] = process
         return _traced[key]
 
-    monkeypatch.setattr(experiment, "_build_process", build_once)
+    monkeypatch.setattr(assembly, "_build_process", build_once)
 
 
 @pytest.fixture(scope="session")

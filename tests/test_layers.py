@@ -21,6 +21,8 @@ _BOXES = {
     "items": ["reproduction"],
     "run": ["run_experiment"],
     "experiment": ["simulation"],
+    "workers": ["simulation.workers"],
+    "assembly": ["simulation.assembly"],
     "measures": ["simulation.measures"],
     "rounds": ["simulation.rounds"],
     "records": ["simulation.records"],

@@ -60,6 +60,9 @@ class Recorder:
         with files.explained(folder.path):
             # A start from round 0 writes row 0 again.
             self._table = outputs.MetricsCsv(folder.file("metrics.csv"), round_num or -1)
+            # A process that was killed between a checkpoint and this left what is too old.
+            checkpoints.remove_old(folder.file("checkpoints"), round_num)
+            self._forget_states()
             self.kept = outputs.read_csv(folder.file("metrics.csv"))[1]
             settings = request.in_force
             places = experiment_flags.MAY_CHANGE - {"total_rounds"}
@@ -114,8 +117,13 @@ class Recorder:
             }
             place = folder.file("checkpoints")
             checkpoints.save(place, round_num, leaves, self._request.in_force, seal)
-            if states:
-                states.forget_before(checkpoints.rounds(place)[0])
+            self._forget_states()
+
+    def _forget_states(self):
+        """Removes what clients kept and only checkpoints that are removed would need."""
+        left = checkpoints.rounds(self._folder.file("checkpoints"))
+        if self._client_states and left:
+            self._client_states.forget_before(left[0])
 
     def show(self, round_num: int, values: Mapping[str, float]) -> None:
         """Tells that a round is over, with the latest numbers of what is shown."""
