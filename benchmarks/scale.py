@@ -16,7 +16,8 @@ Parts, each in minutes, to be run on a quiet machine:
   * `predict`: seconds a round for 8, 64 and 512 workers by simulation, from what the other parts
     measured.
 
-Clients' data are made by the workers, as in a run.
+Clients' data are made by the workers, as in a run. `--cohort`, `--workers` and `--runtime` are for
+the process that `memory` starts for each measurement.
 """
 
 import argparse
@@ -28,6 +29,13 @@ import statistics
 import subprocess
 import sys
 import time
+
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import psutil
