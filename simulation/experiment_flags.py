@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import json
 import os
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +23,6 @@ import tff_algos
 from common import imports
 from hparams import Hparam, HparamError, Value
 from simulation import other_names, runtimes
-from simulation.records import profile
 from tasks.task import Task
 from tff_algos import registry
 
@@ -673,7 +673,7 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
     if run["num_validation_examples"] == 0:
         raise HparamError("--num_validation_examples=0 must be -1 (all) or >= 1.")
     if run["profile"] is not None:
-        profile.parse_rounds(run["profile"])
+        profiled_rounds(run["profile"])
     if method_spec.staged and run["runtime"] == "vectorized":
         raise HparamError(
             f"--runtime=vectorized cannot run {method_spec.name}, a method of several processes; "
@@ -705,6 +705,24 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
 
 def _by_flag(spec, settings):
     return {h.flag_name(spec.name): settings[h.name] for h in spec.hparams}
+
+
+def profiled_rounds(text: str) -> tuple[int, int]:
+    """Reads `--profile`: `N`, or `FIRST-LAST`.
+
+    Returns:
+      The first and the last round, from 1.
+
+    Raises:
+      HparamError: If it is neither.
+    """
+    found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", text)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= first <= last:
+        raise HparamError(
+            f"--profile={text} must be a round or a range of rounds from 1 on, as in 3 or 3-5."
+        )
+    return first, last
 
 
 def completed(recorded: Mapping[str, Value]) -> dict[str, Value]:

@@ -26,7 +26,7 @@ _BOXES = {
     "measures": ["simulation.measures"],
     "rounds": ["simulation.rounds"],
     "records": ["simulation.records"],
-    "flags": ["simulation.experiment_flags"],
+    "flags": ["simulation.experiment_flags", "simulation.other_names"],
     "runtimes": ["simulation.runtimes"],
     "errors": ["simulation.errors", "simulation.task_models"],
     "methods": ["tff_algos.methods"],

@@ -1,30 +1,11 @@
 """A profile of some rounds of a run, for TensorBoard."""
 
 import importlib.util
-import re
 from collections.abc import Callable
 
-from hparams import HparamError
+from simulation import experiment_flags
 
 _VIEWER = "tensorboard_plugin_profile"
-
-
-def parse_rounds(text: str) -> tuple[int, int]:
-    """Reads `--profile`: `N`, or `FIRST-LAST`.
-
-    Returns:
-      The first and the last round, from 1.
-
-    Raises:
-      HparamError: If it is neither.
-    """
-    found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", text)
-    first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-    if not 1 <= first <= last:
-        raise HparamError(
-            f"--profile={text} must be a round or a range of rounds from 1 on, as in 3 or 3-5."
-        )
-    return first, last
 
 
 class Profile:
@@ -41,7 +22,7 @@ class Profile:
           folder: Folder of the run; the profile lies in `plugins/profile` there.
           say: Takes a line on what was done.
         """
-        self._rounds = parse_rounds(rounds) if rounds is not None else None
+        self._rounds = experiment_flags.profiled_rounds(rounds) if rounds is not None else None
         self._text, self._folder, self._say = rounds, folder, say
         self._recording = self._done = False
 

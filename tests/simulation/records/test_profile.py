@@ -7,7 +7,7 @@ import pytest
 
 import run_experiment
 from hparams import HparamError
-from simulation.records import profile
+from simulation import experiment_flags
 
 _RUN = (
     *("--task=synthetic", "--algorithm=fedadam", "--total_rounds=4", "--clients_per_round=2"),
@@ -18,13 +18,13 @@ _RUN = (
 
 @pytest.mark.parametrize(("text", "rounds"), [("3", (3, 3)), ("2-5", (2, 5)), ("7-7", (7, 7))])
 def test_rounds(text, rounds):
-    assert profile.parse_rounds(text) == rounds
+    assert experiment_flags.profiled_rounds(text) == rounds
 
 
 @pytest.mark.parametrize("text", ["", "0", "0-3", "5-2", "-1", "2-", "one", "1,2", "1.5"])
 def test_what_names_no_rounds_is_refused(text):
     with pytest.raises(HparamError, match=f"--profile={text} must be a round"):
-        profile.parse_rounds(text)
+        experiment_flags.profiled_rounds(text)
 
 
 def _rows(folder: pathlib.Path):
