@@ -471,12 +471,13 @@ class Programs:
     Attributes:
       traced: Key of a program → the program.
       executors: The same → TensorFlow's name of what runs it.
+      on_gpu: Whether they are for a GPU.
     """
 
     def __init__(self):
         """Initialises without programs."""
         self.traced, self.executors = {}, {}
-        self._on_gpu = bool(tf.config.list_physical_devices("GPU"))
+        self.on_gpu = bool(tf.config.list_physical_devices("GPU"))
         self._lock = threading.Lock()
 
     def of(
@@ -493,7 +494,7 @@ class Programs:
             if key not in self.traced:
                 # The operations of one block follow one another. To hand them from thread to
                 # thread takes a quarter of a small model's round and of its processor's time.
-                executor = "" if num_blocks > 1 or self._on_gpu else "SINGLE_THREADED_EXECUTOR"
+                executor = "" if num_blocks > 1 or self.on_gpu else "SINGLE_THREADED_EXECUTOR"
                 with graph_calls.calling(executor):
                     program = trace()
                 if executor and not graph_calls.runs_in_one_thread(program):
@@ -524,9 +525,8 @@ class VectorizedProcess:
             is best. A client's result does not depend on it.
         """
         self._process = process
-        self._on_gpu = bool(tf.config.list_physical_devices("GPU"))
-        self._at_least = 1 if self._on_gpu else min(num_threads, MAX_BLOCKS)
         self._programs = _programs.setdefault(process, Programs())
+        self._at_least = 1 if self._programs.on_gpu else min(num_threads, MAX_BLOCKS)
 
     def initialize(self):
         """Returns the state before the first round."""
