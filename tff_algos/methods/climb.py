@@ -234,7 +234,9 @@ def _known_losses(state: ServerState, reports: Report) -> tuple[tf.Tensor, tf.Te
     places = tf.boolean_mask(reports.index, is_new)[:, None]
     found = tf.boolean_mask(tf.cast(reports.loss, tf.float64), is_new)
     losses = tf.tensor_scatter_nd_update(state.losses, places, found)
-    return losses, tf.tensor_scatter_nd_update(state.seen, places, tf.ones_like(found, tf.bool))
+    # An update of booleans has no kernel for a GPU.
+    new = tf.scatter_nd(places, tf.ones_like(found), tf.shape(state.losses))
+    return losses, state.seen | (new > 0)
 
 
 def _ascend(multipliers, losses, seen, step, epsilon, lambda_max) -> tf.Tensor:
