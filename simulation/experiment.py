@@ -137,6 +137,8 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
 def _work(request, folder, point, caller, started) -> Outcome:
     """Does what needs TensorFlow."""
     imports.import_tensorflow()
+    settings = request.run
+    runtimes.configure_gpus(settings["gpu_memory_mb"], settings["deterministic_ops"])
     experiment = Experiment(request, folder, point, caller.say)
     command_line.stops_raise()
     with runtimes.installed(experiment.request.run["runtime"]):

@@ -177,6 +177,21 @@ RUN_HPARAMS = (
         choices=runtimes.CHOICES,
     ),
     _flag(
+        "gpu_memory_mb",
+        None,
+        "Most MiB that TensorFlow takes of a GPU's memory; an error without a GPU. Unset: what it "
+        "comes to need.",
+        type=int,
+        minimum=1,
+    ),
+    _flag(
+        "deterministic_ops",
+        False,
+        "Whether operations on a GPU give the same bits whenever they are run again, without which "
+        "a resumed run is not bit by bit the one that never stopped there; slower, and an error "
+        "without a GPU. On a CPU they do so anyway.",
+    ),
+    _flag(
         "client_state_memory_mb",
         1024,
         "MiB of memory for what clients keep between rounds, where the method's clients do; what "
