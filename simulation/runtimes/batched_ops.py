@@ -416,6 +416,15 @@ def _outputs_vary(graph: func_graph.FuncGraph, inputs_vary: Sequence[bool]) -> l
     return [t.name in vary for t in graph.outputs]
 
 
+def _keeps_lists_lengths(body: func_graph.FuncGraph) -> bool:
+    """Whether a loop's body reads and sets items of lists, but neither adds nor removes any."""
+    return all(
+        op.type in ("Identity", "TensorListGetItem", "TensorListSetItem")
+        for op in body.get_operations()
+        if any(t.dtype == tf.variant for t in op.inputs)
+    )
+
+
 def _convert_while(op_input):
     """A loop that all clients leave at once; pfor's own form serves those that they don't."""
     pfor, inputs = op_input.pfor, op_input.inputs
@@ -425,8 +434,7 @@ def _convert_while(op_input):
     while stacked != after:
         stacked = after
         after = [a or b for a, b in zip(stacked, _outputs_vary(body, stacked), strict=True)]
-    lists = any(x.t.dtype == tf.variant for x in inputs)
-    if lists or _outputs_vary(cond, stacked)[0]:
+    if _outputs_vary(cond, stacked)[0] or not _keeps_lists_lengths(body):
         return _originals[op_input.op_type](op_input)
 
     def wrapped(tensors):
@@ -440,7 +448,8 @@ def _convert_while(op_input):
         return [x.t for x in _stacked_as(results, stacked, pfor)]
 
     shapes = [
-        tf.TensorShape([None]).concatenate(x.shape) if s else x.shape
+        # A stacked list is one of stacked tensors.
+        tf.TensorShape([None]).concatenate(x.shape) if s and x.dtype != tf.variant else x.shape
         for x, s in zip(op_input.outputs, stacked, strict=True)
     ]
     start = [x.t for x in _stacked_as(inputs, stacked, pfor)]

@@ -20,8 +20,6 @@ pytestmark = pytest.mark.skipif(
 _FEW = ("synthetic", "emnist_character", "shakespeare_character", "stackoverflow_tag")
 # Operations of the CPU in a client's step of a round over a whole cohort, and why they are there.
 _KNOWN = {
-    # pfor makes the empty list that the LSTM's loop over time fills client by client, on the host.
-    "TensorListSetItem[variant]",
     # Of pictures in bytes a step's are gathered on the host, and go to the GPU as bytes.
     "GatherV2[int64, int32, uint8]",
 }

@@ -192,6 +192,35 @@ def test_loop_left_by_all_at_once_stays_one_loop():
     assert got[1].shape == (CLIENTS, 2)
 
 
+def test_loop_that_fills_and_reads_lists_stays_one_loop():
+    """Without a list of a client's own anywhere, which TensorFlow could only keep on the host."""
+
+    def run(x):
+        given = tf.TensorArray(tf.float32, 4, element_shape=[2]).unstack(x)
+        array = tf.TensorArray(tf.float32, 4, element_shape=[2])
+        shared = tf.TensorArray(tf.float32, 4, element_shape=[])
+
+        def body(i, total, array, shared):
+            total += given.read(i)
+            shared = shared.write(i, tf.cast(i, tf.float32))
+            return i + 1, total, array.write(3 - i, total), shared
+
+        after = tf.while_loop(lambda i, *_: i < 4, body, (0, tf.zeros([2]), array, shared))
+        return after[1], after[2].stack(), after[3].stack()
+
+    assert_same(run, normal(4, 2), loops=1)
+    _, graph = at_once(run, normal(4, 2))
+    graph_def = graph.as_graph_def()
+    nodes = [n for body in (graph_def, *graph_def.library.function) for n in _nodes(body)]
+    lists = [n for n in nodes if n.op.startswith("TensorList")]
+    assert len(lists) > 3
+    assert all(n.attr["element_dtype"].type != tf.variant.as_datatype_enum for n in lists)
+
+
+def _nodes(body):
+    return body.node if hasattr(body, "node") else body.node_def
+
+
 def test_loop_that_clients_leave_one_after_the_other():
     def run(x, steps):
         return tf.while_loop(lambda i, _: i < steps, lambda i, t: (i + 1, t + x[i]), (0, 0.0))[1]
