@@ -33,7 +33,7 @@ class Caller:
       command: How it was started, for the record.
       say: Takes a line on what the run does.
       warn: Takes a line on what the user should look at.
-      progress: Rounds done and to do → the `Progress` that is notified of every round.
+      progress: Rounds done and to do → the `Progress` that is shown.
       stop_request: Makes a context manager whose value has a `signal`, which is not `None` once the
         run is to stop after the round.
       takes_weights: Whether the final weights are asked for, also of a run that is finished.

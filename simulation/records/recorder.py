@@ -1,4 +1,4 @@
-"""What a run leaves while it works and at its end, and who is notified."""
+"""What a run leaves while it works and at its end, and who is shown it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -46,7 +46,7 @@ class Recorder:
           round_num: Number of rounds done; later rows are dropped.
           data: Digests of the data.
           client_states: What clients keep, if the method's clients do.
-          progress: Rounds done and to do → what is notified of every round.
+          progress: Rounds done and to do → the `Progress` that is shown.
           shown: What to show of a round → the column it is in.
           first: Columns that TensorBoard shows before all others.
 
