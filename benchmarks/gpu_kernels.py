@@ -2,6 +2,8 @@
 
     python -m benchmarks.gpu_kernels [--methods=fedavg,scaffold] [--tasks=emnist_character,...]
 
+Without `--methods`, or `--tasks`, all are walked; an empty list stands for none.
+
 TensorFlow's build for a GPU lists its GPU kernels on a machine without one, too. Here the graphs of
 a method's round, for the `tff` and for the `vectorized` runtime, and of a task's model, in the form
 that its layers take beside a GPU, are walked and each operation is looked up there. The exit code
@@ -22,6 +24,11 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 from unittest import mock
+
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
