@@ -29,7 +29,7 @@ REPO = pathlib.Path(__file__).resolve().parent.parent.parent
 KILLED = -signal.SIGKILL
 ROUNDS = 40
 _MARK = "FEDOPT_RELIABILITY_CASE"
-_SECONDS = 180
+_SECONDS = 900
 
 COMMON = (
     "--import=tests.simulation.toy_extension",
