@@ -463,6 +463,7 @@ def test_rows_are_run_and_a_table_comes_out(tmp_path):
         assert {r["status"] for r in csv.DictReader(f)} == {"partial"}
 
 
+@pytest.mark.long
 def test_two_runs_at_a_time_and_none_that_is_done(tmp_path):
     flags = ("--rows=fedavg", "--seeds=1,2", "--budget=rounds=2", "--jobs=2")
     done = reproduce_table5(tmp_path, *flags)

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(
     not tf.test.is_built_with_cuda(), reason="TensorFlow knows its GPU kernels if built with CUDA"
 )
 
-# A model of each kind, with what no other has: pooling, cuDNN's LSTM, sparse inputs.
-_FEW = ("synthetic", "emnist_character", "shakespeare_character", "stackoverflow_tag")
+# Models with what no other has: pooling, sparse inputs.
+_FEW = ("emnist_character", "stackoverflow_tag")
 # Operations of the CPU in a client's step of a round over a whole cohort, and why they are there.
 _KNOWN = {
     # Of pictures in bytes a step's are gathered on the host, and go to the GPU as bytes.
@@ -98,7 +98,9 @@ def test_a_loop_that_cannot_be_told_apart_is_refused():
         gpu_kernels.operations(graph.as_graph_def())
 
 
-@pytest.mark.parametrize("name", shared.methods(registry.names()))
+@pytest.mark.parametrize(
+    "name", shared.one_of_each_kind(registry.names(), kinds=(*shared.KINDS, "fedcorr"))
+)
 def test_nothing_of_a_methods_round_lacks_a_gpu_kernel(name):
     if registry.get(name).staged:
         model = toy.toy_model(shared.problem())  # Labels are found from a model's outputs.

@@ -34,7 +34,7 @@ def run(folder, **changes):
     return pathlib.Path(folder) / "toy_fedavgm"
 
 
-@pytest.mark.parametrize("runtime", ["tff", "vectorized"])
+@pytest.mark.parametrize("runtime", [pytest.param("tff", marks=pytest.mark.long), "vectorized"])
 def test_a_resumed_run_draws_the_same_noise(tmp_path, runtime):
     whole = run(tmp_path / "whole", runtime=runtime, **DP)
     run(tmp_path / "parts", runtime=runtime, total_rounds=2, **DP)
@@ -50,6 +50,7 @@ def test_a_resumed_run_draws_the_same_noise(tmp_path, runtime):
     assert (other / "metrics.csv").read_text() != (whole / "metrics.csv").read_text()
 
 
+@pytest.mark.long
 def test_secure_sums_are_said_to_be_simulated(tmp_path, capsys):
     folder = run(tmp_path, aggregator="secure", runtime="tff")
     recorded = json.loads((folder / "hparams.json").read_text())

@@ -21,6 +21,10 @@ _open_until_the_end = contextlib.ExitStack()
 atexit.register(_open_until_the_end.close)
 
 
+# One method of each kind: plain, with the clients' state, with their vectors at the server.
+KINDS = ("fedavg", "scaffold", "adafed")
+
+
 def methods(names, *values, long=()):
     """Returns parameters of a test: each method's name, and its tests' group for pytest-xdist.
 
@@ -38,6 +42,11 @@ def methods(names, *values, long=()):
         )
         for name in names
     ]
+
+
+def one_of_each_kind(names, *values, kinds=KINDS):
+    """Returns `methods` of which the quick tier has one of each kind, and the long tier all."""
+    return methods(names, *values, long=set(names) - set(kinds))
 
 
 @functools.cache

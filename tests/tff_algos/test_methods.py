@@ -22,8 +22,8 @@ METHODS = [n for n in OWN if not registry.get(n).staged]
 def _tier(runtime, name, case):
     """What the quick tier leaves out: all but each option of FedAvg's clients, in one runtime.
 
-    Of every method `test_a_non_finite_update_…` and `test_dropout_…` run the first case in every
-    runtime, and `test_oracle` all of them in none.
+    Of every method `test_dropout_…` runs the first case in every runtime, and `test_oracle` all of
+    them in none.
     """
     quick = name == "fedavg" and case > 0 and runtime == ("tff", "vectorized")[case % 2]
     return [] if quick else [pytest.mark.long]
@@ -45,14 +45,14 @@ CASES_IN_RUNTIMES = [
     for runtime in runtimes.RUNTIMES
     for name, i, case in CASES
 ]
-# TFF's worker is slow: `test_dropout_…` asks it once for every method.
+# `test_dropout_…` asks every runtime for every method; TFF's worker, which is slow, only there.
 METHODS_IN_RUNTIMES = [
     param
     for runtime in runtimes.RUNTIMES
-    for param in shared.methods(METHODS, runtime, long=METHODS if runtime == "native" else ())
+    for param in shared.one_of_each_kind(
+        METHODS, runtime, kinds=() if runtime == "native" else shared.KINDS
+    )
 ]
-# One method of each kind: plain, with the clients' state, with their vectors at the server.
-KINDS = ["fedavg", "scaffold", "adafed"]
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def test_mutations_are_caught(problem, model, name, mutations):
             pytest.fail(f"{name}: no oracle notices {old!r} -> {new!r}")
 
 
-@pytest.mark.parametrize("name", shared.methods(METHODS))
+@pytest.mark.parametrize("name", shared.one_of_each_kind(METHODS))
 def test_order_of_clients_does_not_matter(problem, model, name):
     settings = cases.CASES[name][0].settings
     backwards = [c[::-1] for c in toy.COHORTS]
@@ -227,7 +227,7 @@ def test_dropout_is_the_same_in_every_runtime(problem, name):
     assert_same_in_every_runtime(shared.process(name), toy.with_dropout(problem))
 
 
-@pytest.mark.parametrize("name", shared.methods(METHODS, long=set(METHODS) - set(KINDS)))
+@pytest.mark.parametrize("name", shared.one_of_each_kind(METHODS))
 def test_dropout_of_keras_is_the_same_in_every_runtime(problem, name):
     model = toy.toy_model(problem, dropout=0.5)
     process = tff_algos.build(name, model, num_clients=5, **cases.CASES[name][0].settings)

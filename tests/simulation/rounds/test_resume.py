@@ -80,16 +80,14 @@ def assert_equal_states(got, want):
 
 # Staged methods are stopped and resumed by test files of their own.
 METHODS = [n for n in registry.names() if not registry.get(n).staged]
-# One of each kind: plain, with the clients' state, with their vectors at the server.
-KINDS = ["fedadam", "scaffold", "adafed"]
 
 
-@pytest.mark.parametrize("name", shared.methods(METHODS, long=set(METHODS) - set(KINDS)))
+@pytest.mark.parametrize("name", shared.one_of_each_kind(METHODS))
 def test_resumed_by_a_process_built_anew_is_uninterrupted(name, problem, tmp_path):
     assert_resumed_is_uninterrupted(lambda: build(name), problem, tmp_path)
 
 
-@pytest.mark.parametrize("name", shared.methods(METHODS))
+@pytest.mark.parametrize("name", shared.one_of_each_kind(METHODS, kinds=(*shared.KINDS, "fedadam")))
 def test_resumed_is_uninterrupted(name, problem, tmp_path):
     problem = toy.with_dropout(problem)
     assert_resumed_is_uninterrupted(lambda: shared.process(name), problem, tmp_path)

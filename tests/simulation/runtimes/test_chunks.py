@@ -104,8 +104,8 @@ def test_of_the_next_round_only_so_much_data_is_made_as_is_worked_on_at_once():
 
 
 METHODS = [n for n in cases.CASES if not tff_algos.get(n).staged]
-# One of each family: one exchange, several exchanges, stacked vectors, client state, all clients.
-QUICK = ("fedadam", "fedfa", "adafed", "scaffold", "climb")
+# One of each family: several exchanges, stacked vectors, all clients; one exchange, client state.
+QUICK = {"tff": ("fedfa", "adafed", "climb"), "vectorized": ("fedadam", "scaffold")}
 
 # Where TensorFlow rewrites the program of a whole round across its words; by a last bit.
 REWRITTEN = [("adafedadam", index, "vectorized") for index in (2, 4, 5)]
@@ -116,7 +116,7 @@ def of_methods(runtime):
         pytest.param(name, index, runtime, marks=[] if quick else pytest.mark.long)
         for name in METHODS
         for index in range(len(cases.CASES[name]))
-        for quick in [name in QUICK and index == 0]
+        for quick in [name in QUICK[runtime] and index == 0]
     ]
 
 

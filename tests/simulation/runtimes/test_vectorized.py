@@ -88,9 +88,7 @@ def assert_same_rounds(process, cohorts, rtol=1e-5, whole=None):
 # whose program runs in another of TensorFlow's executors, and again in two.
 SIZES = {1: [(7, 1, 4, 3), (10, 4, 3)], 2: [(5, 1, 12, 0, 17), (4,), (17, 0, 4, 1)]}
 BLOCKS = {1: [1, 1], 2: [2, 1, 2]}
-# One method of each kind: plain, with the clients' state, with their vectors and with loops at the
-# server.
-KINDS = ["fedavg", "scaffold", "adafed", "fedmgda_plus"]
+KINDS = (*shared.KINDS, "fedmgda_plus")  # The last one with loops at the server.
 
 
 def ragged_cohorts(process, problem, num_blocks):
@@ -106,7 +104,7 @@ def ragged_cohorts(process, problem, num_blocks):
 # A program for another number of blocks is traced again.
 @pytest.mark.parametrize(
     ("num_blocks", "name"),
-    [*shared.methods(METHODS, 1), *shared.methods(METHODS, 2, long=set(METHODS) - set(KINDS))],
+    [p for n in (1, 2) for p in shared.one_of_each_kind(METHODS, n, kinds=KINDS)],
 )
 def test_is_what_tff_computes(problem, num_blocks, name):
     process = shared.process(name)
