@@ -1,8 +1,10 @@
 """Which operations of methods and models TensorFlow could not run on a GPU; needs no GPU.
 
-    python -m benchmarks.gpu_kernels [--methods=fedavg,scaffold] [--tasks=emnist_character,...]
+    python -m benchmarks.gpu_kernels [--methods=fedavg,scaffold] [--tasks=emnist_character,...] \
+      [--precision=mixed_float16]
 
-Without `--methods`, or `--tasks`, all are walked; an empty list stands for none.
+Without `--methods`, or `--tasks`, all are walked; an empty list stands for none. `--precision` is
+that of the tasks' models.
 
 TensorFlow's build for a GPU lists its GPU kernels on a machine without one, too. Here the graphs of
 a method's round, for the `tff` and for the `vectorized` runtime, and of a task's model, in the form
@@ -388,13 +390,17 @@ def of_methods(names: list[str]) -> Iterator[tuple[str, collections.Counter]]:
             yield f"{name}, {runtime}", found
 
 
-def of_tasks(names: list[str]) -> Iterator[tuple[str, collections.Counter]]:
-    """Yields (what, operations) of the tasks' models."""
+def of_tasks(
+    names: list[str], precision: str = "float32"
+) -> Iterator[tuple[str, collections.Counter]]:
+    """Yields (what, operations) of the tasks' models, which compute in that `--precision`."""
+    scale = 1024.0 if precision == "mixed_float16" else None
+    settings = {"seed": 0, "precision": precision, "loss_scale": scale}
     for name in names:
         few = {"num_clients": 2} if name == "clothing1m" else {}
         task = tasks.load(name, use_synthetic_data=True, seed=0, **few)
         with layers_as_beside_a_gpu():
-            model = task_models.build(task, 0).model
+            model = task_models.build(task, settings).model
             yield f"model of {name}", of_model(model)
             process = tff_algos.build("fedavg", model, client_learning_rate=0.1)
             rounds = of_round(process)
@@ -407,6 +413,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--methods", default=",".join(tff_algos.names()))
     parser.add_argument("--tasks", default=",".join(tasks.names()))
+    parser.add_argument("--precision", default="float32")
     options = parser.parse_args(arguments)
     if not tf.test.is_built_with_cuda():
         print("This TensorFlow was built without CUDA and knows no GPU kernels.", file=sys.stderr)
@@ -414,8 +421,9 @@ def main(arguments: list[str] | None = None) -> int:
     print("| graph | kinds | on the host | on the CPU with copies | of these in loops |")
     print("| --- | --- | --- | --- | --- |")
     failed = False
+    tasks_of = functools.partial(of_tasks, precision=options.precision)
     with runtimes.installed("tff"):
-        for of, names in ((of_methods, options.methods), (of_tasks, options.tasks)):
+        for of, names in ((of_methods, options.methods), (tasks_of, options.tasks)):
             for what, found in of([name for name in names.split(",") if name]):
                 kinds = {(o.name, o.dtypes): o.place for o in found}
                 host = sum(where != GPU for where in kinds.values())

@@ -48,7 +48,7 @@ def assemble(request: Request, look_at: Callable[[Task], None] | None = None) ->
     if look_at is not None:
         look_at(task)
     runtimes.configure_threads()
-    model = task_models.build(task, settings["seed"])
+    model = task_models.build(task, settings)
     process = _build_process(request, model.model, train)
     return Parts(task, train, cohorts.Cohorts(train, settings, request.plan), model, process)
 

@@ -192,6 +192,24 @@ RUN_HPARAMS = (
         "without a GPU. On a CPU they do so anyway.",
     ),
     _flag(
+        "precision",
+        "float32",
+        "What layers compute in, as Keras names it: float32, or 16 bits with weights, losses and "
+        "all that methods do in float32. For GPUs with tensor cores; a CPU gets slower. float16 "
+        "has three decimal digits, bfloat16 two, and float32's range.",
+        "Micikevicius et al. 2018, arXiv 1710.03740; tf.keras.mixed_precision",
+        choices=("float32", "mixed_float16", "mixed_bfloat16"),
+    ),
+    _flag(
+        "loss_scale",
+        hparams_lib.By("precision", {"mixed_float16": 1024.0}),
+        "What gradients are multiplied by inside the model, so that float16 holds them. Where "
+        "clients are dropped for gradients that overflow, lower it.",
+        "Micikevicius et al. 2018, section 3.2",
+        minimum=0.0,
+        exclusive_minimum=True,
+    ),
+    _flag(
         "client_state_memory_mb",
         1024,
         "MiB of memory for what clients keep between rounds, where the method's clients do; what "

@@ -1,7 +1,8 @@
 """The model of a task in the form that methods take."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,13 +24,15 @@ class TaskModel(NamedTuple):
 
 
 def build(
-    task: Task, seed: int, further_metrics: Mapping[str, ElementwiseFn] | None = None
+    task: Task,
+    settings: Mapping[str, Any],
+    further_metrics: Mapping[str, ElementwiseFn] | None = None,
 ) -> TaskModel:
     """Builds the model of a task.
 
     Args:
       task: The task.
-      seed: Seed of the initial weights.
+      settings: The run's; of these, the seed of the initial weights, `precision` and `loss_scale`.
       further_metrics: Metrics by name, beside the task's own.
 
     Raises:
@@ -39,14 +42,29 @@ def build(
 
     y = task.train.examples(0).y
     try:
-        keras_model = task.keras_model_fn(seed)
+        with _policy(settings["precision"]):
+            keras_model = task.keras_model_fn(settings["seed"])
         model = tff_algos.from_keras(
             keras_model,
             loss=task.loss,
             metrics={**task.metrics, **(further_metrics or {})},
             y_spec=tf.TensorSpec([None, *y.shape[1:]], y.dtype),
             loss_reduction=task.loss_reduction,
+            loss_scale=settings["loss_scale"],
         )
     except tff_algos.ModelError as e:
         raise RunError(f"The model of task {task.name} cannot be used: {e}") from e
     return TaskModel(model, int(np.prod(keras_model.output_shape[1:])))
+
+
+@contextlib.contextmanager
+def _policy(name: str) -> Iterator[None]:
+    """Layers that are made inside compute by the policy of Keras's of that name."""
+    from tensorflow.keras import mixed_precision
+
+    before = mixed_precision.global_policy()
+    mixed_precision.set_global_policy(name)
+    try:
+        yield
+    finally:
+        mixed_precision.set_global_policy(before)

@@ -13,11 +13,13 @@ import tensorflow as tf
 import run_experiment
 import tasks
 import tff_algos
-from simulation import runtimes
+from simulation import runtimes, task_models
 from simulation.measures import evaluation
 from tasks import images
 from tests import metrics_page
+from tff_algos.client_data import Batch
 
+LONG = pytest.mark.long
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -97,6 +99,40 @@ def test_one_round_without_metrics(name):
     moved = zip(after.state.weights, model.initial_weights, strict=True)
     assert any(np.any(w != before) for w, before in moved)
     assert all(np.all(np.isfinite(w)) for w in after.state.weights)
+
+
+def _gradient(task, examples, precision, loss_scale):
+    settings = {"seed": 0, "precision": precision, "loss_scale": loss_scale}
+    model = task_models.build(task, settings).model
+    weights = tuple(map(tf.constant, model.initial_weights))
+
+    @tf.function(autograph=False)
+    def gradient():
+        batch = Batch(*(tf.constant(a[:2]) for a in examples), tf.ones([2]))
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            objective = model.forward(weights, batch, True, tf.constant([1, 2])).objective
+        return tape.gradient(objective, weights)
+
+    return np.concatenate([np.ravel(tf.convert_to_tensor(g)) for g in gradient()])
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[] if n in ("emnist_character", "stackoverflow_word") else LONG)
+        for n in tasks.names()
+    ],
+)
+def test_gradients_in_16_bits_are_those_of_float32_in_the_main(name):
+    task = tasks.load(name, use_synthetic_data=True, seed=0, **_SETTINGS.get(name, {}))
+    examples = task.train.examples(0)
+    whole = _gradient(task, examples, "float32", None)
+    for precision, scale, most in (("mixed_float16", 256.0, 0.05), ("mixed_bfloat16", None, 0.2)):
+        got = _gradient(task, examples, precision, scale)
+        assert got.dtype == np.float32 and np.any(got != whole)
+        assert np.linalg.norm(got - whole) < most * np.linalg.norm(whole)
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from keras.src.mixed_precision import autocast_variable
 from tensorflow.python.framework import op_def_registry  # The only list of stateful ops.
 
 from tff_algos import random
@@ -42,6 +43,7 @@ _HARMLESS_STATEFUL_OPS = frozenset(
         "VarHandleOp",
     ]
 )
+_SIXTEEN_BITS = (tf.float16, tf.bfloat16)
 _SPATIAL_DROPOUT = (
     tf.keras.layers.SpatialDropout1D,
     tf.keras.layers.SpatialDropout2D,
@@ -57,6 +59,7 @@ def from_keras(
     y_spec: tf.TensorSpec | None = None,
     x_spec: tf.TensorSpec | None = None,
     loss_reduction: str | None = None,
+    loss_scale: float | None = None,
 ) -> Model:
     """Makes a pure-function model from a built Keras model with one input.
 
@@ -76,6 +79,9 @@ def from_keras(
       x_spec: Batch of inputs, for a model that does not know it: a subclassed one that was called.
       loss_reduction: `mean` of the loss over a batch's examples (positions, where they have
         weights), or `sum`; by default that of a loss object, and the mean of any other.
+      loss_scale: What gradients are multiplied by while they are taken back through the model, in
+        which they vanish below 6e-8 where a layer computes in float16. Weights get them divided by
+        it again, in float32. One that overflows is not finite: its client is dropped and counted.
 
     Returns:
       A `Model`.
@@ -86,7 +92,7 @@ def from_keras(
     x_spec = x_spec or _inputs_of(keras_model)
     if not keras_model.built:
         raise ModelError(f"Model {keras_model.name!r} has no weights yet; call it once.")
-    _refuse_dtypes(keras_model)
+    _refuse_dtypes(keras_model, loss_scale)
     given, loss, metrics = loss, _elementwise(loss), _metrics(metrics)
     if loss_reduction is None:
         summed = getattr(given, "reduction", None) == tf.keras.losses.Reduction.SUM
@@ -101,11 +107,13 @@ def from_keras(
 
     def forward(weights, batch: Batch, training: bool, seed, change=None) -> Forward:
         mask = tf.cast(batch.mask, tf.float32)
-        outputs, penalty = apply(weights, batch.x, training, seed, change)
+        outputs, penalty = apply(weights, batch.x, training, seed, change, loss_scale)
         sums, counts = elementwise(loss, batch.y, outputs, mask)
         total = tf.reduce_sum(sums)
         if loss_reduction == "mean":
             total = tf.math.divide_no_nan(total, tf.reduce_sum(counts))
+        if loss_scale:
+            total = _with_gradient_times(loss_scale, total)
         values = collections.OrderedDict(loss=(sums + penalty * counts, counts))
         for name, fn in metrics.items():
             values[name] = elementwise(fn, batch.y, outputs, mask)
@@ -142,13 +150,13 @@ def _inputs_of(keras_model: tf.keras.Model) -> tf.TensorSpec:
     return tf.TensorSpec([None, *x.shape[1:]], x.dtype)
 
 
-def _refuse_dtypes(keras_model: tf.keras.Model) -> None:
+def _refuse_dtypes(keras_model: tf.keras.Model, loss_scale: float | None) -> None:
     for layer in _layers(keras_model):
-        compute = getattr(layer, "compute_dtype", None)
-        if compute in ("float16", "bfloat16"):
+        if getattr(layer, "compute_dtype", None) == "float16" and loss_scale is None:
             raise ModelError(
-                f"Layer {layer.name!r} computes in {compute}, in which gradients vanish without a "
-                "loss scale; make the model with tf.keras.mixed_precision's policy 'float32'."
+                f"Layer {layer.name!r} computes in float16, in which gradients vanish; give "
+                "from_keras a loss_scale, such as 2.0**15, or make the model with "
+                "tf.keras.mixed_precision's policy 'float32'."
             )
     for variable in keras_model.trainable_variables:
         if variable.dtype != tf.float32:
@@ -223,9 +231,11 @@ def _targets_of(loss: Any, outputs: tf.TensorSpec) -> tf.TensorSpec:
 
 
 def _functional(keras_model: tf.keras.Model, freeze: bool = True) -> Callable:
-    """Returns `(weights, x, training, seed, change=None) -> (outputs, regularisation penalty)`.
+    """Returns `(weights, x, training, seed, change, loss_scale) -> (outputs, penalty)`.
 
-    With `change`, that is applied to the outputs of the layers that prepare the inputs.
+    With `change`, that is applied to the outputs of the layers that prepare the inputs; with
+    `loss_scale`, the gradient of the outputs by the weights is divided by it. The penalty is that
+    of the weights' regularisers. Outputs of 16 bits become float32.
 
     Args:
       keras_model: The model.
@@ -245,10 +255,12 @@ def _functional(keras_model: tf.keras.Model, freeze: bool = True) -> Callable:
     # The swap is visible to every thread that calls the same layers.
     lock = threading.RLock()
 
-    def apply(weights, x, training, seed, change=None):
+    def apply(weights, x, training, seed, change=None, loss_scale=None):
         weights = [tf.convert_to_tensor(w) for w in weights]
         with lock, contextlib.ExitStack() as stack:
             for holders, weight in zip(trainable, weights, strict=True):
+                if loss_scale:
+                    weight = _with_gradient_times(1 / loss_scale, weight)
                 _swap(stack, holders, weight)
             for holders, value in frozen:
                 _swap(stack, holders, tf.constant(value))
@@ -260,6 +272,8 @@ def _functional(keras_model: tf.keras.Model, freeze: bool = True) -> Callable:
             for layer in preparing if change else ():
                 _swap(stack, [(layer, "call")], _changed_call(layer.call, change))
             outputs = keras_model(x, training=training)
+        if getattr(outputs, "dtype", None) in _SIXTEEN_BITS:
+            outputs = tf.cast(outputs, tf.float32)
         penalty = tf.add_n([tf.zeros([])] + [fn(weights[i]) for i, fn in penalties])
         return outputs, penalty
 
@@ -291,6 +305,18 @@ def _holders(keras_model, held, variable):
     return found
 
 
+def _with_gradient_times(factor: float, value: tf.Tensor) -> tf.Tensor:
+    """Returns the value, of which the gradient is `factor` times as large."""
+
+    def times(gradient):
+        if isinstance(gradient, tf.IndexedSlices):  # Of an embedding: the rows that were read.
+            rows, indices = gradient.values * factor, gradient.indices
+            return tf.IndexedSlices(rows, indices, gradient.dense_shape)
+        return gradient * factor
+
+    return tf.custom_gradient(lambda x: (tf.identity(x), times))(value)
+
+
 _ABSENT = object()
 
 
@@ -298,6 +324,9 @@ def _swap(stack, holders, value):
     # Through __dict__, since Keras's __setattr__ would track the tensor.
     for layer, attribute in holders:
         old = layer.__dict__.get(attribute, _ABSENT)
+        if isinstance(old, autocast_variable.AutoCastVariable):
+            # As Keras does whenever the layer reads it.
+            value = tf.cast(value, layer.compute_dtype)
 
         def restore(layer=layer, attribute=attribute, old=old):
             if old is _ABSENT:

@@ -220,7 +220,7 @@ def with_classes(
     if not settings["evaluate_classes"]:
         return built
     metrics = _class_metrics(task, built.num_outputs)
-    return task_models.build(task, settings["seed"], metrics)
+    return task_models.build(task, settings, metrics)
 
 
 def _class_metrics(task: Task, number: int) -> dict[str, Callable]:

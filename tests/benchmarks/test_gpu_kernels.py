@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 # Models with what no other has: pooling, sparse inputs.
 _FEW = ("emnist_character", "stackoverflow_tag")
+_SIXTEEN_BITS = ("float16", "bfloat16")
 # Operations of the CPU in a client's step of a round over a whole cohort, and why they are there.
 _KNOWN = {
     # Of pictures in bytes a step's are gathered on the host, and go to the GPU as bytes.
@@ -136,8 +137,12 @@ def test_an_operation_of_the_cpu_in_a_clients_step_is_found():
         for name in tasks.names()
     ],
 )
-def test_nothing_of_a_tasks_model_lacks_a_gpu_kernel(name):
-    graphs = dict(gpu_kernels.of_tasks([name]))
+@pytest.mark.parametrize(
+    "precision",
+    ["float32", *(pytest.param(f"mixed_{p}", marks=pytest.mark.long) for p in _SIXTEEN_BITS)],
+)
+def test_nothing_of_a_tasks_model_lacks_a_gpu_kernel(name, precision):
+    graphs = dict(gpu_kernels.of_tasks([name], precision))
     model = graphs.pop(f"model of {name}")
     assert model.total() > 20 and gpu_kernels.lacking(model, in_loop=True) == []
     for found in graphs.values():
@@ -147,7 +152,7 @@ def test_nothing_of_a_tasks_model_lacks_a_gpu_kernel(name):
 
 def test_the_command_tells_and_fails_where_something_lacks_a_kernel(monkeypatch, capsys):
     found = gpu_kernels.operations(_graph(_smallest, _VECTOR), in_loop=True)
-    monkeypatch.setattr(gpu_kernels, "of_tasks", lambda names: [("a model", found)])
+    monkeypatch.setattr(gpu_kernels, "of_tasks", lambda names, precision: [("a model", found)])
     monkeypatch.setattr(
         gpu_kernels, "of_methods", lambda names: [(n, collections.Counter()) for n in names]
     )
@@ -156,5 +161,5 @@ def test_the_command_tells_and_fails_where_something_lacks_a_kernel(monkeypatch,
     assert "| afl | 0 | 0 | none | none |" in printed
     assert "| none | NthElement[float32] |" in printed
     assert gpu_kernels.main(["--methods=", "--tasks="]) == 1
-    monkeypatch.setattr(gpu_kernels, "of_tasks", lambda names: [])
+    monkeypatch.setattr(gpu_kernels, "of_tasks", lambda names, precision: [])
     assert gpu_kernels.main([]) == 0

@@ -7,6 +7,7 @@ import tensorflow as tf
 import tff_algos
 from simulation import runtimes
 from tests.tff_algos import shared
+from tff_algos.client_data import Batch
 from tff_algos.keras_bridge import from_keras
 from tff_algos.model import ModelError
 
@@ -130,6 +131,58 @@ def of_policy(name):
     return tf.keras.Sequential([L.InputLayer((4,)), dense(dtype=policy)])
 
 
+@pytest.mark.parametrize("runtime", ["tff", "vectorized"])
+@pytest.mark.parametrize(
+    ("policy", "loss_scale", "digits"),
+    [("mixed_float16", 1024.0, 2e-3), ("mixed_bfloat16", None, 2e-2)],
+)
+def test_layers_that_compute_in_16_bits(policy, loss_scale, digits, runtime):
+    """The step is float32's to their digits, and weights and what is kept of it are float32."""
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = from_keras(of_policy(policy), loss=loss, loss_scale=loss_scale)
+    got, start = one_step(model, runtime=runtime), model.initial_weights
+    for a, b, w in zip(got, step_of_keras(of_policy("float32"), loss), start, strict=True):
+        assert a.dtype == np.float32 and np.any(a != b)
+        np.testing.assert_allclose(a - w, b - w, atol=digits * np.abs(b - w).max())
+
+
+def _gradients(keras_model, loss_scale, x):
+    def loss(y, outputs):
+        return 1e-6 * tf.reduce_sum(outputs, -1)
+
+    model = from_keras(keras_model, loss=loss, loss_scale=loss_scale)
+    batch = Batch(tf.constant(x), tf.zeros([len(x)], tf.int32), tf.ones([len(x)]))
+    weights = [tf.constant(w) for w in model.initial_weights]
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        objective = model.forward(weights, batch, True, tf.zeros([2], tf.int32)).objective
+    return float(objective), [tf.convert_to_tensor(g) for g in tape.gradient(objective, weights)]
+
+
+def test_a_loss_scale_keeps_gradients_that_float16_does_not_hold():
+    x = np.ones((10, 4), np.float32)  # The gradient of an example's output is 1e-7.
+    values = {s: _gradients(of_policy("mixed_float16"), s, x) for s in (1.0, 2.0**15, 2.0**40)}
+    for scale, (objective, gradients) in values.items():
+        assert objective == values[1.0][0], "the loss itself is not scaled"
+        assert all(g.dtype == tf.float32 for g in gradients)
+        right = np.allclose(gradients[0], 1e-6, rtol=0.01)
+        assert right == (scale == 2.0**15), (scale, gradients)
+    assert not np.all(np.isfinite(values[2.0**40][1][1])), "what overflows shows"
+
+
+def test_the_rows_of_an_embedding_have_a_loss_scale():
+    tf.keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        layers = [L.InputLayer((4,), dtype=tf.int32), L.Embedding(5, 3), L.GlobalAveragePooling1D()]
+        keras_model = tf.keras.Sequential(layers)
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+    (gradient,) = _gradients(keras_model, 1024.0, np.array([[0, 1, 1, 3]], np.int32))[1]
+    np.testing.assert_allclose(
+        gradient, 1e-6 * np.outer([1, 2, 0, 1, 0], np.ones(3)) / 4, rtol=1e-3
+    )
+
+
 def two_outputs():
     inputs = tf.keras.Input((4,))
     return tf.keras.Model(inputs, [dense()(inputs), dense()(inputs)])
@@ -141,8 +194,8 @@ PLAIN = {"loss": "sparse_categorical_crossentropy"}
 @pytest.mark.parametrize(
     ("make", "options", "says"),
     [
-        (lambda: of_policy("mixed_float16"), PLAIN, "computes in float16, .* policy 'float32'"),
-        (lambda: of_policy("mixed_bfloat16"), PLAIN, "computes in bfloat16"),
+        (lambda: of_policy("mixed_float16"), PLAIN, "computes in float16, .* give .* a loss_scale"),
+        (lambda: of_policy("float16"), PLAIN | {"loss_scale": 2.0}, "is float16, .*set_floatx"),
         (lambda: of_policy("float64"), PLAIN, "is float64, .*set_floatx.'float32'"),
         (two_outputs, PLAIN, "has 2 outputs; it must have one tensor"),
         (subclassed, PLAIN, "no known input shape; .* x_spec if it is subclassed"),

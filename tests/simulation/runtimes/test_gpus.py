@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -111,6 +112,26 @@ def test_a_run_uses_no_operation_that_determinism_refuses_on_a_cpu(tmp_path):
     with open(tmp_path / "run" / "metrics.csv", newline="") as file:
         before, after = csv.DictReader(file)
     assert before["eval/loss"] != after["eval/loss"] and float(after["train/loss"]) < 10
+
+
+def test_a_run_whose_layers_compute_in_16_bits(tmp_path):
+    def run(name, rounds, *flags):
+        command = "--task=synthetic --algorithm=fedadam --clients_per_round=2 --client_batch_size=4"
+        command += " --client_learning_rate=0.1 --server_learning_rate=0.1 --seed=3"
+        command += f" --total_rounds={rounds} --root_output_dir={tmp_path} --experiment_name={name}"
+        assert run_experiment.main([*command.split(), *flags]) == 0
+        with open(tmp_path / name / "metrics.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        return [(row["train/loss"], row["eval/loss"]) for row in rows]
+
+    flags = "--precision=mixed_float16", "--loss_scale=512"
+    whole, plain = run("whole", 3, *flags), run("plain", 3)
+    run("parts", 2, *flags)
+    assert run("parts", 3, *flags) == whole != plain
+    losses = np.array([[row[-1][1] for row in (whole, plain)]], np.float64)
+    np.testing.assert_allclose(losses[:, 0], losses[:, 1], rtol=1e-2)
+    recorded = json.loads((tmp_path / "whole" / "hparams.json").read_text())["flags"]
+    assert (recorded["precision"], recorded["loss_scale"]) == ("mixed_float16", 512)
 
 
 def test_flags_for_a_gpu_end_a_run_without_one_in_one_line(tmp_path, capsys, monkeypatch):
