@@ -27,6 +27,10 @@ _TITLES = {
     "w4": "W4: softmax regression 60 to 10, 100 clients of 100 examples, B = 10",
     "w5": "W5: as W4 with clients of lognormal(4, 2) + 50 examples, 2,000 at most",
     "w6": "W6: EMNIST CNN with 10 outputs, 10 writers of mnist_writers, B = 20",
+    "w7": "W7: CIFAR-100, ResNet-18 with group normalisation, 10 clients of 40 examples, B = 20",
+    "w8": "W8: next word, LSTM of 670, 10,004 words, 10 clients of 48 sentences of 20, B = 16",
+    "w9": "W9: EMNIST CNN, 100 clients of 7 to 60 examples, B = 20",
+    "w10": "W10: MLP 784-200-200-10, 1,000 clients of 5 to 40 examples, B = 10",
 }
 
 
@@ -116,6 +120,7 @@ def _speed(records: list[dict]) -> str:
         "range": "by start",
         "of_base": "of TFF's worker",
         "processor_of_base": "processor's time, of the worker's",
+        "of_floor": "of the floor",
         "start_up_seconds": "start-up to first round, s",
         "memory_mib": "memory, MiB",
     }

@@ -13,6 +13,8 @@ Sides:
     a core.
   * `plain_jax`: the same with `jax.vmap` over the clients; W4 only, whose clients are equal and
     whose model is dense.
+  * `floor`: nothing but the arithmetic of a round, or its walks through weights and gradients,
+    whichever takes more (`benchmarks.floor`).
 
 After its first round it writes how many rounds it runs in a turn; for every line it reads, it runs
 that many more and writes the seconds that one took. The driver (`benchmarks.speed`) keeps several
@@ -36,7 +38,7 @@ from benchmarks.peers import protocol
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 _OURS = ("tff", "vectorized", "auto", "tff_serial")
-SIDES = (*_OURS, "tff_worker", "tff_worker_file", "plain_tf", "plain_jax")
+SIDES = (*_OURS, "tff_worker", "tff_worker_file", "plain_tf", "plain_jax", "floor")
 
 
 def batched_cohort(workload, round_index):
@@ -268,11 +270,20 @@ def _plain_jax_rounds(workload):
     yield rounds
 
 
+@contextlib.contextmanager
+def _floor_rounds(workload):
+    from benchmarks import floor
+    from simulation import runtimes
+
+    runtimes.configure_threads()
+    yield floor.rounds(workload)
+
+
 def main() -> None:
     """Runs the side that the command line names until standard input closes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("side", choices=SIDES)
-    parser.add_argument("workload", help="w1 to w6")
+    parser.add_argument("workload", help="w1 to w10")
     parser.add_argument("data_dir", nargs="?")
     options = parser.parse_args()
     side = options.side
@@ -289,7 +300,12 @@ def main() -> None:
     elif side.startswith("tff_worker"):
         a_side = _worker_rounds(side == "tff_worker_file", workload)
     else:
-        a_side = {"plain_tf": _plain_tf_rounds, "plain_jax": _plain_jax_rounds}[side](workload)
+        others = {
+            "plain_tf": _plain_tf_rounds,
+            "plain_jax": _plain_jax_rounds,
+            "floor": _floor_rounds,
+        }
+        a_side = others[side](workload)
     with a_side as rounds:
         protocol.serve(rounds, workload.rounds_a_turn, answers)
 

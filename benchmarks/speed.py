@@ -13,7 +13,8 @@ services never rest. All sides are started several times over, as TensorFlow cho
 kernels by chance in each process; the table has the least and the greatest median of a start.
 Start-up is the time from starting the process to the end of its first round, data included, which a
 peer reads from a file; memory is the largest resident memory of the process and its children at the
-end of a round.
+end of a round. The side `floor` takes the least that a round can take on this machine
+(`benchmarks.floor`); with it every side has its multiple of that.
 
 A side `tff@DIR` is that of another checkout of the suite, such as one of an earlier commit: with
 `--sides=tff,tff@DIR --base=tff@DIR` a change is compared with what was there before it.
@@ -51,10 +52,11 @@ _COLUMNS = {
     "of_base": "of {base}",
     "processor_seconds": "processor s",
     "processor_of_base": "of {base}",
+    "of_floor": "of the floor",
     "start_up_seconds": "start-up s",
     "memory_mib": "memory MiB",
 }
-_WORKLOADS = ("w1", "w2", "w3", "w4", "w5", "w6")
+_WORKLOADS = ("w1", "w2", "w3", "w4", "w5", "w6", "w7", "w8", "w9", "w10")
 
 
 def _command(side: str, workload: str, data_dir: str | None, folder: str) -> list[str]:
@@ -222,7 +224,7 @@ def measure(
             records.append({"workload": workload, "side": side, "note": reasons[0]})
         else:
             medians[side] = _Measured(*map(statistics.median, zip(*found, strict=True)))
-    base = medians.get(base_side)
+    base, floor = medians.get(base_side), medians.get("floor")
     for side, m in medians.items():
         each = [r.seconds for r in results[side]]
         records.append(
@@ -236,6 +238,7 @@ def measure(
                 "processor_of_base": (
                     round(m.processor_seconds / base.processor_seconds, 4) if base else ""
                 ),
+                "of_floor": round(m.seconds / floor.seconds, 2) if floor else "",
                 "start_up_seconds": round(m.start_up, 1),
                 "memory_mib": round(max(r.memory for r in results[side]) / 2**20),
             }

@@ -164,7 +164,7 @@ def resnet18(
         kernel = initial(size * size * x.shape[-1], tf.keras.initializers.HeNormal)[
             "kernel_initializer"
         ]
-        return tf.keras.layers.Conv2D(
+        return layers.convolution.Conv2D(
             filters,
             size,
             stride,
@@ -176,7 +176,7 @@ def resnet18(
         )(x)
 
     def normalize(x, name):
-        return tf.keras.layers.GroupNormalization(groups, name=name)(x)
+        return layers.normalization.GroupNormalization(groups, name=name)(x)
 
     def activate(x, name):
         return tf.keras.layers.ReLU(name=f"{name}_relu")(normalize(x, f"{name}_norm"))

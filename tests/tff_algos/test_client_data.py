@@ -184,6 +184,32 @@ def test_masked_out_step_changes_nothing(stacked):
         np.testing.assert_allclose(total, np.sum(x))
 
 
+def test_padding_of_a_minibatch_is_left_out_in_fours_but_of_stacked_clients():
+    x, y = examples(33)
+    data = batch_client(x, y, batch_size=10, shuffle=False, epochs=2)
+
+    def run():
+        sizes = []
+
+        def step(carry, batch, seed):
+            sizes.append(batch.x.shape[0])
+            assert batch.x.shape[0] == batch.y.shape[0] == batch.mask.shape[0]
+            total, real = carry
+            real += tf.reduce_sum(batch.mask)
+            values = tf.cast(batch.x, tf.float32) * batch.mask[:, None]
+            return total + tf.reduce_sum(values), real
+
+        return sizes, client.for_each_batch(step, (0.0, 0.0), data)
+
+    sizes, (total, real) = run()
+    # The last of an epoch has three examples.
+    assert sizes == 2 * [10, 10, 10, 4]
+    assert real == 66
+    np.testing.assert_allclose(total, 2 * np.sum(x), rtol=1e-6)
+    with client.stacked_clients():
+        assert run()[0] == 8 * [10]
+
+
 def test_steps_have_seeds_of_their_own():
     seeds = {
         tuple(random.fold_in(tf.constant([5, 6]), step=s, layer=k).numpy().tolist())
