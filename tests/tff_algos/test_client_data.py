@@ -255,3 +255,17 @@ def test_seeds_draw_what_numpy_draws_from_them():
         np.testing.assert_array_equal(data.x[0], x[order])
         words = np.random.SeedSequence(list(seed)).generate_state(2, np.uint32)
         np.testing.assert_array_equal(data.seed, words.view(np.int32))
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 3), (5, 3), (8,), (), (0,)])
+def test_a_step_of_stacked_bytes_is_that_step(shape):
+    """With 48, 15, 8, 1 and 0 numbers an example, of which eights are gathered as one."""
+    values = np.random.default_rng(0).integers(0, 256, (3, 2, *shape), np.uint8)
+    spec = tf.TensorSpec([None, None, *shape], tf.uint8)
+
+    @tf.function(input_signature=[spec, tf.TensorSpec([], tf.int32)])
+    def step(values, i):
+        return client._step_of_stacked(values, i)
+
+    for i in range(3):
+        np.testing.assert_array_equal(step(values, i), values[i])
