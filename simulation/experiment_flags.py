@@ -397,8 +397,9 @@ def parse(arguments: Sequence[str]) -> Request:
     owners = _flag_owners()
     values = _parse_with_absl(arguments, owners)
     if values["help"].value:
-        raise HelpRequested(_help(values["algorithm"].value, values["task"].value, owners))
-    given = {flag: values[flag].value for flag in owners if values[flag].present}
+        asked = {flag: values[flag].value for flag in ("algorithm", "task") if flag in values}
+        raise HelpRequested(_help(asked.get("algorithm"), asked.get("task"), owners))
+    given = {flag: values[flag].value for flag in owners if flag in values and values[flag].present}
     modules = given.pop("import", [])
     return _checked(given, modules, owners)
 
@@ -634,7 +635,11 @@ def _parse_with_absl(arguments, owners):
     # absl would look for the module of each flag among all that are imported, half of its time.
     place = {"flag_values": values, "module_name": __name__}
     absl_flags.DEFINE_boolean("help", False, "", short_name="h", **place)
-    for flag, (hparam, _) in owners.items():
+    # Of hundreds a command has a dozen, and a page of commands is parsed a thousand times.
+    named = {argument.lstrip("-").partition("=")[0] for argument in arguments}
+    named |= {name.removeprefix("no") for name in named}
+    for flag in named & owners.keys():
+        hparam, _ = owners[flag]
         if flag == "import":
             absl_flags.DEFINE_multi_string(flag, None, "", **place)
             continue
