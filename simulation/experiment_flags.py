@@ -592,7 +592,7 @@ def _flag_owners() -> dict[str, tuple[Hparam, list[tuple[str, str]]]]:
         for hparam in declared:
             flag = hparam.flag_name(name)
             known, owned_by = owners.setdefault(flag, (hparam, []))
-            if known != hparam:
+            if known is not hparam and known != hparam:
                 raise HparamError(
                     f"--{flag} is declared differently by {kind} {name} and by "
                     f"{' '.join(owned_by[0])}."
