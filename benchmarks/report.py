@@ -59,6 +59,13 @@ _COLUMNS = {
         "least": "least",
         "greatest": "greatest",
     },
+    "operations": {
+        "workload": "workload",
+        "seconds": "a client's processor s",
+        "operations": "operations",
+        "number": "number",
+        "share": "share",
+    },
     "auto": {
         "model": "model",
         "parameters": "parameters",

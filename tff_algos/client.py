@@ -168,11 +168,11 @@ def stacked_clients():
 
 
 # Every size of a minibatch has primitives of oneDNN's of its own, which take some time to make.
-_MULTIPLE = 4
+_MULTIPLE = 2
 
 
 def _sizes(data: ClientData) -> tf.Tensor:
-    """Returns how many places each step's real examples take, int32 `[steps]`, in fours."""
+    """Returns how many places each step's real examples take, int32 `[steps]`, in pairs."""
     batch_size = tf.shape(data.mask)[1]
     places = tf.where(data.mask > 0, tf.range(1, batch_size + 1), 0)
     last = tf.reduce_max(places, axis=1)

@@ -1,7 +1,7 @@
 """Normalisation that clients can have: by fixed statistics, or by those of an example's channels.
 
 Keras's group normalisation weighs every number with a mask of ones, and TensorFlow differentiates
-what follows operation by operation. With the gradient written out ResNet-18 trains in 0.96 of the
+what follows operation by operation. With the gradient written out ResNet-18 trains in 0.9 of the
 time (`benchmarks/layers.py`), and its graph is made in much less.
 """
 
