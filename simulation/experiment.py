@@ -302,7 +302,7 @@ class Experiment:
             settings,
             self._model,
             self._process,
-            getattr(process, "evaluate", None),
+            getattr(process, "spread", None),
         )
         standing = self._standing(process)
         # What clients keep is opened first, so that where it is refused all else stays as it was.

@@ -168,8 +168,8 @@ class ChunkedProcess:
 
     Attributes:
       reads_states: That `next` asks for client states by slices, and gives them one by one.
-      evaluate: As `spread` of `simulation.measures.evaluation.Evaluator`; `None` if the crew does
-        not evaluate.
+      spread: The crew, where it shares evaluations out (`simulation.measures.evaluations.Spread`);
+        else `None`.
     """
 
     reads_states = True
@@ -185,8 +185,7 @@ class ChunkedProcess:
         """
         self.initialize = process.initialize
         self._plan, self._crew, self._states_bytes = plan, crew, states_bytes
-        # Of a crew that does.
-        self.evaluate = getattr(crew, "evaluate", None)
+        self.spread = crew if hasattr(crew, "evaluate") else None
 
     def close(self) -> None:
         """Ends the crew's work."""

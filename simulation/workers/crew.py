@@ -27,6 +27,8 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 # The next order is there before the last one is done.
 _ORDERS_AHEAD = 2
 _SPEED_MEMORY = 0.8
+# Of clients' own models that are sent to be evaluated at a time.
+_PERSONAL_BYTES = 1 << 28
 
 
 class _Member:
@@ -158,27 +160,89 @@ class Crew:
           NoWorkersError: If no worker is left and none comes in time.
           RunError: If a worker fails at what it does.
         """
-        reference = self._ray.put([np.asarray(w) for w in weights])
-        found: dict[int, tuple[int, np.ndarray]] = {}
+        reference = self._put(weights)
+
+        def order(actor, part):
+            return actor.evaluate.remote(name, reference, part, size)
+
+        return iter(self._shared_out([1.0] * number, order))
+
+    def evaluate_each(
+        self,
+        name: str,
+        weights: Sequence[Any],
+        own_of: Callable[[int], Any],
+        clients: Sequence[int],
+        sizes: Sequence[int],
+    ) -> Iterator[tuple[int, Any]]:
+        """Has the workers evaluate clients with weights of their own.
+
+        Args:
+          name: Whose examples, see `simulation.measures.evaluations.Share.of_each`.
+          weights: The trainable weights of a client that has none of its own.
+          own_of: Index of a client → its own weights; `None` if it has none.
+          clients: Indices of the clients.
+          sizes: Examples of each.
+
+        Yields:
+          The index of each client and its metrics.
+
+        Raises:
+          NoWorkersError: As `evaluate`.
+          RunError: As `evaluate`.
+        """
+        reference, block, held = self._put(weights), [], 0
+        costs = dict(zip(clients, map(float, sizes), strict=True))
+
+        def done(block):
+            return self._shared_out(
+                [costs[k] for k, _ in block],
+                lambda actor, part: actor.evaluate_each.remote(
+                    name, reference, block[part.start : part.stop]
+                ),
+            )
+
+        for client in clients:
+            own = own_of(client)
+            block.append((client, own and [np.asarray(w) for w in own]))
+            held += _nbytes(block[-1][1])
+            if held > _PERSONAL_BYTES:
+                yield from done(block)
+                block, held = [], 0
+        if block:
+            yield from done(block)
+
+    def _put(self, weights):
+        return self._ray.put([np.asarray(w) for w in weights])
+
+    def _shared_out(self, costs, order):
+        """Has each worker do neighbours of a list, and others again what a lost one had to do.
+
+        Args:
+          costs: What each thing costs.
+          order: `(actor, range of things) -> reference to what each of them gives`.
+
+        Returns:
+          What each gives.
+        """
+        number, found = len(costs), {}
         while len(found) < number:
             self._look(wait=not self._ready())
             left = [i for i in range(number) if i not in found]
             ready, orders = self._ready(), {}
             # What each has in memory is the same in every evaluation, if nobody comes or goes.
-            for member, places in zip(
-                ready, shares([1.0] * number, [1.0] * len(ready)), strict=True
-            ):
+            for member, places in zip(ready, shares(costs, [1.0] * len(ready)), strict=True):
                 mine = [i for i in places if i in left]
                 if mine:
                     part = range(mine[0], mine[-1] + 1)
-                    orders[member.actor.evaluate.remote(name, reference, part, size)] = member, part
-            for order, (member, part) in orders.items():
-                sums = self._answer(member, order)
-                if sums is None:
+                    orders[order(member.actor, part)] = member, part
+            for reference, (member, part) in orders.items():
+                given = self._answer(member, reference)
+                if given is None:
                     self._lose(member, ())
                 else:
-                    found.update(zip(part, sums, strict=True))
-        return iter([found[i] for i in range(number)])
+                    found.update(zip(part, given, strict=True))
+        return [found[i] for i in range(number)]
 
     def _begin_round(self, cohort):
         self._sent.clear()

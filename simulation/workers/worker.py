@@ -158,7 +158,7 @@ class Worker:
             self._plan, parts.model.model, parts.cohorts, request.run, self._threads
         )
         self._sent = _Received(None)
-        self._begun, self._evaluator, self._tests = (request, parts), None, {}
+        self._begun, self._measured = (request, parts), None
         return facts
 
     def work(self, order: Order) -> Answer:
@@ -185,18 +185,21 @@ class Worker:
             seconds.append(done.seconds)
         return Answer(nodes, states, seconds, time.perf_counter() - started)
 
-    def evaluate(self, name: str, weights: Sequence[Any], chunks: range, size: int) -> list[Any]:
-        """Evaluates chunks of a test set, see `simulation.measures.evaluation.Evaluator.sums`."""
-        from simulation.measures import evaluation, evaluations
+    def evaluate(self, name: Any, weights: Sequence[Any], chunks: range, size: int) -> list[Any]:
+        """As `simulation.measures.evaluations.Share.sums`."""
+        return self._share().sums(name, weights, chunks, size)
 
-        if self._evaluator is None:
+    def evaluate_each(self, name: str, weights: Sequence[Any], own: Sequence[Any]) -> list[Any]:
+        """As `simulation.measures.evaluations.Share.of_each`."""
+        return self._share().of_each(name, weights, own)
+
+    def _share(self):
+        from simulation.measures import evaluations
+
+        if self._measured is None:
             request, parts = self._begun
-            built = evaluations.with_classes(parts.task, request.run, parts.model)
-            self._evaluator = evaluation.Evaluator(*built, chunk=size)
-            self._tests = evaluations.test_sets(
-                self._evaluator, parts.task, request.run, named=True
-            )
-        return list(self._evaluator.sums(weights, self._tests[name], chunks))
+            self._measured = evaluations.Share(parts.task, parts.train, request.run, parts.model)
+        return self._measured
 
 
 class _Received(dict):

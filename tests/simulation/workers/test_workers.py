@@ -8,6 +8,7 @@ import types
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from common import imports
 
@@ -17,7 +18,8 @@ import tff_algos  # noqa: E402
 from hparams import HparamError  # noqa: E402
 from simulation import assembly, experiment_flags, runtimes  # noqa: E402
 from simulation.errors import NoWorkersError, RunError  # noqa: E402
-from simulation.measures import evaluation, evaluations  # noqa: E402
+from simulation.measures import evaluation, evaluations, training_losses  # noqa: E402
+from simulation.records import client_states, outputs  # noqa: E402
 from simulation.rounds import in_chunks  # noqa: E402
 from simulation.runtimes import chunks, cluster  # noqa: E402
 from simulation.workers import crew as crew_lib  # noqa: E402
@@ -220,30 +222,64 @@ def test_a_worker_that_is_killed_in_a_round_leaves_no_trace(name, ray, actors):
     assert shared[2][0] in [m.actor for m in crew._members]
 
 
-def test_workers_share_an_evaluation_and_survive_one_another(ray, actors):
-    request = request_of("fedadam")
+@pytest.mark.parametrize("name", ["fedadam", "ditto"])
+def test_workers_share_evaluations(name, ray, actors, tmp_path, monkeypatch):
+    """Of the server's model, of clients' own, on test and training examples; a worker is killed."""
+    # Two clients' models at a time.
+    monkeypatch.setattr(crew_lib, "_PERSONAL_BYTES", 100)
+    asked = dict(evaluate_all_local_data=True, track_clients="extremes", evaluate_classes=True)
+    request = request_of(name, **asked)
     run = Run(request)
-    settings, model = request.run, run.parts.model
+    method = run.parts.process.method
+    weights = run.parts.model.model.initial_weights
+    states = client_states.ClientStates(
+        str(tmp_path / "states"),
+        process_lib.initial_client_state(method) if method.client_state else (),
+        1 << 20,
+    )
+    if method.client_state:
+        # Not all have models of their own.
+        rng = np.random.default_rng(0)
+        for client in run.parts.train.client_ids[:4]:
+            own = tf.nest.map_structure(
+                lambda a: rng.normal(size=a.shape).astype(np.float32), states.read([client])[0].kept
+            )
+            states.write({client: process_lib.ClientState(np.int32(1), own)}, 1)
 
     def evaluated(spread):
         measured = evaluations.Evaluations(
-            run.parts.task, run.parts.train, settings, model, run.parts.process, spread
+            run.parts.task,
+            run.parts.train,
+            request.run,
+            run.parts.model,
+            run.parts.process,
+            spread,
         )
-        return measured(model.model.initial_weights, None, None)
+        others = [w + 0.1 for w in weights]
+        improved = measured.improvement(weights, others, np.array([4, 1, 2]))
+        return measured(weights, None, states), improved
 
-    alone = evaluated(None)
+    (alone, improved), called = evaluated(None), []
     shared, said = list(actors.begin(request, 3)()), []
     given = iter(shared)
     crew = run.crew(ray, lambda: next(given, None) or (None, ray.put(None)), 2, said=said)
     crew.wait_for_all()
+    plain, each = crew.evaluate, crew.evaluate_each
+    crew.evaluate = lambda name, *rest: called.append(name) or plain(name, *rest)
+    crew.evaluate_each = lambda name, *rest: called.append(f"each {name}") or each(name, *rest)
     for kill in (False, True):
         if kill:
             os.kill(crew.ready()[0].pid, signal.SIGKILL)
             actors.forget(shared[0][0])
-        found = evaluated(crew.evaluate)
-        assert found.columns == alone.columns
+        found, found_improved = evaluated(crew)
+        assert found.columns == alone.columns and found_improved == improved
         assert_same_bits(leaves(found.clients), leaves(alone.clients))
     assert len(said) == 1 and "was lost" in said[0]
+    assert any(column.startswith(outputs.TRACKED) for column in alone.columns)
+    names = {n if isinstance(n, str) else n[0] for n in called}
+    own = ("each clients", "each train") if name == "ditto" else ("clients", "train")
+    assert names >= {training_losses.NAME, *own}, names
+    states.close()
 
 
 def test_without_workers_a_round_ends_in_time_with_a_line(ray, actors):
