@@ -95,15 +95,16 @@ class _Rounds:
 
             self.ahead = stack.enter_context(cohorts.Ahead(made, 10_000))
         else:
-            self.plan = in_chunks.plan_of(parts.process, run["algorithm"])
+            plans = in_chunks.plans_of(parts.process, run["algorithm"])
+            self.plan = plans[""]
             if workers:
                 from simulation.workers import start
 
-                self.crew = start.crew(request, {}, self.plan, parts.cohorts, print, stack)
+                self.crew = start.crew(request, {}, plans, parts.cohorts, print, stack)
             else:
                 threads = len(os.sched_getaffinity(0))
-                desk = in_chunks.desk(self.plan, parts.model.model, parts.cohorts, run, threads)
-                self.crew = in_chunks.Alone(desk)
+                desks = in_chunks.desks(plans, parts.process, parts.cohorts, run, threads)
+                self.crew = in_chunks.Alone(desks)
                 stack.callback(self.crew.close)
             self.process = in_chunks.ChunkedProcess(bound, self.plan, self.crew)
         self.method = parts.process.method

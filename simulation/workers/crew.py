@@ -55,7 +55,7 @@ class Crew:
     def __init__(
         self,
         ray: Any,
-        plan: Plan,
+        plans: Mapping[str, Plan],
         make: Callable[[], tuple[Any, Any]],
         number: int,
         *,
@@ -68,7 +68,7 @@ class Crew:
 
         Args:
           ray: The module, connected.
-          plan: The round.
+          plans: The rounds, see `simulation.rounds.in_chunks.plans_of`.
           make: Starts a worker; returns it, and a reference to its facts once it has begun.
           number: How many workers there are to be.
           steps: Round, from 0 → predicted local steps of each client of its cohort.
@@ -76,11 +76,12 @@ class Crew:
           timeout: Seconds without any worker after which the run stops.
           say: Takes a line.
         """
-        self._ray, self._plan, self._make, self._number = ray, plan, make, number
+        self._ray, self._plans, self._make, self._number = ray, plans, make, number
         self._steps, self._room, self._timeout, self._say = steps, room, timeout, say
         self._members: list[_Member] = []
         self._numbers = itertools.count()
-        self._prediction = Prediction()
+        # By process.
+        self._predictions = collections.defaultdict(Prediction)
         self._losses: collections.Counter = collections.Counter()
         self._sent: list[Any] = []
         # What a lost worker had to do and nobody has yet.
@@ -88,6 +89,7 @@ class Crew:
         self._failed_starts = 0
         # Bytes of the round at hand: down by reference, up, and of states both ways.
         self.bytes: collections.Counter = collections.Counter()
+        self._round = None
         self._recruit()
 
     def close(self) -> None:
@@ -117,8 +119,8 @@ class Crew:
           RunError: If a worker fails at what it does.
         """
         if phase == 0:
-            self._begin_round(cohort)
-        self._send(phase, sent)
+            self._begin(cohort)
+        self._send(cohort, phase, sent)
         self._share_out(cohort, phase)
         left = len(cohort.chunks)
         while left:
@@ -134,7 +136,7 @@ class Crew:
                 if answer is None:
                     self._lose(member, chunks)
                     continue
-                self._learn(member, chunks, answer.seconds)
+                self._learn(cohort.process, member, chunks, answer.seconds)
                 member.holds.update(chunks)
                 left -= len(chunks)
                 self.bytes["up"] += _nbytes(answer.nodes)
@@ -244,20 +246,25 @@ class Crew:
                     found.update(zip(part, given, strict=True))
         return [found[i] for i in range(number)]
 
-    def _begin_round(self, cohort):
+    def _begin(self, cohort):
+        """Begins a round, or that of another process in the same one."""
+        if cohort.round_index != self._round:
+            self.bytes.clear()
+        self._round = cohort.round_index
         self._sent.clear()
         self._losses.clear()
-        self.bytes.clear()
         self._look(wait=not self._ready())
-        steps = self._steps(cohort.round_index)
+        steps = self._steps(cohort.round_index) if cohort.steps is None else cohort.steps
+        predicted = self._predictions[cohort.process].seconds
         self._steps_of = {c: steps[c.start : c.stop] for c in cohort.chunks}
-        self._cost_of = {c: self._prediction.seconds(s) for c, s in self._steps_of.items()}
+        self._cost_of = {c: predicted(s) for c, s in self._steps_of.items()}
         for member in self._members:
             member.holds.clear()
 
-    def _send(self, phase, sent):
-        earlier = {n for of in self._plan.phases[:phase] for n in of.received}
-        new = {n: sent(n) for n in self._plan.phases[phase].received if n not in earlier}
+    def _send(self, cohort, phase, sent):
+        phases = self._plans[cohort.process].phases
+        earlier = {n for of in phases[:phase] for n in of.received}
+        new = {n: sent(n) for n in phases[phase].received if n not in earlier}
         self.bytes["down"] += _nbytes(new)
         self._sent.append(self._ray.put(new))
 
@@ -289,12 +296,14 @@ class Crew:
                 return
             chunks = self._half(member.queue)
             order = worker_lib.Order(
+                cohort.process,
                 cohort.round_index,
                 phase,
                 chunks,
                 len(cohort.chunks),
                 list(self._sent),
-                self._states(member, phase, chunks, states_of),
+                self._states(member, cohort, phase, chunks, states_of),
+                {c.index: cohort.given(c) for c in chunks} if cohort.assignments else {},
                 () if member.queue else self._following(member, cohort),
             )
             member.orders[member.actor.work.remote(order)] = chunks
@@ -314,12 +323,12 @@ class Crew:
         if slowest is not None and slowest.queue and slowest.queue[-1] not in slowest.holds:
             member.queue.append(slowest.queue.pop())
 
-    def _states(self, member, phase, chunks, states_of):
+    def _states(self, member, cohort, phase, chunks, states_of):
         """Returns what the clients keep, where that is read in this phase or in a replay."""
-        states = {}
+        states, phases = {}, self._plans[cohort.process].phases
         for chunk in chunks:
             first = phase if chunk in member.holds else 0
-            if any(of.reads_states for of in self._plan.phases[first : phase + 1]):
+            if any(of.reads_states for of in phases[first : phase + 1]):
                 states[chunk.index] = states_of(chunk)
         self.bytes["states"] += _nbytes(states)
         return states
@@ -333,12 +342,13 @@ class Crew:
         places = shares(costs, [m.speed for m in ready])[ready.index(member)]
         return [cohort.following[i] for i in places[:2]]
 
-    def _learn(self, member, chunks, seconds):
+    def _learn(self, process, member, chunks, seconds):
+        prediction = self._predictions[process]
         for chunk, took in zip(chunks, seconds, strict=True):
             steps = self._steps_of[chunk]
             expected = self._cost_of[chunk]
-            self._prediction.learn(steps, took * member.speed)
-            if expected > 0 and took > 0 and self._prediction.known > 2 * len(self._members):
+            prediction.learn(steps, took * member.speed)
+            if expected > 0 and took > 0 and prediction.known > 2 * len(self._members):
                 speed = np.clip(expected / took, 0.1, 10.0)
                 member.speed = _SPEED_MEMORY * member.speed + (1 - _SPEED_MEMORY) * float(speed)
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import threading
 import types
 
 import numpy as np
@@ -14,6 +15,7 @@ from common import imports
 
 imports.import_tensorflow()
 
+import tasks  # noqa: E402
 import tff_algos  # noqa: E402
 from hparams import HparamError  # noqa: E402
 from simulation import assembly, experiment_flags, runtimes  # noqa: E402
@@ -110,18 +112,18 @@ class Run:
 
     def __init__(self, request):
         self.request, self.parts = request, assembly.assemble(request)
-        self.plan = in_chunks.plan_of(self.parts.process, request.run["algorithm"])
+        self.plans = in_chunks.plans_of(self.parts.process, request.run["algorithm"])
 
     def alone(self):
-        desk = in_chunks.desk(
-            self.plan, self.parts.model.model, self.parts.cohorts, self.request.run, 2
+        parts = self.parts
+        return in_chunks.Alone(
+            in_chunks.desks(self.plans, parts.process, parts.cohorts, self.request.run, 2)
         )
-        return in_chunks.Alone(desk)
 
     def crew(self, ray, make, number, timeout=60.0, said=None):
         return crew_lib.Crew(
             ray,
-            self.plan,
+            self.plans,
             make,
             number,
             steps=self.parts.cohorts.steps,
@@ -136,7 +138,7 @@ class Run:
         with runtimes.installed(self.request.run["runtime"], 2):
             bound, state = runtimes.bind(process), None
             for r, crew in enumerate(crews):
-                chunked = in_chunks.ChunkedProcess(bound, self.plan, crew, states_bytes)
+                chunked = in_chunks.ChunkedProcess(bound, self.plans[""], crew, states_bytes)
                 state = chunked.initialize() if state is None else state
                 ids, cohort = in_chunks.cohort(self.parts.cohorts, 1, r, ROUNDS)
                 given = []
@@ -214,12 +216,54 @@ def test_a_worker_that_is_killed_in_a_round_leaves_no_trace(name, ray, actors):
 
     crew = run.crew(ray, make, 2, said=said)
     crew.wait_for_all()
-    disturbed = Disturbed(crew, 1, len(run.plan.phases) - 1)
+    disturbed = Disturbed(crew, 1, len(run.plans[""].phases) - 1)
     found = run.rounds([disturbed] * ROUNDS)
     actors.forget(shared[0][0])
     assert_same_bits(found, alone)
     assert disturbed.killed and [s for s in said if "was lost" in s] == said and len(said) == 1
     assert shared[2][0] in [m.actor for m in crew._members]
+
+
+@pytest.mark.parametrize("aggregation", ["fedavg", pytest.param("adafed", marks=pytest.mark.long)])
+def test_a_method_of_several_processes_in_chunks_and_on_workers(aggregation, ray, actors):
+    """One chunk has the bits of TFF's computations; workers leave no trace, nor does one lost."""
+    stages = dict(iterations=2, stage1_clients=3, stage2_rounds=2, confidence=0.3, clean_level=0.5)
+    own = {f"fedcorr_{name}": value for name, value in stages.items()}
+    request = request_of("fedcorr", fedcorr_aggregation=aggregation, **own)
+    run, rounds = Run(request), 2 * 2 + 2 + 2
+
+    def found(crews=None, size=1):
+        process, outputs = run.parts.process, []
+        with runtimes.installed("tff", 2):
+            state = process.initialize()
+            for r in range(rounds):
+                if crews is not None:
+                    settings = {**request.run, "clients_per_chunk": size}
+                    process = in_chunks.StagedInChunks(
+                        run.parts.process, run.plans, crews[r], settings
+                    )
+                output = process.next(state, process.cohort(state))
+                state = output.state
+                outputs.append((state, dict(output.metrics)))
+        return outputs
+
+    whole = found()
+    assert sum(metrics["labels_corrected"] for _, metrics in whole) > 0
+    assert_same_bits(leaves(found([run.alone()] * rounds, None)), leaves(whole))
+    alone = leaves(found([run.alone()] * rounds))
+    for a, b in zip(alone, leaves(whole), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    shared = list(actors.begin(request, 3)())
+    one, two = (run.crew(ray, same_again(lambda: iter(shared)), n) for n in (1, 2))
+    assert_same_bits(leaves(found([one, two] * (rounds // 2))), alone)
+    given, said = iter(shared), []
+    # The third comes for the one that is lost.
+    crew = run.crew(ray, lambda: next(given), 2, said=said)
+    crew.wait_for_all()
+    disturbed = Disturbed(crew, 5, 0)
+    assert_same_bits(leaves(found([disturbed] * rounds)), alone)
+    actors.forget(shared[0][0])
+    assert disturbed.killed and len(said) == 1 and "was lost" in said[0]
 
 
 @pytest.mark.parametrize("name", ["fedadam", "ditto"])
@@ -364,12 +408,54 @@ def test_bad_settings_are_one_line_each(monkeypatch):
         experiment_flags.from_python({**given, "workers": 1})
     with pytest.raises(HparamError, match="native"):
         experiment_flags.from_python({**given, "clients_per_chunk": 2, "runtime": "native"})
-    with pytest.raises(HparamError, match="fedcorr"):
-        experiment_flags.from_python({**given, "algorithm": "fedcorr", "clients_per_chunk": 2})
-    with pytest.raises(HparamError, match="needs a model by name"):
-        experiment_flags.from_python(
-            {**given, "workers": 1, "clients_per_chunk": 1}, model=lambda seed: None
-        )
+    with pytest.raises(HparamError, match="--aggregator=robust: TFF's aggregators are"):
+        experiment_flags.from_python({**given, "clients_per_chunk": 2, "aggregator": "robust"})
+
+
+def test_a_task_and_a_model_given_in_python_go_to_the_workers(ray, actors):
+    """Also where other processes could not find their functions by name."""
+    task = tasks.load("toy", data_dir=None, seed=3, use_synthetic_data=False, dropout=0.0)
+    model_fn, scale = task.keras_model_fn, 0.5
+
+    def scaled_model(seed):
+        model = model_fn(seed)
+        model.set_weights([scale * w for w in model.get_weights()])
+        return model
+
+    given = dict(algorithm="fedadam", total_rounds=ROUNDS, clients_per_round=5, runtime="tff")
+    given |= dict(client_batch_size=3, client_learning_rate=0.3, server_learning_rate=0.1)
+    own = dataclasses.replace(task, name="of_ones_own")
+    given |= dict(clients_per_chunk=1, workers=2)
+    request = experiment_flags.from_python(given, own, scaled_model)
+    run = Run(request)
+    alone = run.rounds([run.alone()] * ROUNDS)
+    crew = run.crew(ray, same_again(actors.begin(request, 2)), 2)
+    assert_same_bits(run.rounds([crew] * ROUNDS), alone)
+
+    keras_model = scaled_model(0)
+    request = experiment_flags.from_python(given, own, keras_model)
+    run = Run(request)
+    crew = run.crew(ray, same_again(actors.begin(request, 2)), 2)
+    assert_same_bits(run.rounds([crew] * ROUNDS), alone)
+
+
+def test_what_cannot_be_sent_to_workers_is_refused_with_the_cure(ray):
+    from simulation.workers import start
+
+    lock = threading.Lock()
+    request = dataclasses.replace(request_of("fedadam"), objects={"model": lambda seed: lock})
+    with pytest.raises(HparamError, match="cannot send the model given in Python .*--import") as e:
+        start._sent(ray, request)
+    assert "\n" not in str(e.value)
+
+
+def test_workers_import_where_methods_and_tasks_of_ones_own_are():
+    from simulation.workers import start
+
+    settings = {**request_of("fedadam").run, "import": None}
+    assert start._modules(settings) == ["tests.simulation.toy_extension"]
+    assert start._modules({**settings, "task": "synthetic"}) == []
+    assert start._modules({**settings, "task": "synthetic", "import": "a,b"}) == ["a", "b"]
 
 
 def test_shares_are_neighbours_and_go_by_predicted_time():
