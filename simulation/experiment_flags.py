@@ -53,8 +53,9 @@ RUN_HPARAMS = (
     _flag(
         "data_dir",
         None,
-        "Folder with the task's data files, or of TensorFlow Datasets (<name>/<version>/). Unset: "
-        "TFF's or Keras's cache, then $TFDS_DATA_DIR or ~/tensorflow_datasets, then a download.",
+        "Folder with the task's data files, or of TensorFlow Datasets (<name>/<version>/), or the "
+        "fsspec address of one (s3://, gs://, ...), which is copied once. Unset: TFF's or Keras's "
+        "cache, then $TFDS_DATA_DIR or ~/tensorflow_datasets, then a download.",
         type=str,
     ),
     _flag(
