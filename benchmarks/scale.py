@@ -10,8 +10,8 @@ Parts, each in minutes, to be run on a quiet machine:
     its subtrees of chunks.
   * `memory`: peak memory of the driver for cohorts of 100, 1,000 and 10,000 clients, with and
     without workers.
-  * `states`: SCAFFOLD's client states of the EMNIST CNN through the driver's store: bytes and
-    seconds of moving them, beside those of the clients' work.
+  * `states`: SCAFFOLD with the EMNIST CNN on 10,000 clients, 20 a round, their states in the
+    driver's store: bytes, and seconds of moving and storing them beside those of the work.
   * `kills`: 200 rounds on a local cluster of two nodes, one of them killed every 20 rounds.
   * `predict`: seconds a round for 8, 64 and 512 workers by simulation, from what the other parts
     measured.
@@ -28,6 +28,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 from common import command_line
@@ -60,6 +61,7 @@ class _Rounds:
         workers,
         algorithm="fedavg",
         runtime="tff",
+        clients=None,
         **placed,
     ):
         imports.import_tensorflow()
@@ -69,7 +71,7 @@ class _Rounds:
         given = dict(
             task="scale",
             scale_workload=workload,
-            scale_clients=cohort,
+            scale_clients=clients or cohort,
             data_dir=_DATA.get("folder"),
             total_rounds=10_000,
             clients_per_round=cohort,
@@ -118,11 +120,14 @@ class _Rounds:
         if self.ahead is not None:
             output = self.process.next(self.state, self.ahead(self.round))
         else:
-            _, cohort = in_chunks.cohort(self.cohorts, self.size, self.round, 10_000)
-            given = [] if states is None else [states]
+            ids, cohort = in_chunks.cohort(self.cohorts, self.size, self.round, 10_000)
+            given = [] if states is None else [states.slices(ids)]
             output = self.process.next(self.state, cohort, *given)
         self.state, self.round = output.state, self.round + 1
-        self.output = output
+        if states is not None:
+            states.write(dict(zip(ids, output.client_states, strict=True)), self.round)
+            states.commit(self.round)
+            states.forget_before(self.round)
         return time.perf_counter() - started, _processor() - before
 
 
@@ -225,25 +230,60 @@ def _one_memory(cohort, workers, runtime):
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
+class _Timed:
+    """A store of client states, with the seconds that it takes."""
+
+    def __init__(self, states):
+        self._states, self.seconds = states, 0.0
+
+    def slices(self, clients):
+        from simulation.records import client_states
+
+        return client_states.Slices(self, clients)
+
+    def __getattr__(self, name):
+        call = getattr(self._states, name)
+
+        def timed(*args):
+            started = time.perf_counter()
+            try:
+                return call(*args)
+            finally:
+                self.seconds += time.perf_counter() - started
+
+        return timed
+
+
 def _states(turns):
-    del turns
+    from simulation.records import client_states
     from tff_algos import process as process_lib
 
-    with contextlib.ExitStack() as stack:
-        rounds = _Rounds(stack, "stateful", 16, 2, 2, algorithm="scaffold")
-        first = process_lib.initial_client_state(rounds.method)
-        states = [first] * 16
-        for _ in range(3):
-            seconds, _ = rounds(states)
-            states = list(rounds.output.client_states)
-        moved = rounds.crew.bytes
-        yield dict(
-            part="states",
-            what="SCAFFOLD, EMNIST CNN, 16 clients of 198 examples, 2 workers",
-            seconds=seconds,
-            states_mb=moved["states"] / 1e6,
-            model_mb=moved["down"] / 1e6,
-        )
+    number, cohort = 10_000, 20
+    for workers in (0, 2):
+        with contextlib.ExitStack() as stack:
+            given = dict(algorithm="scaffold", clients=number)
+            rounds = _Rounds(stack, "stateful", cohort, 2, workers, **given)
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            first = process_lib.initial_client_state(rounds.method)
+            # Less than the clients of all rounds keep: some go through the file.
+            path = os.path.join(folder, "states.sqlite")
+            plain = client_states.ClientStates(path, first, 200 << 20)
+            store = _Timed(stack.enter_context(contextlib.closing(plain)))
+            measured = []
+            for _ in range(turns + 1):
+                store.seconds, driver = 0.0, time.process_time()
+                clock, _ = rounds(store)
+                measured.append((clock, store.seconds, time.process_time() - driver))
+            clock, stored, driver = np.median(measured[1:], axis=0)
+            yield dict(
+                part="states",
+                what=f"SCAFFOLD, EMNIST CNN, {cohort} of {number:,} clients, {workers} workers",
+                seconds=float(clock),
+                store_seconds=float(stored),
+                driver_processor_seconds=float(driver),
+                file_mb=os.path.getsize(path) / 1e6,
+                **(rounds.crew.moved() if workers else {}),
+            )
     import ray
 
     with contextlib.ExitStack() as stack:

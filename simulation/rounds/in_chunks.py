@@ -210,6 +210,8 @@ class ChunkedProcess:
       reads_states: That `next` asks for client states by slices, and gives them one by one.
       spread: The crew, where it shares evaluations out (`simulation.measures.evaluations.Spread`);
         else `None`.
+      moved: What the latest round came to, by the name of its column; nothing where nobody else
+        works.
     """
 
     reads_states = True
@@ -226,6 +228,7 @@ class ChunkedProcess:
         self.initialize = process.initialize
         self._plan, self._crew, self._states_bytes = plan, crew, states_bytes
         self.spread = crew if hasattr(crew, "evaluate") else None
+        self.moved = getattr(crew, "moved", dict)
 
     def close(self) -> None:
         """Ends the crew's work."""
@@ -299,6 +302,7 @@ class StagedInChunks(staged.StagedProcess):
 
     Attributes:
       spread: As of `ChunkedProcess`.
+      moved: As of `ChunkedProcess`.
     """
 
     def __init__(
@@ -319,6 +323,7 @@ class StagedInChunks(staged.StagedProcess):
         super().__init__(process.driver, process.clients)
         self._plans, self._crew, self._settings = all_plans, crew, settings
         self.spread = crew if hasattr(crew, "evaluate") else None
+        self.moved = getattr(crew, "moved", dict)
 
     def next(self, state: Any, cohort: Sequence[Assignment]) -> Any:
         """As `StagedProcess.next`."""

@@ -89,7 +89,7 @@ class Crew:
         self._failed_starts = 0
         # Bytes of the round at hand: down by reference, up, and of states both ways.
         self.bytes: collections.Counter = collections.Counter()
-        self._round = None
+        self._round, self._at_work = None, set()
         self._recruit()
 
     def close(self) -> None:
@@ -106,6 +106,15 @@ class Crew:
           RunError: If one cannot do the run.
         """
         self._look(wait_for_all=True)
+
+    def moved(self) -> dict[str, float]:
+        """Returns what the latest round came to, by the name of its column.
+
+        Broadcasts are counted once, since a machine's object store holds them for all its workers.
+        """
+        names = {"down_mb": "down", "up_mb": "up", "states_mb": "states"}
+        megabytes = {name: self.bytes[kind] / 1e6 for name, kind in names.items()}
+        return {**megabytes, "workers": len(self._at_work)}
 
     def ready(self) -> list[worker_lib.Facts]:
         """Returns the facts of the workers that have begun."""
@@ -138,6 +147,7 @@ class Crew:
                     continue
                 self._learn(cohort.process, member, chunks, answer.seconds)
                 member.holds.update(chunks)
+                self._at_work.add(member.number)
                 left -= len(chunks)
                 self.bytes["up"] += _nbytes(answer.nodes)
                 self.bytes["nodes"] += len(answer.nodes)
@@ -250,6 +260,7 @@ class Crew:
         """Begins a round, or that of another process in the same one."""
         if cohort.round_index != self._round:
             self.bytes.clear()
+            self._at_work.clear()
         self._round = cohort.round_index
         self._sent.clear()
         self._losses.clear()
@@ -469,7 +480,7 @@ def _told(name, error) -> Exception:
 
 def _nbytes(value) -> int:
     """Returns the bytes of all arrays in a structure of containers."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.generic):
         return value.nbytes
     if isinstance(value, Mapping):
         return sum(map(_nbytes, value.values()))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common import imports
+from common import imports, memory
 
 imports.import_tensorflow()
 
@@ -27,6 +27,7 @@ from simulation.runtimes import chunks, cluster  # noqa: E402
 from simulation.workers import crew as crew_lib  # noqa: E402
 from simulation.workers import placement, worker  # noqa: E402
 from tasks.task import DataError  # noqa: E402
+from tests import metrics_page  # noqa: E402
 from tests.simulation import toy_extension  # noqa: E402, F401
 from tests.simulation.runtimes.test_chunks import assert_same_bits, leaves  # noqa: E402
 from tests.tff_algos import cases  # noqa: E402
@@ -324,6 +325,37 @@ def test_workers_share_evaluations(name, ray, actors, tmp_path, monkeypatch):
     own = ("each clients", "each train") if name == "ditto" else ("clients", "train")
     assert names >= {training_losses.NAME, *own}, names
     states.close()
+
+
+def test_what_a_round_moves_is_told(ray, actors):
+    """SCAFFOLD in five chunks: x and c go down, means come up as subtrees, states both ways."""
+    request = request_of("scaffold")
+    run = Run(request)
+    crew = run.crew(ray, same_again(actors.begin(request, 2)), 2)
+    run.rounds([crew] * ROUNDS)
+    moved, model = crew.moved(), sum(w.nbytes for w in run.parts.model.model.initial_weights)
+    down, up = run.plans[""].sent_bytes()
+    assert moved["workers"] == 2 and moved["down_mb"] == down / 1e6
+    assert 2 * up <= moved["up_mb"] * 1e6 <= 6 * up
+    # c_k and the number of visits, of five clients.
+    assert moved["states_mb"] * 1e6 == 5 * 2 * (model + 4)
+    assert metrics_page.undefined(f"time/{name}" for name in moved) == []
+    assert in_chunks.ChunkedProcess(run.parts.process, run.plans[""], run.alone()).moved() == {}
+
+
+def test_a_cohort_whose_vectors_do_not_fit_is_refused(monkeypatch):
+    """AdaFed's server holds K vectors of the model's size; FedAvg's holds none."""
+    monkeypatch.setattr(memory, "_UNASKED", 0)
+    monkeypatch.setattr(memory, "available", lambda: 10_000_000)
+    adafed, fedavg = (Run(request_of(name)) for name in ("adafed", "fedadam"))
+    size = sum(w.nbytes for w in adafed.parts.model.model.initial_weights)
+    # Beside its vector, a client's loss and weight.
+    assert size <= adafed.plans[""].stacked_bytes() <= size + 20
+    in_chunks.require_room(fedavg.plans[""], 10**9, "fedadam")
+    in_chunks.require_room(adafed.plans[""], 10_000_000 // (3 * (size + 20)), "adafed")
+    with pytest.raises(HparamError, match=r"^adafed, whose .* 1,000,000 clients, would") as error:
+        in_chunks.require_room(adafed.plans[""], 1_000_000, "adafed")
+    assert "\n" not in str(error.value)
 
 
 def test_without_workers_a_round_ends_in_time_with_a_line(ray, actors):
