@@ -44,6 +44,7 @@ import psutil
 from benchmarks import common, scale_tasks  # noqa: F401
 from common import imports
 from simulation import experiment_flags
+from tasks import fingerprint
 
 _RATE = 0.01
 _DATA = {"workloads": ("w1", "w4", "w6")}
@@ -102,7 +103,9 @@ class _Rounds:
             if workers:
                 from simulation.workers import start
 
-                self.crew = start.crew(request, {}, plans, parts.cohorts, print, stack)
+                # Which workers of another node compare with their own.
+                data = fingerprint.of_task(parts.task) if "ray_address" in placed else {}
+                self.crew = start.crew(request, data, plans, parts.cohorts, print, stack)
             else:
                 threads = len(os.sched_getaffinity(0))
                 desks = in_chunks.desks(plans, parts.process, parts.cohorts, run, threads)
@@ -153,22 +156,42 @@ def _machinery(turns):
     for workload, cohort in (("w1", 10), ("w6", 10), ("w4", 1000)):
         if workload not in _DATA["workloads"] or workload == "w6" and not _DATA.get("folder"):
             continue
-        found = {}
-        for workers in (0, 1):
-            with contextlib.ExitStack() as stack:
-                size = cohort if workers else None
-                more = {} if workers == 0 else {"cpus_per_worker": 2.0}
-                rounds = _Rounds(stack, workload, cohort, size, workers, **more)
-                found[workers] = _medians(rounds, turns)
-        (clock, processor), (clock1, processor1) = found[0], found[1]
+        with contextlib.ExitStack() as stack:
+            # Both are there all the time and take turns, so that what else the machine does, and
+            # how fast it is, is the same for both; what waits beside takes next to nothing.
+            alone = _Rounds(stack, workload, cohort, None, 0)
+            shared = _Rounds(stack, workload, cohort, cohort, 1, cpus_per_worker=2.0)
+            found = {}, {}
+            for turn in range(turns + 2):
+                for rounds, took in zip((alone, shared), found, strict=True):
+                    before, (clock, _) = _by_kind(), rounds()
+                    spent = {k: v - before.get(k, 0.0) for k, v in _by_kind().items()}
+                    if turn >= 2:
+                        for kind, seconds in {"clock": clock, **spent}.items():
+                            took.setdefault(kind, []).append(seconds)
+            without, own = ({k: sum(v) / turns for k, v in took.items()} for took in found)
+            with_one = own["driver"] + own["worker"] + own["ray"]
         yield dict(
             part="machinery",
             what=f"{workload}, {cohort} clients",
-            without=processor,
-            with_one=processor1,
-            ratio=processor1 / processor,
-            clock_ratio=clock1 / clock,
+            without=without["driver"],
+            with_one=with_one,
+            ratio=with_one / without["driver"],
+            of_the_worker=own["worker"] / without["driver"],
+            of_the_driver=own["driver"] / without["driver"],
+            of_ray=own["ray"] / without["driver"],
+            clock_ratio=own["clock"] / without["clock"],
         )
+
+
+def _by_kind():
+    """Returns the processor's seconds of this process, of workers and of Ray's own processes."""
+    found = {"driver": sum(psutil.Process().cpu_times()[:2]), "worker": 0.0, "ray": 0.0}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            is_worker = any("ray::" in part for part in process.cmdline())
+            found["worker" if is_worker else "ray"] += sum(process.cpu_times()[:2])
+    return found
 
 
 def _two(turns):
