@@ -10,8 +10,8 @@ Parts, each in minutes, to be run on a quiet machine:
     its subtrees of chunks.
   * `memory`: peak memory of the driver for cohorts of 100, 1,000 and 10,000 clients, with and
     without workers.
-  * `states`: SCAFFOLD's client states of the EMNIST CNN through the driver's store: bytes and
-    seconds of moving them, beside those of the clients' work.
+  * `states`: SCAFFOLD with the EMNIST CNN on 10,000 clients, 20 a round, their states in the
+    driver's store: bytes, and seconds of moving and storing them beside those of the work.
   * `kills`: 200 rounds on a local cluster of two nodes, one of them killed every 20 rounds.
   * `predict`: seconds a round for 8, 64 and 512 workers by simulation, from what the other parts
     measured.
@@ -28,6 +28,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 from common import command_line
@@ -43,6 +44,7 @@ import psutil
 from benchmarks import common, scale_tasks  # noqa: F401
 from common import imports
 from simulation import experiment_flags
+from tasks import fingerprint
 
 _RATE = 0.01
 _DATA = {"workloads": ("w1", "w4", "w6")}
@@ -60,6 +62,7 @@ class _Rounds:
         workers,
         algorithm="fedavg",
         runtime="tff",
+        clients=None,
         **placed,
     ):
         imports.import_tensorflow()
@@ -69,7 +72,7 @@ class _Rounds:
         given = dict(
             task="scale",
             scale_workload=workload,
-            scale_clients=cohort,
+            scale_clients=clients or cohort,
             data_dir=_DATA.get("folder"),
             total_rounds=10_000,
             clients_per_round=cohort,
@@ -95,15 +98,18 @@ class _Rounds:
 
             self.ahead = stack.enter_context(cohorts.Ahead(made, 10_000))
         else:
-            self.plan = in_chunks.plan_of(parts.process, run["algorithm"])
+            plans = in_chunks.plans_of(parts.process, run["algorithm"])
+            self.plan = plans[""]
             if workers:
                 from simulation.workers import start
 
-                self.crew = start.crew(request, {}, self.plan, parts.cohorts, print, stack)
+                # Which workers of another node compare with their own.
+                data = fingerprint.of_task(parts.task) if "ray_address" in placed else {}
+                self.crew = start.crew(request, data, plans, parts.cohorts, print, stack)
             else:
                 threads = len(os.sched_getaffinity(0))
-                desk = in_chunks.desk(self.plan, parts.model.model, parts.cohorts, run, threads)
-                self.crew = in_chunks.Alone(desk)
+                desks = in_chunks.desks(plans, parts.process, parts.cohorts, run, threads)
+                self.crew = in_chunks.Alone(desks)
                 stack.callback(self.crew.close)
             self.process = in_chunks.ChunkedProcess(bound, self.plan, self.crew)
         self.method = parts.process.method
@@ -117,11 +123,14 @@ class _Rounds:
         if self.ahead is not None:
             output = self.process.next(self.state, self.ahead(self.round))
         else:
-            _, cohort = in_chunks.cohort(self.cohorts, self.size, self.round, 10_000)
-            given = [] if states is None else [states]
+            ids, cohort = in_chunks.cohort(self.cohorts, self.size, self.round, 10_000)
+            given = [] if states is None else [states.slices(ids)]
             output = self.process.next(self.state, cohort, *given)
         self.state, self.round = output.state, self.round + 1
-        self.output = output
+        if states is not None:
+            states.write(dict(zip(ids, output.client_states, strict=True)), self.round)
+            states.commit(self.round)
+            states.forget_before(self.round)
         return time.perf_counter() - started, _processor() - before
 
 
@@ -147,22 +156,42 @@ def _machinery(turns):
     for workload, cohort in (("w1", 10), ("w6", 10), ("w4", 1000)):
         if workload not in _DATA["workloads"] or workload == "w6" and not _DATA.get("folder"):
             continue
-        found = {}
-        for workers in (0, 1):
-            with contextlib.ExitStack() as stack:
-                size = cohort if workers else None
-                more = {} if workers == 0 else {"cpus_per_worker": 2.0}
-                rounds = _Rounds(stack, workload, cohort, size, workers, **more)
-                found[workers] = _medians(rounds, turns)
-        (clock, processor), (clock1, processor1) = found[0], found[1]
+        with contextlib.ExitStack() as stack:
+            # Both are there all the time and take turns, so that what else the machine does, and
+            # how fast it is, is the same for both; what waits beside takes next to nothing.
+            alone = _Rounds(stack, workload, cohort, None, 0)
+            shared = _Rounds(stack, workload, cohort, cohort, 1, cpus_per_worker=2.0)
+            found = {}, {}
+            for turn in range(turns + 2):
+                for rounds, took in zip((alone, shared), found, strict=True):
+                    before, (clock, _) = _by_kind(), rounds()
+                    spent = {k: v - before.get(k, 0.0) for k, v in _by_kind().items()}
+                    if turn >= 2:
+                        for kind, seconds in {"clock": clock, **spent}.items():
+                            took.setdefault(kind, []).append(seconds)
+            without, own = ({k: sum(v) / turns for k, v in took.items()} for took in found)
+            with_one = own["driver"] + own["worker"] + own["ray"]
         yield dict(
             part="machinery",
             what=f"{workload}, {cohort} clients",
-            without=processor,
-            with_one=processor1,
-            ratio=processor1 / processor,
-            clock_ratio=clock1 / clock,
+            without=without["driver"],
+            with_one=with_one,
+            ratio=with_one / without["driver"],
+            of_the_worker=own["worker"] / without["driver"],
+            of_the_driver=own["driver"] / without["driver"],
+            of_ray=own["ray"] / without["driver"],
+            clock_ratio=own["clock"] / without["clock"],
         )
+
+
+def _by_kind():
+    """Returns the processor's seconds of this process, of workers and of Ray's own processes."""
+    found = {"driver": sum(psutil.Process().cpu_times()[:2]), "worker": 0.0, "ray": 0.0}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            is_worker = any("ray::" in part for part in process.cmdline())
+            found["worker" if is_worker else "ray"] += sum(process.cpu_times()[:2])
+    return found
 
 
 def _two(turns):
@@ -224,25 +253,60 @@ def _one_memory(cohort, workers, runtime):
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
+class _Timed:
+    """A store of client states, with the seconds that it takes."""
+
+    def __init__(self, states):
+        self._states, self.seconds = states, 0.0
+
+    def slices(self, clients):
+        from simulation.records import client_states
+
+        return client_states.Slices(self, clients)
+
+    def __getattr__(self, name):
+        call = getattr(self._states, name)
+
+        def timed(*args):
+            started = time.perf_counter()
+            try:
+                return call(*args)
+            finally:
+                self.seconds += time.perf_counter() - started
+
+        return timed
+
+
 def _states(turns):
-    del turns
+    from simulation.records import client_states
     from tff_algos import process as process_lib
 
-    with contextlib.ExitStack() as stack:
-        rounds = _Rounds(stack, "stateful", 16, 2, 2, algorithm="scaffold")
-        first = process_lib.initial_client_state(rounds.method)
-        states = [first] * 16
-        for _ in range(3):
-            seconds, _ = rounds(states)
-            states = list(rounds.output.client_states)
-        moved = rounds.crew.bytes
-        yield dict(
-            part="states",
-            what="SCAFFOLD, EMNIST CNN, 16 clients of 198 examples, 2 workers",
-            seconds=seconds,
-            states_mb=moved["states"] / 1e6,
-            model_mb=moved["down"] / 1e6,
-        )
+    number, cohort = 10_000, 20
+    for workers in (0, 2):
+        with contextlib.ExitStack() as stack:
+            given = dict(algorithm="scaffold", clients=number)
+            rounds = _Rounds(stack, "stateful", cohort, 2, workers, **given)
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            first = process_lib.initial_client_state(rounds.method)
+            # Less than the clients of all rounds keep: some go through the file.
+            path = os.path.join(folder, "states.sqlite")
+            plain = client_states.ClientStates(path, first, 200 << 20)
+            store = _Timed(stack.enter_context(contextlib.closing(plain)))
+            measured = []
+            for _ in range(turns + 1):
+                store.seconds, driver = 0.0, time.process_time()
+                clock, _ = rounds(store)
+                measured.append((clock, store.seconds, time.process_time() - driver))
+            clock, stored, driver = np.median(measured[1:], axis=0)
+            yield dict(
+                part="states",
+                what=f"SCAFFOLD, EMNIST CNN, {cohort} of {number:,} clients, {workers} workers",
+                seconds=float(clock),
+                store_seconds=float(stored),
+                driver_processor_seconds=float(driver),
+                file_mb=os.path.getsize(path) / 1e6,
+                **(rounds.crew.moved() if workers else {}),
+            )
     import ray
 
     with contextlib.ExitStack() as stack:

@@ -47,6 +47,7 @@ from typing import Any
 from hparams import HparamError, Value
 from reproduction import run_folders
 from simulation import experiment_flags
+from tasks.formats import remote
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 PAPERS = REPO / "papers"
@@ -479,7 +480,9 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
             # Such a run cannot be resumed for more rounds later, so it is a run of its own.
             name += f"_rounds={rounds}"
     if data_dir and _needs_data(command):
-        command.append(f"--data_dir={pathlib.Path(data_dir).absolute()}")
+        if not remote.is_address(data_dir):
+            data_dir = pathlib.Path(data_dir).absolute()
+        command.append(f"--data_dir={data_dir}")
     folder = pathlib.Path(root).absolute() / setup.paper / setup.folder / f"{name}_seed{seed}"
     command += [f"--root_output_dir={folder.parent}", f"--experiment_name={folder.name}"]
     home = "" if setup.home.parent == PAPERS else str(setup.home)

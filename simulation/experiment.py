@@ -302,7 +302,7 @@ class Experiment:
             settings,
             self._model,
             self._process,
-            getattr(process, "evaluate", None),
+            getattr(process, "spread", None),
         )
         standing = self._standing(process)
         # What clients keep is opened first, so that where it is refused all else stays as it was.
@@ -347,23 +347,25 @@ class Experiment:
         from simulation.rounds import in_chunks
 
         settings = self.request.run
-        plan = in_chunks.plan_of(self._process, settings["algorithm"])
+        plans = in_chunks.plans_of(self._process, settings["algorithm"])
         rounds = 0, settings["total_rounds"] - 1
         largest = max(len(self._cohorts.members(r).clients) for r in rounds)
-        in_chunks.require_room(plan, largest, settings["algorithm"])
+        for plan in plans.values():
+            in_chunks.require_room(plan, largest, settings["algorithm"])
         if settings["workers"]:
             from simulation.workers import start
 
             experiment_flags.check_chunks(settings, largest)
-            crew = start.crew(self.request, self._data, plan, self._cohorts, say, stack)
+            crew = start.crew(self.request, self._data, plans, self._cohorts, say, stack)
         else:
-            desk = in_chunks.desk(
-                plan, self._process.model, self._cohorts, settings, len(os.sched_getaffinity(0))
-            )
-            crew = in_chunks.Alone(desk)
+            threads = len(os.sched_getaffinity(0))
+            desks = in_chunks.desks(plans, self._process, self._cohorts, settings, threads)
+            crew = in_chunks.Alone(desks)
             stack.callback(crew.close)
+        if self._staged:
+            return in_chunks.StagedInChunks(self._process, plans, crew, settings)
         memory = settings["client_state_memory_mb"] << 20
-        return in_chunks.ChunkedProcess(process, plan, crew, memory)
+        return in_chunks.ChunkedProcess(process, plans[""], crew, memory)
 
     @property
     def _staged(self):

@@ -53,8 +53,9 @@ RUN_HPARAMS = (
     _flag(
         "data_dir",
         None,
-        "Folder with the task's data files, or of TensorFlow Datasets (<name>/<version>/). Unset: "
-        "TFF's or Keras's cache, then $TFDS_DATA_DIR or ~/tensorflow_datasets, then a download.",
+        "Folder with the task's data files, or of TensorFlow Datasets (<name>/<version>/), or the "
+        "fsspec address of one (s3://, gs://, ...), which is copied once. Unset: TFF's or Keras's "
+        "cache, then $TFDS_DATA_DIR or ~/tensorflow_datasets, then a download.",
         type=str,
     ),
     _flag(
@@ -444,9 +445,6 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
     if model is not None and request.run["initial_weights"] is not None:
         raise HparamError("--initial_weights has no meaning beside model, which has its weights.")
     objects = {"task": task, "model": model}
-    for kind, value in objects.items() if request.run["workers"] else ():
-        if value is not None:
-            raise HparamError(f"--workers needs a {kind} by name, which other processes can make.")
     return dataclasses.replace(request, objects={k: v for k, v in objects.items() if v is not None})
 
 
@@ -707,7 +705,6 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
 
     run = hparams_lib.resolve("run", RUN_HPARAMS, own("run", RUN_HPARAMS))
     run["import"] = ",".join(modules) or None
-    _check_chunks(run, method_spec)
     if run["num_validation_examples"] == 0:
         raise HparamError("--num_validation_examples=0 must be -1 (all) or >= 1.")
     if run["profile"] is not None:
@@ -725,6 +722,7 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
         run["experiment_name"] = f"{task_spec.name}_{method_spec.name}"
     given_training = own("training", tff_algos.TRAINING_HPARAMS)
     training = registry.resolve_training(method_spec, given_training)
+    _check_chunks(run, training)
     method = hparams_lib.resolve(
         method_spec.name, method_spec.hparams, own(method_spec.name, method_spec.hparams)
     )
@@ -794,7 +792,7 @@ def completed(recorded: Mapping[str, Value]) -> dict[str, Value]:
     return flags
 
 
-def _check_chunks(run, method_spec):
+def _check_chunks(run, training):
     """Refuses chunks where the round cannot be cut."""
     if run["clients_per_chunk"] is None:
         return
@@ -803,10 +801,11 @@ def _check_chunks(run, method_spec):
             "--clients_per_chunk cannot cut rounds of --runtime=native; take auto, tff or "
             "vectorized."
         )
-    if method_spec.staged:
+    if training["aggregator"] != "mean":
         raise HparamError(
-            f"--clients_per_chunk cannot cut rounds of {method_spec.name}, a method of several "
-            "processes."
+            f"--clients_per_chunk cannot cut rounds with --aggregator={training['aggregator']}: "
+            "TFF's aggregators are computations over all clients' updates, without parts that "
+            "chunks could add up; take --aggregator=mean."
         )
 
 
@@ -817,11 +816,6 @@ def _check_workers(given, run, method_spec, method):
             if flag in given:
                 raise HparamError(f"--{flag} is not used without --workers.")
         return
-    if method_spec.staged:
-        raise HparamError(
-            f"--workers cannot share out rounds of {method_spec.name}, a method of several "
-            "processes."
-        )
     plan = method_spec.round_plan(dict(method), 0, run["total_rounds"])
     if run["clients_per_round"] is not None and plan.losses != "all":
         check_chunks(run, run["clients_per_round"])

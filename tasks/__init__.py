@@ -11,6 +11,7 @@ from tasks import label_noise as _label_noise
 from tasks import registry as _registry
 from tasks import settings as _settings
 from tasks.formats import files as _files
+from tasks.formats import remote as _remote
 from tasks.registry import Clients, TaskSpec, get, names, register
 
 _registry.add_folder(_datasets)
@@ -21,7 +22,8 @@ def load(name, *, data_dir=None, seed=0, use_synthetic_data=False, **settings):
 
     Args:
       name: A name of `tasks.names()`.
-      data_dir: Folder with the task's data files; `None` lets the task use its cache or download.
+      data_dir: Folder with the task's data files, or an fsspec address of one; `None` lets the task
+        use its cache or download.
       seed: Seed of initial weights and of partitions that are drawn at random.
       use_synthetic_data: Whether to make data of the true shape and types instead of reading any.
       **settings: The task's own settings; see `tasks.get(name).hparams`.
@@ -36,6 +38,7 @@ def load(name, *, data_dir=None, seed=0, use_synthetic_data=False, **settings):
     spec = get(name)
     resolved = spec.resolve(settings)
     if data_dir is not None and not use_synthetic_data:
+        data_dir = _remote.folder(data_dir, "--data_dir")
         _files.check_folder(data_dir, "--data_dir")
     resolved = _settings.with_partition_seed(spec.hparams, resolved, seed)
     noise = {h.name: resolved[h.name] for h in _label_noise.HPARAMS if spec.class_labels}

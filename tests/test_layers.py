@@ -45,6 +45,7 @@ _OF_PACKAGES = {
     ("tff_algos", "tff_algos.methods"),
     ("tasks", "tasks.datasets"),
     ("tasks", "tasks.formats.files"),
+    ("tasks", "tasks.formats.remote"),
 }
 # A figure of a paper that draws a function of the method.
 _OF_ONE_METHOD = {("reproduction.adjustments", "tff_algos.methods.fedcada")}

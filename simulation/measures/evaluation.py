@@ -93,7 +93,7 @@ class Evaluator:
         self._forward = self._build_forward()
 
     def prepare(
-        self, data: FederatedData, cache_bytes: int = _CACHE_BYTES, name: str | None = None
+        self, data: FederatedData, cache_bytes: int = _CACHE_BYTES, name: Any = None
     ) -> "TestSet":
         """Reads examples to evaluate on, once and for all if they fit.
 
@@ -192,46 +192,83 @@ class Evaluator:
         )
 
 
-def evaluate_each(
-    model: "tff_algos.Model", weights_of: Callable[[int], Any], data: FederatedData
-) -> ClientMetrics:
-    """Evaluates every client with weights of its own.
+class PersonalEvaluator:
+    """Evaluates every client with weights of its own."""
 
-    Args:
-      model: The model.
-      weights_of: Index of a client → the model's trainable weights, a sequence of arrays.
-      data: Clients' examples.
+    def __init__(self, model: "tff_algos.Model", spread: Callable | None = None):
+        """Initialises the evaluator.
 
-    Returns:
-      Sums for each client.
+        Args:
+          model: The model.
+          spread: `(name of clients' examples, weights, own_of, clients, sizes) -> (client, its
+            metrics) of each`, the middle ones as `__call__` takes them; has others share the work
+            on examples that have a name.
+        """
+        self._model, self._spread = model, spread
+        self._evaluators: dict[int, Evaluator] = {}
 
-    Raises:
-      ValueError: If there are no examples.
-    """
-    sizes = np.asarray(data.sizes, np.int64)
-    evaluators = {}
-    found = {}
-    for client, size in enumerate(sizes):
-        if size:
+    def __call__(
+        self,
+        weights: Any,
+        own_of: Callable[[int], Any],
+        data: FederatedData,
+        name: str | None = None,
+    ) -> ClientMetrics:
+        """Evaluates.
+
+        Args:
+          weights: The trainable weights of a client that has none of its own, a sequence of arrays.
+          own_of: Index of a client → its own weights; `None` if it has none.
+          data: Clients' examples.
+          name: What others who share the work call them.
+
+        Returns:
+          Sums for each client.
+
+        Raises:
+          ValueError: If there are no examples.
+        """
+        sizes = np.asarray(data.sizes, np.int64)
+        clients = np.flatnonzero(sizes).tolist()
+        if not clients:
+            raise ValueError("There are no examples to evaluate on.")
+        if self._spread is not None and name is not None:
+            found = dict(self._spread(name, weights, own_of, clients, sizes[clients]))
+        else:
+            found = dict(self.each(weights, ((k, own_of(k)) for k in clients), data))
+
+        def gathered(field):
+            columns = collections.OrderedDict()
+            for name in getattr(next(iter(found.values())), field):
+                columns[name] = np.zeros(len(sizes))
+                for client, metrics in found.items():
+                    columns[name][client] = getattr(metrics, field)[name][0]
+            return columns
+
+        return ClientMetrics(sizes, gathered("values"), gathered("weights"))
+
+    def each(
+        self, weights: Any, own: Iterable[tuple[int, Any]], data: FederatedData
+    ) -> Iterator[tuple[int, ClientMetrics]]:
+        """Evaluates some clients.
+
+        Args:
+          weights: As of `__call__`.
+          own: Index of a client, and its own weights, `None` if it has none.
+          data: Clients' examples.
+
+        Yields:
+          The index of each client and its metrics, as of an only client.
+        """
+        for client, of_client in own:
+            examples = data.examples(client)
             # Few sizes of chunks, so that few programs serve all clients.
-            chunk = 1 << min(int(size - 1).bit_length(), 10)
-            if chunk not in evaluators:
-                evaluators[chunk] = Evaluator(model, chunk=chunk)
-            evaluator = evaluators[chunk]
-            tests = evaluator.prepare(OneClient(data.examples(client)), cache_bytes=0)
-            found[client] = evaluator(weights_of(client), tests)
-    if not found:
-        raise ValueError("There are no examples to evaluate on.")
-
-    def gathered(field):
-        columns = collections.OrderedDict()
-        for name in getattr(next(iter(found.values())), field):
-            columns[name] = np.zeros(len(sizes))
-            for client, metrics in found.items():
-                columns[name][client] = getattr(metrics, field)[name][0]
-        return columns
-
-    return ClientMetrics(sizes, gathered("values"), gathered("weights"))
+            chunk = 1 << min(int(len(examples.y) - 1).bit_length(), 10)
+            if chunk not in self._evaluators:
+                self._evaluators[chunk] = Evaluator(self._model, chunk=chunk)
+            evaluator = self._evaluators[chunk]
+            tests = evaluator.prepare(OneClient(examples), cache_bytes=0)
+            yield client, evaluator(weights if of_client is None else of_client, tests)
 
 
 class TestSet:
@@ -251,7 +288,7 @@ class TestSet:
         model: "tff_algos.Model",
         chunk: int,
         cache_bytes: int,
-        name: str | None = None,
+        name: Any = None,
     ):
         """Initialises the test set; see `Evaluator.prepare`."""
         self.name = name

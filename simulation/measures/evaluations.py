@@ -2,7 +2,7 @@
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,6 +29,18 @@ class Evaluated(NamedTuple):
 
 
 TEST_SETS = ("clients", "central", "validation")
+# Clients' training examples, as others who share the work call them.
+_TRAIN = "train"
+
+
+class Spread(Protocol):
+    """Others who share the work, each with a `Share` of it."""
+
+    def evaluate(self, name: Any, weights: Any, number: int, size: int) -> Any:
+        """As `spread` of `evaluation.Evaluator`."""
+
+    def evaluate_each(self, name: str, weights: Any, own_of: Any, clients: Any, sizes: Any) -> Any:
+        """As `spread` of `evaluation.PersonalEvaluator`."""
 
 
 def test_sets(
@@ -72,7 +84,7 @@ class Evaluations:
         settings: Mapping[str, Any],
         built: task_models.TaskModel,
         process: Any,
-        spread: Callable | None = None,
+        spread: Spread | None = None,
     ):
         """Initialises and reads the test examples.
 
@@ -82,20 +94,23 @@ class Evaluations:
           settings: The run's settings.
           built: The task's model.
           process: The method's process; a staged one is asked for its findings.
-          spread: Who shares the work on test examples, see `evaluation.Evaluator`.
+          spread: Who shares the work, if anybody does.
 
         Raises:
           HparamError: If clients, classes or examples that are to be measured are not there.
         """
         self._task, self._train, self._settings = task, train, settings
         self._process = process
-        self._losses = training_losses.TrainingLosses(evaluation.Evaluator(*built), train)
+        evaluate = spread and spread.evaluate
+        plain = evaluation.Evaluator(*built, spread=evaluate)
+        self._losses = training_losses.TrainingLosses(plain, train)
         self._tracked = None
         if settings["track_clients"] is not None:
             initial = built.model.initial_weights
             self._tracked = self._losses.chosen(settings["track_clients"], initial)
         built = with_classes(task, settings, built)
-        self._evaluator = evaluation.Evaluator(*built, spread=spread)
+        self._evaluator = evaluation.Evaluator(*built, spread=evaluate)
+        self._each = evaluation.PersonalEvaluator(built.model, spread and spread.evaluate_each)
         self._train_sizes = None
         if task.test is not None and list(task.test.client_ids) == list(train.client_ids):
             self._train_sizes = train.sizes
@@ -108,7 +123,7 @@ class Evaluations:
                     f"--evaluate_all_local_data has no meaning with --task={task.name} as it is "
                     "set, whose clients do not both train and test."
                 )
-            self._trained = self._evaluator.prepare(train)
+            self._trained = self._evaluator.prepare(train, name=_TRAIN if spread else None)
 
     def __call__(
         self,
@@ -130,7 +145,9 @@ class Evaluations:
         columns = collections.OrderedDict()
         central = self._central if final else self._validation
         tests = self._task.test
-        personal = self._personal(tests, weights, client_states) if self._clients else None
+        personal = None
+        if self._clients:
+            personal = self._personal("clients", tests, weights, client_states)
         clients = None
         if self._clients and not (personal and central):
             clients = self._evaluator(weights, self._clients)
@@ -141,7 +158,7 @@ class Evaluations:
         if clients:
             columns.update(self._fairness("fairness", clients))
             if self._trained:
-                trained = self._personal(self._train, weights, client_states)
+                trained = self._personal(_TRAIN, self._train, weights, client_states)
                 trained = trained or self._evaluator(weights, self._trained)
                 columns.update(self._fairness("fairness_all", trained + clients))
         columns.update(self._tracked_losses(weights))
@@ -164,18 +181,18 @@ class Evaluations:
         fraction = self._losses.improved_fraction(before, after, clients)
         return collections.OrderedDict({"fairness/improved_fraction": fraction})
 
-    def _personal(self, data, weights, client_states):
+    def _personal(self, name, data, weights, client_states):
         """Evaluates each client with its own model; `None` if the method has none."""
         method = getattr(self._process, "method", None)
         if method is None or method.personal_weights is None:
             return None
         ids = data.client_ids
 
-        def weights_of(client):
+        def own_of(client):
             state = client_states.read([ids[client]])[0]
-            return method.personal_weights(state.kept) if state.visits else weights
+            return method.personal_weights(state.kept) if state.visits else None
 
-        return evaluation.evaluate_each(self._evaluator.model, weights_of, data)
+        return self._each(weights, own_of, data, name)
 
     def _fairness(self, prefix, clients):
         task = self._task
@@ -207,6 +224,67 @@ class Evaluations:
             for data in (self._task.train, self._task.clean_train)
         )
         return staged.label_noise(findings, given, true)
+
+
+class Share:
+    """What one of those who share the work measures; names are those of `Evaluations`."""
+
+    def __init__(
+        self,
+        task: Task,
+        train: FederatedData,
+        settings: Mapping[str, Any],
+        built: task_models.TaskModel,
+    ):
+        """Initialises; the arguments are as of `Evaluations`."""
+        self._task, self._train, self._settings, self._built = task, train, settings, built
+        model = with_classes(task, settings, built).model
+        self._each = evaluation.PersonalEvaluator(model)
+        self._evaluators: dict[bool, evaluation.Evaluator] = {}
+        self._tests: dict[Any, evaluation.TestSet] = {}
+        # Of clients who come and go with rounds, beside those whom all evaluations ask for.
+        self._losses: collections.OrderedDict[Any, evaluation.TestSet] = collections.OrderedDict()
+
+    def sums(
+        self, name: Any, weights: Sequence[Any], chunks: range, size: int
+    ) -> list[tuple[int, np.ndarray]]:
+        """Evaluates chunks of a test set, see `evaluation.Evaluator.sums`.
+
+        Args:
+          name: The test set.
+          weights: The model's trainable weights.
+          chunks: Which of its chunks.
+          size: Examples of a chunk.
+        """
+        of_losses = isinstance(name, tuple)
+        if of_losses not in self._evaluators:
+            built = self._built
+            if not of_losses:
+                built = with_classes(self._task, self._settings, built)
+            self._evaluators[of_losses] = evaluation.Evaluator(*built, chunk=size)
+        evaluator = self._evaluators[of_losses]
+        return list(evaluator.sums(weights, self._test_set(evaluator, name), chunks))
+
+    def _test_set(self, evaluator, name):
+        if isinstance(name, tuple):
+            if name not in self._losses:
+                part = training_losses.Part(self._train, name[1])
+                self._losses[name] = evaluator.prepare(part, name=name)
+            self._losses.move_to_end(name)
+            while len(self._losses) > 2:
+                self._losses.popitem(last=False)
+            return self._losses[name]
+        if not self._tests:
+            self._tests = test_sets(evaluator, self._task, self._settings, named=True)
+            self._tests[_TRAIN] = evaluator.prepare(self._train, name=_TRAIN)
+        return self._tests[name]
+
+    def of_each(
+        self, name: str, weights: Sequence[Any], own: Sequence[tuple[int, Any]]
+    ) -> list[tuple[int, evaluation.ClientMetrics]]:
+        """Evaluates clients with weights of their own, see `evaluation.PersonalEvaluator.each`."""
+        data = self._train if name == _TRAIN else self._task.test
+        return list(self._each.each(weights, own, data))
 
 
 def with_classes(

@@ -9,6 +9,9 @@ from simulation import experiment_flags
 from simulation.measures.evaluation import Evaluator
 from tasks.task import Examples, FederatedData
 
+# With the clients' places, the name of their training examples where others share the work.
+NAME = "training losses"
+
 
 class TrainingLosses:
     """F_k(x), the mean loss of weights x on client k's whole local training set, dropout off."""
@@ -33,7 +36,8 @@ class TrainingLosses:
         Returns:
           float64 `[len(weights), n]`; NaN for clients without examples.
         """
-        tests = self._evaluator.prepare(_Part(self._train, clients))
+        clients = tuple(map(int, clients))
+        tests = self._evaluator.prepare(Part(self._train, clients), name=(NAME, clients))
         return np.stack([self._evaluator(w, tests).by_client()["loss"] for w in weights])
 
     def improved_fraction(self, before: Any, after: Any, clients: np.ndarray) -> float:
@@ -69,13 +73,15 @@ class TrainingLosses:
         return np.array([ids.index(name) for name in dict.fromkeys(which.split(","))])
 
 
-class _Part:
+class Part:
     """Some clients' training examples, as `FederatedData`."""
 
-    def __init__(self, train, clients):
+    def __init__(self, train: FederatedData, clients: Sequence[int]):
+        """Initialises for the clients at some places."""
         self._train, self._clients = train, clients
         self.client_ids = [train.client_ids[k] for k in clients]
-        self.sizes = np.asarray(train.sizes, np.int64)[clients]
+        self.sizes = np.asarray(train.sizes, np.int64)[list(clients)]
 
     def examples(self, index: int) -> Examples:
+        """Returns the examples of the client at `index`."""
         return self._train.examples(int(self._clients[index]))

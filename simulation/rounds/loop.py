@@ -199,6 +199,8 @@ def _next(process, state, round_index, cohort_of_round, client_states):
         "time/data_seconds": ready - started,
         "time/round_seconds": time.perf_counter() - ready,
     }
+    moved = getattr(process, "moved", dict)()
+    times.update((f"time/{name}", float(value)) for name, value in moved.items())
     return output.state, metrics, times
 
 

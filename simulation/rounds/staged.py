@@ -1,7 +1,7 @@
 """A method of several processes (`tff_algos.driver`) as the loop runs it."""
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import tff_algos
 from simulation.rounds import cohorts, randomness
 from tasks.task import FederatedData
 from tff_algos import client_data
-from tff_algos.driver import Driver, Findings
+from tff_algos.driver import Assignment, Driver, Findings
 from tff_algos.registry import RoundPlan
 
 # Examples of a batch that is only looked at.
@@ -60,24 +60,33 @@ class TrainingClients:
 
 
 class StagedProcess:
-    """A driver with its clients; has what the loop needs of a process."""
+    """A driver with its clients; has what the loop needs of a process.
+
+    Attributes:
+      driver: The driver.
+      clients: The clients that it trains on.
+    """
 
     def __init__(self, driver: Driver, clients: TrainingClients):
         """Initialises from the driver and the clients that it trains on."""
-        self._driver = driver
-        self._clients = clients
+        self.driver = driver
+        self.clients = clients
 
     def initialize(self) -> Any:
         """Returns the state before the first round."""
-        return self._driver.initialize(self._clients)
+        return self.driver.initialize(self.clients)
 
-    def cohort(self, state: Any) -> list:
-        """Returns what each client of the next round works on."""
-        return self._driver.cohort(state, self._clients)
+    def cohort(self, state: Any) -> list[Assignment]:
+        """Returns what each client of the next round is to do."""
+        return self.driver.cohort(state, self.clients)
 
-    def next(self, state: Any, cohort: list) -> Any:
+    def data(self, name: str, round_index: int, assignment: Assignment) -> Any:
+        """Returns what a client works on in a round of a process, see `Driver.data`."""
+        return self.driver.data(name, round_index, assignment, self.clients)
+
+    def next(self, state: Any, cohort: Sequence[Assignment]) -> Any:
         """Runs a round and what is to be done after it."""
-        return self._driver.next(state, cohort, self._clients)
+        return self.driver.next(state, cohort, self.clients)
 
     def get_model_weights(self, state: Any) -> tff.learning.models.ModelWeights:
         """Returns the model's weights in a state."""
@@ -85,7 +94,7 @@ class StagedProcess:
 
     def findings(self, state: Any) -> Findings | None:
         """Returns what the state says of clients' labels."""
-        return self._driver.findings(state)
+        return self.driver.findings(state)
 
 
 def label_noise(

@@ -137,7 +137,7 @@ class ClientByClient:
         """Returns what a client adds to the folds, its rows, what is kept, and its state."""
         plan, values = self._plan, dict(shared)
         if phase.reads_data:
-            values[CLIENTS] = ClientData(*map(_tensor, data))
+            values[CLIENTS] = _tensors(data)
         if state is not None:
             values[CLIENT_STATES] = self._packed(CLIENT_STATES, map(tf.convert_to_tensor, state))
 
@@ -164,7 +164,10 @@ class ClientByClient:
         return folded, rows, kept, after
 
 
-def _tensor(value):
+def _tensors(value):
+    """Returns what a client works on as tensors."""
+    if isinstance(value, tuple):
+        return type(value)(*map(_tensors, value))
     if isinstance(value, Gathered | np.ndarray):
         return eager_tensors.copy_of(value)
     return tf.convert_to_tensor(value)
@@ -442,11 +445,9 @@ def nbytes(prepared: Any) -> int:
     """Returns about how much memory a chunk's prepared data takes."""
     if isinstance(prepared, vectorized.Cohort):
         return sum(t.shape.num_elements() * t.dtype.size for t in tf.nest.flatten(prepared))
-    return sum(
-        int(np.prod(a.shape, dtype=np.int64)) * np.dtype(a.dtype).itemsize
-        for data in prepared
-        for a in (data.x, data.y)
-    )
+    if isinstance(prepared, list | tuple):
+        return sum(map(nbytes, prepared))
+    return int(np.prod(prepared.shape, dtype=np.int64)) * np.dtype(prepared.dtype).itemsize
 
 
 class Chunk(NamedTuple):
@@ -502,7 +503,7 @@ class Desk:
         self,
         plan: Plan,
         hands: Hands,
-        data_of: Callable[[int, int, int], Sequence[ClientData]],
+        data_of: Callable[[int, Chunk, Any], Sequence[Any]],
         at_once: int = 1,
     ):
         """Initialises the desk.
@@ -510,7 +511,7 @@ class Desk:
         Args:
           plan: The round.
           hands: Who works.
-          data_of: (round from 0, start, stop) → the data of these clients of the round's cohort.
+          data_of: (round from 0, chunk, what the order says of it) → the data of its clients.
           at_once: Chunks to work on at the same time.
         """
         self._plan, self._hands, self._data_of, self._at_once = plan, hands, data_of, at_once
@@ -530,24 +531,24 @@ class Desk:
         self._reader.shutdown(cancel_futures=True)
         self._hands.close()
 
-    def ahead(self, round_index: int, chunks: Sequence[Chunk]) -> None:
-        """Begins to make the data of chunks."""
+    def ahead(self, round_index: int, chunks: Sequence[Chunk], given: Mapping[int, Any]) -> None:
+        """Begins to make the data of chunks; `given` is as of `work`."""
         with self._lock:
             for chunk in chunks:
                 key = round_index, chunk
                 if key not in self._coming and key not in self._held:
-                    self._coming[key] = self._reader.submit(self._make, *key)
+                    self._coming[key] = self._reader.submit(self._make, *key, given)
 
-    def _make(self, round_index, chunk):
-        return self._hands.prepare(self._data_of(round_index, chunk.start, chunk.stop))
+    def _make(self, round_index, chunk, given):
+        return self._hands.prepare(self._data_of(round_index, chunk, given.get(chunk.index)))
 
-    def _data(self, round_index, chunk, phase):
+    def _data(self, round_index, chunk, phase, given):
         """Returns the data of a chunk; holds on to it if a later phase will ask again."""
         key = round_index, chunk
         with self._lock:
             prepared, coming = self._held.get(key), self._coming.pop(key, None)
         if prepared is None:
-            coming = coming or self._reader.submit(self._make, *key)
+            coming = coming or self._reader.submit(self._make, *key, given)
             prepared = coming.result()
         with self._lock:
             if phase < self._last_to_read:
@@ -566,6 +567,7 @@ class Desk:
         received: Mapping[int, list[np.ndarray]],
         states_of: Callable[[Chunk], Sequence[list[np.ndarray]] | None],
         following: Sequence[Chunk] = (),
+        given: Mapping[int, Any] | None = None,
     ) -> Iterator[Done]:
         """Does a phase for some chunks, and what has to come before for those that are new here.
 
@@ -576,6 +578,7 @@ class Desk:
           received: Number of a broadcast → its leaves, for this phase and those before.
           states_of: What the clients of a chunk keep, where a phase up to this one reads that.
           following: Chunks of the next round whose data may be made meanwhile.
+          given: Index of a chunk → what `data_of` is told of it, `None` where that is nothing.
 
         Yields:
           What is done, in the order of `chunks`.
@@ -587,21 +590,22 @@ class Desk:
                 self._held.clear()
             self._round, self._kept = round_index, {}
         waiting, under_way = collections.deque(chunks), collections.deque()
+        given = given or {}
         try:
             while waiting or under_way:
                 while waiting and len(under_way) < self._at_once:
                     chunk = waiting.popleft()
                     # The states come from a store that one thread at a time may ask.
-                    given = received, self._states(phase, chunk, states_of)
-                    under_way.append(
-                        self._workers.submit(self._work, round_index, phase, chunk, *given)
-                    )
+                    states = self._states(phase, chunk, states_of)
+                    order = round_index, phase, chunk, received, states, given
+                    under_way.append(self._workers.submit(self._work, *order))
                 # One more than are worked on, since there is always one to begin with next.
                 if self._reads(phase):
-                    self.ahead(round_index, list(itertools.islice(waiting, self._at_once + 1)))
+                    coming = list(itertools.islice(waiting, self._at_once + 1))
+                    self.ahead(round_index, coming, given)
                 if not waiting:
                     # No more than is worked on at once, or the whole cohort's data would be held.
-                    self.ahead(round_index + 1, following[: self._at_once])
+                    self.ahead(round_index + 1, following[: self._at_once], {})
                 yield under_way.popleft().result()
         finally:
             concurrent.futures.wait(under_way)
@@ -614,21 +618,22 @@ class Desk:
     def _reads(self, phase):
         return self._plan.phases[phase].reads_data
 
-    def _work(self, round_index, phase, chunk, received, states):
+    def _work(self, round_index, phase, chunk, received, states, given):
         done, kept = self._kept.pop(chunk, (-1, None))
         if done != phase - 1:
             done, kept = -1, None
         for earlier in range(done + 1, phase):
-            kept = self._of_phase(round_index, earlier, chunk, received, states, kept)[0].kept
-        part, seconds = self._of_phase(round_index, phase, chunk, received, states, kept)
+            part, _ = self._of_phase(round_index, earlier, chunk, received, states, given, kept)
+            kept = part.kept
+        part, seconds = self._of_phase(round_index, phase, chunk, received, states, given, kept)
         if phase + 1 < len(self._plan.phases):
             self._kept[chunk] = phase, part.kept
         return Done(chunk, part.partials, part.states, seconds)
 
-    def _of_phase(self, round_index, phase, chunk, received, states, kept):
+    def _of_phase(self, round_index, phase, chunk, received, states, given, kept):
         prepared = range(chunk.stop - chunk.start)
         if self._reads(phase) or isinstance(self._hands, AtOnce):
-            prepared = self._data(round_index, chunk, phase)
+            prepared = self._data(round_index, chunk, phase, given)
         started = time.perf_counter()
         part = self._hands.work(phase, prepared, received, states, kept)
         return part, time.perf_counter() - started

@@ -239,11 +239,19 @@ class Plan:
       state_spec: The server's state.
       state_after: Structure of symbols: the state after the round.
       metrics: Structure of symbols: the round's metrics.
-      client_states: Structure of symbols: what each client keeps; `None` if that is nothing.
+      client_states: Structure of symbols: what each client keeps, or finds; `None` if that is
+        nothing.
+      states_spec: Its `tf.TensorSpec`s.
     """
 
-    def __init__(self, method: Method, model: Model):
+    def __init__(self, method: Method, model: Model, takes: Callable | None = None):
         """Writes the round of a method down and traces its functions.
+
+        Args:
+          method: The method.
+          model: The model that it was built for.
+          takes: `tf.TensorSpec`s of a `ClientData` → those of what a client works on, see
+            `tff_algos.driver.Round`; by default the same.
 
         Raises:
           NotDivisibleError: If it cannot be said to a part of the cohort.
@@ -259,12 +267,16 @@ class Plan:
         self.state_spec = tf.nest.map_structure(
             lambda t: tf.TensorSpec(t.shape, t.dtype), initial.structured_outputs
         )
-        self.specs = {STATE: self.state_spec, CLIENTS: data_spec(model)}
-        if kept:
+        data = data_spec(model)
+        self.specs = {STATE: self.state_spec, CLIENTS: data if takes is None else takes(data)}
+        if method.client_state is not None:
             self.specs[CLIENT_STATES] = process_lib.client_state_spec(method)
         self.calls = {}
         for word in self._words:
             self._trace(word)
+        self.states_spec = self.specs.get(CLIENT_STATES)
+        if kept and self.states_spec is None:
+            self.states_spec = self.spec(self.client_states)
         self.phases = self._phases()
 
     def spec(self, structure: Any) -> Any:

@@ -27,6 +27,8 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 # The next order is there before the last one is done.
 _ORDERS_AHEAD = 2
 _SPEED_MEMORY = 0.8
+# Of clients' own models that are sent to be evaluated at a time.
+_PERSONAL_BYTES = 1 << 28
 
 
 class _Member:
@@ -53,7 +55,7 @@ class Crew:
     def __init__(
         self,
         ray: Any,
-        plan: Plan,
+        plans: Mapping[str, Plan],
         make: Callable[[], tuple[Any, Any]],
         number: int,
         *,
@@ -66,7 +68,7 @@ class Crew:
 
         Args:
           ray: The module, connected.
-          plan: The round.
+          plans: The rounds, see `simulation.rounds.in_chunks.plans_of`.
           make: Starts a worker; returns it, and a reference to its facts once it has begun.
           number: How many workers there are to be.
           steps: Round, from 0 → predicted local steps of each client of its cohort.
@@ -74,11 +76,12 @@ class Crew:
           timeout: Seconds without any worker after which the run stops.
           say: Takes a line.
         """
-        self._ray, self._plan, self._make, self._number = ray, plan, make, number
+        self._ray, self._plans, self._make, self._number = ray, plans, make, number
         self._steps, self._room, self._timeout, self._say = steps, room, timeout, say
         self._members: list[_Member] = []
         self._numbers = itertools.count()
-        self._prediction = Prediction()
+        # By process.
+        self._predictions = collections.defaultdict(Prediction)
         self._losses: collections.Counter = collections.Counter()
         self._sent: list[Any] = []
         # What a lost worker had to do and nobody has yet.
@@ -86,6 +89,7 @@ class Crew:
         self._failed_starts = 0
         # Bytes of the round at hand: down by reference, up, and of states both ways.
         self.bytes: collections.Counter = collections.Counter()
+        self._round, self._at_work = None, set()
         self._recruit()
 
     def close(self) -> None:
@@ -103,6 +107,15 @@ class Crew:
         """
         self._look(wait_for_all=True)
 
+    def moved(self) -> dict[str, float]:
+        """Returns what the latest round came to, by the name of its column.
+
+        Broadcasts are counted once, since a machine's object store holds them for all its workers.
+        """
+        names = {"down_mb": "down", "up_mb": "up", "states_mb": "states"}
+        megabytes = {name: self.bytes[kind] / 1e6 for name, kind in names.items()}
+        return {**megabytes, "workers": len(self._at_work)}
+
     def ready(self) -> list[worker_lib.Facts]:
         """Returns the facts of the workers that have begun."""
         return [m.facts for m in self._members if m.facts]
@@ -115,8 +128,8 @@ class Crew:
           RunError: If a worker fails at what it does.
         """
         if phase == 0:
-            self._begin_round(cohort)
-        self._send(phase, sent)
+            self._begin(cohort)
+        self._send(cohort, phase, sent)
         self._share_out(cohort, phase)
         left = len(cohort.chunks)
         while left:
@@ -132,8 +145,9 @@ class Crew:
                 if answer is None:
                     self._lose(member, chunks)
                     continue
-                self._learn(member, chunks, answer.seconds)
+                self._learn(cohort.process, member, chunks, answer.seconds)
                 member.holds.update(chunks)
+                self._at_work.add(member.number)
                 left -= len(chunks)
                 self.bytes["up"] += _nbytes(answer.nodes)
                 self.bytes["nodes"] += len(answer.nodes)
@@ -158,42 +172,110 @@ class Crew:
           NoWorkersError: If no worker is left and none comes in time.
           RunError: If a worker fails at what it does.
         """
-        reference = self._ray.put([np.asarray(w) for w in weights])
-        found: dict[int, tuple[int, np.ndarray]] = {}
+        reference = self._put(weights)
+
+        def order(actor, part):
+            return actor.evaluate.remote(name, reference, part, size)
+
+        return iter(self._shared_out([1.0] * number, order))
+
+    def evaluate_each(
+        self,
+        name: str,
+        weights: Sequence[Any],
+        own_of: Callable[[int], Any],
+        clients: Sequence[int],
+        sizes: Sequence[int],
+    ) -> Iterator[tuple[int, Any]]:
+        """Has the workers evaluate clients with weights of their own.
+
+        Args:
+          name: Whose examples, see `simulation.measures.evaluations.Share.of_each`.
+          weights: The trainable weights of a client that has none of its own.
+          own_of: Index of a client → its own weights; `None` if it has none.
+          clients: Indices of the clients.
+          sizes: Examples of each.
+
+        Yields:
+          The index of each client and its metrics.
+
+        Raises:
+          NoWorkersError: As `evaluate`.
+          RunError: As `evaluate`.
+        """
+        reference, block, held = self._put(weights), [], 0
+        costs = dict(zip(clients, map(float, sizes), strict=True))
+
+        def done(block):
+            return self._shared_out(
+                [costs[k] for k, _ in block],
+                lambda actor, part: actor.evaluate_each.remote(
+                    name, reference, block[part.start : part.stop]
+                ),
+            )
+
+        for client in clients:
+            own = own_of(client)
+            block.append((client, own and [np.asarray(w) for w in own]))
+            held += _nbytes(block[-1][1])
+            if held > _PERSONAL_BYTES:
+                yield from done(block)
+                block, held = [], 0
+        if block:
+            yield from done(block)
+
+    def _put(self, weights):
+        return self._ray.put([np.asarray(w) for w in weights])
+
+    def _shared_out(self, costs, order):
+        """Has each worker do neighbours of a list, and others again what a lost one had to do.
+
+        Args:
+          costs: What each thing costs.
+          order: `(actor, range of things) -> reference to what each of them gives`.
+
+        Returns:
+          What each gives.
+        """
+        number, found = len(costs), {}
         while len(found) < number:
             self._look(wait=not self._ready())
             left = [i for i in range(number) if i not in found]
             ready, orders = self._ready(), {}
             # What each has in memory is the same in every evaluation, if nobody comes or goes.
-            for member, places in zip(
-                ready, shares([1.0] * number, [1.0] * len(ready)), strict=True
-            ):
+            for member, places in zip(ready, shares(costs, [1.0] * len(ready)), strict=True):
                 mine = [i for i in places if i in left]
                 if mine:
                     part = range(mine[0], mine[-1] + 1)
-                    orders[member.actor.evaluate.remote(name, reference, part, size)] = member, part
-            for order, (member, part) in orders.items():
-                sums = self._answer(member, order)
-                if sums is None:
+                    orders[order(member.actor, part)] = member, part
+            for reference, (member, part) in orders.items():
+                given = self._answer(member, reference)
+                if given is None:
                     self._lose(member, ())
                 else:
-                    found.update(zip(part, sums, strict=True))
-        return iter([found[i] for i in range(number)])
+                    found.update(zip(part, given, strict=True))
+        return [found[i] for i in range(number)]
 
-    def _begin_round(self, cohort):
+    def _begin(self, cohort):
+        """Begins a round, or that of another process in the same one."""
+        if cohort.round_index != self._round:
+            self.bytes.clear()
+            self._at_work.clear()
+        self._round = cohort.round_index
         self._sent.clear()
         self._losses.clear()
-        self.bytes.clear()
         self._look(wait=not self._ready())
-        steps = self._steps(cohort.round_index)
+        steps = self._steps(cohort.round_index) if cohort.steps is None else cohort.steps
+        predicted = self._predictions[cohort.process].seconds
         self._steps_of = {c: steps[c.start : c.stop] for c in cohort.chunks}
-        self._cost_of = {c: self._prediction.seconds(s) for c, s in self._steps_of.items()}
+        self._cost_of = {c: predicted(s) for c, s in self._steps_of.items()}
         for member in self._members:
             member.holds.clear()
 
-    def _send(self, phase, sent):
-        earlier = {n for of in self._plan.phases[:phase] for n in of.received}
-        new = {n: sent(n) for n in self._plan.phases[phase].received if n not in earlier}
+    def _send(self, cohort, phase, sent):
+        phases = self._plans[cohort.process].phases
+        earlier = {n for of in phases[:phase] for n in of.received}
+        new = {n: sent(n) for n in phases[phase].received if n not in earlier}
         self.bytes["down"] += _nbytes(new)
         self._sent.append(self._ray.put(new))
 
@@ -225,12 +307,14 @@ class Crew:
                 return
             chunks = self._half(member.queue)
             order = worker_lib.Order(
+                cohort.process,
                 cohort.round_index,
                 phase,
                 chunks,
                 len(cohort.chunks),
                 list(self._sent),
-                self._states(member, phase, chunks, states_of),
+                self._states(member, cohort, phase, chunks, states_of),
+                {c.index: cohort.given(c) for c in chunks} if cohort.assignments else {},
                 () if member.queue else self._following(member, cohort),
             )
             member.orders[member.actor.work.remote(order)] = chunks
@@ -250,12 +334,12 @@ class Crew:
         if slowest is not None and slowest.queue and slowest.queue[-1] not in slowest.holds:
             member.queue.append(slowest.queue.pop())
 
-    def _states(self, member, phase, chunks, states_of):
+    def _states(self, member, cohort, phase, chunks, states_of):
         """Returns what the clients keep, where that is read in this phase or in a replay."""
-        states = {}
+        states, phases = {}, self._plans[cohort.process].phases
         for chunk in chunks:
             first = phase if chunk in member.holds else 0
-            if any(of.reads_states for of in self._plan.phases[first : phase + 1]):
+            if any(of.reads_states for of in phases[first : phase + 1]):
                 states[chunk.index] = states_of(chunk)
         self.bytes["states"] += _nbytes(states)
         return states
@@ -269,12 +353,13 @@ class Crew:
         places = shares(costs, [m.speed for m in ready])[ready.index(member)]
         return [cohort.following[i] for i in places[:2]]
 
-    def _learn(self, member, chunks, seconds):
+    def _learn(self, process, member, chunks, seconds):
+        prediction = self._predictions[process]
         for chunk, took in zip(chunks, seconds, strict=True):
             steps = self._steps_of[chunk]
             expected = self._cost_of[chunk]
-            self._prediction.learn(steps, took * member.speed)
-            if expected > 0 and took > 0 and self._prediction.known > 2 * len(self._members):
+            prediction.learn(steps, took * member.speed)
+            if expected > 0 and took > 0 and prediction.known > 2 * len(self._members):
                 speed = np.clip(expected / took, 0.1, 10.0)
                 member.speed = _SPEED_MEMORY * member.speed + (1 - _SPEED_MEMORY) * float(speed)
 
@@ -395,7 +480,7 @@ def _told(name, error) -> Exception:
 
 def _nbytes(value) -> int:
     """Returns the bytes of all arrays in a structure of containers."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.generic):
         return value.nbytes
     if isinstance(value, Mapping):
         return sum(map(_nbytes, value.values()))

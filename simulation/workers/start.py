@@ -1,10 +1,13 @@
 """From a run's settings to its crew of workers."""
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import tasks
+import tff_algos
 from hparams import HparamError
 from simulation.errors import RunError
 from simulation.experiment_flags import Request
@@ -18,7 +21,7 @@ from simulation.workers.crew import Crew
 def crew(
     request: Request,
     data: Mapping[str, str],
-    plan: Plan,
+    plans: Mapping[str, Plan],
     cohorts: Cohorts,
     say: Callable[[str], None],
     stack: contextlib.ExitStack,
@@ -28,7 +31,7 @@ def crew(
     Args:
       request: The run's settings, its runtime settled.
       data: Digests of its data.
-      plan: The round.
+      plans: The rounds, see `simulation.rounds.in_chunks.plans_of`.
       cohorts: The clients of its rounds.
       say: Takes a line.
       stack: Ends the workers, and Ray where it was started, when it is closed.
@@ -55,7 +58,7 @@ def crew(
         say(f"There is room for {found} of {number} workers now.")
     started = Crew(
         ray,
-        plan,
+        plans,
         _maker(ray, request, data),
         number,
         steps=cohorts.steps,
@@ -89,7 +92,8 @@ def _maker(ray, request, data):
     settings = request.run
     cpus, gpus = settings["cpus_per_worker"], settings["gpus_per_worker"]
     actor_class = ray.remote(worker.Worker).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0)
-    given = ray.put(request), ray.put(data)
+    run = {**settings, "import": ",".join(_modules(settings)) or None}
+    given = _sent(ray, dataclasses.replace(request, run=run)), ray.put(data)
     node = ray.get_runtime_context().get_node_id()
 
     def make():
@@ -97,3 +101,39 @@ def _maker(ray, request, data):
         return actor, actor.begin.remote(*given, node)
 
     return make
+
+
+def _sent(ray, request):
+    """Returns a reference to a request, with what it has of a user's own objects.
+
+    Raises:
+      HparamError: If these cannot be sent.
+    """
+    try:
+        return ray.put(request)
+    except Exception as e:  # What a user's object raises where it is pickled is its own affair.
+        if not request.objects:
+            raise
+        kinds = " and ".join(request.objects)
+        reason = " ".join(str(e).split())[:300]
+        raise HparamError(
+            f"--workers cannot send the {kinds} given in Python to other "
+            f"processes ({reason}); a module that registers it, named with --import, is made anew "
+            "in each."
+        ) from e
+
+
+def _modules(settings) -> list[str]:
+    """Returns the modules that have to be imported where a run's method and task are to be known.
+
+    Those that it names, and where a user's own method or task was registered by importing it in
+    Python, theirs.
+    """
+    found = list(filter(None, (settings["import"] or "").split(",")))
+    for kind, at in (("algorithm", tff_algos), ("task", tasks)):
+        if settings[kind] in at.names():
+            spec = at.get(settings[kind])
+            module = (spec.builder if kind == "algorithm" else spec.loader).split(":")[0]
+            if module.split(".")[0] not in ("tff_algos", "tasks"):
+                found.append(module)
+    return list(dict.fromkeys(found))

@@ -37,21 +37,25 @@ class Order(NamedTuple):
     """What a worker is to do.
 
     Attributes:
+      process: Name of the process, of a method of several (`in_chunks.plans_of`).
       round_index: The round, from 0.
       phase: The phase of the round.
       chunks: The chunks, in order.
       number: Number of all chunks of the round.
       sent: For each phase up to this one a reference to its broadcasts, number → leaves.
       states: Index of a chunk → what its clients keep, where that is needed.
+      given: Index of a chunk → what its clients are to do, where the data depend on that.
       following: Chunks of the next round that are likely to come here.
     """
 
+    process: str
     round_index: int
     phase: int
     chunks: Sequence[Any]
     number: int
     sent: Sequence[Any]
     states: Mapping[int, Any]
+    given: Mapping[int, Any]
     following: Sequence[Any]
 
 
@@ -111,7 +115,7 @@ class Worker:
 
         imports.import_tensorflow()
         runtimes.configure_threads()
-        self._desk = None
+        self._desks = {}
 
     def facts(self) -> Facts:
         """Returns what this worker is."""
@@ -143,8 +147,8 @@ class Worker:
         from simulation.rounds import in_chunks
         from tasks import fingerprint
 
-        if self._desk is not None:
-            self._desk.close()
+        for desk in self._desks.values():
+            desk.close()
         for module in filter(None, (request.run["import"] or "").split(",")):
             importlib.import_module(module)
         parts = assembly.assemble(request)
@@ -153,12 +157,12 @@ class Worker:
             differing = fingerprint.differences(data, fingerprint.of_task(parts.task))
             if differing:
                 raise RunError(f"its data differ from the run's: {differing[0]}")
-        self._plan = in_chunks.plan_of(parts.process, request.run["algorithm"])
-        self._desk = in_chunks.desk(
-            self._plan, parts.model.model, parts.cohorts, request.run, self._threads
+        self._plans = in_chunks.plans_of(parts.process, request.run["algorithm"])
+        self._desks = in_chunks.desks(
+            self._plans, parts.process, parts.cohorts, request.run, self._threads
         )
         self._sent = _Received(None)
-        self._begun, self._evaluator, self._tests = (request, parts), None, {}
+        self._begun, self._measured = (request, parts), None
         return facts
 
     def work(self, order: Order) -> Answer:
@@ -166,45 +170,51 @@ class Worker:
         from simulation.runtimes import chunks
 
         started = time.perf_counter()
-        if self._sent.round_index != order.round_index:
-            self._sent = _Received(order.round_index)
+        of_round = order.process, order.round_index
+        if self._sent.of_round != of_round:
+            self._sent = _Received(of_round)
         self._sent.refer(order.sent)
         nodes, states, seconds = {}, {}, []
-        for done in self._desk.work(
+        plan = self._plans[order.process]
+        for done in self._desks[order.process].work(
             order.round_index,
             order.phase,
             order.chunks,
             self._sent,
             lambda chunk: order.states.get(chunk.index),
             order.following,
+            order.given,
         ):
             nodes[0, done.chunk.index] = done.partials
-            nodes = chunks.combine(nodes, self._plan, order.phase, order.number)
+            nodes = chunks.combine(nodes, plan, order.phase, order.number)
             if done.states is not None:
                 states[done.chunk] = done.states
             seconds.append(done.seconds)
         return Answer(nodes, states, seconds, time.perf_counter() - started)
 
-    def evaluate(self, name: str, weights: Sequence[Any], chunks: range, size: int) -> list[Any]:
-        """Evaluates chunks of a test set, see `simulation.measures.evaluation.Evaluator.sums`."""
-        from simulation.measures import evaluation, evaluations
+    def evaluate(self, name: Any, weights: Sequence[Any], chunks: range, size: int) -> list[Any]:
+        """As `simulation.measures.evaluations.Share.sums`."""
+        return self._share().sums(name, weights, chunks, size)
 
-        if self._evaluator is None:
+    def evaluate_each(self, name: str, weights: Sequence[Any], own: Sequence[Any]) -> list[Any]:
+        """As `simulation.measures.evaluations.Share.of_each`."""
+        return self._share().of_each(name, weights, own)
+
+    def _share(self):
+        from simulation.measures import evaluations
+
+        if self._measured is None:
             request, parts = self._begun
-            built = evaluations.with_classes(parts.task, request.run, parts.model)
-            self._evaluator = evaluation.Evaluator(*built, chunk=size)
-            self._tests = evaluations.test_sets(
-                self._evaluator, parts.task, request.run, named=True
-            )
-        return list(self._evaluator.sums(weights, self._tests[name], chunks))
+            self._measured = evaluations.Share(parts.task, parts.train, request.run, parts.model)
+        return self._measured
 
 
 class _Received(dict):
     """Broadcasts of a round by number, fetched once."""
 
-    def __init__(self, round_index):
+    def __init__(self, of_round):
         super().__init__()
-        self.round_index, self._references, self._fetched = round_index, [], 0
+        self.of_round, self._references, self._fetched = of_round, [], 0
 
     def refer(self, references):
         self._references = references

@@ -40,8 +40,8 @@ LID_k, the local intrinsic dimensionality of the client's predictions, is the me
 of -k / (Σ_j ln(r_j / (r_k + ε)) + ε) with the distances r_1 ≤ … ≤ r_k from the example's softmax
 outputs to those nearest to them among the client's, ε = 1e-6.
 
-It is a driver (`tff_algos.driver`) of three TFF processes: stage 1's, that of stages 2 and 3, and
-the labelling by the global model. Between rounds the driver fits the mixtures.
+It is a driver (`tff_algos.driver`) of three processes: stage 1's, that of stages 2 and 3, and the
+labelling by the global model. Between rounds the driver fits the mixtures.
 
 Deviations from the paper:
   * Losses are summed over all iterations, as the paper has it; the code starts from zero in each.
@@ -60,8 +60,11 @@ Deviations from the paper:
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,14 +75,14 @@ import hparams as hparams_lib
 from hparams import By, Hparam
 from tff_algos import averaging, client
 from tff_algos.client_data import Batch, ClientData
-from tff_algos.driver import Clients, Findings
-from tff_algos.method import TffFederation
+from tff_algos.driver import Assignment, CarryOut, Clients, Findings, Round
+from tff_algos.method import Method, TffFederation
 from tff_algos.methods import adafed, fedopt
 from tff_algos.model import Model, ModelError
 from tff_algos.parts import dimensionality, mixtures
 from tff_algos.parts.mixup import mixed
 from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights, each, subtract
+from tff_algos.weights import Weights, constants, each, subtract
 
 SPEC = MethodSpec(
     name="fedcorr",
@@ -182,6 +185,9 @@ SPEC = MethodSpec(
 )
 
 _LABELLED_AT_ONCE = 10  # Clients.
+
+# The processes.
+_FIRST, _LATER, _LABELLING = "first_stage", "later_stages", "labelling"
 
 
 class State(NamedTuple):
@@ -288,11 +294,19 @@ def build(
         given = {"gamma": adafed_gamma, "step_rule": adafed_step_rule}
         own = hparams_lib.resolve("adafed", adafed.SPEC.hparams, given)
         later = adafed.build(trained, local, **own)
+    data_type = process.client_data_type(model)
+    visited = VisitedClient(data_type, data_type, tff.TensorType(np.float32))
+    first, labelling = _first_stage(model, trained, local, beta, neighbors), _labelling(model)
     return FedCorr(
         model,
-        _first_stage(model, trained, local, beta, neighbors, process.client_data_type(model)),
+        {
+            _FIRST: Round(first, _visited_spec),
+            _LATER: Round(later, lambda data: data),
+            _LABELLING: Round(labelling, lambda data: data),
+        },
+        _computation(first, _server_type(model), visited),
         process.to_process(later, model),
-        _labelling(model, process.client_data_type(model)),
+        _computation(labelling, _server_type(model).weights, data_type),
         iterations=iterations,
         stage1_clients=stage1_clients,
         stage2_rounds=stage2_rounds,
@@ -308,9 +322,10 @@ class FedCorr:
 
     Attributes:
       model: The model that is trained.
-      first_stage: See `_first_stage`.
+      rounds: As of `Driver`.
+      first_stage: `(state, clients) -> (state, metrics, measured at clients)`, see `_first_stage`.
       later_stages: The process of stages 2 and 3.
-      labelling: See `_labelling`.
+      labelling: `(weights, clients) -> (weights, nothing, probabilities)`, see `_labelling`.
       iterations: T_1, as all that follow a setting of the method.
       stage1_clients: Clients of a round of stage 1.
       stage2_rounds: T_2.
@@ -320,6 +335,7 @@ class FedCorr:
     """
 
     model: Model
+    rounds: Mapping[str, Round]
     first_stage: tff.Computation
     later_stages: tff.learning.templates.LearningProcess
     labelling: tff.Computation
@@ -364,7 +380,7 @@ class FedCorr:
             return Place(2, 0, step, step == self.stage2_rounds - 1)
         return Place(3, 0, step - self.stage2_rounds, False)
 
-    def cohort(self, state: State, clients: Clients) -> list:
+    def cohort(self, state: State, clients: Clients) -> list[Assignment]:
         """As `Driver.cohort`."""
         number, round_index = len(clients.num_examples), int(state.round_num)
         place = self.place(round_index, number)
@@ -373,40 +389,66 @@ class FedCorr:
             first = place.step * self.stage1_clients
             order = clients.permutation(place.iteration)
             return [
-                VisitedClient(
-                    clients.batches(round_index, k, labels[k]),
-                    clients.in_order(k, labels[k]),
-                    np.float32(state.noise_level[k]),
-                )
+                Assignment(k, labels[k], np.float32(state.noise_level[k]))
                 for k in map(int, order[first : first + self.stage1_clients])
             ]
         among = np.arange(number)
         clean = np.flatnonzero(np.asarray(state.noise_level) <= self.clean_level)
         if place.stage == 2 and len(clean):
             among = clean
-        chosen = map(int, clients.sample(round_index, among))
-        return [clients.batches(round_index, k, labels[k]) for k in chosen]
+        return [Assignment(k, labels[k]) for k in map(int, clients.sample(round_index, among))]
 
-    def next(self, state: State, cohort: list, clients: Clients):
+    def data(self, name: str, round_index: int, assignment: Assignment, clients: Clients) -> Any:
+        """As `Driver.data`."""
+        k, labels, facts = assignment
+        if name == _LABELLING:
+            return clients.in_order(k, labels)
+        training = clients.batches(round_index, k, labels)
+        if name == _LATER:
+            return training
+        return VisitedClient(training, clients.in_order(k, labels), facts)
+
+    def _by_tff(self, round_index, clients, name, state, cohort) -> tuple[Any, Any, Iterable[Any]]:
+        """As `CarryOut`, through TFF."""
+        given = (self.data(name, round_index, assignment, clients) for assignment in cohort)
+        if name == _LABELLING:
+            return state, {}, self._labelled(state, given)
+        if name == _FIRST:
+            return self.first_stage(state, list(given))
+        return *self.later_stages.next(state, list(given)), ()
+
+    def _labelled(self, weights, given) -> Iterator[np.ndarray]:
+        while part := list(itertools.islice(given, _LABELLED_AT_ONCE)):
+            yield from self.labelling(weights, part)[2]
+
+    def next(
+        self,
+        state: State,
+        cohort: Sequence[Assignment],
+        clients: Clients,
+        carry_out: CarryOut | None = None,
+    ):
         """As `Driver.next`."""
-        place = self.place(int(state.round_num), len(clients.num_examples))
+        round_index = int(state.round_num)
+        place = self.place(round_index, len(clients.num_examples))
+        carry_out = carry_out or functools.partial(self._by_tff, round_index, clients)
         before = state
         if place.stage == 1:
             given = averaging.ServerState(tuple(state.weights), np.int32(state.round_num))
-            server, metrics, measured = self.first_stage(given, cohort)
+            server, metrics, measured = carry_out(_FIRST, given, cohort)
             state = _recorded(state, cohort, measured, clients)
         else:
             given = self._later_initial._replace(
                 weights=tuple(state.weights), round_num=np.int32(state.round_num)
             )
-            server, metrics = self.later_stages.next(given, cohort)
+            server, metrics, _ = carry_out(_LATER, given, cohort)
         state = state._replace(
             weights=tuple(np.asarray(w) for w in server.weights),
             round_num=np.int32(server.round_num),
         )
         if place.last:
             state = self._found(state, clients) if place.stage == 1 else state
-            state = self._corrected(state, clients, everything=place.stage == 2)
+            state = self._corrected(state, clients, carry_out, everything=place.stage == 2)
         metrics["stage"] = place.stage
         metrics["noisy_clients"] = np.sum(state.noisy)
         metrics["mean_noise_level"] = np.mean(state.noise_level)
@@ -425,21 +467,22 @@ class FedCorr:
             levels[k] = np.mean(mixtures.larger_component(losses[k]))
         return state._replace(noisy=noisy, noise_level=levels)
 
-    def _corrected(self, state, clients, everything):
+    def _corrected(self, state, clients, carry_out, everything):
         """Gives examples of noisy clients the global model's label where that is confident."""
         labels, losses = state.labels.copy(), _by_client(state.losses, clients)
         own = _by_client(labels, clients)
         noisy = [k for k in np.flatnonzero(state.noisy) if len(own[k])]
-        for first in range(0, len(noisy), _LABELLED_AT_ONCE):
-            asked = noisy[first : first + _LABELLED_AT_ONCE]
-            given = [clients.in_order(k, own[k]) for k in asked]
-            for k, scores in zip(asked, self.labelling(state.weights, given), strict=True):
-                candidates = np.arange(len(own[k]))
-                if not everything:
-                    most = int(len(own[k]) * state.noise_level[k] * self.relabel_ratio)
-                    candidates = np.argsort(-losses[k], kind="stable")[:most]
-                sure = candidates[scores.max(axis=1)[candidates] > self.confidence]
-                own[k][sure] = scores.argmax(axis=1)[sure]
+        if not noisy:
+            return state
+        asked = [Assignment(int(k), own[k].copy()) for k in noisy]
+        found = carry_out(_LABELLING, state.weights, asked)[2]
+        for k, scores in zip(noisy, found, strict=True):
+            candidates = np.arange(len(own[k]))
+            if not everything:
+                most = int(len(own[k]) * state.noise_level[k] * self.relabel_ratio)
+                candidates = np.argsort(-losses[k], kind="stable")[:most]
+            sure = candidates[scores.max(axis=1)[candidates] > self.confidence]
+            own[k][sure] = scores.argmax(axis=1)[sure]
         return state._replace(labels=labels)
 
 
@@ -457,15 +500,15 @@ def _recorded(state, cohort, measured, clients):
     )
     losses = _by_client(after.losses, clients)
     for given, found in zip(cohort, measured, strict=True):
-        k = int(given.training.index)
+        k = given.client
         losses[k] += found.losses
         after.dimensionality[k] += found.dimensionality
         after.visits[k] += found.points > 0
     return after
 
 
-def _first_stage(model, trained, local, beta, neighbors, data_type) -> tff.Computation:
-    """Returns `(state, clients) -> (state, metrics, measured at clients)`, a round of stage 1."""
+def _first_stage(model, trained, local, beta, neighbors) -> Method:
+    """Returns stage 1, in whose rounds each `VisitedClient` finds what it has `Measured`."""
 
     def client_update(broadcast: averaging.Broadcast, data, record) -> averaging.ClientUpdate:
         (x, eta), (whole, noise_level) = broadcast, record
@@ -486,35 +529,42 @@ def _first_stage(model, trained, local, beta, neighbors, data_type) -> tff.Compu
         return averaging.give(delta, weight, result, data, finite, client_state=measured)
 
     method = averaging.build(model, local, client_update)
-    visited = VisitedClient(data_type, data_type, tff.TensorType(np.float32))
 
-    @tff.federated_computation(
-        tff.FederatedType(_server_type(model), tff.SERVER),
-        tff.FederatedType(tff.to_type(visited), tff.CLIENTS),
-    )
-    def a_round(state, clients):
+    def next_round(federation, state, clients):
         record = clients.whole, clients.noise_level
-        return method.next_round(TffFederation(), state, clients.training, record)
+        return method.next_round(federation, state, clients.training, record)
 
-    return a_round
+    return Method(method.initialize, next_round)
 
 
-def _labelling(model, data_type) -> tff.Computation:
-    """Returns `(weights, clients) -> class probabilities at clients`, `[n_k, classes]` each."""
+def _visited_spec(data):
+    return VisitedClient(data, data, tf.TensorSpec([], tf.float32))
 
-    @tff.federated_computation(
-        tff.FederatedType(_server_type(model).weights, tff.SERVER),
-        tff.FederatedType(data_type, tff.CLIENTS),
-    )
-    def label(weights, clients):
-        federation = TffFederation()
 
+def _labelling(model) -> Method:
+    """Returns the process in which clients find class probabilities `[n_k, classes]`."""
+
+    def next_round(federation, weights, clients):
         def scores(weights, data):
             return by_example(model, weights, data)[0]
 
-        return federation.map_clients(scores, federation.broadcast(weights), clients)
+        found = federation.map_clients(scores, federation.broadcast(weights), clients)
+        return weights, collections.OrderedDict(), found
 
-    return label
+    return Method(lambda: constants(model.initial_weights), next_round)
+
+
+def _computation(method, state_type, client_type) -> tff.Computation:
+    """Returns a round as a TFF computation, with what clients find."""
+
+    @tff.federated_computation(
+        tff.FederatedType(state_type, tff.SERVER),
+        tff.FederatedType(tff.to_type(client_type), tff.CLIENTS),
+    )
+    def a_round(state, clients):
+        return method.next_round(TffFederation(), state, clients)
+
+    return a_round
 
 
 def _server_type(model):

@@ -53,10 +53,12 @@ def run_in_chunks(
     process, plan = built(name, index), plan_of(name, index)
     rounds = list(toy.client_rounds(PROBLEM, cohorts, process.plan))
     hands = hands_of(name, index, runtime, threads, blocks)
-    desk = chunks.Desk(plan, hands, lambda r, start, stop: rounds[r][start:stop], at_once)
-    crew = in_chunks.Alone(desk)
+    desk = chunks.Desk(
+        plan, hands, lambda r, chunk, _: rounds[r][chunk.start : chunk.stop], at_once
+    )
+    crew = in_chunks.Alone({"": desk})
     if disturb is not None:
-        crew = disturb(desk)
+        crew = disturb({"": desk})
     with runtimes.installed(runtime, threads):
         chunked = in_chunks.ChunkedProcess(runtimes.bind(process), plan, crew, states_bytes=100)
         state = chunked.initialize()
@@ -91,9 +93,9 @@ def test_of_the_next_round_only_so_much_data_is_made_as_is_worked_on_at_once():
     process, plan, made = built("fedadam"), plan_of("fedadam"), []
     data = list(toy.client_rounds(PROBLEM, [tuple(range(5))], process.plan))[0]
 
-    def data_of(round_index, start, stop):
-        made.append((round_index, start))
-        return data[start:stop]
+    def data_of(round_index, chunk, given):
+        made.append((round_index, chunk.start))
+        return data[chunk.start : chunk.stop]
 
     desk = chunks.Desk(plan, hands_of("fedadam", 0, "tff", 1, 1), data_of)
     all_chunks, server = chunks.cut(5, 1), plan.server(process.method.initialize())
@@ -162,9 +164,9 @@ def test_who_takes_a_chunk_over_replays_what_was_done_for_it(name, index, runtim
                     received[number] = sent(number)
             order = list(reversed(cohort.chunks))
             for group in (order[:2], order[2:]):
-                self._desk._kept.clear()
+                self._desks[""]._kept.clear()
                 nodes, states = {}, {}
-                work = self._desk.work(cohort.round_index, phase, group, received, states_of)
+                work = self._desks[""].work(cohort.round_index, phase, group, received, states_of)
                 for done in work:
                     nodes[0, done.chunk.index] = done.partials
                     if done.states is not None:

@@ -85,7 +85,7 @@ def test_a_run_that_is_killed_goes_on_with_other_workers_to_the_same_bits(tmp_pa
     again = start(tmp_path, "shared", mark, "--workers=1")
     said = again.communicate(timeout=300)[0]
     assert again.returncode == 0, said
-    assert "Going on after round" in said
+    assert "Resuming after round" in said, said
     assert result(tmp_path, "shared") == result(tmp_path, "alone")
     assert gone(mark)
 

@@ -4,25 +4,30 @@ import contextlib
 import dataclasses
 import os
 import signal
+import threading
 import types
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from common import imports
+from common import imports, memory
 
 imports.import_tensorflow()
 
+import tasks  # noqa: E402
 import tff_algos  # noqa: E402
 from hparams import HparamError  # noqa: E402
 from simulation import assembly, experiment_flags, runtimes  # noqa: E402
 from simulation.errors import NoWorkersError, RunError  # noqa: E402
-from simulation.measures import evaluation, evaluations  # noqa: E402
+from simulation.measures import evaluation, evaluations, training_losses  # noqa: E402
+from simulation.records import client_states, outputs  # noqa: E402
 from simulation.rounds import in_chunks  # noqa: E402
 from simulation.runtimes import chunks, cluster  # noqa: E402
 from simulation.workers import crew as crew_lib  # noqa: E402
 from simulation.workers import placement, worker  # noqa: E402
 from tasks.task import DataError  # noqa: E402
+from tests import metrics_page  # noqa: E402
 from tests.simulation import toy_extension  # noqa: E402, F401
 from tests.simulation.runtimes.test_chunks import assert_same_bits, leaves  # noqa: E402
 from tests.tff_algos import cases  # noqa: E402
@@ -108,18 +113,18 @@ class Run:
 
     def __init__(self, request):
         self.request, self.parts = request, assembly.assemble(request)
-        self.plan = in_chunks.plan_of(self.parts.process, request.run["algorithm"])
+        self.plans = in_chunks.plans_of(self.parts.process, request.run["algorithm"])
 
     def alone(self):
-        desk = in_chunks.desk(
-            self.plan, self.parts.model.model, self.parts.cohorts, self.request.run, 2
+        parts = self.parts
+        return in_chunks.Alone(
+            in_chunks.desks(self.plans, parts.process, parts.cohorts, self.request.run, 2)
         )
-        return in_chunks.Alone(desk)
 
     def crew(self, ray, make, number, timeout=60.0, said=None):
         return crew_lib.Crew(
             ray,
-            self.plan,
+            self.plans,
             make,
             number,
             steps=self.parts.cohorts.steps,
@@ -134,7 +139,7 @@ class Run:
         with runtimes.installed(self.request.run["runtime"], 2):
             bound, state = runtimes.bind(process), None
             for r, crew in enumerate(crews):
-                chunked = in_chunks.ChunkedProcess(bound, self.plan, crew, states_bytes)
+                chunked = in_chunks.ChunkedProcess(bound, self.plans[""], crew, states_bytes)
                 state = chunked.initialize() if state is None else state
                 ids, cohort = in_chunks.cohort(self.parts.cohorts, 1, r, ROUNDS)
                 given = []
@@ -209,7 +214,7 @@ def test_a_worker_that_is_killed_in_a_round_leaves_no_trace(name, ray, actors):
 
     crew = run.crew(ray, make, 2, said=said)
     crew.wait_for_all()
-    disturbed = Disturbed(crew, 1, len(run.plan.phases) - 1)
+    disturbed = Disturbed(crew, 1, len(run.plans[""].phases) - 1)
     found = run.rounds([disturbed] * ROUNDS)
     actors.forget(shared[0][0])
     assert_same_bits(found, alone)
@@ -217,30 +222,137 @@ def test_a_worker_that_is_killed_in_a_round_leaves_no_trace(name, ray, actors):
     assert shared[2][0] in [m.actor for m in crew._members]
 
 
-def test_workers_share_an_evaluation_and_survive_one_another(ray, actors):
-    request = request_of("fedadam")
+@pytest.mark.parametrize("aggregation", ["fedavg", pytest.param("adafed", marks=pytest.mark.long)])
+def test_a_method_of_several_processes_in_chunks_and_on_workers(aggregation, ray, actors):
+    """One chunk has the bits of TFF's computations; workers leave no trace, nor does one lost."""
+    stages = dict(iterations=2, stage1_clients=3, stage2_rounds=2, confidence=0.3, clean_level=0.5)
+    own = {f"fedcorr_{name}": value for name, value in stages.items()}
+    request = request_of("fedcorr", fedcorr_aggregation=aggregation, **own)
+    run, rounds = Run(request), 2 * 2 + 2 + 2
+
+    def found(crews=None, size=1):
+        process, outputs = run.parts.process, []
+        with runtimes.installed("tff", 2):
+            state = process.initialize()
+            for r in range(rounds):
+                if crews is not None:
+                    settings = {**request.run, "clients_per_chunk": size}
+                    process = in_chunks.StagedInChunks(
+                        run.parts.process, run.plans, crews[r], settings
+                    )
+                output = process.next(state, process.cohort(state))
+                state = output.state
+                outputs.append((state, dict(output.metrics)))
+        return outputs
+
+    whole = found()
+    assert sum(metrics["labels_corrected"] for _, metrics in whole) > 0
+    assert_same_bits(leaves(found([run.alone()] * rounds, None)), leaves(whole))
+    alone = leaves(found([run.alone()] * rounds))
+    for a, b in zip(alone, leaves(whole), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    shared = list(actors.begin(request, 3)())
+    one, two = (run.crew(ray, same_again(lambda: iter(shared)), n) for n in (1, 2))
+    assert_same_bits(leaves(found([one, two] * (rounds // 2))), alone)
+    given, said = iter(shared), []
+    # The third comes for the one that is lost.
+    crew = run.crew(ray, lambda: next(given), 2, said=said)
+    crew.wait_for_all()
+    disturbed = Disturbed(crew, 5, 0)
+    assert_same_bits(leaves(found([disturbed] * rounds)), alone)
+    actors.forget(shared[0][0])
+    assert disturbed.killed and len(said) == 1 and "was lost" in said[0]
+
+
+@pytest.mark.parametrize("name", ["fedadam", "ditto"])
+def test_workers_share_evaluations(name, ray, actors, tmp_path, monkeypatch):
+    """Of the server's model, of clients' own, on test and training examples; a worker is killed."""
+    # Two clients' models at a time.
+    monkeypatch.setattr(crew_lib, "_PERSONAL_BYTES", 100)
+    asked = dict(evaluate_all_local_data=True, track_clients="extremes", evaluate_classes=True)
+    request = request_of(name, **asked)
     run = Run(request)
-    settings, model = request.run, run.parts.model
+    method = run.parts.process.method
+    weights = run.parts.model.model.initial_weights
+    states = client_states.ClientStates(
+        str(tmp_path / "states"),
+        process_lib.initial_client_state(method) if method.client_state else (),
+        1 << 20,
+    )
+    if method.client_state:
+        # Not all have models of their own.
+        rng = np.random.default_rng(0)
+        for client in run.parts.train.client_ids[:4]:
+            own = tf.nest.map_structure(
+                lambda a: rng.normal(size=a.shape).astype(np.float32), states.read([client])[0].kept
+            )
+            states.write({client: process_lib.ClientState(np.int32(1), own)}, 1)
 
     def evaluated(spread):
         measured = evaluations.Evaluations(
-            run.parts.task, run.parts.train, settings, model, run.parts.process, spread
+            run.parts.task,
+            run.parts.train,
+            request.run,
+            run.parts.model,
+            run.parts.process,
+            spread,
         )
-        return measured(model.model.initial_weights, None, None)
+        others = [w + 0.1 for w in weights]
+        improved = measured.improvement(weights, others, np.array([4, 1, 2]))
+        return measured(weights, None, states), improved
 
-    alone = evaluated(None)
+    (alone, improved), called = evaluated(None), []
     shared, said = list(actors.begin(request, 3)()), []
     given = iter(shared)
     crew = run.crew(ray, lambda: next(given, None) or (None, ray.put(None)), 2, said=said)
     crew.wait_for_all()
+    plain, each = crew.evaluate, crew.evaluate_each
+    crew.evaluate = lambda name, *rest: called.append(name) or plain(name, *rest)
+    crew.evaluate_each = lambda name, *rest: called.append(f"each {name}") or each(name, *rest)
     for kill in (False, True):
         if kill:
             os.kill(crew.ready()[0].pid, signal.SIGKILL)
             actors.forget(shared[0][0])
-        found = evaluated(crew.evaluate)
-        assert found.columns == alone.columns
+        found, found_improved = evaluated(crew)
+        assert found.columns == alone.columns and found_improved == improved
         assert_same_bits(leaves(found.clients), leaves(alone.clients))
     assert len(said) == 1 and "was lost" in said[0]
+    assert any(column.startswith(outputs.TRACKED) for column in alone.columns)
+    names = {n if isinstance(n, str) else n[0] for n in called}
+    own = ("each clients", "each train") if name == "ditto" else ("clients", "train")
+    assert names >= {training_losses.NAME, *own}, names
+    states.close()
+
+
+def test_what_a_round_moves_is_told(ray, actors):
+    """SCAFFOLD in five chunks: x and c go down, means come up as subtrees, states both ways."""
+    request = request_of("scaffold")
+    run = Run(request)
+    crew = run.crew(ray, same_again(actors.begin(request, 2)), 2)
+    run.rounds([crew] * ROUNDS)
+    moved, model = crew.moved(), sum(w.nbytes for w in run.parts.model.model.initial_weights)
+    down, up = run.plans[""].sent_bytes()
+    assert moved["workers"] == 2 and moved["down_mb"] == down / 1e6
+    assert 2 * up <= moved["up_mb"] * 1e6 <= 6 * up
+    # c_k and the number of visits, of five clients.
+    assert moved["states_mb"] * 1e6 == 5 * 2 * (model + 4)
+    assert metrics_page.undefined(f"time/{name}" for name in moved) == []
+    assert in_chunks.ChunkedProcess(run.parts.process, run.plans[""], run.alone()).moved() == {}
+
+
+def test_a_cohort_whose_vectors_do_not_fit_is_refused(monkeypatch):
+    """AdaFed's server holds K vectors of the model's size; FedAvg's holds none."""
+    monkeypatch.setattr(memory, "_UNASKED", 0)
+    monkeypatch.setattr(memory, "available", lambda: 10_000_000)
+    adafed, fedavg = (Run(request_of(name)) for name in ("adafed", "fedadam"))
+    size = sum(w.nbytes for w in adafed.parts.model.model.initial_weights)
+    # Beside its vector, a client's loss and weight.
+    assert size <= adafed.plans[""].stacked_bytes() <= size + 20
+    in_chunks.require_room(fedavg.plans[""], 10**9, "fedadam")
+    in_chunks.require_room(adafed.plans[""], 10_000_000 // (3 * (size + 20)), "adafed")
+    with pytest.raises(HparamError, match=r"^adafed, whose .* 1,000,000 clients, would") as error:
+        in_chunks.require_room(adafed.plans[""], 1_000_000, "adafed")
+    assert "\n" not in str(error.value)
 
 
 def test_without_workers_a_round_ends_in_time_with_a_line(ray, actors):
@@ -325,12 +437,54 @@ def test_bad_settings_are_one_line_each(monkeypatch):
         experiment_flags.from_python({**given, "workers": 1})
     with pytest.raises(HparamError, match="native"):
         experiment_flags.from_python({**given, "clients_per_chunk": 2, "runtime": "native"})
-    with pytest.raises(HparamError, match="fedcorr"):
-        experiment_flags.from_python({**given, "algorithm": "fedcorr", "clients_per_chunk": 2})
-    with pytest.raises(HparamError, match="needs a model by name"):
-        experiment_flags.from_python(
-            {**given, "workers": 1, "clients_per_chunk": 1}, model=lambda seed: None
-        )
+    with pytest.raises(HparamError, match="--aggregator=robust: TFF's aggregators are"):
+        experiment_flags.from_python({**given, "clients_per_chunk": 2, "aggregator": "robust"})
+
+
+def test_a_task_and_a_model_given_in_python_go_to_the_workers(ray, actors):
+    """Also where other processes could not find their functions by name."""
+    task = tasks.load("toy", data_dir=None, seed=3, use_synthetic_data=False, dropout=0.0)
+    model_fn, scale = task.keras_model_fn, 0.5
+
+    def scaled_model(seed):
+        model = model_fn(seed)
+        model.set_weights([scale * w for w in model.get_weights()])
+        return model
+
+    given = dict(algorithm="fedadam", total_rounds=ROUNDS, clients_per_round=5, runtime="tff")
+    given |= dict(client_batch_size=3, client_learning_rate=0.3, server_learning_rate=0.1)
+    own = dataclasses.replace(task, name="of_ones_own")
+    given |= dict(clients_per_chunk=1, workers=2)
+    request = experiment_flags.from_python(given, own, scaled_model)
+    run = Run(request)
+    alone = run.rounds([run.alone()] * ROUNDS)
+    crew = run.crew(ray, same_again(actors.begin(request, 2)), 2)
+    assert_same_bits(run.rounds([crew] * ROUNDS), alone)
+
+    keras_model = scaled_model(0)
+    request = experiment_flags.from_python(given, own, keras_model)
+    run = Run(request)
+    crew = run.crew(ray, same_again(actors.begin(request, 2)), 2)
+    assert_same_bits(run.rounds([crew] * ROUNDS), alone)
+
+
+def test_what_cannot_be_sent_to_workers_is_refused_with_the_cure(ray):
+    from simulation.workers import start
+
+    lock = threading.Lock()
+    request = dataclasses.replace(request_of("fedadam"), objects={"model": lambda seed: lock})
+    with pytest.raises(HparamError, match="cannot send the model given in Python .*--import") as e:
+        start._sent(ray, request)
+    assert "\n" not in str(e.value)
+
+
+def test_workers_import_where_methods_and_tasks_of_ones_own_are():
+    from simulation.workers import start
+
+    settings = {**request_of("fedadam").run, "import": None}
+    assert start._modules(settings) == ["tests.simulation.toy_extension"]
+    assert start._modules({**settings, "task": "synthetic"}) == []
+    assert start._modules({**settings, "task": "synthetic", "import": "a,b"}) == ["a", "b"]
 
 
 def test_shares_are_neighbours_and_go_by_predicted_time():

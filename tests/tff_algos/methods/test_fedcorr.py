@@ -200,7 +200,7 @@ MUTATIONS = [
     ("everything=place.stage == 2", "everything=True"),
     ("<= self.clean_level", "<= 1.0"),
     ("place.stage == 2 and len(clean)", "len(clean)"),
-    ("(round_index, k, labels[k]) for", "(round_index, k, clients.labels(k)) for"),
+    ("Assignment(k, labels[k]) for", "Assignment(k, clients.labels(k)) for"),
     ("np.float32(state.noise_level[k])", "np.float32(0.0)"),
     ("by_example(model, result.weights", "by_example(model, x"),
     ("mixed(model) if mixup else model", "model"),
@@ -362,7 +362,7 @@ def test_without_noise_found_stages_two_and_three_are_fedavg_on_all():
     cohorts = [clients.sample(r, np.arange(4)) for r in range(2, 6)]
     for r in (2, 3):
         state = states[r - 1]
-        asked = [int(d.index) for d in driver.cohort(state, clients)]
+        asked = [a.client for a in driver.cohort(state, clients)]
         assert asked == list(cohorts[r - 2]), "stage 2 is on all clients"
     want = fedopt.run(
         problem._replace(initial_weights=tuple(w.astype(float) for w in states[1].weights)),
