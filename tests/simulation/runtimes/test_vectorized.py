@@ -116,6 +116,22 @@ def test_is_what_tff_computes(problem, num_blocks, name):
     assert_same_rounds(process, cohorts, whole=whole)
 
 
+def test_states_of_clients_are_one_list_in_any_form(problem):
+    process = shared.process("scaffold")
+    whole = vectorized.VectorizedProcess(process)
+    first, again = (cohort(problem, r, (5, 1, 12, 0, 17)) for r in range(2))
+    assert len(whole.prepare(again).blocks) == 2
+    begun = whole.next(process.initialize(), first, [process.initial_client_state()] * 5)
+    kept = begun.client_states
+    assert [int(s.visits) for s in kept] == [1, 1, 1, 0, 1] and len(kept[1:4]) == 3
+    np.testing.assert_array_equal(kept[1:4][1].kept[0], list(kept)[2].kept[0])
+    want = whole.next(begun.state, again, list(kept))
+    for got in (whole.next(begun.state, again, kept), process.next(begun.state, again, kept)):
+        parts = zip(tf.nest.flatten(tuple(want)), tf.nest.flatten(tuple(got)), strict=True)
+        for a, b in parts:
+            np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", shared.methods(METHODS))
 def test_is_what_tff_computes_with_keras(problem, name):
