@@ -89,13 +89,15 @@ class Evaluations:
         """
         self._task, self._train, self._settings = task, train, settings
         self._process = process
-        self._losses = training_losses.TrainingLosses(evaluation.Evaluator(*built), train)
+        with_all = with_classes(task, settings, built)
+        self._evaluator = evaluation.Evaluator(*with_all, spread=spread)
+        # One trace serves both, where both take the same metrics.
+        own = self._evaluator if with_all is built else evaluation.Evaluator(*built)
+        self._losses = training_losses.TrainingLosses(own, train)
         self._tracked = None
         if settings["track_clients"] is not None:
             initial = built.model.initial_weights
             self._tracked = self._losses.chosen(settings["track_clients"], initial)
-        built = with_classes(task, settings, built)
-        self._evaluator = evaluation.Evaluator(*built, spread=spread)
         self._train_sizes = None
         if task.test is not None and list(task.test.client_ids) == list(train.client_ids):
             self._train_sizes = train.sizes

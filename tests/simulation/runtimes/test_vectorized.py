@@ -406,7 +406,8 @@ def test_auto_takes_small_dense_models_at_once_on_a_cpu(problem, monkeypatch):
     assert chosen(refused)[0] == "tff"
 
 
-def test_what_auto_has_traced_is_what_runs(problem, monkeypatch):
+@pytest.mark.parametrize(("sizes", "num_blocks"), [((4, 4), 1), (SIZES[2][0], 2)])
+def test_what_auto_has_traced_is_what_runs(problem, monkeypatch, sizes, num_blocks):
     traced = []
     original = vectorized.VectorizedProcess._trace
 
@@ -416,12 +417,12 @@ def test_what_auto_has_traced_is_what_runs(problem, monkeypatch):
 
     monkeypatch.setattr(vectorized.VectorizedProcess, "_trace", trace)
     process = tff_algos.build("fedavg", toy.plain_model(problem), **RATES)
-    assert runtimes.choose(process)[0] == "vectorized"
+    assert runtimes.choose(process, lambda: cohort(problem, 0, sizes))[0] == "vectorized"
     for _ in range(2):
         with runtimes.installed("vectorized"):
             bound = runtimes.bind(process)
-            bound.next(bound.initialize(), bound.prepare(cohort(problem, 0, (4, 4))))
-    assert traced == [1]
+            bound.next(bound.initialize(), bound.prepare(cohort(problem, 0, sizes)))
+    assert traced == [num_blocks]
     gone = weakref.ref(process)
     del process, bound
     gc.collect()
@@ -450,11 +451,11 @@ def test_auto_is_settled_once_for_a_run(tmp_path, monkeypatch, capsys):
         checkpoint, _ = checkpoints.load_newest(str(folder / "checkpoints"))
         return flags["runtime"], checkpoint.settings["runtime"], checkpoint.round_num
 
-    monkeypatch.setattr(runtimes, "choose", lambda process: ("vectorized", "so it is"))
+    monkeypatch.setattr(runtimes, "choose", lambda *_: ("vectorized", "so it is"))
     run("--total_rounds=2")
     assert "--runtime=auto is vectorized: so it is." in capsys.readouterr().out
     assert recorded() == ("vectorized", "vectorized", 2)
-    monkeypatch.setattr(runtimes, "choose", lambda process: ("tff", "another machine"))
+    monkeypatch.setattr(runtimes, "choose", lambda *_: ("tff", "another machine"))
     run("--total_rounds=3")
     assert recorded() == ("vectorized", "vectorized", 3)
     with pytest.raises(RunError, match="--runtime was vectorized, is tff"):
