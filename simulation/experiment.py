@@ -256,7 +256,9 @@ class Experiment:
         parts = assembly.assemble(request, look_at)
         self._task, self._train, self._cohorts, self._model, self._process = parts
         if settings["runtime"] == "auto":
-            name, reason = runtimes.choose(self._process)
+            whole = settings["clients_per_chunk"] is None
+            first_clients = (lambda: self._cohorts.data(0)[1]) if whole else None
+            name, reason = runtimes.choose(self._process, first_clients)
             say(f"--runtime=auto is {name}: {reason}.")
             request = _with_runtime(request, name)
         self.request = request

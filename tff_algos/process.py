@@ -1,7 +1,7 @@
 """From a method's name and a model to a TFF process."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,7 +70,29 @@ class _Next(computation_impl.ConcreteComputation):
                 kwargs["clients"] = clients
             else:
                 args = (args[0], clients, *args[2:])
+        # TFF knows lists only.
+        args = [list(a) if isinstance(a, StackedStates) else a for a in args]
+        kwargs = {k: list(a) if isinstance(a, StackedStates) else a for k, a in kwargs.items()}
         return super().__call__(*args, **kwargs)
+
+
+class StackedStates(Sequence):
+    """The states of several clients, held together: entry k is that of client k.
+
+    Attributes:
+      stacked: Structure of NumPy arrays `[K, ...]`, not to be written to.
+    """
+
+    def __init__(self, stacked: Any):
+        """Initialises from the arrays."""
+        self.stacked = stacked
+
+    def __len__(self):
+        return len(tf.nest.flatten(self.stacked)[0])
+
+    def __getitem__(self, key):
+        part = tf.nest.map_structure(lambda values: values[key], self.stacked)
+        return StackedStates(part) if isinstance(key, slice) else part
 
 
 class RoundOutput(NamedTuple):
@@ -85,8 +107,9 @@ class StatefulProcess(tff.templates.IterativeProcess):
     """A `tff.templates.IterativeProcess` whose clients keep something between rounds.
 
     `next` takes `(state, clients, client_states)` and gives a `RoundOutput`; entry k of the lists
-    `client_states` is the `ClientState` of the client whose data is entry k of `clients`. Which
-    state is whose is for the caller to remember. A client's first is `initial_client_state()`.
+    `client_states` (or `StackedStates`) is the `ClientState` of the client whose data is entry k of
+    `clients`. Which state is whose is for the caller to remember. A client's first is
+    `initial_client_state()`.
 
     Attributes:
       method: As in `Process`.

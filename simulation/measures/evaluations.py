@@ -102,15 +102,18 @@ class Evaluations:
         self._task, self._train, self._settings = task, train, settings
         self._process = process
         evaluate = spread and spread.evaluate
-        plain = evaluation.Evaluator(*built, spread=evaluate)
+        with_all = with_classes(task, settings, built)
+        self._evaluator = evaluation.Evaluator(*with_all, spread=evaluate)
+        self._each = evaluation.PersonalEvaluator(with_all.model, spread and spread.evaluate_each)
+        # One trace serves both, where both take the same metrics.
+        plain = self._evaluator
+        if with_all is not built:
+            plain = evaluation.Evaluator(*built, spread=evaluate)
         self._losses = training_losses.TrainingLosses(plain, train)
         self._tracked = None
         if settings["track_clients"] is not None:
             initial = built.model.initial_weights
             self._tracked = self._losses.chosen(settings["track_clients"], initial)
-        built = with_classes(task, settings, built)
-        self._evaluator = evaluation.Evaluator(*built, spread=evaluate)
-        self._each = evaluation.PersonalEvaluator(built.model, spread and spread.evaluate_each)
         self._train_sizes = None
         if task.test is not None and list(task.test.client_ids) == list(train.client_ids):
             self._train_sizes = train.sizes

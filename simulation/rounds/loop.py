@@ -1,7 +1,6 @@
 """The rounds of a run, one after the other, and when to stop."""
 
 import collections
-import itertools
 import math
 import signal
 import time
@@ -16,9 +15,6 @@ from simulation.errors import DivergedError, NoWorkersError, RunError
 from simulation.records.client_states import ClientStates
 
 Metrics = collections.OrderedDict[str, float]
-
-# Clients whose new states are handed to the store together.
-_STATES_AT_ONCE = 256
 
 # A run has diverged when in this number of rounds, one after the other, every client was dropped.
 MOST_LOST_ROUNDS = 10
@@ -191,9 +187,7 @@ def _next(process, state, round_index, cohort_of_round, client_states):
         lazily = getattr(process, "reads_states", False)
         given = client_states.slices(clients) if lazily else client_states.read(clients)
         output = process.next(state, data, given)
-        after = zip(clients, output.client_states, strict=True)
-        while part := dict(itertools.islice(after, _STATES_AT_ONCE)):
-            client_states.write(part, round_index + 1)
+        client_states.take(clients, output.client_states, round_index + 1)
     metrics = collections.OrderedDict((k, float(v)) for k, v in output.metrics.items())
     times = {
         "time/data_seconds": ready - started,

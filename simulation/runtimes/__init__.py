@@ -157,7 +157,7 @@ def _initialize(method):
     return state
 
 
-def choose(process: Any) -> tuple[str, str]:
+def choose(process: Any, first_clients: Callable[[], Any] | None = None) -> tuple[str, str]:
     """Returns the runtime that `auto` stands for, and why.
 
     A method of several processes runs in `tff`. The rule for the others, from the measurements of
@@ -167,6 +167,8 @@ def choose(process: Any) -> tuple[str, str]:
 
     Args:
       process: What `tff_algos.build` gives, or a process made of it.
+      first_clients: Makes the data of the first round's clients, if they are known. What is traced
+        here is then the program that the first round runs.
     """
     import tensorflow as tf
 
@@ -183,8 +185,9 @@ def choose(process: Any) -> tuple[str, str]:
             )
         if vectorized.has_convolution(process.model):
             return "tff", "convolutions on a CPU"
+    whole = vectorized.VectorizedProcess(process, len(os.sched_getaffinity(0)))
     try:
-        vectorized.VectorizedProcess(process).program()
+        whole.program(len(whole.prepare(first_clients()).blocks) if first_clients else 1)
     except vectorized.NotVectorizable as e:
         return "tff", str(e).removesuffix(" Use --runtime=tff.")
     return "vectorized", "every operation has a form over a whole cohort"

@@ -24,6 +24,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import func_graph, function_def_to_graph
 
@@ -282,13 +283,16 @@ def _convert_stateless_full_int(op_input):
 
 def _convert_select(op_input):
     condition, x, y = (op_input.input(i) for i in range(3))
-    whole = condition.is_stacked and condition.t.shape.rank == 1
-    if (
-        not whole
-        or not x.t.shape.rank
-        or x.t.shape.rank - x.is_stacked != y.t.shape.rank - y.is_stacked
-    ):
-        return _originals["SelectV2"](op_input)
+    if condition.is_stacked:
+        whole = (
+            condition.t.shape.rank == 1
+            and x.t.shape.rank
+            and x.t.shape.rank - x.is_stacked == y.t.shape.rank - y.is_stacked
+        )
+    else:
+        whole = condition.t.shape.rank == 0 and _alike(*op_input.op.inputs[1:])
+    if not whole:
+        return _originals[op_input.op_type](op_input)
     op_input.stack_inputs([1, 2])
     # Takes or leaves whole clients, several times faster than broadcasting the condition.
     return _wrap(
@@ -296,6 +300,22 @@ def _convert_select(op_input):
             condition=condition.t, x=op_input.stacked_input(1), y=op_input.stacked_input(2)
         )
     )
+
+
+def _alike(x: tf.Tensor, y: tf.Tensor) -> bool:
+    return x.shape.is_fully_defined() and x.shape == y.shape
+
+
+def _convert_pow(op_input):
+    """Squares as products: a power takes a hundred times as long.
+
+    TensorFlow itself does so in graphs that it optimises, to which the bodies of loops that one
+    thread runs do not belong.
+    """
+    exponent = tf.get_static_value(op_input.op.inputs[1])
+    if exponent is not None and np.ndim(exponent) == 0 and exponent == 2:
+        return _wrap(tf.square(op_input.stacked_input(0)))
+    return _originals["Pow"](op_input)
 
 
 def _convert_l2_loss(op_input):
@@ -465,6 +485,8 @@ _CONVERTERS: dict[str, Callable] = {
     "L2Loss": _convert_l2_loss,
     "OnesLike": _convert_ones_like,
     "PartitionedCall": _convert_call,
+    "Pow": _convert_pow,
+    "Select": _convert_select,
     "SelectV2": _convert_select,
     "Squeeze": _convert_squeeze,
     "StatefulPartitionedCall": _convert_call,

@@ -214,12 +214,16 @@ def _stack(clients: list[ClientData]) -> ClientData:
 
 def stack_states(client_states: Sequence[Any], cohort: Cohort) -> tuple:
     """Returns the states of the cohort's clients as structures of tensors, one for each block."""
+    if isinstance(client_states, process_lib.StackedStates):
+        stacked = client_states.stacked
+    else:
+        stacked = tf.nest.map_structure(lambda *values: np.stack(values), *client_states)
+    if len(cohort.blocks) == 1:
+        return (tf.nest.map_structure(eager_tensors.adopt, stacked),)
     in_blocks = np.argsort(cohort.places.numpy())
     ends = np.cumsum([len(block.index) for block in cohort.blocks])
     return tuple(
-        tf.nest.map_structure(
-            lambda *values: tf.constant(np.stack(values)), *[client_states[k] for k in members]
-        )
+        tf.nest.map_structure(lambda values: eager_tensors.adopt(values[members]), stacked)  # noqa: B023
         for members in np.split(in_blocks, ends[:-1])
     )
 
@@ -583,18 +587,14 @@ class VectorizedProcess:
         with graph_calls.calling(self._programs.executors[len(cohort.blocks)]):
             # Binding arguments by signature would take longer than a small model's step does.
             outputs = program._inference_function(*given)
-        outputs[number:] = [t.numpy() for t in outputs[number:]]
+        # Unlike `numpy()`, without a copy.
+        outputs[number:] = map(np.asarray, outputs[number:])
         after, metrics, *states_after = tf.nest.pack_sequence_as(
             program.structured_outputs, outputs
         )
         if not states_after:
             return tff.learning.templates.LearningProcessOutput(after, metrics)
-        stacked = states_after[0]
-        each = [
-            tf.nest.map_structure(lambda values: values[k], stacked)  # noqa: B023
-            for k in range(len(cohort.places))
-        ]
-        return process_lib.RoundOutput(after, metrics, each)
+        return process_lib.RoundOutput(after, metrics, process_lib.StackedStates(states_after[0]))
 
     def program(self, num_blocks: int = 1) -> tf.types.experimental.ConcreteFunction:
         """Returns the program of rounds whose clients make this number of blocks.

@@ -206,7 +206,7 @@ MUTATIONS = {
         ("each(tf.negative, moved)", "moved"),
         ("targets[k] - tf.tensordot(gram[k], a, 1)", "targets[k]"),
         ("rest -= tf", "rest += tf"),
-        ("i >= before_last", "i >= 0"),
+        ("at.number >= before_last", "at.number >= 0"),
         ("loss_floor)", "0.0)"),
         ROUND,
     ],

@@ -245,6 +245,15 @@ def test_box_minimum_where_there_is_little_to_choose(kind, epsilon):
     np.testing.assert_allclose(got @ h, want @ h[kept], atol=2e-6)
 
 
+def test_box_minimum_ends_where_further_steps_would_change_nothing():
+    h = np.random.default_rng(3).normal(size=(10, 30))
+    h /= np.linalg.norm(h, axis=1, keepdims=True)
+    given = tf.constant(h @ h.T), tf.fill([10], tf.constant(0.1, tf.float64)), 0.1
+    few, many = (box_minimum(*given, tf.ones([10], tf.bool), n) for n in (60, 10**9))
+    np.testing.assert_array_equal(few, many)
+    assert np.any(few != box_minimum(*given, tf.ones([10], tf.bool), 5))
+
+
 def _fedmgda_step(problem, deltas, epsilon):
     return _server_step(problem, "fedmgda_plus", _rows(deltas), epsilon=epsilon)[0]
 

@@ -101,17 +101,17 @@ def build(model: Model, local: client.LocalTraining, *, epsilon: float, b0: floa
     def client_update(broadcast: Broadcast, data):
         x, synchronised, eta = broadcast
 
-        def step(at, carry):
-            own, j = carry
+        def step(at, own):
+            j = tf.cast(at.number + 1, tf.float32)
             x_k = each(
                 lambda x_k, g, a: x_k - eta * g / tf.sqrt(a + j * epsilon**2),
                 at.weights,
                 at.gradient,
                 synchronised,
             )
-            return x_k, (each(lambda a, g: a + g**2, own, at.gradient), j + 1.0)
+            return x_k, each(lambda a, g: a + g**2, own, at.gradient)
 
-        trained, (own, _) = client.take_steps(model, step, x, (synchronised, tf.ones([])), data)
+        trained, own = client.take_steps(model, step, x, synchronised, data)
         report = Report(subtract(trained.weights, x), own)
         return averaging.give(report, local.client_weight(data), trained, data)
 

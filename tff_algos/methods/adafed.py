@@ -228,19 +228,19 @@ def _train(model, local, broadcast, data):
     before_last = client.num_steps(data) - data.steps_per_epoch
 
     def step(at, carry):
-        slots, moved, i, loss, number = carry
+        slots, moved, loss, number = carry
         # Summed apart from x: next to it float32 would cut off the digits that tell dependent
         # updates from independent ones.
         slots, moved = client.displace(optimizer, slots, x, moved, at.gradient)
         weights = each(tf.add, x, moved)
-        examples = tf.where(i >= before_last, at.num_examples, 0.0)
+        examples = tf.where(at.number >= before_last, at.num_examples, 0.0)
         # A loss that is not finite must not hide behind 0 examples: it spoils the weights as well.
         loss += tf.where(examples > 0, at.loss * examples, 0.0)
-        return weights, (slots, moved, i + 1, loss, number + examples)
+        return weights, (slots, moved, loss, number + examples)
 
     slots = client.initial_slots(optimizer, x, learning_rate)
-    carry = (slots, zeros(x), tf.constant(0), tf.zeros([]), tf.zeros([]))
-    trained, (_, moved, _, loss, number) = client.take_steps(model, step, x, carry, data)
+    carry = (slots, zeros(x), tf.zeros([]), tf.zeros([]))
+    trained, (_, moved, loss, number) = client.take_steps(model, step, x, carry, data)
     return trained, moved, tf.math.divide_no_nan(loss, number)
 
 

@@ -114,9 +114,8 @@ def build(
             start, rounds_before = client.recall(client_state, start), client_state.visits
 
         def step(at, carry):
-            m, v, steps = carry
-            steps += 1
-            t = steps if t_unit == "step" else rounds_before + 1
+            m, v = carry
+            t = 1 + (start.steps + at.number if t_unit == "step" else rounds_before)
             m = each(lambda m, g: beta1 * m + (1.0 - beta1) * g, m, at.gradient)
             v = each(lambda v, g: beta2 * v + (1.0 - beta2) * g**2, v, at.gradient)
             correct1, correct2 = _correction(beta1, t), _correction(beta2, t)
@@ -126,9 +125,10 @@ def build(
                 m,
                 v,
             )
-            return x_k, Moments(m, v, steps)
+            return x_k, (m, v)
 
-        trained, moments = client.take_steps(model, step, x, start, data)
+        trained, (m, v) = client.take_steps(model, step, x, (start.m, start.v), data)
+        moments = Moments(m, v, start.steps + client.num_steps(data))
         delta = subtract(trained.weights, x)
         finite = client.is_finite((delta, moments))
         kept = () if client_state is None else client.keep(client_state, data, finite, moments)

@@ -131,7 +131,7 @@ def build(
         return Start(state.weights, tf.equal(state.updates, 0))
 
     def client_start(start: Start, data) -> StartUpdate:
-        asked = data._replace(mask=data.mask * tf.cast(start.is_first, tf.float32))
+        asked = client.none_unless(start.is_first, data)
         gradient, weight = averaging.give_gradient(model, local, start.weights, asked)
         return StartUpdate(gradient, each(lambda g: g**2, gradient), weight)
 
@@ -146,20 +146,19 @@ def build(
         scale = each(lambda v: tf.sqrt(v) + rho, v)
 
         def step(at, carry):
-            m, v, previous, is_first = carry
+            m, v, previous = carry
             corrected = each(
                 lambda g, m, old: g + (1.0 - alpha) * (m - old),
                 at.gradient,
                 m,
                 at.gradient_at(previous),
             )
-            m = each(lambda m, c: tf.where(is_first, m, c), m, corrected)
+            m = client.choose(tf.equal(at.number, 0), m, corrected)
             v = each(lambda v, g: beta * v + (1.0 - beta) * g**2, v, at.gradient)
             x_k = each(lambda x_k, m, h: x_k - eta * m / h, at.weights, m, scale)
-            return x_k, (m, v, at.weights, tf.constant(False))
+            return x_k, (m, v, at.weights)
 
-        carry = (m, v, x, tf.constant(True))
-        trained, (m, v, _, _) = client.take_steps(model, step, x, carry, data)
+        trained, (m, v, _) = client.take_steps(model, step, x, (m, v, x), data)
         report = Report(subtract(trained.weights, x), m, v)
         return averaging.give(report, local.client_weight(data), trained, data)
 

@@ -144,7 +144,8 @@ def build(
         x, m, v, eta_l, round_num, steps_before = broadcast
 
         def step(at, carry):
-            m, v, t = carry
+            m, v = carry
+            t = 1 + (steps_before + at.number if t_unit == "step" else round_num)
             m = each(lambda m, g: beta1 * m + (1.0 - beta1) * g, m, at.gradient)
             v = each(lambda v, g: beta2 * v + (1.0 - beta2) * g**2, v, at.gradient)
             correct1 = 1.0 + phi(tf.pow(beta1, tf.cast(t, tf.float32)))
@@ -155,10 +156,9 @@ def build(
                 m,
                 v,
             )
-            return x_k, (m, v, t + 1 if t_unit == "step" else t)
+            return x_k, (m, v)
 
-        t = 1 + (steps_before if t_unit == "step" else round_num)
-        trained, (m, v, _) = client.take_steps(model, step, x, (m, v, t), data)
+        trained, (m, v) = client.take_steps(model, step, x, (m, v), data)
         report = Report(subtract(trained.weights, x), m, v, client.num_steps(data))
         return averaging.give(report, local.client_weight(data), trained, data)
 

@@ -23,8 +23,9 @@ Deviations from the paper:
   * Codes differ in λ⁰: 1/K (`client_weighting=uniform`, default) or n_k / n (`examples`).
   * η decays by `server_lr_decay` a server step; without a value from the paper it stays.
   * A client with Δ_k = 0 is left out before λ⁰ is formed, like one whose update is not finite.
-  * The quadratic programme is solved on the K x K Gram matrix in float64 by `iterations` steps of
-    an interior-point method. Where the Gram matrix is singular λ is not unique, but Σ λ_k h_k is.
+  * The quadratic programme is solved on the K x K Gram matrix in float64 by an interior-point
+    method, in at most `iterations` steps. Where the Gram matrix is singular λ is not unique, but
+    Σ λ_k h_k is.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ SPEC = MethodSpec(
         Hparam(
             "iterations",
             60,
-            "Newton steps of the quadratic programme's solver.",
+            "Most Newton steps of the quadratic programme's solver.",
             source="choice",
             minimum=1,
         ),

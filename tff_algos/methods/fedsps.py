@@ -80,19 +80,19 @@ def build(
         n_k = client.num_examples(data)
 
         def step(at, carry):
-            gamma, is_first, known = carry
+            gamma, known = carry
             bound = gamma_b
             if smoothing:
                 grown = tf.pow(2.0, at.num_examples / n_k) * gamma
-                bound = tf.where(is_first, gamma_b, grown)
+                bound = tf.where(tf.equal(at.number, 0), gamma_b, grown)
             square = tf.add_n([tf.reduce_sum(g**2) for g in at.gradient])
             polyak = (at.loss - lower_bound) / (c * tf.maximum(square, 1e-12))
             gamma = tf.minimum(polyak, bound)
             x_k = each(lambda x_k, g: x_k - gamma * g, at.weights, at.gradient)
-            return x_k, (gamma, tf.constant(False), known & tf.math.is_finite(at.loss))
+            return x_k, (gamma, known & tf.math.is_finite(at.loss))
 
-        carry = (gamma_b, tf.constant(True), tf.constant(True))
-        trained, (_, _, known) = client.take_steps(model, step, x, carry, data)
+        carry = (gamma_b, tf.constant(True))
+        trained, (_, known) = client.take_steps(model, step, x, carry, data)
         delta = subtract(trained.weights, x)
         finite = client.is_finite(delta) & known
         return averaging.give(delta, local.client_weight(data), trained, data, finite)

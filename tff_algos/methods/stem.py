@@ -146,7 +146,7 @@ def build(
         return Start(state.weights, tf.equal(state.steps, 0))
 
     def client_start(start: Start, data) -> averaging.Gradient:
-        asked = data._replace(mask=data.mask * tf.cast(start.is_first, tf.float32))
+        asked = client.none_unless(start.is_first, data)
         return averaging.give_gradient(model, local, start.weights, asked)
 
     def prepare_broadcast(state: ServerState, gradient: Weights) -> Broadcast:
@@ -157,9 +157,8 @@ def build(
     def client_update(start: Start, broadcast: Broadcast, data) -> averaging.ClientUpdate:
         x, (d, learning_rate, steps) = start.weights, broadcast
 
-        def step(at, carry):
-            d, s = carry
-            eta, forget = rate_and_forgetting(learning_rate, s)
+        def step(at, d):
+            eta, forget = rate_and_forgetting(learning_rate, steps + at.number)
             ahead = each(lambda x_k, d: x_k - eta * d, at.weights, d)
             d = each(
                 lambda new, d, old: new + (1.0 - forget) * (d - old),
@@ -167,9 +166,9 @@ def build(
                 d,
                 at.gradient,
             )
-            return ahead, (d, s + 1)
+            return ahead, d
 
-        trained, (d, _) = client.take_steps(model, step, x, (tuple(d), steps), data)
+        trained, d = client.take_steps(model, step, x, tuple(d), data)
         report = Report(subtract(trained.weights, x), d, client.num_steps(data))
         return averaging.give(report, local.client_weight(data), trained, data)
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from simulation.errors import RunError
 from simulation.records import client_states
 from tests.tasks import tffs_files
+from tff_algos.process import StackedStates
 
 
 class State(NamedTuple):
@@ -145,15 +146,20 @@ def test_a_state_does_not_share_memory_with_what_was_written(tmp_path):
     assert np.all(states.read(["a"])[0].kept[0] == 1)
 
 
+def stacked(states):
+    return StackedStates(tf.nest.map_structure(lambda *values: np.stack(values), *states))
+
+
 @settings(max_examples=30, deadline=None)
 @given(
+    st.sampled_from([list, stacked]),
     st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True), max_size=12),
     st.integers(1, 5),
     st.integers(1, 4),
     st.integers(0, 12),
 )
 def test_any_history_is_kept_as_of_the_last_two_checkpoints(
-    tmp_path_factory, cohorts, capacity, every, seed
+    tmp_path_factory, form, cohorts, capacity, every, seed
 ):
     """Against a plain dictionary per round, for any visits, capacity and checkpoints."""
     path = tmp_path_factory.mktemp("history") / f"s{seed}"
@@ -162,7 +168,7 @@ def test_any_history_is_kept_as_of_the_last_two_checkpoints(
     for r, cohort in enumerate(cohorts, 1):
         assert numbers(states, map(str, cohort)) == [now.get(k, 0) for k in cohort]
         after = {k: 100 * r + k for k in cohort}
-        states.write({str(k): state(v) for k, v in after.items()}, r)
+        states.take(list(map(str, after)), form(list(map(state, after.values()))), r)
         now.update(after)
         history[r] = dict(now)
         if r % every == 0:

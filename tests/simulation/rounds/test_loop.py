@@ -23,8 +23,8 @@ def test_client_states_go_to_the_process_and_back():
         def read(self, clients):
             return [self.get(c, 0) for c in clients]
 
-        def write(self, states, round_num):
-            self.update(states)
+        def take(self, clients, states, round_num):
+            self.update(zip(clients, states, strict=True))
             self.rounds = [*getattr(self, "rounds", []), round_num]
 
     store = Store()

@@ -266,6 +266,23 @@ def test_choice_by_client():
     assert_same(run, normal(4), normal(4, seed=1))
 
 
+def test_squares_are_products():
+    x = normal(4)
+    np.testing.assert_array_equal(assert_same(lambda x: x**2, x), x * x)
+    assert_same(lambda x: tf.constant(2.0) ** x, x)
+    assert_same(lambda x: tf.abs(x) ** tf.constant([1.0, 2.0, 2.0, 3.0]), x)
+
+
+def test_choice_for_all_clients():
+    def run(x, y):
+        number = tf.shape(x)[0]
+        choose = tf.raw_ops.Select
+        chosen = [choose(condition=number == n, x=x, y=y) for n in (4, 5)]
+        return *chosen, tf.where(number == 4, x, y), tf.where(number == 5, x, y[0])
+
+    assert_same(run, normal(4), normal(4, seed=1))
+
+
 def seed_of(x):
     return tf.cast(x[0, 0, 0, :2], tf.int32)
 

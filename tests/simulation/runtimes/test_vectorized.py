@@ -114,6 +114,22 @@ def test_is_what_tff_computes(problem, num_blocks, name):
     assert_same_rounds(process, cohorts, whole=whole)
 
 
+def test_states_of_clients_are_one_list_in_any_form(problem):
+    process = shared.process("scaffold")
+    whole = vectorized.VectorizedProcess(process)
+    first, again = (cohort(problem, r, (5, 1, 12, 0, 17)) for r in range(2))
+    assert len(whole.prepare(again).blocks) == 2
+    begun = whole.next(process.initialize(), first, [process.initial_client_state()] * 5)
+    kept = begun.client_states
+    assert [int(s.visits) for s in kept] == [1, 1, 1, 0, 1] and len(kept[1:4]) == 3
+    np.testing.assert_array_equal(kept[1:4][1].kept[0], list(kept)[2].kept[0])
+    want = whole.next(begun.state, again, list(kept))
+    for got in (whole.next(begun.state, again, kept), process.next(begun.state, again, kept)):
+        parts = zip(tf.nest.flatten(tuple(want)), tf.nest.flatten(tuple(got)), strict=True)
+        for a, b in parts:
+            np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", shared.methods(METHODS))
 def test_is_what_tff_computes_with_keras(problem, name):
@@ -388,7 +404,8 @@ def test_auto_takes_small_dense_models_at_once_on_a_cpu(problem, monkeypatch):
     assert chosen(refused)[0] == "tff"
 
 
-def test_what_auto_has_traced_is_what_runs(problem, monkeypatch):
+@pytest.mark.parametrize(("sizes", "num_blocks"), [((4, 4), 1), (SIZES[2][0], 2)])
+def test_what_auto_has_traced_is_what_runs(problem, monkeypatch, sizes, num_blocks):
     traced = []
     original = vectorized.VectorizedProcess._trace
 
@@ -398,12 +415,12 @@ def test_what_auto_has_traced_is_what_runs(problem, monkeypatch):
 
     monkeypatch.setattr(vectorized.VectorizedProcess, "_trace", trace)
     process = tff_algos.build("fedavg", toy.plain_model(problem), **RATES)
-    assert runtimes.choose(process)[0] == "vectorized"
+    assert runtimes.choose(process, lambda: cohort(problem, 0, sizes))[0] == "vectorized"
     for _ in range(2):
         with runtimes.installed("vectorized"):
             bound = runtimes.bind(process)
-            bound.next(bound.initialize(), bound.prepare(cohort(problem, 0, (4, 4))))
-    assert traced == [1]
+            bound.next(bound.initialize(), bound.prepare(cohort(problem, 0, sizes)))
+    assert traced == [num_blocks]
     gone = weakref.ref(process)
     del process, bound
     gc.collect()
@@ -432,11 +449,11 @@ def test_auto_is_settled_once_for_a_run(tmp_path, monkeypatch, capsys):
         checkpoint, _ = checkpoints.load_newest(str(folder / "checkpoints"))
         return flags["runtime"], checkpoint.settings["runtime"], checkpoint.round_num
 
-    monkeypatch.setattr(runtimes, "choose", lambda process: ("vectorized", "so it is"))
+    monkeypatch.setattr(runtimes, "choose", lambda *_: ("vectorized", "so it is"))
     run("--total_rounds=2")
     assert "--runtime=auto is vectorized: so it is." in capsys.readouterr().out
     assert recorded() == ("vectorized", "vectorized", 2)
-    monkeypatch.setattr(runtimes, "choose", lambda process: ("tff", "another machine"))
+    monkeypatch.setattr(runtimes, "choose", lambda *_: ("tff", "another machine"))
     run("--total_rounds=3")
     assert recorded() == ("vectorized", "vectorized", 3)
     with pytest.raises(RunError, match="--runtime was vectorized, is tff"):
