@@ -400,7 +400,7 @@ def parse(arguments: Sequence[str]) -> Request:
     if values["help"].value:
         asked = {flag: values[flag].value for flag in ("algorithm", "task") if flag in values}
         raise HelpRequested(_help(asked.get("algorithm"), asked.get("task"), owners))
-    given = {flag: values[flag].value for flag in owners if flag in values and values[flag].present}
+    given = _given(values, owners)
     modules = given.pop("import", [])
     return _checked(given, modules, owners)
 
@@ -426,7 +426,7 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
     _import_modules(arguments)
     owners = _flag_owners()
     values = _parse_with_absl(arguments, owners)
-    given = {flag: values[flag].value for flag in owners if values[flag].present}
+    given = _given(values, owners)
     modules = given.pop("import", [])
     for flag, value in settings.items():
         if flag not in owners:
@@ -663,6 +663,10 @@ def _parse_with_absl(arguments, owners):
     if rest:
         raise HparamError(f"Unexpected argument {rest[0]!r}: flags have the form --name=value.")
     return values
+
+
+def _given(values, owners):
+    return {flag: values[flag].value for flag in owners if flag in values and values[flag].present}
 
 
 def _unknown(kind, name, known, prefix=""):
