@@ -12,7 +12,8 @@ Parts, each in minutes, to be run on a quiet machine:
     without workers.
   * `states`: SCAFFOLD with the EMNIST CNN on 10,000 clients, 20 a round, their states in the
     driver's store: bytes, and seconds of moving and storing them beside those of the work.
-  * `kills`: 200 rounds on a local cluster of two nodes, one of them killed every 20 rounds.
+  * `kills`: rounds on a local cluster of two nodes, one of them killed in a round every 20 rounds,
+    `--turns` times, and another put in its place.
   * `predict`: seconds a round for 8, 64 and 512 workers by simulation, from what the other parts
     measured.
 
@@ -29,6 +30,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from common import command_line
@@ -325,10 +327,10 @@ def _states(turns):
 
 
 def _kills(turns):
-    del turns
     from ray.cluster_utils import Cluster
 
-    rounds_to_do, every = 200, 20
+    every = 20
+    rounds_to_do = every * turns
     with contextlib.ExitStack() as stack:
         whole = _Rounds(stack, "w4", 40, 5, 0)
         for _ in range(rounds_to_do):
@@ -338,12 +340,19 @@ def _kills(turns):
         node = cluster.add_node(num_cpus=1)
         with contextlib.ExitStack() as stack:
             rounds = _Rounds(stack, "w4", 40, 5, 2, ray_address=cluster.address)
-            started, killed = time.perf_counter(), 0
+            started, lost = time.perf_counter(), 0
             for r in range(rounds_to_do):
+                killer = None
                 if r % every == every - 1:
-                    cluster.remove_node(node, allow_graceful=False)
-                    node, killed = cluster.add_node(num_cpus=1), killed + 1
+                    # A worker on the node is at work when it goes.
+                    rounds.crew.wait_for_all()
+                    lost += len({facts.node for facts in rounds.crew.ready()}) - 1
+                    killer = threading.Thread(target=cluster.remove_node, args=(node, False))
+                    killer.start()
                 rounds()
+                if killer:
+                    killer.join()
+                    node = cluster.add_node(num_cpus=1)
             seconds = time.perf_counter() - started
             same = all(
                 np.asarray(a).tobytes() == np.asarray(b).tobytes()
@@ -353,7 +362,7 @@ def _kills(turns):
         cluster.shutdown()
     yield dict(
         part="kills",
-        what=f"w4, 40 clients, {rounds_to_do} rounds, {killed} nodes killed",
+        what=f"w4, 40 clients, {rounds_to_do} rounds, {lost} nodes killed",
         seconds=seconds,
         same_bits=same,
     )
