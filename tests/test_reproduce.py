@@ -477,6 +477,7 @@ def test_two_runs_at_a_time_and_none_that_is_done(tmp_path):
     assert "starts" not in again.stdout
 
 
+@pytest.mark.long
 def test_runs_that_fail_are_named(tmp_path):
     """A folder that holds another experiment stops its own run only."""
     folder = tmp_path / "adafedadam" / "table5" / "synthetic" / "fedavg_seed1"

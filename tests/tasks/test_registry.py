@@ -16,6 +16,11 @@ from tests import copy_of_suite
 # Tests of other files register tasks of their own.
 _OWN = [n for n in tasks.names() if str(tasks.get(n).loader).startswith("tasks.datasets.")]
 _each_task = pytest.mark.parametrize("name", _OWN)
+# Pictures take seconds; `cifar100_image` stands for those that are made as it is.
+_LIKE_CIFAR100 = ("cifar10_image", "cinic10", "clothing1m", "tiny_imagenet")
+_one_of_each_kind = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.long] * (n in _LIKE_CIFAR100)) for n in _OWN]
+)
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +258,7 @@ def test_federated_data_keep_their_word(name, load):
     assert task.train.sizes.min() >= 1
 
 
-@_each_task
+@_one_of_each_kind
 def test_model_loss_and_metrics_fit_the_data(name, load, model):
     task = load(name)
     assert task.primary_metric in task.metrics
@@ -284,7 +289,7 @@ def test_settings_in_force_are_recorded(name, load):
         ), setting.name
 
 
-@_each_task
+@_one_of_each_kind
 def test_synthetic_data_do_not_change(name, load, model):
     again = tasks.load(name, seed=3, use_synthetic_data=True)
     np.testing.assert_array_equal(load(name).train.examples(1).x, again.train.examples(1).x)

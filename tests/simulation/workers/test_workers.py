@@ -34,9 +34,9 @@ from tests.tff_algos import cases  # noqa: E402
 from tff_algos import process as process_lib  # noqa: E402
 
 ROUNDS = 4
-# One of each family: several exchanges, stacked vectors, client state, all examples as one's.
-# `vectorized` has one of one exchange, the tests of chunks a cohort of all clients.
-QUICK = ("fedfa", "adafed", "scaffold", "centralized")
+# Several exchanges, client state; `vectorized` has one exchange. The tests of chunks have stacked
+# vectors and a cohort of all clients too.
+QUICK = ("fedfa", "scaffold")
 METHODS = [n for n in tff_algos.names() if not tff_algos.get(n).staged]
 
 
@@ -264,7 +264,7 @@ def test_a_method_of_several_processes_in_chunks_and_on_workers(aggregation, ray
     assert disturbed.killed and len(said) == 1 and "was lost" in said[0]
 
 
-@pytest.mark.parametrize("name", ["fedadam", "ditto"])
+@pytest.mark.parametrize("name", ["fedadam", pytest.param("ditto", marks=pytest.mark.long)])
 def test_workers_share_evaluations(name, ray, actors, tmp_path, monkeypatch):
     """Of the server's model, of clients' own, on test and training examples; a worker is killed."""
     # Two clients' models at a time.
