@@ -44,6 +44,7 @@ def build(
     try:
         with _policy(settings["precision"]):
             keras_model = task.keras_model_fn(settings["seed"])
+            _require_precision(keras_model, settings["precision"])
         model = tff_algos.from_keras(
             keras_model,
             loss=task.loss,
@@ -55,6 +56,20 @@ def build(
     except tff_algos.ModelError as e:
         raise RunError(f"The model of task {task.name} cannot be used: {e}") from e
     return TaskModel(model, int(np.prod(keras_model.output_shape[1:])))
+
+
+def _require_precision(keras_model: Any, name: str) -> None:
+    """Refuses a model that was made beforehand, and computes otherwise."""
+    from tensorflow.keras import mixed_precision
+
+    if name == "float32":
+        return
+    found = {layer.compute_dtype for layer in keras_model.layers}
+    if mixed_precision.Policy(name).compute_dtype not in found:
+        raise tff_algos.ModelError(
+            f"its layers compute in {', '.join(sorted(found))}, whatever --precision={name} says; "
+            f"make it with tf.keras.mixed_precision's policy {name!r} set."
+        )
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """How a run uses a GPU, with TensorFlow's settings of GPUs in place of any."""
 
 import csv
+import dataclasses
 import json
 import os
 import pathlib
@@ -12,7 +13,8 @@ import pytest
 import tensorflow as tf
 
 import run_experiment
-from simulation import experiment_flags, runtimes
+import tasks
+from simulation import experiment_flags, runtimes, task_models
 from simulation.errors import RunError
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
@@ -132,6 +134,16 @@ def test_a_run_whose_layers_compute_in_16_bits(tmp_path):
     np.testing.assert_allclose(losses[:, 0], losses[:, 1], rtol=1e-2)
     recorded = json.loads((tmp_path / "whole" / "hparams.json").read_text())["flags"]
     assert (recorded["precision"], recorded["loss_scale"]) == ("mixed_float16", 512)
+
+
+def test_a_model_that_was_made_beforehand_keeps_its_precision():
+    task = tasks.load("synthetic")
+    made = task.keras_model_fn(0)
+    task = dataclasses.replace(task, keras_model_fn=lambda seed: made)
+    settings = {"seed": 0, "precision": "mixed_float16", "loss_scale": 1024.0}
+    with pytest.raises(RunError, match="layers compute in float32, whatever --precision=mixed_fl"):
+        task_models.build(task, settings)
+    task_models.build(task, {**settings, "precision": "float32", "loss_scale": None})
 
 
 def test_flags_for_a_gpu_end_a_run_without_one_in_one_line(tmp_path, capsys, monkeypatch):
