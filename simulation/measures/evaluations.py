@@ -240,9 +240,10 @@ class Share:
         built: task_models.TaskModel,
     ):
         """Initialises; the arguments are as of `Evaluations`."""
-        self._task, self._train, self._settings, self._built = task, train, settings, built
-        model = with_classes(task, settings, built).model
-        self._each = evaluation.PersonalEvaluator(model)
+        self._task, self._train, self._settings, self._plain = task, train, settings, built
+        self._with_all = with_classes(task, settings, built)
+        self._each = evaluation.PersonalEvaluator(self._with_all.model)
+        # By whether they take all metrics.
         self._evaluators: dict[bool, evaluation.Evaluator] = {}
         self._tests: dict[Any, evaluation.TestSet] = {}
         # Of clients who come and go with rounds, beside those whom all evaluations ask for.
@@ -259,13 +260,11 @@ class Share:
           chunks: Which of its chunks.
           size: Examples of a chunk.
         """
-        of_losses = isinstance(name, tuple)
-        if of_losses not in self._evaluators:
-            built = self._built
-            if not of_losses:
-                built = with_classes(self._task, self._settings, built)
-            self._evaluators[of_losses] = evaluation.Evaluator(*built, chunk=size)
-        evaluator = self._evaluators[of_losses]
+        built = self._plain if isinstance(name, tuple) else self._with_all
+        has_all = built is self._with_all
+        if has_all not in self._evaluators:
+            self._evaluators[has_all] = evaluation.Evaluator(*built, chunk=size)
+        evaluator = self._evaluators[has_all]
         return list(evaluator.sums(weights, self._test_set(evaluator, name), chunks))
 
     def _test_set(self, evaluator, name):
