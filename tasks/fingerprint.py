@@ -130,10 +130,15 @@ def _of_files(paths: Sequence[str], trust_cache: bool) -> dict[str, str]:
     return {folder: whole(own) for folder, own in folders.items()}
 
 
-def cache_path() -> pathlib.Path:
-    """Returns the path of the cache of files' digests, in the user's folder of caches."""
+def cache_folder() -> pathlib.Path:
+    """Returns the suite's folder among the user's caches, which may not be there yet."""
     folder = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return pathlib.Path(folder, "tff_algos", _DATABASE)
+    return pathlib.Path(folder, "tff_algos")
+
+
+def cache_path() -> pathlib.Path:
+    """Returns the path of the cache of files' digests."""
+    return cache_folder() / _DATABASE
 
 
 class _Cache:

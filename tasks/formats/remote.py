@@ -8,13 +8,13 @@ file (path, size, and checksum or time of change): other content there is anothe
 import hashlib
 import json
 import os
-import pathlib
 import posixpath
 import shutil
 import tempfile
 from collections.abc import Mapping
 from typing import Any
 
+from tasks import fingerprint
 from tasks.formats import files
 from tasks.task import DataError
 
@@ -65,7 +65,7 @@ def _copy(address, system, root) -> str:
         raise DataError("has no file; name a folder that has the task's")
     names = hashlib.sha256(address.encode()).hexdigest()[:16]
     content = hashlib.sha256(json.dumps(sorted(map(_said, listing.values()))).encode())
-    parent = _cache() / names
+    parent = fingerprint.cache_folder() / "data" / names
     parent.mkdir(parents=True, exist_ok=True)
     copy = parent / content.hexdigest()[:16]
     # Workers of one machine ask for the same copy at the same time.
@@ -102,8 +102,3 @@ def _fetch(system, info, target) -> None:
     size, found = info.get("size"), os.path.getsize(target)
     if size is not None and size != found:
         raise OSError(f"of {info['name_below']} came {found:,} of {size:,} bytes")
-
-
-def _cache() -> pathlib.Path:
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return pathlib.Path(root, "tff_algos", "data")
