@@ -41,9 +41,10 @@ from tensorflow.python.framework import kernels, op_def_registry
 from tensorflow_federated.proto.v0 import computation_pb2
 from tensorflow_federated.python.core.impl.computation import computation_impl
 
+import hparams
 import tasks
 import tff_algos
-from simulation import runtimes, task_models
+from simulation import experiment_flags, runtimes, task_models
 from simulation.runtimes import vectorized
 from tasks.models import losses, models
 from tff_algos.client_data import Batch
@@ -52,6 +53,7 @@ from tff_algos.client_data import Batch
 # convention has all its tensors there (32-bit integers, shapes); on the CPU, for want of another.
 GPU, HOST, CPU = "GPU", "host", "CPU"
 
+_PRECISION = [h for h in experiment_flags.RUN_HPARAMS if h.name in ("precision", "loss_scale")]
 _WHILE = frozenset(["StatelessWhile", "While"])
 _LOOPS = _WHILE | {"For", "MapDefun"}
 # What the first version's control flow makes of a loop; all its parts would lie side by side.
@@ -394,8 +396,7 @@ def of_tasks(
     names: list[str], precision: str = "float32"
 ) -> Iterator[tuple[str, collections.Counter]]:
     """Yields (what, operations) of the tasks' models, which compute in that `--precision`."""
-    scale = 1024.0 if precision == "mixed_float16" else None
-    settings = {"seed": 0, "precision": precision, "loss_scale": scale}
+    settings = {"seed": 0, **hparams.resolve("run", _PRECISION, {"precision": precision})}
     for name in names:
         few = {"num_clients": 2} if name == "clothing1m" else {}
         task = tasks.load(name, use_synthetic_data=True, seed=0, **few)
@@ -413,7 +414,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--methods", default=",".join(tff_algos.names()))
     parser.add_argument("--tasks", default=",".join(tasks.names()))
-    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--precision", default="float32", choices=_PRECISION[0].choices)
     options = parser.parse_args(arguments)
     if not tf.test.is_built_with_cuda():
         print("This TensorFlow was built without CUDA and knows no GPU kernels.", file=sys.stderr)

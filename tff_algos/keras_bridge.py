@@ -155,7 +155,7 @@ def _refuse_dtypes(keras_model: tf.keras.Model, loss_scale: float | None) -> Non
         if getattr(layer, "compute_dtype", None) == "float16" and loss_scale is None:
             raise ModelError(
                 f"Layer {layer.name!r} computes in float16, in which gradients vanish; give "
-                "from_keras a loss_scale, such as 2.0**15, or make the model with "
+                "from_keras a loss_scale, such as 2.0**10, or make the model with "
                 "tf.keras.mixed_precision's policy 'float32'."
             )
     for variable in keras_model.trainable_variables:
