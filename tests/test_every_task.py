@@ -17,15 +17,15 @@ from simulation import runtimes, task_models
 from simulation.measures import evaluation
 from tasks import images
 from tests import metrics_page
+from tests.tasks.test_registry import LIKE_CIFAR100
 from tff_algos.client_data import Batch
 
-LONG = pytest.mark.long
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 
 
-# Of the tasks whose model is a ResNet, one stands for all where only the model's operations matter.
-_LIKE_CIFAR100 = ("cifar10_image", "cinic10", "clothing1m", "tiny_imagenet")
-_RESNETS = ("cifar100_image", *_LIKE_CIFAR100)
+# One with convolutions, one with a recurrent layer and an embedding.
+_IN_16_BITS = ("emnist_character", "stackoverflow_word")
+_RESNETS = ("cifar100_image", *LIKE_CIFAR100)
 # Clothing1M generates 20 large pictures a client.
 _SETTINGS = {"clothing1m": {"num_clients": 2}}
 
@@ -78,7 +78,7 @@ def test_one_round_with_the_runtime_that_auto_is(name, request, tmp_path, capsys
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.long] if name in _LIKE_CIFAR100 else [])
+        pytest.param(name, marks=[pytest.mark.long] if name in LIKE_CIFAR100 else [])
         for name in tasks.names()
     ],
 )
@@ -120,10 +120,7 @@ def _gradient(task, examples, precision, loss_scale):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(n, marks=[] if n in ("emnist_character", "stackoverflow_word") else LONG)
-        for n in tasks.names()
-    ],
+    [pytest.param(n, marks=[] if n in _IN_16_BITS else [pytest.mark.long]) for n in tasks.names()],
 )
 def test_gradients_in_16_bits_are_those_of_float32_in_the_main(name):
     task = tasks.load(name, use_synthetic_data=True, seed=0, **_SETTINGS.get(name, {}))
