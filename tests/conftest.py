@@ -1,5 +1,6 @@
 """What all tests share: few threads, quiet logs, the data folder and no process left behind."""
 
+import fnmatch
 import gc
 import os
 import pathlib
@@ -39,20 +40,34 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "long: part of the full product, not of the quick tier")
+    config.addinivalue_line(
+        "markers", "quick_cases(*patterns): the others of a test's cases are `long`; as in a shell"
+    )
     # Of pytest-xdist, for where it is switched off.
     config.addinivalue_line("markers", "xdist_group(name): run in one process with its group")
     os.environ.setdefault(_RUN_ID, uuid.uuid4().hex)
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist's own, which reads the marks, is one of these.
-def pytest_collection_modifyitems(items):
-    """With --dist=loadgroup, a file's tests run in one process, save those of a group of theirs.
+def pytest_collection_modifyitems(config, items):
+    """Sorts a test's cases into the tiers, and a file's tests into one process.
 
-    So fixtures of a module are made once, and what a file's tests keep serves all of them.
+    With --dist=loadgroup, a file's tests run in one process, save those of a group of theirs. So
+    fixtures of a module are made once, and what a file's tests keep serves all of them.
     """
+    has_quick = {}
     for item in items:
+        mark = item.get_closest_marker("quick_cases")
+        if mark is not None:
+            quick = any(fnmatch.fnmatchcase(item.callspec.id, pattern) for pattern in mark.args)
+            if not quick:
+                item.add_marker(pytest.mark.long)
+            has_quick[item.function] = quick or has_quick.get(item.function, False)
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.name))
+    misnamed = [function.__name__ for function, any_quick in has_quick.items() if not any_quick]
+    if misnamed and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"quick_cases names no case of {', '.join(misnamed)}")
 
 
 def pytest_collection_finish():

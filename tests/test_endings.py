@@ -330,6 +330,7 @@ _QUICK_STOPS = [
 ]
 
 
+@pytest.mark.quick_cases("absl-SIG*", "simulation.experiment_flags:parse-SIGINT", "tensorflow-*")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("at", "how"),
@@ -355,6 +356,7 @@ def test_stopped_before_the_first_round(tmp_path, at, how):
         started.assert_nothing_is_left()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "how",

@@ -23,8 +23,6 @@ from tff_algos.client_data import Batch
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 
 
-# One with convolutions, one with a recurrent layer and an embedding.
-_IN_16_BITS = ("emnist_character", "stackoverflow_word")
 _RESNETS = ("cifar100_image", *LIKE_CIFAR100)
 # Clothing1M generates 20 large pictures a client.
 _SETTINGS = {"clothing1m": {"num_clients": 2}}
@@ -74,14 +72,9 @@ def test_one_round_with_the_runtime_that_auto_is(name, request, tmp_path, capsys
     assert before["eval/loss"] != after["eval/loss"]
 
 
+@pytest.mark.quick_cases(*(name for name in tasks.names() if name not in LIKE_CIFAR100))
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.long] if name in LIKE_CIFAR100 else [])
-        for name in tasks.names()
-    ],
-)
+@pytest.mark.parametrize("name", tasks.names())
 def test_one_round_without_metrics(name):
     task = tasks.load(name, use_synthetic_data=True, seed=0, **_SETTINGS.get(name, {}))
     examples = task.train.examples(0)
@@ -117,11 +110,9 @@ def _gradient(task, examples, precision, loss_scale):
     return np.concatenate([np.ravel(tf.convert_to_tensor(g)) for g in gradient()])
 
 
+@pytest.mark.quick_cases("emnist_character")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n in _IN_16_BITS else [pytest.mark.long]) for n in tasks.names()],
-)
+@pytest.mark.parametrize("name", tasks.names())
 def test_gradients_in_16_bits_are_those_of_float32_in_the_main(name):
     task = tasks.load(name, use_synthetic_data=True, seed=0, **_SETTINGS.get(name, {}))
     examples = task.train.examples(0)

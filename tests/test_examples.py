@@ -57,6 +57,7 @@ def clipped_fedavg():
     )
 
 
+@pytest.mark.quick_cases("vectorized")
 @pytest.mark.parametrize("runtime", runtimes.RUNTIMES)
 def test_clipped_fedavg_oracle(clipped_fedavg, runtime):
     """Updates longer than S are shortened to S; the others, and their mean, are FedAvg's."""

@@ -225,6 +225,7 @@ def test_columns(runs, column, value):
     assert found == pytest.approx(value)
 
 
+@pytest.mark.quick_cases("curves", "best_rates")
 @pytest.mark.parametrize(
     "wanted",
     [
@@ -378,6 +379,7 @@ def test_budgets(parts, budget):
     assert reproduce.parse_budget(parts) == budget
 
 
+@pytest.mark.quick_cases("arguments[12568]-*", "arguments10-*")
 @pytest.mark.parametrize(
     ("arguments", "says", "code"),
     [

@@ -94,9 +94,8 @@ def test_a_loop_that_cannot_be_told_apart_is_refused():
         gpu_kernels.operations(graph.as_graph_def())
 
 
-@pytest.mark.parametrize(
-    "name", shared.one_of_each_kind(registry.names(), kinds=(*shared.KINDS, "fedcorr"))
-)
+@pytest.mark.quick_cases("fedavg", "scaffold")
+@pytest.mark.parametrize("name", shared.methods(registry.names()))
 def test_nothing_of_a_methods_round_lacks_a_gpu_kernel(name):
     if registry.get(name).staged:
         model = toy.toy_model(shared.problem())  # Labels are found from a model's outputs.
@@ -124,6 +123,7 @@ def test_an_operation_of_the_cpu_in_a_clients_step_is_found():
     assert gpu_kernels.lacking(found, in_loop=True) == ["NthElement[float32]"]
 
 
+@pytest.mark.quick_cases("float32-emnist_character")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name",

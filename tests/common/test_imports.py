@@ -14,6 +14,7 @@ def run(*lines):
     subprocess.run([sys.executable, "-c", code, str(_REPOSITORY)], check=True)
 
 
+@pytest.mark.quick_cases("True")
 @pytest.mark.parametrize("collects", [True, False])
 def test_imports_stay_out_of_garbage_collection_which_goes_on(collects):
     run(
@@ -53,6 +54,7 @@ def test_what_is_not_used_is_imported_when_it_is():
     )
 
 
+@pytest.mark.long
 def test_what_was_imported_before_stays():
     run(
         "import pandas as before",

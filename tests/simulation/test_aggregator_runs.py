@@ -35,7 +35,7 @@ def run(folder, **changes):
 
 
 @pytest.mark.parametrize("runtime", [pytest.param("tff", marks=pytest.mark.long), "vectorized"])
-def test_a_resumed_run_draws_the_same_noise(tmp_path, runtime):
+def test_a_resumed_run_draws_the_same_noise(traced_once, tmp_path, runtime):
     whole = run(tmp_path / "whole", runtime=runtime, **DP)
     run(tmp_path / "parts", runtime=runtime, total_rounds=2, **DP)
     assert_same_run(whole, run(tmp_path / "parts", runtime=runtime, **DP))

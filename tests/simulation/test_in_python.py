@@ -90,6 +90,7 @@ def test_a_finished_run_is_returned_and_stays_as_it_is(finished):
     assert again.summary == result.summary and again.rounds.equals(result.rounds)
 
 
+@pytest.mark.long
 def test_it_resumes(finished, tmp_path):
     root, result = finished
     assert run(tmp_path, total_rounds=2).rounds.round_num.max() == 2
@@ -98,6 +99,7 @@ def test_it_resumes(finished, tmp_path):
     assert_same_run(pathlib.Path(longer.folder), pathlib.Path(result.folder))
 
 
+@pytest.mark.long
 def test_it_leaves_the_process_as_it_was(tmp_path, capfd):
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     stack = tff.framework.get_context_stack()

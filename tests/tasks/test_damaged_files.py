@@ -185,6 +185,7 @@ _LONG = hypothesis.settings(
 )
 
 
+@pytest.mark.quick_cases("[!t]*", "tfds_cifar10", "tiny*")
 @pytest.mark.parametrize("form", FORMS)
 def test_damaged_bytes(copies, form):
     hypothesis.given(st.data())(_QUICK(lambda data: _damage_bytes(copies(form), data)))()
@@ -914,6 +915,7 @@ def test_a_set_is_checked_by_a_manifest_that_is_checked(tmp_path, key):
 _ODD_NAMES = ["d\u00e4ta \u6570", "two\nlines", "a?b#c%41&d", "\udcff\udc80", "'quoted\"", "-x=y"]
 
 
+@pytest.mark.quick_cases("[!t]*", "tfds_sent140")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_folder_of_any_name_is_read(copies, tmp_path, form):
     copy = copies(form)

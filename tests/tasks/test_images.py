@@ -528,6 +528,7 @@ def _no_images():
     return part, part
 
 
+@pytest.mark.quick_cases("[!r]*")
 @pytest.mark.parametrize(
     "model, num_parameters",
     [
@@ -546,11 +547,13 @@ def test_models_are_the_papers(model, num_parameters):
     assert task.settings["distort"] == (model == "resnet18")
 
 
+@pytest.mark.long
 def test_cifar100s_resnet_is_the_papers():
     task = tasks.load("cifar100_image", use_synthetic_data=True)
     assert task.keras_model_fn(0).count_params() == 11_227_812
 
 
+@pytest.mark.quick_cases("cifar10-*")
 @pytest.mark.parametrize(
     "kind, num_train, classes", [("cifar10", 8000, 10), ("cifar100", 10_000, 100)]
 )

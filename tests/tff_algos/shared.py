@@ -25,28 +25,22 @@ atexit.register(_open_until_the_end.close)
 KINDS = ("fedavg", "scaffold", "adafed")
 
 
-def methods(names, *values, long=()):
+def methods(names, *values):
     """Returns parameters of a test: each method's name, and its tests' group for pytest-xdist.
 
     Args:
       names: The methods.
       *values: What the test takes before the name.
-      long: The methods whose test is for the long tier.
     """
     return [
         pytest.param(
             *values,
             name,
             id="-".join(map(str, (*values, name))),
-            marks=[pytest.mark.xdist_group(name)] + [pytest.mark.long] * (name in long),
+            marks=[pytest.mark.xdist_group(name)],
         )
         for name in names
     ]
-
-
-def one_of_each_kind(names, *values, kinds=KINDS):
-    """Returns `methods` of which the quick tier has one of each kind, and the long tier all."""
-    return methods(names, *values, long=set(names) - set(kinds))
 
 
 @functools.cache

@@ -77,6 +77,7 @@ def theirs(problem, factory, weighted):
     )
 
 
+@pytest.mark.quick_cases("robust")
 @pytest.mark.parametrize(
     ("settings", "factory"),
     [
@@ -137,6 +138,7 @@ def _numbers(state):
     return paths
 
 
+@pytest.mark.quick_cases("vectorized-robust")
 @pytest.mark.parametrize("settings", map(tiered, SETTINGS))
 @pytest.mark.parametrize("runtime", ["vectorized", pytest.param("native", marks=pytest.mark.long)])
 def test_runtimes_agree(problem, runtime, settings):
@@ -165,9 +167,8 @@ AGGREGATED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", shared.methods(AGGREGATED, long=set(AGGREGATED) - {"fedavg", "scaffold", "fedda_adam"})
-)
+@pytest.mark.quick_cases("scaffold")
+@pytest.mark.parametrize("name", shared.methods(AGGREGATED))
 def test_tffs_plain_mean_is_the_methods_own(problem, name):
     """What a method declares to be its mean of updates is, whatever else it averages."""
     settings = shared.settings(name)
@@ -204,6 +205,7 @@ def test_a_round_in_which_nobody_counts_leaves_the_state(problem):
     )
 
 
+@pytest.mark.long
 def test_setting_weights_keeps_the_aggregators_state(problem):
     process = build("adafedadam", aggregator="robust")
     with shared.installed("tff"):
@@ -304,6 +306,7 @@ class _Unique(tff.aggregators.UnweightedAggregationFactory):
         return tff.templates.AggregationProcess(inner.initialize, next_fn)
 
 
+@pytest.mark.long
 def test_vectorized_refuses_by_name_and_auto_knows(problem):
     process = build(model_aggregator=_Unique(), client_weighting="uniform")
     with shared.installed("vectorized") as context:
@@ -316,6 +319,7 @@ def test_vectorized_refuses_by_name_and_auto_knows(problem):
         toy.run(process, problem)
 
 
+@pytest.mark.long
 def test_a_users_own_dp_names_its_generator():
     factory = tff.learning.dp_aggregator(0.3, 4)
     with pytest.warns(RuntimeWarning, match="draws from a generator without a seed .Random"):

@@ -189,6 +189,7 @@ SET_IN_RUNTIMES = [
 ]
 
 
+@pytest.mark.quick_cases("afl")
 @pytest.mark.parametrize("name", SET_IN_RUNTIMES)
 def test_set_model_weights_in_every_runtime(problem, name):
     """Weights, a round, other weights, a round: as without graphs or TFF."""

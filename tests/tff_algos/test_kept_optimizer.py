@@ -39,12 +39,15 @@ def differ(a, b):
     return max(np.abs(x - y).max() for x, y in zip(a.weights, b.weights, strict=True))
 
 
-# Each as plain Python, and one of them, the longest, as a program as well.
+# As plain Python, and as a program.
+@pytest.mark.quick_cases(
+    "eagerly-fedavg", "eagerly-adafedadam", "eagerly-fednova", "eagerly-qfedavg"
+)
 @pytest.mark.parametrize(
     ("how", "name"),
     [
         *shared.methods(KEEPING, "eagerly"),
-        *shared.methods(KEEPING, "vectorized", long=set(KEEPING) - {"adafedadam"}),
+        *shared.methods(KEEPING, "vectorized"),
     ],
 )
 def test_first_visits_are_those_of_a_fresh_optimizer_and_later_ones_are_not(problem, how, name):
@@ -55,6 +58,7 @@ def test_first_visits_are_those_of_a_fresh_optimizer_and_later_ones_are_not(prob
     assert differ(keep[2], reset[2]) > 1e-4
 
 
+@pytest.mark.quick_cases("fednova-settings1")
 @pytest.mark.parametrize(
     ("name", "settings"),
     [("fedprox", {"mu": 0.0}), ("fednova", {}), ("qfedavg", {"q": 0.0, "form": "reweight"})],

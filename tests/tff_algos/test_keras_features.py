@@ -65,6 +65,7 @@ def step_of_keras(keras_model, loss, x=X, y=Y):
     return [v.numpy() - RATE * g.numpy() for v, g in pairs]
 
 
+@pytest.mark.quick_cases("normalized-vectorized", "subclassed-tff", "with_constants-tff")
 @pytest.mark.parametrize("runtime", ["tff", "vectorized"])
 @pytest.mark.parametrize("make", [normalized, with_constants, subclassed])
 def test_models_train_as_in_keras(make, runtime):
@@ -87,6 +88,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.quick_cases("summed", "function")
 @pytest.mark.parametrize("kind", LOSSES)
 def test_regression_without_a_spec_of_targets(kind):
     """Float64 targets, which NumPy makes, become the model's."""
@@ -131,6 +133,7 @@ def of_policy(name):
     return tf.keras.Sequential([L.InputLayer((4,)), dense(dtype=policy)])
 
 
+@pytest.mark.quick_cases("mixed_float16-*-tff", "mixed_bfloat16-*-vectorized")
 @pytest.mark.parametrize("runtime", ["tff", "vectorized"])
 @pytest.mark.parametrize(
     ("policy", "loss_scale", "digits"),

@@ -129,6 +129,7 @@ _CENTRAL = {
 }
 
 
+@pytest.mark.quick_cases("None-adam", "3-sgdm")
 @pytest.mark.parametrize(
     ("steps", "name"),
     [

@@ -91,6 +91,7 @@ def _exact(gradients, losses):
     return gradients.astype(np.longdouble), losses.astype(np.longdouble)
 
 
+@pytest.mark.quick_cases("lipschitz-0.1", "lipschitz-10.0", "reweight-10.0")
 @pytest.mark.parametrize("q", [0.0, 0.1, 2.0, 10.0])
 @pytest.mark.parametrize("form", ["lipschitz", "reweight"])
 def test_qfedavg(q, form):
@@ -121,6 +122,7 @@ def test_qfedavg_drops_negative_losses_without_a_power():
     np.testing.assert_allclose(state.weights[0][:2], [-RATE / 2, -RATE / 2], rtol=1e-6)
 
 
+@pytest.mark.quick_cases("examples-0.0", "examples-10.0", "uniform-4.0")
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 4.0, 10.0])
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 def test_adafedadam(alpha, weighting):
@@ -152,6 +154,7 @@ def test_adafedadam_drops_negative_losses_without_a_power():
     np.testing.assert_allclose(state.weights[0][:2], [-1 / 3, -1 / 3], rtol=1e-5)
 
 
+@pytest.mark.quick_cases("softmax-5.0", "running-0.0")
 @pytest.mark.parametrize("t", [0.0, 5.0])
 @pytest.mark.parametrize("normalizer", ["softmax", "running"])
 def test_term(t, normalizer):
@@ -163,6 +166,7 @@ def test_term(t, normalizer):
         _assert_moved(_round("term", gradients, losses, t=t, normalizer=normalizer), want)
 
 
+@pytest.mark.quick_cases("min-0.1", "mean-10.0", "constant-10.0", "unit-10.0")
 @pytest.mark.parametrize("gamma", [0.1, 10.0])
 @pytest.mark.parametrize("rule", ["min", "mean", "constant", "unit"])
 def test_adafed(gamma, rule):
@@ -189,6 +193,7 @@ def test_fedfa():
         _assert_moved(state, -RATE * w @ gradients)
 
 
+@pytest.mark.quick_cases("10.0")
 @pytest.mark.parametrize("gamma", [0.1, 10.0])
 def test_afl(gamma):
     for gradients, losses in COHORTS:

@@ -19,16 +19,6 @@ OWN = [n for n in registry.names() if str(registry.get(n).builder).startswith("t
 METHODS = [n for n in OWN if not registry.get(n).staged]
 
 
-def _tier(runtime, name, case):
-    """What the quick tier leaves out: all but each option of FedAvg's clients, in one runtime.
-
-    Of every method `test_a_non_finite_update_…` runs the first case in `tff`, and `test_oracle` all
-    of them in no runtime.
-    """
-    quick = name == "fedavg" and case > 0 and runtime == ("tff", "vectorized")[case % 2]
-    return [] if quick else [pytest.mark.long]
-
-
 CASES = [(name, i, case) for name in METHODS for i, case in enumerate(cases.CASES.get(name, []))]
 ALL_CASES = [
     pytest.param(name, case, id=f"{name}-{i}", marks=pytest.mark.xdist_group(name))
@@ -40,16 +30,13 @@ CASES_IN_RUNTIMES = [
         name,
         case,
         id=f"{runtime}-{name}-{i}",
-        marks=[pytest.mark.xdist_group(name), *_tier(runtime, name, i)],
+        marks=pytest.mark.xdist_group(name),
     )
     for runtime in runtimes.RUNTIMES
     for name, i, case in CASES
 ]
 METHODS_IN_RUNTIMES = [
-    param
-    for runtime in runtimes.RUNTIMES
-    for kinds in [{"tff": METHODS, "vectorized": shared.KINDS, "native": ()}[runtime]]
-    for param in shared.one_of_each_kind(METHODS, runtime, kinds=kinds)
+    param for runtime in runtimes.RUNTIMES for param in shared.methods(METHODS, runtime)
 ]
 
 
@@ -121,6 +108,7 @@ def run_of_first_case(name):
     return list(states), kept
 
 
+@pytest.mark.quick_cases("*-0")
 @pytest.mark.parametrize(("name", "case"), ALL_CASES)
 def test_oracle(problem, model, name, case):
     want, kept = oracle(case, problem), {}
@@ -134,6 +122,11 @@ def test_oracle(problem, model, name, case):
     assert moved > 1e-3, "a run that stands still proves nothing"
 
 
+# Two options of clients in each runtime; of every method `test_oracle` asks the first case in no
+# runtime, and `test_a_non_finite_update_is_dropped_and_counted` in `tff`.
+@pytest.mark.quick_cases(
+    "tff-fedavg-2", "tff-fedavg-6", "vectorized-fedavg-1", "vectorized-fedavg-5"
+)
 @pytest.mark.parametrize(("runtime", "name", "case"), CASES_IN_RUNTIMES, indirect=["runtime"])
 def test_oracle_in_runtimes(runtime, problem, name, case):
     # The last cohort, of one client, would need another program.
@@ -145,6 +138,7 @@ def test_oracle_in_runtimes(runtime, problem, name, case):
     assert_kept(kept, case, problem, cohorts)
 
 
+@pytest.mark.quick_cases("tff-*", *(f"vectorized-{name}" for name in shared.KINDS))
 @pytest.mark.parametrize(("runtime", "name"), METHODS_IN_RUNTIMES, indirect=["runtime"])
 def test_a_non_finite_update_is_dropped_and_counted(runtime, problem, name):
     case, process = cases.CASES[name][0], shared.process(name)
@@ -200,7 +194,8 @@ def test_mutations_are_caught(problem, model, name, mutations):
             pytest.fail(f"{name}: no oracle notices {old!r} -> {new!r}")
 
 
-@pytest.mark.parametrize("name", shared.one_of_each_kind(METHODS))
+@pytest.mark.quick_cases(*shared.KINDS)
+@pytest.mark.parametrize("name", shared.methods(METHODS))
 def test_order_of_clients_does_not_matter(problem, model, name):
     settings = cases.CASES[name][0].settings
     backwards = [c[::-1] for c in toy.COHORTS]
@@ -220,12 +215,14 @@ def assert_same_in_every_runtime(process, problem):
         np.testing.assert_allclose(losses, last[0][1], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", shared.one_of_each_kind(METHODS))
+@pytest.mark.quick_cases("scaffold")
+@pytest.mark.parametrize("name", shared.methods(METHODS))
 def test_dropout_is_the_same_in_every_runtime(problem, name):
     assert_same_in_every_runtime(shared.process(name), toy.with_dropout(problem))
 
 
-@pytest.mark.parametrize("name", shared.one_of_each_kind(METHODS))
+@pytest.mark.quick_cases("fedavg")
+@pytest.mark.parametrize("name", shared.methods(METHODS))
 def test_dropout_of_keras_is_the_same_in_every_runtime(problem, name):
     model = toy.toy_model(problem, dropout=0.5)
     process = tff_algos.build(name, model, num_clients=5, **cases.CASES[name][0].settings)

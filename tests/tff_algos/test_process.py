@@ -23,13 +23,19 @@ def problem():
 
 
 METHODS = [n for n in registry.names() if not registry.get(n).staged]
-# TFF's worker takes its time, so the quick tier has it run the five methods of one skeleton.
-STOCK_LOOPS = [
-    *shared.methods(METHODS, "tff"),
-    *shared.methods(METHODS, "native", long=set(METHODS) - set(_FEDOPT)),
-]
+STOCK_LOOPS = [*shared.methods(METHODS, "tff"), *shared.methods(METHODS, "native")]
 
 
+@pytest.mark.quick_cases(
+    "tff-fedavg",
+    "native-fedavg",
+    "tff-adafed",
+    "tff-scaffold",
+    "tff-fedadam",
+    "tff-fedfa",
+    "tff-centralized",
+    "tff-clipped_fedavg",
+)
 @pytest.mark.parametrize(("runtime", "name"), STOCK_LOOPS)
 def test_runs_unchanged_in_a_stock_tff_loop(problem, runtime, name):
     """The loop of TFF's tutorials, from `tf.data` clients, beside TFF's own process."""
@@ -37,7 +43,8 @@ def test_runs_unchanged_in_a_stock_tff_loop(problem, runtime, name):
         assert_runs_in_a_stock_loop(problem, shared.process(name))
 
 
-@pytest.mark.parametrize("name", shared.methods(METHODS, long=set(METHODS) - {"fedavg"}))
+@pytest.mark.quick_cases("fedavg")
+@pytest.mark.parametrize("name", shared.methods(METHODS))
 def test_runs_from_a_function_that_makes_a_keras_model(problem, name):
     with shared.installed("tff"):
         process = tff_algos.build(

@@ -173,6 +173,7 @@ def test_every_kind_of_model_is_the_same_function(problem, kind):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick_cases("FunctionalModel")
 @pytest.mark.parametrize("kind", ["FunctionalModel", "VariableModel", "compiled Keras model"])
 def test_data_sets_go_straight_into_next(problem, kind):
     """As `build_weighted_fed_avg` takes them, also with the int64 and float64 of NumPy."""
@@ -240,6 +241,7 @@ def test_a_model_that_draws_is_refused_by_name():
 O = tff.learning.optimizers  # noqa: E741
 
 
+@pytest.mark.quick_cases("word0-given0")
 @pytest.mark.parametrize(
     ("word", "given"),
     [

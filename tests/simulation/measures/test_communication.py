@@ -48,10 +48,12 @@ def rounded(cost):
     return tuple(round(v) for v in cost.in_models())
 
 
+@pytest.mark.quick_cases(
+    "fedavg", "scaffold", "adafedadam", "fedcada", "fedda_adam", "mimelite", "stem"
+)
 @pytest.mark.parametrize(
     "name",
-    # Of those that send one model each way the quick tier asks one.
-    shared.methods(METHODS, long=set(ONE_MODEL_EACH_WAY) - {"fedavg"}),
+    shared.methods(METHODS),
 )
 def test_messages_are_as_large_as_the_paper_has_them(name):
     if name in WITH_START:
@@ -63,6 +65,7 @@ def test_messages_are_as_large_as_the_paper_has_them(name):
     assert rounded(communication.measure_method(name)) == want
 
 
+@pytest.mark.quick_cases("fedavg-*", "mimelite-*")
 @pytest.mark.parametrize(("name", "settings", "want"), OPTIONS)
 def test_options_change_what_is_sent(name, settings, want):
     assert rounded(communication.measure_method(name, **settings)) == want

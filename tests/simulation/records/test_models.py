@@ -43,6 +43,7 @@ def test_the_model_is_keras_own(finished):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.quick_cases("run")
 @pytest.mark.parametrize(
     "kind",
     [

@@ -82,12 +82,14 @@ def assert_equal_states(got, want):
 METHODS = [n for n in registry.names() if not registry.get(n).staged]
 
 
-@pytest.mark.parametrize("name", shared.one_of_each_kind(METHODS))
+@pytest.mark.quick_cases("scaffold")
+@pytest.mark.parametrize("name", shared.methods(METHODS))
 def test_resumed_by_a_process_built_anew_is_uninterrupted(name, problem, tmp_path):
     assert_resumed_is_uninterrupted(lambda: build(name), problem, tmp_path)
 
 
-@pytest.mark.parametrize("name", shared.one_of_each_kind(METHODS, kinds=(*shared.KINDS, "fedadam")))
+@pytest.mark.quick_cases(*shared.KINDS, "fedadam")
+@pytest.mark.parametrize("name", shared.methods(METHODS))
 def test_resumed_is_uninterrupted(name, problem, tmp_path):
     problem = toy.with_dropout(problem)
     assert_resumed_is_uninterrupted(lambda: shared.process(name), problem, tmp_path)

@@ -147,6 +147,7 @@ def test_embedding():
     assert_same(run, normal(7, 2), rows)
 
 
+@pytest.mark.quick_cases("*-shape[034]-int32", "*-shape4-int64")
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("shape", [(1,), (7,), (3, 5, 2), (0,), (1000, 3)])
 @pytest.mark.parametrize(

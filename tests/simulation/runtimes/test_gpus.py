@@ -116,6 +116,7 @@ def test_a_run_uses_no_operation_that_determinism_refuses_on_a_cpu(tmp_path):
     assert before["eval/loss"] != after["eval/loss"] and float(after["train/loss"]) < 10
 
 
+@pytest.mark.long
 def test_a_run_whose_layers_compute_in_16_bits(tmp_path):
     def run(name, rounds, *flags):
         command = "--task=synthetic --algorithm=fedadam --clients_per_round=2 --client_batch_size=4"

@@ -968,10 +968,11 @@ class Child:
 
 
 @pytest.fixture(scope="module")
-def children(tmp_path_factory):
-    """All children, started together, since most of their time is the import of TFF."""
+def children(request, tmp_path_factory):
+    """The children of all chosen tests, started together: most of their time is TFF's import."""
     folder = tmp_path_factory.mktemp("children")
-    started = {mode: Child(mode, folder) for mode in _ENDINGS}
+    chosen = [item for item in request.session.items if "children" in item.fixturenames]
+    started = {mode: Child(mode, folder) for mode in (i.callspec.params["mode"] for i in chosen)}
     yield started
     for child in started.values():
         for process in [child.process, *child.descendants()]:
@@ -980,6 +981,7 @@ def children(tmp_path_factory):
         child.process.wait()
 
 
+@pytest.mark.quick_cases("kill", "terminate")
 @pytest.mark.parametrize("mode", _ENDINGS)
 def test_no_worker_outlives_its_parent(children, mode):
     child = children[mode]

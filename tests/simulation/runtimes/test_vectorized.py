@@ -88,7 +88,6 @@ def assert_same_rounds(process, cohorts, rtol=1e-5, whole=None):
 # whose program runs in another of TensorFlow's executors, and again in two.
 SIZES = {1: [(7, 1, 4, 3), (10, 4, 3)], 2: [(5, 1, 12, 0, 17), (4,), (17, 0, 4, 1)]}
 BLOCKS = {1: [1, 1], 2: [2, 1, 2]}
-KINDS = (*shared.KINDS, "fedmgda_plus")  # The last one with loops at the server.
 
 
 def ragged_cohorts(process, problem, num_blocks):
@@ -102,9 +101,11 @@ def ragged_cohorts(process, problem, num_blocks):
 
 
 # A program for another number of blocks is traced again.
+# The last of the quick ones has loops at the server.
+@pytest.mark.quick_cases("1-fedavg", *(f"2-{name}" for name in (*shared.KINDS, "fedmgda_plus")))
 @pytest.mark.parametrize(
     ("num_blocks", "name"),
-    [p for n in (1, 2) for p in shared.one_of_each_kind(METHODS, n, kinds=KINDS)],
+    [p for n in (1, 2) for p in shared.methods(METHODS, n)],
 )
 def test_is_what_tff_computes(problem, num_blocks, name):
     process = shared.process(name)
@@ -114,6 +115,7 @@ def test_is_what_tff_computes(problem, num_blocks, name):
     assert_same_rounds(process, cohorts, whole=whole)
 
 
+@pytest.mark.long
 def test_states_of_clients_are_one_list_in_any_form(problem):
     process = shared.process("scaffold")
     whole = vectorized.VectorizedProcess(process)
@@ -143,6 +145,7 @@ def test_cohorts_of_one_and_of_nothing(problem, process):
     assert_same_rounds(process, [cohort(problem, r, s) for r, s in enumerate(sizes)])
 
 
+@pytest.mark.long
 def test_full_batches_of_unequal_size(problem, process):
     cohorts = [cohort(problem, r, s, full_batch=True, epochs=2) for r, s in enumerate(SIZES[2])]
     assert_same_rounds(process, cohorts)
@@ -187,6 +190,7 @@ def while_loops(graph):
     return [node.attr["body"].func.name for body in bodies for node in body if node.op in kinds]
 
 
+@pytest.mark.long
 def test_convolutions_with_dropout():
     process = tff_algos.build("fedavg", small_cnn(), **RATES)
     whole = assert_same_rounds(process, [image_cohort([5, 9, 1]), image_cohort([2])], rtol=1e-4)
@@ -195,6 +199,7 @@ def test_convolutions_with_dropout():
     )
 
 
+@pytest.mark.quick_cases("groups", "sort", "dilated")
 @pytest.mark.parametrize(
     ("layer", "operation"),
     [
@@ -247,6 +252,7 @@ def test_loops_over_lists_of_tensors_in_one_block_end():
     assert whole._programs.executors == {1: ""}
 
 
+@pytest.mark.long
 def test_keras_lstm_is_refused_by_name():
     layers = tf.keras.layers
     model = image_model(layers.Reshape((6, 6)), layers.LSTM(3, name="recurrent"), layers.Dense(3))
@@ -404,6 +410,7 @@ def test_auto_takes_small_dense_models_at_once_on_a_cpu(problem, monkeypatch):
     assert chosen(refused)[0] == "tff"
 
 
+@pytest.mark.quick_cases("sizes0-1")
 @pytest.mark.parametrize(("sizes", "num_blocks"), [((4, 4), 1), (SIZES[2][0], 2)])
 def test_what_auto_has_traced_is_what_runs(problem, monkeypatch, sizes, num_blocks):
     traced = []
@@ -427,6 +434,7 @@ def test_what_auto_has_traced_is_what_runs(problem, monkeypatch, sizes, num_bloc
     assert gone() is None, "its programs must not keep a process for ever"
 
 
+@pytest.mark.long
 def test_auto_is_settled_once_for_a_run(tmp_path, monkeypatch, capsys):
     def run(*arguments):
         request = experiment_flags.parse(

@@ -222,6 +222,7 @@ def test_a_worker_that_is_killed_in_a_round_leaves_no_trace(name, ray, actors):
     assert shared[2][0] in [m.actor for m in crew._members]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("aggregation", ["fedavg", pytest.param("adafed", marks=pytest.mark.long)])
 def test_a_method_of_several_processes_in_chunks_and_on_workers(aggregation, ray, actors):
     """One chunk has the bits of TFF's computations; workers leave no trace, nor does one lost."""
@@ -264,6 +265,7 @@ def test_a_method_of_several_processes_in_chunks_and_on_workers(aggregation, ray
     assert disturbed.killed and len(said) == 1 and "was lost" in said[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fedadam", pytest.param("ditto", marks=pytest.mark.long)])
 def test_workers_share_evaluations(name, ray, actors, tmp_path, monkeypatch):
     """Of the server's model, of clients' own, on test and training examples; a worker is killed."""
@@ -324,6 +326,7 @@ def test_workers_share_evaluations(name, ray, actors, tmp_path, monkeypatch):
     states.close()
 
 
+@pytest.mark.long
 def test_what_a_round_moves_is_told(ray, actors):
     """SCAFFOLD in five chunks: x and c go down, means come up as subtrees, states both ways."""
     request = request_of("scaffold")
@@ -406,6 +409,7 @@ def test_a_worker_without_the_data_says_so(ray, actors, tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.long
 def test_data_of_another_machine_must_be_the_runs(ray, actors):
     request = request_of("fedadam")
     run = Run(request)

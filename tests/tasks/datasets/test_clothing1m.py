@@ -100,6 +100,7 @@ def _check_pictures(examples, part, atol):
         yield int(distance.argmin())
 
 
+@pytest.mark.quick_cases("prepared")
 @pytest.mark.parametrize("form", ["pictures", "annotations", "prepared"])
 def test_pictures_and_labels_are_the_lists(tmp_path, published, monkeypatch, form):
     _no_weights(monkeypatch)
@@ -185,6 +186,7 @@ def test_preparing_pixels_is_kerass():
     np.testing.assert_allclose(layer(images), expected, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_the_model_is_kerass_with_fixed_statistics(weights_file):
     import tff_algos
 
@@ -209,6 +211,7 @@ def test_the_model_is_kerass_with_fixed_statistics(weights_file):
     assert sum(w.size for w in model.initial_weights) == 23_563_278
 
 
+@pytest.mark.quick_cases("[!s]*")
 @pytest.mark.parametrize("damage", ["cut", "text", "missing", "no_layer", "shape"])
 def test_damaged_weights_are_one_line(tmp_path, weights_file, damage):
     path = tmp_path / "weights.h5"

@@ -140,6 +140,7 @@ def test_parameters_are_as_many_as_the_papers(settings, num_parameters):
     assert model(np.ones((2, 80), np.int32)).shape == ((2, 80, 90) if each else (2, 80))
 
 
+@pytest.mark.quick_cases("torch")
 @pytest.mark.parametrize("init", ["keras", "torch"])
 def test_weights_are_a_function_of_the_seed_alone(init):
     tf.random.set_seed(1)
@@ -289,6 +290,7 @@ def test_real_text_gives_the_documented_clients(data_dir):
     np.testing.assert_array_equal(x[:, 1:], y[:, :-1])
 
 
+@pytest.mark.quick_cases("settings[02]-*")
 @pytest.mark.parametrize(
     "settings, num_clients, num_parameters",
     [

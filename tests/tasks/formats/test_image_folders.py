@@ -280,6 +280,7 @@ def test_an_archive_of_something_else_is_named(tmp_path):
     _refused("cinic10", tmp_path, "CINIC-10.tar.gz", "train")
 
 
+@pytest.mark.quick_cases("cinic10-*")
 @pytest.mark.parametrize(
     "name, num_parameters", [("cinic10", 11_181_642), ("tiny_imagenet", 11_279_112)]
 )

@@ -46,6 +46,7 @@ def _value_and_gradients(layer, x, mask):
     return outputs, *tape.gradient(scalar, [x, *layer.trainable_variables])
 
 
+@pytest.mark.quick_cases("eager-*", "graph-last-padded")
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("return_sequences", [False, True], ids=["last", "sequences"])
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
@@ -143,6 +144,7 @@ def _tokens(num_clients, steps=3):
     return tf.constant(np.where(_MASK, tokens, 0), tf.int32)
 
 
+@pytest.mark.long
 def test_a_client_trains_as_with_keras():
     initial, ours = _client(LSTM)
     _, keras = _client(tf.keras.layers.LSTM)

@@ -41,6 +41,7 @@ _MAKERS = {
 }
 
 
+@pytest.mark.quick_cases("[!r]*", "resnet18")
 @pytest.mark.parametrize("name", _MAKERS)
 def test_parameters_are_as_many_as_the_papers(name):
     make, num_parameters = _MAKERS[name]
@@ -54,6 +55,7 @@ def test_resnet_has_as_many_parameters_in_every_form(strides, groups):
     assert image_models.resnet18(0, strides=strides, groups=groups).count_params() == 11_181_642
 
 
+@pytest.mark.quick_cases("2")
 @pytest.mark.parametrize("groups", [2, 32])
 def test_resnet_is_tffs(groups, monkeypatch):
     from tensorflow_federated.python.simulation.models import resnet_models
@@ -85,6 +87,7 @@ def test_resnet_is_tffs(groups, monkeypatch):
     np.testing.assert_allclose(tf.add_n(ours.losses), tf.add_n(theirs.losses), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_usual_strides_shrink_the_later_stages():
     sizes = {}
     for strides in ("usual", "tff"):
@@ -93,6 +96,7 @@ def test_usual_strides_shrink_the_later_stages():
     assert sizes == {"usual": [16, 8, 4, 2], "tff": [16, 16, 16, 16]}
 
 
+@pytest.mark.quick_cases("torch")
 @pytest.mark.parametrize("init", ["torch", "keras"])
 def test_resnet_starts_as_its_scheme_says(init):
     model = image_models.resnet18(3, init=init)

@@ -36,6 +36,7 @@ def test_models_give_logits(name):
     assert not np.allclose(sums, 1, atol=1e-3)
 
 
+@pytest.mark.quick_cases("torch-*")
 @_each_model
 @pytest.mark.parametrize("init", ["torch", "keras"])
 def test_weights_are_a_function_of_the_seed_alone(name, init):

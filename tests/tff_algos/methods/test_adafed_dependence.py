@@ -94,6 +94,7 @@ def test_direction_is_that_of_exact_gradients(combination, form, kind, scale):
             assert np.linalg.norm(got - want) <= 5e-3 * np.linalg.norm(want), seed
 
 
+@pytest.mark.quick_cases("closed_form")
 @pytest.mark.parametrize("form", FORMS)
 def test_clients_that_grow_alike_change_the_direction_without_a_jump(combination, form):
     """From a small angle down to equal clients, in steps of 0.3 %; in the end they are equal."""
@@ -111,6 +112,7 @@ def test_clients_that_grow_alike_change_the_direction_without_a_jump(combination
     np.testing.assert_allclose(u[-1], exact, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.quick_cases("gram_schmidt")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_client_that_stops_moving_leaves_without_a_jump(combination, form):
     g = np.random.default_rng(1).normal(size=(3, 9))
@@ -173,6 +175,7 @@ def _many(seed, shift):
     return problem._replace(initial_weights=weights)
 
 
+@pytest.mark.quick_cases("tff-gram_schmidt", "vectorized-closed_form")
 @pytest.mark.parametrize(
     ("runtime", "form"),
     [

@@ -164,6 +164,7 @@ def adafed_mean(x, reports):
     return cohort_lib.like(x, cohort_lib.flat(x) - step)
 
 
+@pytest.mark.quick_cases("mixup-tff")
 @pytest.mark.parametrize("runtime", ["tff", pytest.param("native", marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", ["mixup", "plain", "adafed"])
 def test_oracle(runtime, kind):
@@ -344,6 +345,7 @@ def test_mixup_of_integers_is_refused():
         mixup.mixed(model)
 
 
+@pytest.mark.long
 def test_without_noise_found_stages_two_and_three_are_fedavg_on_all():
     """Equal clients have equal LIDs: one component, nothing noisy, nothing relabelled."""
     one = problem_lib.make_problem(3, (9,))
@@ -379,6 +381,7 @@ def test_without_noise_found_stages_two_and_three_are_fedavg_on_all():
             np.testing.assert_allclose(got, w, atol=1e-5)
 
 
+@pytest.mark.long
 def test_clients_of_random_labels_are_noisy():
     """100 % random labels, else classes that overlap little: these clients are the noisy group."""
     rng = np.random.default_rng(4)
@@ -434,6 +437,7 @@ def test_a_client_whose_update_is_not_finite_is_dropped_and_not_judged():
     assert np.isfinite(last.losses).all() and last.visits[0] == 2
 
 
+@pytest.mark.long
 def test_labels_change_for_noisy_clients_only_and_the_given_ones_stay():
     problem = make_problem()
     clients = ToyClients(problem)
