@@ -14,6 +14,8 @@ Value = bool | int | float | str | None
 
 # Counts are 32-bit numbers in TensorFlow's graphs and in seeds.
 MAX_INT = 2**31 - 1
+# A seed is one word of NumPy's `SeedSequence`.
+MAX_SEED = 2**32 - 1
 
 
 class HparamError(ValueError):
@@ -58,19 +60,23 @@ class By:
 
     def describe(self) -> str:
         """Returns the defaults and their conditions in words."""
-        used: dict[Value, list[str]] = {}
-        unused = []
+        cases: dict[Value, list[Value]] = {}
         for case, default in self.cases.items():
-            where = unused if default is NOT_USED else used.setdefault(default, [])
-            where.append(f"{self.setting}={case}")
-        parts = [f"{_shown(d)} with {' or '.join(where)}" for d, where in used.items()]
-        if self.otherwise is not NOT_USED:
-            parts.append(f"{_shown(self.otherwise)} otherwise" if parts else _shown(self.otherwise))
+            cases.setdefault(default, []).append(case)
+        unused = cases.pop(NOT_USED, [])
+        parts = [f"{_shown(default)} with {self._beside(some)}" for default, some in cases.items()]
         if unused:
-            parts.append(f"not used with {' or '.join(unused)}")
-        elif self.otherwise is NOT_USED and len(used) == 1:
+            parts.append(f"not used with {self._beside(unused)}")
+        if self.otherwise is not NOT_USED:
+            other = _shown(self.otherwise)
+            parts = [*parts, f"{other} otherwise"] if cases else [other, *parts]
+        elif not unused and len(cases.keys() - {None}) <= 1:
             parts.append("else not used")
         return ", ".join(parts)
+
+    def _beside(self, cases: Sequence[Value]) -> str:
+        *others, last = map(str, cases)
+        return f"{self.setting}={', '.join(others)}{' or ' if others else ''}{last}"
 
 
 def _shown(default: Value) -> str:
@@ -82,7 +88,7 @@ class Hparam:
     """One setting.
 
     Attributes:
-      name: Python name of the setting, e.g. `beta1`.
+      name: Python name of the setting, e.g. `beta1`; `lambda_` where that is a keyword of Python.
       default: Value in force where the user gives none, or a `By` if it depends on another setting.
         `None` means "not set" and is only for settings whose absence has a meaning of its own,
         which `help` must state.
@@ -95,10 +101,9 @@ class Hparam:
       exclusive_minimum: Whether `minimum` itself is out of range.
       exclusive_maximum: Whether `maximum` itself is out of range.
       choices: The values allowed, for a `str`.
-      flag: Name of the flag; `None` means `<owner>_<name>`. Owners that share a flag (the FedOpt
-        methods share `--fedopt_variant`) give the same name and must agree in everything else.
-      only_with: Name of another setting of the owner, and its values beside which this one means
-        something; beside others it must not be set. Its default is then `None`.
+      flag: Name of the flag; `None` means `<owner>_<name>`, without an underscore at the end that
+        keeps the name from being a keyword. Owners that share a flag (the FedOpt methods share
+        `--fedopt_variant`) give the same name and must agree in everything else.
     """
 
     name: str
@@ -112,7 +117,6 @@ class Hparam:
     exclusive_maximum: bool = False
     choices: Sequence[str] | None = None
     flag: str | None = None
-    only_with: tuple[str, Sequence[Value]] | None = None
 
     def __post_init__(self):
         if self.type is None:
@@ -121,25 +125,19 @@ class Hparam:
             if len(types) != 1:
                 raise TypeError(f"Hparam {self.name!r} with default None needs an explicit type.")
             object.__setattr__(self, "type", types.pop())
-        if self.only_with and self.default is not None:
-            raise TypeError(
-                f"Hparam {self.name!r} is not always used, so its default must be None."
-            )
 
     def describe_default(self) -> str:
         """Returns the default in words, with its conditions."""
         return self.default.describe() if isinstance(self.default, By) else _shown(self.default)
 
-    def default_beside(self, settings: Mapping[str, Value]) -> Value:
-        """Returns the default beside the owner's other settings; `None` if it is not used."""
-        if not isinstance(self.default, By):
-            return self.default
-        default = self.default.of(settings[self.default.setting])
-        return None if default is NOT_USED else default
+    def is_used(self, settings: Mapping[str, Value]) -> bool:
+        """Returns whether the setting means something beside the owner's other settings."""
+        by = self.default
+        return not isinstance(by, By) or by.of(settings[by.setting]) is not NOT_USED
 
     def flag_name(self, owner: str) -> str:
         """Returns the name of the flag under which `owner` (a method or task name) offers it."""
-        return self.flag or f"{owner}_{self.name}"
+        return self.flag or f"{owner}_{self.name.removesuffix('_')}"
 
     def describe_range(self) -> str:
         """Returns the values allowed in words, e.g. `in [0, 1)`; empty if anything goes."""
@@ -224,10 +222,13 @@ def resolve(owner: str, hparams: Sequence[Hparam], given: Mapping[str, Any]) -> 
     Args:
       owner: Name of the method or task, for error texts.
       hparams: What the owner declares.
-      given: Setting name to value.
+      given: Setting name to value; `None` is a setting that is not given.
+
+    Returns:
+      Setting name to value; `None` for a setting that is not used beside the others.
 
     Raises:
-      HparamError: If a name is unknown or a value is refused.
+      HparamError: If a name is unknown, a value is refused, or a setting is given that is not used.
     """
     known = {h.name: h for h in hparams}
     for name in given:
@@ -253,13 +254,4 @@ def resolve(owner: str, hparams: Sequence[Hparam], given: Mapping[str, Any]) -> 
             values[name] = h.check(value, f"{owner}: {name}")
         return values[name]
 
-    resolved = {name: value_of(name) for name in known}
-    for name, h in known.items():
-        if h.only_with and resolved[name] is not None:
-            other, allowed = h.only_with
-            if resolved[other] not in allowed:
-                beside = " or ".join(f"{other}={value}" for value in allowed)
-                raise HparamError(
-                    f"{owner}: {name} is used only with {beside}, and {other} is {resolved[other]}."
-                )
-    return resolved
+    return {name: value_of(name) for name in known}

@@ -9,6 +9,7 @@
 import os
 import sys
 import warnings
+from typing import NoReturn
 
 from common import command_line
 
@@ -31,10 +32,10 @@ def main(arguments: list[str]) -> int:
       arguments: Command line without the program's name.
 
     Returns:
-      The exit code: 0; 2 for wrong flags; 1 for a run that cannot start or go on; 3 for one that
+      The exit code: 0; 2 for wrong flags; 1 for a run that cannot start or resume; 3 for one that
       diverged; 128 plus the signal's number for one that a signal stopped.
     """
-    # Of packages that TFF imports; nothing that a user could mend.
+    # Of packages that TFF imports; nothing that a user could fix.
     warnings.filterwarnings("ignore", message=".*pkg_resources")
     try:
         request = experiment_flags.parse(arguments)
@@ -56,9 +57,10 @@ def main(arguments: list[str]) -> int:
             f"Out of memory ({str(e) or 'no more is free'}); smaller settings may help.", 1
         )
     except KeyboardInterrupt:
+        number = command_line.received()
         return _fail(
-            "interrupted; what is done since the last checkpoint will be done again.",
-            command_line.INTERRUPTED,
+            f"stopped by {number.name}; what is done since the last checkpoint will be done again.",
+            128 + number,
         )
 
 
@@ -72,6 +74,12 @@ def _main(arguments: list[str]) -> int:
         return main(arguments)
     finally:
         runtimes.forget_tffs_own_context()
+
+
+def command() -> NoReturn:
+    """The console command `tff-algos-run`."""
+    command_line.begin()
+    command_line.run(_main)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 
 import tasks
 import tff_algos
+from common import command_line
 from simulation.records import checkpoints
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
@@ -29,7 +30,6 @@ _PROBLEM = (
     "--synthetic_num_clients=8",
     "--synthetic_max_examples=40",
     "--client_batch_size=4",
-    "--client_epochs_per_round=2",
     "--client_learning_rate=0.05",
     "--rounds_per_checkpoint=2",
     "--rounds_per_eval=2",
@@ -82,6 +82,8 @@ def cases() -> dict[str, list[str]]:
     for form, (name, flags) in forms.items():
         spec = tff_algos.get(name)
         rounds = 8 if spec.staged else 3
+        plan = spec.plan and spec.plan({h.name: h.default for h in spec.hparams}, 0, rounds)
+        epochs = () if plan and plan.local_steps else ("--client_epochs_per_round=2",)
         rate = () if spec.server_learning_rate is not None else ("--server_learning_rate=0.01",)
         for runtime in ("tff", "native") if spec.staged else ("tff", "native", "vectorized"):
             found[f"{form}, {runtime}"] = [
@@ -91,6 +93,7 @@ def cases() -> dict[str, list[str]]:
                 f"--total_rounds={rounds}",
                 *_PROBLEM,
                 *flags,
+                *epochs,
                 *rate,
             ]
     for name in tasks.names():
@@ -136,6 +139,10 @@ def _digest_of(run):
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
+def _failed(value):
+    return value.startswith("exit code")
+
+
 def _one(case):
     name, arguments = case
     return name, digest(arguments)
@@ -159,11 +166,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with context.Pool(options.processes, maxtasksperchild=1) as pool:
         for name, value in pool.imap_unordered(_one, chosen.items(), chunksize=1):
             found[name] = value
-            if value.startswith("exit code") or wanted.get(name, value) != value:
+            if _failed(value) or wanted.get(name, value) != value:
                 differ.append(name)
             print(f"{len(found)}/{len(chosen)} {name}: {value}", flush=True)
     if options.write:
-        text = json.dumps(dict(sorted(found.items())), indent=1)
+        ended = {name: value for name, value in found.items() if not _failed(value)}
+        text = json.dumps(dict(sorted(ended.items())), indent=1)
         pathlib.Path(options.write).write_text(text + "\n")
     for name in differ:
         print(f"differs: {name}: {wanted.get(name)} -> {found[name]}", file=sys.stderr)
@@ -171,4 +179,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command_line.begin()
+    command_line.run(main)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tasks
 import tff_algos
-from simulation.rounds import loop
+from simulation.rounds.cohorts import cohort_data
 from tff_algos.process import Process
 from tff_algos.registry import RoundPlan
 
@@ -65,9 +65,8 @@ def cohorts(task: tasks.task.Task, workload: Workload, rounds: int) -> Iterator[
         "client_batch_size": workload.batch_size,
         "client_epochs_per_round": 1,
         "client_epochs_distribution": "fixed",
-        "max_elements_per_client": None,
         "client_datasets_random_seed": 1,
         "seed": 1,
     }
     for round_index in range(rounds):
-        yield loop.cohort_data(task.train, RoundPlan(), settings, round_index)
+        yield cohort_data(task.train, RoundPlan(), settings, round_index)

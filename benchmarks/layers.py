@@ -3,10 +3,10 @@
     python -m benchmarks.layers [--layers=pool,dense] [--starts=5] [--turns=10] [--csv=FILE]
 
 A client of a workload of `benchmarks.speed` is trained for its round with the suite's model, and
-with the model that has Keras's layer (or dropout of 32 random bits an entry) instead of one of the
-suite's. The two take turns in one process with one thread inside each operation, as in a run.
-Ratios are of the processor's time: median, least and greatest of several processes, since
-TensorFlow chooses some of its kernels anew in each process, by chance.
+with the model that has Keras's layer (or dropout of 32 random bits an entry, or TensorFlow's loss)
+instead of one of the suite's. The two take turns in one process with one thread inside each
+operation, as in a run. Ratios are of the processor's time: median, least and greatest of several
+processes, since TensorFlow chooses some of its kernels again in each process, by chance.
 """
 
 import argparse
@@ -21,6 +21,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 from unittest import mock
 
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
@@ -28,7 +33,8 @@ import tensorflow_federated as tff
 
 from benchmarks import common, side, workloads
 from simulation import runtimes
-from tasks.models import models
+from tasks.layers import convolution, dense, lstm, normalization, pooling, sparse_inputs
+from tasks.models import losses
 from tff_algos import client, random
 
 _layers = tf.keras.layers
@@ -37,6 +43,10 @@ _layers = tf.keras.layers
 def _dropout_of_words(x, rate, seed, noise_shape=None):
     keep = random.uniform(tf.shape(x) if noise_shape is None else noise_shape, seed) >= rate
     return x * (tf.cast(keep, x.dtype) * (1.0 / (1.0 - rate)))
+
+
+def _loss_of_tensorflow(y, logits):
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
 
 
 class Layer(NamedTuple):
@@ -54,12 +64,15 @@ class Layer(NamedTuple):
 
 
 LAYERS = {
-    "convolution": Layer("w1", (models, "Conv2D"), _layers.Conv2D),
-    "pool": Layer("w1", (models, "MaxPool2D"), _layers.MaxPool2D),
-    "dense": Layer("w1", (models, "Dense"), _layers.Dense),
+    "convolution": Layer("w1", (convolution, "Conv2D"), _layers.Conv2D),
+    "small_images": Layer("w7", (convolution, "Conv2D"), _layers.Conv2D),
+    "normalization": Layer("w7", (normalization, "GroupNormalization"), _layers.GroupNormalization),
+    "pool": Layer("w1", (pooling, "MaxPool2D"), _layers.MaxPool2D),
+    "dense": Layer("w1", (dense, "Dense"), _layers.Dense),
     "dropout": Layer("w1", (random, "dropout"), _dropout_of_words),
-    "lstm": Layer("w3", (models, "LSTM"), _layers.LSTM),
-    "sparse_inputs": Layer("w2", (models, "SparseInputDense"), _layers.Dense),
+    "lstm": Layer("w3", (lstm, "LSTM"), _layers.LSTM),
+    "sparse_inputs": Layer("w2", (sparse_inputs, "SparseInputDense"), _layers.Dense),
+    "many_classes": Layer("w8", (losses, "_of_many_classes"), _loss_of_tensorflow),
 }
 
 

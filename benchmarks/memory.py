@@ -4,7 +4,7 @@
         [--runtime=auto] [--csv=FILE]
 
 Prints the resident memory of this process and its children after `from_round` rounds and after the
-last, and their ratio. `synthetic` and `w1` to `w5` have the same clients in every round, whose
+last, and their ratio. `synthetic` and the workloads have the same clients in every round, whose
 examples come in another order each time, so that by `from_round` every shape of data has been seen;
 in `distinct` 100 new clients of new sizes come in every round (100 rounds: 10,000 clients). A sum
 over processes counts shared pages twice; growth shows all the same.
@@ -12,6 +12,11 @@ over processes counts shared pages twice; growth shows all the same.
 
 import argparse
 import gc
+
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
 
 import numpy as np
 import psutil
@@ -54,7 +59,7 @@ def _process_and_cohorts(name, rounds):
 def main() -> None:
     """Runs the benchmark and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    choices = ("synthetic", "w1", "w2", "w3", "w4", "w5", "distinct")
+    choices = ("synthetic", *workloads.WORKLOADS, "distinct")
     parser.add_argument("--workload", default="synthetic", choices=choices)
     parser.add_argument("--rounds", type=int, default=1000, help="rounds in all")
     parser.add_argument("--from_round", type=int, default=50, help="round of the first reading")

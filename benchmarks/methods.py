@@ -14,6 +14,11 @@ import argparse
 import os
 import time
 
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
@@ -23,6 +28,7 @@ import tff_algos
 from benchmarks import common, workloads
 from hparams import HparamError
 from simulation import runtimes
+from simulation.records.client_states import ClientStates
 from tasks.models import losses
 
 _BASE = "fedavg"
@@ -104,20 +110,22 @@ class _Rounds:
             self._process = runtimes.bind(process)
             self._state = self._process.initialize()
             self._prepared = self._process.prepare(self._cohort)
-        self._client_states = []
+        self._client_states, self._ids = None, [str(k) for k in range(len(self._cohort))]
         if process.method.client_state is not None:
             first = tff_algos.initial_client_state(process.method)
-            self._client_states = [[first] * len(self._cohort)]
+            self._client_states = ClientStates(":memory:", first, 1 << 30)
 
     def run(self, rounds: int = 1) -> tuple[float, float]:
         """Runs rounds; returns the seconds of one, by the clock and of the processor."""
         started = time.perf_counter(), time.process_time()
         with runtimes.installed(self.runtime):
             for _ in range(rounds):
-                output = self._process.next(self._state, self._prepared, *self._client_states)
+                kept = self._client_states
+                given = [] if kept is None else [kept.read(self._ids)]
+                output = self._process.next(self._state, self._prepared, *given)
                 self._state = output.state
-                if self._client_states:
-                    self._client_states = [output.client_states]
+                if kept is not None:
+                    kept.take(self._ids, output.client_states, 1)
         ended = time.perf_counter(), time.process_time()
         return tuple((b - a) / rounds for a, b in zip(started, ended, strict=True))
 

@@ -11,6 +11,11 @@ import csv
 import glob
 import os
 
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
+
 from benchmarks import common
 from benchmarks.speed import PEERS
 
@@ -22,6 +27,10 @@ _TITLES = {
     "w4": "W4: softmax regression 60 to 10, 100 clients of 100 examples, B = 10",
     "w5": "W5: as W4 with clients of lognormal(4, 2) + 50 examples, 2,000 at most",
     "w6": "W6: EMNIST CNN with 10 outputs, 10 writers of mnist_writers, B = 20",
+    "w7": "W7: CIFAR-100, ResNet-18 with group normalisation, 10 clients of 40 examples, B = 20",
+    "w8": "W8: next word, LSTM of 670, 10,004 words, 10 clients of 48 sentences of 20, B = 16",
+    "w9": "W9: EMNIST CNN, 100 clients of 7 to 60 examples, B = 20",
+    "w10": "W10: MLP 784-200-200-10, 1,000 clients of 5 to 40 examples, B = 10",
 }
 
 
@@ -49,6 +58,13 @@ _COLUMNS = {
         "of_other": "client's training, of the other's time",
         "least": "least",
         "greatest": "greatest",
+    },
+    "operations": {
+        "workload": "workload",
+        "seconds": "a client's processor s",
+        "operations": "operations",
+        "number": "number",
+        "share": "share",
     },
     "auto": {
         "model": "model",
@@ -109,8 +125,9 @@ def _speed(records: list[dict]) -> str:
         "side": "side",
         "seconds": "s a round",
         "range": "by start",
-        "of_worker": "of TFF's worker",
-        "processor_of_worker": "processor's time, of the worker's",
+        "of_base": "of TFF's worker",
+        "processor_of_base": "processor's time, of the worker's",
+        "of_floor": "of the floor",
         "start_up_seconds": "start-up to first round, s",
         "memory_mib": "memory, MiB",
     }

@@ -13,25 +13,32 @@ Sides:
     a core.
   * `plain_jax`: the same with `jax.vmap` over the clients; W4 only, whose clients are equal and
     whose model is dense.
+  * `floor`: nothing but the arithmetic of a round, or its walks through weights and gradients,
+    whichever takes more (`benchmarks.floor`).
 
 After its first round it writes how many rounds it runs in a turn; for every line it reads, it runs
 that many more and writes the seconds that one took. The driver (`benchmarks.speed`) keeps several
 sides at once, the peers in `benchmarks/peers` among them, and lets them take turns.
 """
 
+import argparse
 import contextlib
 import functools
 import os
-import sys
 import tempfile
 from concurrent import futures
+
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
 
 from benchmarks.peers import protocol
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 _OURS = ("tff", "vectorized", "auto", "tff_serial")
-SIDES = (*_OURS, "tff_worker", "tff_worker_file", "plain_tf", "plain_jax")
+SIDES = (*_OURS, "tff_worker", "tff_worker_file", "plain_tf", "plain_jax", "floor")
 
 
 def batched_cohort(workload, round_index):
@@ -65,7 +72,7 @@ def pure_model(workload):
 def _our_rounds(runtime, workload):
     import tff_algos
     from simulation import runtimes
-    from simulation.rounds import loop
+    from simulation.rounds import cohorts
 
     runtimes.configure_threads()
     process = tff_algos.build(
@@ -80,7 +87,7 @@ def _our_rounds(runtime, workload):
 
         def rounds(numbers):
             nonlocal state
-            with loop.Ahead(
+            with cohorts.Ahead(
                 lambda r: bound.prepare(batched_cohort(workload, r)), numbers.stop
             ) as cohort_of:
                 for r in numbers:
@@ -263,9 +270,23 @@ def _plain_jax_rounds(workload):
     yield rounds
 
 
+@contextlib.contextmanager
+def _floor_rounds(workload):
+    from benchmarks import floor
+    from simulation import runtimes
+
+    runtimes.configure_threads()
+    yield floor.rounds(workload)
+
+
 def main() -> None:
     """Runs the side that the command line names until standard input closes."""
-    side, name, *rest = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("side", choices=SIDES)
+    parser.add_argument("workload", help="w1 to w10")
+    parser.add_argument("data_dir", nargs="?")
+    options = parser.parse_args()
+    side = options.side
     answers = protocol.take_over_output()
     if side in _OURS:
         from common import imports
@@ -273,13 +294,18 @@ def main() -> None:
         imports.import_tensorflow()
     from benchmarks import workloads
 
-    workload = workloads.WORKLOADS[name](rest[0] if rest else None)
+    workload = workloads.WORKLOADS[options.workload](options.data_dir)
     if side in _OURS:
         a_side = _our_rounds(side, workload)
     elif side.startswith("tff_worker"):
         a_side = _worker_rounds(side == "tff_worker_file", workload)
     else:
-        a_side = {"plain_tf": _plain_tf_rounds, "plain_jax": _plain_jax_rounds}[side](workload)
+        others = {
+            "plain_tf": _plain_tf_rounds,
+            "plain_jax": _plain_jax_rounds,
+            "floor": _floor_rounds,
+        }
+        a_side = others[side](workload)
     with a_side as rounds:
         protocol.serve(rounds, workload.rounds_a_turn, answers)
 

@@ -1,7 +1,7 @@
 """Seconds a round, start-up and memory of every side on every workload, relative to TFF's worker.
 
     python -m benchmarks.speed [--workloads=w1,w4] [--sides=tff,vectorized] [--turns=5]
-        [--starts=3] [--data_dir=DIR] [--csv=FILE]
+        [--starts=3] [--base=SIDE] [--data_dir=DIR] [--csv=FILE]
 
 Each side is a process of its own: ours, TFF's and plain loops (`benchmarks.side`), and the peers
 FedJAX, pfl-research and Flower (`benchmarks/peers`), each in the environment that `make venv-peers`
@@ -10,10 +10,14 @@ that whatever else the machine does meets all of them; medians and their ratios 
 ratios mean anything; on a busy machine, where threads of a side compete with others, those of the
 processor's time mean more than those of the clock. Who is not on turn is halted, since Ray's
 services never rest. All sides are started several times over, as TensorFlow chooses some of its
-kernels anew in each process, by chance; the table has the least and the greatest median of a start.
+kernels by chance in each process; the table has the least and the greatest median of a start.
 Start-up is the time from starting the process to the end of its first round, data included, which a
 peer reads from a file; memory is the largest resident memory of the process and its children at the
-end of a round.
+end of a round. The side `floor` takes the least that a round can take on this machine
+(`benchmarks.floor`); with it every side has its multiple of that.
+
+A side `tff@DIR` is that of another checkout of the suite, such as one of an earlier commit: with
+`--sides=tff,tff@DIR --base=tff@DIR` a change is compared with what was there before it.
 """
 
 import argparse
@@ -26,6 +30,11 @@ import tempfile
 import time
 from typing import NamedTuple
 
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
+
 import psutil
 
 from benchmarks import common, workloads
@@ -36,24 +45,25 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 PEERS = ("fedjax", "pfl", "flower")
 _GRACE_SECONDS = 10  # Until what a side left behind is ended.
 _PEER_VENVS = os.path.join(os.path.dirname(_HERE), ".venv-peers")
-_BASE = "tff_worker"
 # Field of a record → its title.
 _COLUMNS = {
     "seconds": "s a round",
     "range": "by start",
-    "of_worker": "of TFF's worker",
+    "of_base": "of {base}",
     "processor_seconds": "processor s",
-    "processor_of_worker": "of TFF's worker",
+    "processor_of_base": "of {base}",
+    "of_floor": "of the floor",
     "start_up_seconds": "start-up s",
     "memory_mib": "memory MiB",
 }
-_WORKLOADS = ("w1", "w2", "w3", "w4", "w5", "w6")
+_WORKLOADS = ("w1", "w2", "w3", "w4", "w5", "w6", "w7", "w8", "w9", "w10")
 
 
 def _command(side: str, workload: str, data_dir: str | None, folder: str) -> list[str]:
     """Returns what runs a side; a peer reads the workload from a file in `folder`."""
     if side not in PEERS:
-        return [sys.executable, "-m", "benchmarks.side", side, workload, *filter(None, [data_dir])]
+        name = side.partition("@")[0]
+        return [sys.executable, "-m", "benchmarks.side", name, workload, *filter(None, [data_dir])]
     python = os.path.join(_PEER_VENVS, side, "bin", "python")
     if not os.path.exists(python):
         raise RuntimeError(f"{side} has no environment: make venv-peers PEERS={side}")
@@ -79,6 +89,7 @@ class _Side:
 
     def __init__(self, side, command):
         self.name = side
+        checkout = side.partition("@")[2] or None
         self.seconds = []
         self.processor_seconds = []
         self.memory = 0
@@ -91,6 +102,7 @@ class _Side:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
+            cwd=checkout,
         )
         self._rounds_a_turn = int(self._answer())
         self.start_up = time.perf_counter() - started
@@ -192,7 +204,12 @@ def _start(workload: str, sides: list[str], turns: int, data_dir: str | None) ->
 
 
 def measure(
-    workload: str, sides: list[str], turns: int, starts: int, data_dir: str | None
+    workload: str,
+    sides: list[str],
+    turns: int,
+    starts: int,
+    data_dir: str | None,
+    base_side: str = "tff_worker",
 ) -> list[dict]:
     """Returns a record for each side; one that fails has its reason in place of numbers."""
     results = {side: [] for side in sides}
@@ -207,7 +224,7 @@ def measure(
             records.append({"workload": workload, "side": side, "note": reasons[0]})
         else:
             medians[side] = _Measured(*map(statistics.median, zip(*found, strict=True)))
-    base = medians.get(_BASE)
+    base, floor = medians.get(base_side), medians.get("floor")
     for side, m in medians.items():
         each = [r.seconds for r in results[side]]
         records.append(
@@ -216,11 +233,12 @@ def measure(
                 "side": side,
                 "seconds": round(m.seconds, 5),
                 "range": f"{min(each):.3g} to {max(each):.3g}",
-                "of_worker": round(m.seconds / base.seconds, 4) if base else "",
+                "of_base": round(m.seconds / base.seconds, 4) if base else "",
                 "processor_seconds": round(m.processor_seconds, 5),
-                "processor_of_worker": (
+                "processor_of_base": (
                     round(m.processor_seconds / base.processor_seconds, 4) if base else ""
                 ),
+                "of_floor": round(m.seconds / floor.seconds, 2) if floor else "",
                 "start_up_seconds": round(m.start_up, 1),
                 "memory_mib": round(max(r.memory for r in results[side]) / 2**20),
             }
@@ -235,17 +253,20 @@ def main() -> None:
     parser.add_argument("--sides", default=",".join((*SIDES, *PEERS)))
     parser.add_argument("--turns", type=int, default=5, help="turns after each start")
     parser.add_argument("--starts", type=int, default=3, help="times that each side is started")
+    parser.add_argument("--base", default="tff_worker", help="the side that ratios are to")
     parser.add_argument("--data_dir", default=None)
     parser.add_argument("--csv", default=None, help="file to write the records to")
     options = parser.parse_args()
     data_dir = options.data_dir and os.path.abspath(options.data_dir)
     print(f"{common.machine()}; medians of {options.starts} starts, {options.turns} turns each\n")
-    names = ["workload", "side", *_COLUMNS.values()]
+    base = "TFF's worker" if options.base == "tff_worker" else options.base
+    names = ["workload", "side", *(title.format(base=base) for title in _COLUMNS.values())]
     print(f"| {' | '.join(names)} |\n|{' --- |' * len(names)}")
     every = []
     for workload in options.workloads.split(","):
         sides = options.sides.split(",")
-        for r in measure(workload, sides, options.turns, options.starts, data_dir):
+        work = workload, sides, options.turns, options.starts, data_dir, options.base
+        for r in measure(*work):
             every.append(r)
             if "note" in r:
                 empty = " |" * (len(_COLUMNS) - 1)

@@ -1,6 +1,7 @@
 """The workloads of the speed benchmark: models, clients' data, and what a round asks for.
 
-W1–W4 have equal clients; W5 and W6 are cohorts as unequal as real ones.
+W1–W4, W7 and W8 have equal clients; W5, W6 and W9 are cohorts as unequal as real ones, and W10 is a
+large one.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import tasks
-from tasks.models import losses, models
+from tasks.models import image_models, losses, models
 
 
 class Workload(NamedTuple):
@@ -136,5 +137,86 @@ def _w6(data_dir):
     )
 
 
+def _w7(data_dir):
+    del data_dir
+    # What the task's first layer makes of its bytes: squares of 24, standardised.
+    images = _classified(np.random.default_rng(0), [40] * 10, (24, 24, 3), 100)
+    return Workload(
+        "W7: CIFAR-100, ResNet-18 with group normalisation, 10 clients of 40 examples, B = 20",
+        lambda: image_models.resnet18(0, num_classes=100),
+        losses.sparse_softmax_cross_entropy,
+        "mean",
+        _LABELS,
+        [((x - 0.5) * np.float32(12**0.5), y) for x, y in images],
+        20,
+        0.01,
+        1,
+    )
+
+
+def _sentences(rng, number, length, vocabulary):
+    """Returns tokens of sentences, padded with 0, and those that follow them.
+
+    They have 5 to `length` words, which are as frequent as Zipf's law says: a word's number is its
+    rank.
+    """
+    ranks = (vocabulary - 4) ** rng.random((number, length + 1))
+    words = np.minimum(ranks, vocabulary - 4).astype(np.int32)
+    sizes = rng.integers(5, length + 1, (number, 1))
+    words *= np.arange(length + 1) < sizes
+    return words[:, :-1], words[:, 1:]
+
+
+def _w8(data_dir):
+    del data_dir
+    rng = np.random.default_rng(0)
+    return Workload(
+        "W8: next word, LSTM of 670, 10,004 words, 10 clients of 48 sentences of 20, B = 16",
+        lambda: models.word_lstm(0),
+        losses.sequence_cross_entropy,
+        "mean",
+        tf.TensorSpec([None, 20], tf.int32),
+        [_sentences(rng, 48, 20, 10_004) for _ in range(10)],
+        16,
+        0.3,
+        1,
+    )
+
+
+def _w9(data_dir):
+    del data_dir
+    rng = np.random.default_rng(0)
+    return _w1(None)._replace(
+        title="W9: EMNIST CNN, 100 clients of 7 to 60 examples, B = 20",
+        clients=_classified(rng, rng.integers(7, 61, 100), (28, 28, 1), 62),
+    )
+
+
+def _w10(data_dir):
+    del data_dir
+    rng = np.random.default_rng(0)
+    return Workload(
+        "W10: MLP 784-200-200-10, 1,000 clients of 5 to 40 examples, B = 10",
+        lambda: models.mlp(0, input_shape=(784,)),
+        losses.sparse_softmax_cross_entropy,
+        "mean",
+        _LABELS,
+        _classified(rng, rng.integers(5, 41, 1000), (784,), 10),
+        10,
+        0.05,
+    )
+
+
 # Name → maker, given the folder of real data or `None`.
-WORKLOADS = {"w1": _w1, "w2": _w2, "w3": _w3, "w4": _w4, "w5": _w5, "w6": _w6}
+WORKLOADS = {
+    "w1": _w1,
+    "w2": _w2,
+    "w3": _w3,
+    "w4": _w4,
+    "w5": _w5,
+    "w6": _w6,
+    "w7": _w7,
+    "w8": _w8,
+    "w9": _w9,
+    "w10": _w10,
+}

@@ -1,4 +1,4 @@
-"""What every command does about its terminal: Ctrl-C at any time, output that cannot be written.
+"""What every command does about signals at any time, and about output that cannot be written.
 
 A command begins with `begin`, before what takes long to import, and ends with `run`:
 
@@ -19,41 +19,83 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _LONGEST_LINE = 2000
-INTERRUPTED = 128 + signal.SIGINT
+# What asks a process to stop: Ctrl-C, `kill` and the end of a terminal.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_came: list[signal.Signals] = []
 
 
 def begin() -> None:
-    """Makes Ctrl-C and standard output and error safe to use for the rest of the process.
+    """Makes signals and standard output and error safe to use for the rest of the process.
 
-    Until `interrupt_raises` Ctrl-C ends the process at once: an exception that comes out of an
-    import is often turned into another one, or lost.
+    Until `stops_raise` any of `SIGNALS` ends the process at once, with one line and 128 plus its
+    number: an exception that comes out of an import is often turned into another one, or lost.
 
-    What cannot be written is told once and else passed over, since what a command does lies in
+    What cannot be written is reported once and otherwise ignored, since what a command does lies in
     files: a full disk or a closed pipe behind standard output ends no run. Characters that the
     terminal's encoding lacks are written as backslash and number.
     """
     _use_utf8()
     _open_what_is_closed()
     sys.stdout, sys.stderr = _Output(sys.stdout, 1), _Output(sys.stderr, 2)
-    interrupt_ends_at_once()
+    handle_stops(_end_at_once)
 
 
-def interrupt_ends_at_once() -> None:
-    """Has Ctrl-C end the process with one line, where it is not ignored (`nohup`)."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _end_at_once)
+def answer_help(text: str) -> None:
+    """Ends the process with a text if `--help` or `-h` is asked for.
 
-
-def interrupt_raises() -> None:
-    """Has Ctrl-C raise `KeyboardInterrupt` again; to be called before there is what to clean up.
-
-    Does nothing where `interrupt_ends_at_once` was not called or another handler has replaced it.
+    For a command whose imports take seconds, to be called before them; `text` is the module's
+    docstring, which then has to name every flag.
     """
-    if signal.getsignal(signal.SIGINT) is _end_at_once:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        begin()
+        print(text.rstrip())
+        run(lambda _: 0)
+
+
+def handle_stops(handler: Callable[[int, Any], None]) -> dict[int, Any]:
+    """Handles those of `SIGNALS` that are not ignored, as SIGHUP is by `nohup`.
+
+    Returns:
+      What has handled them before, for `restore`.
+    """
+    heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in heeded}
+
+
+def restore(handlers: dict[int, Any]) -> None:
+    """Handles signals as before; `None` stands for a handler that is not Python's, and stays."""
+    for number, handler in handlers.items():
+        if handler is not None:
+            signal.signal(number, handler)
+
+
+def stops_raise() -> None:
+    """Has `SIGNALS` raise `KeyboardInterrupt`; to be called before there is what to clean up.
+
+    A second signal ends the process at once. Does nothing where `begin` was not called or other
+    handlers have replaced its own.
+    """
+    if any(signal.getsignal(number) is _end_at_once for number in SIGNALS):
+        handle_stops(raise_stop)
+
+
+def raise_stop(number: int, _) -> NoReturn:
+    """Handles a signal by a `KeyboardInterrupt`, and the next one by the end of the process."""
+    if _came:
+        _end_at_once(number)
+    _came.append(signal.Signals(number))
+    raise KeyboardInterrupt
+
+
+def received() -> signal.Signals:
+    """Returns what a `KeyboardInterrupt` came from, when asked for the first time; else Ctrl-C.
+
+    The exception can't say it: Ray replaces it by one of its own.
+    """
+    return _came.pop() if _came else signal.SIGINT
 
 
 def one_line(reason: object) -> str:
@@ -76,21 +118,21 @@ def run(main: Callable[[list[str]], int]) -> NoReturn:
     except SystemExit as e:  # argparse's.
         code = e.code
     except KeyboardInterrupt:
-        _end_at_once()
-    interrupt_ends_at_once()
+        _end_at_once(received())
+    handle_stops(_end_at_once)
     for output in (sys.stdout, sys.stderr):
         output.flush()
     sys.exit(code or int(getattr(sys.stdout, "lost", False)))
 
 
-def _end_at_once(*_) -> NoReturn:
+def _end_at_once(number: int, _=None) -> NoReturn:
     with contextlib.suppress(OSError):
-        os.write(2, b"error: interrupted.\n")
-    os._exit(INTERRUPTED)
+        os.write(2, f"error: stopped by {signal.Signals(number).name}.\n".encode())
+    os._exit(128 + number)
 
 
 def _use_utf8():
-    """Starts the process anew where paths in UTF-8 cannot be opened, as in an ASCII locale."""
+    """Starts the process again where paths in UTF-8 cannot be opened, as in an ASCII locale."""
     if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode and sys.executable:
         os.environ["PYTHONUTF8"] = "1"  # For processes that this one starts.
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
@@ -109,7 +151,7 @@ def _open_what_is_closed():
 
 
 class _Output:
-    """A text stream that tells once that it cannot be written, and then takes whatever comes.
+    """A text stream that says once that it cannot be written, and then takes whatever comes.
 
     Attributes:
       lost: Whether something could not be written, for another reason than a closed pipe.

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import rich.live
 import rich.table
 
-from reproduction.items import Run
-from simulation.records import outputs
+from reproduction.items import PlannedRun
 
 _SECONDS_BETWEEN_LINES = 30.0
 
@@ -16,11 +15,11 @@ _SECONDS_BETWEEN_LINES = 30.0
 class Board:
     """Progress of a sweep's runs, read from their folders where these can be seen from here."""
 
-    def __init__(self, missing: Sequence[Run], runs: Sequence[Run]):
+    def __init__(self, missing: Sequence[PlannedRun], runs: Sequence[PlannedRun]):
         """Initialises for the runs that are missing, of all `runs`."""
         self._total = len(runs)
         self._done = len(runs) - len(missing)
-        self._going: dict[Run, float] = {}
+        self._going: dict[PlannedRun, float] = {}
         self._failures = 0
         self._last_line = time.monotonic()
         self._live = None
@@ -35,19 +34,19 @@ class Board:
         if self._live:
             self._live.__exit__(*error)
 
-    def started(self, run: Run) -> None:
+    def started(self, run: PlannedRun) -> None:
         """Tells that a run was given to a worker."""
         self._going[run] = time.monotonic()
         if not self._live:
             print(f"[{self._done}/{self._total} done] {run.name} starts", flush=True)
 
-    def ended(self, run: Run, said: str) -> None:
+    def ended(self, run: PlannedRun, said: str) -> None:
         """Tells that a run is over, with its last words."""
         del self._going[run]
         self._done += 1
         self._print(f"[{self._done}/{self._total} done] {run.name}: {said}")
 
-    def failed(self, run: Run, said: str) -> None:
+    def failed(self, run: PlannedRun, said: str) -> None:
         """Tells that a run failed or was lost and will be started again."""
         del self._going[run]
         self._failures += 1
@@ -73,24 +72,20 @@ class Board:
         for name in ("run", "round", "of", "loss", "s a round", "minutes"):
             table.add_column(name, justify="left" if name == "run" else "right")
         for run, since in self._going.items():
-            last = _last_row(run)
-            loss, seconds = last.get("train/loss"), last.get("time/round_seconds")
+            loss, seconds = (
+                run.read().values(column)[1][-1:] for column in ("train/loss", "time/round_seconds")
+            )
             table.add_row(
                 run.name,
-                last.get(outputs.ROUND, ""),
+                str(rounds_done(run)),
                 str(run.rounds),
-                f"{float(loss):.4g}" if loss else "",
-                f"{float(seconds):.3g}" if seconds else "",
+                f"{loss[0]:.4g}" if len(loss) else "",
+                f"{seconds[0]:.3g}" if len(seconds) else "",
                 f"{(time.monotonic() - since) / 60:.1f}",
             )
         return table
 
 
-def _last_row(run: Run) -> dict[str, str]:
-    rows = outputs.read_csv(str(run.folder / "metrics.csv"))[1]
-    return rows[-1] if rows else {}
-
-
-def rounds_done(run: Run) -> int:
+def rounds_done(run: PlannedRun) -> int:
     """Returns how many rounds of a run are in its folder."""
-    return int(_last_row(run).get(outputs.ROUND, 0))
+    return run.read().last_round

@@ -97,7 +97,7 @@ class _Results:
         del others[row]
         best = max(others, key=lambda r: sign * others[r])
         lead = f"{row} {_number(own)}, {best} {_number(others[best])}"
-        # Only where both have a spread: what one seed shows is told by the row itself.
+        # Only where both have a spread: what one seed shows is said by the row itself.
         margin = score.margin(table[row, column], _as_published(table[best, column]))
         if margin is not None and abs(own - others[best]) <= margin:
             lead += ", within two standard errors"
@@ -141,7 +141,7 @@ def _evaluate(node, data: _Results) -> Any:
         case ast.Constant(value=int() | float() | str()):
             return node.value
         case ast.BoolOp(op=op, values=parts):
-            # All parts, since each tells what it read.
+            # All parts, since each says what it read.
             told = [_evaluate(part, data) for part in parts]
             return all(told) if isinstance(op, ast.And) else any(told)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
@@ -174,7 +174,7 @@ def judge(paper: str, claim: Mapping[str, str]) -> Verdict:
     """Returns what the recorded results say of a claim.
 
     Only rows with all rounds and seeds of the protocol, on the paper's data and model, decide. What
-    others show is told, and the claim stays untested.
+    others show is reported, and the claim stays untested.
 
     Args:
       paper: Folder under papers/.

@@ -7,94 +7,60 @@ from typing import Any
 
 import tabulate
 
-from reproduction.items import PAPERS, Run, Setup, format_value
-from simulation.errors import RunError
-from simulation.records import outputs
+from reproduction import run_folders
+from reproduction.items import PlannedRun, Setup, format_value
 
 
-def read_summary(run: Run) -> dict[str, Any] | None:
-    """Reads the `summary.json` of a run; `None` if it has not ended, or diverged."""
-    summary = _read(run, "summary.json")
-    if summary is not None and not (
-        isinstance(summary.get("rounds"), int)
-        and isinstance(summary.get("final"), dict)
-        and all(
-            isinstance(value, int | float | None)
-            for value in (summary.get("mean_round_seconds"), *summary["final"].values())
-        )
-    ):
-        raise RunError(f"{run.folder / 'summary.json'} is damaged: parts of it are missing.")
-    return summary
-
-
-def _read(run, name):
-    return outputs.read_json(str(run.folder / name))
-
-
-def _recorded(run) -> dict[str, Any] | None:
-    """Reads what is told of a run's circumstances; `None` if it has not begun."""
-    recorded = _read(run, "hparams.json")
-    if recorded is None:
-        return None
-    start, flags = recorded.get("start"), recorded.get("flags")
-    if (
-        not isinstance(start, dict | None)
-        or not isinstance(flags, dict)
-        or (start and not {"device", "git_commit"} <= start.keys())
-    ):
-        raise RunError(f"{run.folder / 'hparams.json'} is damaged: parts of it are missing.")
-    return recorded
-
-
-def read_metrics(run: Run) -> list[dict[str, str]]:
-    """Reads the rows of a run's `metrics.csv`."""
-    return outputs.read_csv(str(run.folder / "metrics.csv"))[1]
-
-
-def selection_value(run: Run, selection: Mapping[str, Any]) -> float:
+def selection_value(
+    run: PlannedRun, selection: Mapping[str, Any], rounds: int | None = None
+) -> float:
     """Returns the number by which points of a grid are compared: less is better.
 
     The mean of `selection.metric` over the last `selection.last_rounds` rounds, see
-    `column_value`; infinite where it is not a number or the run diverged.
+    `run_folders.mean_of_last`; infinite where that is not a number or the run diverged.
+
+    Args:
+      run: The run.
+      selection: The rule.
+      rounds: If given, what the value was after this number of rounds.
     """
-    if read_summary(run) is None:
+    found = run.read()
+    if rounds is not None:
+        if found.last_round < rounds:
+            return float("inf")
+        at, values = found.values(selection["metric"])
+        first = rounds - min(selection["last_rounds"], max(1, (rounds + 1) // 2))
+        some = values[(at > first) & (at <= rounds)]
+        mean = float(some.mean()) if len(some) else float("nan")
+        return mean if abs(mean) < float("inf") else float("inf")
+    if found.summary is None:
         return float("inf")
-    mean = _mean_of_last(run, selection["metric"], selection["last_rounds"])
+    mean = run_folders.mean_of_last(found, selection["metric"], selection["last_rounds"])
     return mean if mean == mean else float("inf")
 
 
-def _mean_of_last(run, metric, last_rounds) -> float:
-    rows = read_metrics(run)
-    # A budget may leave fewer rounds than the protocol's mean is over; a run's start is no result.
-    last_rounds = min(last_rounds, max(1, len(rows) // 2))
-    values = [float(r[metric]) for r in rows[-last_rounds:] if r.get(metric)]
-    return sum(values) / len(values) if values else float("nan")
-
-
-def column_value(run: Run, column: Mapping[str, Any]) -> float:
+def column_value(run: PlannedRun, column: Mapping[str, Any]) -> float:
     """Returns a run's value of a column.
 
     Args:
       run: A run that has ended.
       column: `metric`, a column of metrics.csv: its value for the final model; with `last_rounds`
-        its mean over those of the last rounds that have it, or of the run's second half if that is
-        shorter; with `best` ("max" or "min") its best value of the run. Then it is multiplied by
-        `scale`, `offset` is added, and the whole is raised to the power `power`.
+        `run_folders.mean_of_last`; with `best` ("max" or "min") its best value of the run. Then it
+        is multiplied by `scale`, `offset` is added, and the whole is raised to the power `power`.
     """
-    metric = column["metric"]
+    metric, found = column["metric"], run.read()
     if "last_rounds" in column:
-        value = _mean_of_last(run, metric, column["last_rounds"])
+        value = run_folders.mean_of_last(found, metric, column["last_rounds"])
     elif "best" in column:
         pick = {"max": max, "min": min}[column["best"]]
-        values = (float(r[metric]) for r in read_metrics(run) if r.get(metric))
-        value = pick(values, default=float("nan"))
+        value = pick(found.values(metric)[1].tolist(), default=float("nan"))
     else:
-        value = read_summary(run)["final"].get(metric)
+        value = found.summary["final"].get(metric)
         value = float("nan") if value is None else value
     return (value * column.get("scale", 1) + column.get("offset", 0)) ** column.get("power", 1)
 
 
-def choose(runs: Sequence[Run], setup: Setup) -> dict[str, Mapping[str, Any]]:
+def choose(runs: Sequence[PlannedRun], setup: Setup) -> dict[str, Mapping[str, Any]]:
     """Returns for each row the best point of its grid by the set-up's rule, over all seeds."""
     chosen = {}
     for row in dict.fromkeys(run.row for run in runs):
@@ -122,7 +88,7 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def records(
-    runs: Sequence[Run], setup: Setup, chosen: Mapping[str, Mapping[str, Any]]
+    runs: Sequence[PlannedRun], setup: Setup, chosen: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Returns one record per row and column: mean over seeds, sample spread, how it came about.
 
@@ -131,16 +97,18 @@ def records(
     result = []
     for row, point in chosen.items():
         best = [run for run in runs if run.row == row and run.point == point]
-        summaries = [read_summary(run) for run in best]
+        summaries = [run.read().summary for run in best]
+        searched = setup.search and len(setup.points(row)) > 1
         common = {
             "row": row,
             **{flag: format_value(value) for flag, value in point.items()},
             "seeds": " ".join(str(run.seed) for run in best),
             **_circumstances(best),
+            **({"chosen_by": "search"} if searched else {}),
         }
         if None in summaries:
             missing = [r.seed for r, s in zip(best, summaries, strict=True) if s is None]
-            status = "diverged" if all(read_metrics(r) for r in best) else "not run"
+            status = "diverged" if all(len(run.read().rounds) for run in best) else "not run"
             common |= {"rounds": "", "status": f"{status} (seed {' '.join(map(str, missing))})"}
             result += [
                 {**common, "column": column["name"], "value": None, "spread": None}
@@ -174,44 +142,34 @@ def _circumstances(runs) -> dict[str, str]:
     """Returns data, device and commit of runs, as they recorded them."""
     found = {"data": {}, "device": {}, "commit": {}}
     for run in runs:
-        recorded = _recorded(run)
-        if recorded is None:
-            continue
-        start, flags = recorded.get("start"), recorded["flags"]
-        if start:
-            if not {"num_clients", "num_training_examples"} <= recorded.keys() or (
-                "task" not in flags
-            ):
-                raise RunError(f"{run.folder / 'hparams.json'} is damaged: parts are missing.")
-            made = " made up" if flags.get("use_synthetic_data") else ""
-            found["data"][
-                f"{flags['task']}{made}, {recorded['num_clients']:,} clients, "
-                f"{recorded['num_training_examples']:,} training examples"
-            ] = None
-            found["device"][start["device"]] = None
-            found["commit"][(start["git_commit"] or "unknown")[:8]] = None
+        circumstances = run.read().circumstances
+        if circumstances is not None:
+            found["data"][circumstances.data] = None
+            found["device"][circumstances.device] = None
+            found["commit"][(circumstances.commit or "unknown")[:8]] = None
     return {name: "; ".join(values) for name, values in found.items()}
 
 
 def grid_records(
-    runs: Sequence[Run], setup: Setup, chosen: Mapping[str, Mapping[str, Any]]
+    runs: Sequence[PlannedRun], setup: Setup, chosen: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Returns one record per run: settings, the rule's number, results, how it was computed."""
     result = []
     for run in runs:
-        summary, metrics = read_summary(run), read_metrics(run)
+        found = run.read()
+        summary = found.summary
         record = {"row": run.row, **run.point, "seed": run.seed}
-        record["rounds"] = int(metrics[-1][outputs.ROUND]) if metrics else ""
+        record["rounds"] = found.last_round if len(found.rounds) else ""
         if setup.selection:
             record["selection"] = selection_value(run, setup.selection)
         for column in setup.columns if summary else ():
             record[column["name"]] = column_value(run, column)
         if summary:
             record["seconds_per_round"] = summary.get("mean_round_seconds")
-        recorded = _recorded(run)
-        start = recorded and recorded.get("start")
-        if start:
-            record |= {"device": start["device"], "commit": (start["git_commit"] or "")[:8]}
+        circumstances = found.circumstances
+        if circumstances is not None:
+            record["device"] = circumstances.device
+            record["commit"] = (circumstances.commit or "")[:8]
         record["chosen"] = run.point == chosen[run.row]
         result.append(record)
     return result
@@ -219,7 +177,7 @@ def grid_records(
 
 def published(setup: Setup) -> dict[tuple[str, str], dict[str, str]]:
     """Returns the paper's numbers: (row, column) → the line of published.csv."""
-    path = PAPERS / setup.paper / "published.csv"
+    path = setup.home / "published.csv"
     if not path.exists():
         return {}
     with open(path, newline="") as f:
@@ -279,7 +237,17 @@ def format_table(rows: Sequence[Mapping[str, Any]], setup: Setup, style: str = "
 
 
 _FIXED = (
-    *("row", "seeds", "data", "device", "commit", "rounds", "protocol_rounds", "status"),
+    *(
+        "row",
+        "seeds",
+        "data",
+        "device",
+        "commit",
+        "rounds",
+        "protocol_rounds",
+        "status",
+        "chosen_by",
+    ),
     *("column", "value", "spread"),
 )
 
@@ -296,6 +264,55 @@ def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer = csv.DictWriter(f, names)
         writer.writeheader()
         writer.writerows(rows)
+
+
+def largest_difference(rows: Sequence[Mapping[str, Any]], setup: Setup) -> str:
+    """Returns which of the compared numbers differs most, by share of the published one, and why.
+
+    Args:
+      rows: `records`.
+      setup: The set-up; its `reasons` say why, where that is known.
+
+    Returns:
+      A sentence or two; blank if nothing differs by more than 1 %. Rows that lack rounds count only
+      where all do, and then the sentence says so.
+    """
+    theirs = published(setup)
+    whole = [r for r in rows if not _is_short(r)]
+    rows, far = (whole, "") if whole else (rows, ", after fewer rounds than the paper's,")
+    differences = []
+    for r in rows:
+        found = theirs.get((setup.published_rows.get(r["row"], r["row"]), r["column"]))
+        if found is None or r["value"] in (None, "") or not float(found["value"]):
+            continue
+        ours, paper = float(r["value"]), float(found["value"])
+        differences.append((abs(ours - paper) / abs(paper), r["row"], r["column"], ours, paper))
+    share, row, column, ours, paper = max(differences, default=(0, "", "", 0, 0))
+    if share <= 0.01:
+        return ""
+    digits = {c["name"]: c.get("digits", 2) for c in setup.columns}[column]
+    told = f"What differs most{far} is {row}'s {column}: "
+    told += f"{ours:.{digits}f}, paper {paper:.{digits}f}"
+    return f"{told}. {setup.reasons[column]}" if column in setup.reasons else f"{told}."
+
+
+def columns_in_words(setup: Setup) -> str:
+    """Returns what the columns of a table are, by the names that docs/metrics.md defines."""
+    parts = []
+    for column in setup.columns:
+        metric = f"`{column['metric']}`"
+        if column.get("scale", 1) != 1:
+            metric += f" x {column['scale']:g}"
+        if "offset" in column:
+            metric += f" + {column['offset']:g}"
+        if "power" in column:
+            metric = f"({metric})^{column['power']:g}"
+        if "last_rounds" in column:
+            metric += f", mean of the last {column['last_rounds']} rounds"
+        elif "best" in column:
+            metric += f", {column['best']} of the run"
+        parts.append(f"{column['name']} {metric}")
+    return "; ".join(parts)
 
 
 def caveats(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:

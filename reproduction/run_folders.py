@@ -1,16 +1,21 @@
-"""Folders of finished or unfinished runs as tables, for figures and tables made of many runs."""
+"""Folders of finished or unfinished runs, read once for all figures and tables made of them."""
 
+import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import pathlib
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from hparams import Value
 from simulation import experiment_flags
 from simulation.errors import RunError
 from simulation.records import outputs
+
+if typing.TYPE_CHECKING:
+    import pandas as pd
 
 # Flags in which runs of one line of a figure may differ: they choose no method and no setting.
 _NOT_SETTINGS = (experiment_flags.MAY_CHANGE - {"total_rounds"}) | {
@@ -21,70 +26,242 @@ _NOT_SETTINGS = (experiment_flags.MAY_CHANGE - {"total_rounds"}) | {
 }
 
 
-class Run(NamedTuple):
-    """What a run left.
+# What is read of a run's folder; the folder is read again once one of them has changed.
+_FILES = ("hparams.json", "metrics.csv", "client_metrics.csv", "summary.json")
+_MOST_FOLDERS = 128
+
+
+class Circumstances(NamedTuple):
+    """How a run was computed.
 
     Attributes:
-      folder: Path of its folder.
-      flags: Every setting in force, by flag.
-      metrics: metrics.csv: `round_num` (int), then float columns, NaN where a row is blank.
-      clients: client_metrics.csv, `client_id` as text; `None` if the run has none (yet).
+      data: Task, clients and examples in words.
+      device: What TensorFlow computed on.
+      commit: The commit of the code; `None` outside git.
     """
 
-    folder: str
-    flags: Mapping[str, Any]
-    metrics: pd.DataFrame
-    clients: pd.DataFrame | None
+    data: str
+    device: str
+    commit: str | None
+
+
+class RunFolder:
+    """What a run left. A file is read when it is first asked for, and once.
+
+    All who ask share what was read, so it must not be changed. Whatever is asked for, there is a
+    `RunError` if the file is damaged.
+
+    Attributes:
+      folder: Path of the folder.
+    """
+
+    def __init__(self, folder: str):
+        """Initialises; nothing is read yet. `opened` gives one that others have read already."""
+        self.folder = folder
+
+    def _file(self, name):
+        return os.path.join(self.folder, name)
+
+    def _damaged(self, name):
+        return RunError(f"{self._file(name)} is damaged: parts of it are missing.")
+
+    @functools.cached_property
+    def recorded(self) -> dict[str, Any] | None:
+        """The content of hparams.json, unchecked; `None` if the run has not begun."""
+        return outputs.read_json(self._file("hparams.json"))
+
+    @functools.cached_property
+    def ended(self) -> dict[str, Any] | None:
+        """The content of summary.json, unchecked; `None` if the run has not ended, or diverged."""
+        return outputs.read_json(self._file("summary.json"))
+
+    @functools.cached_property
+    def flags(self) -> Mapping[str, Any]:
+        """Every setting in force, by flag, see `simulation.experiment_flags.completed`.
+
+        Raises:
+          RunError: If the folder holds no run.
+        """
+        if self.recorded is None:
+            raise RunError(
+                f"{self.folder} is not the folder of a run: it holds no hparams.json; give "
+                "<root_output_dir>/<experiment_name>."
+            )
+        flags = self.recorded.get("flags")
+        if (
+            not isinstance(flags, dict)
+            or not isinstance(flags.get("algorithm"), str)
+            or not isinstance(flags.get("seed"), int)
+            or not all(isinstance(value, Value) for value in flags.values())
+        ):
+            raise self._damaged("hparams.json")
+        return experiment_flags.completed(flags)
 
     @property
     def method(self) -> str:
         """The method, the value of `--algorithm`."""
         return self.flags["algorithm"]
 
+    @functools.cached_property
+    def circumstances(self) -> Circumstances | None:
+        """How the run was computed; `None` if it has not begun."""
+        recorded = self.recorded or {}
+        start, flags = recorded.get("start"), recorded.get("flags", {})
+        if not isinstance(start, dict | None) or not isinstance(flags, dict):
+            raise self._damaged("hparams.json")
+        if not start:
+            return None
+        clients, examples = recorded.get("num_clients"), recorded.get("num_training_examples")
+        device, commit = start.get("device"), start.get("git_commit", 0)
+        kinds = (clients, int), (examples, int), (device, str), (commit, str | None)
+        if "task" not in flags or not all(isinstance(value, kind) for value, kind in kinds):
+            raise self._damaged("hparams.json")
+        made = " made up" if flags.get("use_synthetic_data") else ""
+        data = f"{flags['task']}{made}, {clients:,} clients, {examples:,} training examples"
+        return Circumstances(data, device, commit)
 
-def read_run(folder: str) -> Run:
+    @functools.cached_property
+    def summary(self) -> Mapping[str, Any] | None:
+        """The content of summary.json; `None` if the run has not ended, or diverged."""
+        summary = self.ended
+        if summary is not None and not (
+            isinstance(summary.get("rounds"), int)
+            and isinstance(summary.get("final"), dict)
+            and all(
+                isinstance(value, int | float | None)
+                for value in (summary.get("mean_round_seconds"), *summary["final"].values())
+            )
+        ):
+            raise self._damaged("summary.json")
+        return summary
+
+    @functools.cached_property
+    def _table(self) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
+        """The rounds of metrics.csv, and of each column the rounds and numbers it is not blank."""
+        columns, rows = outputs.read_csv(self._file("metrics.csv"))
+        rounds = np.array([int(row[outputs.ROUND]) for row in rows], np.int64)
+        table = {}
+        for column in columns[1:]:
+            found = [i for i, row in enumerate(rows) if row[column]]
+            table[column] = rounds[found], np.array([float(rows[i][column]) for i in found])
+        return rounds, table
+
+    @property
+    def rounds(self) -> np.ndarray:
+        """The rounds in metrics.csv, int64; empty if the run has not begun."""
+        return self._table[0]
+
+    @property
+    def last_round(self) -> int:
+        """The last round in metrics.csv; 0 if the run has not begun."""
+        return int(self.rounds[-1]) if len(self.rounds) else 0
+
+    def values(self, column: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the rounds in which a column of metrics.csv is not blank, and its numbers there.
+
+        Numbers may be NaN or infinite. Both arrays are empty if there is no such column.
+        """
+        return self._table[1].get(column, (np.zeros(0, np.int64), np.zeros(0)))
+
+    @functools.cached_property
+    def metrics(self) -> "pd.DataFrame":
+        """metrics.csv: `round_num` (int), then float columns, NaN where a row is blank."""
+        return outputs.read_metrics(self._file("metrics.csv"))
+
+    @functools.cached_property
+    def clients(self) -> "pd.DataFrame | None":
+        """client_metrics.csv, `client_id` as text; `None` if the run has none (yet)."""
+        import pandas as pd
+
+        path = self._file("client_metrics.csv")
+        try:
+            clients = pd.read_csv(path, dtype={"client_id": str}, encoding="utf-8")
+            numbers = [c for c in clients if c != "client_id"]
+            return clients.astype(dict.fromkeys(numbers, float))
+        except FileNotFoundError:
+            return None
+        except OSError as e:
+            raise RunError(f"Cannot use {path}: {e.strerror or e}.") from e
+        except (ValueError, OverflowError) as e:  # pandas' own errors are ValueErrors.
+            raise RunError(f"{path} is damaged: {str(e)[:200]}.") from e
+
+
+def opened(folder: str | os.PathLike) -> RunFolder:
+    """Returns the folder of a run that may not have begun; nothing is read twice that stays."""
+    folder = os.fspath(folder)
+    return _opened(folder, tuple(_state_of(os.path.join(folder, name)) for name in _FILES))
+
+
+@functools.lru_cache(maxsize=_MOST_FOLDERS)
+def _opened(folder, states):
+    del states
+    return RunFolder(folder)
+
+
+def _state_of(path):
+    """Returns what changes when a file does; `None` if there is none."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):  # ValueError: a zero byte in the path.
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def read_run(folder: str) -> RunFolder:
     """Reads the folder of a run.
 
     Raises:
       RunError: If it holds no run, or a damaged one.
     """
-    path = os.path.join(folder, "hparams.json")
-    recorded = outputs.read_json(path)
-    columns, rows = outputs.read_csv(os.path.join(folder, "metrics.csv"))
-    if recorded is None:
-        raise RunError(
-            f"{folder} is not the folder of a run: it holds no hparams.json; give "
-            "<root_output_dir>/<experiment_name>."
-        )
-    flags = recorded.get("flags")
-    if (
-        not isinstance(flags, dict)
-        or not isinstance(flags.get("algorithm"), str)
-        or not isinstance(flags.get("seed"), int)
-        or not all(isinstance(value, Value) for value in flags.values())
-    ):
-        raise RunError(f"{path} is damaged: parts of it are missing.")
-    metrics = pd.DataFrame(rows, columns=columns, dtype=object).replace("", np.nan)
-    metrics = metrics.astype({c: int if c == outputs.ROUND else float for c in columns})
-    clients = _read_clients(os.path.join(folder, "client_metrics.csv"))
-    return Run(folder, flags, metrics, clients)
+    run = opened(folder)
+    # What is damaged is reported before any of it is used.
+    _ = run.flags, run.metrics, run.clients
+    return run
 
 
-def _read_clients(path) -> pd.DataFrame | None:
-    """Reads client_metrics.csv; `None` if there is no such file."""
-    try:
-        clients = pd.read_csv(path, dtype={"client_id": str}, encoding="utf-8")
-        numbers = [c for c in clients if c != "client_id"]
-        return clients.astype(dict.fromkeys(numbers, float))
-    except FileNotFoundError:
-        return None
-    except OSError as e:
-        raise RunError(f"Cannot use {path}: {e.strerror or e}.") from e
-    except (ValueError, OverflowError) as e:  # pandas' own errors are ValueErrors.
-        raise RunError(f"{path} is damaged: {str(e)[:200]}.") from e
+def find_runs(folders: Iterable[str]) -> list[RunFolder]:
+    """Returns the runs in folders, at any depth, by path.
+
+    Raises:
+      RunError: If a folder holds no run, or a damaged one.
+    """
+    found = {}
+    for folder in folders:
+        paths = sorted(pathlib.Path(folder).rglob("hparams.json"))
+        if not paths:
+            raise RunError(f"{folder} holds no run: no hparams.json in it or below it.")
+        found |= {path.parent: None for path in paths}
+    return [read_run(str(path)) for path in found]
 
 
-def labels(runs: Sequence[Run]) -> list[str]:
+def mean_of_last(run: RunFolder, column: str, last_rounds: int) -> float:
+    """Returns the mean of a column over those of the last rounds that have it.
+
+    A run that was cut short may have fewer rounds than the mean is over, and a run's start is no
+    result: the mean is over no more than the second half of its rows.
+
+    Args:
+      run: The run.
+      column: The column of metrics.csv.
+      last_rounds: Number of rounds; 1 is the last one.
+
+    Returns:
+      The mean; NaN if none of the rounds has the column, or one of the numbers is not finite, as in
+      runs that diverged.
+    """
+    values = _of_last(run, column, last_rounds)
+    if not values or not np.all(np.isfinite(values)):
+        return float("nan")
+    return sum(values) / len(values)
+
+
+def _of_last(run, column, last_rounds) -> list[float]:
+    last_rounds = min(last_rounds, max(1, len(run.rounds) // 2))
+    rounds, values = run.values(column)
+    return values[rounds > run.last_round - last_rounds].tolist()
+
+
+def labels(runs: Sequence[RunFolder]) -> list[str]:
     """Names each run by its method and the settings in which runs of that method differ.
 
     Seeds, folders and the like don't count, so runs that only differ in seed share a name.
@@ -96,7 +273,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     return named
 
 
-def swept(runs: Sequence[Run], of: Run) -> list[str]:
+def swept(runs: Sequence[RunFolder], of: RunFolder) -> list[str]:
     """Returns the flags of settings in which runs of one run's method differ, in their order."""
     same = [run.flags for run in runs if run.method == of.method]
     return [
@@ -106,7 +283,7 @@ def swept(runs: Sequence[Run], of: Run) -> list[str]:
     ]
 
 
-def curve(runs: Sequence[Run], column: str) -> pd.DataFrame:
+def curve(runs: Sequence[RunFolder], column: str) -> "pd.DataFrame":
     """Returns a column of metrics.csv of several runs, one row per run and round that has it.
 
     Args:
@@ -123,31 +300,22 @@ def curve(runs: Sequence[Run], column: str) -> pd.DataFrame:
     for run, label in zip(runs, labels(runs), strict=True):
         values = _values(run, column)
         parts.append(values.assign(method=label, seed=run.flags["seed"]))
-    return pd.concat(parts, ignore_index=True)[["method", "seed", "round_num", "value"]]
+    return _joined(parts, ["method", "seed", "round_num", "value"])
 
 
-def final(run: Run, column: str, last_rounds: int) -> float:
-    """Returns the mean of a column over its values in the last rounds.
-
-    Args:
-      run: The run.
-      column: The column of metrics.csv.
-      last_rounds: Number of rounds; 1 is the value after the last round.
-
-    Returns:
-      The mean; NaN where a value is not finite, as in runs that diverged.
+def final(run: RunFolder, column: str, last_rounds: int) -> float:
+    """Returns the `mean_of_last` of a run that must have it.
 
     Raises:
       RunError: If the run lacks the column, or has no value in these rounds.
     """
-    values = _values(run, column)
-    last = values[values.round_num > run.metrics.round_num.max() - last_rounds].value
-    if not len(last):
+    _check_column(run, column)
+    if not _of_last(run, column, last_rounds):
         raise RunError(f"{run.folder} has no {column} in its last {last_rounds} rounds.")
-    return float(np.mean(last)) if np.all(np.isfinite(last)) else float("nan")
+    return mean_of_last(run, column, last_rounds)
 
 
-def grid(runs: Sequence[Run], column: str, last_rounds: int, **flags: str) -> pd.DataFrame:
+def grid(runs: Sequence[RunFolder], column: str, last_rounds: int, **flags: str) -> "pd.DataFrame":
     """Returns one row per run: settings by name, and `value`, the `final` of a column.
 
     Args:
@@ -160,6 +328,8 @@ def grid(runs: Sequence[Run], column: str, last_rounds: int, **flags: str) -> pd
     Raises:
       RunError: If a run has no such flag or column.
     """
+    import pandas as pd
+
     rows = []
     for run in runs:
         row = {"method": run.method, "seed": run.flags["seed"]}
@@ -172,7 +342,7 @@ def grid(runs: Sequence[Run], column: str, last_rounds: int, **flags: str) -> pd
     return pd.DataFrame(rows)
 
 
-def client_values(runs: Sequence[Run], metric: str) -> dict[str, np.ndarray]:
+def client_values(runs: Sequence[RunFolder], metric: str) -> dict[str, np.ndarray]:
     """Returns a metric of each client of the final models, runs of one name joined.
 
     Args:
@@ -196,7 +366,7 @@ def client_values(runs: Sequence[Run], metric: str) -> dict[str, np.ndarray]:
     return {label: np.concatenate(parts) for label, parts in values.items()}
 
 
-def tracked_losses(runs: Sequence[Run]) -> pd.DataFrame:
+def tracked_losses(runs: Sequence[RunFolder]) -> "pd.DataFrame":
     """Returns the training losses of the clients that runs with `--track_clients` followed.
 
     Returns:
@@ -216,14 +386,24 @@ def tracked_losses(runs: Sequence[Run]) -> pd.DataFrame:
             client = column.removeprefix(outputs.TRACKED)
             values = _values(run, column)
             parts.append(values.assign(method=label, seed=run.flags["seed"], client=client))
-    return pd.concat(parts, ignore_index=True)[["method", "seed", "client", "round_num", "value"]]
+    return _joined(parts, ["method", "seed", "client", "round_num", "value"])
 
 
-def _values(run, column) -> pd.DataFrame:
-    if column not in run.metrics:
-        raise RunError(f"{run.folder} has no column {column} in metrics.csv.")
+def _values(run, column) -> "pd.DataFrame":
+    _check_column(run, column)
     values = run.metrics[["round_num", column]].dropna()
     return values.rename(columns={column: "value"})
+
+
+def _check_column(run, column):
+    if column not in run.metrics:
+        raise RunError(f"{run.folder} has no column {column} in metrics.csv.")
+
+
+def _joined(parts, columns) -> "pd.DataFrame":
+    import pandas as pd
+
+    return pd.concat(parts, ignore_index=True)[columns]
 
 
 def _starting(names, prefix) -> Iterator[str]:

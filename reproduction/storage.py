@@ -20,6 +20,7 @@ from reproduction.items import ReproduceError
 _TABLE = "metrics.csv"
 # What is not worth copying: held only while a run works, or made from other files.
 _LOCAL = (".lock", "tensorboard")
+_EVENTS = "events.out.tfevents."
 _STATE = "checkpoints"
 _DATABASE = ".sqlite"
 _PART = ".part"
@@ -50,6 +51,7 @@ def _files(root: pathlib.Path) -> list[str]:
         for path in root.rglob("*")
         if path.is_file()
         and path.relative_to(root).parts[0] not in _LOCAL
+        and not path.name.startswith(_EVENTS)
         and not path.name.endswith((".tmp", _PART, "-wal", "-shm", "-journal"))
     )
 
@@ -125,7 +127,7 @@ def pull(url: str, folder: str | os.PathLike, results_only: bool = False) -> Non
     Args:
       url: Folder or URL of the copy.
       folder: The run's folder.
-      results_only: Whether to leave out the states, from which only a run goes on.
+      results_only: Whether to leave out the states, from which only a run resumes.
 
     Raises:
       ReproduceError: If the storage can't be read.
@@ -140,7 +142,7 @@ def _pull(url, folder, results_only):
     if not system.exists(root):
         return
     found = {posixpath.relpath(target, root): target for target in system.find(root)}
-    # Of a run that this machine began and another went on with: its own files are older.
+    # Of a run that this machine began and another resumed: its own files are older.
     if not results_only and any(name.startswith(_STATE) for name in found):
         shutil.rmtree(folder / _STATE, ignore_errors=True)
         for path in folder.glob(f"*{_DATABASE}*"):

@@ -1,8 +1,12 @@
-"""What a user is told in one line."""
+"""Errors that a user gets as one line."""
 
 
 class RunError(Exception):
-    """A run that cannot start or cannot go on; its text is one line for the user."""
+    """A run that cannot start or cannot resume; its text is one line for the user."""
+
+
+class NoWorkersError(RunError):
+    """A run whose workers are all lost; it ends with a checkpoint and can go on with others."""
 
 
 class DivergedError(RunError):

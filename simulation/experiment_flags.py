@@ -1,4 +1,4 @@
-"""The command line of a run: from arguments to checked settings, without importing TensorFlow.
+"""The settings of a run: from a command line or from Python, without importing TensorFlow.
 
 Every flag is declared as an `hparams.Hparam`: the run's own here, those of training and of each
 method in `tff_algos`, those of each task in `tasks`. A flag that several owners declare (with equal
@@ -7,20 +7,23 @@ declarations) is defined once and belongs to all of them.
 
 import dataclasses
 import difflib
-import importlib
+import json
 import os
-import sys
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from absl import flags as absl_flags
 
 import hparams as hparams_lib
 import tasks
 import tff_algos
+from common import imports
 from hparams import Hparam, HparamError, Value
-from simulation import runtimes
-from simulation.rounds import randomness
+from simulation import other_names, runtimes
+from tasks.task import Task
 from tff_algos import registry
 
 _SUITE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
@@ -50,7 +53,9 @@ RUN_HPARAMS = (
     _flag(
         "data_dir",
         None,
-        "Folder with the task's data files. Unset: the task's cache, or a download.",
+        "Folder with the task's data files, or of TensorFlow Datasets (<name>/<version>/), or the "
+        "fsspec address of one (s3://, gs://, ...), which is copied once. Unset: TFF's or Keras's "
+        "cache, then $TFDS_DATA_DIR or ~/tensorflow_datasets, then a download.",
         type=str,
     ),
     _flag(
@@ -119,6 +124,12 @@ RUN_HPARAMS = (
         "AdaFed, equation 31",
     ),
     _flag(
+        "evaluate_all_local_data",
+        False,
+        "Whether to evaluate clients on all their examples, training and test together, too "
+        "(fairness_all/...). AdaFedAdam's tables fit it better than tests; its paper says neither.",
+    ),
+    _flag(
         "track_clients",
         None,
         "Clients whose training loss is recorded at every evaluation (client_loss/<id>): ids "
@@ -140,7 +151,7 @@ RUN_HPARAMS = (
         "Seed of the draw of clients.",
         _GOOGLE,
         minimum=0,
-        maximum=randomness.MAX_SEED,
+        maximum=hparams_lib.MAX_SEED,
     ),
     _flag(
         "seed",
@@ -148,7 +159,14 @@ RUN_HPARAMS = (
         "Seed of everything else that is random: initial weights, partitions, order of examples, "
         "dropout.",
         minimum=0,
-        maximum=randomness.MAX_SEED,
+        maximum=hparams_lib.MAX_SEED,
+    ),
+    _flag(
+        "initial_weights",
+        None,
+        "Weights that the model begins with in place of those of --seed: a .keras or .h5 file of "
+        "the same model, the folder of a SavedModel or of a finished run. Unset: those of --seed.",
+        type=str,
     ),
     _flag(
         "runtime",
@@ -160,6 +178,39 @@ RUN_HPARAMS = (
         choices=runtimes.CHOICES,
     ),
     _flag(
+        "gpu_memory_mb",
+        None,
+        "Most MiB that TensorFlow takes of a GPU's memory; an error without a GPU. Unset: what it "
+        "comes to need.",
+        type=int,
+        minimum=1,
+    ),
+    _flag(
+        "deterministic_ops",
+        False,
+        "Whether operations on a GPU give the same bits whenever they are run again, without which "
+        "a resumed run is not bit by bit the one that never stopped there; slower, and an error "
+        "without a GPU. On a CPU they do so anyway.",
+    ),
+    _flag(
+        "precision",
+        "float32",
+        "What layers compute in, as Keras names it: float32, or 16 bits with weights, losses and "
+        "all that methods do in float32. For GPUs with tensor cores; a CPU gets slower. float16 "
+        "has three decimal digits, bfloat16 two, and float32's range.",
+        "Micikevicius et al. 2018, arXiv 1710.03740; tf.keras.mixed_precision",
+        choices=("float32", "mixed_float16", "mixed_bfloat16"),
+    ),
+    _flag(
+        "loss_scale",
+        hparams_lib.By("precision", {"mixed_float16": 1024.0}),
+        "What gradients are multiplied by inside the model, so that float16 holds them. Where "
+        "clients are dropped for gradients that overflow, lower it.",
+        "Micikevicius et al. 2018, section 3.2",
+        minimum=0.0,
+        exclusive_minimum=True,
+    ),
+    _flag(
         "client_state_memory_mb",
         1024,
         "MiB of memory for what clients keep between rounds, where the method's clients do; what "
@@ -167,13 +218,57 @@ RUN_HPARAMS = (
         minimum=1,
     ),
     _flag(
+        "clients_per_chunk",
+        None,
+        "If set, a round goes through its cohort in chunks of so many clients, in bounded memory; "
+        "--workers share the chunks out. Sums fold within a chunk in cohort order, then over "
+        "chunks by a fixed tree, so the last bits of results depend on it. Unset: one chunk.",
+        type=int,
+        minimum=1,
+    ),
+    _flag(
+        "workers",
+        0,
+        "Processes of Ray, on this machine or on a cluster, that share out the chunks of a round; "
+        "0 is this process alone. As the four flags below without any effect on results.",
+        minimum=0,
+    ),
+    _flag(
+        "ray_address",
+        None,
+        "Ray cluster of the workers (auto, host:port). Unset: Ray is started on this machine.",
+        type=str,
+    ),
+    _flag(
+        "cpus_per_worker",
+        1.0,
+        "Cores of a worker; a fraction shares one.",
+        minimum=0,
+        exclusive_minimum=True,
+    ),
+    _flag("gpus_per_worker", 0.0, "GPUs of a worker; a fraction shares one.", minimum=0),
+    _flag(
+        "worker_timeout",
+        600.0,
+        "Seconds without any worker after which the run stops with a checkpoint.",
+        minimum=0,
+        exclusive_minimum=True,
+    ),
+    _flag(
         "max_minutes",
         None,
         "If set, the run stops with a checkpoint after the first round that ends later than this; "
-        "the same command goes on from there.",
+        "the same command resumes from there.",
         type=float,
         minimum=0,
         exclusive_minimum=True,
+    ),
+    _flag(
+        "profile",
+        None,
+        "If set, TensorFlow's profiler records this round (3) or these rounds (3-5) for "
+        "TensorBoard, into plugins/profile in the results' folder.",
+        type=str,
     ),
     _flag(
         "wandb_project",
@@ -209,18 +304,25 @@ _ALWAYS_REQUIRED = (
 MAY_CHANGE = frozenset(
     [
         "client_state_memory_mb",
+        "cpus_per_worker",
         "data_dir",
+        "evaluate_all_local_data",
         "evaluate_classes",
         "evaluate_improvement",
         "experiment_name",
+        "gpus_per_worker",
         "import",
         "max_minutes",
         "mlflow_uri",
+        "profile",
+        "ray_address",
         "root_output_dir",
         "rounds_per_checkpoint",
         "total_rounds",
         "track_clients",
         "wandb_project",
+        "worker_timeout",
+        "workers",
     ]
 )
 
@@ -235,7 +337,8 @@ class Request:
       method: All of the method's own settings, by name.
       task: All of the task's settings, by name.
       in_force: Every setting that has an effect, by name of its flag.
-      defaults: Defaults of these and of all others that the method and the task have, likewise.
+      objects: What was given in Python where a flag would be a name (`task`) or there is no flag
+        (`model`), by what it is.
     """
 
     run: Mapping[str, Value]
@@ -243,7 +346,34 @@ class Request:
     method: Mapping[str, Value]
     task: Mapping[str, Value]
     in_force: Mapping[str, Value]
-    defaults: Mapping[str, Value]
+    objects: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def plan(self, round_index: int, total_rounds: int | None = None) -> registry.RoundPlan:
+        """Returns what the method asks of the clients in a round.
+
+        Args:
+          round_index: Round, from 0.
+          total_rounds: Rounds of the whole run, by default those of the request.
+        """
+        spec = tff_algos.get(self.run["algorithm"])
+        if total_rounds is None:
+            total_rounds = self.run["total_rounds"]
+        return spec.round_plan(dict(self.method), round_index, total_rounds)
+
+    def first_other_plan(self, rounds: int, before: int, now: int) -> int | None:
+        """Returns the first of some rounds, from 0, that depends on the number of all rounds.
+
+        Args:
+          rounds: How many rounds to look at, from the first one on.
+          before: A number of all rounds.
+          now: Another one.
+
+        Returns:
+          The round; `None` if the method asks for the same in all of them.
+        """
+        if before == now:
+            return None
+        return next((r for r in range(rounds) if self.plan(r, before) != self.plan(r, now)), None)
 
 
 class HelpRequested(Exception):  # noqa: N818  (not an error)
@@ -268,14 +398,79 @@ def parse(arguments: Sequence[str]) -> Request:
     owners = _flag_owners()
     values = _parse_with_absl(arguments, owners)
     if values["help"].value:
-        raise HelpRequested(_help(values["algorithm"].value, values["task"].value, owners))
-    given = {flag: values[flag].value for flag in owners if values[flag].present}
+        asked = {flag: values[flag].value for flag in ("algorithm", "task") if flag in values}
+        raise HelpRequested(_help(asked.get("algorithm"), asked.get("task"), owners))
+    given = _given(values, owners)
     modules = given.pop("import", [])
+    return _checked(given, modules, owners)
 
-    # A wrong name is the likeliest reason for all that follows, so it is told first.
+
+def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None) -> Request:
+    """Checks settings that come as values of Python.
+
+    Args:
+      settings: Flag → value; `None` stands for a flag that is not given. `flagfile` is the path of
+        a file of flags, before which the other settings go.
+      task: A `tasks.task.Task` in place of the flag `task`.
+      model: A Keras model in place of the task's, or a function from a seed to one.
+
+    Returns:
+      The checked request.
+
+    Raises:
+      HparamError: If anything is wrong; the text is one line.
+    """
+    settings = dict(settings)
+    flagfile = settings.pop("flagfile", None)
+    arguments = [] if flagfile is None else expand_flagfiles([f"--flagfile={flagfile}"])
+    _import_modules(arguments)
+    owners = _flag_owners()
+    values = _parse_with_absl(arguments, owners)
+    given = _given(values, owners)
+    modules = given.pop("import", [])
+    for flag, value in settings.items():
+        if flag not in owners:
+            raise HparamError(_unknown("flag", flag, list(owners), prefix="--"))
+        if flag == "import":
+            raise HparamError("--import has no meaning in Python: import the module first.")
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if isinstance(value, np.generic):
+            value = value.item()
+        if value is not None:
+            given[flag] = owners[flag][0].check(value, f"--{flag}")
+    if task is not None:
+        given["task"] = _check_own_task(task, given)
+    request = _checked(given, modules, owners, task)
+    if model is not None and request.run["initial_weights"] is not None:
+        raise HparamError("--initial_weights has no meaning beside model, which has its weights.")
+    objects = {"task": task, "model": model}
+    return dataclasses.replace(request, objects={k: v for k, v in objects.items() if v is not None})
+
+
+def _check_own_task(task, given) -> str:
+    """Returns the name of a user's own task, which goes into the records."""
+    if not isinstance(task, Task):
+        kind = type(task).__name__
+        raise HparamError(f"task must be a task's name or a tasks.task.Task, found a {kind}.")
+    if task.name in tasks.names():
+        raise HparamError(f"task: {task.name} is the name of a registered task; choose another.")
+    if given.get("use_synthetic_data"):
+        raise HparamError("--use_synthetic_data is not used by a user's own task.")
+    try:
+        json.dumps(dict(task.settings))
+    except (TypeError, ValueError) as e:
+        raise HparamError(f"task: its settings cannot be recorded as JSON: {_one_line(e)}") from e
+    return next(h for h in RUN_HPARAMS if h.name == "task").check(task.name, "task: its name")
+
+
+def _checked(given, modules, owners, own_task=None) -> Request:
+    # A wrong name is the likeliest reason for all that follows, so it is reported first.
     known = {}
     for flag, module in (("algorithm", tff_algos), ("task", tasks)):
-        if given.get(flag) is not None:
+        if flag == "task" and own_task is not None:
+            known[flag] = _spec_of(own_task)
+        elif given.get(flag) is not None:
             known[flag] = _lookup(flag, given[flag], module)
     _refuse_unused(given, known, owners)
     required = list(_ALWAYS_REQUIRED)
@@ -293,6 +488,18 @@ def parse(arguments: Sequence[str]) -> Request:
     if missing:
         raise HparamError(f"Must be set, having no default: {', '.join(missing)}.")
     return _resolve(given, modules, known["algorithm"], known["task"])
+
+
+def _spec_of(task: Task) -> tasks.TaskSpec:
+    """Returns what is known of a task that was made in Python."""
+    ids = list(task.train.client_ids)
+    return tasks.TaskSpec(
+        name=task.name,
+        summary="",
+        loader=lambda **_: task,
+        needs_data=False,
+        clients=lambda settings, synthetic: tasks.Clients(len(ids), ids),
+    )
 
 
 def expand_flagfiles(arguments: Sequence[str]) -> list[str]:
@@ -372,15 +579,7 @@ def _import_modules(arguments):
         values(["", *arguments], known_only=True)
     except absl_flags.Error as e:
         raise HparamError(_one_line(e)) from e
-    if values["import"].value and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    for name in values["import"].value:
-        try:
-            importlib.import_module(name)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as e:  # Whatever a user's module raises is the user's to read.
-            raise HparamError(f"--import={name} failed: {type(e).__name__}: {_one_line(e)}") from e
+    imports.modules_of_ones_own(values["import"].value)
 
 
 def _flag_owners() -> dict[str, tuple[Hparam, list[tuple[str, str]]]]:
@@ -391,7 +590,7 @@ def _flag_owners() -> dict[str, tuple[Hparam, list[tuple[str, str]]]]:
         for hparam in declared:
             flag = hparam.flag_name(name)
             known, owned_by = owners.setdefault(flag, (hparam, []))
-            if known != hparam:
+            if known is not hparam and known != hparam:
                 raise HparamError(
                     f"--{flag} is declared differently by {kind} {name} and by "
                     f"{' '.join(owned_by[0])}."
@@ -431,18 +630,24 @@ def _read_bool(argument):
 
 def _parse_with_absl(arguments, owners):
     values = absl_flags.FlagValues()
-    absl_flags.DEFINE_boolean("help", False, "", short_name="h", flag_values=values)
-    for flag, (hparam, _) in owners.items():
+    # absl would look for the module of each flag among all that are imported, half of its time.
+    place = {"flag_values": values, "module_name": __name__}
+    absl_flags.DEFINE_boolean("help", False, "", short_name="h", **place)
+    # Of hundreds a command has a dozen, and a page of commands is parsed a thousand times.
+    named = {argument.lstrip("-").partition("=")[0] for argument in arguments}
+    named |= {name.removeprefix("no") for name in named}
+    for flag in named & owners.keys():
+        hparam, _ = owners[flag]
         if flag == "import":
-            absl_flags.DEFINE_multi_string(flag, None, "", flag_values=values)
+            absl_flags.DEFINE_multi_string(flag, None, "", **place)
             continue
         parser = _Parser(flag=flag, hparam=hparam)
         if hparam.type is bool:
             boolean = absl_flags.BooleanFlag(flag, None, "")
             boolean.parser = parser
-            absl_flags.DEFINE_flag(boolean, flag_values=values)
+            absl_flags.DEFINE_flag(boolean, **place)
         else:
-            absl_flags.DEFINE(parser, flag, None, "", flag_values=values)
+            absl_flags.DEFINE(parser, flag, None, "", **place)
     try:
         rest = values(["", *arguments])[1:]
     except absl_flags.IllegalFlagValueError as e:
@@ -460,7 +665,16 @@ def _parse_with_absl(arguments, owners):
     return values
 
 
+def _given(values, owners):
+    return {flag: values[flag].value for flag in owners if flag in values and values[flag].present}
+
+
 def _unknown(kind, name, known, prefix=""):
+    told = {"flag": other_names.of_flag, "task": other_names.of_task}.get(kind, lambda _: None)(
+        name
+    )
+    if told is not None:
+        return f"Unknown {kind} {prefix}{name}. {told}"
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {prefix}{close[0]}?" if close else ""
     return f"Unknown {kind} {prefix}{name}.{hint}"
@@ -497,6 +711,8 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
     run["import"] = ",".join(modules) or None
     if run["num_validation_examples"] == 0:
         raise HparamError("--num_validation_examples=0 must be -1 (all) or >= 1.")
+    if run["profile"] is not None:
+        profiled_rounds(run["profile"])
     if method_spec.staged and run["runtime"] == "vectorized":
         raise HparamError(
             f"--runtime=vectorized cannot run {method_spec.name}, a method of several processes; "
@@ -510,27 +726,129 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
         run["experiment_name"] = f"{task_spec.name}_{method_spec.name}"
     given_training = own("training", tff_algos.TRAINING_HPARAMS)
     training = registry.resolve_training(method_spec, given_training)
+    _check_chunks(run, training)
     method = hparams_lib.resolve(
         method_spec.name, method_spec.hparams, own(method_spec.name, method_spec.hparams)
     )
     _check_epochs(given, run, method_spec, method)
+    _check_workers(given, run, method_spec, method)
     task = task_spec.resolve(own(task_spec.name, task_spec.hparams))
     _check_clients(run, task_spec, task)
-    in_force = {**run, **_training_in_force(training)}
-    in_force |= {h.flag_name(method_spec.name): method[h.name] for h in method_spec.hparams}
-    in_force |= {h.flag_name(task_spec.name): task[h.name] for h in task_spec.hparams}
-    owners = (
-        ("run", RUN_HPARAMS, run),
-        ("training", tff_algos.TRAINING_HPARAMS, training),
-        (method_spec.name, method_spec.hparams, method),
-        (task_spec.name, task_spec.hparams, task),
-    )
-    defaults = {
-        h.flag_name(owner): h.default_beside(settings)
-        for owner, declared, settings in owners
-        for h in declared
+    in_force = {
+        **run,
+        **{h.name: training[h.name] for h in tff_algos.TRAINING_HPARAMS if h.is_used(training)},
+        **_by_flag(method_spec, method),
+        **_by_flag(task_spec, task),
     }
-    return Request(run, given_training, method, task, in_force, defaults)
+    return Request(run, given_training, method, task, in_force)
+
+
+def _by_flag(spec, settings):
+    return {h.flag_name(spec.name): settings[h.name] for h in spec.hparams}
+
+
+def profiled_rounds(text: str) -> tuple[int, int]:
+    """Reads `--profile`: `N`, or `FIRST-LAST`.
+
+    Returns:
+      The first and the last round, from 1.
+
+    Raises:
+      HparamError: If it is neither.
+    """
+    found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", text)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= first <= last:
+        raise HparamError(
+            f"--profile={text} must be a round or a range of rounds from 1 on, as in 3 or 3-5."
+        )
+    return first, last
+
+
+def completed(recorded: Mapping[str, Value]) -> dict[str, Value]:
+    """Returns the flags that a run has recorded, with the defaults that were in force.
+
+    Earlier versions recorded a flag that was not set as `None`, though it had a default beside the
+    other flags; and of a flag that is younger than the run, the run did what the default does.
+
+    Args:
+      recorded: Flag → value, as in `hparams.json`; flags of a method or task that is not known
+        here, or that are refused by now, stay as they are.
+    """
+    flags = dict(recorded)
+    owners = [("run", RUN_HPARAMS), ("training", tff_algos.TRAINING_HPARAMS)]
+    for kind, module in (("algorithm", tff_algos), ("task", tasks)):
+        if recorded.get(kind) in module.names():
+            owners.append((recorded[kind], module.get(recorded[kind]).hparams))
+    for owner, declared in owners:
+        given = {h.name: recorded.get(h.flag_name(owner)) for h in declared}
+        try:
+            settings = hparams_lib.resolve(
+                owner, declared, {name: v for name, v in given.items() if v is not None}
+            )
+        except HparamError:
+            continue
+        flags |= {
+            h.flag_name(owner): settings[h.name]
+            for h in declared
+            if h.is_used(settings) or owner != "training"
+        }
+    return flags
+
+
+def _check_chunks(run, training):
+    """Refuses chunks where the round cannot be cut."""
+    if run["clients_per_chunk"] is None:
+        return
+    if run["runtime"] == "native":
+        raise HparamError(
+            "--clients_per_chunk cannot cut rounds of --runtime=native; take auto, tff or "
+            "vectorized."
+        )
+    if training["aggregator"] != "mean":
+        raise HparamError(
+            f"--clients_per_chunk cannot cut rounds with --aggregator={training['aggregator']}: "
+            "TFF's aggregators are computations over all clients' updates, without parts that "
+            "chunks could add up; take --aggregator=mean."
+        )
+
+
+def _check_workers(given, run, method_spec, method):
+    """Refuses workers that would have nothing to do, and settings of workers without any."""
+    if not run["workers"]:
+        for flag in ("ray_address", "cpus_per_worker", "gpus_per_worker", "worker_timeout"):
+            if flag in given:
+                raise HparamError(f"--{flag} is not used without --workers.")
+        return
+    plan = method_spec.round_plan(dict(method), 0, run["total_rounds"])
+    if run["clients_per_round"] is not None and plan.losses != "all":
+        check_chunks(run, run["clients_per_round"])
+    elif run["clients_per_chunk"] is None:
+        check_chunks(run, None)
+
+
+def check_chunks(run: Mapping[str, Any], cohort: int | None) -> None:
+    """Refuses more workers than a round has chunks.
+
+    Args:
+      run: The run's own settings.
+      cohort: Clients of a round; `None` if the data tell.
+
+    Raises:
+      HparamError: If there are more workers than chunks.
+    """
+    workers, size = run["workers"], run["clients_per_chunk"]
+    if cohort is None:
+        advice = "--clients_per_chunk must be set with --workers"
+        raise HparamError(f"{advice}: the cut of a cohort belongs to the run, not to its workers.")
+    chunks = 1 if size is None else -(-cohort // size)
+    if size is None or workers > chunks:
+        fair = max(1, cohort // (4 * workers))
+        found = "is not set" if size is None else f"={size} makes {chunks}"
+        raise HparamError(
+            f"--workers={workers} needs as many chunks of the {cohort} clients of a round, but "
+            f"--clients_per_chunk {found}; --clients_per_chunk={fair} would do."
+        )
 
 
 def _check_epochs(given, run, method_spec, method):
@@ -541,8 +859,8 @@ def _check_epochs(given, run, method_spec, method):
             "--client_epochs_per_round is not used with "
             f"--client_epochs_distribution={run['client_epochs_distribution']}, which draws it."
         )
-    plan = method_spec.plan and method_spec.plan(dict(method), 0, run["total_rounds"])
-    if plan and plan.local_steps is not None:
+    plan = method_spec.round_plan(dict(method), 0, run["total_rounds"])
+    if plan.local_steps is not None:
         for flag in ("client_epochs_per_round", "client_epochs_distribution"):
             if flag in given:
                 raise HparamError(
@@ -593,18 +911,6 @@ def check_tracked(which: str | None, ids: Sequence[str]) -> None:
                 f"--track_clients={which}: there is no client {name!r}; a client is named as "
                 f"in client_metrics.csv, e.g. {ids[0]!r}."
             )
-
-
-def _training_in_force(training):
-    """Leaves out what the chosen optimizer and schedule do not read."""
-    unused = set()
-    for choice, readers in (
-        ("client_optimizer", registry.CLIENT_OPTIMIZERS),
-        ("client_lr_schedule", registry.CLIENT_LR_SCHEDULES),
-    ):
-        everything = {name for names in readers.values() for name in names}
-        unused |= everything - set(readers[training[choice]])
-    return {name: value for name, value in training.items() if name not in unused}
 
 
 def _help(algorithm, task, owners) -> str:

@@ -4,10 +4,17 @@ A task knows no algorithm. `tasks.load(name, **settings)` gives its federated da
 metrics as one `tasks.task.Task`.
 """
 
-from tasks import builtin as _builtin  # noqa: F401  (registers the suite's own tasks)
+import dataclasses as _dataclasses
+
+from tasks import datasets as _datasets
 from tasks import label_noise as _label_noise
+from tasks import registry as _registry
+from tasks import settings as _settings
 from tasks.formats import files as _files
+from tasks.formats import remote as _remote
 from tasks.registry import Clients, TaskSpec, get, names, register
+
+_registry.add_folder(_datasets)
 
 
 def load(name, *, data_dir=None, seed=0, use_synthetic_data=False, **settings):
@@ -15,7 +22,8 @@ def load(name, *, data_dir=None, seed=0, use_synthetic_data=False, **settings):
 
     Args:
       name: A name of `tasks.names()`.
-      data_dir: Folder with the task's data files; `None` lets the task use its cache or download.
+      data_dir: Folder with the task's data files, or an fsspec address of one; `None` lets the task
+        use its cache or download.
       seed: Seed of initial weights and of partitions that are drawn at random.
       use_synthetic_data: Whether to make data of the true shape and types instead of reading any.
       **settings: The task's own settings; see `tasks.get(name).hparams`.
@@ -25,16 +33,22 @@ def load(name, *, data_dir=None, seed=0, use_synthetic_data=False, **settings):
 
     Raises:
       HparamError: If the task or a setting is unknown or a value is out of range.
-      tasks.task.DataError: If data is missing or damaged; the text says what and how to mend it.
+      tasks.task.DataError: If data is missing or damaged; the text says how to fix it.
     """
     spec = get(name)
     resolved = spec.resolve(settings)
     if data_dir is not None and not use_synthetic_data:
+        data_dir = _remote.folder(data_dir, "--data_dir")
         _files.check_folder(data_dir, "--data_dir")
-    noise = {h.name: resolved.pop(h.name) for h in _label_noise.HPARAMS if spec.class_labels}
+    resolved = _settings.with_partition_seed(spec.hparams, resolved, seed)
+    noise = {h.name: resolved[h.name] for h in _label_noise.HPARAMS if spec.class_labels}
     task = spec.load_fn()(
-        data_dir=data_dir, seed=seed, use_synthetic_data=use_synthetic_data, **resolved
+        data_dir=data_dir,
+        seed=seed,
+        use_synthetic_data=use_synthetic_data,
+        **{name: value for name, value in resolved.items() if name not in noise},
     )
+    task = _dataclasses.replace(task, settings={**resolved, **task.settings})
     return _label_noise.add(task, seed=seed, **noise) if noise else task
 
 

@@ -1,4 +1,4 @@
-"""What a task's data are, in digests: by them a run that goes on knows the data it began with.
+"""What a task's data are, in digests: by them a resumed run recognises the data it began with.
 
 Data in memory are read byte by byte. Files from which examples are read whenever they are needed
 (databases, memory maps) count as a whole, and their digests are kept in a cache: a file whose path,
@@ -30,6 +30,8 @@ CREATE TABLE IF NOT EXISTS digests (
 _CHUNK = 1 << 22
 # With more files than these, those of a folder have one digest.
 _MANY_FILES = 100
+# What a damaged database raises; the second where SQLite's own message quotes what is no text.
+_DAMAGE = (sqlite3.Error, UnicodeDecodeError)
 # A file system may give two changes within this time one time of change.
 _YOUNG_NS = 2_000_000_000
 
@@ -61,7 +63,7 @@ def of_task(task: Task, trust_cache: bool = True) -> dict[str, str]:
     for name, array in arrays.items():
         files |= dict.fromkeys(task_lib.files(array))
         constants[name] = _digest([] if task_lib.files(array) else [array])
-    # Clients and files first: differences are told in this order.
+    # Clients and files first: differences are reported in this order.
     return digests | _of_files(sorted(files), trust_cache) | constants
 
 
@@ -128,10 +130,15 @@ def _of_files(paths: Sequence[str], trust_cache: bool) -> dict[str, str]:
     return {folder: whole(own) for folder, own in folders.items()}
 
 
-def cache_path() -> pathlib.Path:
-    """Returns the path of the cache of files' digests, in the user's folder of caches."""
+def cache_folder() -> pathlib.Path:
+    """Returns the suite's folder among the user's caches, which may not be there yet."""
     folder = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return pathlib.Path(folder, "tff_algos", _DATABASE)
+    return pathlib.Path(folder, "tff_algos")
+
+
+def cache_path() -> pathlib.Path:
+    """Returns the path of the cache of files' digests."""
+    return cache_folder() / _DATABASE
 
 
 class _Cache:
@@ -145,13 +152,13 @@ class _Cache:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.execute(_SCHEMA)
-        except (OSError, sqlite3.Error):
+        except (OSError, *_DAMAGE):
             self._close()
         return self
 
     def __exit__(self, *_):
         if self._db is not None and self._new:
-            with contextlib.suppress(sqlite3.Error):
+            with contextlib.suppress(*_DAMAGE):
                 self._db.execute("BEGIN IMMEDIATE")
                 self._db.executemany(
                     "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?)", self._new
@@ -188,7 +195,7 @@ class _Cache:
         select = "SELECT size, mtime_ns, inode, sha256 FROM digests WHERE path = ?"
         try:
             return self._db.execute(select, [path]).fetchone()
-        except sqlite3.Error:
+        except _DAMAGE:
             self._close()
             return None
 

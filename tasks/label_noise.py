@@ -1,16 +1,16 @@
-"""Training labels made wrong on purpose, for methods that are to cope with it.
+"""Training labels made wrong on purpose, for methods that correct or resist label noise.
 
-Of a share of the clients, drawn at random, a share of the training labels is drawn anew, uniformly
-from all classes of the training data, so that one in so many stays right. Tests stay as they are.
+Of a share of the clients, drawn at random, a share of the training labels is drawn again, uniformly
+from all classes of the training data, so that of C classes a label stays right
+with probability 1/C. Tests stay as they are.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from hparams import Hparam, HparamError
+from hparams import NOT_USED, By, Hparam
 from tasks import task as task_lib
 from tasks.task import Examples, FederatedData, Task
 
@@ -25,11 +25,10 @@ HPARAMS = (
     ),
     Hparam(
         name="label_noise",
-        default=None,
-        type=float,
+        default=By("noisy_clients", {0.0: NOT_USED}, otherwise=0.4),
         help=(
-            "Share of a noisy client's training labels that is drawn anew, uniformly from all "
-            "classes; only with noisy_clients above 0, where not set means 0.4."
+            "Share of a noisy client's training labels that is drawn again, uniformly from all "
+            "classes."
         ),
         source="choice",
         minimum=0,
@@ -41,7 +40,7 @@ _CLIENTS, _LABELS = 101, 102
 
 
 class NoisyLabels:
-    """Federated data with some labels drawn anew; every draw is a function of seed and client."""
+    """Federated data with some labels drawn again; every draw is a function of seed and client."""
 
     def __init__(self, data: FederatedData, noisy_clients: float, label_noise: float, seed: int):
         """Initialises from the true data; all of it is read once, for its classes.
@@ -82,20 +81,6 @@ class NoisyLabels:
         return Examples(examples.x, labels)
 
 
-def check(task: str, settings: Mapping[str, Any]) -> None:
-    """Refuses noise of no client.
-
-    Args:
-      task: Name of the task.
-      settings: The settings of `HPARAMS`, by name, and maybe others.
-
-    Raises:
-      HparamError: If `label_noise` is given without noisy clients.
-    """
-    if settings["label_noise"] is not None and not settings["noisy_clients"]:
-        raise HparamError(f"{task}: label_noise is used only with noisy_clients above 0.")
-
-
 def add(task: Task, noisy_clients: float, label_noise: float | None, seed: int) -> Task:
     """Makes training labels of a classification task noisy.
 
@@ -107,17 +92,9 @@ def add(task: Task, noisy_clients: float, label_noise: float | None, seed: int) 
 
     Returns:
       The task with noisy `train` and the true data as `clean_train`, or as it was if there are no
-      noisy clients; the settings are recorded in it.
-
-    Raises:
-      HparamError: If `label_noise` is given without noisy clients.
+      noisy clients.
     """
-    noise = {"noisy_clients": noisy_clients, "label_noise": label_noise}
-    check(task.name, noise)
-    if noisy_clients and label_noise is None:
-        noise["label_noise"] = 0.4
-    task = dataclasses.replace(task, settings={**task.settings, **noise})
     if not noisy_clients:
         return task
-    noisy = NoisyLabels(task.train, seed=seed, **noise)
+    noisy = NoisyLabels(task.train, noisy_clients, label_noise, seed)
     return dataclasses.replace(task, train=noisy, clean_train=task.train)

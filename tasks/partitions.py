@@ -1,7 +1,7 @@
 """Who gets which examples: pure functions of labels, parameters and a seed.
 
 A partition is a list with one int64 array of row numbers for each client, in ascending order. Rows
-are dealt without repetition, so no example belongs to two clients.
+are assigned without repetition, so no example belongs to two clients.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _IID, _DIRICHLET, _SHARDS, _SPLIT, _PACHINKO, _CLASSES, _TESTS, _HELD_OUT, _SIZE
 
 
 def iid(num_examples: int, num_clients: int, seed: int) -> list[np.ndarray]:
-    """Deals all rows at random in sizes that differ by at most one.
+    """Assigns all rows at random in sizes that differ by at most one.
 
     Args:
       num_examples: Number of rows.
@@ -41,10 +41,10 @@ def iid(num_examples: int, num_clients: int, seed: int) -> list[np.ndarray]:
 def dirichlet_by_class(
     labels: np.ndarray, num_clients: int, alpha: float, seed: int, min_size: int = 1
 ) -> list[np.ndarray]:
-    """Deals each class in proportions drawn from Dir(alpha, ..., alpha) over the clients.
+    """Divides each class in proportions drawn from Dir(alpha, ..., alpha) over the clients.
 
     All draws are repeated together until every client has `min_size` rows, as in the partitioner
-    released with AdaFedAdam (Ju et al. 2024). Every row is dealt; sizes are unequal.
+    released with AdaFedAdam (Ju et al. 2024). Every row is assigned; sizes are unequal.
 
     Args:
       labels: Classes, whole numbers `[n]`.
@@ -89,7 +89,7 @@ def dirichlet_by_client(
     FedOpt's federated CIFAR-10 (Reddi et al. 2021, App. C.1, after Hsu et al. 2019): 500 clients of
     100 examples, alpha = 0.1. Examples are drawn one by one without replacement; a class that is
     used up is left out, and the other proportions are scaled to sum to 1. Rows beyond the sum of
-    the sizes are not dealt.
+    the sizes are not assigned.
 
     Args:
       labels: Classes, whole numbers `[n]`.
@@ -115,14 +115,14 @@ def pachinko(
     beta: float,
     seed: int,
 ) -> list[np.ndarray]:
-    """Deals rows by Pachinko allocation over coarse and fine labels.
+    """Assigns rows by Pachinko allocation over coarse and fine labels.
 
     FedOpt's federated CIFAR-100 (Reddi et al. 2021, App. F, Algorithms 7 and 8): 500 clients of 100
     examples, alpha = 0.1, beta = 10. Client after client draws proportions of the coarse labels
     from Dir(alpha) and, for each coarse label, of its fine labels from Dir(beta), then its examples
     one by one: a coarse label, one of its fine labels, and a row of that label at random. A label
-    that is used up is left out for good, and the client's other proportions are scaled to sum to 1.
-    Where they are all 0 in floating point, which Dir(0.1) allows, the labels left are equally
+    that is used up is left out from then on, and the client's other proportions are scaled to sum
+    to 1. Where they are all 0 in floating point, which Dir(0.1) allows, the labels left are equally
     likely; the paper says nothing of this case.
 
     Args:
@@ -210,10 +210,10 @@ def lognormal_sizes(num_examples: int, num_clients: int, sigma: float, seed: int
 def classes_each(
     labels: np.ndarray, num_clients: int, classes_per_client: int, seed: int
 ) -> list[np.ndarray]:
-    """Gives each client some classes and deals a class in equal parts to those who have it.
+    """Gives each client some classes and divides a class in equal parts to those who have it.
 
     Classes are chosen at random, so that each goes to nearly as many clients as any other; with
-    enough clients every row is dealt. In AdaFed's skewed FEMNIST each of 100 clients has five of
+    enough clients every row is assigned. In AdaFed's skewed FEMNIST each of 100 clients has five of
     ten classes.
 
     Args:
@@ -257,11 +257,11 @@ def classes_each(
 def some_classes_dirichlet(
     labels: np.ndarray, num_clients: int, class_probability: float, alpha: float, seed: int
 ) -> list[np.ndarray]:
-    """Gives each client some classes and deals each class in shares drawn from a Dirichlet.
+    """Gives each client some classes and divides each class in shares drawn from a Dirichlet.
 
     The partition of FedCorr (Xu et al. 2022): client k has class c with a probability, and clients
     without any class draw again; each row of a class goes to one of the clients that have it, drawn
-    with shares from Dir(alpha, ..., alpha). Rows of a class that no client has are not dealt.
+    with shares from Dir(alpha, ..., alpha). Rows of a class that no client has are not assigned.
 
     Args:
       labels: Classes, whole numbers `[n]`.
@@ -303,15 +303,15 @@ def some_classes_dirichlet(
 def shards(
     labels: np.ndarray, num_clients: int, shards_per_client: int, seed: int
 ) -> list[np.ndarray]:
-    """Sorts rows by label, cuts them into equal shards and deals these at random.
+    """Sorts rows by label, cuts them into equal shards and assigns these at random.
 
     The pathological partition of McMahan et al. 2017 (100 clients, 2 of 200 shards each), used by
-    AdaFed for CIFAR-10. Every row is dealt; shard sizes differ by at most one.
+    AdaFed for CIFAR-10. Every row is assigned; shard sizes differ by at most one.
 
     Args:
       labels: Classes, whole numbers `[n]`.
       num_clients: Number of clients.
-      shards_per_client: Shards dealt to each client.
+      shards_per_client: Shards assigned to each client.
       seed: Seed of the partition, 0 or more.
 
     Returns:
@@ -327,12 +327,12 @@ def shards(
             f"shards than the {len(labels)} examples."
         )
     pieces = np.array_split(np.argsort(labels, kind="stable"), num_shards)
-    dealt = _rng(_SHARDS, seed).permutation(num_shards).reshape(num_clients, shards_per_client)
-    return [np.sort(np.concatenate([pieces[i] for i in row])) for row in dealt]
+    assigned = _rng(_SHARDS, seed).permutation(num_shards).reshape(num_clients, shards_per_client)
+    return [np.sort(np.concatenate([pieces[i] for i in row])) for row in assigned]
 
 
 def one_class_each(labels: np.ndarray, classes: Sequence[int]) -> list[np.ndarray]:
-    """Gives each client all rows of one class; rows of other classes are not dealt.
+    """Gives each client all rows of one class; rows of other classes are not assigned.
 
     The protocol of AFL (Mohri et al. 2019) and q-FFL for Fashion-MNIST: three clients.
 
@@ -384,9 +384,9 @@ def split_train_test(
 def tests_alike(
     labels: np.ndarray, parts: Sequence[np.ndarray], test_labels: np.ndarray, seed: int
 ) -> list[np.ndarray]:
-    """Deals test rows to clients so that each has the label distribution of its training rows.
+    """Assigns test rows to clients so that each has the label distribution of its training rows.
 
-    The test rows of a class are dealt in the proportions in which clients hold its training rows.
+    The test rows of a class are assigned in the proportions of the clients' training rows.
 
     Args:
       labels: Classes of the training rows, whole numbers `[n]`.

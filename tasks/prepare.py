@@ -4,7 +4,7 @@
 
 `--source` is the folder of the files as their publisher ships them; what is made goes to
 `--data_dir`, which is the same folder by default, and `run_experiment.py --data_dir=...` reads it
-there. The command may be interrupted at any moment and run again: it goes on where it stopped, and
+there. The command may be interrupted at any moment and run again: it resumes where it stopped, and
 a set that is not whole is never taken for one. Run again on a finished set, it checks it.
 """
 
@@ -60,7 +60,10 @@ def main(arguments: list[str]) -> int:
     except DataError as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
-        return _fail("interrupted; run the same command again to go on.", 130)
+        number = command_line.received()
+        return _fail(
+            f"stopped by {number.name}; run the same command again to resume.", 128 + number
+        )
     verb = f"made in {time.monotonic() - started:.1f} s" if made.new else "is whole and unchanged"
     print(f"{made.path} {verb}")
     for name, (count, published) in made.counts.items():
@@ -75,5 +78,5 @@ def _fail(reason, code: int) -> int:
 
 
 if __name__ == "__main__":
-    command_line.interrupt_raises()
+    command_line.stops_raise()
     command_line.run(main)

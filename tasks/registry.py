@@ -1,11 +1,12 @@
 """The tasks by name: what each one lets its user set, known without importing TensorFlow."""
 
 import dataclasses
-import importlib
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import hparams as hparams_lib
+from common import specs
 from tasks import label_noise
 
 
@@ -47,26 +48,28 @@ class TaskSpec:
     Attributes:
       name: Name of the task, the value of `--task`.
       summary: One line for `--help` and the README's table.
-      loader: `module:function`, imported on first use, or the function itself. It is called with
+      loader: `module:function`, imported on first use, or the function itself; of a `SPEC` of a
+        module (see `add_folder`) the function's name alone. It is called with
         `data_dir` (str or None), `seed` (int; initial weights and partitions derive from it),
         `use_synthetic_data` (bool) and every declared setting by name, and returns a
-        `tasks.task.Task`.
+        `tasks.task.Task`. A `partition_seed` that is not set comes as the run's seed. The task's
+        `settings` need only hold what the data have decided; `tasks.load` adds the others.
       hparams: The task's settings; flags are `--<task>_<name>`.
       needs_data: Whether the task reads files (so that `--data_dir` means something to it).
-      preparer: `module:function`, or the function itself, if `python -m tasks.prepare` can make the
+      preparer: Named or given as the loader is, if `python -m tasks.prepare` can make the
         task's data faster to load. It is called with the folder of the raw files and the folder to
         make them in, and returns a `tasks.formats.prepared.Outcome`.
       class_labels: Whether the training targets are class numbers `[n]`. The settings of
         `tasks.label_noise` are then added to `hparams`; `tasks.load` acts on them, not the loader.
       check: Called with all settings by name and raises `HparamError` where they do not go
-        together, beyond what `Hparam.only_with` says; must not import TensorFlow.
+        together, beyond what `hparams.By` says; must not import TensorFlow.
       clients: Called with all settings by name and `use_synthetic_data`; returns the `Clients`, or
         `None` if only the data tell; must not import TensorFlow.
     """
 
     name: str
     summary: str
-    loader: str | Callable
+    loader: str | Callable = "load"
     hparams: Sequence[hparams_lib.Hparam] = ()
     needs_data: bool = True
     preparer: str | Callable | None = None
@@ -86,26 +89,32 @@ class TaskSpec:
           HparamError: If a name is unknown, a value is refused or settings do not go together.
         """
         settings = hparams_lib.resolve(self.name, self.hparams, given)
-        if self.class_labels:
-            label_noise.check(self.name, settings)
         if self.check is not None:
             self.check(settings)
         return settings
 
+    def settled(
+        self, settings: Mapping[str, hparams_lib.Value], **found: hparams_lib.Value
+    ) -> dict[str, hparams_lib.Value]:
+        """Returns settings again, once the data have shown what `auto` stands for.
+
+        Args:
+          settings: What `resolve` returned; what it left open (`None`) is filled in or refused.
+          **found: What the data have shown.
+
+        Raises:
+          HparamError: If a setting was given that is not used beside what was found.
+        """
+        given = {name: v for name, v in {**settings, **found}.items() if v is not None}
+        return self.resolve(given)
+
     def load_fn(self) -> Callable:
         """Imports and returns the loader."""
-        return _imported(self.loader)
+        return specs.function(self.loader)
 
     def prepare_fn(self) -> Callable | None:
         """Imports and returns the preparer, or `None` if there is none."""
-        return None if self.preparer is None else _imported(self.preparer)
-
-
-def _imported(function: str | Callable) -> Callable:
-    if callable(function):
-        return function
-    module, name = function.split(":")
-    return getattr(importlib.import_module(module), name)
+        return None if self.preparer is None else specs.function(self.preparer)
 
 
 _SPECS: dict[str, TaskSpec] = {}
@@ -120,6 +129,17 @@ def register(spec: TaskSpec) -> None:
     if _SPECS.get(spec.name, spec) != spec:
         raise ValueError(f"A task named {spec.name!r} is registered already.")
     _SPECS[spec.name] = spec
+
+
+def add_folder(package: types.ModuleType) -> None:
+    """Adds what the modules of a package hold as `SPEC` or `SPECS`, without importing TensorFlow.
+
+    Raises:
+      ImportError: If a module uses TensorFlow while it is imported.
+      ValueError: If a name is taken by another task.
+    """
+    for spec in specs.in_folder(package, "loader", "preparer"):
+        register(spec)
 
 
 def names() -> list[str]:

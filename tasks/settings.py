@@ -1,29 +1,99 @@
-"""Settings that mean something only beside a certain value of another setting."""
+"""Settings that several data sets have, and what is known of their clients without data."""
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
-from hparams import HparamError
+from hparams import MAX_SEED, By, Hparam, Value
+from tasks.registry import Clients
+
+# More than any set has training examples.
+MAX_CLIENTS = 1_000_000
 
 
-def only_with(task: str, condition: str, applies: bool, **defaults_and_values: tuple[Any, Any]):
-    """Fills in settings that apply and refuses those that do not.
+def generated(settings: Mapping[str, Value], synthetic: bool) -> Clients:
+    """Clients that the suite makes, as many as are asked for."""
+    return Clients.numbered(settings["num_clients"])
+
+
+def at_most(published: int, made: int) -> Callable[[Mapping[str, Value], bool], Clients]:
+    """Clients of a published set: the first number, and the second with `use_synthetic_data`."""
+
+    def clients(settings, synthetic):
+        number = made if synthetic else published
+        return Clients(min(number, settings.get("num_clients") or number))
+
+    return clients
+
+
+def init(default: str, source: str) -> Hparam:
+    """Returns the setting of initial weights, with its default and where that is from."""
+    return Hparam(
+        name="init",
+        default=default,
+        help=(
+            "Initial weights: `torch` draws weights and biases uniformly from ±1/sqrt(fan_in); "
+            "`keras` draws weights by Glorot's uniform rule and starts biases at 0."
+        ),
+        source=source,
+        choices=("torch", "keras"),
+    )
+
+
+def text_init(default: str, source: str, lstm_kernel: str = "Glorot's uniform rule") -> Hparam:
+    """Returns the setting of initial weights of a model of text.
 
     Args:
-      task: Name of the task, for the error text.
-      condition: The condition in words, e.g. `partition=dirichlet`.
-      applies: Whether it holds.
-      **defaults_and_values: For each setting the value given (`None` if it was not) and the
-        default that is in force if the condition holds.
-
-    Returns:
-      Values by setting: with the defaults filled in if the condition holds, else all `None`.
-
-    Raises:
-      HparamError: If a setting was given although the condition does not hold.
+      default: The default.
+      source: Where it is from.
+      lstm_kernel: How Keras's scheme draws the LSTM's input weights, in words.
     """
-    filled = {}
-    for name, (value, default) in defaults_and_values.items():
-        if value is not None and not applies:
-            raise HparamError(f"{task}: {name} is used only with {condition}.")
-        filled[name] = default if applies and value is None else value
-    return filled
+    return Hparam(
+        name="init",
+        default=default,
+        help=(
+            "Initial weights: `torch` draws dense and LSTM weights and biases uniformly from "
+            "±1/sqrt(fan_in) or ±1/sqrt(units) and embeddings from N(0, 1); `keras` draws dense "
+            f"weights by Glorot's uniform rule, LSTM input weights by {lstm_kernel}, recurrent "
+            "weights orthogonal and embeddings from U(-0.05, 0.05), and starts biases at 0 but "
+            "forget gates' at 1."
+        ),
+        source=source,
+        choices=("torch", "keras"),
+    )
+
+
+def partition_seed(what: str) -> Hparam:
+    """Returns the setting of a seed that is the run's where it is not set."""
+    return Hparam(
+        name="partition_seed",
+        default=None,
+        type=int,
+        help=f"Seed of {what}; not set: the run's --seed.",
+        source="choice",
+        minimum=0,
+        maximum=MAX_SEED,
+    )
+
+
+def with_partition_seed(
+    hparams: Sequence[Hparam], settings: Mapping[str, Value], seed: int
+) -> dict[str, Value]:
+    """Returns settings in which a `partition_seed` that is used and not set is the run's seed."""
+    unset = any(
+        h.name == "partition_seed" and h.is_used(settings) and settings[h.name] is None
+        for h in hparams
+    )
+    return {**settings, "partition_seed": seed} if unset else dict(settings)
+
+
+MIN_SHARE = Hparam(
+    name="min_share",
+    default=By("partition", {"dirichlet": 0.01}),
+    help=(
+        "Proportions are redrawn until every client holds this share of the average number of "
+        "examples (and two examples)."
+    ),
+    source="AdaFedAdam's released partitioner (1 % of the average)",
+    minimum=0,
+    maximum=1,
+    exclusive_maximum=True,
+)

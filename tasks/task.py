@@ -45,7 +45,7 @@ class FederatedData(Protocol):
     """Clients' examples, read client by client.
 
     Data may also have `files` and `held_in_memory`, see the functions of these names; without them
-    a run reads all examples once when it starts, to know the data again when it goes on.
+    a run reads all examples once when it starts, to recognise the data when it is resumed.
 
     Attributes:
       client_ids: Name of each client, in a fixed order; a client's place in it is its index.

@@ -128,8 +128,9 @@ def test_the_check_sees_an_open_port():
 _RAY = """
 import pathlib, sys, time
 sys.path.insert(0, ".")
+from common import command_line
+command_line.begin()
 from reproduction import sweep
-from common import stops
 
 def work(folder):
     import os
@@ -137,7 +138,8 @@ def work(folder):
     time.sleep(600)
 
 try:
-    with stops.raised(), sweep._ray(sweep.Resources()) as ray:
+    command_line.stops_raise()
+    with sweep._ray(sweep.Resources()) as ray:
         task = ray.remote(work).options(num_cpus=1)
         going = [task.remote(sys.argv[1]) for _ in range(int(ray.available_resources()["CPU"]))]
         if sys.argv[2] == "wait":
@@ -148,17 +150,17 @@ try:
         if sys.argv[2] == "raise":
             raise ValueError("on purpose")
 except KeyboardInterrupt:
-    print(f"stopped by {stops.received().name}", flush=True)
-    sys.exit(128 + stops.received())
+    number = command_line.received()
+    print(f"stopped by {number.name}", flush=True)
+    sys.exit(128 + number)
 """
-_CHEAP = [signal.SIGKILL, signal.SIGTERM]
 
 
 @pytest.mark.parametrize(
     "how",
     [
-        *(pytest.param(how, id=how.name) for how in _CHEAP),
-        *(pytest.param(how, id=how.name, marks=pytest.mark.long) for how in _SIGNALS[2:]),
+        pytest.param(signal.SIGKILL, id="SIGKILL"),
+        *(pytest.param(how, id=how.name, marks=pytest.mark.long) for how in _SIGNALS[1:]),
         pytest.param("raise", marks=pytest.mark.long),
         pytest.param("end", marks=pytest.mark.long),
     ],
@@ -194,8 +196,8 @@ def test_cores_are_shared_by_all_sweeps_of_a_machine():
         "import os, sys, types\nsys.path.insert(0, '.')\n"
         "context = types.SimpleNamespace(get_assigned_resources=lambda: {'CPU': 1})\n"
         "sys.modules['ray'] = types.SimpleNamespace(get_runtime_context=lambda: context)\n"
-        "from reproduction import sweep\n"
-        "taken = sweep._take_cores()\n"
+        "from simulation.runtimes import cluster\n"
+        "taken = cluster.take_cores()\n"
         "print(len(taken), *sorted(os.sched_getaffinity(0)), flush=True)\ninput()"
     )
 
@@ -218,7 +220,7 @@ def test_cores_are_shared_by_all_sweeps_of_a_machine():
             stack.callback(started.communicate)
             taken += cores if number else []
             if not number:
-                # Each core has its run, of this test or of others that go on beside it.
+                # Each core has its run, of this test or of others that run beside it.
                 assert cores == allowed
         assert number == 0 and len(set(taken)) == len(taken)
         if taken:
@@ -263,6 +265,111 @@ def test_reproduce(tmp_path, how):
 
 # One run.
 
+_ARGUMENTS = [
+    "--task=synthetic",
+    "--synthetic_num_clients=6",
+    "--algorithm=fedavg",
+    "--clients_per_round=3",
+    "--client_batch_size=10",
+    "--client_learning_rate=0.01",
+    "--experiment_name=x",
+]
+# A signal that comes when a module is imported, or when a function of it is called first.
+_SIGNAL_TO_ITSELF = """
+import importlib.machinery, os, runpy, signal, sys
+
+_, at, number, *sys.argv = sys.argv
+module, _, name = at.partition(":")
+
+def come():
+    os.kill(os.getpid(), int(number))
+
+class Finder:
+    def find_spec(self, found, path=None, target=None):
+        if found != module:
+            return None
+        if not name:
+            return come()
+        spec = importlib.machinery.PathFinder.find_spec(found, path)
+        execute = spec.loader.exec_module
+        def exec_module(made):
+            execute(made)
+            original = getattr(made, name)
+            def call(*args, **kwargs):
+                come()
+                return original(*args, **kwargs)
+            setattr(made, name, call)
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Finder())
+sys.path.insert(0, ".")
+if at == "ignored":
+    signal.signal(int(number), signal.SIG_IGN)
+    module, name = "simulation.loop", "run"
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+_STOPS = [number for number in _SIGNALS if number != signal.SIGKILL]
+_BEFORE_ROUNDS = [
+    "absl",
+    "hparams",
+    "simulation.experiment",
+    "simulation.experiment_flags:parse",
+    "tensorflow",
+    "tensorflow_federated",
+    "tasks:load",
+    "simulation.runtimes:configure_threads",
+    "simulation.runtimes:bind",
+    "simulation.trackers:opened",
+]
+_QUICK_STOPS = [
+    *(("absl", how) for how in _STOPS),
+    *(("simulation.experiment_flags:parse", how) for how in _STOPS),
+    ("tensorflow", signal.SIGTERM),
+    ("simulation.runtimes:bind", signal.SIGHUP),
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("at", "how"),
+    [
+        pytest.param(
+            at,
+            how,
+            id=f"{at}-{how.name}",
+            marks=[] if (at, how) in _QUICK_STOPS else pytest.mark.long,
+        )
+        for at in _BEFORE_ROUNDS
+        for how in _STOPS
+    ],
+)
+def test_stopped_before_the_first_round(tmp_path, at, how):
+    arguments = [*_ARGUMENTS, "--total_rounds=1", f"--root_output_dir={tmp_path}"]
+    with running("-c", _SIGNAL_TO_ITSELF, at, int(how), "run_experiment.py", *arguments) as started:
+        code = started.process.wait(120)
+        said = started.said()
+        assert code == 128 + how, said
+        assert said.splitlines()[-1].startswith(f"error: stopped by {how.name}"), said
+        assert said.count("stopped by") == 1 and "Traceback" not in said, said
+        started.assert_nothing_is_left()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "how",
+    [signal.SIGHUP, *(pytest.param(how, marks=pytest.mark.long) for how in _STOPS[:2])],
+    ids=lambda how: how.name,
+)
+def test_what_is_ignored_stays_ignored(tmp_path, how):
+    """As SIGHUP is under `nohup`, and SIGINT in the background of a script."""
+    arguments = [*_ARGUMENTS, "--total_rounds=1", f"--root_output_dir={tmp_path}"]
+    command = ("-c", _SIGNAL_TO_ITSELF, "ignored", int(how), "run_experiment.py")
+    with running(*command, *arguments) as started:
+        assert started.process.wait(120) == 0, started.said()
+        started.assert_nothing_is_left()
+
+
 _AT_ROUND_3 = """
 import errno
 from simulation.records import outputs
@@ -297,15 +404,9 @@ _QUICK_RUN = ("native", signal.SIGKILL)
 def test_run_experiment(tmp_path, runtime, how):
     (tmp_path / "at_round_3.py").write_text(_AT_ROUND_3.format(error=_ERRORS.get(how)))
     arguments = [
-        "--task=synthetic",
-        "--synthetic_num_clients=6",
-        "--algorithm=fedavg",
-        "--clients_per_round=3",
-        "--client_batch_size=10",
-        "--client_learning_rate=0.01",
+        *_ARGUMENTS,
         f"--runtime={runtime}",
         f"--root_output_dir={tmp_path}",
-        "--experiment_name=x",
         f"--total_rounds={10**6 if isinstance(how, signal.Signals) else 4}",
     ]
     if how in _ERRORS:

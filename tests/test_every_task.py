@@ -13,28 +13,52 @@ import tensorflow as tf
 import run_experiment
 import tasks
 import tff_algos
-from simulation import runtimes
+from simulation import runtimes, task_models
+from simulation.measures import evaluation
+from tasks import images
+from tests import metrics_page
+from tests.tasks.test_registry import LIKE_CIFAR100
+from tff_algos.client_data import Batch
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 
 
-# Of the tasks whose model is a ResNet, one stands for all where only the model's operations matter.
-_LIKE_CIFAR100 = ("cifar10_image", "cinic10", "clothing1m", "tiny_imagenet")
+# One with convolutions, one with a recurrent layer and an embedding.
+_IN_16_BITS = ("emnist_character", "stackoverflow_word")
+_RESNETS = ("cifar100_image", *LIKE_CIFAR100)
 # Clothing1M generates 20 large pictures a client.
 _SETTINGS = {"clothing1m": {"num_clients": 2}}
 
 
+@pytest.fixture
+def few_tests(monkeypatch):
+    """Evaluations of few images, in chunks that are not padded to many: minutes of a ResNet."""
+    synthetic = images.synthetic
+
+    def few(*arguments):
+        train, test = synthetic(*arguments)
+        return train, test._replace(images=test.images[:16], labels=test.labels[:16])
+
+    monkeypatch.setattr(images, "synthetic", few)
+    monkeypatch.setattr(evaluation, "_MIN_CHUNK", 4)
+    monkeypatch.setattr(evaluation, "_MAX_CHUNK", 16)
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", tasks.names())
-def test_one_round_with_the_runtime_that_auto_is(name, tmp_path, capsys):
+def test_one_round_with_the_runtime_that_auto_is(name, request, tmp_path, capsys):
+    if name in _RESNETS:
+        request.getfixturevalue("few_tests")
+    # Each thread that has a client optimises the round's graph for itself, seconds of a ResNet's.
+    clients, examples = (1, 3) if name in _RESNETS else (2, 12)
     arguments = [
         f"--task={name}",
         "--use_synthetic_data",
         "--algorithm=fedavg",
         "--total_rounds=1",
-        "--clients_per_round=2",
-        "--client_batch_size=4",
-        "--max_elements_per_client=6",
+        f"--clients_per_round={clients}",
+        f"--client_batch_size={4 if clients > 1 else 2}",
+        f"--max_elements_per_client={examples // clients}",
         "--client_learning_rate=0.01",
         "--num_validation_examples=8",
         f"--root_output_dir={tmp_path}",
@@ -44,7 +68,8 @@ def test_one_round_with_the_runtime_that_auto_is(name, tmp_path, capsys):
     assert run_experiment.main(arguments) == 0, capsys.readouterr().err
     with open(tmp_path / "run" / "metrics.csv", newline="") as file:
         before, after = csv.DictReader(file)
-    assert 0 < float(after["train/num_examples"]) <= 12
+    assert metrics_page.undefined(before) == []
+    assert 0 < float(after["train/num_examples"]) <= examples
     assert np.isfinite(float(after["train/loss"]))
     assert before["eval/loss"] != after["eval/loss"]
 
@@ -53,7 +78,7 @@ def test_one_round_with_the_runtime_that_auto_is(name, tmp_path, capsys):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.long] if name in _LIKE_CIFAR100 else [])
+        pytest.param(name, marks=[pytest.mark.long] if name in LIKE_CIFAR100 else [])
         for name in tasks.names()
     ],
 )
@@ -74,6 +99,37 @@ def test_one_round_without_metrics(name):
     moved = zip(after.state.weights, model.initial_weights, strict=True)
     assert any(np.any(w != before) for w, before in moved)
     assert all(np.all(np.isfinite(w)) for w in after.state.weights)
+
+
+def _gradient(task, examples, precision, loss_scale):
+    settings = {"seed": 0, "precision": precision, "loss_scale": loss_scale}
+    model = task_models.build(task, settings).model
+    weights = tuple(map(tf.constant, model.initial_weights))
+
+    @tf.function(autograph=False)
+    def gradient():
+        batch = Batch(*(tf.constant(a[:2]) for a in examples), tf.ones([2]))
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            objective = model.forward(weights, batch, True, tf.constant([1, 2])).objective
+        return tape.gradient(objective, weights)
+
+    return np.concatenate([np.ravel(tf.convert_to_tensor(g)) for g in gradient()])
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in _IN_16_BITS else [pytest.mark.long]) for n in tasks.names()],
+)
+def test_gradients_in_16_bits_are_those_of_float32_in_the_main(name):
+    task = tasks.load(name, use_synthetic_data=True, seed=0, **_SETTINGS.get(name, {}))
+    examples = task.train.examples(0)
+    whole = _gradient(task, examples, "float32", None)
+    for precision, scale, most in (("mixed_float16", 256.0, 0.05), ("mixed_bfloat16", None, 0.2)):
+        got = _gradient(task, examples, precision, scale)
+        assert got.dtype == np.float32 and np.any(got != whole)
+        assert np.linalg.norm(got - whole) < most * np.linalg.norm(whole)
 
 
 @pytest.mark.long
@@ -101,6 +157,7 @@ def test_two_rounds(name, tmp_path):
     assert done.returncode == 0, (tmp_path / "log").read_text()[-2000:]
     with open(tmp_path / "run" / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
+    assert metrics_page.undefined(rows[0]) == []
     assert [row["round_num"] for row in rows] == ["0", "1", "2"]
     assert all(float(row["train/num_examples"]) > 0 for row in rows[1:])
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -185,11 +185,11 @@ def a_run(tmp_path_factory):
 
 @pytest.fixture()
 def _no_training(monkeypatch):
-    monkeypatch.setattr(experiment._Run, "run", lambda self: 0)
+    monkeypatch.setattr(experiment, "_work", lambda *_: experiment.Outcome("", None))
 
 
 def check_run(root, damages):
-    """The command is refused or would go on; what reads the folder is refused or has a table."""
+    """The command is refused or would resume; what reads the folder is refused or has a table."""
     folder = fuzz.copied(root / "whole", root / "damaged")
     for damage in damages:
         damage.apply(folder)

@@ -1,11 +1,13 @@
 """The lists of packages and the commands that install them."""
 
+import importlib
 import importlib.metadata
 import os
 import pathlib
 import re
 import shutil
 import subprocess
+import tomllib
 
 import pytest
 from packaging.requirements import Requirement
@@ -186,3 +188,26 @@ def test_ci_runs_the_commands_that_people_run():
     script = _REPO / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert script.read_text().splitlines()[-1] == "make lint test"
+
+
+def test_the_console_commands_are_functions_that_there_are():
+    project = tomllib.loads((_REPO / "pyproject.toml").read_text())
+    assert len(project["project"]["scripts"]) == 2
+    for target in project["project"]["scripts"].values():
+        module, function = target.split(":")
+        assert module in project["tool"]["setuptools"]["py-modules"]
+        assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_what_others_read_of_the_project_names_what_there_is():
+    """The container and the workflow call commands that exist; the citation names five papers."""
+    targets = set(re.findall(r"^([a-z-]+):", (_REPO / "Makefile").read_text(), re.M))
+    container = (_REPO / "Dockerfile").read_text()
+    called = re.findall(r"make (venv[a-z-]*)", container)
+    assert called and set(called) <= targets
+    for name in re.findall(r"^COPY ([\w. -]+) \./$", container, re.M)[0].split():
+        assert (_REPO / name).exists(), name
+    assert "bash .ci/run" in (_REPO / ".github" / "workflows" / "ci.yml").read_text()
+    citation = (_REPO / "CITATION.cff").read_text()
+    assert "license: Apache-2.0" in citation and citation.count('value: "arXiv:') == 5
+    assert "Version 2.0, January 2004" in (_REPO / "LICENSE").read_text()

@@ -42,7 +42,7 @@ OF_METHODS = {
     },
     "lookahead": {"lookahead_state": "keep"},
 }
-# FedCorr mends the labels of single classes, and knows no cohort at once.
+# FedCorr corrects the labels of single classes, and knows no cohort at once.
 WITHOUT = {("fedcorr", "shakespeare_character"), ("fedcorr", "mnist_writers")}
 
 

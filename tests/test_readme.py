@@ -1,9 +1,14 @@
 """The commands and the program of the README, as written."""
 
+import os
 import pathlib
 import re
 import subprocess
 import sys
+
+import tasks
+import tff_algos
+from tools import methods_table
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 README = (REPO / "README.md").read_text()
@@ -22,40 +27,46 @@ def test_the_experiment_of_the_readme(tmp_path):
     folder = tmp_path / "synthetic_fedadam"
     named = re.findall(r"^\| `(.+?)`(?:, `(.+?)`)? \|.*", README.split("Results go to")[1], re.M)
     names = [name for pair in named[:5] for name in pair if name]
-    assert len(names) == 6
+    assert len(names) == 5
+    assert list(folder.glob("events.out.tfevents.*"))
     for name in names:
         assert (folder / name).exists(), f"the README promises {name}"
 
 
-def test_the_program_of_the_readme():
+def test_the_program_of_the_readme(tmp_path):
     program = re.search(r"```python\n(.*?)```", README, re.S).group(1)
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    losses = [line.split() for line in done.stdout.splitlines()]
-    assert [int(r) for r, _ in losses] == list(range(10))
+
+    def printed():
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(REPO)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return [line.split() for line in done.stdout.splitlines()]
+
+    losses = printed()
+    assert [int(r) for r, _ in losses] == list(range(1, 11))
+    assert float(losses[-1][1]) > 0
+    assert (tmp_path / "results" / "mine_fedyogi" / "summary.json").exists()
+    assert printed() == losses, "the finished run is returned"
 
 
-def test_the_tables_name_what_is_registered():
-    """Every registered method and task is marked done, and nothing else is."""
-    import tasks
-    import tff_algos
+def test_the_table_of_methods_is_what_they_declare():
+    assert methods_table.written(README) == README, "run python tools/methods_table.py"
+    assert all(f"`{spec.name}`" in methods_table.table() for spec in own_methods())
 
-    rows = [line for line in README.splitlines() if line.startswith("| `")]
-    done = {
-        n for line in rows if "| done" in line for n in re.findall(r"`(\w+)`", line.split("|")[1])
-    }
-    planned = {
-        n
-        for line in rows
-        if "| planned" in line
-        for n in re.findall(r"`(\w+)`", line.split("|")[1])
-    }
-    registered = {
-        name
-        for package in (tasks, tff_algos)
-        for name in package.names()
-        if name not in ("clipped_fedavg", "moving_blobs")
-    }
-    assert done >= {n for n in registered if n in done | planned}
-    assert not planned & registered, "registered, but the README says planned"
-    assert done <= registered, "the README says done, but it is not registered"
+
+def own_methods():
+    specs = [tff_algos.get(name) for name in tff_algos.names()]
+    return [spec for spec in specs if str(spec.builder).startswith("tff_algos.methods.")]
+
+
+def test_the_table_of_tasks_names_each_once():
+    rows = README.split("| task | data | |")[1].split("\n\n")[0].splitlines()
+    rows = [row.split("|")[1] for row in rows if row.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    own = [n for n in tasks.names() if str(tasks.get(n).loader).startswith("tasks.datasets.")]
+    assert sorted(named) == sorted(own)

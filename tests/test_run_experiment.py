@@ -7,21 +7,22 @@ import importlib.util
 import json
 import os
 import pathlib
-import random
 import resource
 import signal
 import sqlite3
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 
 import run_experiment
-import tff_algos
+import tasks
 from simulation import experiment, runtimes
 from simulation.records import checkpoints
+from tests import metrics_page
+
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 TOY = (
@@ -84,15 +85,15 @@ def rows_but_times(folder):
 
 
 def tensorboard_values(folder):
-    """Returns all scalars but times as sorted (tag, step, bits)."""
+    """Returns all scalars of metrics.csv but times as sorted (tag, step, bits)."""
     from tensorboard.backend.event_processing import event_file_loader
     from tensorboard.util import tensor_util
 
     values = []
-    for path in (folder / "tensorboard").iterdir():
+    for path in folder.glob("events.out.tfevents.*"):
         for event in event_file_loader.EventFileLoader(str(path)).Load():
             for value in event.summary.value:
-                if not value.tag.startswith("time/"):
+                if not value.tag.startswith(("time/", "at_a_glance/", "_hparams_/")):
                     number = tensor_util.make_ndarray(value.tensor)
                     values.append((value.tag, event.step, number.tobytes()))
     return sorted(values)
@@ -139,20 +140,20 @@ def finished(tmp_path_factory):
 
 def test_output_folder_is_complete(finished):
     names = {p.name for p in finished.iterdir()} - {".lock"}
-    assert names == {
+    (events,) = (name for name in names if name.startswith("events.out.tfevents."))
+    assert names - {events} == {
         "hparams.json",
         "metrics.csv",
         "client_metrics.csv",
         "summary.json",
         "data_digests.json",
-        "tensorboard",
         "checkpoints",
+        "model",
     }
 
 
 def test_what_is_recorded_on_request(tmp_path):
     """Clients' training losses, who improved, and accuracies by class, which add up."""
-    import tasks
     from reproduction import run_folders
 
     folder = tmp_path / "synthetic_fedavg"
@@ -160,6 +161,7 @@ def test_what_is_recorded_on_request(tmp_path):
     given = [*SMALL, f"--root_output_dir={tmp_path}", "--rounds_per_eval=2", *flags]
     assert run_experiment.main(given) == 0
     run = run_folders.read_run(str(folder))
+    assert metrics_page.undefined(run.metrics.columns) == []
     improved = run.metrics["fairness/improved_fraction"]
     assert np.isnan(improved[0]) and improved[1:].between(0, 1).all()
     # Cohorts of three.
@@ -213,6 +215,10 @@ def test_summary_client_metrics_and_fairness_agree(finished):
     assert final["fairness/accuracy_std_u"] == pytest.approx(accuracy.std())
     pooled = (accuracy * sizes).sum() / sizes.sum()
     assert final["fairness/accuracy_avg_w"] == pytest.approx(pooled)
+    trained_on = tasks.load("synthetic", num_clients=6, max_examples=30).train.sizes
+    assert final["fairness/accuracy_avg_t"] == pytest.approx(
+        np.average(accuracy, weights=trained_on)
+    )
     # The central test of this task is all clients' test examples together.
     assert final["eval/accuracy"] == pytest.approx(pooled)
     # The last row was evaluated on the same model and, here, on the same examples.
@@ -237,6 +243,46 @@ def test_tensorboard_has_the_numbers_of_the_csv(finished):
         if column != "round_num" and row[column]
     )
     assert tensorboard_values(finished) == want
+
+
+def test_tensorboard_shows_runs_by_name_with_their_settings_and_what_matters_first(finished):
+    """As TensorBoard's own server reads them, the HParams tab by the plugin's API."""
+    from tensorboard import context
+    from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
+    from tensorboard.plugins import base_plugin
+    from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
+
+    multiplexer = plugin_event_multiplexer.EventMultiplexer()
+    multiplexer.AddRunsFromDirectory(str(finished.parent))
+    multiplexer.Reload()
+    provider = data_provider.MultiplexerDataProvider(multiplexer, str(finished.parent))
+    board = backend_context.Context(base_plugin.TBContext(data_provider=provider))
+    request_context = context.RequestContext()
+    runs = provider.list_runs(request_context, experiment_id="")
+    assert [run.run_name for run in runs] == ["synthetic_fedavg"]
+    hparams = board.hparams_metadata(request_context, "")
+    experiment = board.experiment_from_metadata(request_context, "", hparams, [])
+    names = {info.name for info in experiment.hparam_infos}
+    assert {"client_learning_rate", "algorithm", "seed", "total_rounds"} < names
+    assert not names & {"root_output_dir", "experiment_name", "data_dir"}
+    metrics = [info.name.tag for info in experiment.metric_infos]
+    assert metrics[0] == "at_a_glance/eval_accuracy" and "eval/accuracy" in metrics
+    assert metrics == sorted(metrics), "TensorBoard's order, by which the group is the first"
+    asked = api_pb2.ListSessionGroupsRequest(
+        start_index=0,
+        slice_size=10,
+        allowed_statuses=[api_pb2.Status.Value("STATUS_SUCCESS")],
+        col_params=[api_pb2.ColParams(hparam="client_learning_rate")],
+    )
+    handler = list_session_groups.Handler(request_context, board, "", asked)
+    (group,) = handler.run().session_groups
+    recorded = json.loads((finished / "hparams.json").read_text())["flags"]
+    for name in ("client_learning_rate", "seed"):
+        assert group.hparams[name].number_value == recorded[name]
+    assert group.hparams["algorithm"].string_value == "fedavg"
+    values = {v.name.tag: v.value for v in group.metric_values}
+    last = rows_but_times(finished)[-1]
+    assert np.float32(values["at_a_glance/eval_accuracy"]) == np.float32(last["eval/accuracy"])
 
 
 def test_finished_run_says_so_and_changes_nothing(finished, capfd):
@@ -461,7 +507,7 @@ print(json.dumps(results))
 """
 
 
-def test_wrong_input_is_told_in_one_line_before_tensorflow_is_imported(finished, tmp_path):
+def test_wrong_input_is_refused_in_one_line_before_tensorflow_is_imported(finished, tmp_path):
     (tmp_path / "file").write_text("")
     damaged = tmp_path / "synthetic_fedavg"
     damaged.mkdir()
@@ -484,8 +530,8 @@ def test_wrong_input_is_told_in_one_line_before_tensorflow_is_imported(finished,
         ([*here, "--total_rounds=1"], 2, "4 rounds already"),
         ([*SMALL, *new, "--clients_per_round=7"], 2, "--clients_per_round=7 is more than the 6"),
         ([*SMALL, *new, "--track_clients=0,6"], 2, "there is no client '6'"),
-        ([*SMALL, *new, "--synthetic_alpha=1"], 2, "alpha is used only with generator=alpha_beta"),
-        ([*SMALL, *new, "--synthetic_label_noise=0.1"], 2, "only with noisy_clients above 0"),
+        ([*SMALL, *new, "--synthetic_alpha=1"], 2, "alpha is not used with generator=leaf"),
+        ([*SMALL, *new, "--synthetic_label_noise=0.1"], 2, "not used with noisy_clients=0.0"),
         *(([*SMALL, *new, flag], 1, "make venv-tracking") for flag in missing),
         (["--task=synthetic", "--algorithm=fedadam", "--help"], 0, ""),
         (here, 0, ""),
@@ -514,7 +560,7 @@ def test_wrong_input_is_told_in_one_line_before_tensorflow_is_imported(finished,
         (OSError("x.sqlite: database or disk is full"), 1, "x.sqlite: database or disk is full"),
         (MemoryError("Unable to allocate 9 TiB"), 1, "Out of memory (Unable to allocate 9 TiB)"),
         (MemoryError(), 1, "Out of memory (no more is free)"),
-        (KeyboardInterrupt(), 130, "interrupted"),
+        (KeyboardInterrupt(), 130, "stopped by SIGINT"),
     ],
 )
 def test_what_the_system_refuses_is_one_line(capfd, monkeypatch, error, code, words):
@@ -601,10 +647,8 @@ _KILLED = -signal.SIGKILL
 # One after the other in one folder: what is disturbed, by what module, the exit code, and the
 # rounds that have a checkpoint afterwards.
 SOME_DISTURBANCES = [
-    ("first checkpoint", _NO_CHECKPOINT, _KILLED, []),
     ("SIGTERM in round 2", _signal_in_round(2, "SIGTERM"), 143, [0, 2]),
     ("row 5, half written", _in_append(5, _TORN), _KILLED, [2, 3]),
-    ("checkpoint of round 6", _NO_CHECKPOINT, _KILLED, [2, 3]),
     ("summary.json", _in_replace("summary.json", False), _KILLED, [6, 8]),
 ]
 ALL_DISTURBANCES = [
@@ -624,8 +668,10 @@ ALL_DISTURBANCES = [
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
+    from tests.reliability import runs  # Which itself uses what is above.
+
     root = tmp_path_factory.mktemp("uninterrupted")
-    code, _, err = command(*TOY, folder=root)
+    code, _, err = runs.run(TOY, root)
     assert code == 0, err
     assert err == ""
     return root / "results" / "toy_fedavgm"
@@ -642,57 +688,24 @@ def uninterrupted(tmp_path_factory):
 def test_killed_again_and_again_it_ends_as_if_it_had_not_been(
     uninterrupted, tmp_path, disturbances
 ):
+    from tests.reliability import runs
+
     folder = tmp_path / "results" / "toy_fedavgm"
     for i, (what, code, want, rounds) in enumerate(disturbances):
         (tmp_path / f"disturb_{i}.py").write_text(_KILL + code)
-        got, out, err = command(*TOY, f"--import=disturb_{i}", folder=tmp_path)
+        # Not as a command of its own, most of which is imports: the one that ends well is.
+        got, out, err = runs.run([*TOY, f"--import=disturb_{i}"], tmp_path)
         assert got == want, (what, out, err)
         assert checkpoints.rounds(str(folder / "checkpoints")) == rounds, what
         assert err == "", what
         if want > 0:
             assert f"{rounds[-1]} of 8 rounds are done" in out and "same command again" in out
     code, out, err = command(*TOY, folder=tmp_path)
-    assert code == 0, err
+    assert code == 0 and err == "", err
     assert_same_run(folder, uninterrupted)
     before = bytes_of(folder)
-    code, out, err = command(*TOY, folder=tmp_path)
+    code, out, err = runs.run(TOY, tmp_path)
     assert code == 0 and err == "" and "is finished" in out
     assert bytes_of(folder) == before
     leftovers = [p.name for p in folder.rglob("*.tmp")]
     assert leftovers == []
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    ("name", "runtime"),
-    [
-        (name, runtime)
-        for name in tff_algos.names()
-        for runtime in runtimes.RUNTIMES
-        if not (tff_algos.get(name).staged and runtime == "vectorized")
-    ],
-)
-def test_killed_at_random_moments(name, runtime, tmp_path):
-    arguments = [*TOY, f"--algorithm={name}", f"--runtime={runtime}", "--total_rounds=40"]
-    if tff_algos.get(name).server_learning_rate is None:
-        arguments.append("--server_learning_rate=0.1")
-    if name == "centralized":
-        arguments.remove("--clients_per_round=3")
-    if name == "fedcorr":  # All three stages in the rounds there are.
-        arguments += ["--fedcorr_stage1_clients=4", "--fedcorr_stage2_rounds=8"]
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    started = time.monotonic()
-    assert command(*arguments, folder=whole)[0] == 0
-    seconds = time.monotonic() - started
-    moments = random.Random(0)
-    for _ in range(6):
-        log = str(tmp_path / "log")
-        process = start(*arguments, folder=tmp_path, log=log)
-        time.sleep(moments.uniform(0.4, 1.0) * seconds)
-        process.kill()
-        process.wait()
-    code, _, err = command(*arguments, folder=tmp_path)
-    assert code == 0, err
-    assert_same_run(tmp_path / "results" / f"toy_{name}", whole / "results" / f"toy_{name}")

@@ -32,14 +32,14 @@ def test_good(case, record_property):
     record_property("kills", 3)
 def test_bad():
     note("bad")
-    assert os.path.exists("mended")
+    assert os.path.exists("repaired")
 @pytest.mark.xfail(strict=True)
 def test_known():
     note("known")
     assert False
 def test_interrupted():
     note("interrupted")
-    if not os.path.exists("mended"):
+    if not os.path.exists("repaired"):
         os._exit(1)
 def test_last():
     note("last")
@@ -62,7 +62,7 @@ def ran(folder, *arguments):
 
 def test_an_interrupted_part_goes_on_where_it_was(tmp_path):
     (tmp_path / "test_it.py").write_text(_TESTS)
-    (tmp_path / ".gitignore").write_text("ran\nmended\nresults/\n__pycache__/\n")
+    (tmp_path / ".gitignore").write_text("ran\nrepaired\nresults/\n__pycache__/\n")
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "one"]):
         subprocess.run([*git, *arguments], check=True)
@@ -76,7 +76,7 @@ def test_an_interrupted_part_goes_on_where_it_was(tmp_path):
     assert [r["outcome"] for r in kept.values()] == ["passed", "passed", "failed", "xfailed"]
     assert kept["test_it.py::test_good[b[c]]"]["counts"] == {"kills": 3}
 
-    (tmp_path / "mended").write_text("")
+    (tmp_path / "repaired").write_text("")
     code, names, out = ran(tmp_path, "--shard=1/2")
     code2, names2, _ = ran(tmp_path, "--shard=2/2")
     assert (code, code2) == (0, 0), out

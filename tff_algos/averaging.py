@@ -6,6 +6,7 @@ A method with more than one exchange, or another order, writes its round out in 
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import tensorflow as tf
 from tff_algos import client
 from tff_algos import weights as weights_lib
 from tff_algos.client_data import ClientData
-from tff_algos.method import ClientState, Method
+from tff_algos.method import ClientState, Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.weights import Weights
 
@@ -116,7 +117,26 @@ def give_delta(
 
 def mean_report(federation, update):
     """Averages the clients' reports at the server: the one aggregate of federated averaging."""
-    return (federation.mean(update.report, update.weight),)
+    return (mean_of_updates(federation, update.report, update.weight),)
+
+
+def mean_each(make: Callable, *parts: int | str) -> Callable:
+    """Returns an aggregate for `build` that averages the parts of a report one by one.
+
+    Args:
+      make: Puts a list of means together, as the server takes them.
+      *parts: Fields or places in the report; the first is the update, whose mean is the one that an
+        aggregator may take the place of.
+    """
+
+    def aggregate(federation, update):
+        report = update.report
+        first, *rest = (getattr(report, p) if isinstance(p, str) else report[p] for p in parts)
+        means = [mean_of_updates(federation, first, update.weight)]
+        means += [federation.mean(part, update.weight) for part in rest]
+        return (make(means),)
+
+    return aggregate
 
 
 def build(
@@ -150,9 +170,6 @@ def build(
       The method; its functions are `tf.function`s.
     """
 
-    def default_broadcast(state):
-        return Broadcast(state.weights, local.learning_rate(state.round_num))
-
     def default_step(state, delta):
         x = weights_lib.move(state.weights, local.server_learning_rate, delta)
         return state._replace(weights=x)
@@ -163,9 +180,9 @@ def build(
     def end_round(state, aggregates, total_weight, metrics) -> Outcome:
         after = step(state, *aggregates)
         after, own = after if isinstance(after, Outcome) else (after, {})
-        return Outcome(next_state(state, after, total_weight), client.summarize_with(metrics, own))
+        return Outcome(next_state(state, after, total_weight), summarize_with(metrics, own))
 
-    prepare = tf.function(broadcast or default_broadcast, autograph=False)
+    prepare = tf.function(broadcast or send_model(local), autograph=False)
     update_of_client = tf.function(client_update, autograph=False)
 
     def next_round(federation, state, clients, *client_states):
@@ -190,3 +207,62 @@ def next_state(before: Any, after: Any, total_weight: tf.Tensor) -> Any:
     """
     state = tf.nest.map_structure(lambda a, b: tf.where(total_weight > 0, a, b), after, before)
     return state._replace(round_num=before.round_num + 1)
+
+
+class Gradient(NamedTuple):
+    """A client's ∇F_k(x), like the weights, and its weight in averages, float32 scalar."""
+
+    gradient: Weights
+    weight: tf.Tensor
+
+
+def give_gradient(
+    model: Model, local: client.LocalTraining, x: Weights, data: ClientData
+) -> Gradient:
+    """Returns what a client gives of its whole training set, zeros if that is not finite."""
+    gradient = client.full_loss(model, x, data).gradient
+    given = Gradient(gradient, local.client_weight(data))
+    return client.zero_unless(client.is_finite(gradient), given)
+
+
+def send_model(local: client.LocalTraining) -> Callable:
+    """Returns `state -> Broadcast`, of the model and the round's client learning rate."""
+    return lambda state: Broadcast(state.weights, local.learning_rate(state.round_num))
+
+
+def stack_reports(federation, update):
+    """Brings every client's report and weight to the server: an aggregate for `build`.
+
+    Returns:
+      `((reports, weights),)`, stacked as `Federation.stack` does it.
+    """
+    return (federation.stack((update.report, update.weight)),)
+
+
+def summarize(total: Any) -> collections.OrderedDict:
+    """Turns the sum of the cohort's `client.round_metrics` into the metrics of the round.
+
+    Args:
+      total: The sum over clients.
+
+    Returns:
+      `OrderedDict` of float32 scalars: the weighted mean of every training metric, then
+      `num_examples`, `num_clients`, `clients_dropped`. Means are NaN if every client was dropped:
+      0 would pass for the best of losses.
+    """
+    means = collections.OrderedDict(
+        (name, value / weight) for name, (value, weight) in total["training"].items()
+    )
+    counts = ("num_examples", "num_clients", "clients_dropped")
+    means.update((name, total[name]) for name in counts)
+    return means
+
+
+def summarize_with(total: Any, own: Any) -> collections.OrderedDict:
+    """As `summarize`, with the method's own metrics after the common ones.
+
+    Args:
+      total: The sum over clients.
+      own: `OrderedDict` of float32 scalars.
+    """
+    return collections.OrderedDict([*summarize(total).items(), *own.items()])

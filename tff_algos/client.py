@@ -5,27 +5,31 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
-import operator
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_algos import random
+from tff_algos import nesterov, random
 from tff_algos.client_data import Batch, ClientData
 from tff_algos.method import ClientState
 from tff_algos.model import Model
-from tff_algos.parts import nesterov
 from tff_algos.registry import CLIENT_OPTIMIZERS
 
 
 class LocalTraining:
     """How clients train and how much each counts: the resolved training settings."""
 
-    def __init__(self, settings: Mapping[str, Any]):
-        """Initialises from the result of `tff_algos.registry.resolve_training`."""
-        self._settings = dict(settings)
+    def __init__(self, settings: Mapping[str, Any], optimizer: Any = None):
+        """Initialises the settings.
+
+        Args:
+          settings: The result of `tff_algos.registry.resolve_training`.
+          optimizer: One of TFF's optimizers in place of the one that the settings name.
+        """
+        self._settings, self._optimizer = dict(settings), optimizer
 
     @property
     def server_learning_rate(self) -> float:
@@ -40,6 +44,8 @@ class LocalTraining:
         Args:
           builders: By name of an optimizer, what the method builds it with instead.
         """
+        if self._optimizer is not None:
+            return self._optimizer
         name = self._settings["client_optimizer"]
         arguments = {
             argument: self._settings[setting]
@@ -64,8 +70,8 @@ class LocalTraining:
     def client_state(self, model: Model) -> Callable[[], Any] | None:
         """Returns `Method.client_state` of a method whose clients may keep their optimizer.
 
-        That is its slots with `client_optimizer_state=keep`, else `None`: they start afresh every
-        round.
+        That is its slots with `client_optimizer_state=keep`, else `None`: they start from zero in
+        every round.
         """
         if self._settings["client_optimizer_state"] == "reset":
             return None
@@ -82,12 +88,13 @@ class LocalTraining:
         """
         s = self._settings
         rate = tf.constant(s["client_learning_rate"], tf.float32)
-        decays = tf.cast(round_num, tf.float32) / float(s["client_lr_decay_steps"])
-        if s["client_lr_schedule"] == "exp_decay":
-            exponent = tf.floor(decays) if s["client_lr_staircase"] else decays
-            rate *= tf.pow(tf.constant(s["client_lr_decay_rate"], tf.float32), exponent)
-        elif s["client_lr_schedule"] == "inv_sqrt_decay":
-            rate *= tf.math.rsqrt(1.0 + decays)
+        if s["client_lr_schedule"] != "constant":
+            decays = tf.cast(round_num, tf.float32) / float(s["client_lr_decay_steps"])
+            if s["client_lr_schedule"] == "inv_sqrt_decay":
+                rate *= tf.math.rsqrt(1.0 + decays)
+            else:
+                exponent = tf.floor(decays) if s["client_lr_staircase"] else decays
+                rate *= tf.pow(tf.constant(s["client_lr_decay_rate"], tf.float32), exponent)
         if s["client_lr_warmup_steps"]:
             warm = (tf.cast(round_num, tf.float32) + 1.0) / float(s["client_lr_warmup_steps"])
             rate *= tf.minimum(1.0, warm)
@@ -122,6 +129,12 @@ def first_batches(data: ClientData, number: int) -> ClientData:
     data = first_epoch(data)
     before = tf.cumsum(tf.reduce_sum(data.mask, axis=1), exclusive=True)
     return data._replace(mask=data.mask * tf.cast(before <= number, data.mask.dtype)[:, None])
+
+
+def none_unless(asked: tf.Tensor, data: ClientData) -> ClientData:
+    """Returns the client's data, without any step if `asked`, the same for all, is false."""
+    steps = tf.where(asked, tf.shape(data.mask)[0], 0)
+    return data._replace(mask=data.mask[:steps])
 
 
 def num_examples(data: ClientData) -> tf.Tensor:
@@ -160,6 +173,31 @@ def stacked_clients():
         _STACKED.reset(token)
 
 
+# Every size of a minibatch has primitives of oneDNN's of its own, which take some time to make.
+_MULTIPLE = 2
+
+
+def _sizes(data: ClientData) -> tf.Tensor:
+    """Returns how many places each step's real examples take, int32 `[steps]`, in pairs."""
+    batch_size = tf.shape(data.mask)[1]
+    places = tf.where(data.mask > 0, tf.range(1, batch_size + 1), 0)
+    last = tf.reduce_max(places, axis=1)
+    return tf.minimum(-(-last // _MULTIPLE) * _MULTIPLE, batch_size)
+
+
+def _step_of_stacked(values: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
+    """Returns `values[i]`."""
+    numbers = math.prod(n or 0 for n in values.shape[2:])
+    if values.dtype != tf.uint8 or numbers == 0 or numbers % 8:
+        return tf.gather(values, i)
+    # TensorFlow gathers bytes on the CPU only, which would fetch all examples from a GPU at every
+    # step; eight of them as one number are gathered where they lie.
+    shape = tf.shape(values)
+    eights = tf.reshape(values, [shape[0], shape[1], numbers // 8, 8])
+    found = tf.bitcast(tf.gather(tf.bitcast(eights, tf.int64), i), tf.uint8)
+    return tf.reshape(found, [shape[1], *values.shape[2:]])
+
+
 def for_each_batch(step: Callable, carry: Any, data: ClientData) -> Any:
     """Runs a function over the client's batches in order.
 
@@ -168,22 +206,33 @@ def for_each_batch(step: Callable, carry: Any, data: ClientData) -> Any:
         dtypes of the carry must not change.
       carry: Structure of tensors.
       data: The client's batches. Steps without a real example (padding, after all others) leave the
-        carry as it was.
+        carry as it was. Padding at the end of a minibatch may be left out.
 
     Returns:
       The last carry.
     """
+    return _for_each_step(lambda carry, batch, seed, i: step(carry, batch, seed), carry, data)
+
+
+def _for_each_step(step, carry, data):
+    """As `for_each_batch`, with the number of the step, int32 scalar from 0, as fourth argument."""
     real = tf.reduce_any(data.mask > 0, axis=1)
     stacked = _STACKED.get()
     steps = tf.shape(real)[0] if stacked else num_steps(data)
-    # A step of stacked clients is not one piece of memory; slicing takes four times as long then.
-    take = tf.gather if stacked else operator.getitem
+    sizes = None if stacked else _sizes(data)
+
+    def take(values, i):
+        # A step of stacked clients is not one piece of memory; slicing takes four times as long.
+        return _step_of_stacked(values, i) if stacked else values[i][: sizes[i]]
 
     def body(i, carry):
         batch = Batch(*(take(values, i) for values in (data.x, data.y, data.mask)))
-        after = step(carry, batch, random.fold_in(data.seed, step=i))
+        after = step(carry, batch, random.fold_in(data.seed, step=i), i)
         if stacked:
-            after = tf.nest.map_structure(lambda a, b: tf.where(real[i], a, b), after, carry)
+            # What a step hands on as it is stays one value for all clients, if it was.
+            after = tf.nest.map_structure(
+                lambda a, b: b if a is b else tf.where(real[i], a, b), after, carry
+            )
         return i + 1, after
 
     carry = tf.nest.map_structure(tf.convert_to_tensor, carry)
@@ -236,18 +285,20 @@ def train(
     data: ClientData,
     correct_gradient: Callable = lambda gradient, weights: gradient,
     client_state: ClientState | None = None,
+    slots: Any = None,
 ) -> LocalResult:
     """Trains a client's model on its batches, in order.
 
     Args:
       model: The model.
-      optimizer: The client's optimizer; starts afresh unless there is a `client_state`.
+      optimizer: The client's optimizer; starts from zero unless it is given a state.
       learning_rate: Its learning rate in this round, float32 scalar.
       weights: The broadcast weights x.
       data: The client's data.
       correct_gradient: `(gradient, weights) -> gradient`, what a method adds to each minibatch
         gradient (a proximal term, control variates); both are tuples of tensors.
-      client_state: If given, it holds the slots that the optimizer goes on from.
+      client_state: If given, it holds the slots that the optimizer continues from.
+      slots: If given, what the optimizer continues from where there is nothing in a `client_state`.
 
     Returns:
       A `LocalResult`.
@@ -258,10 +309,10 @@ def train(
         slots, weights = optimizer.next(slots, at.weights, gradient)
         return tuple(weights), slots
 
-    slots = initial_slots(optimizer, weights, learning_rate)
+    slots = initial_slots(optimizer, weights, learning_rate) if slots is None else slots.copy()
     if client_state is not None:
         slots = recall(client_state, slots)
-        slots["learning_rate"] = tf.convert_to_tensor(learning_rate)
+    slots["learning_rate"] = tf.convert_to_tensor(learning_rate)
     trained, slots = take_steps(model, step, weights, slots, data)
     return trained._replace(slots=slots)
 
@@ -283,7 +334,7 @@ def displace(
     """Takes a step of one of TFF's optimizers on the displacement x_k - x in place of x_k.
 
     A sum of small steps keeps its digits so, which it would lose next to x. TFF's optimizers take a
-    step from the weights that does not depend on them, but for AdamW's decay.
+    step from the weights that does not depend on them, except AdamW's decay.
 
     Args:
       optimizer: The client's optimizer.
@@ -311,6 +362,9 @@ class LocalStep(NamedTuple):
       gradient: ∇f(x_k; b), one tensor per model weight.
       gradient_at: `weights -> ∇f(weights; b)`, on the same minibatch with the same dropout.
       num_examples: Real examples of the minibatch, float32 scalar.
+      number: Which of the client's local steps it is, int32 scalar, from 0. All clients' steps of
+        a number are taken at once where clients are stacked, so what depends on it alone is cheap
+        there, unlike a count that is carried from step to step.
     """
 
     weights: tuple[tf.Tensor, ...]
@@ -318,6 +372,7 @@ class LocalStep(NamedTuple):
     gradient: tuple[tf.Tensor, ...]
     gradient_at: Callable
     num_examples: tf.Tensor
+    number: tf.Tensor
 
 
 def take_steps(
@@ -339,7 +394,7 @@ def take_steps(
     zero = tf.zeros([])
     metrics = collections.OrderedDict((name, (zero, zero)) for name in metric_names(model))
 
-    def one(all_carried, batch, seed):
+    def one(all_carried, batch, seed, number):
         weights, carry, metrics = all_carried
 
         def forward_and_gradient(at):
@@ -364,11 +419,12 @@ def take_steps(
             gradient,
             lambda other: forward_and_gradient(other)[1],
             tf.reduce_sum(batch.mask),
+            number,
         )
         weights, carry = step(at, carry)
         return tuple(weights), carry, metrics
 
-    weights, carry, metrics = for_each_batch(one, (weights, carry, metrics), data)
+    weights, carry, metrics = _for_each_step(one, (weights, carry, metrics), data)
     return LocalResult(weights, metrics), carry
 
 
@@ -473,12 +529,17 @@ def is_finite(values: Any) -> tf.Tensor:
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in floats])
 
 
-def zero_unless(keep: tf.Tensor, values: Any) -> Any:
-    """Returns a structure of tensors if `keep`, zeros like it otherwise (also where not finite)."""
+def choose(condition: tf.Tensor, values: Any, others: Any) -> Any:
+    """Returns one of two structures of tensors of the same shapes, by a bool scalar."""
     # Unlike `tf.where`, it takes one whole tensor or the other: ten times faster on large ones.
     return tf.nest.map_structure(
-        lambda v: tf.raw_ops.Select(condition=keep, x=v, y=tf.zeros_like(v)), values
+        lambda v, o: tf.raw_ops.Select(condition=condition, x=v, y=o), values, others
     )
+
+
+def zero_unless(keep: tf.Tensor, values: Any) -> Any:
+    """Returns a structure of tensors if `keep`, zeros like it otherwise (also where not finite)."""
+    return choose(keep, values, tf.nest.map_structure(tf.zeros_like, values))
 
 
 def round_metrics(trained: LocalResult, data: ClientData, finite: tf.Tensor) -> Any:
@@ -497,32 +558,3 @@ def round_metrics(trained: LocalResult, data: ClientData, finite: tf.Tensor) -> 
         num_clients=tf.ones([]),
         clients_dropped=1.0 - tf.cast(finite, tf.float32),
     )
-
-
-def summarize(total: Any) -> collections.OrderedDict:
-    """Turns the sum of the cohort's `round_metrics` into the metrics of the round.
-
-    Args:
-      total: The sum over clients.
-
-    Returns:
-      `OrderedDict` of float32 scalars: the weighted mean of every training metric, then
-      `num_examples`, `num_clients`, `clients_dropped`. Means are NaN if every client was dropped:
-      0 would pass for the best of losses.
-    """
-    means = collections.OrderedDict(
-        (name, value / weight) for name, (value, weight) in total["training"].items()
-    )
-    counts = ("num_examples", "num_clients", "clients_dropped")
-    means.update((name, total[name]) for name in counts)
-    return means
-
-
-def summarize_with(total: Any, own: Any) -> collections.OrderedDict:
-    """As `summarize`, with the method's own metrics after the common ones.
-
-    Args:
-      total: The sum over clients.
-      own: `OrderedDict` of float32 scalars.
-    """
-    return collections.OrderedDict([*summarize(total).items(), *own.items()])

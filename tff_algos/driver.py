@@ -4,15 +4,20 @@ Most methods are one `tff_algos.method.Method`, the same in every round. A metho
 also finds out things about clients or their labels between rounds, is a `Driver` instead. All that
 it knows is in its state, arrays in a fixed structure, so that a checkpoint of the state is one of
 the whole method. A driver is pure: it keeps nothing from one call to the next.
+
+What a client works on depends on what was found out so far, so the driver says it in two steps:
+`Assignment`s, which are small and can be sent, and the data, which whoever works on them makes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from tff_algos.client_data import ClientData
+from tff_algos.method import Method
 from tff_algos.model import Model
 
 
@@ -53,6 +58,38 @@ class Findings(NamedTuple):
     labels: np.ndarray
 
 
+class Assignment(NamedTuple):
+    """What a client is to do in a round, before its examples are read.
+
+    Attributes:
+      client: Its place among all training clients.
+      labels: Targets of its examples as they are used now, `[n_k, ...]`.
+      facts: What else the driver tells it, a structure of arrays.
+    """
+
+    client: int
+    labels: np.ndarray
+    facts: Any = ()
+
+
+class Round(NamedTuple):
+    """A round of one of a driver's processes, as pure functions.
+
+    Attributes:
+      method: `next_round` gives as a third what each client finds, a client value, where clients
+        find something; it takes no client states.
+      takes: `tf.TensorSpec`s of a `ClientData` → those of what one client works on.
+    """
+
+    method: Method
+    takes: Callable[[ClientData], Any]
+
+
+# Name of a round, state before it, what its clients are to do → state after it, metrics, and what
+# each client found.
+CarryOut = Callable[[str, Any, Sequence[Assignment]], tuple[Any, Any, Iterable[Any]]]
+
+
 class Driver(Protocol):
     """A method of several processes.
 
@@ -61,22 +98,39 @@ class Driver(Protocol):
 
     Attributes:
       model: The model that is trained.
+      rounds: Name of a process → its round.
     """
 
     model: Model
+    rounds: Mapping[str, Round]
 
     def initialize(self, clients: Clients) -> Any:
         """Returns the state before the first round."""
 
-    def cohort(self, state: Any, clients: Clients) -> list:
-        """Returns what each client of the next round works on."""
+    def cohort(self, state: Any, clients: Clients) -> list[Assignment]:
+        """Returns what each client of the next round is to do."""
 
-    def next(self, state: Any, cohort: list, clients: Clients) -> Any:
+    def data(self, name: str, round_index: int, assignment: Assignment, clients: Clients) -> Any:
+        """Returns what a client works on in a round of a process, as a pure function."""
+
+    def next(
+        self,
+        state: Any,
+        cohort: list[Assignment],
+        clients: Clients,
+        carry_out: CarryOut | None = None,
+    ) -> Any:
         """Runs a round, then what is to be done before the following one.
+
+        Args:
+          state: The state before it.
+          cohort: What `cohort` returned for the state.
+          clients: All clients.
+          carry_out: Carries rounds of the processes out; by default TFF does, on data made here.
 
         Returns:
           A `tff.learning.templates.LearningProcessOutput`.
         """
 
     def findings(self, state: Any) -> Findings | None:
-        """Returns what the state tells of clients' labels; `None` if that is nothing."""
+        """Returns what the state says of clients' labels; `None` if that is nothing."""

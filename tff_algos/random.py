@@ -55,6 +55,16 @@ def uniform(shape, seed: tf.Tensor, dtype="float32") -> tf.Tensor:
     return tf.raw_ops.StatelessRandomUniform(shape=shape, seed=seed, dtype=dtype)
 
 
+def normal(shape, seed: tf.Tensor) -> tf.Tensor:
+    """Draws from the standard normal distribution, float32 of `shape`; for use at the server.
+
+    Args:
+      shape: Shape of the result.
+      seed: int32 `[2]`.
+    """
+    return tf.raw_ops.StatelessRandomNormal(shape=shape, seed=seed, dtype=tf.float32)
+
+
 def _bytes(shape, seed: tf.Tensor) -> tf.Tensor:
     """Draws uniformly from the int8 numbers, four from each random number of 32 bits."""
     size = tf.reduce_prod(shape)
@@ -96,7 +106,7 @@ _MIX_LEFT, _MIX_RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
 
 
 def _constants(first: int, factor: int, number: int) -> np.ndarray:
-    """Returns the constants of so many hashes and the one after them, uint32 `[number + 1, 1]`."""
+    """Returns the constants of the hashes and the one after them, uint32 `[number + 1, 1]`."""
     values = [first]
     for _ in range(number):
         values.append(values[-1] * factor & _MASK)

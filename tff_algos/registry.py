@@ -1,14 +1,12 @@
 """The methods by name: what each one lets its user set, known without importing TensorFlow."""
 
 import dataclasses
-import importlib
-import pkgutil
 import types
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import hparams as hparams_lib
-from common import imports
+from common import specs
 
 
 class RoundPlan(NamedTuple):
@@ -23,7 +21,7 @@ class RoundPlan(NamedTuple):
         their loss (`ClientData.participates` is 0 for them).
       first_step: If set, rounds share one endless series of a client's epochs, each in an order of
         its own, and this round's minibatches start at this place of it, counted from 0; else every
-        round starts an epoch anew.
+        round starts a new epoch.
     """
 
     cohort: str = "sampled"
@@ -31,6 +29,23 @@ class RoundPlan(NamedTuple):
     local_steps: int | None = None
     losses: str = "cohort"
     first_step: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregated:
+    """Which of a method's means an aggregator takes the place of (`tff_algos.aggregation`).
+
+    Attributes:
+      what: That mean, in words.
+      in_clear: Vectors of the model's size that clients send beside it, which are averaged as ever;
+        empty if there are none. Aggregators that keep clients' vectors private are refused then.
+      own_weights: Whether the weights of that mean are more than `client_weighting`, so that an
+        aggregator that knows no weights cannot take its place.
+    """
+
+    what: str = "the mean of the clients' updates x_k - x"
+    in_clear: str = ""
+    own_weights: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +57,9 @@ class MethodSpec:
       summary: One line for `--help` and the README's table.
       paper: Authors, title, arXiv number.
       builder: `module:function`, imported on first use, or the function itself; of a `SPEC` of a
-        module (see `add`) the function's name alone. It is called with a `tff_algos.model.Model`, a
-        `tff_algos.client.LocalTraining` and every declared setting by name, and returns a
-        `tff_algos.method.Method`.
+        module (see `add_folder`) the function's name alone. It is called with a
+        `tff_algos.model.Model`, a `tff_algos.client.LocalTraining` and every declared setting by
+        name, and returns a `tff_algos.method.Method`.
       hparams: The method's own settings; flags are `--<method>_<name>`.
       server_learning_rate: The method's default for `server_learning_rate`; `None` if there is none
         that could be right without tuning, so that the user must give one.
@@ -64,6 +79,10 @@ class MethodSpec:
       staged: Whether the builder returns a `tff_algos.driver.Driver` instead: a method of several
         processes, whose rounds depend on what it has found out. It has no `plan`, and no form over
         a whole cohort at once.
+      aggregated: Which of its means an aggregator takes the place of; if that is none, why not, as
+        the end of a sentence about the method.
+      takes_server_optimizer: Whether the builder also takes `server_optimizer`, one of TFF's
+        optimizers in place of its server step, or `None`.
       needs_num_clients: Whether the builder also takes `num_clients`, the number of all training
         clients (N in the mathematics).
       needs_index: Whether `ClientData.index` enters the mathematics; only with `needs_num_clients`.
@@ -85,19 +104,34 @@ class MethodSpec:
     needs_num_clients: bool = False
     needs_index: bool = False
     staged: bool = False
+    takes_server_optimizer: bool = False
+    aggregated: Aggregated | str = "does not declare a mean that one could take the place of"
+
+    def round_plan(self, settings: dict, round_index: int, total_rounds: int) -> RoundPlan:
+        """Returns what the method asks of the clients in a round.
+
+        Args:
+          settings: The method's own settings, resolved.
+          round_index: Round, from 0.
+          total_rounds: Rounds of the whole run.
+        """
+        if self.plan is None:
+            return RoundPlan()
+        return self.plan(settings, round_index, total_rounds)
 
     def build_fn(self) -> Callable:
         """Imports and returns the builder."""
-        if callable(self.builder):
-            return self.builder
-        module, function = self.builder.split(":")
-        return getattr(importlib.import_module(module), function)
+        return specs.function(self.builder)
 
 
 _H = hparams_lib.Hparam
 
+AGGREGATORS = ("mean", "robust", "dp", "compressed", "secure")
+# Those that keep what a client sends from the server.
+_PRIVATE = ("dp", "secure")
+
 # For each client optimizer: our setting → the argument of `tff.learning.optimizers.build_…`, or of
-# `tff_algos.parts.nesterov.build_nesterov`.
+# `tff_algos.nesterov.build_nesterov`.
 # TFF's Adafactor is not among them: its `next` returns a step count of another dtype than it takes,
 # so that no loop can carry its state.
 CLIENT_OPTIMIZERS = {
@@ -124,16 +158,21 @@ CLIENT_OPTIMIZERS = {
     },
 }
 
-# For each client learning-rate schedule: the settings that it reads.
-CLIENT_LR_SCHEDULES = {
-    "constant": (),
-    "exp_decay": ("client_lr_decay_rate", "client_lr_decay_steps", "client_lr_staircase"),
-    "inv_sqrt_decay": ("client_lr_decay_steps",),
-}
+
+def decay(name: str, default: float, help_text: str, source: str) -> hparams_lib.Hparam:
+    """Returns the setting of a moving average's decay, or of a momentum: a number in [0, 1)."""
+    return _H(name, default, help_text, source, minimum=0.0, maximum=1.0, exclusive_maximum=True)
 
 
-def _optional(name, help_text, **limits):
-    return _H(name, None, help_text, source="TFF", type=float, flag=name, **limits)
+def _by_optimizer(name: str, default: float, **others: float | None) -> hparams_lib.By:
+    """Returns a default of the client optimizers that read a setting; `others` name their own."""
+    return hparams_lib.By(
+        "client_optimizer",
+        {
+            optimizer: others.get(optimizer, default) if name in read else hparams_lib.NOT_USED
+            for optimizer, read in CLIENT_OPTIMIZERS.items()
+        },
+    )
 
 
 # What every method's clients share; passed to `tff_algos.build` and set by flags of the same name.
@@ -150,8 +189,8 @@ TRAINING_HPARAMS = (
     _H(
         "client_optimizer_state",
         "reset",
-        "Whether the clients' optimizer starts afresh every round (reset) or each client goes on "
-        "from the state in which it left it (keep: momentum buffers, moments, step counts).",
+        "Whether the clients' optimizer starts from zero every round (reset) or each client "
+        "continues from the state in which it left it (keep: momentum buffers, moments, counts).",
         source="choice; AdaFedAdam's Tables 3 and 7 fit keep only",
         choices=("reset", "keep"),
         flag="client_optimizer_state",
@@ -190,12 +229,12 @@ TRAINING_HPARAMS = (
         "How the client learning rate changes over rounds r = 0, 1, ...: constant; exp_decay, "
         "eta_l * rate^(r / steps); inv_sqrt_decay, eta_l / sqrt(1 + r / steps).",
         source="Adaptive Federated Optimization, section 5",
-        choices=tuple(CLIENT_LR_SCHEDULES),
+        choices=("constant", "exp_decay", "inv_sqrt_decay"),
         flag="client_lr_schedule",
     ),
     _H(
         "client_lr_decay_rate",
-        0.1,
+        hparams_lib.By("client_lr_schedule", {"exp_decay": 0.1}),
         "Factor by which exp_decay lowers the client learning rate every client_lr_decay_steps.",
         source="Adaptive Federated Optimization, App. E.6",
         minimum=0.0,
@@ -205,7 +244,7 @@ TRAINING_HPARAMS = (
     ),
     _H(
         "client_lr_decay_steps",
-        500,
+        hparams_lib.By("client_lr_schedule", {"constant": hparams_lib.NOT_USED}, otherwise=500),
         "Rounds of one decay of the schedule.",
         source="Adaptive Federated Optimization, App. E.6",
         minimum=1,
@@ -213,7 +252,7 @@ TRAINING_HPARAMS = (
     ),
     _H(
         "client_lr_staircase",
-        True,
+        hparams_lib.By("client_lr_schedule", {"exp_decay": True}),
         "Whether exp_decay moves in steps: floor(r / steps) in the exponent.",
         source="Adaptive Federated Optimization, App. E.6",
         flag="client_lr_staircase",
@@ -229,48 +268,128 @@ TRAINING_HPARAMS = (
     ),
     _H(
         "client_momentum",
-        0.9,
-        "Momentum of client_optimizer=sgdm and nesterov (buffer <- momentum * buffer + gradient).",
+        _by_optimizer("client_momentum", 0.9),
+        "Momentum (buffer <- momentum * buffer + gradient).",
         source="AdaFedAdam, Table 3",
         minimum=0.0,
         maximum=1.0,
         exclusive_maximum=True,
         flag="client_momentum",
     ),
-    _optional(
+    _H(
         "client_beta1",
-        "First-moment decay of adam, adamw, yogi. Unset: TFF's 0.9.",
+        _by_optimizer("client_beta1", 0.9),
+        "First-moment decay.",
+        source="TFF",
         minimum=0.0,
         maximum=1.0,
         exclusive_maximum=True,
+        flag="client_beta1",
     ),
-    _optional(
+    _H(
         "client_beta2",
-        "Second-moment decay of adam, adamw, yogi. Unset: TFF's 0.999.",
+        _by_optimizer("client_beta2", 0.999),
+        "Second-moment decay.",
+        source="TFF",
         minimum=0.0,
         maximum=1.0,
         exclusive_maximum=True,
+        flag="client_beta2",
     ),
-    _optional(
+    _H(
         "client_epsilon",
-        "Epsilon of the adaptive client optimizers. Unset: TFF's (1e-7; yogi 1e-3).",
+        _by_optimizer("client_epsilon", 1e-7, yogi=1e-3),
+        "Epsilon of the adaptive client optimizers.",
+        source="TFF",
         minimum=0.0,
+        flag="client_epsilon",
     ),
-    _optional(
+    _H(
         "client_decay",
-        "Second-moment decay of rmsprop. Unset: TFF's 0.9.",
+        _by_optimizer("client_decay", 0.9),
+        "Second-moment decay.",
+        source="TFF",
         minimum=0.0,
         maximum=1.0,
+        flag="client_decay",
     ),
-    _optional(
+    _H(
         "client_weight_decay",
-        "Decoupled weight decay of adamw. Unset: TFF's 0.004.",
+        _by_optimizer("client_weight_decay", 0.004),
+        "Decoupled weight decay.",
+        source="TFF",
         minimum=0.0,
+        flag="client_weight_decay",
     ),
-    _optional(
+    _H(
         "client_initial_accumulator",
-        "Initial accumulator of adagrad, yogi. Unset: TFF's 0.1, 1e-6.",
+        _by_optimizer("client_initial_accumulator", 1e-6, adagrad=None),
+        "Initial accumulator. Adagrad's, unset: TFF's 0.1; in fedlocal 0.",
+        source="TFF; Local Adaptivity, the released code",
         minimum=0.0,
+        flag="client_initial_accumulator",
+    ),
+    _H(
+        "aggregator",
+        "mean",
+        "What brings the clients' updates together: their mean, or one of TFF's aggregators. "
+        "robust zeroes very large updates and clips large ones; dp clips and adds Gaussian noise; "
+        "compressed quantises large tensors; secure sums integers, as secure aggregation does, but "
+        "in clear: a simulation of it.",
+        source="the papers: the mean",
+        choices=AGGREGATORS,
+        flag="aggregator",
+    ),
+    _H(
+        "aggregator_zeroing",
+        hparams_lib.By("aggregator", {"mean": hparams_lib.NOT_USED}, otherwise=True),
+        "Whether updates far larger than those before are zeroed.",
+        source="TFF",
+        flag="aggregator_zeroing",
+    ),
+    _H(
+        "aggregator_clipping",
+        hparams_lib.By("aggregator", {"robust": True, "compressed": True, "secure": True}),
+        "Whether updates are clipped to a norm that adapts to their 80 % quantile.",
+        source="TFF",
+        flag="aggregator_clipping",
+    ),
+    _H(
+        "aggregator_noise_multiplier",
+        hparams_lib.By("aggregator", {"dp": None}),
+        "Standard deviation of the noise over the clipping norm. Must be set with dp; 0 is none.",
+        source="none",
+        type=float,
+        minimum=0.0,
+        flag="aggregator_noise_multiplier",
+    ),
+    _H(
+        "aggregator_clients_per_round",
+        hparams_lib.By("aggregator", {"dp": None}),
+        "What dp divides the sum of clipped updates by, whoever is dropped. Unset: the clients "
+        "that a round draws.",
+        source="TFF",
+        type=float,
+        minimum=0.0,
+        exclusive_minimum=True,
+        flag="aggregator_clients_per_round",
+    ),
+    _H(
+        "aggregator_bits",
+        hparams_lib.By("aggregator", {"compressed": 8}),
+        "Bits of a quantised number.",
+        source="TFF",
+        minimum=1,
+        maximum=16,
+        flag="aggregator_bits",
+    ),
+    _H(
+        "aggregator_threshold",
+        hparams_lib.By("aggregator", {"compressed": 20000}),
+        "Tensors of more numbers than this are quantised.",
+        source="TFF",
+        minimum=0,
+        flag="aggregator_threshold",
     ),
 )
 
@@ -285,7 +404,11 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:
     Raises:
       HparamError: If a setting is refused, missing, or has no meaning beside the others.
     """
-    settings = hparams_lib.resolve(spec.name, TRAINING_HPARAMS, given)
+    allowed = tuple(spec.client_optimizers or CLIENT_OPTIMIZERS)
+    given = {name: value for name, value in given.items() if value is not None}
+    settings = hparams_lib.resolve(
+        spec.name, TRAINING_HPARAMS, {"client_optimizer": allowed[0], **given}
+    )
     if settings["client_learning_rate"] is None:
         raise hparams_lib.HparamError("client_learning_rate must be set: it has no default.")
     if not spec.has_server_step and settings["server_learning_rate"] not in (None, 1.0):
@@ -304,9 +427,6 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:
         )
     if settings["client_weighting"] is None:
         settings["client_weighting"] = spec.client_weighting
-    allowed = tuple(spec.client_optimizers or CLIENT_OPTIMIZERS)
-    if settings["client_optimizer"] is None:
-        settings["client_optimizer"] = allowed[0]
     if settings["client_optimizer"] not in allowed:
         raise hparams_lib.HparamError(
             f"client_optimizer={settings['client_optimizer']} has no meaning in {spec.name}, whose "
@@ -322,19 +442,59 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:
                 f"client_optimizer_state=keep has no meaning with "
                 f"client_optimizer={settings['client_optimizer']}, which has no state."
             )
-    for choice, readers in (
-        ("client_optimizer", CLIENT_OPTIMIZERS),
-        ("client_lr_schedule", CLIENT_LR_SCHEDULES),
-    ):
-        used = set(readers[settings[choice]])
-        for name in sorted({n for names in readers.values() for n in names} - used):
-            if name in given and given[name] is not None:
-                users = ", ".join(c for c, names in readers.items() if name in names)
-                raise hparams_lib.HparamError(
-                    f"{name} is set, but {choice}={settings[choice]} does not use it "
-                    f"(it belongs to {users})."
-                )
+    if settings["aggregator"] != "mean":
+        _check_aggregator(spec, settings)
     return settings
+
+
+def _check_aggregator(spec, settings):
+    word = settings["aggregator"]
+    check_aggregated(spec, settings, f"aggregator={word}", weighted=word != "dp")
+    if word in _PRIVATE and spec.aggregated.in_clear:
+        raise hparams_lib.HparamError(
+            f"aggregator={word} has no meaning in {spec.name}, whose clients also send "
+            f"{spec.aggregated.in_clear} in clear."
+        )
+    if word == "secure" and spec.aggregated.own_weights:
+        raise hparams_lib.HparamError(
+            f"aggregator=secure has no meaning in {spec.name}: it sums weights as whole numbers, "
+            "and the method's are fractions."
+        )
+    if word == "dp" and settings["aggregator_noise_multiplier"] is None:
+        raise hparams_lib.HparamError(
+            "aggregator_noise_multiplier must be set with aggregator=dp: it has no default."
+        )
+
+
+def check_aggregated(
+    spec: MethodSpec, settings: Mapping[str, Any], aggregator: str, weighted: bool
+) -> None:
+    """Refuses an aggregator that a method cannot work with.
+
+    Args:
+      spec: The method.
+      settings: The training settings.
+      aggregator: How to call the aggregator in an error.
+      weighted: Whether the aggregator knows clients' weights.
+
+    Raises:
+      HparamError: If the method has no mean that it could take the place of, or needs weights.
+    """
+    if isinstance(spec.aggregated, str):
+        raise hparams_lib.HparamError(
+            f"{aggregator} has no meaning in {spec.name}, which {spec.aggregated}."
+        )
+    if weighted:
+        return
+    if spec.aggregated.own_weights:
+        raise hparams_lib.HparamError(
+            f"{aggregator} has no meaning in {spec.name}: it counts all clients alike, and the "
+            "method's weights are its own."
+        )
+    if settings["client_weighting"] != "uniform":
+        raise hparams_lib.HparamError(
+            f"{aggregator} counts all clients alike; set client_weighting=uniform with it."
+        )
 
 
 def _has_state(settings) -> bool:
@@ -356,28 +516,15 @@ def register(spec: MethodSpec) -> None:
     _SPECS[spec.name] = spec
 
 
-def add(module: types.ModuleType) -> None:
-    """Adds the method that a module holds as `SPEC`, or those that it holds as `SPECS`.
-
-    Raises:
-      ValueError: If a name is taken by another method.
-    """
-    for spec in getattr(module, "SPECS", None) or (module.SPEC,):
-        if isinstance(spec.builder, str) and ":" not in spec.builder:
-            spec = dataclasses.replace(spec, builder=f"{module.__name__}:{spec.builder}")
-        register(spec)
-
-
 def add_folder(package: types.ModuleType) -> None:
-    """Adds what the modules of a package hold, without importing TensorFlow.
+    """Adds what the modules of a package hold as `SPEC` or `SPECS`, without importing TensorFlow.
 
     Raises:
       ImportError: If a module uses TensorFlow while it is imported.
       ValueError: If a name is taken by another method.
     """
-    with imports.when_used():
-        for found in pkgutil.iter_modules(package.__path__):
-            add(importlib.import_module(f"{package.__name__}.{found.name}"))
+    for spec in specs.in_folder(package, "builder"):
+        register(spec)
 
 
 def names() -> list[str]:

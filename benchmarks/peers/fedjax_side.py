@@ -6,13 +6,20 @@
 after the other (`jit`) or one on each device (`pmap`); each workload has the one that was faster on
 two busy cores, a core being a device. Both LSTM layers go through one `hk.dynamic_unroll`: the
 `hk.static_unroll` of FedJAX's Shakespeare model did not finish compiling in ten minutes there.
+FedJAX has no residual network, so it goes without W7.
 
 `shuffle_repeat_batch` fills a client's last minibatch up with more of its examples: 200 in place of
 W1's 198, or at most a minibatch less one where clients are unequal.
 """
 
+import contextlib
 import os
 import sys
+
+if __name__ == "__main__" and {"--help", "-h"} & set(sys.argv):
+    with contextlib.suppress(BrokenPipeError):
+        print(__doc__, flush=True)
+    os._exit(0)
 
 import fedjax
 import haiku as hk
@@ -34,15 +41,24 @@ def _cnn(num_classes):
     return forward
 
 
-def _shakespeare(x):
-    core = hk.DeepRNN([hk.LSTM(256), hk.LSTM(256)])
-    tokens = hk.Embed(90, 8)(x.T)
-    states, _ = hk.dynamic_unroll(core, tokens, core.initial_state(len(x)))
-    return hk.Linear(90)(states).transpose(1, 0, 2)
+def _recurrent(tokens, size, layers, after):
+    def forward(x):
+        core = hk.DeepRNN([hk.LSTM(units) for units in layers])
+        states = hk.Embed(tokens, size)(x.T)
+        states, _ = hk.dynamic_unroll(core, states, core.initial_state(len(x)))
+        for units in after:
+            states = hk.Linear(units)(states)
+        return states.transpose(1, 0, 2)
+
+    return forward
 
 
-def _dense(units):
-    return lambda x: hk.Linear(units)(x)
+_shakespeare = _recurrent(90, 8, (256, 256), (90,))
+_words = _recurrent(10_004, 96, (670,), (96, 10_004))
+
+
+def _dense(*units):
+    return lambda x: hk.nets.MLP(units)(x)
 
 
 def _cross_entropy(y, logits):
@@ -71,6 +87,9 @@ _MODELS = {
     "w4": (_dense(10), _mean_cross_entropy, 610, "jit"),
     "w5": (_dense(10), _mean_cross_entropy, 610, "jit"),
     "w6": (_cnn(10), _mean_cross_entropy, 1_199_882, "pmap"),
+    "w8": (_words, _masked_cross_entropy, 4_050_748, "pmap"),
+    "w9": (_cnn(62), _mean_cross_entropy, 1_206_590, "pmap"),
+    "w10": (_dense(200, 200, 10), _mean_cross_entropy, 199_210, "jit"),
 }
 
 
@@ -78,6 +97,8 @@ class Rounds:
     """Rounds of FedAvg on a workload; `state.params` are the weights."""
 
     def __init__(self, work: protocol.Work):
+        if work.name not in _MODELS:
+            raise ValueError(f"FedJAX has no model for {work.name}.")
         forward, loss, size, backend = _MODELS[work.name]
         if backend == "pmap":
             # Read when JAX is first used.

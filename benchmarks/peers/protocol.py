@@ -17,7 +17,7 @@ class Work(NamedTuple):
     """A workload as a peer gets it; the model and its loss are written in the peer's own words.
 
     Attributes:
-      name: `w1` to `w6`.
+      name: `w1` to `w10`.
       clients: (x, y) of each client of a round.
       batch_size: Examples of a minibatch.
       learning_rate: Client learning rate.

@@ -8,12 +8,12 @@ from torch import nn
 from torch.nn import functional
 
 
-class _Shakespeare(nn.Module):
-    def __init__(self):
+class _Recurrent(nn.Module):
+    def __init__(self, tokens, size, units, num_layers, *after):
         super().__init__()
-        self.embedding = nn.Embedding(90, 8)
-        self.lstm = nn.LSTM(8, 256, num_layers=2, batch_first=True)
-        self.logits = nn.Linear(256, 90)
+        self.embedding = nn.Embedding(tokens, size)
+        self.lstm = nn.LSTM(size, units, num_layers=num_layers, batch_first=True)
+        self.logits = nn.Sequential(*after)
         # PyTorch has two biases where Keras has one.
         for name, bias in self.lstm.named_parameters():
             if name.startswith("bias_hh"):
@@ -21,6 +21,64 @@ class _Shakespeare(nn.Module):
 
     def forward(self, x):
         return self.logits(self.lstm(self.embedding(x))[0])
+
+
+def _shakespeare():
+    return _Recurrent(90, 8, 256, 2, nn.Linear(256, 90))
+
+
+def _words():
+    return _Recurrent(10_004, 96, 670, 1, nn.Linear(670, 96), nn.Linear(96, 10_004))
+
+
+class _Block(nn.Module):
+    """Two convolutions beside a shortcut, each after a normalisation but that of the images."""
+
+    def __init__(self, inputs, filters, stride, is_first):
+        super().__init__()
+        self.residual = nn.Sequential(
+            *([] if is_first else _normalized(inputs)),
+            nn.Conv2d(inputs, filters, 3, stride, 1, bias=False),
+            *_normalized(filters),
+            nn.Conv2d(filters, filters, 3, 1, 1, bias=False),
+        )
+        self.shortcut = nn.Identity()
+        if stride > 1 or inputs != filters:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, filters, 1, stride, bias=False), nn.GroupNorm(2, filters)
+            )
+
+    def forward(self, x):
+        return self.shortcut(x) + self.residual(x)
+
+
+def _normalized(channels):
+    return nn.GroupNorm(2, channels), nn.ReLU()
+
+
+def _resnet18(num_classes):
+    blocks, inputs = [], 64
+    for stage, filters in enumerate((64, 128, 256, 512)):
+        for i in range(2):
+            is_first = (stage, i) == (0, 0)
+            blocks.append(_Block(inputs, filters, 2 if stage and not i else 1, is_first))
+            inputs = filters
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        *_normalized(64),
+        nn.MaxPool2d(3, 2, 1),
+        *blocks,
+        *_normalized(512),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(512, num_classes),
+    )
+
+
+def _mlp():
+    return nn.Sequential(
+        nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10)
+    )
 
 
 def _cnn(num_classes):
@@ -54,10 +112,14 @@ def _sum_binary_cross_entropy(logits, y):
 _MODELS: dict[str, tuple[Callable, Callable, int]] = {
     "w1": (lambda: _cnn(62), functional.cross_entropy, 1_206_590),
     "w2": (lambda: nn.Linear(10_000, 500), _sum_binary_cross_entropy, 5_000_500),
-    "w3": (_Shakespeare, _masked_cross_entropy, 820_522),
+    "w3": (_shakespeare, _masked_cross_entropy, 820_522),
     "w4": (lambda: nn.Linear(60, 10), functional.cross_entropy, 610),
     "w5": (lambda: nn.Linear(60, 10), functional.cross_entropy, 610),
     "w6": (lambda: _cnn(10), functional.cross_entropy, 1_199_882),
+    "w7": (lambda: _resnet18(100), functional.cross_entropy, 11_227_812),
+    "w8": (_words, _masked_cross_entropy, 4_050_748),
+    "w9": (lambda: _cnn(62), functional.cross_entropy, 1_206_590),
+    "w10": (_mlp, functional.cross_entropy, 199_210),
 }
 
 
@@ -65,7 +127,7 @@ class Model(nn.Module):
     """The model of a workload with its loss.
 
     Args:
-      name: `w1` to `w6`.
+      name: `w1` to `w10`.
     """
 
     def __init__(self, name: str):

@@ -1,4 +1,4 @@
-"""Federated averaging of clipped client updates: a worked example of a method of one's own.
+"""Federated averaging of clipped client updates: a worked example of a user's own method.
 
 McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Language Models", ICLR
 2018, arXiv 1710.06963, Algorithm 1 with flat clipping and without its noise.
@@ -25,68 +25,25 @@ from tff_algos import MethodSpec, register
 def build(model, local, *, clip_norm):
     """Builds the method; see `tff_algos.registry.MethodSpec` for what it is given."""
     # Here, so that flags can be checked before TensorFlow is imported.
-    from typing import Any, NamedTuple
-
     import tensorflow as tf
 
-    from tff_algos import client
-    from tff_algos.method import Method
+    from tff_algos import averaging, client
+    from tff_algos.weights import each, subtract
 
-    class ServerState(NamedTuple):
-        """The model x, and the rounds done (int32)."""
-
-        weights: Any
-        round_num: Any
-
-    class Broadcast(NamedTuple):
-        """The model x and the client learning rate."""
-
-        weights: Any
-        learning_rate: Any
-
-    class Update(NamedTuple):
-        """The clipped Δ_k, its weight, and training metrics."""
-
-        delta: Any
-        weight: Any
-        metrics: Any
-
-    def initialize():
-        return ServerState(tuple(tf.constant(w) for w in model.initial_weights), tf.constant(0))
-
-    def prepare_broadcast(state):
-        return Broadcast(state.weights, local.learning_rate(state.round_num))
-
-    @tf.function(autograph=False)
     def client_update(broadcast, data):
-        x = broadcast.weights
-        trained = client.train(model, local.optimizer(), broadcast.learning_rate, x, data)
-        delta = tuple(a - b for a, b in zip(trained.weights, x, strict=True))
+        x, eta_l = broadcast
+        trained = client.train(model, local.optimizer(), eta_l, x, data)
+        delta = subtract(trained.weights, x)
         # Not by `tf.linalg.global_norm`, whose operation has no form over a whole cohort.
         norm = tf.sqrt(tf.add_n([tf.reduce_sum(d**2) for d in delta]))
         # A client that did not move has norm 0, and nothing to clip.
         scale = tf.where(norm > clip_norm, tf.math.divide_no_nan(clip_norm, norm), 1.0)
+        clipped = each(lambda d: scale * d, delta)
         finite = client.is_finite(delta)
-        return Update(
-            delta=client.zero_unless(finite, tuple(scale * d for d in delta)),
-            weight=client.zero_unless(finite, local.client_weight(data)),
-            metrics=client.round_metrics(trained, data, finite),
-        )
+        return averaging.give(clipped, local.client_weight(data), trained, data, finite)
 
-    @tf.function(autograph=False)
-    def server_update(state, delta):
-        eta = local.server_learning_rate
-        weights = tuple(x + eta * d for x, d in zip(state.weights, delta, strict=True))
-        return ServerState(weights, state.round_num + 1)
-
-    def next_round(federation, state, clients):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients)
-        delta = federation.mean(update.delta, update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
-        return federation.map_server(server_update, state, delta), metrics
-
-    return Method(initialize, next_round)
+    # The server's step is the default one: x + η Σ p_k Δ_k.
+    return averaging.build(model, local, client_update)
 
 
 register(

@@ -7,7 +7,7 @@ equal weights give equal numbers.
 
 import collections
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -45,6 +45,18 @@ class ClientMetrics(NamedTuple):
                 (name, values / self.weights[name]) for name, values in self.values.items()
             )
 
+    def __add__(self, other: "ClientMetrics") -> "ClientMetrics":
+        """Returns the metrics of the same clients on both sets of examples together."""
+
+        def both(a, b):
+            return collections.OrderedDict((name, a[name] + b[name]) for name in a)
+
+        return ClientMetrics(
+            self.sizes + other.sizes,
+            both(self.values, other.values),
+            both(self.weights, other.weights),
+        )
+
     def pooled(self) -> collections.OrderedDict[str, float]:
         """Returns metric → weighted mean over all examples of all clients; NaN without any."""
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -57,29 +69,41 @@ class ClientMetrics(NamedTuple):
 class Evaluator:
     """Evaluates weights of one model on clients' examples."""
 
-    def __init__(self, model: "tff_algos.Model", num_outputs: int = 1, chunk: int | None = None):
+    def __init__(
+        self,
+        model: "tff_algos.Model",
+        num_outputs: int = 1,
+        chunk: int | None = None,
+        spread: Callable | None = None,
+    ):
         """Initialises the evaluator.
 
         Args:
           model: The model.
           num_outputs: Numbers that the model gives for one example; bounds the memory of a chunk.
           chunk: Examples of a chunk; by default what the two above allow.
+          spread: `(name of a test set, weights, number of its chunks, examples of a chunk) -> what
+            `sums` of other evaluators gives for all chunks, in order`; has them share the work on
+            test sets that have a name.
         """
-        self.model = model
+        self.model, self._spread = model, spread
         numbers = max(int(np.prod(model.x_spec.shape[1:])), num_outputs, 1)
         self._chunk = chunk or int(np.clip(_CHUNK_NUMBERS // numbers, _MIN_CHUNK, _MAX_CHUNK))
         self._names: list[str] = []
         self._forward = self._build_forward()
 
-    def prepare(self, data: FederatedData, cache_bytes: int = _CACHE_BYTES) -> "TestSet":
+    def prepare(
+        self, data: FederatedData, cache_bytes: int = _CACHE_BYTES, name: Any = None
+    ) -> "TestSet":
         """Reads examples to evaluate on, once and for all if they fit.
 
         Args:
           data: Clients' examples.
           cache_bytes: Up to this size examples are kept in memory; above, they are read again in
             every evaluation.
+          name: What others who share the work call it; examples are then read when they are used.
         """
-        return TestSet(data, self.model, self._chunk, cache_bytes)
+        return TestSet(data, self.model, self._chunk, cache_bytes, name)
 
     def __call__(self, weights, tests: "TestSet") -> ClientMetrics:
         """Evaluates.
@@ -94,15 +118,15 @@ class Evaluator:
         Raises:
           ValueError: If there are no examples.
         """
-        weights = tuple(tf.convert_to_tensor(w) for w in weights)
-        num_clients = len(tests.sizes)
+        if self._spread is not None and tests.name is not None:
+            found = self._spread(tests.name, weights, tests.number, self._chunk)
+        else:
+            found = self.sums(weights, tests)
         totals = None
-        for sums, clients in self._forward_all(weights, tests):
+        for first, sums in found:
             if totals is None:
-                totals = np.zeros((*sums.shape[:2], num_clients))
-            for metric in range(len(sums)):
-                for part in range(2):
-                    totals[metric, part] += np.bincount(clients, sums[metric, part], num_clients)
+                totals = np.zeros((*sums.shape[:2], len(tests.sizes)))
+            totals[:, :, first : first + sums.shape[2]] += sums
         if totals is None:
             raise ValueError("There are no examples to evaluate on.")
         return ClientMetrics(
@@ -111,7 +135,27 @@ class Evaluator:
             collections.OrderedDict((n, totals[i, 1]) for i, n in enumerate(self._names)),
         )
 
-    def _forward_all(self, weights, tests):
+    def sums(
+        self, weights: Any, tests: "TestSet", chunks: range | None = None
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Evaluates some chunks of a test set.
+
+        Args:
+          weights: The model's trainable weights, a sequence of arrays.
+          tests: The test set.
+          chunks: Which of its chunks; all by default.
+
+        Yields:
+          For each chunk the index of its first client, and for each metric, values and weights, and
+          each client from there on their sum, float64 `[metrics, 2, n]`.
+        """
+        weights = tuple(tf.convert_to_tensor(w) for w in weights)
+        for sums, clients in self._forward_all(weights, tests.chunks(chunks)):
+            first = int(clients[0])
+            places = clients - first
+            yield first, np.array([[np.bincount(places, s) for s in metric] for metric in sums])
+
+    def _forward_all(self, weights, chunks):
         """Yields what every chunk gives, in order, with a chunk a core under way."""
 
         def forward(x, y, mask, clients):
@@ -122,7 +166,7 @@ class Evaluator:
         cores = len(os.sched_getaffinity(0))
         with futures.ThreadPoolExecutor(cores) as pool:
             under_way = collections.deque()
-            for chunk in tests.chunks():
+            for chunk in chunks:
                 under_way.append(pool.submit(forward, *chunk))
                 if len(under_way) > cores:
                     yield under_way.popleft().result()
@@ -148,77 +192,152 @@ class Evaluator:
         )
 
 
-def evaluate_each(
-    model: "tff_algos.Model", weights_of: Callable[[int], Any], data: FederatedData
-) -> ClientMetrics:
-    """Evaluates every client with weights of its own.
+class PersonalEvaluator:
+    """Evaluates every client with weights of its own."""
 
-    Args:
-      model: The model.
-      weights_of: Index of a client → the model's trainable weights, a sequence of arrays.
-      data: Clients' examples.
+    def __init__(self, model: "tff_algos.Model", spread: Callable | None = None):
+        """Initialises the evaluator.
 
-    Returns:
-      Sums for each client.
+        Args:
+          model: The model.
+          spread: `(name of clients' examples, weights, own_of, clients, sizes) -> (client, its
+            metrics) of each`, the middle ones as `__call__` takes them; has others share the work
+            on examples that have a name.
+        """
+        self._model, self._spread = model, spread
+        self._evaluators: dict[int, Evaluator] = {}
 
-    Raises:
-      ValueError: If there are no examples.
-    """
-    sizes = np.asarray(data.sizes, np.int64)
-    evaluators = {}
-    found = {}
-    for client, size in enumerate(sizes):
-        if size:
+    def __call__(
+        self,
+        weights: Any,
+        own_of: Callable[[int], Any],
+        data: FederatedData,
+        name: str | None = None,
+    ) -> ClientMetrics:
+        """Evaluates.
+
+        Args:
+          weights: The trainable weights of a client that has none of its own, a sequence of arrays.
+          own_of: Index of a client → its own weights; `None` if it has none.
+          data: Clients' examples.
+          name: What others who share the work call them.
+
+        Returns:
+          Sums for each client.
+
+        Raises:
+          ValueError: If there are no examples.
+        """
+        sizes = np.asarray(data.sizes, np.int64)
+        clients = np.flatnonzero(sizes).tolist()
+        if not clients:
+            raise ValueError("There are no examples to evaluate on.")
+        if self._spread is not None and name is not None:
+            found = dict(self._spread(name, weights, own_of, clients, sizes[clients]))
+        else:
+            found = dict(self.each(weights, ((k, own_of(k)) for k in clients), data))
+
+        def gathered(field):
+            columns = collections.OrderedDict()
+            for name in getattr(next(iter(found.values())), field):
+                columns[name] = np.zeros(len(sizes))
+                for client, metrics in found.items():
+                    columns[name][client] = getattr(metrics, field)[name][0]
+            return columns
+
+        return ClientMetrics(sizes, gathered("values"), gathered("weights"))
+
+    def each(
+        self, weights: Any, own: Iterable[tuple[int, Any]], data: FederatedData
+    ) -> Iterator[tuple[int, ClientMetrics]]:
+        """Evaluates some clients.
+
+        Args:
+          weights: As of `__call__`.
+          own: Index of a client, and its own weights, `None` if it has none.
+          data: Clients' examples.
+
+        Yields:
+          The index of each client and its metrics, as of an only client.
+        """
+        for client, of_client in own:
+            examples = data.examples(client)
             # Few sizes of chunks, so that few programs serve all clients.
-            chunk = 1 << min(int(size - 1).bit_length(), 10)
-            if chunk not in evaluators:
-                evaluators[chunk] = Evaluator(model, chunk=chunk)
-            evaluator = evaluators[chunk]
-            tests = evaluator.prepare(OneClient(data.examples(client)), cache_bytes=0)
-            found[client] = evaluator(weights_of(client), tests)
-    if not found:
-        raise ValueError("There are no examples to evaluate on.")
-
-    def gathered(field):
-        columns = collections.OrderedDict()
-        for name in getattr(next(iter(found.values())), field):
-            columns[name] = np.zeros(len(sizes))
-            for client, metrics in found.items():
-                columns[name][client] = getattr(metrics, field)[name][0]
-        return columns
-
-    return ClientMetrics(sizes, gathered("values"), gathered("weights"))
+            chunk = 1 << min(int(len(examples.y) - 1).bit_length(), 10)
+            if chunk not in self._evaluators:
+                self._evaluators[chunk] = Evaluator(self._model, chunk=chunk)
+            evaluator = self._evaluators[chunk]
+            tests = evaluator.prepare(OneClient(examples), cache_bytes=0)
+            yield client, evaluator(weights if of_client is None else of_client, tests)
 
 
 class TestSet:
-    """Clients' examples in chunks of one size, which may span clients."""
+    """Clients' examples in chunks of one size, which may span clients.
+
+    Attributes:
+      sizes: Examples of each client, int64 `[N]`.
+      number: Number of chunks.
+      name: See `Evaluator.prepare`.
+    """
 
     __test__ = False  # Else pytest takes it for tests.
 
-    def __init__(self, data: FederatedData, model: "tff_algos.Model", chunk: int, cache_bytes: int):
+    def __init__(
+        self,
+        data: FederatedData,
+        model: "tff_algos.Model",
+        chunk: int,
+        cache_bytes: int,
+        name: Any = None,
+    ):
         """Initialises the test set; see `Evaluator.prepare`."""
+        self.name = name
         self.sizes = np.asarray(data.sizes, np.int64)
         self._data, self._model, self._chunk = data, model, chunk
         per_example = int(np.prod(model.x_spec.shape[1:])) * model.x_spec.dtype.size
         per_example += int(np.prod(model.y_spec.shape[1:])) * model.y_spec.dtype.size
         fits = per_example * int(np.sum(self.sizes)) <= cache_bytes
-        self._cached = list(self._read()) if fits else None
+        self.number = -(-int(np.sum(self.sizes)) // chunk)
+        self._cached = {} if fits else None
+        if fits and name is None:
+            collections.deque(self.chunks(), maxlen=0)
 
-    def chunks(self) -> Iterable[tuple[tf.Tensor, tf.Tensor, tf.Tensor, np.ndarray]]:
-        """Returns x, y, mask, each `[chunk, ...]`, and the client of each real example."""
-        return self._read() if self._cached is None else self._cached
+    def chunks(
+        self, which: range | None = None
+    ) -> Iterable[tuple[tf.Tensor, tf.Tensor, tf.Tensor, np.ndarray]]:
+        """Yields x, y, mask, each `[chunk, ...]`, and the client of each real example.
 
-    def _read(self):
+        Args:
+          which: Which chunks; all by default.
+        """
+        which = range(self.number) if which is None else which
+        known = self._cached or {}
+        if all(index in known for index in which):
+            yield from (known[index] for index in which)
+            return
+        for index, chunk in zip(which, self._read(which), strict=True):
+            if self._cached is not None:
+                self._cached[index] = chunk
+            yield chunk
+
+    def _read(self, which):
+        """Reads neighbouring chunks."""
+        start, stop = which.start * self._chunk, which.stop * self._chunk
+        ends = np.cumsum(self.sizes)
         xs, ys, clients, filled = [], [], [], 0
-        for client, size in enumerate(self.sizes):
+        first = int(np.searchsorted(ends, start, side="right"))
+        for client, size in enumerate(self.sizes[first:], first):
+            before = int(ends[client] - size)
+            if before >= stop:
+                break
             if not size:
                 continue
             examples = self._data.examples(client)
             if len(examples.y) != size:
                 raise ValueError(f"Client {client} has {len(examples.y)} examples, not {size}.")
-            taken = 0
+            taken, size = max(0, start - before), min(int(size), stop - before)
             while taken < size:
-                part = slice(taken, taken + self._chunk - filled)
+                part = slice(taken, min(taken + self._chunk - filled, size))
                 y = examples.y[part]
                 xs.append(examples.x[part])
                 ys.append(y)

@@ -1,7 +1,16 @@
 """How evenly a model serves its clients: statistics of one metric over clients.
 
-`a_k` is the metric on client k's own test examples, `n_k` their number. All are plain functions of
-float64 arrays. Metrics that are fractions stay fractions: multiply by 100 for percentage points.
+`a_k` is the metric on client k's own test examples, `n_k` their number, `t_k` the number of its
+training examples. All are plain functions of float64 arrays. Metrics that are fractions stay
+fractions: multiply by 100 for percentage points.
+
+The ending of a name says how clients are weighted:
+
+  `_u`  alike; a tail is a share of the clients
+  `_w`  by test examples n_k; a tail is a share of all test examples
+  `_t`  by training examples t_k; a tail is a share of the clients, averaged with these weights. So
+        does the released code of AdaFedAdam (arXiv 2301.09357), whose tables are in it: average,
+        standard deviation and `worst30_t`, the weighted mean of the lowest 30 % of clients.
 """
 
 import collections
@@ -39,16 +48,41 @@ def tail(
       weights: Non-negative `[N]`, not all zero, or `None`.
       highest: Whether to take the highest instead of the lowest.
     """
-    order = np.argsort(values, kind="stable")
-    order = order[::-1] if highest else order
+    order = _ranked(values, highest)
     ranked = np.asarray(values, np.float64)[order]
     if weights is None:
-        return float(np.mean(ranked[: max(1, round(share * len(ranked)))]))
+        return float(np.mean(ranked[: _number(share, ranked)]))
     mass = np.asarray(weights, np.float64)[order]
     mass = mass / mass.sum()
     before = np.cumsum(mass) - mass
     taken = np.clip(share - before, 0.0, mass)
     return float(np.sum(taken * ranked) / np.sum(taken))
+
+
+def tail_by_number(
+    values: np.ndarray, share: float, weights: np.ndarray, *, highest: bool = False
+) -> float:
+    """Returns the weighted mean of `values` over the `max(1, round(share * N))` lowest clients.
+
+    Args:
+      values: float `[N]`.
+      share: Part of the clients, in (0, 1].
+      weights: Non-negative `[N]`; NaN is returned if those of the clients in the tail are all zero.
+      highest: Whether to take the highest instead of the lowest.
+    """
+    chosen = _ranked(values, highest)[: _number(share, values)]
+    if not np.any(weights[chosen]):
+        return float("nan")
+    return average(np.asarray(values, np.float64)[chosen], weights[chosen])
+
+
+def _ranked(values, highest):
+    order = np.argsort(values, kind="stable")
+    return order[::-1] if highest else order
+
+
+def _number(share, values):
+    return max(1, round(share * len(values)))
 
 
 def relative_std(errors: np.ndarray, weights: np.ndarray | None = None) -> float:
@@ -80,26 +114,33 @@ def kl_from_uniform(values: np.ndarray) -> float:
 
 
 def summarize(
-    values: np.ndarray, sizes: np.ndarray, *, higher_is_better: bool = True
+    values: np.ndarray,
+    sizes: np.ndarray,
+    *,
+    train_sizes: np.ndarray | None = None,
+    higher_is_better: bool = True,
 ) -> Mapping[str, float]:
     """Computes all statistics of one metric over clients.
 
     Args:
       values: The metric of each client on its own test examples, `[N]`.
       sizes: Number of each client's test examples, `[N]`. Clients with none are left out.
+      train_sizes: Number of each client's training examples, `[N]`; `None` if other clients train.
       higher_is_better: Whether more of the metric is better. The worst clients are the lowest or
         the highest accordingly, and the error is `1 - values` or `values` itself.
 
     Returns:
       Name → value: `avg_u` and `avg_w` (each client counts the same, each example counts the same),
       `std_u`, `std_w`, `worst05_u` … `best30_w` for each of `TAILS`, `error_rsd_u`, `error_rsd_w`,
-      `angle`, `kl`. All NaN if no client has test examples or a client's metric is not finite.
+      `angle`, `kl`; with `train_sizes` also `avg_t`, `std_t`, `worst05_t` … `best30_t`,
+      `error_rsd_t`. All NaN if no client has test examples or a client's metric is not finite.
     """
     tested = np.asarray(sizes) > 0
     a = np.asarray(values, np.float64)[tested]
     n = np.asarray(sizes, np.float64)[tested]
+    t = None if train_sizes is None else np.asarray(train_sizes, np.float64)[tested]
     if not len(a) or not np.all(np.isfinite(a)):
-        a, n = np.full(1, np.nan), np.ones(1)
+        a, n, t = np.full(1, np.nan), np.ones(1), None if t is None else np.ones(1)
     errors = 1.0 - a if higher_is_better else a
     weightings = (("u", None), ("w", n))
     statistics = collections.OrderedDict()
@@ -117,4 +158,18 @@ def summarize(
         statistics[f"error_rsd_{suffix}"] = relative_std(errors, weights)
     statistics["angle"] = angle(a)
     statistics["kl"] = kl_from_uniform(a)
+    if t is not None:
+        statistics.update(_by_training_size(a, errors, t, higher_is_better))
+    return statistics
+
+
+def _by_training_size(a, errors, t, higher_is_better):
+    if not np.any(t):
+        t = np.full(len(t), np.nan)
+    statistics = collections.OrderedDict(avg_t=average(a, t), std_t=std(a, t))
+    for share in TAILS:
+        for kind, highest in (("worst", not higher_is_better), ("best", higher_is_better)):
+            name = f"{kind}{round(100 * share):02d}_t"
+            statistics[name] = tail_by_number(a, share, t, highest=highest)
+    statistics["error_rsd_t"] = relative_std(errors, t)
     return statistics

@@ -7,24 +7,24 @@ import numpy as np
 
 from simulation import experiment_flags
 from simulation.measures.evaluation import Evaluator
-from simulation.rounds import loop
 from tasks.task import Examples, FederatedData
+
+# With the clients' places, the name of their training examples where others share the work.
+NAME = "training losses"
 
 
 class TrainingLosses:
     """F_k(x), the mean loss of weights x on client k's whole local training set, dropout off."""
 
-    def __init__(self, evaluator: Evaluator, train: FederatedData, max_elements: int | None):
+    def __init__(self, evaluator: Evaluator, train: FederatedData):
         """Initialises the losses.
 
         Args:
           evaluator: Evaluates the model.
-          train: Clients' training examples.
-          max_elements: Only so many of a client's examples are trained on, the first; `None`: all.
+          train: What the clients train on.
         """
         self._evaluator = evaluator
         self._train = train
-        self._max_elements = max_elements
 
     def __call__(self, weights: Sequence[Any], clients: np.ndarray) -> np.ndarray:
         """Evaluates several weights on the same clients, whose examples are read once.
@@ -36,7 +36,8 @@ class TrainingLosses:
         Returns:
           float64 `[len(weights), n]`; NaN for clients without examples.
         """
-        tests = self._evaluator.prepare(_Part(self._train, clients, self._max_elements))
+        clients = tuple(map(int, clients))
+        tests = self._evaluator.prepare(Part(self._train, clients), name=(NAME, clients))
         return np.stack([self._evaluator(w, tests).by_client()["loss"] for w in weights])
 
     def improved_fraction(self, before: Any, after: Any, clients: np.ndarray) -> float:
@@ -72,14 +73,15 @@ class TrainingLosses:
         return np.array([ids.index(name) for name in dict.fromkeys(which.split(","))])
 
 
-class _Part:
+class Part:
     """Some clients' training examples, as `FederatedData`."""
 
-    def __init__(self, train, clients, max_elements):
-        self._train, self._clients, self._max_elements = train, clients, max_elements
+    def __init__(self, train: FederatedData, clients: Sequence[int]):
+        """Initialises for the clients at some places."""
+        self._train, self._clients = train, clients
         self.client_ids = [train.client_ids[k] for k in clients]
-        sizes = np.asarray(train.sizes, np.int64)[clients]
-        self.sizes = sizes if max_elements is None else np.minimum(sizes, max_elements)
+        self.sizes = np.asarray(train.sizes, np.int64)[list(clients)]
 
     def examples(self, index: int) -> Examples:
-        return loop.training_examples(self._train, self._max_elements, int(self._clients[index]))
+        """Returns the examples of the client at `index`."""
+        return self._train.examples(int(self._clients[index]))

@@ -1,1 +1,1 @@
-"""What a run leaves on disk, and how it is found whole again."""
+"""What a run leaves on disk, and how it is read and checked."""

@@ -18,13 +18,15 @@ import json
 import math
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from simulation.errors import RunError
+from simulation.runtimes import eager_tensors
+from tff_algos.process import StackedStates
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS states (
@@ -58,9 +60,12 @@ class ClientStates:
         self._initial = initial
         self._leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(initial)]
         self._capacity = memory_bytes // max(1, sum(leaf.nbytes for leaf in self._leaves))
-        # In the order of use. A client that is in neither has its newest state in the file, if any.
-        self._recent: collections.OrderedDict[str, Any] = collections.OrderedDict()
+        # In the order of use: which of the rows has a client's state. A client that is in neither
+        # has its newest state in the file, if any.
+        self._recent: collections.OrderedDict[str, int] = collections.OrderedDict()
         self._unwritten: dict[str, int] = {}
+        self._rows = [np.empty((0, *leaf.shape), leaf.dtype) for leaf in self._leaves]
+        self._free: list[int] = []
         # Sum of the digests of each client's newest row.
         self._sum = 0
         with self._explained():
@@ -130,6 +135,7 @@ class ClientStates:
         Raises:
           RunError: If the file lacks rounds that the checkpoint has, or holds other states.
         """
+        self._free.extend(self._recent.values())
         self._recent.clear()
         self._unwritten.clear()
         with self._explained():
@@ -174,41 +180,77 @@ class ClientStates:
     def _seal(self) -> str:
         return f"{self._sum:064x}"
 
-    def read(self, clients: Sequence[str]) -> list[Any]:
-        """Returns the state of each client, structures of NumPy arrays not to be written to."""
-        return [self._read(client) for client in clients]
+    def read(self, clients: Iterable[str]) -> StackedStates:
+        """Returns the state of each client, NumPy arrays not to be written to."""
+        clients = list(clients)
+        read = [
+            eager_tensors.empty((len(clients), *leaf.shape), leaf.dtype) for leaf in self._leaves
+        ]
+        known = [k for k, client in enumerate(clients) if client in self._recent]
+        rows = [self._recent[clients[k]] for k in known]
+        for values, of_rows in zip(read, self._rows, strict=True):
+            values[known] = of_rows[rows]
+        for k in known:
+            self._recent.move_to_end(clients[k])
+        for k in sorted(set(range(len(clients))).difference(known)):
+            leaves = self._from_file(clients[k])
+            for values, leaf in zip(read, leaves, strict=True):
+                values[k] = leaf
+            self._remember(clients[k], leaves)
+        return StackedStates(tf.nest.pack_sequence_as(self._initial, read))
 
-    def _read(self, client):
-        if client in self._recent:
-            self._recent.move_to_end(client)
-            return self._recent[client]
+    def slices(self, clients: Sequence[str]) -> "Slices":
+        """Returns what stands for `read`, of which slices are read when they are taken."""
+        return Slices(self, clients)
+
+    def _from_file(self, client):
         with self._explained():
             row = self._db.execute(
                 "SELECT state FROM states WHERE client = ? ORDER BY round DESC LIMIT 1", [client]
             ).fetchone()
-        state = self._initial if row is None else self._decode(row[0])
-        self._remember(client, state)
-        return state
+        return self._leaves if row is None else self._decode(row[0])
 
     def write(self, states: Mapping[str, Any], round_num: int) -> None:
         """Takes the states of clients as of a round; rounds must not go down."""
-        for client, state in states.items():
-            # A copy: the state may be a view into what the whole cohort returned.
-            leaves = [
-                np.array(value, like.dtype).reshape(like.shape)
-                for value, like in zip(tf.nest.flatten(state), self._leaves, strict=True)
-            ]
-            self._unwritten[client] = round_num
-            self._remember(client, tf.nest.pack_sequence_as(self._initial, leaves))
+        self.take(list(states), states.values(), round_num)
 
-    def _remember(self, client, state):
-        self._recent[client] = state
+    def take(self, clients: Sequence[str], states: Iterable[Any], round_num: int) -> None:
+        """Takes the state of each of these clients as of a round, as `write` does."""
+        known = all(client in self._recent for client in clients)
+        if not known or not isinstance(states, StackedStates):
+            for client, state in zip(clients, states, strict=True):
+                self._unwritten[client] = round_num
+                self._remember(client, tf.nest.flatten(state))
+            return
+        leaves = tf.nest.flatten(states.stacked)
+        rows = [self._recent[client] for client in clients]
+        for of_rows, values in zip(self._rows, leaves, strict=True):
+            of_rows[rows] = values
+        for client in clients:
+            self._unwritten[client] = round_num
+            self._recent.move_to_end(client)
+
+    def _remember(self, client, leaves):
+        if client not in self._recent:
+            self._recent[client] = self._free.pop() if self._free else self._new_row()
+        for of_rows, leaf in zip(self._rows, leaves, strict=True):
+            of_rows[self._recent[client]] = leaf
         self._recent.move_to_end(client)
         if len(self._recent) > max(1, self._capacity):
             if any(c in self._unwritten for c in self._oldest()):
                 self._write_out()
             for c in self._oldest():
-                del self._recent[c]
+                self._free.append(self._recent.pop(c))
+
+    def _new_row(self) -> int:
+        """Returns a row that is free, of more rows than there were, as all were taken."""
+        number = len(self._rows[0])
+        more = min(2 * number + 1, max(1, self._capacity) + 1)
+        for of_rows in self._rows:
+            # Nobody else sees the rows, so nobody's memory goes.
+            of_rows.resize((more, *of_rows.shape[1:]), refcheck=False)
+        self._free.extend(range(more - 1, number, -1))
+        return number
 
     def _oldest(self) -> list[str]:
         """Returns whom to forget: a part at a time, so that states are written out in batches."""
@@ -220,7 +262,8 @@ class ClientStates:
         newest = "SELECT digest FROM states WHERE client = ? ORDER BY round DESC LIMIT 1"
         with self._explained(), self._transaction():
             for client, round_num in self._unwritten.items():
-                state = self._encode(self._recent[client])
+                row = self._recent[client]
+                state = b"".join(of_rows[row].tobytes() for of_rows in self._rows)
                 digest = _digest(client, round_num, state)
                 before = self._db.execute(newest, [client]).fetchone()
                 total += int.from_bytes(digest) - int.from_bytes(before[0] if before else b"")
@@ -263,19 +306,28 @@ class ClientStates:
                 [round_num],
             )
 
-    def _encode(self, state) -> bytes:
-        return b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in tf.nest.flatten(state))
-
-    def _decode(self, content: bytes):
+    def _decode(self, content: bytes) -> list[np.ndarray]:
         values, start = [], 0
         for like in self._leaves:
             values.append(np.frombuffer(content, like.dtype, like.size, start).reshape(like.shape))
             start += like.nbytes
-        return tf.nest.pack_sequence_as(self._initial, values)
+        return values
 
     def close(self) -> None:
         """Closes the file. States that were not committed are lost."""
         self._db.close()
+
+
+class Slices:
+    """The states of clients, read by slices."""
+
+    def __init__(self, states: ClientStates, clients: Sequence[str]):
+        """Initialises for these clients."""
+        self._states, self._clients = states, clients
+
+    def __getitem__(self, part: slice) -> StackedStates:
+        """Returns the states of a part, see `ClientStates.read`."""
+        return self._states.read(self._clients[part])
 
 
 def _digest(client: str, round_num: int, state: bytes) -> bytes:
@@ -288,14 +340,14 @@ def read_all(path: str) -> dict[str, dict[str, np.ndarray]]:
     """Reads the newest states in a file without knowing the method, e.g. to compare clients.
 
     Args:
-      path: The file of a run, which may still be going on.
+      path: The file of a run, which may still be in progress.
 
     Returns:
       Client id → name of a part of its state, as `kept/m/0` for the first array of field `m` of
       what it keeps, → array.
 
     Raises:
-      RunError: If there is no such file, or it is not one of client states.
+      RunError: If there is no such file, or it is damaged or not one of client states.
     """
     if not os.path.exists(path):
         raise RunError(f"There is no {path}: the run's clients keep nothing.")
@@ -304,20 +356,22 @@ def read_all(path: str) -> dict[str, dict[str, np.ndarray]]:
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
             row = db.execute("SELECT value FROM facts WHERE name = 'layout'").fetchone()
             rows = db.execute(newest).fetchall()
-    except sqlite3.DatabaseError as e:
-        raise RunError(f"{path} cannot be read: {e}.") from e
-    if row is None:
-        raise RunError(f"{path} is of an older version, which did not say what it holds.")
-    layout = json.loads(row[0])
-    states = {}
-    for client, content, _ in rows:
-        state, start = {}, 0
-        for name, shape, dtype in layout:
-            values = np.frombuffer(content, dtype, math.prod(shape), start)
-            state[name] = values.reshape(shape)
-            start += values.nbytes
-        states[client] = state
-    return states
+        layout = None if row is None else json.loads(row[0])
+        if layout is not None:
+            return {client: _laid_out(content, layout) for client, content, _ in rows}
+    except Exception as e:  # What damaged content raises is documented nowhere.
+        reason = " ".join(str(e).split())
+        raise RunError(f"{path} cannot be read: {reason or type(e).__name__}.") from e
+    raise RunError(f"{path} is of an older version, which did not say what it holds.")
+
+
+def _laid_out(content, layout):
+    state, start = {}, 0
+    for name, shape, dtype in layout:
+        values = np.frombuffer(content, dtype, math.prod(shape), start)
+        state[name] = values.reshape(shape)
+        start += values.nbytes
+    return state
 
 
 def _named(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:

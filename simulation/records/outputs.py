@@ -4,15 +4,16 @@
     metrics.csv          a row a round; row r describes the model after r rounds
     client_metrics.csv   the final model on every client's own test examples
     summary.json         what the run came to
-    tensorboard/         metrics.csv for TensorBoard
+    events.out.tfevents… metrics.csv and settings for TensorBoard
     checkpoints/         see `simulation.records.checkpoints`
+    model/               the final model, see `simulation.records.models`
     data_digests.json    what the data were, client by client or file by file
 
 These files belong together, and what has changed since a run wrote it is refused. A run has an id,
 which is in hparams.json, summary.json, every checkpoint and the clients' states. The two JSON files
 are sealed with a digest of their own content. A checkpoint seals the rows of metrics.csv up to its
 round, the clients' states as of it and the data; summary.json the rows and client_metrics.csv.
-TensorBoard's files are written anew from metrics.csv at every start, so nothing rests on them;
+TensorBoard's files are written again from metrics.csv at every start, so nothing rests on them;
 data_digests.json only helps to say what of the data differs.
 
 TFF's release managers were measured and left. `tff.program.CSVFileReleaseManager` reads and writes
@@ -24,6 +25,7 @@ some rounds).
 import contextlib
 import csv
 import datetime
+import glob
 import hashlib
 import importlib.metadata
 import io
@@ -35,7 +37,8 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import filelock
@@ -44,6 +47,9 @@ import numpy as np
 from simulation.errors import RunError
 from simulation.records import checkpoints, files
 from tasks import fingerprint
+
+if typing.TYPE_CHECKING:
+    import pandas as pd
 
 ROUND = "round_num"
 # Columns of clients whose training loss is followed (--track_clients).
@@ -100,7 +106,7 @@ class ExperimentFolder:
         if not self._made or os.listdir(self.path) != [".lock"]:
             return
         with contextlib.suppress(OSError):
-            # While it is still held: whoever waits for it is told that the file is another one.
+            # While it is still held: whoever waits for it learns that the file is another one.
             os.remove(self.file(".lock"))
             for folder in self._made:
                 os.rmdir(folder)
@@ -109,15 +115,15 @@ class ExperimentFolder:
         self,
         settings: Mapping[str, Any],
         may_change: Iterable[str],
-        defaults: Mapping[str, Any],
+        completed: Callable[[Mapping[str, Any]], Mapping[str, Any]],
     ) -> tuple[checkpoints.Checkpoint | None, list[str]]:
-        """Finds what to go on from.
+        """Finds what to resume from.
 
         Args:
           settings: Settings in force, by flag.
           may_change: Flags in which a resumed run may differ.
-          defaults: Flag → default. A flag that the run did not record is younger than the run,
-            which did what the default does.
+          completed: Recorded flags → these and what was in force besides, see
+            `simulation.experiment_flags.completed`.
 
         Returns:
           The newest whole checkpoint, `None` if the run has none yet, and the paths of newer ones
@@ -134,16 +140,15 @@ class ExperimentFolder:
             rows = [] if checkpoint else read_csv(self.file("metrics.csv"))[1]
         if recorded is None and (checkpoint or rows):
             raise RunError(
-                f"{self.path} holds results but no hparams.json, so they cannot be told from "
-                "another experiment's; restore it, or choose another --experiment_name."
+                f"{self.path} holds results but no hparams.json, so they may be another "
+                "experiment's; restore it, or choose another --experiment_name."
             )
-        young = {k: defaults[k] for k in settings if k in defaults}
         for found in (recorded and recorded["flags"], checkpoint and checkpoint.settings):
             if found is not None:
-                self._compare({**young, **found}, settings, frozenset(may_change))
+                self._compare(completed(found), settings, frozenset(may_change))
         if checkpoint is None and any(int(row[ROUND]) > 0 for row in rows):
             raise RunError(
-                f"{self.path} holds rounds in metrics.csv but no checkpoint to go on from; choose "
+                f"{self.path} holds rounds in metrics.csv but no checkpoint to resume from; choose "
                 "another --experiment_name."
             )
         if recorded is not None:
@@ -205,7 +210,7 @@ class ExperimentFolder:
 
         Args:
           digests: Digests of the data, from `tasks.fingerprint.of_task`.
-          checkpoint: What the run goes on from.
+          checkpoint: What the run resumes from.
 
         Returns:
           What is wrong with them, as one line; empty if nothing is.
@@ -272,7 +277,7 @@ class ExperimentFolder:
                 raise RunError(
                     f"{path} is not what the run wrote; restore it, or remove "
                     f"{self.file('summary.json')} and run the same command again to have both "
-                    "written anew."
+                    "written again."
                 )
         return ""
 
@@ -283,7 +288,7 @@ class ExperimentFolder:
         version.
         """
         again = (
-            "; restore it, or remove it and run the same command again to have it written anew."
+            "; restore it, or remove it and run the same command again to have it written again."
             if name == "summary.json"
             else "; restore it, or choose another --experiment_name."
         )
@@ -456,6 +461,22 @@ def read_csv(path: str) -> tuple[list[str], list[dict[str, str]]]:
     return columns, [dict(zip(columns, line, strict=True)) for line in lines]
 
 
+def read_metrics(path: str) -> "pd.DataFrame":
+    """Reads metrics.csv as numbers.
+
+    Returns:
+      `round_num` (int), then float columns, NaN where a row is blank.
+
+    Raises:
+      RunError: If it cannot be read or is not a file of metrics.
+    """
+    import pandas as pd  # Takes longer to import than a wrong flag to be reported.
+
+    columns, rows = read_csv(path)
+    metrics = pd.DataFrame(rows, columns=columns, dtype=object).replace("", np.nan)
+    return metrics.astype({c: int if c == ROUND else float for c in columns})
+
+
 def _is_round(line) -> bool:
     return bool(line) and line[0].isascii() and line[0].isdigit() and len(line[0]) <= 10
 
@@ -474,7 +495,7 @@ def _kept_rows(path: str, last_round: int) -> tuple[list[str], list[dict[str, st
       RunError: If the file is not one of metrics.
     """
     try:
-        # Bytes that are no text may be in rows that are not kept; a digest tells of others.
+        # Bytes that are no text may be in rows that are not kept; a digest finds others.
         with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
             text = file.read()
     except FileNotFoundError:
@@ -539,24 +560,48 @@ def _seal_of(content):
 
 
 class TensorBoard:
-    """tensorboard/: the same numbers as metrics.csv."""
+    """An event file in the run's folder: the numbers of metrics.csv, and the run's settings.
 
-    def __init__(self, folder: str, rows: Iterable[Mapping[str, str]]):
-        """Starts anew from the rows of metrics.csv, so that no step is there twice.
+    It lies in the folder itself, since TensorBoard names a run after the folder of its events. The
+    settings fill the HParams tab. No run declares the columns of that tab, so TensorBoard takes
+    those of all runs that it shows.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        rows: Iterable[Mapping[str, str]],
+        *,
+        settings: Mapping[str, Any] | None = None,
+        first: Sequence[str] = (),
+        total_rounds: int | None = None,
+    ):
+        """Starts again from the rows of metrics.csv, so that no step is there twice.
 
         Args:
-          folder: Folder of the event files; what is in it is removed.
+          folder: Folder of the run; event files in it are removed.
           rows: Rows kept in metrics.csv.
+          settings: What the HParams tab shows; what is `None` is left out.
+          first: Columns that are shown once more in a group before all others.
+          total_rounds: The round with which the run is a success there.
 
         Raises:
           OSError: If they cannot be written.
         """
         # Imports TensorFlow, and errors before this must come fast.
+        from tensorboard.plugins.hparams import summary
         from tensorboard.summary.writer import event_file_writer
 
-        shutil.rmtree(folder, ignore_errors=True)
+        self._first, self._total_rounds, self._last = frozenset(first), total_rounds, None
+        for path in glob.glob(os.path.join(glob.escape(folder), "events.out.tfevents.*")):
+            os.remove(path)
+        # Of earlier versions.
+        shutil.rmtree(os.path.join(folder, "tensorboard"), ignore_errors=True)
         with _tensorflows_errors():
             self._writer = event_file_writer.EventFileWriter(folder)
+        shown = {name: value for name, value in (settings or {}).items() if value is not None}
+        if shown:
+            self._add_summary(summary.session_start_pb(shown), 0)
         for row in rows:
             values = {k: float(v) for k, v in row.items() if k != ROUND and v}
             self.write(int(row[ROUND]), values)
@@ -567,15 +612,20 @@ class TensorBoard:
         Raises:
           OSError: If those of an earlier round could not be written.
         """
-        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.compat.proto import summary_pb2
 
-        scalars = [
-            summary_pb2.Summary.Value(tag=name, simple_value=value)
-            for name, value in values.items()
-        ]
-        event = event_pb2.Event(
-            wall_time=time.time(), step=round_num, summary=summary_pb2.Summary(value=scalars)
-        )
+        self._last = round_num
+        tags = list(values.items())
+        tags += [(first_tag(name), value) for name, value in tags if name in self._first]
+        scalars = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in tags]
+        self._add_summary(summary_pb2.Summary(value=scalars), round_num)
+
+    def _add_summary(self, summary, step):
+        from tensorboard.compat.proto import event_pb2
+
+        event = event_pb2.Event(wall_time=time.time(), step=step)
+        # The class of the summary may be TensorFlow's own.
+        event.summary.ParseFromString(summary.SerializeToString())
         with _tensorflows_errors():
             self._writer.add_event(event)
 
@@ -585,8 +635,18 @@ class TensorBoard:
         Raises:
           OSError: If it cannot be written.
         """
+        from tensorboard.plugins.hparams import api_pb2, summary
+
+        if self._last is not None and self._last == self._total_rounds:
+            success = api_pb2.Status.Value("STATUS_SUCCESS")
+            self._add_summary(summary.session_end_pb(success), self._last)
         with _tensorflows_errors():
             self._writer.close()
+
+
+def first_tag(column: str) -> str:
+    """Returns the tag of a column in the group that TensorBoard, by the alphabet, shows first."""
+    return f"at_a_glance/{column.replace('/', '_')}"
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Where a run's numbers can be shown beside metrics.csv: Weights & Biases and MLflow.
 
-Both are optional (`make venv-tracking`). A resumed run goes on in the same entry, and no round is
+Both are optional (`make venv-tracking`). A resumed run continues the same entry, and no round is
 there twice: what an earlier process has sent is not sent again.
 """
 
@@ -92,7 +92,7 @@ class WeightsAndBiases:
             # The folder's own, so that a resumed run is the same run.
             id=hashlib.sha256(folder.encode()).hexdigest()[:16],
             name=os.path.basename(folder),
-            # Kept on disk there is nothing to go on with: its parts join when they are sent.
+            # Kept on disk there is nothing to continue: its parts join when they are sent.
             resume=None if os.environ.get("WANDB_MODE") == "offline" else "allow",
             dir=folder,
             config=dict(flags),

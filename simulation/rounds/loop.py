@@ -1,178 +1,23 @@
-"""The rounds of a run: what clients get, one round after the other, when to stop."""
+"""The rounds of a run, one after the other, and when to stop."""
 
 import collections
-import functools
 import math
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent import futures
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-import tff_algos
-from common import stops
-from simulation.errors import DivergedError, RunError
+from common import command_line
+from simulation.errors import DivergedError, NoWorkersError, RunError
 from simulation.records.client_states import ClientStates
-from simulation.records.progress import Progress
-from simulation.rounds import randomness
-from tasks.task import Examples, FederatedData
-from tff_algos.registry import RoundPlan
 
 Metrics = collections.OrderedDict[str, float]
 
-# A run has diverged when in so many rounds, one after the other, every client was dropped.
+# A run has diverged when in this number of rounds, one after the other, every client was dropped.
 MOST_LOST_ROUNDS = 10
-
-
-def cohort_data(
-    train: FederatedData,
-    plan: RoundPlan,
-    settings: Mapping[str, Any],
-    round_index: int,
-) -> list["tff_algos.ClientData"]:
-    """Draws the clients of a round and batches their examples, as a pure function.
-
-    Args:
-      train: Clients' training examples.
-      plan: What the method asks for in this round.
-      settings: The run's settings (`simulation.experiment_flags.RUN_HPARAMS`).
-      round_index: Round, from 0.
-
-    Returns:
-      The data of each client of the cohort, see `tff_algos.batch_cohort`.
-    """
-    everyone = np.arange(len(train.client_ids))
-    limit = settings["max_elements_per_client"]
-    if plan.cohort == "pooled":
-        return batched([_pooled(train, limit)], plan, settings, round_index, [0])
-    drawn = cohort(len(everyone), plan, settings, round_index)
-    taking_part = everyone if plan.losses == "all" else drawn
-    participates = np.isin(taking_part, drawn)
-    clients = taking_part.tolist()
-    examples = [training_examples(train, limit, client) for client in clients]
-    return batched(examples, plan, settings, round_index, clients, participates.tolist())
-
-
-def cohort(
-    num_clients: int, plan: RoundPlan, settings: Mapping[str, Any], round_index: int
-) -> np.ndarray:
-    """Returns the clients whose examples a round trains on, int64, in the order of their sums.
-
-    Args:
-      num_clients: Number of all training clients.
-      plan: What the method asks for in this round.
-      settings: The run's settings.
-      round_index: Round, from 0.
-    """
-    if plan.cohort in ("all", "pooled"):
-        return np.arange(num_clients)
-    return randomness.cohort(
-        settings["client_datasets_random_seed"],
-        round_index,
-        num_clients,
-        settings["clients_per_round"],
-    )
-
-
-def training_examples(train: FederatedData, max_elements: int | None, client: int) -> Examples:
-    """Returns the examples that a client trains on, the first `max_elements` if that is set."""
-    examples = train.examples(client)
-    return Examples(examples.x[:max_elements], examples.y[:max_elements])
-
-
-@functools.lru_cache(maxsize=1)
-def _pooled(train: FederatedData, max_elements: int | None) -> Examples:
-    """Returns all clients' training examples together, kept from round to round."""
-    everyone = [training_examples(train, max_elements, k) for k in range(len(train.client_ids))]
-    return Examples(*(np.concatenate(parts) for parts in zip(*everyone, strict=True)))
-
-
-def batched(
-    examples: Sequence[Examples],
-    plan: RoundPlan,
-    settings: Mapping[str, Any],
-    round_index: int,
-    clients: Sequence[int],
-    participates: Sequence[bool] | None = None,
-) -> list["tff_algos.ClientData"]:
-    """Batches clients' examples for a round, as a pure function.
-
-    Args:
-      examples: The examples of each.
-      plan: What the method asks for in this round.
-      settings: The run's settings.
-      round_index: Round, from 0.
-      clients: Place of each client among all training clients.
-      participates: Whether each client trains, and is not only asked for its loss; all do if that
-        is `None`.
-
-    Returns:
-      The data of each client, see `tff_algos.batch_cohort`.
-    """
-    seed = settings["seed"]
-    if participates is None:
-        participates = [True] * len(clients)
-
-    def epochs(client, trains):
-        if not trains:
-            return 1
-        if settings["client_epochs_distribution"] == "uniform_1_3":
-            return randomness.epochs(seed, round_index, client, 1, 3)
-        return settings["client_epochs_per_round"]
-
-    # Rounds that share a series of epochs share what their orders are drawn from.
-    order_of = round_index if plan.first_step is None else 0
-    return tff_algos.batch_cohort(
-        examples,
-        batch_size=settings["client_batch_size"],
-        epochs=list(map(epochs, clients, participates)),
-        steps=plan.local_steps,
-        first_step=plan.first_step or 0,
-        full_batch=plan.batches == "full_batch",
-        order_seeds=[randomness.order_seed(seed, order_of, client) for client in clients],
-        dropout_seeds=[randomness.dropout_seed(seed, round_index, client) for client in clients],
-        indices=clients,
-        participates=participates,
-    )
-
-
-class Ahead:
-    """Makes what each round takes while the round before is under way, in a thread of its own.
-
-    Used as a context manager; called with the rounds in order, it returns what was made for each.
-    """
-
-    def __init__(self, make: Callable[[int], Any], total_rounds: int):
-        """Initialises the maker.
-
-        Args:
-          make: Round, from 0 → what it takes; must not depend on the rounds before.
-          total_rounds: Nothing is made for this round and later ones before it is asked for.
-        """
-        self._make, self._total_rounds = make, total_rounds
-        self._pool = futures.ThreadPoolExecutor(1, "next-round")
-        self._following = None, None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._pool.shutdown(cancel_futures=True)
-
-    def __call__(self, round_index: int) -> Any:
-        """Returns what a round takes, and begins with the next one."""
-        known, made = self._following
-        if known != round_index:
-            made = self._pool.submit(self._make, round_index)
-        following = round_index + 1
-        ready = following < self._total_rounds
-        self._following = (
-            (following, self._pool.submit(self._make, following)) if ready else (None, None)
-        )
-        return made.result()
 
 
 class StopRequest:
@@ -189,38 +34,75 @@ class StopRequest:
         self._before = {}
 
     def __enter__(self):
-        for number in stops.heeded():
-            self._before[number] = signal.signal(number, self._handle)
+        self._before = command_line.handle_stops(self._handle)
         return self
 
     def __exit__(self, *_):
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        command_line.restore(self._before)
 
-    def _handle(self, number, _):
+    def _handle(self, number, frame):
         if self.signal is not None:
-            raise KeyboardInterrupt
+            command_line.raise_stop(number, frame)
         self.signal = signal.Signals(number)
 
 
+class Pace(NamedTuple):
+    """How long a run goes and what comes how often.
+
+    Attributes:
+      total_rounds: Number of rounds to reach.
+      rounds_per_eval: The model is evaluated after every N rounds, and before the first.
+      rounds_per_checkpoint: A checkpoint is taken after every N rounds, before the first and
+        after the last.
+    """
+
+    total_rounds: int
+    rounds_per_eval: int
+    rounds_per_checkpoint: int
+
+
+class Standing(NamedTuple):
+    """How far a run is.
+
+    Attributes:
+      state: The server's state.
+      round_num: Number of rounds done.
+      lost: How many of them were lost at the end, see `lost_rounds`.
+    """
+
+    state: Any
+    round_num: int
+    lost: int = 0
+
+
+class Recorder(Protocol):
+    """What takes the results of rounds; `simulation.records.recorder` has the one of a run."""
+
+    def record(self, round_num: int, values: Metrics) -> None:
+        """Takes the metrics after a number of rounds, by column."""
+
+    def checkpoint(self, round_num: int, leaves: list[np.ndarray]) -> None:
+        """Takes the arrays of the server's state after a number of rounds."""
+
+    def show(self, round_num: int, values: Metrics) -> None:
+        """Is called when a round is over, after `record`."""
+
+    def warn(self, text: str) -> None:
+        """Is called with trouble that the run survives."""
+
+
 def run(
-    *,
     process: Any,
-    state: Any,
-    round_num: int,
-    total_rounds: int,
-    rounds_per_eval: int,
-    rounds_per_checkpoint: int,
+    standing: Standing,
+    pace: Pace,
+    recorder: Recorder,
+    *,
     cohort_of_round: Callable[[int, Any], tuple[Sequence[str], Any]],
     client_states: ClientStates | None = None,
     evaluate: Callable[[Any, Any], Metrics],
     compare: Callable[[int, Any, Any], Metrics] | None = None,
-    record: Callable[[int, Metrics], None],
-    checkpoint: Callable[[int, Any], None],
     should_stop: Callable[[], bool],
-    progress: Progress,
-    shown: Mapping[str, str],
-    lost: int = 0,
+    before_round: Callable[[int], None] | None = None,
 ) -> tuple[Any, int]:
     """Runs rounds until all are done or a stop is asked for.
 
@@ -230,24 +112,17 @@ def run(
 
     Args:
       process: The method's process.
-      state: The server's state after `round_num` rounds.
-      round_num: Number of rounds done.
-      total_rounds: Number of rounds to reach.
-      rounds_per_eval: The model is evaluated after every so many rounds, and before the first.
-      rounds_per_checkpoint: A checkpoint is taken after every so many rounds, before the first and
-        after the last.
+      standing: Where the run starts or resumes.
+      pace: How far it goes.
+      recorder: Takes what comes out.
       cohort_of_round: Round, from 0, and state before it → ids of the clients, and their data as
         the process takes it.
       client_states: What clients keep between rounds, if the method's clients do.
       evaluate: Model weights and state → metrics by column.
       compare: Round, from 0, model weights before it and after it → metrics by column; asked after
         every round, if given.
-      record: Takes the metrics after so many rounds, by column.
-      checkpoint: Takes the state after so many rounds.
       should_stop: Asked once after every round.
-      progress: Told of every round.
-      shown: What to show → the column it is in.
-      lost: How many rounds before this start were lost, see `lost_rounds`.
+      before_round: Called before every round with its number, from 1, if given.
 
     Returns:
       The state and the number of rounds done.
@@ -255,7 +130,8 @@ def run(
     Raises:
       DivergedError: If the model's weights are no longer finite, or clients are no longer left.
     """
-    warned = set()
+    state, round_num, lost = standing
+    watch = _Watch(pace.total_rounds, lost, recorder.warn)
 
     def evaluated(weights, state):
         started = time.perf_counter()
@@ -263,62 +139,106 @@ def run(
         values["time/eval_seconds"] = time.perf_counter() - started
         return values
 
-    if round_num == 0:
-        record(0, evaluated(_weights(process, state), state))
-        checkpoint(0, state)
     before = _weights(process, state)
-    latest = {}
+    if round_num == 0:
+        recorder.record(0, evaluated(before, state))
+        recorder.checkpoint(0, flatten_state(state))
     # Asked once a round: an answer that changed between two questions would skip the checkpoint.
-    stopping = False
-    while round_num < total_rounds and not stopping:
-        started = time.perf_counter()
-        clients, data = cohort_of_round(round_num, state)
-        ready = time.perf_counter()
-        if client_states is None:
-            output = process.next(state, data)
-        else:
-            output = process.next(state, data, client_states.read(clients))
-            after = dict(zip(clients, output.client_states, strict=True))
-            client_states.write(after, round_num + 1)
-        del data  # The next round's may be there already.
-        state = output.state
-        metrics = collections.OrderedDict((k, float(v)) for k, v in output.metrics.items())
-        done = time.perf_counter()
+    stopping, saved = False, round_num
+    while round_num < pace.total_rounds and not stopping:
+        if before_round is not None:
+            before_round(round_num + 1)
+        try:
+            given = _next(process, state, round_num, cohort_of_round, client_states)
+        except NoWorkersError:
+            if saved != round_num:
+                recorder.checkpoint(round_num, flatten_state(state))
+            raise
+        state, metrics, times = given
         round_num += 1
-
         values = collections.OrderedDict((f"train/{k}", v) for k, v in metrics.items())
         weights = _weights(process, state)
         finite = all(np.all(np.isfinite(w)) for w in weights)
         if finite and compare is not None:
             values.update(compare(round_num - 1, before, weights))
         before = weights
-        if finite and round_num % rounds_per_eval == 0:
+        if finite and round_num % pace.rounds_per_eval == 0:
             values.update(evaluated(weights, state))
-        values["time/data_seconds"] = ready - started
-        values["time/round_seconds"] = done - ready
-        record(round_num, values)
-        _warn(round_num, metrics, warned, progress)
+        values.update(times)
+        recorder.record(round_num, values)
+        watch.check(round_num, finite, metrics)
+        recorder.show(round_num, values)
+        stopping = should_stop()
+        due = round_num % pace.rounds_per_checkpoint == 0 or round_num == pace.total_rounds
+        if due or stopping:
+            recorder.checkpoint(round_num, flatten_state(state))
+            saved = round_num
+    return state, round_num
+
+
+def _next(process, state, round_index, cohort_of_round, client_states):
+    """Does a round; returns the state after it, its metrics, and what it took by column."""
+    started = time.perf_counter()
+    clients, data = cohort_of_round(round_index, state)
+    ready = time.perf_counter()
+    if client_states is None:
+        output = process.next(state, data)
+    else:
+        lazily = getattr(process, "reads_states", False)
+        given = client_states.slices(clients) if lazily else client_states.read(clients)
+        output = process.next(state, data, given)
+        client_states.take(clients, output.client_states, round_index + 1)
+    metrics = collections.OrderedDict((k, float(v)) for k, v in output.metrics.items())
+    times = {
+        "time/data_seconds": ready - started,
+        "time/round_seconds": time.perf_counter() - ready,
+    }
+    moved = getattr(process, "moved", dict)()
+    times.update((f"time/{name}", float(value)) for name, value in moved.items())
+    return output.state, metrics, times
+
+
+class _Watch:
+    """Looks after every round whether training goes well."""
+
+    def __init__(self, total_rounds, lost, warn):
+        self._total_rounds, self._lost, self._warn = total_rounds, lost, warn
+        self._warned = set()
+
+    def check(self, round_num, finite, metrics):
+        """Tells once of every kind of trouble that a round can survive.
+
+        Raises:
+          DivergedError: If the weights are not finite, or too many rounds in a row were lost.
+        """
+        self._tell(round_num, metrics)
         if not finite:
             raise DivergedError(
                 f"The model's weights are not finite after round {round_num}: training diverged, "
                 "so the run stops here; a lower learning rate may help."
             )
-        lost = _lost_after(lost, metrics)
-        short = round_num == total_rounds and lost >= max(total_rounds - 1, 1)
+        self._lost = lost = _lost_after(self._lost, metrics)
+        short = round_num == self._total_rounds and lost >= max(self._total_rounds - 1, 1)
         if lost >= MOST_LOST_ROUNDS or short:
             raise DivergedError(
                 f"No client's update was finite in {lost} round{'s' * (lost > 1)} in a row, the "
                 f"last being round {round_num}: training diverged, so the run stops here; a lower "
                 "learning rate may help."
             )
-        latest.update(values)
-        progress.update(
-            round_num, {name: latest[column] for name, column in shown.items() if column in latest}
-        )
-        stopping = should_stop()
-        if round_num % rounds_per_checkpoint == 0 or round_num == total_rounds or stopping:
-            checkpoint(round_num, state)
-    return state, round_num
+
+    def _tell(self, round_num, metrics):
+        dropped = metrics.get("clients_dropped", 0)
+        if dropped and "dropped" not in self._warned:
+            self._warned.add("dropped")
+            self._warn(
+                f"round {round_num}: {dropped:g} of {metrics.get('num_clients', math.nan):g} "
+                "clients dropped, their updates not being finite; train/clients_dropped counts "
+                "them from here."
+            )
+        for name, value in metrics.items():
+            if not math.isfinite(value) and name not in self._warned:
+                self._warned.add(name)
+                self._warn(f"round {round_num}: train/{name} is {value}; the run continues.")
 
 
 def lost_rounds(rows: Sequence[Mapping[str, str]]) -> int:
@@ -346,35 +266,24 @@ def _weights(process, state):
     return [np.asarray(w) for w in process.get_model_weights(state).trainable]
 
 
-def _warn(round_num, metrics, warned, progress):
-    """Tells once of every kind of trouble that a round can survive."""
-    dropped = metrics.get("clients_dropped", 0)
-    if dropped and "dropped" not in warned:
-        warned.add("dropped")
-        progress.warn(
-            f"round {round_num}: {dropped:g} of {metrics.get('num_clients', math.nan):g} clients "
-            "dropped, their updates not being finite; train/clients_dropped counts them from here."
-        )
-    for name, value in metrics.items():
-        if not math.isfinite(value) and name not in warned:
-            warned.add(name)
-            progress.warn(f"round {round_num}: train/{name} is {value}; the run goes on.")
-
-
 def flatten_state(state: Any) -> list[np.ndarray]:
     """Returns the arrays of a server state, in the order of its structure."""
-    return [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
+    leaves = tf.nest.flatten(state)
+    # Of a tensor of text NumPy itself would make an array of objects.
+    return [np.asarray(leaf.numpy() if tf.is_tensor(leaf) else leaf) for leaf in leaves]
 
 
 def restore_state(initial: Any, leaves: Sequence[np.ndarray]) -> Any:
     """Puts arrays back into the structure of a server state.
 
     Args:
-      initial: A state with the right structure, as `process.initialize()` gives.
+      initial: A state with the right structure, as `process.initialize()` gives; its `weights` are
+        the model's.
       leaves: The arrays, from `flatten_state`.
 
     Raises:
-      RunError: If number, type or rank of the arrays is not that of the state.
+      RunError: If number, type or rank of the arrays is not that of the state, or the shapes of the
+        model's weights differ.
     """
     expected = flatten_state(initial)
     same = len(expected) == len(leaves) and all(
@@ -385,4 +294,12 @@ def restore_state(initial: Any, leaves: Sequence[np.ndarray]) -> Any:
             "The checkpoint holds a state of another form than this version of the algorithm has; "
             "choose another --experiment_name."
         )
-    return tf.nest.pack_sequence_as(initial, list(leaves))
+    state = tf.nest.pack_sequence_as(initial, list(leaves))
+    # Other parts may grow as the run does.
+    shapes, found = ([np.shape(w) for w in tf.nest.flatten(s.weights)] for s in (initial, state))
+    if found != shapes:
+        raise RunError(
+            f"The checkpoint is of another model: its weights have shapes {found}, not {shapes}; "
+            "choose another --experiment_name."
+        )
+    return state

@@ -2,15 +2,13 @@
 
 Nothing here has state, so runtimes agree and a resumed run draws what the uninterrupted run drew.
 Seeds are tuples of whole numbers for `numpy.random.SeedSequence`. The second entry names the
-purpose and is never 0: `SeedSequence` pads with zeros, so tuples of unequal length are told apart
+purpose and is never 0: `SeedSequence` pads with zeros, so tuples of unequal length stay different
 by it alone. Every entry must be below 2**32, or it would take up two words and shift the rest.
 """
 
 import numpy as np
 
 _COHORT, _ORDER, _DROPOUT, _VALIDATION, _EPOCHS, _VISITS = 1, 2, 3, 4, 5, 6
-
-MAX_SEED = 2**32 - 1
 
 
 def cohort(seed: int, round_index: int, num_clients: int, size: int) -> np.ndarray:

@@ -1,17 +1,17 @@
 """A method of several processes (`tff_algos.driver`) as the loop runs it."""
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow_federated as tff
 
 import tff_algos
-from simulation.rounds import loop, randomness
+from simulation.rounds import cohorts, randomness
 from tasks.task import FederatedData
 from tff_algos import client_data
-from tff_algos.driver import Driver, Findings
+from tff_algos.driver import Assignment, Driver, Findings
 from tff_algos.registry import RoundPlan
 
 # Examples of a batch that is only looked at.
@@ -26,16 +26,14 @@ class TrainingClients:
     """
 
     def __init__(self, train: FederatedData, settings: Mapping[str, Any]):
-        """Initialises from the task's training data and the run's settings."""
+        """Initialises from what the clients train on and the run's settings."""
         self._train = train
         self._settings = settings
-        most = settings["max_elements_per_client"]
-        sizes = np.asarray(train.sizes, np.int64)
-        self.num_examples = sizes if most is None else np.minimum(sizes, most)
+        self.num_examples = np.asarray(train.sizes, np.int64)
 
     def labels(self, client: int) -> np.ndarray:
         """As `Clients.labels`."""
-        return self._examples(client).y
+        return self._train.examples(client).y
 
     def permutation(self, iteration: int) -> np.ndarray:
         """As `Clients.permutation`."""
@@ -50,49 +48,53 @@ class TrainingClients:
 
     def batches(self, round_index: int, client: int, labels: np.ndarray) -> tff_algos.ClientData:
         """As `Clients.batches`."""
-        examples = self._examples(client)._replace(y=labels)
-        (data,) = loop.batched([examples], RoundPlan(), self._settings, round_index, [client])
+        examples = self._train.examples(client)._replace(y=labels)
+        (data,) = cohorts.batched([examples], RoundPlan(), self._settings, round_index, [client])
         return client_data.arrays(data)
 
     def in_order(self, client: int, labels: np.ndarray) -> tff_algos.ClientData:
         """As `Clients.in_order`."""
-        x = self._examples(client).x
+        x = self._train.examples(client).x
         size = min(max(len(x), 1), _LOOK_BATCH)
         return tff_algos.batch_client(x, labels, batch_size=size, shuffle=False, index=client)
 
-    def _examples(self, client):
-        return loop.training_examples(
-            self._train, self._settings["max_elements_per_client"], client
-        )
-
 
 class StagedProcess:
-    """A driver with its clients; has what the loop needs of a process."""
+    """A driver with its clients; has what the loop needs of a process.
+
+    Attributes:
+      driver: The driver.
+      clients: The clients that it trains on.
+    """
 
     def __init__(self, driver: Driver, clients: TrainingClients):
         """Initialises from the driver and the clients that it trains on."""
-        self._driver = driver
-        self._clients = clients
+        self.driver = driver
+        self.clients = clients
 
     def initialize(self) -> Any:
         """Returns the state before the first round."""
-        return self._driver.initialize(self._clients)
+        return self.driver.initialize(self.clients)
 
-    def cohort(self, state: Any) -> list:
-        """Returns what each client of the next round works on."""
-        return self._driver.cohort(state, self._clients)
+    def cohort(self, state: Any) -> list[Assignment]:
+        """Returns what each client of the next round is to do."""
+        return self.driver.cohort(state, self.clients)
 
-    def next(self, state: Any, cohort: list) -> Any:
+    def data(self, name: str, round_index: int, assignment: Assignment) -> Any:
+        """Returns what a client works on in a round of a process, see `Driver.data`."""
+        return self.driver.data(name, round_index, assignment, self.clients)
+
+    def next(self, state: Any, cohort: Sequence[Assignment]) -> Any:
         """Runs a round and what is to be done after it."""
-        return self._driver.next(state, cohort, self._clients)
+        return self.driver.next(state, cohort, self.clients)
 
     def get_model_weights(self, state: Any) -> tff.learning.models.ModelWeights:
         """Returns the model's weights in a state."""
         return tff.learning.models.ModelWeights(list(state.weights), [])
 
     def findings(self, state: Any) -> Findings | None:
-        """Returns what the state tells of clients' labels."""
-        return self._driver.findings(state)
+        """Returns what the state says of clients' labels."""
+        return self.driver.findings(state)
 
 
 def label_noise(
@@ -108,7 +110,7 @@ def label_noise(
     Returns:
       `noise/noisy_clients`, those with a wrong label, and `noise/found_clients`; of the latter's
       agreement with the former `noise/precision` and `noise/recall`; `noise/labels_wrong`, the
-      share of all labels that is wrong now; `noise/labels_mended`, the share right now of those
+      share of all labels that is wrong now; `noise/labels_corrected`, the share right now of those
       that were wrong; `noise/labels_spoiled`, the share wrong now of those that were right. A ratio
       to nothing is left out.
     """
@@ -125,7 +127,7 @@ def label_noise(
         ("precision", both, np.sum(found)),
         ("recall", both, np.sum(noisy)),
         ("labels_wrong", np.sum(wrong_now), len(truth)),
-        ("labels_mended", np.sum(wrong & ~wrong_now), np.sum(wrong)),
+        ("labels_corrected", np.sum(wrong & ~wrong_now), np.sum(wrong)),
         ("labels_spoiled", np.sum(~wrong & wrong_now), np.sum(~wrong)),
     )
     columns = collections.OrderedDict(

@@ -68,7 +68,7 @@ class _Worker:
             if supervisor.has_own_network(self._supervisor):
                 return
         except FileNotFoundError:
-            # It has ended, which the next call of a computation tells.
+            # It has ended, which the next call of a computation reports.
             return
         why = self._output().split("\n", 1)[0]
         print(

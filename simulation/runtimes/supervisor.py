@@ -2,7 +2,7 @@
 
 A process that is killed can't end what it started. So this file, run as a script, stands by: it
 holds the read end of a pipe whose only write end is in its parent, and acts when the pipe closes,
-which the kernel sees to.
+which the kernel ensures.
 
 `worker`: runs TFF's worker, in a network namespace of its own where the kernel allows it, and
   relays between it and a socket that only this user can talk through; then kills it. The kernel
@@ -221,6 +221,10 @@ def _marked(mark):
 
 
 if __name__ == "__main__":
+    if {"--help", "-h"} & set(sys.argv[1:2]):
+        with contextlib.suppress(BrokenPipeError):
+            print(__doc__, flush=True)
+        os._exit(0)
     _parent = os.getppid()
     {"worker": _worker, "sweep": _sweep}[sys.argv[1]](_parent, *sys.argv[2:])
     # Threads that relay still wait for bytes.

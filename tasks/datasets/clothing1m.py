@@ -5,18 +5,22 @@ takes over: 500 clients, ResNet-50 with weights trained on ImageNet. The 10,526 
 checked labels.
 """
 
+from __future__ import annotations
+
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from typing import Any
 
-import h5py
 import numpy as np
 import tensorflow as tf
 
+from hparams import By, Hparam
 from tasks import generated, partitions, settings
 from tasks.formats import files, prepared
 from tasks.models import image_models, losses
+from tasks.registry import TaskSpec
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
 
 _NUM_CLASSES = 14
@@ -42,6 +46,78 @@ _WEIGHTS_ADVICE = (
 )
 
 
+SPEC = TaskSpec(
+    name="clothing1m",
+    summary=(
+        "A million pictures of clothes with noisy labels, in FedCorr's setting: ResNet-50 from "
+        "ImageNet's weights (23,563,278 trainable parameters)."
+    ),
+    preparer="prepare",
+    clients=settings.generated,
+    hparams=(
+        Hparam(
+            name="weights",
+            default=None,
+            type=str,
+            help=(
+                "Keras's HDF5 file of ResNet-50's ImageNet weights, with or without a last "
+                "layer; not set: the task refuses to run, but with --use_synthetic_data, where "
+                "all weights are drawn at random. Batch normalisation keeps the file's "
+                "statistics; its scale and offset are trained."
+            ),
+            source="AdaFed Table 19, FedCorr: pretrained ResNet-50",
+        ),
+        Hparam(
+            name="partition",
+            default="skewed",
+            help=(
+                "`skewed`: a client has each kind of clothes with a probability, and gets a "
+                "Dirichlet share of it; `iid`: equal sizes at random."
+            ),
+            source="FedCorr, Clothing1M",
+            choices=("skewed", "iid"),
+        ),
+        Hparam(
+            name="num_clients",
+            default=500,
+            help="Number of clients.",
+            source="FedCorr, Clothing1M",
+            minimum=1,
+            maximum=settings.MAX_CLIENTS,
+        ),
+        Hparam(
+            name="class_probability",
+            default=By("partition", {"skewed": 0.7}),
+            help="Probability p that a client has a kind.",
+            source="FedCorr's released code",
+            minimum=0,
+            maximum=1,
+            exclusive_minimum=True,
+        ),
+        Hparam(
+            name="alpha",
+            default=By("partition", {"skewed": 10.0}),
+            help="Concentration of the clients' shares of a kind.",
+            source="FedCorr's released code",
+            minimum=0,
+            exclusive_minimum=True,
+        ),
+        settings.partition_seed("the partition"),
+        Hparam(
+            name="init",
+            default="torch",
+            help=(
+                "Initial weights of the last layer: `torch` draws weights and biases uniformly "
+                "from ±1/sqrt(fan_in); `keras` draws weights by Glorot's uniform rule and "
+                "starts biases at 0."
+            ),
+            source="FedCorr (PyTorch)",
+            choices=("torch", "keras"),
+        ),
+    ),
+)
+
+
 def load(
     *,
     data_dir: str | None,
@@ -52,27 +128,20 @@ def load(
     num_clients: int,
     class_probability: float | None,
     alpha: float | None,
-    partition_seed: int | None,
+    partition_seed: int,
     init: str,
 ) -> Task:
-    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+    """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     x is uint8 `[n, 256, 256, 3]`, decoded when it is read, of which the model cuts 224x224 out;
-    y is int32. The central test are the test pictures, which are dealt to the clients, too, so that
-    a client's tests have the labels that its training pictures have.
+    y is int32. The central test is the test pictures, which are also assigned to the clients, so
+    that a client's tests have the labels that its training pictures have.
 
     Raises:
-      HparamError: If a setting does not go with the partition, or the partition is impossible.
+      HparamError: If the partition is impossible.
       DataError: If a file is missing or damaged, or `weights` is not set for real pictures.
     """
-    partition_seed = seed if partition_seed is None else partition_seed
-    of_skewed = settings.only_with(
-        "clothing1m",
-        "partition=skewed",
-        partition == "skewed",
-        class_probability=(class_probability, 0.7),
-        alpha=(alpha, 10.0),
-    )
+    del seed  # It comes as partition_seed.
     if weights is None and not use_synthetic_data:
         raise DataError(f"clothing1m never starts from random weights; {_WEIGHTS_ADVICE}")
     pretrained = None if weights is None else read_weights(weights)
@@ -87,11 +156,7 @@ def load(
         parts = partitions.iid(len(train.y), num_clients, partition_seed)
     else:
         parts = partitions.some_classes_dirichlet(
-            train.y,
-            num_clients,
-            of_skewed["class_probability"],
-            of_skewed["alpha"],
-            partition_seed,
+            train.y, num_clients, class_probability, alpha, partition_seed
         )
     tests = partitions.tests_alike(train.y, parts, test.y, partition_seed)
     client_ids = [str(k) for k in range(num_clients)]
@@ -113,14 +178,6 @@ def load(
         loss=losses.sparse_softmax_cross_entropy,
         metrics={"accuracy": losses.sparse_accuracy},
         primary_metric="accuracy",
-        settings={
-            "weights": weights,
-            "partition": partition,
-            "num_clients": num_clients,
-            **of_skewed,
-            "partition_seed": partition_seed,
-            "init": init,
-        },
         constants={
             f"layer {name} of the weights, array {i}": array
             for name, arrays in (pretrained or {}).items()
@@ -160,6 +217,8 @@ def read_weights(path: str) -> dict[str, list[np.ndarray]]:
     Raises:
       DataError: If the file cannot be read or is not of that form.
     """
+    import h5py  # Slow to import, and needed nowhere else in this module.
+
     with files.reading(path, _WEIGHTS_ADVICE), h5py.File(path, "r") as file:
         layers = file.get("model_weights", file)
         return {
@@ -168,7 +227,7 @@ def read_weights(path: str) -> dict[str, list[np.ndarray]]:
         }
 
 
-def _weight(dataset: h5py.Dataset) -> np.ndarray:
+def _weight(dataset: Any) -> np.ndarray:
     files.check_dataset(dataset, "f")
     weight = dataset[()]
     if not np.all(np.isfinite(weight)):

@@ -4,16 +4,19 @@ FedOpt's EMNIST CR (Reddi et al. 2021): 671,585 training and 77,483 test example
 some of both. The data are read from TFF's own sqlite file.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from tasks import generated
+from tasks import generated, settings
 from tasks.formats import files
 from tasks.formats.sqlite_clients import SqliteFederatedData, locate
 from tasks.models import losses, models
+from tasks.registry import TaskSpec
 from tasks.task import ArrayFederatedData, Examples, Task
 
 _NUM_CLASSES = 62
@@ -24,11 +27,22 @@ _ADVICE = (
 )
 
 
+SPEC = TaskSpec(
+    name="emnist_character",
+    summary=(
+        "TFF's Federated EMNIST: 3,400 writers, 62 characters, FedOpt's CNN (1,206,590 parameters)."
+    ),
+    class_labels=True,
+    clients=settings.at_most(3400, 10),
+    hparams=(settings.init("keras", "FedOpt (TFF)"),),
+)
+
+
 def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, init: str) -> Task:
-    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+    """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     `data_dir` holds TFF's file, unpacked or as TFF ships it; without `data_dir` TFF's cache is read
-    and filled by TFF's download. Writers are read one by one; only the central test, all writers'
+    and filled by a download. Writers are read one by one; only the central test, all writers'
     test examples together as in FedOpt, is held in memory (243 MB). Pixels are float32 in [0, 1],
     1.0 for the background; labels are 0-9 digits, 10-35 capitals, 36-61 small letters.
 
@@ -60,7 +74,7 @@ def open_file(
     """Opens TFF's file of 62 classes.
 
     Args:
-      data_dir: Its folder; `None` means TFF's cache, which is filled by TFF's download.
+      data_dir: Its folder; `None` means TFF's cache, which is filled by a download.
       advice: Where to get the file and how to point at it, for error texts.
 
     Returns:
@@ -69,7 +83,7 @@ def open_file(
     Raises:
       DataError: If the file is missing or damaged and cannot be downloaded.
     """
-    path = locate(_FILE, "emnist", data_dir, _download, advice)
+    path = locate(_FILE, "emnist", data_dir, advice)
     train = SqliteFederatedData(path, "all_train", parse, advice)
     test = SqliteFederatedData(path, "all_test", parse, advice)
     if test.client_ids == train.client_ids:
@@ -105,12 +119,6 @@ def parse(serialized: Sequence[bytes]) -> Examples:
     if len(y) and not (0 <= x.min() and x.max() <= 1):
         raise ValueError(f"pixels from {x.min():g} to {x.max():g}, outside [0, 1]")
     return Examples(x, y.astype(np.int32))
-
-
-def _download(cache_dir: str) -> None:
-    import tensorflow_federated as tff  # Slow to import, and needed nowhere else in this module.
-
-    tff.simulation.datasets.emnist.load_data(only_digits=False, cache_dir=cache_dir)
 
 
 def _synthetic() -> tuple[ArrayFederatedData, ArrayFederatedData, Examples]:

@@ -1,22 +1,38 @@
-"""`fashion_mnist`: Fashion-MNIST (Xiao et al. 2017) dealt to clients.
+"""`fashion_mnist`: Fashion-MNIST (Xiao et al. 2017) divided among clients.
 
 After FedCAda's protocol, or after that of AFL and q-FFL, which AdaFed follows: three clients of one
 class each.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 import os
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tasks import builtin, generated, partitions, settings
-from tasks.formats import idx
+from hparams import NOT_USED, By, Hparam, HparamError
+from tasks import generated, partitions, settings
+from tasks.formats import files, idx, tfds
 from tasks.models import losses, models
+from tasks.registry import Clients, TaskSpec
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
 
-_CLASSES = builtin.FASHION_CLASSES
+_CLASSES = (
+    "t_shirt",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle_boot",
+)
 _NUM_CLASSES = len(_CLASSES)
 _FILES = (
     "train-images-idx3-ubyte",
@@ -31,6 +47,116 @@ _ADVICE = (
     "--data_dir to their folder, or to the one above it if it is called fashion_mnist"
 )
 _ORIGIN = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
+_KERAS = "fashion-mnist"
+_TFDS = tfds.Set(
+    name="fashion_mnist",
+    version="3.0.1",
+    sizes={"train": 60_000, "test": 10_000},
+    features={"image": ("uint8", (28, 28, 1)), "label": ("int64", ())},
+    classes={"label": _NUM_CLASSES},
+    labels={
+        "train": "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+        "test": "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+    },
+)
+
+
+def _check(chosen):
+    names = chosen["classes"].split(",") if chosen["classes"] is not None else []
+    for name in names:
+        if name not in _CLASSES:
+            raise HparamError(
+                f"fashion_mnist: classes has {name!r}, which is none of {', '.join(_CLASSES)}."
+            )
+    if len(set(names)) < len(names):
+        raise HparamError(f"fashion_mnist: of the classes {','.join(names)} one is named twice.")
+
+
+def _clients(chosen, synthetic):
+    if chosen["partition"] == "class":
+        ids = chosen["classes"].split(",")
+        return Clients(len(ids), ids)
+    return settings.generated(chosen, synthetic)
+
+
+SPEC = TaskSpec(
+    name="fashion_mnist",
+    summary="Fashion-MNIST among generated clients, MLP 784-200-200-10 (199,210 parameters).",
+    class_labels=True,
+    check=_check,
+    clients=_clients,
+    hparams=(
+        Hparam(
+            name="partition",
+            default="dirichlet",
+            help=(
+                "How the 60,000 training examples are assigned to clients: `dirichlet` assigns "
+                "each class in proportions drawn from a Dirichlet distribution over clients, so "
+                "that sizes are unequal; `iid` assigns at random in equal sizes; `shards` sorts "
+                "by label, cuts into equal shards and assigns these; `class` gives each client "
+                "one class, its official test images as tests, and the model no other classes."
+            ),
+            source="FedCAda Table 1, non-iid; AdaFed, Fashion MNIST: class",
+            choices=("dirichlet", "iid", "shards", "class"),
+        ),
+        Hparam(
+            name="num_clients",
+            default=By("partition", {"class": NOT_USED}, otherwise=20),
+            help="Number of clients; FedCAda's cross-device runs have 100.",
+            source="FedCAda Table 1, cross-silo",
+            minimum=1,
+            maximum=settings.MAX_CLIENTS,
+        ),
+        Hparam(
+            name="classes",
+            default=By("partition", {"class": "shirt,pullover,t_shirt"}),
+            help=f"The clients' classes, of {', '.join(_CLASSES)}.",
+            source="AdaFed, Fashion MNIST, after AFL and q-FFL (three outputs, as its code)",
+        ),
+        Hparam(
+            name="alpha",
+            default=By("partition", {"dirichlet": 0.1}),
+            help="Concentration of the Dirichlet distribution, smaller is less even.",
+            source="FedCAda Table 1: Dir(0.1)",
+            minimum=0,
+            exclusive_minimum=True,
+        ),
+        settings.MIN_SHARE,
+        Hparam(
+            name="shards_per_client",
+            default=By("partition", {"shards": 2}),
+            help="Shards of a client.",
+            source="AdaFed, CIFAR-10 setup 1; McMahan et al. 2017",
+            minimum=1,
+        ),
+        Hparam(
+            name="test_fraction",
+            default=By("partition", {"class": NOT_USED}, otherwise=0.25),
+            help=(
+                "Share of each client's examples that is its own test split, drawn at random "
+                "and so of its own label distribution; 0: clients have no tests. The official "
+                "10,000 test examples are the central test and belong to no client."
+            ),
+            source="FedCAda: 75/25 local split",
+            minimum=0,
+            maximum=1,
+            exclusive_maximum=True,
+        ),
+        settings.partition_seed("the partition and of the clients' train/test splits"),
+        Hparam(
+            name="pixels",
+            default="unit",
+            type=str,
+            choices=("unit", "standardized"),
+            help=(
+                "unit: in [0, 1]; standardized: less the training images' mean, 0.2860, over "
+                "their standard deviation, 0.3530, as PyTorch programs often have them."
+            ),
+            source="choice; neither FedCAda nor AdaFed says",
+        ),
+        settings.init("torch", "FedCAda and AdaFed (PyTorch)"),
+    ),
+)
 
 
 def load(
@@ -39,88 +165,46 @@ def load(
     seed: int,
     use_synthetic_data: bool,
     partition: str,
-    num_clients: int | None,
     classes: str | None,
-    alpha: float | None,
-    min_share: float | None,
-    shards_per_client: int | None,
-    test_fraction: float | None,
-    partition_seed: int | None,
     pixels: str,
     init: str,
+    **chosen: Any,
 ) -> Task:
-    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+    """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
-    The training set is dealt to the clients, each client's share is split into its own train and
+    The training set is assigned to the clients, each client's share is split into its own train and
     test, and the official test set is the central test. With `partition=class` a client has its
     class's official training images to train on and its official test images as its test, labels
     number the clients' classes, and an accuracy of each class is added. Pixels are float32, see
     `pixels`.
 
     Raises:
-      HparamError: If a setting does not go with the partition, or the partition is impossible.
+      HparamError: If the partition is impossible.
       DataError: If a file is missing or damaged.
     """
-    dirichlet = settings.only_with(
-        "fashion_mnist",
-        "partition=dirichlet",
-        partition == "dirichlet",
-        alpha=(alpha, 0.1),
-        min_share=(min_share, 0.01),
-    )
-    of_shards = settings.only_with(
-        "fashion_mnist",
-        "partition=shards",
-        partition == "shards",
-        shards_per_client=(shards_per_client, 2),
-    )
-    of_classes = settings.only_with(
-        "fashion_mnist",
-        "partition=class",
-        partition == "class",
-        classes=(classes, builtin.FASHION_THREE_CLASSES),
-    )
-    dealt = settings.only_with(
-        "fashion_mnist",
-        "a partition other than class",
-        partition != "class",
-        num_clients=(num_clients, 20),
-        test_fraction=(test_fraction, 0.25),
-    )
-    num_clients, test_fraction = dealt["num_clients"], dealt["test_fraction"]
-    partition_seed = seed if partition_seed is None else partition_seed
-    scale = _unit if pixels == "unit" else _standardized
+    del seed  # It comes as partition_seed.
+    origin = {}
     if use_synthetic_data:
-        num_examples = 100 * (num_clients or _NUM_CLASSES)
-        images, labels = generated.grey_images(num_examples, _NUM_CLASSES, seed=0)
-        test_images, test_labels = generated.grey_images(200, _NUM_CLASSES, seed=1)
+        num_examples = 100 * (chosen["num_clients"] or _NUM_CLASSES)
+        train = generated.grey_images(num_examples, _NUM_CLASSES, seed=0)
+        test = generated.grey_images(200, _NUM_CLASSES, seed=1)
     else:
-        paths = _paths(data_dir)
-        images, labels = idx.read_labelled_images(paths[0], paths[1], _ADVICE)
-        test_images, test_labels = idx.read_labelled_images(paths[2], paths[3], _ADVICE)
+        train, test, origin = _read(data_dir)
 
+    scale = _unit if pixels == "unit" else _standardized
     metrics = {"accuracy": losses.sparse_accuracy}
     if partition == "class":
-        client_ids = of_classes["classes"].split(",")
-        chosen = [_CLASSES.index(name) for name in client_ids]
-        train = _one_class_each(images, labels, chosen, client_ids, scale)
-        test = _one_class_each(test_images, test_labels, chosen, client_ids, scale)
-        own = [test.examples(k) for k in range(len(client_ids))]
-        central_test = Examples(*(np.concatenate(arrays) for arrays in zip(*own, strict=True)))
-        for i, name in enumerate(client_ids):
-            metrics[f"accuracy_{name}"] = losses.accuracy_of_class(i)
+        client_ids = classes.split(",")
+        data = _of_classes(train, test, client_ids, scale)
+        metrics |= {
+            f"accuracy_{name}": losses.accuracy_of_class(i) for i, name in enumerate(client_ids)
+        }
     else:
-        client_ids = [str(i) for i in range(num_clients)]
-        parts = _parts(labels, partition, num_clients, dirichlet, of_shards, partition_seed)
-        train_rows, test_rows = partitions.split_train_test(parts, test_fraction, partition_seed)
-        train = ArrayFederatedData(images, labels, train_rows, client_ids, scale)
-        test = ArrayFederatedData(images, labels, test_rows, client_ids, scale)
-        central_test = Examples(scale(test_images), test_labels)
+        data = _assigned(*train, partition, chosen, scale)
+        data["central_test"] = Examples(scale(test[0]), test[1])
     return Task(
         name="fashion_mnist",
-        train=train,
-        test=None if test_fraction == 0 else test,
-        central_test=central_test,
+        **data,
         keras_model_fn=functools.partial(
             models.mlp,
             num_classes=len(client_ids) if partition == "class" else _NUM_CLASSES,
@@ -129,33 +213,46 @@ def load(
         loss=losses.sparse_softmax_cross_entropy,
         metrics=metrics,
         primary_metric="accuracy",
-        settings={
-            "partition": partition,
-            **dealt,
-            **of_classes,
-            **dirichlet,
-            **of_shards,
-            "partition_seed": partition_seed,
-            "pixels": pixels,
-            "init": init,
-        },
+        settings=origin,
     )
 
 
-def _parts(labels, partition, num_clients, dirichlet, of_shards, seed) -> list[np.ndarray]:
+def _assigned(images, labels, partition, chosen, scale) -> dict[str, Any]:
+    """Returns clients' training and test examples, both of the training set."""
+    seed, test_fraction = chosen["partition_seed"], chosen["test_fraction"]
+    parts = _parts(labels, partition, chosen, seed)
+    client_ids = [str(i) for i in range(len(parts))]
+    train, test = (
+        ArrayFederatedData(images, labels, rows, client_ids, scale)
+        for rows in partitions.split_train_test(parts, test_fraction, seed)
+    )
+    return {"train": train, "test": test if test_fraction else None}
+
+
+def _parts(labels, partition, chosen, seed) -> list[np.ndarray]:
     """Returns the rows of each client, which its train and test are made of."""
+    num_clients = chosen["num_clients"]
     if partition == "iid":
         return partitions.iid(len(labels), num_clients, seed)
     if partition == "shards":
-        return partitions.shards(labels, num_clients, of_shards["shards_per_client"], seed)
-    share = len(labels) / num_clients * dirichlet["min_share"]
+        return partitions.shards(labels, num_clients, chosen["shards_per_client"], seed)
+    share = len(labels) / num_clients * chosen["min_share"]
     return partitions.dirichlet_by_class(
         labels,
         num_clients,
-        dirichlet["alpha"],
+        chosen["alpha"],
         seed,
         min_size=max(2, math.ceil(share)),  # Two: one to train on and one to test.
     )
+
+
+def _of_classes(train, test, client_ids, scale) -> dict[str, Any]:
+    """Returns the official sets by class: clients' examples, and all their tests together."""
+    classes = [_CLASSES.index(name) for name in client_ids]
+    train, test = (_one_class_each(*part, classes, client_ids, scale) for part in (train, test))
+    own = [test.examples(k) for k in range(len(client_ids))]
+    central_test = Examples(*(np.concatenate(arrays) for arrays in zip(*own, strict=True)))
+    return {"train": train, "test": test, "central_test": central_test}
 
 
 def _one_class_each(images, labels, classes, client_ids, scale) -> ArrayFederatedData:
@@ -176,27 +273,42 @@ def _standardized(images: np.ndarray) -> np.ndarray:
     return (_unit(images) - np.float32(_MEAN)) / np.float32(_DEVIATION)
 
 
-def _paths(data_dir: str | None) -> list[str]:
-    """Returns the paths of the four files: in `data_dir` if given, else in Keras's cache.
+_Labelled = tuple[np.ndarray, np.ndarray]
 
-    What the cache lacks is downloaded, as `tf.keras.datasets.fashion_mnist` does.
+
+def _read(data_dir: str | None) -> tuple[_Labelled, _Labelled, dict[str, Any]]:
+    """Reads training and test images with their labels, and says where TFDS has them, if it does.
+
+    They are looked for in `data_dir` if it is given, as idx files and as TFDS's folder; otherwise
+    in Keras's cache and in TFDS's, and are then downloaded as `tf.keras.datasets` does.
 
     Raises:
-      DataError: If a file is not in `data_dir` or cannot be downloaded.
+      DataError: If a file is missing or damaged, or cannot be downloaded.
     """
-    paths = []
-    for name in _FILES:
-        if data_dir is not None:
-            path = idx.find(data_dir, "fashion_mnist", name, _ADVICE)
-            if path is None:
-                raise DataError(f"{os.path.join(data_dir, name)}.gz is missing; {_ADVICE}")
-        else:
-            try:
-                path = tf.keras.utils.get_file(
-                    f"{name}.gz", _ORIGIN + f"{name}.gz", cache_subdir="datasets/fashion-mnist"
-                )
-            except Exception as error:  # Keras raises plain Exception for a failed download.
-                reason = " ".join(str(error).split())
-                raise DataError(f"{name}.gz cannot be downloaded ({reason}); {_ADVICE}") from error
-        paths.append(path)
-    return paths
+    paths, folder = [], None
+    if data_dir is not None:
+        paths = [idx.find(data_dir, "fashion_mnist", name, _ADVICE) for name in _FILES]
+        if not any(paths):
+            folder = tfds.find(_TFDS, data_dir)
+    elif not all(os.path.isfile(files.keras_path(_KERAS, f"{name}.gz")) for name in _FILES):
+        folder = tfds.find_in_cache(_TFDS)
+    if folder is not None:
+        read = (tfds.read_images(_TFDS, folder, split) for split in ("train", "test"))
+        train, test = ((arrays["image"], arrays["label"]) for arrays in read)
+        return train, test, tfds.record(_TFDS, folder)
+    if data_dir is None:
+        paths = [_keras_file(f"{name}.gz") for name in _FILES]
+    for name, path in zip(_FILES, paths, strict=True):
+        if path is None:
+            raise DataError(f"{os.path.join(data_dir, name)}.gz is missing; {_ADVICE}")
+    train = idx.read_labelled_images(paths[0], paths[1], _ADVICE)
+    return train, idx.read_labelled_images(paths[2], paths[3], _ADVICE), {}
+
+
+def _keras_file(name: str) -> str:
+    """Returns the path of a file in Keras's cache, downloaded if need be."""
+    try:
+        return tf.keras.utils.get_file(name, _ORIGIN + name, cache_subdir=f"datasets/{_KERAS}")
+    except Exception as error:  # Keras raises plain Exception for a failed download.
+        reason = " ".join(str(error).split())
+        raise DataError(f"{name} cannot be downloaded ({reason}); {_ADVICE}") from error

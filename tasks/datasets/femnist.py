@@ -5,6 +5,8 @@ writers, or a skewed partition of ten letters, and the CNN of Ditto (Li et al. 2
 writers and 805,263 examples, TFF 3,400 and 749,068, both from NIST Special Database 19.
 """
 
+from __future__ import annotations
+
 import functools
 import os
 from collections.abc import Mapping, Sequence
@@ -12,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from hparams import HparamError
+from hparams import By, Hparam, HparamError
 from tasks import generated, partitions, settings
 from tasks import task as task_lib
 from tasks.datasets import emnist_character
 from tasks.formats import leaf, prepared
 from tasks.models import losses, models
+from tasks.registry import Clients, TaskSpec
 from tasks.task import ArrayFederatedData, DataError, Examples, FederatedData, Task
 
 _NUM_CLASSES = 62
@@ -29,6 +32,103 @@ _ADVICE = (
     "make LEAF's files with https://github.com/TalwalkarLab/leaf (data/femnist/preprocess.sh), or "
     "get https://storage.googleapis.com/tff-datasets-public/emnist_all.sqlite.lzma, and set "
     "--data_dir to their folder"
+)
+
+
+def _check(chosen):
+    if chosen["partition"] == "skewed" and chosen["split"] == "source":
+        raise HparamError("femnist: partition=skewed makes new clients and needs split=local.")
+
+
+def _clients(chosen, synthetic):
+    if chosen["partition"] == "skewed":
+        return settings.generated(chosen, synthetic)
+    # LEAF's own script makes more or fewer writers by its arguments.
+    if chosen["source"] == "tff" or synthetic:
+        return settings.at_most(3400, 12)(chosen, synthetic)
+    return None if chosen["num_clients"] is None else Clients(chosen["num_clients"])
+
+
+SPEC = TaskSpec(
+    name="femnist",
+    summary=(
+        "Characters by their 3,550 writers (LEAF): AdaFedAdam's MLP 784-128-62 (108,478 "
+        "parameters) or Ditto's CNN (222,078)."
+    ),
+    class_labels=True,
+    preparer="prepare",
+    check=_check,
+    clients=_clients,
+    hparams=(
+        Hparam(
+            name="source",
+            default="auto",
+            help=(
+                "`leaf` reads LEAF's JSON files or what tasks.prepare made of them, `tff` "
+                "TFF's sqlite file of 3,400 writers; `auto` reads LEAF's if --data_dir has "
+                "them, else TFF's."
+            ),
+            source="AdaFedAdam, Femnist; AdaFed: LEAF",
+            choices=("auto", "leaf", "tff"),
+        ),
+        Hparam(
+            name="partition",
+            default="writers",
+            help=(
+                "`writers`: a client is a writer; `skewed`: the letters a to j of all writers "
+                "are assigned to clients that have some of the ten letters each, drawn at random, "
+                "and equal shares of a letter. AdaFed does not say which or how many."
+            ),
+            source="AdaFedAdam, Femnist; AdaFed Table 3: both",
+            choices=("writers", "skewed"),
+        ),
+        Hparam(
+            name="num_clients",
+            default=By("partition", {"skewed": 100}, otherwise=None),
+            help="Number of clients, writers drawn at random; not set: all.",
+            source="AdaFedAdam; AdaFed: 500 writers, 100 skewed",
+            minimum=1,
+            maximum=settings.MAX_CLIENTS,
+        ),
+        Hparam(
+            name="classes_per_client",
+            default=By("partition", {"skewed": 5}),
+            help="Letters of a client.",
+            source="AdaFed Table 3",
+            minimum=1,
+            maximum=10,
+        ),
+        Hparam(
+            name="split",
+            default="local",
+            help=(
+                "`local` splits each client's examples, train and test of the source "
+                "together, at random; `source` keeps the split that the files have."
+            ),
+            source="AdaFedAdam: local 80/20 split, drawn before training",
+            choices=("local", "source"),
+        ),
+        Hparam(
+            name="test_fraction",
+            default=By("split", {"local": 0.2}),
+            help=(
+                "Share of each client's examples that is its test split; 0: clients have no tests."
+            ),
+            source="AdaFedAdam: local 80/20 split",
+            minimum=0,
+            maximum=1,
+            exclusive_maximum=True,
+        ),
+        Hparam(
+            name="model",
+            default="mlp",
+            help="`mlp` has 128 hidden units, `cnn` two convolutions and 128 units.",
+            source="AdaFedAdam: mlp; AdaFed: cnn",
+            choices=("mlp", "cnn"),
+        ),
+        settings.partition_seed("the draw of clients and of their train/test splits"),
+        settings.init("torch", "AdaFedAdam and AdaFed (PyTorch)"),
+    ),
 )
 
 
@@ -44,10 +144,10 @@ def load(
     split: str,
     test_fraction: float | None,
     model: str,
-    partition_seed: int | None,
+    partition_seed: int,
     init: str,
 ) -> Task:
-    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+    """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     Pixels are float32 in [0, 1], 1.0 for the background; labels 0-9 are digits, 10-35 capitals and
     36-61 small letters, or 0-9 the letters a-j of `partition=skewed`. The central test is all
@@ -58,39 +158,18 @@ def load(
       HparamError: If settings do not go together or there are not as many clients as asked for.
       DataError: If a file is missing or damaged.
     """
-    partition_seed = seed if partition_seed is None else partition_seed
+    del seed  # It comes as partition_seed.
+    writers, found = (_synthetic(), source) if use_synthetic_data else _read(data_dir, source)
     skewed = partition == "skewed"
-    of_skewed = settings.only_with(
-        "femnist", "partition=skewed", skewed, classes_per_client=(classes_per_client, 5)
-    )
-    of_local = settings.only_with(
-        "femnist", "split=local", split == "local", test_fraction=(test_fraction, 0.2)
-    )
-    if use_synthetic_data:
-        writers = _synthetic()
-    else:
-        writers, source = _read(data_dir, source)
-
     if skewed:
-        num_clients = 100 if num_clients is None else num_clients
         letters = writers.letters()
-        parts = partitions.classes_each(
-            letters.y, num_clients, of_skewed["classes_per_client"], partition_seed
-        )
-        rows = partitions.split_train_test(parts, of_local["test_fraction"], partition_seed)
+        parts = partitions.classes_each(letters.y, num_clients, classes_per_client, partition_seed)
+        rows = partitions.split_train_test(parts, test_fraction, partition_seed)
         client_ids = [str(k) for k in range(num_clients)]
         train, test = (ArrayFederatedData(*letters, part, client_ids) for part in rows)
     else:
-        client_ids = writers.client_ids
-        if num_clients is not None:
-            if num_clients > len(client_ids):
-                raise HparamError(
-                    f"femnist: num_clients={num_clients}, but there are {len(client_ids)} writers."
-                )
-            # The first word sets this draw apart from other uses of the seed.
-            drawn = np.random.default_rng((3550, partition_seed)).permutation(len(client_ids))
-            client_ids = [client_ids[i] for i in np.sort(drawn[:num_clients])]
-        train, test = _split(writers, client_ids, split, of_local["test_fraction"], partition_seed)
+        client_ids = _drawn(writers.client_ids, num_clients, partition_seed)
+        train, test = _split(writers, client_ids, split, test_fraction, partition_seed)
     has_test = bool(np.any(test.sizes))
     num_classes = len(_LETTERS) if skewed else _NUM_CLASSES
     make = {
@@ -106,17 +185,7 @@ def load(
         loss=losses.sparse_softmax_cross_entropy,
         metrics={"accuracy": losses.sparse_accuracy},
         primary_metric="accuracy",
-        settings={
-            "source": source,
-            "partition": partition,
-            "num_clients": num_clients,
-            **of_skewed,
-            "split": split,
-            **of_local,
-            "model": model,
-            "partition_seed": partition_seed,
-            "init": init,
-        },
+        settings={"source": found},
     )
 
 
@@ -210,6 +279,19 @@ class _SomeExamples:
 
     def held_in_memory(self, index: int) -> Sequence[np.ndarray]:
         return [self._rows[index], *self._writers.held_in_memory(self.client_ids[index])]
+
+
+def _drawn(client_ids: Sequence[str], num_clients: int | None, seed: int) -> Sequence[str]:
+    """Returns this number of clients drawn at random, or all, in their order."""
+    if num_clients is None:
+        return client_ids
+    if num_clients > len(client_ids):
+        raise HparamError(
+            f"femnist: num_clients={num_clients}, but there are {len(client_ids)} writers."
+        )
+    # The first word sets this draw apart from other uses of the seed.
+    drawn = np.random.default_rng((3550, seed)).permutation(len(client_ids))
+    return [client_ids[i] for i in np.sort(drawn[:num_clients])]
 
 
 def _split(

@@ -4,10 +4,22 @@ AdaFedAdam (Ju et al. 2024) takes LEAF's Sent140 (Caldas et al. 2018; tweets of 
 labelled by their emoticons), 697 accounts, and two LSTM layers on frozen GloVe vectors. How many
 tweets its accounts have at least is not published; of the full set, 877 accounts have more than 50
 and 604 more than 60.
+
+The tweets can come from TFDS's `sentiment140`, too, training and test split together, and then
+make the accounts that LEAF's scripts (`preprocess/`) make of the same two files: by the sender's
+name, in ascending order; glad is polarity 4 and sad any other, neutral tweets of the test file
+included; and a text that is not ASCII has LEAF's spelling, which reads its own UTF-8 as Latin-1.
+Deviations from LEAF's files: TFDS keeps neither the order nor the ids of tweets, so that those of
+an account are put in the order of split, polarity and time, as the publisher has them; two of one
+second stand in TFDS's order. LEAF's split into train and test is a draw of its scripts, which TFDS
+does not have: `split=source` is refused.
 """
+
+from __future__ import annotations
 
 import functools
 import gzip
+import itertools
 import os
 import re
 import sys
@@ -16,11 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from hparams import HparamError
+from hparams import By, Hparam, HparamError
 from tasks import partitions, settings
 from tasks.formats import files as files_lib
-from tasks.formats import leaf, prepared, text
+from tasks.formats import leaf, prepared, text, tfds
 from tasks.models import losses, models
+from tasks.registry import TaskSpec
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
 
 LENGTH = 25
@@ -35,6 +48,18 @@ _ADVICE = (
     "make LEAF's files with https://github.com/TalwalkarLab/leaf (data/sent140/preprocess.sh) and "
     "set --data_dir to their folder"
 )
+_TFDS = tfds.Set(
+    name="sentiment140",
+    version="1.0.0",
+    sizes={"train": 1_600_000, "test": 498},
+    features={
+        "polarity": ("int32", ()),
+        "date": ("object", ()),
+        "user": ("object", ()),
+        "text": ("object", ()),
+    },
+)
+_MONTHS = b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 _VECTORS_ADVICE = (
     f"get {_VECTORS} (https://nlp.stanford.edu/data/glove.6B.zip) into --data_dir, name a file of "
     "that form with --sent140_embedding_file, or train the vectors with --sent140_embedding=trained"
@@ -43,22 +68,107 @@ _VECTORS_ADVICE = (
 _WORD = re.compile(r"[\w']+|[.,!?;]")
 
 
+SPEC = TaskSpec(
+    name="sent140",
+    summary=(
+        "Glad or sad tweets by account (LEAF): AdaFedAdam's two LSTM layers on frozen word "
+        "vectors (241,002 parameters)."
+    ),
+    preparer="prepare",
+    hparams=(
+        Hparam(
+            name="source",
+            default="auto",
+            help=(
+                "`leaf` reads LEAF's JSON files or what tasks.prepare made of them, `lines` a "
+                "file with a JSON object (client, label, text) a tweet, a tenth of LEAF's set, "
+                "`tfds` TFDS's sentiment140, from which LEAF's set can be made; `auto` reads the "
+                "first of these that --data_dir has, else TFDS's cache, which TFDS fills if there "
+                "is no --data_dir."
+            ),
+            source="AdaFedAdam, Sent140: LEAF",
+            choices=("auto", "leaf", "lines", "tfds"),
+        ),
+        Hparam(
+            name="min_examples",
+            default=1,
+            help=(
+                "Fewest tweets, train and test, of an account that is a client. AdaFedAdam has "
+                "697 accounts and does not say by which rule: in the full set 877 accounts have "
+                "more than 50 tweets, 604 more than 60."
+            ),
+            source="choice",
+            minimum=1,
+        ),
+        Hparam(
+            name="split",
+            default="local",
+            help=(
+                "`local` splits each client's tweets, train and test of the source together, "
+                "at random; `source` keeps the split that the files have."
+            ),
+            source="AdaFedAdam: local 80/20 split, drawn before training",
+            choices=("local", "source"),
+        ),
+        Hparam(
+            name="test_fraction",
+            default=By("split", {"local": 0.2}),
+            help="Share of each client's tweets that is its test split; 0: clients have no tests.",
+            source="AdaFedAdam: local 80/20 split",
+            minimum=0,
+            maximum=1,
+            exclusive_maximum=True,
+        ),
+        Hparam(
+            name="embedding",
+            default="glove",
+            help=(
+                "`glove` reads GloVe's vectors of 300 numbers from a file and freezes them; "
+                "`trained` starts from random ones and trains them with the rest."
+            ),
+            source="AdaFedAdam, Sent140",
+            choices=("glove", "trained"),
+        ),
+        Hparam(
+            name="embedding_file",
+            default=By("embedding", {"glove": None}),
+            type=str,
+            help=f"File with a word and 300 numbers a line; not set: {_VECTORS} in --data_dir.",
+            source="choice",
+        ),
+        Hparam(
+            name="vocab_size",
+            default=By("embedding", {"trained": 5000}),
+            help=(
+                "Number of words, those that most accounts have in the training tweets. With "
+                "embedding=glove it is all words that have a vector."
+            ),
+            source="choice",
+            minimum=1,
+            maximum=1_000_000,
+        ),
+        settings.partition_seed("the accounts' train/test splits"),
+        settings.text_init("torch", "AdaFedAdam (PyTorch)"),
+    ),
+)
+
+
 def load(
     *,
     data_dir: str | None,
     seed: int,
     use_synthetic_data: bool,
     source: str,
-    min_examples: int | None,
+    min_examples: int,
     split: str,
     test_fraction: float | None,
     embedding: str,
     embedding_file: str | None,
     vocab_size: int | None,
-    partition_seed: int | None,
+    partition_seed: int,
     init: str,
 ) -> Task:
-    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+    """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     x is int32 `[n, 25]`: a tweet's first 25 words, 0 for padding at the end; y is int32, 1 for
     glad. The central test is all clients' test examples together.
@@ -67,38 +177,18 @@ def load(
       HparamError: If settings do not go together, or there are no such accounts or too few words.
       DataError: If the tweets or the word vectors are missing or damaged.
     """
-    partition_seed = seed if partition_seed is None else partition_seed
-    of_local = settings.only_with(
-        "sent140", "split=local", split == "local", test_fraction=(test_fraction, 0.2)
-    )
-    of_glove = settings.only_with(
-        "sent140",
-        "embedding=glove",
-        embedding == "glove",
-        embedding_file=(embedding_file, None),
-    )
-    of_trained = settings.only_with(
-        "sent140", "embedding=trained", embedding == "trained", vocab_size=(vocab_size, 5000)
-    )
+    del seed  # It comes as partition_seed.
     if use_synthetic_data:
-        tweets, path = prepared.in_memory(_synthetic()), ""
+        tweets, found, path = prepared.in_memory(_synthetic()), source, ""
     else:
-        tweets, source, path = _read(data_dir, source)
-
-    rows = tweets.rows_of_clients(*tweets.parts)
-    rows = {client: own for client, own in rows.items() if len(own) >= (min_examples or 1)}
-    if not rows:
-        raise HparamError(f"sent140: no account has min_examples={min_examples} tweets.")
-    if not use_synthetic_data:
-        print(
-            f"sent140: {len(rows)} accounts with {min_examples or 1} or more tweets each "
-            f"(AdaFedAdam: {_PAPERS_CLIENTS})",
-            file=sys.stderr,
-        )
+        if embedding == "glove" and data_dir is None:
+            _vectors_path(data_dir, embedding_file)  # Before tweets are downloaded.
+        tweets, found, path = _read(data_dir, source)
+    rows = _rows_of_accounts(tweets, min_examples, use_synthetic_data)
     client_ids = list(rows)
     if split == "local":
         train_rows, test_rows = partitions.split_train_test(
-            list(rows.values()), of_local["test_fraction"], partition_seed
+            list(rows.values()), test_fraction, partition_seed
         )
     else:
         train_rows, test_rows = _rows_of_source(tweets, client_ids)
@@ -106,24 +196,10 @@ def load(
     with files_lib.decoding(path, _ADVICE, "has tweets that are no text"):
         words = _Words(tweets.arrays["text"], rows.values())
     if embedding == "glove":
-        if use_synthetic_data:
-            vocabulary = sorted(words.known())
-            vectors = np.random.default_rng(0).normal(0, 0.4, (len(vocabulary), _SIZE))
-        else:
-            path = _vectors_path(data_dir, embedding_file)
-            vocabulary, vectors = read_vectors(path, words.known(), _SIZE)
-        vectors = np.pad(vectors.astype(np.float32), [(1, 1), (0, 0)])
+        vocabulary, vectors = _frozen(words.known(), data_dir, embedding_file, use_synthetic_data)
     else:
-        vocabulary = text.by_users(words.of(own) for own in train_rows)
-        vectors = None
-        if use_synthetic_data:
-            vocab_size = of_trained["vocab_size"] = min(vocab_size or 5000, len(vocabulary))
-        size = of_trained["vocab_size"]
-        if len(vocabulary) < size:
-            raise HparamError(
-                f"sent140: vocab_size={size}, but the training tweets have {len(vocabulary)} words."
-            )
-        vocabulary = vocabulary[:size]
+        vocabulary, vectors = _trained(words, train_rows, vocab_size, use_synthetic_data), None
+        vocab_size = len(vocabulary)
     x = words.tokens(text.places(vocabulary))
     y = np.asarray(tweets.arrays["y"], np.int32)
     train = ArrayFederatedData(x, y, train_rows, client_ids)
@@ -145,15 +221,9 @@ def load(
         metrics={"accuracy": losses.sparse_accuracy},
         primary_metric="accuracy",
         settings={
-            "source": source,
-            "min_examples": min_examples,
-            "split": split,
-            **of_local,
-            "embedding": embedding,
-            **of_glove,
-            **of_trained,
-            "partition_seed": partition_seed,
-            "init": init,
+            "source": found,
+            "vocab_size": vocab_size,
+            **(tfds.record(_TFDS, path) if found == "tfds" and path else {}),
         },
         constants={} if vectors is None else {"the words' vectors": vectors},
     )
@@ -242,6 +312,47 @@ class _Words:
         return tokens
 
 
+def _rows_of_accounts(
+    tweets: prepared.Prepared, min_examples: int, use_synthetic_data: bool
+) -> dict[str, np.ndarray]:
+    """Returns the rows of each account with enough tweets, and says how many accounts these are."""
+    rows = tweets.rows_of_clients(*tweets.parts)
+    rows = {client: own for client, own in rows.items() if len(own) >= min_examples}
+    if not rows:
+        raise HparamError(f"sent140: no account has min_examples={min_examples} tweets.")
+    if not use_synthetic_data:
+        print(
+            f"sent140: {len(rows)} accounts with {min_examples} or more tweets each "
+            f"(AdaFedAdam: {_PAPERS_CLIENTS})",
+            file=sys.stderr,
+        )
+    return rows
+
+
+def _frozen(
+    words: Set[str], data_dir: str | None, embedding_file: str | None, use_synthetic_data: bool
+) -> tuple[list[str], np.ndarray]:
+    """Returns the words that have a vector, and their vectors between two of zeros."""
+    if use_synthetic_data:
+        vocabulary = sorted(words)
+        vectors = np.random.default_rng(0).normal(0, 0.4, (len(vocabulary), _SIZE))
+    else:
+        vocabulary, vectors = read_vectors(_vectors_path(data_dir, embedding_file), words, _SIZE)
+    return vocabulary, np.pad(vectors.astype(np.float32), [(1, 1), (0, 0)])
+
+
+def _trained(
+    words: _Words, train_rows: Sequence[np.ndarray], size: int, use_synthetic_data: bool
+) -> Sequence[str]:
+    """Returns the words that most accounts have; made-up tweets may have fewer."""
+    vocabulary = text.by_users(words.of(own) for own in train_rows)
+    if len(vocabulary) < size and not use_synthetic_data:
+        raise HparamError(
+            f"sent140: vocab_size={size}, but the training tweets have {len(vocabulary)} words."
+        )
+    return vocabulary[:size]
+
+
 def _rows_of_source(
     tweets: prepared.Prepared, client_ids: Sequence[str]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -271,9 +382,7 @@ def _read(data_dir: str | None, source: str) -> tuple[prepared.Prepared, str, st
 
 
 def _find_and_read(data_dir: str | None, source: str) -> tuple[prepared.Prepared, str, str]:
-    if data_dir is None:
-        raise DataError(f"sent140 reads files and needs --data_dir: {_ADVICE}")
-    if source in ("auto", "leaf"):
+    if data_dir is not None and source in ("auto", "leaf"):
         folder = prepared.find(data_dir, "sent140", _ADVICE)
         if folder is not None:
             advice = f"remove it and run python -m tasks.prepare again, or {_ADVICE}"
@@ -282,14 +391,62 @@ def _find_and_read(data_dir: str | None, source: str) -> tuple[prepared.Prepared
         if files:
             made = prepared.in_memory(leaf.source(files, _ARRAYS, _convert, _ADVICE))
             return made, "leaf", os.path.dirname(next(iter(files.values()))[0])
-    if source in ("auto", "lines"):
+    if data_dir is not None and source in ("auto", "lines"):
         folders = (os.path.join(data_dir, "sent140"), data_dir)
         path = files_lib.find((os.path.join(folder, _LINES) for folder in folders), _ADVICE)
         if path is not None:
             piece = prepared.Piece(_LINES, 0, functools.partial(_read_lines, path))
             return prepared.in_memory(prepared.Source(_ARRAYS, [piece])), "lines", path
-    names = {"auto": f"LEAF files nor {_LINES}", "leaf": "LEAF files", "lines": _LINES}
+    if source in ("auto", "tfds"):
+        folder = _tfds_folder(data_dir)
+        if folder is not None:
+            piece = prepared.Piece(_TFDS.name, 0, functools.partial(_read_tfds, folder))
+            return prepared.in_memory(prepared.Source(_ARRAYS, [piece])), "tfds", folder
+    if data_dir is None:
+        raise DataError(f"sent140 with source={source} needs --data_dir: {_ADVICE}")
+    names = {
+        "auto": f"LEAF files nor {_LINES} nor TFDS's sentiment140",
+        "leaf": "LEAF files",
+        "lines": _LINES,
+        "tfds": f"TFDS's {_TFDS.folder}, nor has TFDS's cache",
+    }
     raise DataError(f"{data_dir} has no {names[source]}; {_ADVICE}")
+
+
+def _tfds_folder(data_dir: str | None) -> str | None:
+    """Returns TFDS's folder, which is downloaded if no folder is named; `None` if there is none.
+
+    TFDS's cache counts although a folder is named: that may be where the words' vectors are.
+    """
+    if data_dir is not None:
+        return tfds.find(_TFDS, data_dir) or tfds.find_in_cache(_TFDS)
+    return tfds.find_in_cache(_TFDS) or tfds.download(_TFDS)
+
+
+def _read_tfds(folder: str) -> Iterator[prepared.Rows]:
+    """Yields the accounts of TFDS's set as LEAF makes them of the publisher's two files."""
+    parts = [tfds.read(_TFDS, folder, split) for split in ("train", "test")]
+    with files_lib.decoding(folder, _TFDS.advice, "is not TFDS's sentiment140"):
+        is_test = np.repeat([False, True], [len(part["user"]) for part in parts])
+        polarity, date, user, tweet = (
+            np.concatenate([part[name] for part in parts]) for name in _TFDS.features
+        )
+        times = map(_sortable, date)
+        keys = list(zip(user, is_test.tolist(), polarity.tolist(), times, strict=True))
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        for name, rows in itertools.groupby(order, key=lambda i: user[i]):
+            rows = list(rows)
+            # LEAF reads its own UTF-8 as Latin-1.
+            texts = [tweet[i].decode("latin-1").encode() for i in rows]
+            y = (polarity[rows] == 4).astype(np.uint8)
+            client = files_lib.check_client_id(name.decode())
+            yield prepared.Rows("all", client, {"text": texts, "y": y})
+
+
+def _sortable(date: bytes) -> bytes:
+    """Returns a date such as `Mon Apr 06 22:19:45 PDT 2009` as year, month, day and time."""
+    _, month, day, time, _, year = date.split()
+    return b"%s%02d%s%s" % (year, _MONTHS.index(month), day, time)
 
 
 def _read_lines(path: str) -> Iterator[prepared.Rows]:
@@ -311,9 +468,11 @@ def _read_lines(path: str) -> Iterator[prepared.Rows]:
         yield prepared.Rows("all", client, {"text": texts, "y": np.array(labels, np.uint8)})
 
 
-def _vectors_path(data_dir: str, embedding_file: str | None) -> str:
+def _vectors_path(data_dir: str | None, embedding_file: str | None) -> str:
     if embedding_file is not None:
         return embedding_file
+    if data_dir is None:
+        raise DataError(f"sent140's word vectors need --data_dir: {_VECTORS_ADVICE}")
     folders = (os.path.join(data_dir, "sent140"), data_dir)
     path = files_lib.find((os.path.join(f, _VECTORS) for f in folders), _VECTORS_ADVICE)
     if path is None:

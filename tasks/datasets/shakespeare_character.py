@@ -6,17 +6,20 @@ characters with the one character after the window as target. See `tasks.formats
 for the rules by which a role is a client.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from hparams import HparamError
+from hparams import By, Hparam, HparamError
 from tasks import settings
 from tasks.formats import shakespeare_text, sqlite_clients
 from tasks.models import losses, models
+from tasks.registry import Clients, TaskSpec
 from tasks.task import DataError, Examples, Task
 
 LENGTH = 80
@@ -40,23 +43,121 @@ _ADVICE = (
 )
 
 
-def load(
-    *,
-    data_dir: str | None,
-    seed: int,
-    use_synthetic_data: bool,
-    source: str,
-    roles: str,
-    examples: str,
-    num_layers: int,
-    num_clients: int | None,
-    min_examples: int | None,
-    num_heldout_clients: int,
-    test_fraction: float | None,
-    partition_seed: int | None,
-    init: str,
-) -> Task:
-    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+def _check(chosen):
+    form = chosen["roles"], chosen["examples"]
+    if chosen["source"] == "tff" and form != ("tff", "sequences"):
+        raise HparamError(
+            "shakespeare_character: TFF's file has roles=tff and examples=sequences only; "
+            "use source=text."
+        )
+
+
+def _clients(chosen, synthetic):
+    published = {"tff": 715, "leaf": 1129, "mcmahan": 1146}[chosen["roles"]]
+    number = 10 if synthetic else published
+    if chosen["num_clients"] is None:
+        return Clients(max(0, number - chosen["num_heldout_clients"]))
+    return Clients(min(number, chosen["num_clients"]))
+
+
+SPEC = TaskSpec(
+    name="shakespeare_character",
+    summary=(
+        "Next character in what a role of Shakespeare's says: FedOpt's two LSTM layers "
+        "(820,522 parameters)."
+    ),
+    check=_check,
+    clients=_clients,
+    hparams=(
+        Hparam(
+            name="source",
+            default="auto",
+            help=(
+                "`tff` reads TFF's sqlite file, `text` the play text of 1994; `auto` reads "
+                "TFF's file if --data_dir has it, or without --data_dir, and the settings fit "
+                "it, else the text, from which TFF's 715 roles cannot be made but 661 can; what "
+                "depends on the source is then as with the one found."
+            ),
+            source="FedOpt, Shakespeare: TFF's file",
+            choices=("auto", "tff", "text"),
+        ),
+        Hparam(
+            name="roles",
+            default="tff",
+            help=(
+                "Rule by which a role is a client: `tff` (22 plays under six titles, two "
+                "speeches or more), `leaf` (1,129 roles of more than 80 characters and three "
+                "lines or more) or `mcmahan` (1,146 roles of three lines or more)."
+            ),
+            source="FedOpt, Shakespeare; AdaFed and FedCAda: leaf",
+            choices=("tff", "leaf", "mcmahan"),
+        ),
+        Hparam(
+            name="examples",
+            default="sequences",
+            help=(
+                "`sequences` cuts speeches into 80 characters and predicts the next after each "
+                "of them (90 tokens, padding masked); `windows` takes every 80 characters of a "
+                "role and predicts the one after them (LEAF's 80 characters)."
+            ),
+            source="FedOpt, Shakespeare; AdaFed and FedCAda: windows",
+            choices=("sequences", "windows"),
+        ),
+        Hparam(
+            name="num_layers",
+            default=2,
+            help="Number of LSTM layers of 256 units.",
+            source="FedOpt Table 5; AdaFed's second setup and FedCAda: 1",
+            minimum=1,
+            maximum=100,
+        ),
+        Hparam(
+            name="num_clients",
+            default=None,
+            type=int,
+            help="Number of roles, drawn at random; not set: all.",
+            source="FedOpt; AdaFed: 31, and 20 in its second setup",
+            minimum=1,
+        ),
+        Hparam(
+            name="min_examples",
+            default=1,
+            help="Fewest examples, train and test, of a role that may be drawn.",
+            source="FedOpt; AdaFed's second setup: 10000",
+            minimum=1,
+        ),
+        Hparam(
+            name="num_heldout_clients",
+            default=0,
+            help=(
+                "Number of further roles, drawn at random, whose examples are the central "
+                "test; 0: the central test is all clients' test examples together."
+            ),
+            source="FedOpt; FedCAda: 20",
+            minimum=0,
+        ),
+        Hparam(
+            name="test_fraction",
+            default=By("source", {"auto": None, "text": 0.2}),
+            help=(
+                "Share of a role's speeches (of its text, with windows) that is its test split, "
+                "the last in the play. In TFF's file it is 2,356 of 18,424 speeches."
+            ),
+            source="McMahan et al. 2017: 80/20 by time; FedCAda: 0.25",
+            minimum=0,
+            maximum=1,
+            exclusive_maximum=True,
+        ),
+        settings.partition_seed("the draw of roles"),
+        settings.text_init(
+            "keras", "FedOpt (TFF); AdaFed and FedCAda: PyTorch", "He's normal rule"
+        ),
+    ),
+)
+
+
+def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, **chosen: Any) -> Task:
+    """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     Tokens are int32, x `[n, 80]`; y is `[n, 80]` with `examples=sequences` and `[n]` with
     `examples=windows`. The central test is the test examples of all clients together, or all
@@ -66,39 +167,23 @@ def load(
       HparamError: If settings do not go together or there are not as many roles as asked for.
       DataError: If a file is missing or damaged.
     """
-    partition_seed = seed if partition_seed is None else partition_seed
-    if use_synthetic_data:
-        source = "text"
-    elif source == "auto":
-        has_file = data_dir is None or sqlite_clients.find(_FILE, "shakespeare", data_dir, _ADVICE)
-        source = "tff" if has_file and roles == "tff" and examples == "sequences" else "text"
-    if source == "tff" and (roles, examples) != ("tff", "sequences"):
-        raise HparamError(
-            "shakespeare_character: TFF's file has roles=tff and examples=sequences only; "
-            "use source=text."
-        )
-    from_text = settings.only_with(
-        "shakespeare_character",
-        "the play text (source=text)",
-        source == "text",
-        test_fraction=(test_fraction, 0.2),
-    )
+    del seed  # It comes as partition_seed.
+    source = "text" if use_synthetic_data else _source(data_dir, chosen)
+    chosen = SPEC.settled(chosen, source=source)
+    every = chosen["examples"] == "sequences"
     if source == "tff":
         clients = _read_tff(data_dir)
     else:
-        said = _synthetic() if use_synthetic_data else _read_text(data_dir, roles)
-        split = _split_speeches if examples == "sequences" else _split_windows
-        clients = {role.client_id: split(role, from_text["test_fraction"]) for role in said}
-    chosen, heldout = _choose(
-        clients, num_clients, min_examples, num_heldout_clients, partition_seed
-    )
-    every = examples == "sequences"
-    train = _TokenData(chosen, [clients[i].train for i in chosen], every)
-    test = _TokenData(train.client_ids, [clients[i].test for i in chosen], every)
+        said = _synthetic() if use_synthetic_data else _read_text(data_dir, chosen["roles"])
+        split = _split_speeches if every else _split_windows
+        clients = {role.client_id: split(role, chosen["test_fraction"]) for role in said}
+    ids, heldout = _choose(clients, chosen)
+    train = _TokenData(ids, [clients[i].train for i in ids], every)
+    test = _TokenData(train.client_ids, [clients[i].test for i in ids], every)
     if heldout:
         central = np.concatenate([tokens for i in heldout for tokens in clients[i]])
     else:
-        central = np.concatenate([clients[i].test for i in chosen])
+        central = np.concatenate([clients[i].test for i in ids])
     return Task(
         name="shakespeare_character",
         train=train,
@@ -108,25 +193,14 @@ def load(
             models.shakespeare_lstm,
             vocab_size=_NUM_TOKENS if every else len(_LEAF_CHARACTERS),
             length=LENGTH,
-            num_layers=num_layers,
+            num_layers=chosen["num_layers"],
             next_of_each=every,
-            init=init,
+            init=chosen["init"],
         ),
         loss=losses.sequence_cross_entropy if every else losses.sparse_softmax_cross_entropy,
         metrics={"accuracy": losses.masked_accuracy(0) if every else losses.sparse_accuracy},
         primary_metric="accuracy",
-        settings={
-            "source": source,
-            "roles": roles,
-            "examples": examples,
-            "num_layers": num_layers,
-            "num_clients": num_clients,
-            "min_examples": min_examples,
-            "num_heldout_clients": num_heldout_clients,
-            **from_text,
-            "partition_seed": partition_seed,
-            "init": init,
-        },
+        settings=chosen,
     )
 
 
@@ -224,18 +298,26 @@ def _split_windows(role: shakespeare_text.Role, test_fraction: float) -> _Client
     return _Client(windows(text[:num_train]), windows(text[num_train:]))
 
 
+def _source(data_dir: str | None, chosen: Mapping[str, Any]) -> str:
+    """Returns which source is read, `tff` or `text`."""
+    if chosen["source"] != "auto":
+        return chosen["source"]
+    if (chosen["roles"], chosen["examples"]) != ("tff", "sequences"):
+        return "text"
+    has_file = data_dir is None or sqlite_clients.find(_FILE, "shakespeare", data_dir, _ADVICE)
+    return "tff" if has_file else "text"
+
+
 def _choose(
-    clients: Mapping[str, _Client],
-    num_clients: int | None,
-    min_examples: int | None,
-    num_heldout: int,
-    seed: int,
+    clients: Mapping[str, _Client], chosen: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
     """Returns the ids of the clients and of those held out, each in ascending order."""
+    num_clients, num_heldout = chosen["num_clients"], chosen["num_heldout_clients"]
+    min_examples = chosen["min_examples"]
     eligible = sorted(
         i
         for i, client in clients.items()
-        if len(client.train) and len(client.train) + len(client.test) >= (min_examples or 0)
+        if len(client.train) and len(client.train) + len(client.test) >= min_examples
     )
     if num_clients is None:
         num_clients = len(eligible) - num_heldout
@@ -243,18 +325,18 @@ def _choose(
         wanted = f"num_clients={num_clients} and num_heldout_clients={num_heldout}"
         raise HparamError(
             f"shakespeare_character: {wanted}, but {len(eligible)} roles have training examples"
-            + (f" and min_examples={min_examples}." if min_examples else ".")
+            + (f" and min_examples={min_examples}." if min_examples > 1 else ".")
         )
     # The first word sets these draws apart from other uses of the seed.
-    drawn = np.random.default_rng((715, seed)).permutation(len(eligible))
-    chosen = np.sort(drawn[:num_clients])
-    heldout = np.sort(drawn[num_clients : num_clients + num_heldout])
-    return [eligible[i] for i in chosen], [eligible[i] for i in heldout]
+    rng = np.random.default_rng((715, chosen["partition_seed"]))
+    drawn = rng.permutation(len(eligible))
+    parts = drawn[:num_clients], drawn[num_clients : num_clients + num_heldout]
+    return tuple([eligible[i] for i in np.sort(part)] for part in parts)
 
 
 def _read_tff(data_dir: str | None) -> dict[str, _Client]:
     """Reads all clients of TFF's file; as sequences they are a few megabytes."""
-    path = sqlite_clients.locate(_FILE, "shakespeare", data_dir, _download, _ADVICE)
+    path = sqlite_clients.locate(_FILE, "shakespeare", data_dir, _ADVICE)
     parts = []
     for split in ("train", "test"):
         data = sqlite_clients.SqliteFederatedData(path, split, _parse, _ADVICE)
@@ -276,12 +358,6 @@ def _parse(serialized: Sequence[bytes]) -> Examples:
     except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
         raise ValueError("an example that is not a snippet of text") from error
     return Examples(parsed["snippets"].numpy(), np.zeros(len(serialized), np.int32))
-
-
-def _download(cache_dir: str) -> None:
-    import tensorflow_federated as tff  # Slow to import, and needed nowhere else in this module.
-
-    tff.simulation.datasets.shakespeare.load_data(cache_dir=cache_dir)
 
 
 def _read_text(data_dir: str | None, rule: str) -> list[shakespeare_text.Role]:

@@ -6,20 +6,23 @@ Models, examples and metrics are those of `tasks.datasets.stackoverflow`, with v
 from the training posts. As there, an answer has its question's tags and title.
 """
 
+from __future__ import annotations
+
 import functools
 import gzip
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from hparams import HparamError
+from hparams import By, Hparam, HparamError
 from tasks import partitions, settings
 from tasks.datasets import stackoverflow
 from tasks.formats import files, text
 from tasks.models import models
+from tasks.registry import TaskSpec
 from tasks.task import DataError, Task
 
 _FILE = "matheducators_2014_posts.jsonl.gz"
@@ -41,6 +44,58 @@ _TYPES = {
 }
 
 
+SPEC = TaskSpec(
+    name="stackexchange",
+    summary=(
+        "360 users of Math Educators, a small stand-in for Stack Overflow: FedOpt's next-word "
+        "or tag prediction."
+    ),
+    clients=settings.at_most(360, 10),
+    hparams=(
+        Hparam(
+            name="kind",
+            default="tag",
+            help=(
+                "`tag` predicts a post's tags as stackoverflow_tag does, `word` the next word "
+                "as stackoverflow_word does. This task stands in for them and is not them."
+            ),
+            source="choice",
+            choices=("tag", "word"),
+        ),
+        Hparam(
+            name="vocab_size",
+            default=2000,
+            help=(
+                "Number of words, those that most users have in the training posts; they make "
+                "up 90 % of the text."
+            ),
+            source="choice (FedOpt, Stack Overflow: 10000)",
+            minimum=1,
+            maximum=1_000_000,
+        ),
+        Hparam(
+            name="num_tags",
+            default=By("kind", {"tag": 100}),
+            help="Number of tags, those that most users have in the training posts.",
+            source="choice (FedOpt, Stack Overflow: 500)",
+            minimum=1,
+            maximum=100_000,
+        ),
+        Hparam(
+            name="test_fraction",
+            default=0.2,
+            help="Share of each user's posts that is its test split; 0: users have no tests.",
+            source="choice, after AdaFedAdam's local 80/20 split",
+            minimum=0,
+            maximum=1,
+            exclusive_maximum=True,
+        ),
+        settings.partition_seed("the users' train/test splits"),
+        settings.text_init("keras", "FedOpt (TFF)"),
+    ),
+)
+
+
 def load(
     *,
     data_dir: str | None,
@@ -50,26 +105,23 @@ def load(
     vocab_size: int,
     num_tags: int | None,
     test_fraction: float,
-    partition_seed: int | None,
+    partition_seed: int,
     init: str,
 ) -> Task:
-    """Loads the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+    """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     Clients are users, in the order of their ids. A user's posts, not their sentences, are split
     into train and test, at least one into train. The central test is all users' test sentences.
     x and y are those of `stackoverflow_word` or `stackoverflow_tag`.
 
     Raises:
-      HparamError: If there are not as many words or tags as asked for, or `num_tags` has no use.
+      HparamError: If there are not as many words or tags as asked for.
       DataError: If the file is missing or damaged.
     """
-    partition_seed = seed if partition_seed is None else partition_seed
-    of_tags = settings.only_with(
-        "stackexchange", "kind=tag", kind == "tag", num_tags=(num_tags, 100)
-    )
+    del seed  # It comes as partition_seed.
     if use_synthetic_data:
         words = [f"word{i}" for i in range(vocab_size)]
-        tags = [f"tag{i}" for i in range(of_tags["num_tags"] or 1)]
+        tags = [f"tag{i}" for i in range(num_tags or 1)]
         posts = [[[post] for post in user] for user in text.synthetic(10, words, tags)]
         users = [str(k) for k in range(len(posts))]
     else:
@@ -85,21 +137,11 @@ def load(
     if not use_synthetic_data:
         words = text.by_users([w for s in user for w in s.words] for user in train_posts)
         tags = text.by_users([t for s in user for t in s.tags] for user in train_posts)
-    word_places = text.places(_first(words, vocab_size, "vocab_size"))
+    words = _first(words, vocab_size, "vocab_size")
     if kind == "word":
-        make = functools.partial(stackoverflow.word_examples, place=word_places)
-        model_fn = functools.partial(
-            models.word_lstm,
-            vocab_size=vocab_size + text.NUM_SPECIAL_TOKENS,
-            length=stackoverflow.LENGTH,
-            init=init,
-        )
+        make, learnt = _next_word(words, init)
     else:
-        tag_places = text.places(_first(tags, of_tags["num_tags"], "num_tags"))
-        make = functools.partial(stackoverflow.tag_examples, words=word_places, tags=tag_places)
-        model_fn = functools.partial(
-            models.tag_regression, num_words=vocab_size, num_tags=len(tag_places), init=init
-        )
+        make, learnt = _tags(words, _first(tags, num_tags, "num_tags"), init)
     train = text.federated(train_posts, users, make)
     test = text.federated(test_posts, users, make) if any(test_posts) else None
     central = list(itertools.chain.from_iterable(test_posts))
@@ -108,21 +150,31 @@ def load(
         train=train,
         test=test,
         central_test=make(central) if central else None,
-        keras_model_fn=model_fn,
-        **(
-            stackoverflow.word_measures(vocab_size)
-            if kind == "word"
-            else stackoverflow.tag_measures()
-        ),
-        settings={
-            "kind": kind,
-            "vocab_size": vocab_size,
-            **of_tags,
-            "test_fraction": test_fraction,
-            "partition_seed": partition_seed,
-            "init": init,
-        },
+        **learnt,
     )
+
+
+def _next_word(words: Sequence[str], init: str) -> tuple[Callable, dict[str, Any]]:
+    """Returns how posts become examples, and model, loss and metrics as fields of `Task`."""
+    make = functools.partial(stackoverflow.word_examples, place=text.places(words))
+    model_fn = functools.partial(
+        models.word_lstm,
+        vocab_size=len(words) + text.NUM_SPECIAL_TOKENS,
+        length=stackoverflow.LENGTH,
+        init=init,
+    )
+    return make, {"keras_model_fn": model_fn, **stackoverflow.word_measures(len(words))}
+
+
+def _tags(words: Sequence[str], tags: Sequence[str], init: str) -> tuple[Callable, dict[str, Any]]:
+    """Returns the same for tags."""
+    make = functools.partial(
+        stackoverflow.tag_examples, words=text.places(words), tags=text.places(tags)
+    )
+    model_fn = functools.partial(
+        models.tag_regression, num_words=len(words), num_tags=len(tags), init=init
+    )
+    return make, {"keras_model_fn": model_fn, **stackoverflow.tag_measures()}
 
 
 def _first(entries: Sequence[str], size: int, setting: str) -> Sequence[str]:

@@ -7,6 +7,8 @@ sentences during training; the test split, 16,586,035 sentences later than the t
 never read as a whole, and users have no tests of their own.
 """
 
+from __future__ import annotations
+
 import functools
 import os
 import tarfile
@@ -16,9 +18,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hparams import Hparam
+from tasks import settings
 from tasks import task as task_lib
-from tasks.formats import files, prepared, sqlite_clients, text
+from tasks.formats import downloads, files, prepared, sqlite_clients, text
 from tasks.models import losses, models
+from tasks.registry import TaskSpec
 from tasks.task import DataError, Examples, FederatedData, Task
 
 LENGTH = 20
@@ -26,12 +31,87 @@ LENGTH = 20
 _FILE = "stackoverflow.sqlite"
 _WORDS = "stackoverflow.word_count"
 _TAGS = "stackoverflow.tag_count"
+# Of their archives, as TFF has them.
+_SHA256 = {
+    _WORDS: "1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c",
+    _TAGS: "6fe281cec490d9384a290d560072438e7e2b377bbb823876ce7bd6f82696772d",
+}
 # Clients and examples of each split.
 _PUBLISHED = {"train": (342_477, 135_818_730), "test": (204_088, 16_586_035)}
 _ADVICE = (
     "get stackoverflow.sqlite.lzma, stackoverflow.word_count.tar.bz2 and "
     "stackoverflow.tag_count.tar.bz2 from https://storage.googleapis.com/tff-datasets-public/ and "
     "set --data_dir to their folder"
+)
+
+
+def _stackoverflow(*own: Hparam) -> tuple[Hparam, ...]:
+    return (
+        Hparam(
+            name="vocab_size",
+            default=10_000,
+            help="Number of words, those that most users have; all others count as one word.",
+            source="FedOpt, Stack Overflow",
+            minimum=1,
+            maximum=1_000_000,
+        ),
+        *own,
+        Hparam(
+            name="max_examples",
+            default=1000,
+            help="Most sentences of a user, the first in TFF's file.",
+            source="FedOpt, Stack Overflow",
+            minimum=1,
+        ),
+        Hparam(
+            name="num_test_examples",
+            default=10_000,
+            help=(
+                "Test sentences in the central test: those of users drawn at random from TFF's "
+                "test split, which has 16,586,035."
+            ),
+            source="FedOpt, Stack Overflow",
+            minimum=1,
+        ),
+        settings.partition_seed("the draw of test sentences"),
+    )
+
+
+SPECS = (
+    TaskSpec(
+        name="stackoverflow_word",
+        summary=(
+            "Next word in sentences of 342,477 users of Stack Overflow: FedOpt's LSTM "
+            "(4,050,748 parameters)."
+        ),
+        loader="load_word",
+        preparer="prepare",
+        clients=settings.at_most(342_477, 10),
+        hparams=(*_stackoverflow(), settings.text_init("keras", "FedOpt (TFF)")),
+    ),
+    TaskSpec(
+        name="stackoverflow_tag",
+        summary=(
+            "Tags of posts of 342,477 users of Stack Overflow: FedOpt's logistic regression on "
+            "bags of words (5,000,500 parameters)."
+        ),
+        loader="load_tag",
+        preparer="prepare",
+        clients=settings.at_most(342_477, 10),
+        hparams=(
+            *_stackoverflow(
+                Hparam(
+                    name="num_tags",
+                    default=500,
+                    help="Number of tags, those that most users have.",
+                    source="FedOpt, Stack Overflow",
+                    minimum=1,
+                    maximum=100_000,
+                )
+            ),
+            settings.init("keras", "FedOpt (TFF)"),
+        ),
+    ),
 )
 
 
@@ -43,17 +123,17 @@ def load_word(
     vocab_size: int,
     max_examples: int,
     num_test_examples: int,
-    partition_seed: int | None,
+    partition_seed: int,
     init: str,
 ) -> Task:
-    """Loads `stackoverflow_word`; see `tasks.builtin` for the settings and `tasks.load` for more.
+    """Loads `stackoverflow_word`; see `SPEC` for the settings and `tasks.load` for more.
 
     x and y are int32 `[n, 20]`, see `tasks.formats.text`.
 
     Raises:
       DataError: If a file is missing or damaged and cannot be downloaded.
     """
-    partition_seed = seed if partition_seed is None else partition_seed
+    del seed  # It comes as partition_seed.
     if use_synthetic_data:
         words = [b"word%d" % i for i in range(vocab_size)]
         make = functools.partial(word_examples, place=text.places(words))
@@ -78,13 +158,6 @@ def load_word(
             init=init,
         ),
         **word_measures(vocab_size),
-        settings={
-            "vocab_size": vocab_size,
-            "max_examples": max_examples,
-            "num_test_examples": num_test_examples,
-            "partition_seed": partition_seed,
-            "init": init,
-        },
         constants={"the vocabulary": np.array(words)},
     )
 
@@ -98,10 +171,10 @@ def load_tag(
     num_tags: int,
     max_examples: int,
     num_test_examples: int,
-    partition_seed: int | None,
+    partition_seed: int,
     init: str,
 ) -> Task:
-    """Loads `stackoverflow_tag`; see `tasks.builtin` for the settings and `tasks.load` for more.
+    """Loads `stackoverflow_tag`; see `SPEC` for the settings and `tasks.load` for more.
 
     x is float32 `[n, vocab_size]`, the share of each word in a sentence and its question's title; y
     is float32 `[n, num_tags]`, 1 for each tag. The central test's x is dense only where it is read.
@@ -109,7 +182,7 @@ def load_tag(
     Raises:
       DataError: If a file is missing or damaged and cannot be downloaded.
     """
-    partition_seed = seed if partition_seed is None else partition_seed
+    del seed  # It comes as partition_seed.
     if use_synthetic_data:
         words = [b"word%d" % i for i in range(vocab_size)]
         tags = [b"tag%d" % i for i in range(num_tags)]
@@ -136,14 +209,6 @@ def load_tag(
             models.tag_regression, num_words=vocab_size, num_tags=num_tags, init=init
         ),
         **tag_measures(),
-        settings={
-            "vocab_size": vocab_size,
-            "num_tags": num_tags,
-            "max_examples": max_examples,
-            "num_test_examples": num_test_examples,
-            "partition_seed": partition_seed,
-            "init": init,
-        },
         constants={"the vocabulary": np.array(words), "the tags": np.array(tags)},
     )
 
@@ -166,10 +231,10 @@ def prepare(source: str, data_dir: str) -> prepared.Outcome:
     if new:
         sqlite_clients.unpack(f"{found}.lzma", path, _ADVICE)
     for name in (_WORDS, _TAGS):
-        _, content = _read(source, name, "")
+        _, content = _read(source, name)
         target = os.path.join(os.path.dirname(path), name)
         if not os.path.isfile(target):
-            advice = "mend that and run the same command again"
+            advice = "fix that and run the same command again"
             with (
                 files.decoding(target, advice, "cannot be written"),
                 open(f"{target}.part", "wb") as file,
@@ -252,7 +317,7 @@ def _open(
     data_dir: str | None, make: Callable[[Sequence[text.Post]], Examples], max_examples: int
 ) -> tuple[sqlite_clients.SqliteFederatedData, sqlite_clients.SqliteFederatedData]:
     """Opens TFF's file and returns its training and test clients."""
-    path = sqlite_clients.locate(_FILE, "stackoverflow", data_dir, _download, _ADVICE)
+    path = sqlite_clients.locate(_FILE, "stackoverflow", data_dir, _ADVICE)
 
     def parse(serialized):
         return make(_parse(serialized))
@@ -278,18 +343,12 @@ def _parse(serialized: Sequence[bytes]) -> list[text.Post]:
     ]
 
 
-def _download(cache_dir: str) -> None:
-    import tensorflow_federated as tff  # Slow to import, and needed little in this module.
-
-    tff.simulation.datasets.stackoverflow.load_data(cache_dir=cache_dir)
-
-
 def _vocabulary(data_dir: str | None, size: int) -> list[bytes]:
     """Returns the words that most users have, the first first.
 
     TFF's file has a line for each word, with the number of users, in descending order.
     """
-    source, content = _read(data_dir, _WORDS, "load_word_counts")
+    source, content = _read(data_dir, _WORDS)
     with files.decoding(source, _ADVICE, "is not a list of words and counts"):
         rows = [line.split() for line in content.splitlines()[:size]]
         words = [word for word, count in rows if int(count) > 0]
@@ -301,7 +360,7 @@ def _tag_vocabulary(data_dir: str | None, size: int) -> list[bytes]:
 
     TFF's file is a JSON object of tags and numbers of users, in no order.
     """
-    source, content = _read(data_dir, _TAGS, "load_tag_counts")
+    source, content = _read(data_dir, _TAGS)
     with files.decoding(source, _ADVICE, "is not a JSON object of tags and counts"):
         counts = files.json_of(content)
         found = {tag.encode(): files.entry(counts, tag, int) for tag in counts}
@@ -317,12 +376,15 @@ def _enough(entries: list[bytes], size: int, source: str, setting: str) -> list[
     return entries
 
 
-def _read(data_dir: str | None, name: str, tff_function: str) -> tuple[str, bytes]:
+def _read(data_dir: str | None, name: str) -> tuple[str, bytes]:
     """Returns where a file of counts is and what is in it, unpacked in memory if need be."""
     if data_dir is None:
-        path = os.path.join(os.path.expanduser("~"), ".keras", "datasets", name)
+        path = files.keras_path(name)
         if not os.path.isfile(path):
-            _download_counts(name, tff_function)
+            archive = f"{name}.tar.bz2"
+            downloads.fetch(
+                downloads.TFFS + archive, files.keras_path(archive), _ADVICE, _SHA256[name]
+            )
         folders = [os.path.dirname(path)]
     else:
         folders = [os.path.join(data_dir, "stackoverflow"), data_dir]
@@ -336,16 +398,6 @@ def _read(data_dir: str | None, name: str, tff_function: str) -> tuple[str, byte
                 return path, files.read_at_most(file)
         with tarfile.open(path, "r:bz2") as archive:
             return path, files.read_member(archive, archive.getmember(name))
-
-
-def _download_counts(name: str, tff_function: str) -> None:
-    import tensorflow_federated as tff  # Slow to import, and needed little in this module.
-
-    try:
-        getattr(tff.simulation.datasets.stackoverflow, tff_function)()
-    except Exception as error:  # Network, disk, checksum and archive each have their own.
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{name} cannot be downloaded ({reason}); {_ADVICE}") from error
 
 
 def _synthetic(

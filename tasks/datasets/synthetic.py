@@ -5,13 +5,17 @@ inputs with it. 60 inputs, 10 classes, as in AdaFedAdam (Ju et al. 2024), whose 
 LEAF's generator and not FedProx's.
 """
 
+from __future__ import annotations
+
 import functools
 
 import numpy as np
 
 from common import memory
+from hparams import MAX_SEED, By, Hparam
 from tasks import partitions, settings
 from tasks.models import losses, models
+from tasks.registry import TaskSpec
 from tasks.task import ArrayFederatedData, Examples, Task
 
 _NUM_INPUTS = 60
@@ -19,6 +23,82 @@ _NUM_CLASSES = 10
 
 # Variances of the inputs around their client's centre, the same in both generators.
 _INPUT_VARIANCES = np.arange(1, _NUM_INPUTS + 1) ** -1.2
+
+
+SPEC = TaskSpec(
+    name="synthetic",
+    summary="Softmax regression on generated clients (60 inputs, 10 classes, 610 parameters).",
+    class_labels=True,
+    needs_data=False,
+    clients=settings.generated,
+    hparams=(
+        Hparam(
+            name="generator",
+            default="leaf",
+            help=(
+                "`leaf` is LEAF's own generator (one cluster of client models); `alpha_beta` "
+                "is Synthetic(alpha, beta) of the FedProx paper. The two give different data."
+            ),
+            source="AdaFedAdam, Synthetic: its published rows fit LEAF's generator",
+            choices=("leaf", "alpha_beta"),
+        ),
+        Hparam(
+            name="num_clients",
+            default=100,
+            help="Number of clients.",
+            source="AdaFedAdam, Synthetic (FedProx's own sets have 30)",
+            minimum=1,
+            maximum=settings.MAX_CLIENTS,
+        ),
+        Hparam(
+            name="data_seed",
+            default=931231,
+            help=(
+                "Seed of the generated examples; another one moves average accuracies by "
+                "several points. Apart from --seed, so that runs differ in seed on equal data."
+            ),
+            source="LEAF, data/synthetic",
+            minimum=0,
+            maximum=MAX_SEED,
+        ),
+        Hparam(
+            name="max_examples",
+            default=By("generator", {"leaf": 1000}, otherwise=None),
+            help="Most examples of a client; not set: no limit.",
+            source="LEAF, data/synthetic; FedProx's code has no limit",
+            minimum=5,
+        ),
+        Hparam(
+            name="alpha",
+            default=By("generator", {"alpha_beta": 1.0}),
+            help=(
+                "Standard deviation of the centres of clients' true models. It changes no label: a "
+                "centre shifts an example's scores for all classes alike."
+            ),
+            source="FedProx, Synthetic(1, 1)",
+            minimum=0,
+        ),
+        Hparam(
+            name="beta",
+            default=By("generator", {"alpha_beta": 1.0}),
+            help="Standard deviation of the centres of clients' inputs.",
+            source="FedProx, Synthetic(1, 1)",
+            minimum=0,
+        ),
+        Hparam(
+            name="test_fraction",
+            default=0.2,
+            help="Share of each client's examples that is its test split.",
+            source="AdaFedAdam: local 80/20 split, drawn before training",
+            minimum=0,
+            maximum=1,
+            exclusive_minimum=True,
+            exclusive_maximum=True,
+        ),
+        settings.partition_seed("the clients' train/test splits"),
+        settings.init("torch", "AdaFedAdam (PyTorch)"),
+    ),
+)
 
 
 def load(
@@ -33,28 +113,18 @@ def load(
     alpha: float | None,
     beta: float | None,
     test_fraction: float,
-    partition_seed: int | None,
+    partition_seed: int,
     init: str,
 ) -> Task:
-    """Makes the task; see `tasks.builtin` for the settings and `tasks.load` for the rest.
+    """Makes the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     The central test is all clients' test examples together.
     """
-    del data_dir, use_synthetic_data  # The data are always generated.
-    alpha_beta = settings.only_with(
-        "synthetic",
-        "generator=alpha_beta",
-        generator == "alpha_beta",
-        alpha=(alpha, 1.0),
-        beta=(beta, 1.0),
-    )
+    del data_dir, use_synthetic_data, seed  # The data are always generated, from a seed apart.
     if generator == "leaf":
-        max_examples = 1000 if max_examples is None else max_examples
         clients = leaf_clients(num_clients, data_seed, max_examples)
     else:
-        clients = alpha_beta_clients(num_clients, data_seed, max_examples, **alpha_beta)
-    partition_seed = seed if partition_seed is None else partition_seed
-
+        clients = alpha_beta_clients(num_clients, data_seed, max_examples, alpha, beta)
     x = np.concatenate([c.x for c in clients])
     y = np.concatenate([c.y for c in clients])
     ends = np.cumsum([len(c.y) for c in clients])
@@ -76,16 +146,6 @@ def load(
         loss=losses.sparse_softmax_cross_entropy,
         metrics={"accuracy": losses.sparse_accuracy},
         primary_metric="accuracy",
-        settings={
-            "generator": generator,
-            "num_clients": num_clients,
-            "data_seed": data_seed,
-            "max_examples": max_examples,
-            **alpha_beta,
-            "test_fraction": test_fraction,
-            "partition_seed": partition_seed,
-            "init": init,
-        },
     )
 
 

@@ -3,7 +3,7 @@
 A set is a folder `<task>.prepared` with one raw little-endian file per array and `manifest.json`,
 which has every file's type, shape, size and SHA-256, and which rows belong to which client. It is
 written by `write`, piece by piece, in a folder `<task>.preparing` with a journal: a process that is
-killed at any moment goes on after the last whole piece, and only a whole set gets its final name.
+killed at any moment resumes after the last whole piece, and only a whole set gets its final name.
 """
 
 import hashlib
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import filelock
 import numpy as np
-import tqdm
 
 from tasks.formats import files as files_lib
 from tasks.task import DataError, files
@@ -168,7 +167,7 @@ def read(
 
     Args:
       folder: The set's folder.
-      advice: How to mend it, for error texts.
+      advice: How to fix it, for error texts.
       arrays: The arrays that it must have.
       parts: If set, the parts that it must have, each of one client without a name.
       num_classes: If set, the array `y` holds labels below it.
@@ -220,7 +219,7 @@ def verify(folder: str, advice: str, arrays: Mapping[str, Array]) -> dict[str, A
 
     Args:
       folder: The set's folder.
-      advice: How to mend it, for error texts.
+      advice: How to fix it, for error texts.
       arrays: The arrays that it must have.
 
     Returns:
@@ -301,8 +300,8 @@ def write(
     except OSError as error:
         reason = error.strerror or error
         raise DataError(
-            f"{error.filename or data_dir} cannot be written ({reason}); mend that and run the "
-            "same command again, it goes on where it stopped"
+            f"{error.filename or data_dir} cannot be written ({reason}); fix that and run the "
+            "same command again, it resumes where it stopped"
         ) from error
     return Outcome(final, True, _counts(final, advice, source.arrays, published or {}))
 
@@ -333,6 +332,8 @@ class _Writer:
         self._names = _file_names(source.arrays)
 
     def write(self, final: str) -> None:
+        import tqdm  # Slow to import, and needed nowhere else in this module.
+
         done = self._go_on()
         total = sum(piece.size for piece in self._source.pieces)
         clients = _Clients(c for line in done for c in line["clients"])
@@ -357,7 +358,7 @@ class _Writer:
         self._finish(clients.counts, final)
 
     def _go_on(self) -> list[dict[str, Any]]:
-        """Returns what is done, after cutting off what was written since; else starts anew."""
+        """Returns what is done, after cutting off what was written since; else starts again."""
         pieces = [[piece.name, piece.size] for piece in self._source.pieces]
         try:
             done = self._done(pieces)
@@ -373,7 +374,7 @@ class _Writer:
             os.truncate(os.path.join(self._folder, name), size)
         with open(self._journal, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in done)
-        print(f"Going on after {len(done)} of {len(pieces)} pieces.", file=sys.stderr)
+        print(f"Resuming after {len(done)} of {len(pieces)} pieces.", file=sys.stderr)
         return done
 
     def _done(self, pieces: Sequence[Sequence]) -> list[dict[str, Any]]:

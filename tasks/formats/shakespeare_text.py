@@ -3,7 +3,7 @@
 The text is Project Gutenberg's 100th (January 1994), from which McMahan et al. (2017) and LEAF
 (Caldas et al. 2018) made their clients. In it a work begins at the line "by William Shakespeare",
 its title above; a speech begins with two spaces, the speaker's name, a full stop and a space, and
-goes on in lines indented by four. In *The Comedy of Errors* the indentation is missing, so that
+continues in lines indented by four. In *The Comedy of Errors* the indentation is missing, so that
 what stands between two speeches counts as the end of the first, as it does in LEAF. A client is a
 role in one play. The published counts come from three ways of dropping small roles:
 
@@ -20,7 +20,7 @@ role in one play. The published counts come from three ways of dropping small ro
 
 LEAF's 4,226,158 windows are 4,226,160 here. TFF's file cannot be made from this text: its clients'
 names show that it was made from a later edition of the same etext, in which a part of the plays had
-been set anew in a form that the rules above do not read. The 22 plays left in the old form have
+been set again in a form that the rules above do not read. The 22 plays left in the old form have
 lost their title lines there, so that their roles were filed under the title of the re-set play
 before them, and equal names in such a group are one client: Othello speaks in *Much Ado About
 Nothing*. `TFF_GROUPS` is that grouping. The 54 missing roles, and 542 of TFF's 18,424 speeches,
@@ -37,6 +37,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from common import command_line
 from tasks.formats import files
 from tasks.task import DataError
 
@@ -259,4 +260,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command_line.begin()
+    command_line.run(main)

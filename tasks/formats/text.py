@@ -157,7 +157,7 @@ def sentences(text: str) -> list[list[str]]:
     """Splits a text into sentences and these into words, after the description of TFF's data.
 
     Small letters; other signs than ASCII's are dropped, a web address becomes `<url>`, a
-    punctuation mark is a word of its own, but for apostrophes and hyphens within a word. A sentence
+    punctuation mark is a word of its own, except apostrophes and hyphens within a word. A sentence
     ends at a full stop, a question or exclamation mark before a blank, and at a line's end.
 
     Args:

@@ -1,6 +1,6 @@
 """Dense layer whose gradient for its inputs is computed in blocks of the kernel.
 
-For that gradient oneDNN first writes the whole kernel anew, transposed. A block of it stays in the
+For that gradient oneDNN first writes the whole kernel again, transposed. A block of it stays in the
 cache meanwhile, with which the EMNIST CNN (9,216 inputs, 128 units) trains in 0.97 of the time
 (`benchmarks/layers.py`). A kernel with many units gains nothing.
 """

@@ -1,5 +1,7 @@
 """Keras models of the tasks: they give logits, and a seed alone decides the initial weights."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,14 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks.layers.convolution import Conv2D
-from tasks.layers.dense import Dense
-from tasks.layers.lstm import LSTM
-from tasks.layers.pooling import MaxPool2D
-from tasks.layers.sparse_inputs import SparseInputDense
-
-_layers = tf.keras.layers
-_initializers = tf.keras.initializers
+from tasks import layers
 
 
 class _Initial:
@@ -28,48 +23,53 @@ class _Initial:
         self._asked = 0
 
     def __call__(
-        self, fan_in: int, kernel: Callable = _initializers.GlorotUniform
+        self, fan_in: int, kernel: Callable | None = None
     ) -> dict[str, tf.keras.initializers.Initializer]:
         """Returns `kernel_initializer` and `bias_initializer` of a layer.
 
         Args:
           fan_in: Inputs that one output of the layer sees.
-          kernel: Class of the kernel's initialiser under `keras`.
+          kernel: Class of the kernel's initialiser under `keras`; Glorot's uniform by default.
         """
         kernel_seed, bias_seed = self._next_seed(), self._next_seed()
         if self._scheme == "keras":
-            kernel, bias = kernel(seed=kernel_seed), _initializers.Zeros()
+            kernel = (kernel or tf.keras.initializers.GlorotUniform)(seed=kernel_seed)
+            bias = tf.keras.initializers.Zeros()
         else:
             bound = fan_in**-0.5
-            kernel = _initializers.RandomUniform(-bound, bound, seed=kernel_seed)
-            bias = _initializers.RandomUniform(-bound, bound, seed=bias_seed)
+            kernel = tf.keras.initializers.RandomUniform(-bound, bound, seed=kernel_seed)
+            bias = tf.keras.initializers.RandomUniform(-bound, bound, seed=bias_seed)
         return {"kernel_initializer": kernel, "bias_initializer": bias}
 
     def embedding(self) -> tf.keras.initializers.Initializer:
         """Returns the initialiser of an embedding, U(-0.05, 0.05) in Keras and N(0, 1) in torch."""
         if self._scheme == "keras":
-            return _initializers.RandomUniform(seed=self._next_seed())
-        return _initializers.RandomNormal(stddev=1.0, seed=self._next_seed())
+            return tf.keras.initializers.RandomUniform(seed=self._next_seed())
+        return tf.keras.initializers.RandomNormal(stddev=1.0, seed=self._next_seed())
 
-    def lstm(self, units: int, kernel: Callable = _initializers.GlorotUniform) -> dict[str, Any]:
+    def lstm(self, units: int, kernel: Callable | None = None) -> dict[str, Any]:
         """Returns initialisers of an LSTM and whether its forget gates start open.
 
         Args:
           units: Size of its state.
-          kernel: Class of the input kernel's initialiser under `keras`.
+          kernel: Class of the input kernel's initialiser under `keras`; Glorot's uniform by
+            default.
         """
         seeds = [self._next_seed() for _ in range(4)]
         if self._scheme == "keras":
+            kernel = kernel or tf.keras.initializers.GlorotUniform
             return {
                 "kernel_initializer": kernel(seed=seeds[0]),
-                "recurrent_initializer": _initializers.Orthogonal(seed=seeds[1]),
+                "recurrent_initializer": tf.keras.initializers.Orthogonal(seed=seeds[1]),
             }
-        uniform = functools.partial(_initializers.RandomUniform, -(units**-0.5), units**-0.5)
+        uniform = functools.partial(
+            tf.keras.initializers.RandomUniform, -(units**-0.5), units**-0.5
+        )
         return {
             "kernel_initializer": uniform(seed=seeds[0]),
             "recurrent_initializer": uniform(seed=seeds[1]),
             # PyTorch has two biases where Keras has one.
-            "bias_initializer": _SumOf(uniform(seed=seeds[2]), uniform(seed=seeds[3])),
+            "bias_initializer": _sum_of(uniform(seed=seeds[2]), uniform(seed=seeds[3])),
             "unit_forget_bias": False,
         }
 
@@ -79,14 +79,13 @@ class _Initial:
         return int(word >> 1)  # Keras wants a non-negative int32.
 
 
-class _SumOf(_initializers.Initializer):
-    """The sum of two independent initialisers."""
+def _sum_of(*parts: Callable) -> Callable:
+    """Returns the sum of independent initialisers, itself one."""
 
-    def __init__(self, *parts: tf.keras.initializers.Initializer):
-        self._parts = parts
+    def initializer(shape, dtype=None, **kwargs):
+        return tf.add_n([part(shape, dtype=dtype, **kwargs) for part in parts])
 
-    def __call__(self, shape, dtype=None, **kwargs):
-        return tf.add_n([part(shape, dtype=dtype, **kwargs) for part in self._parts])
+    return initializer
 
 
 def softmax_regression(
@@ -98,14 +97,14 @@ def softmax_regression(
       seed: Seed of the initial weights.
       num_inputs: Features of an example.
       num_classes: Number of classes.
-      init: `torch` or `keras`, see `tasks.builtin`.
+      init: `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, float32 `[B, num_inputs]` to logits `[B, num_classes]`.
     """
     initial = _Initial(init, seed)
     x = inputs = tf.keras.Input((num_inputs,))
-    x = _layers.Dense(num_classes, name="logits", **initial(num_inputs))(x)
+    x = tf.keras.layers.Dense(num_classes, name="logits", **initial(num_inputs))(x)
     return tf.keras.Model(inputs, x, name="softmax_regression")
 
 
@@ -127,18 +126,20 @@ def mlp(
       input_shape: Shape of an example; it is flattened first.
       hidden: Units of each hidden layer.
       num_classes: Number of classes.
-      init: `torch` or `keras`, see `tasks.builtin`.
+      init: `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, float32 `[B, *input_shape]` to logits `[B, num_classes]`.
     """
     initial = _Initial(init, seed)
     inputs = tf.keras.Input(tuple(input_shape))
-    x = _layers.Flatten(name="flatten")(inputs)
+    x = tf.keras.layers.Flatten(name="flatten")(inputs)
     for i, units in enumerate(hidden, start=1):
-        dense = _layers.Dense(units, activation="relu", name=f"dense{i}", **initial(x.shape[-1]))
+        dense = tf.keras.layers.Dense(
+            units, activation="relu", name=f"dense{i}", **initial(x.shape[-1])
+        )
         x = dense(x)
-    x = _layers.Dense(num_classes, name="logits", **initial(x.shape[-1]))(x)
+    x = tf.keras.layers.Dense(num_classes, name="logits", **initial(x.shape[-1]))(x)
     return tf.keras.Model(inputs, x, name="mlp")
 
 
@@ -154,7 +155,7 @@ def emnist_cnn(seed: int, *, num_classes: int = 62, init: str = "keras") -> tf.k
     Args:
       seed: Seed of the initial weights.
       num_classes: Number of classes.
-      init: `torch` or `keras`, see `tasks.builtin`.
+      init: `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, float32 `[B, 28, 28, 1]` to logits `[B, num_classes]`.
@@ -163,14 +164,16 @@ def emnist_cnn(seed: int, *, num_classes: int = 62, init: str = "keras") -> tf.k
     x = inputs = tf.keras.Input((28, 28, 1))
     for i, filters in enumerate((32, 64), start=1):
         fan_in = 9 * x.shape[-1]
-        conv = Conv2D(filters, 3, activation="relu", name=f"conv{i}", **initial(fan_in))
+        conv = layers.convolution.Conv2D(
+            filters, 3, activation="relu", name=f"conv{i}", **initial(fan_in)
+        )
         x = conv(x)
-    x = MaxPool2D(name="pool")(x)
-    x = _layers.Dropout(0.25, name="dropout1")(x)
-    x = _layers.Flatten(name="flatten")(x)
-    x = Dense(128, activation="relu", name="dense", **initial(x.shape[-1]))(x)
-    x = _layers.Dropout(0.5, name="dropout2")(x)
-    x = _layers.Dense(num_classes, name="logits", **initial(x.shape[-1]))(x)
+    x = layers.pooling.MaxPool2D(name="pool")(x)
+    x = tf.keras.layers.Dropout(0.25, name="dropout1")(x)
+    x = tf.keras.layers.Flatten(name="flatten")(x)
+    x = layers.dense.Dense(128, activation="relu", name="dense", **initial(x.shape[-1]))(x)
+    x = tf.keras.layers.Dropout(0.5, name="dropout2")(x)
+    x = tf.keras.layers.Dense(num_classes, name="logits", **initial(x.shape[-1]))(x)
     return tf.keras.Model(inputs, x, name="emnist_cnn")
 
 
@@ -184,7 +187,7 @@ def femnist_cnn(seed: int, *, num_classes: int = 62, init: str = "torch") -> tf.
     Args:
       seed: Seed of the initial weights.
       num_classes: Number of classes.
-      init: `torch` or `keras`, see `tasks.builtin`.
+      init: `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, float32 `[B, 28, 28, 1]` to logits `[B, num_classes]`.
@@ -192,7 +195,7 @@ def femnist_cnn(seed: int, *, num_classes: int = 62, init: str = "torch") -> tf.
     initial = _Initial(init, seed)
     x = inputs = tf.keras.Input((28, 28, 1))
     for i, filters in enumerate((16, 32), start=1):
-        conv = Conv2D(
+        conv = layers.convolution.Conv2D(
             filters,
             5,
             padding="same",
@@ -200,12 +203,12 @@ def femnist_cnn(seed: int, *, num_classes: int = 62, init: str = "torch") -> tf.
             name=f"conv{i}",
             **initial(25 * x.shape[-1]),
         )
-        x = MaxPool2D(name=f"pool{i}")(conv(x))
-    x = _layers.Dropout(0.25, name="dropout1")(x)
-    x = _layers.Flatten(name="flatten")(x)
-    x = _layers.Dense(128, activation="relu", name="dense", **initial(x.shape[-1]))(x)
-    x = _layers.Dropout(0.5, name="dropout2")(x)
-    x = _layers.Dense(num_classes, name="logits", **initial(x.shape[-1]))(x)
+        x = layers.pooling.MaxPool2D(name=f"pool{i}")(conv(x))
+    x = tf.keras.layers.Dropout(0.25, name="dropout1")(x)
+    x = tf.keras.layers.Flatten(name="flatten")(x)
+    x = tf.keras.layers.Dense(128, activation="relu", name="dense", **initial(x.shape[-1]))(x)
+    x = tf.keras.layers.Dropout(0.5, name="dropout2")(x)
+    x = tf.keras.layers.Dense(num_classes, name="logits", **initial(x.shape[-1]))(x)
     return tf.keras.Model(inputs, x, name="femnist_cnn")
 
 
@@ -218,7 +221,7 @@ def autoencoder(seed: int, *, code: str = "linear", init: str = "keras") -> tf.k
       seed: Seed of the initial weights.
       code: Activation of the 30 units in the middle: `linear` as in TFF and the released code, or
         `sigmoid` as the table prints it.
-      init: `torch` or `keras`, see `tasks.builtin`.
+      init: `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, float32 `[B, 784]` to pixels of the same shape, in (0, 1).
@@ -226,7 +229,7 @@ def autoencoder(seed: int, *, code: str = "linear", init: str = "keras") -> tf.k
     initial = _Initial(init, seed)
     x = inputs = tf.keras.Input((784,))
     for i, units in enumerate((1000, 500, 250, 30, 250, 500, 1000, 784), start=1):
-        dense = _layers.Dense(
+        dense = tf.keras.layers.Dense(
             units,
             activation=code if units == 30 else "sigmoid",
             name=f"dense{i}",
@@ -261,14 +264,14 @@ def shakespeare_lstm(
       units: Size of each LSTM layer.
       next_of_each: Whether to predict the next token after every position, with padding masked, or
         only after the last, without padding.
-      init: `torch` or `keras`, see `tasks.builtin`.
+      init: `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, int32 `[B, length]` to logits `[B, length, vocab_size]` or `[B, vocab_size]`.
     """
     initial = _Initial(init, seed)
     inputs = tf.keras.Input((length,), dtype=tf.int32)
-    x = _layers.Embedding(
+    x = tf.keras.layers.Embedding(
         vocab_size,
         8,
         mask_zero=next_of_each,
@@ -276,13 +279,13 @@ def shakespeare_lstm(
         name="embedding",
     )(inputs)
     for i in range(1, num_layers + 1):
-        x = LSTM(
+        x = layers.lstm.LSTM(
             units,
             return_sequences=next_of_each or i < num_layers,
             name=f"lstm{i}",
-            **initial.lstm(units, kernel=_initializers.HeNormal),
+            **initial.lstm(units, kernel=tf.keras.initializers.HeNormal),
         )(x)
-    x = _layers.Dense(vocab_size, name="logits", **initial(units))(x)
+    x = tf.keras.layers.Dense(vocab_size, name="logits", **initial(units))(x)
     return tf.keras.Model(inputs, x, name="shakespeare_lstm")
 
 
@@ -308,14 +311,14 @@ def sent140_lstm(
       vectors: Frozen word vectors, float32 `[vocab_size, embedding_size]`; `None`: trained.
       embedding_size: Size of a word's vector.
       units: Size of each LSTM layer.
-      init: `torch` or `keras`, see `tasks.builtin`.
+      init: `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, int32 `[B, length]` to logits `[B, 2]`.
     """
     initial = _Initial(init, seed)
     inputs = tf.keras.Input((length,), dtype=tf.int32)
-    x = _layers.Embedding(
+    x = tf.keras.layers.Embedding(
         vocab_size,
         embedding_size,
         mask_zero=True,
@@ -326,9 +329,11 @@ def sent140_lstm(
         name="embedding",
     )(inputs)
     for i in (1, 2):
-        lstm = LSTM(units, return_sequences=i == 1, name=f"lstm{i}", **initial.lstm(units))
+        lstm = layers.lstm.LSTM(
+            units, return_sequences=i == 1, name=f"lstm{i}", **initial.lstm(units)
+        )
         x = lstm(x)
-    x = _layers.Dense(2, name="logits", **initial(units))(x)
+    x = tf.keras.layers.Dense(2, name="logits", **initial(units))(x)
     return tf.keras.Model(inputs, x, name="sent140_lstm")
 
 
@@ -352,23 +357,23 @@ def word_lstm(
       length: Tokens of an example.
       embedding_size: Size of a word's embedding.
       units: Size of the LSTM layer.
-      init: `torch` or `keras`, see `tasks.builtin`.
+      init: `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, int32 `[B, length]` to logits `[B, length, vocab_size]`.
     """
     initial = _Initial(init, seed)
     inputs = tf.keras.Input((length,), dtype=tf.int32)
-    x = _layers.Embedding(
+    x = tf.keras.layers.Embedding(
         vocab_size,
         embedding_size,
         mask_zero=True,
         embeddings_initializer=initial.embedding(),
         name="embedding",
     )(inputs)
-    x = LSTM(units, return_sequences=True, name="lstm", **initial.lstm(units))(x)
-    x = _layers.Dense(embedding_size, name="projection", **initial(units))(x)
-    x = _layers.Dense(vocab_size, name="logits", **initial(embedding_size))(x)
+    x = layers.lstm.LSTM(units, return_sequences=True, name="lstm", **initial.lstm(units))(x)
+    x = tf.keras.layers.Dense(embedding_size, name="projection", **initial(units))(x)
+    x = tf.keras.layers.Dense(vocab_size, name="logits", **initial(embedding_size))(x)
     return tf.keras.Model(inputs, x, name="word_lstm")
 
 
@@ -383,12 +388,12 @@ def tag_regression(
       seed: Seed of the initial weights.
       num_words: Words of the bag of words.
       num_tags: Number of tags.
-      init: `torch` or `keras`, see `tasks.builtin`.
+      init: `torch` or `keras`, see `tasks.settings`.
 
     Returns:
       A built model, float32 `[B, num_words]` to logits `[B, num_tags]`.
     """
     initial = _Initial(init, seed)
     inputs = tf.keras.Input((num_words,))
-    x = SparseInputDense(num_tags, name="logits", **initial(num_words))(inputs)
+    x = layers.sparse_inputs.SparseInputDense(num_tags, name="logits", **initial(num_words))(inputs)
     return tf.keras.Model(inputs, x, name="tag_regression")

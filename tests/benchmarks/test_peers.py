@@ -97,6 +97,6 @@ def test_a_side_with_a_note_is_a_row_of_the_report():
         {"workload": "w4", "side": "pfl", "note": "pfl has no environment", **measured},
     ]
     rows = report._speed(records).splitlines()[-2:]
-    assert [cell.strip() for cell in rows[0].split("|")] == ["", "tff", "0.1", *[""] * 4, "9", ""]
+    assert [cell.strip() for cell in rows[0].split("|")] == ["", "tff", "0.1", *[""] * 5, "9", ""]
     assert [cell.strip() for cell in rows[1].split("|")][-2] == "pfl has no environment"
     assert "| pfl |" in rows[1]

@@ -2,13 +2,14 @@
 
 import os
 import pathlib
-import signal
+import random
 import subprocess
 import sys
 
 import pytest
 
 import tff_algos
+from common import command_line
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent.parent
 _COMMANDS = {
@@ -88,7 +89,7 @@ import os, signal, sys
 class Interrupter:
     def find_spec(self, name, *rest):
         if name == {module!r}:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), {number})
 sys.meta_path.insert(0, Interrupter())
 """
 
@@ -104,14 +105,16 @@ sys.meta_path.insert(0, Interrupter())
     ],
 )
 def test_interrupted_while_modules_are_imported(tmp_path, name, module):
-    """Ctrl-C comes with the import of a module: one line and the signal's code, whatever it is."""
-    (tmp_path / "sitecustomize.py").write_text(_INTERRUPTER.format(module=module))
+    """A signal comes with the import of a module: one line and its code, whatever the module is."""
+    number = random.Random(f"{name} {module}").choice(command_line.SIGNALS)
+    interrupter = _INTERRUPTER.format(module=module, number=int(number))
+    (tmp_path / "sitecustomize.py").write_text(interrupter)
     train = ["run_experiment.py", "--task=synthetic", "--algorithm=fedavg", "--total_rounds=1"]
     train += ["--clients_per_round=1", "--client_batch_size=1", "--client_learning_rate=0.1"]
     train += [f"--root_output_dir={tmp_path}"]
     arguments = {**_COMMANDS, "train": train}[name]
     process = start(arguments, {"PYTHONPATH": str(tmp_path)}, stdout=subprocess.DEVNULL)
-    assert told(process) == (128 + signal.SIGINT, "error: interrupted.\n")
+    assert told(process) == (128 + number, f"error: stopped by {number.name}.\n")
 
 
 def test_methods_say_whether_they_draw_clients():

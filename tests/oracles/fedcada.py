@@ -25,10 +25,10 @@ PHI = {
 
 def run(
     problem, batch_orders, cohorts, *, client_lr, server_lr=1.0, beta1=0.9, beta2=0.99,
-    epsilon=1e-8, adjustment="1", t_unit="round", weighting="uniform", dropped=frozenset(),
+    epsilon=1e-8, option="1", t_unit="round", weighting="uniform", dropped=frozenset(),
 ):  # fmt: skip
     """Runs FedCAda; see `rounds.run`. The state is (m, v, steps so far)."""
-    phi = PHI[adjustment]
+    phi = PHI[option]
 
     def client(x, m, v, steps, c):
         x_k = x

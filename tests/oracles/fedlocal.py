@@ -1,6 +1,6 @@
 """FedLocal (arXiv 2106.02305), as its released code has it, in NumPy float64.
 
-client:  its optimizer afresh ; psi the preconditioner after the step, beta the momentum
+client:  its optimizer from zero ; psi the preconditioner after the step, beta the momentum
          every minibatch: optimizer step ; A <- beta A + (1 - beta) psi ; Q <- Q + A
          delta_k = (x_k - x) / Q ; q_k = 1 / Q                       (A = Q = 0 at the start)
 server:  D = sum_k p_k delta_k ; joint: D <- D / sum_k p_k q_k ; x <- x + server_lr D

@@ -34,7 +34,7 @@ Choices where the paper is silent:
     * If no weight is positive (empty cohort, all clients dropped, "examples" and none held) there
       is no pseudo-gradient: the whole server state is left as it is, x and slots and the count t.
       The round still counts for the schedules.
-    * The client optimiser starts afresh in every round.
+    * The client optimiser starts from zero in every round.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -206,7 +206,7 @@ def client_update(
         y: The client's labels [n].
         batch_indices: The examples of every step, all epochs one after the other.
         lr: Client learning rate of this round.
-        optimizer: Started afresh here.
+        optimizer: Started from zero here.
 
     Returns:
         Delta_k = x_k - x, shaped like `weights`.

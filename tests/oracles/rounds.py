@@ -84,7 +84,7 @@ def run(
         one_round: `(x, state, clients, p) -> (x, state)`, with `clients` a list of `Client` and `p`
             their weights, which sum to 1. Not called in a round without a client of any weight:
             such a round leaves weights and state alone.
-        state: The server's state but for the weights.
+        state: The server's state except the weights.
         client_lr: Client learning rate, or a schedule of the round number, which starts at 0.
         weighting: "examples" or "uniform".
         dropped: (round, client) pairs whose update is not finite and is left out. So are clients

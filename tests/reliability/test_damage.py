@@ -1,7 +1,7 @@
 """A file of a run's folder that was damaged, lost or exchanged never changes a number.
 
 Between stop and resumption each file is altered in turn. Either the run is refused in one line that
-names the file, or what was altered is made anew and the run ends with the bits of one to which
+names the file, or what was altered is made again and the run ends with the bits of one to which
 nothing happened.
 """
 
@@ -74,8 +74,8 @@ def check(family, root, folder, name, what):
         named = name.split("/")[0] in outcome.err
         # A damaged flag is one that differs.
         assert named or "holds another experiment" in outcome.err, told
-        # TensorBoard's files are made anew from the table at every start.
-        lost = {n for n in before if "tensorboard" not in n and not (results / n).exists()}
+        # TensorBoard's files are made again from the table at every start.
+        lost = {n for n in before if "tfevents" not in n and not (results / n).exists()}
         assert not lost, f"{told}: a refusal took {lost} away"
         return True
     try:
@@ -104,7 +104,7 @@ def altered(family, root, tmp_path, kind, record_property):
             shutil.rmtree(folder)
     record_property("alterations", total)
     assert not faults, f"{len(faults)} of {total}:\n" + "\n".join(faults)
-    # Else nothing was checked on resumption, or nothing can be mended.
+    # Else nothing was checked on resumption, or nothing can be repaired.
     assert 0 < refused < total
 
 
@@ -131,7 +131,7 @@ def test_files_lost_or_of_another_run(made, change, tmp_path, record_property):
         folder = runs.copied(root / "stopped", tmp_path / "altered")
         path = runs.results(folder) / name
         path.unlink()
-        if change != "lost" and "tensorboard" not in name:
+        if change != "lost" and "tfevents" not in name:
             shutil.copy(other / name, path)
         try:
             check(family, root, folder, name, change)
@@ -145,7 +145,7 @@ def test_files_lost_or_of_another_run(made, change, tmp_path, record_property):
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_finished_run_whose_file_was_altered(made, tmp_path, record_property):
-    """The same command either refuses, or says that all is done, or makes the same file anew."""
+    """The same command either refuses, or says that all is done, or makes the same file again."""
     family, root = made
     always = runs.FAMILIES[family].always
     whole = runs.results(root / "whole")

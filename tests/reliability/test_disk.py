@@ -1,4 +1,4 @@
-"""A full disk ends a run with one line and loses nothing: with room again it goes on."""
+"""A full disk ends a run with one line and loses nothing: with room again it resumes."""
 
 import contextlib
 import functools

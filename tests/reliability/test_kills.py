@@ -8,10 +8,12 @@ import time
 
 import pytest
 
+import tff_algos
 from simulation import runtimes as runtimes_lib
 from tests.reliability import disturb, runs
 
 KILLS = runs.number("KILLS", 50)
+KILLS_OF_A_METHOD = runs.number("KILLS_OF_A_METHOD", 6)
 # Of every so many points one is tried; 1 is all of them.
 EVERY = runs.number("EVERY_POINT", 1)
 CASES = [
@@ -63,6 +65,50 @@ def test_killed_at_random_moments(family, runtime, tmp_path, record_property):
         assert outcome.code == runs.KILLED and not outcome.err, outcome
     record_property("kills", KILLS)
     runs.finish(arguments, tmp_path / "killed", always)
+    runs.assert_same(runs.results(tmp_path / "killed"), runs.results(tmp_path / "whole"))
+
+
+def of_method(name, runtime):
+    """Returns the arguments of a run of any method."""
+    arguments = [*runs.COMMON, f"--algorithm={name}", f"--runtime={runtime}", "--total_rounds=40"]
+    if tff_algos.get(name).server_learning_rate is None:
+        arguments.append("--server_learning_rate=0.1")
+    if name == "centralized":
+        arguments.remove("--clients_per_round=3")
+    if name == "fedcorr":  # All three stages in the rounds there are.
+        arguments += ["--fedcorr_stage1_clients=4", "--fedcorr_stage2_rounds=8"]
+    return arguments
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("name", "runtime"),
+    [
+        (name, runtime)
+        for name in tff_algos.names()
+        for runtime in runtimes_lib.RUNTIMES
+        if not (tff_algos.get(name).staged and runtime == "vectorized")
+    ],
+)
+def test_every_method_killed_at_random_moments(name, runtime, tmp_path, record_property):
+    """From before its first round to its end."""
+    arguments = of_method(name, runtime)
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    started = time.monotonic()
+    runs.finish(arguments, tmp_path / "whole")
+    seconds = time.monotonic() - started
+    draws = random.Random(f"{name} {runtime}")
+    kills = 0
+    for _ in range(KILLS_OF_A_METHOD):
+        child = runs.Child(arguments, tmp_path / "killed")
+        time.sleep(draws.uniform(0, seconds))
+        child.signal(signal.SIGKILL)
+        kills += child.wait().code == runs.KILLED
+    assert kills > 0
+    record_property("kills", kills)
+    runs.finish(arguments, tmp_path / "killed")
     runs.assert_same(runs.results(tmp_path / "killed"), runs.results(tmp_path / "whole"))
 
 

@@ -85,7 +85,7 @@ def test_a_clock_that_jumps(family, runtime, tmp_path):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("family", "runtime"), CASES)
 def test_a_terminal_that_closes(family, runtime, tmp_path):
-    """SIGHUP ends a run, which goes on when started again; under nohup it does nothing."""
+    """SIGHUP ends a run, which resumes when started again; under nohup it does nothing."""
     always = runs.FAMILIES[family].always
     arguments = runs.command(family, runtime, _ROUNDS)
     whole = runs.finish(arguments, new(tmp_path, "whole"), always)
@@ -112,7 +112,7 @@ def test_a_terminal_that_closes(family, runtime, tmp_path):
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core only")
 @pytest.mark.parametrize(("family", "runtime"), CASES)
 def test_one_core_against_two(family, runtime, tmp_path):
-    """Also where a run that began on one core goes on with two."""
+    """Also where a run that began on one core resumes with two."""
     always = runs.FAMILIES[family].always
     first, second = sorted(os.sched_getaffinity(0))[:2]
     one = functools.partial(disturb.use_cores, [first])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from reproduction import compare, load_runs
+from reproduction import compare, load_runs, run_folders
 from simulation.errors import RunError
 
 
@@ -37,7 +37,7 @@ def test_runs_as_one_table(root):
 
 
 def test_differences_are_paired_over_common_seeds_and_rounds(root):
-    runs = compare.find_runs([str(root / "a"), str(root / "b")])
+    runs = run_folders.find_runs([str(root / "a"), str(root / "b")])
     (difference,) = compare.paired_differences(runs, "eval/accuracy")
     assert (difference.label, difference.reference) == ("fedadam", "fedavg")
     assert (difference.round_num, difference.seeds) == (2, (1, 2, 3))
@@ -48,19 +48,31 @@ def test_differences_are_paired_over_common_seeds_and_rounds(root):
 
 
 def test_one_common_seed_has_no_interval(root):
-    runs = compare.find_runs([str(root / "a" / "s1"), str(root / "b")])
+    runs = run_folders.find_runs([str(root / "a" / "s1"), str(root / "b")])
     (difference,) = compare.paired_differences(runs, "eval/accuracy")
     assert difference.seeds == (1,) and np.isnan(difference.low)
 
 
 def test_flags_that_differ(root):
-    flags = compare.differing_flags(compare.find_runs([str(root)]))
-    assert list(flags.index) == ["algorithm", "total_rounds", "fedadam_tau"]
+    flags = compare.differing_flags(run_folders.find_runs([str(root)]))
+    # What a folder does not record was at its default.
+    defaults = ["fedadam_beta1", "fedadam_beta2", "fedopt_variant"]
+    assert list(flags.index) == ["algorithm", "total_rounds", "fedadam_tau", *defaults]
     assert list(flags.loc["algorithm"]) == ["fedavg", "fedadam"]
 
 
+def test_a_default_that_an_earlier_version_recorded_as_unset_makes_no_difference(root):
+    task = {"task": "fashion_mnist", "fashion_mnist_partition": "dirichlet"}
+    for seed, alpha in enumerate((None, 0.1, 0.5)):
+        folder = root / "c" / f"s{seed}"
+        write_run(folder, "fedavg", seed, [0], **task, fashion_mnist_alpha=alpha)
+    runs = run_folders.find_runs([str(root / "c")])
+    assert run_folders.labels(runs) == [f"fedavg fashion_mnist_alpha={a}" for a in (0.1, 0.1, 0.5)]
+    assert set(compare.differing_flags(runs).index) == {"fashion_mnist_alpha"}
+
+
 def test_curves_are_aligned_by_round(root):
-    table = compare.aligned(compare.find_runs([str(root)]), "eval/accuracy")
+    table = compare.aligned(run_folders.find_runs([str(root)]), "eval/accuracy")
     assert list(table.index) == [0, 1, 2, 3]
     assert table.loc[2, ("fedavg", 3)] == 0.2 and np.isnan(table.loc[3, ("fedavg", 3)])
 
@@ -68,6 +80,9 @@ def test_curves_are_aligned_by_round(root):
 def test_the_report_and_its_files(root, tmp_path):
     text = compare.report([str(root / "a"), str(root / "b")], "eval/accuracy", tmp_path / "out")
     assert "| fedadam - fedavg |" in text and "| algorithm" in text
+    cells = [[c.strip() for c in line.split("|")] for line in text.splitlines()]
+    ends = {line[1]: line[2:4] for line in cells if line[1:2] in (["fedavg"], ["fedadam"])}
+    assert ends == {"fedavg": ["1 2 3", "2"], "fedadam": ["1 2 3 9", "3"]}, "seeds as seeds"
     assert {p.name for p in (tmp_path / "out").iterdir()} == {
         "aligned.csv",
         "curves.png",
@@ -92,4 +107,4 @@ def test_what_cannot_be_compared(root, tmp_path, monkeypatch, folders, column, s
 def test_the_same_run_twice_is_refused(root):
     write_run(root / "again", "fedavg", 1, [0, 0.1, 0.2], total_rounds=2)
     with pytest.raises(RunError, match="same settings and the same seed"):
-        compare.paired_differences(compare.find_runs([str(root)]), "eval/accuracy")
+        compare.paired_differences(run_folders.find_runs([str(root)]), "eval/accuracy")

@@ -1,4 +1,4 @@
-"""Sweeps go on through the loss of a machine and of the process that drives them."""
+"""Sweeps survive the loss of a machine and of the process that drives them."""
 
 import contextlib
 import csv
@@ -77,7 +77,7 @@ def wait_for_running(root, number, driver):
 
 
 def results(root):
-    """Run → what it left, but for times."""
+    """Run → what it left, except times."""
     found = {}
     for path in sorted(folder(root).iterdir()):
         with open(path / "metrics.csv", newline="") as f:
@@ -116,7 +116,7 @@ class Connection:
         task = types.SimpleNamespace(remote=self._start)
         return lambda function: types.SimpleNamespace(options=lambda **options: task)
 
-    def _start(self, repository, command, folder, url):
+    def _start(self, repository, command, folder, url, home):
         self._started.append(pathlib.Path(folder).name)
         return folder
 
@@ -153,7 +153,7 @@ def test_a_sweep_goes_on_through_another_machine(monkeypatch, tmp_path, flagfile
 def test_a_sweep_gives_up_where_every_machine_is_lost(monkeypatch, tmp_path, flagfile):
     connect_to(monkeypatch, [Connection([], lost_after=0) for _ in range(3)])
     runs = sweep_driver.short_runs(flagfile, tmp_path, 2)
-    with pytest.raises(ReproduceError, match="lost 3 times; start again to go on"):
+    with pytest.raises(ReproduceError, match="lost 3 times; start again to resume"):
         sweep.execute(runs, sweep.Resources(retries=2))
 
 

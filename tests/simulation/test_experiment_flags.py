@@ -6,7 +6,7 @@ import pytest
 
 import tasks
 import tff_algos
-from hparams import MAX_INT, Hparam, HparamError
+from hparams import MAX_INT, By, Hparam, HparamError
 from simulation import experiment_flags, runtimes
 
 BASE = (
@@ -58,13 +58,53 @@ def test_in_force_has_every_setting_that_matters_and_no_other():
     want = {h.name for h in experiment_flags.RUN_HPARAMS}
     want |= {"client_optimizer", "client_learning_rate", "server_learning_rate", "client_momentum"}
     want |= {"client_weighting", "client_lr_schedule", "client_lr_warmup_steps"}
-    want |= {"client_optimizer_state"}
+    want |= {"client_optimizer_state", "aggregator"}
     want |= {"fedadam_beta1", "fedadam_beta2", "fedadam_tau", "fedopt_variant"}
     want |= {f"synthetic_{h.name}" for h in tasks.get("synthetic").hparams}
     assert set(request.in_force) == want
     assert request.in_force["fedopt_variant"] == "algorithm2"
     assert request.in_force["client_momentum"] == 0.9
     assert request.in_force["seed"] == 0
+
+
+def test_defaults_that_depend_on_other_settings_are_in_force():
+    task = [*(b for b in BASE if "--task" not in b), "--task=fashion_mnist"]
+    assert parse(base=task).in_force["fashion_mnist_alpha"] == 0.1
+    by_class = parse("--fashion_mnist_partition=class", base=task).in_force
+    assert by_class["fashion_mnist_alpha"] is None and by_class["fashion_mnist_num_clients"] is None
+    yogi = parse("--client_optimizer=yogi").in_force
+    assert yogi["client_epsilon"] == 1e-3 and "client_momentum" not in yogi
+    assert parse("--client_optimizer=adam").in_force["client_epsilon"] == 1e-7
+    flat = " ".join(help_text("--task=fashion_mnist", "--algorithm=fedavg").split())
+    assert "(default: 0.1 with partition=dirichlet, else not used; > 0; source: FedCAda" in flat
+    assert "0.9 with client_optimizer=sgdm or nesterov, not used with" in flat
+
+
+@pytest.mark.parametrize("task", tasks.names())
+def test_what_an_earlier_version_left_unset_was_at_its_default(task):
+    """It recorded None for each setting whose default depends on another one's value."""
+    base = [*(b for b in BASE if "--task" not in b), f"--task={task}"]
+    declared = {flag: hparam for flag, (hparam, _) in experiment_flags._flag_owners().items()}
+    for given in ({}, {"client_optimizer": "adam"}, {"client_lr_schedule": "inv_sqrt_decay"}):
+        now = dict(
+            parse(*(f"--{flag}={value}" for flag, value in given.items()), base=base).in_force
+        )
+        before = {
+            flag: None if isinstance(declared[flag].default, By) else value
+            for flag, value in now.items()
+        }
+        assert experiment_flags.completed(before) == now
+        assert experiment_flags.completed(now) == now
+    young = {flag: value for flag, value in now.items() if flag != f"{task}_init"}
+    assert experiment_flags.completed(young) == now
+    other = {**now, "client_learning_rate": 0.3, "seed": 9}
+    assert experiment_flags.completed(other) == other
+
+
+def test_flags_of_what_is_not_known_here_stay_as_they_were_recorded():
+    flags = {**parse().in_force, "task": "gone", "gone_x": None, "algorithm": "mine", "mine_y": 2}
+    completed = experiment_flags.completed(flags)
+    assert completed["gone_x"] is None and completed["mine_y"] == 2 and completed["seed"] == 0
 
 
 def test_method_gives_the_default_server_rate():
@@ -222,6 +262,28 @@ def test_every_setting_of_every_owner_can_be_given_and_is_described(module):
         for hparam in module.get(name).hparams:
             assert f"--{hparam.flag_name(name)}=" in text
             assert hparam.help and hparam.source
+
+
+def test_a_flag_is_named_by_its_owner_and_its_setting():
+    """Methods of one file may share a flag, which is then named by the file."""
+    wrong = []
+    for module in (tff_algos, tasks):
+        for name in module.names():
+            spec = module.get(name)
+            maker = getattr(spec, "builder", None) or spec.loader
+            if callable(maker):  # Of a package outside the suite, such as examples/.
+                continue
+            file = maker.partition(":")[0].rpartition(".")[2]
+            for hparam in spec.hparams:
+                allowed = {f"{name}_{hparam.name.removesuffix('_')}"}
+                if hparam.flag is not None:
+                    allowed = {f"{file}_{hparam.name}"}
+                if hparam.flag_name(name) not in allowed:
+                    wrong.append(f"--{hparam.flag_name(name)} sets {hparam.name} of {name}")
+    for hparam in (*experiment_flags.RUN_HPARAMS, *tff_algos.TRAINING_HPARAMS):
+        if hparam.flag != hparam.name:
+            wrong.append(f"--{hparam.flag} sets {hparam.name}")
+    assert not wrong
 
 
 def test_runtimes_are_those_there_are():

@@ -11,6 +11,7 @@ import json
 import lzma
 import os
 import pickle
+import random
 import resource
 import sqlite3
 import struct
@@ -29,6 +30,7 @@ from tasks import plot, prepare
 from tasks.formats import cifar, sqlite_clients
 from tasks.task import DataError
 from tests.tasks.published_forms import FORMS, Copy
+from tests.tasks.tffs_files import with_text_that_is_none
 
 _LOADS = {"whole": 0, "refused": 0}
 
@@ -122,7 +124,7 @@ def test_what_stands_in_any_files_place_is_said(copies, form, place):
 
 # What can happen to bytes.
 
-_CODECS = {
+CODECS = {
     ".gz": (gzip.decompress, lambda data: gzip.compress(data, 1)),
     ".xz": (lzma.decompress, lambda data: lzma.compress(data, preset=0)),
     ".lzma": (lzma.decompress, lambda data: lzma.compress(data, format=lzma.FORMAT_ALONE)),
@@ -161,7 +163,7 @@ def _damages(draw):
 def _damage_bytes(copy, data):
     name = data.draw(st.sampled_from(copy.names), "file")
     damage = data.draw(_damages(), "damage")
-    unpack, pack = _CODECS.get(os.path.splitext(name)[1], (None, None))
+    unpack, pack = CODECS.get(os.path.splitext(name)[1], (None, None))
     whole = copy.files[name]
     if unpack and data.draw(st.booleans(), "inside"):
         _load_with(copy, name, pack(damage(unpack(whole))))
@@ -259,6 +261,8 @@ _JSON = {
     "sent140_lines": "sent140_k30_test_part.jsonl.gz",
     "stackexchange_word": "matheducators_2014_posts.jsonl.gz",
     "stackexchange_tag": "matheducators_2014_posts.jsonl.gz",
+    "tfds_cifar10": "cifar10/3.0.2/dataset_info.json",
+    "tfds_cifar100": "cifar100/3.0.2/features.json",
 }
 
 
@@ -549,6 +553,25 @@ def test_damaged_databases(copies, form):
 def test_databases_damaged_in_every_way(copies, form):
     for statements in _sql_damages():
         _damage_database(copies(form), statements)
+
+
+@pytest.mark.parametrize("times", [30, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("form", _SQL_FORMS)
+def test_databases_with_text_that_is_none(copies, form, times):
+    copy, rng = copies(form), random.Random(times)
+    (name,) = (name for name in copy.names if name.endswith(".sqlite"))
+    said = {
+        _load_with(copy, name, with_text_that_is_none(copy.files[name], rng)) for _ in range(times)
+    }
+    assert any(line and name in line for line in said)
+
+
+@pytest.mark.parametrize("column", ["client_id", "split_name", "num_examples"])
+@pytest.mark.parametrize("form", _SQL_FORMS)
+def test_databases_with_values_that_are_no_text(copies, form, column):
+    value = f"CAST({column} || x'ff' AS TEXT)"
+    said = _damage_database(copies(form), f"UPDATE client_metadata SET {column} = {value}")
+    assert ".sqlite" in said
 
 
 @pytest.mark.parametrize("form", _SQL_FORMS)
@@ -898,10 +921,15 @@ def test_a_folder_of_any_name_is_read(copies, tmp_path, form):
         folder = tmp_path / name
         # Its path is in a setting, and so must be text that hparams.json can hold.
         refused = "clothing1m" in form and not _is_text(name)
+        # TensorFlow opens these files itself.
+        beyond_tensorflow = form.startswith("tfds") and not _is_text(name)
         os.rename(copy.folder, folder)
         try:
             if refused:
                 with pytest.raises(HparamError, match="weights must be UTF-8"):
+                    copy.form.load(folder)
+            elif beyond_tensorflow:
+                with pytest.raises(DataError, match="codec can't encode"):
                     copy.form.load(folder)
             else:
                 assert copy.form.load(folder) == copy.kind

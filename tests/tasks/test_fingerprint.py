@@ -1,25 +1,32 @@
 """A run knows its data again: one label altered in any format gives other digests."""
 
 import gzip
+import hashlib
 import json
+import lzma
 import os
+import pickle
 import random
 import sqlite3
 import time
 
+import h5py
 import numpy as np
 import pytest
 
 import tasks
+from hparams import HparamError
 from tasks import fingerprint, task
+from tasks.task import DataError
+from tests.tasks import published_forms, test_damaged_files, test_images, tffs_files
 from tests.tasks.datasets import (
     test_emnist_character,
     test_fashion_mnist,
     test_femnist,
-    test_images,
     test_sent140,
     test_shakespeare_character,
     test_stackexchange,
+    test_stackoverflow,
 )
 from tests.tasks.formats import test_image_folders
 
@@ -59,6 +66,60 @@ def _cifar(folder, rng):
     records = path.stat().st_size // 3073
     settings = {**test_images._SMALL, "partition": "iid"}
     return "cifar10_image", settings, lambda: _flip_byte(path, 3073 * rng.randrange(records))
+
+
+def _cifar_pickle(folder, rng):
+    kind = rng.choice(["cifar10", "cifar100"])
+    inner = test_images._write_folder(folder, kind, "python")
+    path = inner / ("train" if kind == "cifar100" else f"data_batch_{rng.randint(1, 5)}")
+
+    def alter():
+        batch = pickle.loads(path.read_bytes(), encoding="bytes")
+        labels = batch[b"fine_labels" if kind == "cifar100" else b"labels"]
+        labels[rng.randrange(len(labels))] ^= 1
+        path.write_bytes(pickle.dumps(batch, protocol=2))
+
+    return f"{kind}_image", {**test_images._SMALL, "partition": "iid"}, alter
+
+
+def _cifar_compact(folder, rng):
+    kind = rng.choice(["cifar10", "cifar100"])
+    test_images._write_compact(folder, kind)
+    path = folder / "labels.npz"
+
+    def alter():
+        with np.load(path) as file:
+            labels = dict(file)
+        own = labels["train_fine" if kind == "cifar100" else "train_label"]
+        own[rng.randrange(len(own))] ^= 1
+        np.savez(path, **labels)
+
+    return f"{kind}_image", {**test_images._SMALL, "partition": "iid"}, alter
+
+
+def _cifar_compact_pixel(folder, rng):
+    test_images._write_compact(folder, "cifar10")
+    path = folder / "train_images.npy.xz"
+
+    def alter():
+        content = bytearray(lzma.decompress(path.read_bytes()))
+        content[-1 - rng.randrange(1024)] ^= 1
+        path.write_bytes(lzma.compress(bytes(content), preset=0))
+
+    return "cifar10_image", {**test_images._SMALL, "partition": "iid"}, alter
+
+
+def _hdf5(folder, rng):
+    test_images._write_h5(folder)
+    path = folder / "fed_cifar100_train.h5"
+
+    def alter():
+        with h5py.File(path, "r+") as file:
+            labels = file["examples"][rng.choice(list(file["examples"]))]["label"]
+            labels[rng.randrange(len(labels))] ^= 1
+
+    settings = {"model": test_images._SMALL["model"], "partition": "tff"}
+    return "cifar100_image", settings, alter
 
 
 def _leaf(folder, rng):
@@ -104,6 +165,40 @@ def _tffs(folder, rng):
             db.execute(update, (example, *row))
 
     return rng.choice(["emnist_character", "emnist_autoencoder"]), {}, alter
+
+
+def _stackoverflow(folder, rng):
+    test_stackoverflow._write(folder)
+    path = folder / test_stackoverflow._FILE
+    _old(path)
+
+    def alter():
+        with sqlite3.connect(path) as db:
+            select = (
+                "SELECT rowid, serialized_example_proto FROM examples WHERE split_name = 'train'"
+            )
+            row, example = rng.choice(db.execute(select).fetchall())
+            # Another post, another tag, as long as before.
+            altered = example.replace(b"the", b"sql").replace(b"is", b"to").replace(b"c#", b"c+")
+            assert altered != example
+            update = "UPDATE examples SET serialized_example_proto = ? WHERE rowid = ?"
+            db.execute(update, (altered, row))
+
+    if rng.random() < 0.5:
+        return "stackoverflow_word", {"vocab_size": 10}, alter
+    return "stackoverflow_tag", {"vocab_size": 10, "num_tags": 5}, alter
+
+
+def _tiny_imagenet(folder, rng):
+    files = test_image_folders._tiny_imagenet()
+    test_image_folders._write(folder, files)
+    wnids = rng.sample(test_image_folders._WNIDS, 2)
+    a, b = (f"train/{w}/images/{w}_{rng.randrange(2)}.JPEG" for w in wnids)
+
+    def alter():
+        test_image_folders._write(folder, {a: files[b], b: files[a]})
+
+    return "tiny_imagenet", test_image_folders._SMALL, alter
 
 
 def _image_folders(folder, rng):
@@ -165,6 +260,12 @@ def _posts(folder, rng):
 FORMATS = [
     _idx,
     _cifar,
+    _cifar_pickle,
+    _cifar_compact,
+    _cifar_compact_pixel,
+    _hdf5,
+    _stackoverflow,
+    _tiny_imagenet,
     _leaf,
     _prepared,
     _prepared_pixel,
@@ -195,6 +296,55 @@ def test_one_label_altered_in_a_file_is_noticed(make, tmp_path):
     assert fingerprint.whole(now) != fingerprint.whole(before)
     (first, *_) = fingerprint.differences(before, now)
     assert first.startswith(("client ", "file ", "the words' vectors")), first
+
+
+def _numbers(loaded):
+    """All that a run takes from a task, client by client, in one digest."""
+    digest = hashlib.sha256()
+    for data in (loaded.train, loaded.test):
+        for k, client in enumerate(data.client_ids if data is not None else ()):
+            digest.update(client.encode())
+            for array in data.examples(k):
+                digest.update(np.asarray(array[:]).tobytes())
+    for array in (*(loaded.central_test or ()), *loaded.constants.values()):
+        digest.update(np.asarray(array[:]).tobytes())
+    return digest.digest()
+
+
+# Forms in which nearly every bit is of a number, and no checksum stands beside it.
+_BARE = ("fashion_mnist", "cifar10_compact", "cifar100_binary", "cifar100_h5")
+
+
+@pytest.mark.parametrize("times", [8, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("form", published_forms.FORMS)
+def test_a_bit_that_alters_what_is_read_is_noticed(form, times, tmp_path):
+    """In any file of every form."""
+    rng = random.Random(f"{form} {times}")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    copy = published_forms.Copy(published_forms.FORMS[form], folder)
+
+    def read():
+        loaded = copy.form.open(folder)
+        return _numbers(loaded), fingerprint.of_task(loaded)
+
+    numbers, before = read()
+    altered = 0
+    for _ in range(times):
+        copy.restore()
+        name = rng.choice(copy.names)
+        unpack, pack = test_damaged_files.CODECS.get(os.path.splitext(name)[1], (bytes, bytes))
+        content = bytearray(unpack(copy.files[name]))
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        (folder / name).write_bytes(pack(bytes(content)))
+        try:
+            now_read, now = read()
+        except (DataError, HparamError):
+            continue
+        if now_read != numbers:
+            altered += 1
+            assert fingerprint.differences(before, now), name
+    assert altered or form not in _BARE
 
 
 @pytest.mark.parametrize("noisy", [0.0, 0.5])
@@ -250,7 +400,7 @@ def test_cached_by_size_time_and_inode(tmp_path, monkeypatch):
     assert _digest_of(path) == first and len(read) == 1
     assert fingerprint._of_files([str(path)], False) and len(read) == 2
     status = path.stat()
-    path.write_bytes(b"other")  # As long, and as old but for a nanosecond.
+    path.write_bytes(b"other")  # As long, and as old except for a nanosecond.
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     assert _digest_of(path) != first
     path.write_bytes(b"third")  # Just changed: not kept.
@@ -276,6 +426,19 @@ def test_a_cache_that_cannot_be_used_is_done_without(tmp_path, damage):
     first = _digest_of(path)
     path.write_bytes(b"Content")
     assert _digest_of(path) != first
+
+
+def test_a_cache_with_text_that_is_none_is_done_without(tmp_path):
+    paths = [tmp_path / name for name in ("large", "other")]
+    for path in paths:
+        path.write_bytes(path.name.encode())
+        _old(path)
+    first = [_digest_of(path) for path in paths]
+    whole = fingerprint.cache_path().read_bytes()
+    rng = random.Random(0)
+    for _ in range(100):
+        fingerprint.cache_path().write_bytes(tffs_files.with_text_that_is_none(whole, rng))
+        assert [_digest_of(path) for path in paths] == first
 
 
 def test_data_may_be_moved_and_many_files_are_told_by_folder(tmp_path):

@@ -251,7 +251,7 @@ def test_one_class_each_refuses_what_it_cannot_give(classes, named):
 
 
 @pytest.mark.parametrize(
-    "deal",
+    "assign",
     [
         lambda labels, seed: partitions.iid(len(labels), 7, seed),
         lambda labels, seed: partitions.dirichlet_by_class(labels, 7, 0.5, seed),
@@ -279,13 +279,13 @@ def test_one_class_each_refuses_what_it_cannot_give(classes, named):
         "tests",
     ],
 )
-def test_a_partition_is_a_function_of_its_seed(deal):
+def test_a_partition_is_a_function_of_its_seed(assign):
     labels = _labels(500, 5, 0)
     np.random.seed(0)
-    first = deal(labels, 11)
+    first = assign(labels, 11)
     np.random.seed(1)
-    assert _same(first, deal(labels, 11))
-    assert not _same(first, deal(labels, 12))
+    assert _same(first, assign(labels, 11))
+    assert not _same(first, assign(labels, 12))
 
 
 def test_dirichlet_shares_have_the_distributions_moments():

@@ -3,6 +3,7 @@
 Shares nothing with the readers under test.
 """
 
+import re
 import sqlite3
 
 _SCHEMA = """
@@ -36,3 +37,13 @@ def database(path):
     connection = sqlite3.connect(path)
     connection.executescript(_SCHEMA)
     return connection
+
+
+def with_text_that_is_none(content, rng):
+    """Returns a file with one letter of one of its words made a byte that UTF-8 does not have so.
+
+    SQLite hands such words on as they are, in values and in its messages.
+    """
+    word = rng.choice(list(re.finditer(rb"[A-Za-z_]{4,}", content)))
+    at = rng.randrange(*word.span())
+    return content[:at] + bytes([content[at] | 0x80]) + content[at + 1 :]

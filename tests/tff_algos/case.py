@@ -25,6 +25,8 @@ ROUND = ("next_state(state, after, total_weight)", "after")
 SLOTS = ("client.keep_slots(client_state, data, finite, trained)", "client_state or ()")
 DELTA = ("subtract(trained.weights, x)", "subtract(x, trained.weights)")
 AVERAGING = [WEIGHT, ROUND, SLOTS, DELTA]
+# The same as `ROUND` in a method that writes its round out.
+NEXT_STATE = ("averaging.next_state(state, ", "(lambda a, b, c: b)(state, ")
 # The default step of the server, which FedOpt's methods do not take.
 STEP = [
     ("move(state.weights, local.server_learning_rate,", "move(state.weights, -1.0,"),

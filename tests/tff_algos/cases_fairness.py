@@ -11,7 +11,7 @@ from tests.oracles import (
     qfedavg,
     term,
 )
-from tests.tff_algos.case import Case
+from tests.tff_algos.case import DELTA, NEXT_STATE, ROUND, Case
 
 _SGDM = dict(client_optimizer="sgdm", client_momentum=0.5)
 
@@ -84,6 +84,8 @@ def _cases():
             _adafedadam(server_lr=0.02, alpha=2.0, grad_sample=3),
             # One plain step on 3 examples of a client has C near 1; a large floor is then used.
             _adafedadam(server_lr=0.02, certainty_floor=2.5, lr_scale_warmup=1, **_SGDM),
+            # Float32 holds no loss to this power.
+            _adafedadam(server_lr=0.02, alpha=100.0, loss_reference="none", epsilon=1e-3),
         ],
         "term": [
             _case(term, server_lr=0.8, t=2.0, schedule=_HALVED),
@@ -148,8 +150,6 @@ def _released():
 
 CASES = _cases()
 
-_ROUND = ("next_state(state, ", "(lambda a, b, c: b)(state, ")
-_DELTA = ("a - b for a, b in zip(trained.weights, x", "b - a for a, b in zip(trained.weights, x")
 
 MUTATIONS = {
     "qfedavg": [
@@ -158,74 +158,75 @@ MUTATIONS = {
         ("tf.cast(power, b.dtype) * b", "b"),
         ("eta_l * largest)", "eta_l)"),
         ("denominator = power\n", "denominator = tf.ones_like(power)\n"),
-        _ROUND,
+        NEXT_STATE,
     ],
     "adafedadam": [
-        _DELTA,
+        DELTA,
         ("sampled = client.first_batches(data, sample) if sample else data", "sampled = data"),
-        ("(model, broadcast.initial, sampled)", "(model, broadcast.initial, data)"),
+        ("(model, initial, sampled)", "(model, initial, data)"),
         ("tf.math.log(s / eta_k) + 1.0", "tf.math.log(s / eta_k)"),
         ("tf.math.divide_no_nan(-d, s)", "-d"),
-        ("local.client_weight(data) * ratio**alpha", "ratio**alpha"),
-        ("local.client_weight(data) * ratio**alpha", "local.client_weight(data) * ratio"),
+        ("count * tf.math.divide_no_nan(ratio, scale)", "tf.math.divide_no_nan(ratio, scale)"),
+        ("(ratio, scale) ** alpha", "(ratio, scale)"),
+        ("1.0, largest)", "1.0, 1.0)"),
         ("ratio = tf.math.divide_no_nan(ratio, reference)", "pass"),
         ("m, v, c_m, c_v, steps, ", "state.m, v, c_m, c_v, steps, "),
         ("m, v, c_m, c_v, steps, ", "m, state.v, c_m, c_v, steps, "),
         ("m, v, c_m, c_v, steps, ", "m, v, state.c_m, c_v, steps, "),
         ("m, v, c_m, c_v, steps, ", "m, v, c_m, state.c_v, steps, "),
         ("m, v, c_m, c_v, steps, ", "m, v, c_m, c_v, state.steps, "),
-        ("steps > warmup", "steps >= warmup"),
+        ("steps + 1 > warmup", "steps + 1 >= warmup"),
         ("certainty_floor)\n", "0.0)\n"),
         ("for c in (c_m, c_v)", "for c in (c_m, c_m)"),
-        _ROUND,
+        NEXT_STATE,
     ],
     "term": [
-        _DELTA,
+        DELTA,
         ("tf.exp(t *", "tf.exp(-t *"),
         ("tf.exp(t * (loss - largest))", "tf.ones([])"),
-        ("ServerState(weights, estimate,", "ServerState(weights, state.estimate,"),
-        _ROUND,
+        ("ServerState(x, estimate,", "ServerState(x, state.estimate,"),
+        NEXT_STATE,
     ],
     "afl": [
-        _DELTA,
-        ("share * d for d in delta", "d for d in delta"),
+        DELTA,
+        ("share * d, delta", "d, delta"),
         ("gamma_lambda * tf.cast", "-gamma_lambda * tf.cast"),
         ("iterate, mixture, steps,", "iterate, state.mixture, steps,"),
         ("ServerState(reported, iterate,", "ServerState(reported, state.iterate,"),
         ("mixture, steps, state.round_num)", "mixture, state.steps, state.round_num)"),
-        _ROUND,
+        ROUND,
     ],
     "adafed": [
         ("x - tf.cast(step * v", "x + tf.cast(step * v"),
         ("losses**gamma", "losses"),
-        ("tf.math.divide_no_nan(w, divisor)", "w"),
+        ("tf.math.divide_no_nan(u, divisor)", "u"),
         ('"constant": 1.0 / unit', '"constant": tf.ones_like(unit)'),
         ("inverse * tf.linalg.matvec(axes, tf", "tf.linalg.matvec(axes, tf"),
         ("(axes, inverse * met,", "(axes, met,"),
-        ("tuple(-m for m in moved)", "tuple(m for m in moved)"),
+        ("each(tf.negative, moved)", "moved"),
         ("targets[k] - tf.tensordot(gram[k], a, 1)", "targets[k]"),
         ("rest -= tf", "rest += tf"),
-        ("i >= before_last", "i >= 0"),
+        ("at.number >= before_last", "at.number >= 0"),
         ("loss_floor)", "0.0)"),
-        _ROUND,
+        ROUND,
     ],
     "fedmgda_plus": [
-        _DELTA,
+        DELTA,
         ("-mixture * inverse", "-mixture"),
         ("cosines, center", "gram, center"),
-        ("center, epsilon, kept", "center, 0.5 * epsilon, kept"),
+        ("center, epsilon, counts", "center, 0.5 * epsilon, counts"),
         ("local.client_weight(data)", "tf.ones([])"),
-        ("state.learning_rate * server_lr_decay", "state.learning_rate"),
-        _ROUND,
+        ("eta * server_lr_decay", "eta"),
+        ROUND,
     ],
     "fedfa": [
-        _DELTA,
+        DELTA,
         ("return -tf.math.log", "return tf.exp(1.0) + tf.math.log"),
         ("_surprise(1.0 - tf", "_surprise(tf"),
-        ("ServerState(weights, m, counts,", "ServerState(weights, state.momentum, counts,"),
-        ("ServerState(weights, m, counts,", "ServerState(weights, m, state.counts,"),
+        ("ServerState(x, m, counts,", "ServerState(x, state.momentum, counts,"),
+        ("ServerState(x, m, counts,", "ServerState(x, m, state.counts,"),
         ("momentum * m + d", "momentum * m + (1.0 - momentum) * d"),
         ('accuracy_at == "trained"', "True"),
-        _ROUND,
+        NEXT_STATE,
     ],
 }  # fmt: skip

@@ -4,6 +4,7 @@ Their clients keep something between rounds, or all of them are asked in some ro
 """
 
 from tests.oracles import client_adam, climb, ditto, scaffold
+from tests.tff_algos.case import STEP, WEIGHT
 from tests.tff_algos.cases_stateless import case_of
 
 _MOMENTS = {"client_lr": 0.05, "beta1": 0.6, "beta2": 0.8, "epsilon": 0.01}
@@ -23,9 +24,9 @@ CASES = {
     ],
     "ditto": [
         case_of(
-            ditto.run, strength=0.7, server_learning_rate=0.8, halved=True, kept=lambda own: own
+            ditto.run, lambda_=0.7, server_learning_rate=0.8, halved=True, kept=lambda own: own
         ),
-        case_of(ditto.run, strength=0.2, weighting="examples", kept=lambda own: own),
+        case_of(ditto.run, lambda_=0.2, weighting="examples", kept=lambda own: own),
     ],
     "climb": [
         case_of(
@@ -45,9 +46,9 @@ CASES = {
 
 MUTATIONS = {
     "scaffold": [
-        ("g - k + s, gradient", "g + k - s, gradient"),
-        ("k - s - d / (steps * eta_l)", "k - s + d / (steps * eta_l)"),
-        ("k - s - d / (steps * eta_l)", "k - d / (steps * eta_l)"),
+        ("g - c_k + c, gradient", "g + c_k - c, gradient"),
+        ("c_k - c - d / (steps * eta_l)", "c_k - c + d / (steps * eta_l)"),
+        ("c_k - c - d / (steps * eta_l)", "c_k - d / (steps * eta_l)"),
         ("client.keep(client_state, data, finite & counts, after)", "client_state"),
         ("number / num_clients", "1.0"),
         ("ServerState(x, c,", "ServerState(x, state.control,"),
@@ -57,34 +58,34 @@ MUTATIONS = {
         ('zeros(x) if first_visit == "zero" else c', "zeros(x)"),
     ],
     "client_adam": [
-        ("client.zero_unless(finite, local.client_weight(data))", "tf.ones([])"),
-        ("x + eta_g * d", "x - eta_g * d"),
-        ("x + eta_g * d", "x + d"),
-        ("(1.0 - beta1) * g for", "g for"),
+        WEIGHT,
+        *STEP,
+        ("(1.0 - beta1) * g, m", "g, m"),
         ("(1.0 - beta2) * g**2", "g**2"),
         ("return tf.cast(1.0 - power", "return tf.cast(1.0 + power"),
-        ("steps += 1", "steps += 0"),
-        ("rounds_before + 1", "tf.constant(1)"),
+        ("start.steps + at.number", "start.steps"),
+        ("start.steps + client.num_steps(data)", "start.steps"),
+        ("else rounds_before)", "else 0)"),
         ("client.keep(client_state, data, finite, moments)", "client_state"),
-        ("Moments(m, v, steps)", "Moments(m, start.v, steps)"),
+        ("Moments(m, v, start", "Moments(m, start.v, start"),
         ('if state == "keep" else None', ""),
     ],
     "ditto": [
-        ("client.zero_unless(finite, local.client_weight(data))", "tf.ones([])"),
-        ("x + eta * d", "x - eta * d"),
-        ("w - eta_l * g for w", "w + eta_l * g for w"),
-        ("v - eta_l * (g + strength", "v - eta_l * (g - strength"),
+        WEIGHT,
+        *STEP,
+        ("w - eta_l * g, at.weights", "w + eta_l * g, at.weights"),
+        ("v - eta_l * (g + lambda_", "v - eta_l * (g - lambda_"),
         ("v - eta_l * (g +", "v + eta_l * (g +"),
-        ("strength * (v - c)", "strength * v"),
+        ("lambda_ * (v - x)", "lambda_ * v"),
         ("at.gradient_at(v)", "at.gradient"),
-        ("client.recall(client_state, tuple(x))", "tuple(x)"),
+        ("client.recall(client_state, x)", "x"),
         ("client.keep(client_state, data, finite & own_finite, own)", "client_state"),
     ],
     "climb": [
         ("1.0 + state.multipliers -", "1.0 - state.multipliers +"),
-        ("share * (w - c)", "w - c"),
+        ("w_k * (x_k - x)", "x_k - x"),
         ("tf.math.divide_no_nan(d, number)", "d"),
-        ("x + eta_g *", "x - eta_g *"),
+        *STEP[:2],
         ("losses - mean - epsilon", "losses - mean + epsilon"),
         ("losses - mean - epsilon", "mean - losses - epsilon"),
         ("counts * losses", "losses"),
@@ -94,6 +95,6 @@ MUTATIONS = {
         (" & ~tf.gather(state.seen, reports.index)", ""),
         ("multipliers, losses, seen & ~ends", "state.multipliers, losses, seen & ~ends"),
         ("losses, seen & ~ends", "losses, seen"),
-        ("kept * data.participates", "kept"),
+        ("counted * data.participates", "counted"),
     ],
 }

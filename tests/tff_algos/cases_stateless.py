@@ -18,7 +18,7 @@ from tests.oracles import (
     stem,
 )
 from tests.tff_algos import toy
-from tests.tff_algos.case import STEP, Case
+from tests.tff_algos.case import NEXT_STATE, ROUND, STEP, WEIGHT, Case
 from tff_algos import registry
 
 
@@ -109,7 +109,7 @@ def _fedlin_full():
 
 
 def _centralized_steps():
-    """A case whose rounds go on in the epoch where the last one stopped."""
+    """A case whose rounds continue in the epoch where the last one stopped."""
     settings = {"steps_per_round": 2}
     plan = functools.partial(registry.get("centralized").plan, settings)
 
@@ -169,12 +169,12 @@ CASES: dict[str, list[Case]] = {
             beta2=0.8,
             epsilon=0.01,
             server_learning_rate=0.8,
-            adjustment=adjustment,
+            option=option,
             t_unit=t_unit,
             weighting=weighting,
             halved=weighting is None,
         )
-        for adjustment, t_unit, weighting in (
+        for option, t_unit, weighting in (
             ("1", "round", None),
             ("2", "step", "examples"),
             ("3", "round", None),
@@ -323,21 +323,25 @@ CASES: dict[str, list[Case]] = {
 
 _WEIGHT = ("weight=client.zero_unless(finite, local.client_weight(data))", "weight=tf.ones([])")
 _ROUND = ("return next_state(state, after, total_weight)", "return after")
+_GRADIENT = ("Gradient(gradient, local.client_weight(data))", "Gradient(gradient, tf.ones([]))")
+# Of `tff_algos/client.py`: the optimizer's state from step to step, and the round's rate in it.
+_FRESH = ("slots, weights = optimizer.next(slots,", "_, weights = optimizer.next(slots,")
+_RATE = ('slots["learning_rate"] = tf.convert_to_tensor(learning_rate)', "")
 _FEDDA_COMMON = [
-    _WEIGHT,
-    _ROUND,
+    WEIGHT,
+    ROUND,
     ("beta1 * m + (1.0 - beta1) * g", "beta1 * m - (1.0 - beta1) * g"),
-    ("g + mu * (w - c)", "g - mu * (w - c)"),
+    ("g + mu * (x_k - x)", "g - mu * (x_k - x)"),
     ("lambda p, m: p + m, p, m", "lambda p, m: m, p, m"),
     ("ServerState(x, tuple(m), tuple(v), steps,", "ServerState(x, state.m, tuple(v), steps,"),
     ("rate = alpha * local.learning_rate(state.round_num)", "rate = alpha"),
 ]
 
 MUTATIONS: dict[str, list[tuple[str, str]]] = {
-    "fedprox": [("g + mu * (w - c)", "g - mu * (w - c)"), *STEP],
+    "fedprox": [("g + mu * (x_k - x)", "g - mu * (x_k - x)"), *STEP],
     "fednova": [
-        _WEIGHT,
-        ("g + mu * (w - c)", "g - mu * (w - c)"),
+        WEIGHT,
+        ("proximal_term(mu, x)", "proximal_term(-mu, x)"),
         ("rho * counter + 1.0", "counter + 1.0"),
         ("(1.0 - learning_rate * mu) * a", "(1.0 + learning_rate * mu) * a"),
         ("if mu else a", "if mu else 0.0 * a + 1.0"),
@@ -346,15 +350,16 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("state._replace(weights=x)", "state"),
     ],
     "fedcada": [
-        _WEIGHT,
+        WEIGHT,
         ("beta1 * m + (1.0 - beta1) * g", "beta1 * m - (1.0 - beta1) * g"),
         ("(1.0 - beta2) * g**2", "g**2"),
         ("correct1 = 1.0 + phi", "correct1 = 1.0 - phi"),
         ("tf.pow(beta2, tf.cast(t", "tf.pow(beta1, tf.cast(t"),
-        ('t + 1 if t_unit == "step" else t', "t"),
+        ('steps_before + at.number if t_unit == "step"', 'steps_before if t_unit == "step"'),
+        *STEP[:2],
         ("state.steps + longest", "state.steps"),
-        ("ServerState(x, tuple(m), tuple(v),", "ServerState(x, state.m, tuple(v),"),
-        ("ServerState(x, tuple(m), tuple(v),", "ServerState(x, tuple(m), state.v,"),
+        ("ServerState(x, m, v,", "ServerState(x, state.m, v,"),
+        ("ServerState(x, m, v,", "ServerState(x, m, state.v,"),
     ],
     "fedda_sgdm": [*_FEDDA_COMMON, ("x - rate * p, x, p), v", "x + rate * p, x, p), v")],
     "fedda_adam": [
@@ -373,7 +378,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "fedams": [
         ("beta1 * m + (1.0 - beta1) * d", "beta1 * m - (1.0 - beta1) * d"),
         ("beta2 * v + (1.0 - beta2) * d**2", "beta2 * v + d**2"),
-        ("tf.maximum(h, v)", "v"),
+        ("each(tf.maximum, slots.v_max, v)", "v"),
         ("x + eta * (m", "x - eta * (m"),
         ("z + epsilon_max", "z"),
         ("return Slots(m, v, v_max, t)", "return Slots(slots.m, v, v_max, t)"),
@@ -386,57 +391,62 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("local.client_weight(data)", "tf.ones([])"),
         ("at.loss - lower_bound", "at.loss + lower_bound"),
         ("(c * tf.maximum(square", "(tf.maximum(square"),
-        ("w - gamma * g", "w + gamma * g"),
-        ("tf.where(is_first, gamma_b, grown)", "grown"),
+        ("x_k - gamma * g", "x_k + gamma * g"),
+        ("tf.where(tf.equal(at.number, 0), gamma_b, grown)", "grown"),
         ("tf.minimum(polyak, bound)", "polyak"),
         ("at.num_examples / n_k", "1.0"),
-        ("state._replace(weights=x)", "state"),
+        *STEP,
     ],
     "adaalter": [
-        _WEIGHT,
-        _ROUND,
+        WEIGHT,
+        ROUND,
         ("a + j * epsilon**2", "a + epsilon**2"),
-        ("at.gradient, synchronised, strict", "at.gradient, own, strict"),
+        ("synchronised,\n            )", "own,\n            )"),
         ("a + g**2", "a - g**2"),
-        ("ServerState(x, tuple(accumulator),", "ServerState(x, state.accumulator,"),
-        ("x + eta_server * d", "x - eta_server * d"),
+        ("ServerState(x, mean.accumulator,", "ServerState(x, state.accumulator,"),
+        *STEP[:2],
     ],
     "mfl": [
-        _WEIGHT,
-        ("ServerState(x, slots, state.round_num)", "ServerState(x, state.slots, state.round_num)"),
-        ("x + eta_server * d", "x - eta_server * d"),
-        ('slots["learning_rate"] = local.learning_rate(state.round_num)', ""),
-        ("return tuple(x_k), slots", "return tuple(x_k), broadcast.slots"),
+        WEIGHT,
+        ROUND,
+        ("move(state.weights, local.server_learning_rate,", "move(state.weights, -1.0,"),
+        ("weights=x, slots=d)", "weights=x)"),
+        ("data, slots=d)", "data)"),
+        _RATE,
+        _FRESH,
     ],
     "lookahead": [
-        _WEIGHT,
-        ("ServerState(x, slots, state.round_num)", "ServerState(x, state.slots, state.round_num)"),
-        ("x + alpha * d", "x - alpha * d"),
-        ("Broadcast(state.weights, state.slots,", "Broadcast(state.weights, initialize().slots,"),
-        ("slots, x_k = optimizer.next(slots,", "_, x_k = optimizer.next(slots,"),
-        ("client.keep(client_state, data, finite, slots)", "client_state"),
-        ('slots["learning_rate"] = learning_rate', ""),
+        WEIGHT,
+        ROUND,
+        ("move(state.weights, alpha,", "move(state.weights, -alpha,"),
+        ("delta), slots=slots)", "delta))"),
+        ("slots if average else None", "initialize().slots if average else None"),
+        _FRESH,
+        ("client.keep_slots(client_state, data, finite, trained)", "client_state or ()"),
+        _RATE,
     ],
     "centralized": [
-        ("weights=client.zero_unless(finite, trained.weights)", "weights=x"),
-        ("slots=client.zero_unless(finite, slots)", "slots=broadcast.slots"),
-        ("kept=tf.cast(finite, tf.float32)", "kept=client.num_examples(data)"),
-        ("ServerState(tuple(x), slots,", "ServerState(tuple(x), state.slots,"),
-        ('slots["learning_rate"] = local.learning_rate(state.round_num)', ""),
-        ("optimizer.next(slots, at.weights", "optimizer.next(broadcast.slots, at.weights"),
+        ("give((trained.weights,", "give((x,"),
+        ("give((trained.weights, trained.slots)", "give((trained.weights, s)"),
+        ("tf.cast(client.has_examples(data), tf.float32)", "client.num_examples(data)"),
+        ("weights=x, slots=s)", "weights=x)"),
+        _RATE,
+        _FRESH,
     ],
     "mimelite": [
-        _WEIGHT,
-        ("ServerState(x, slots, state.round_num)", "ServerState(x, state.slots, state.round_num)"),
-        ("x + eta_server * d", "x - eta_server * d"),
+        WEIGHT,
+        ROUND,
+        ("move(state.weights, local.server_learning_rate,", "move(state.weights, -1.0,"),
+        ("weights=x, slots=s)", "weights=x)"),
         ("tuple(gradient))", "tuple(-g for g in gradient))"),
         ("client.full_loss(model, x, data)", "client.full_loss(model, trained.weights, data)"),
+        ('frozen["learning_rate"] = eta', ""),
     ],
     "fedlocal": [
-        _WEIGHT,
-        ("x + eta * d for", "x - eta * d for"),
+        WEIGHT,
+        *STEP[:2],
         ("(1.0 - beta) * p", "p"),
-        ("q + a for", "a for"),
+        ("q + a, q, a", "a, q, a"),
         ("(tf.sqrt(v) + epsilon)", "tf.sqrt(v + epsilon)"),
         ('(tf.sqrt(v) + slots["epsilon"])', "tf.sqrt(v)"),
         ("v + g**2, v, gradients", "g**2, v, gradients"),
@@ -446,36 +456,40 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ('correction == "joint"', "True"),
     ],
     "stem": [
-        _ROUND,
+        NEXT_STATE,
         ("local.client_weight(data)", "tf.ones([])"),
-        ("w - eta * d for w", "w + eta * d for w"),
+        _GRADIENT,
+        ("x_k - eta * d, at.weights", "x_k + eta * d, at.weights"),
         ("(1.0 - forget) * (d - old)", "forget * (d - old)"),
         ("at.gradient_at(ahead)", "at.gradient"),
         ("tf.where(is_first, g, d)", "d"),
+        ("move(state.weights, local.server_learning_rate,", "move(state.weights, -1.0,"),
         ("ServerState(x, tuple(d),", "ServerState(x, state.d,"),
         ("state.steps + longest", "state.steps + 1"),
-        ("return ahead, (d, s + 1)", "return ahead, (d, s)"),
+        ("steps + at.number", "steps"),
         ("1.0 / 3.0", "1.0 / 2.0"),
     ],
     "fedlin": [
+        _GRADIENT,
         ("local.client_weight(data)", "tf.ones([])"),
         ("(here - there + g)", "(here - there)"),
         ("(here - there + g)", "(here + there - g)"),
         ("eta / steps if divide_rate else eta", "eta"),
-        ("x + eta_server * d", "x - eta_server * d"),
-        ("state._replace(weights=x)", "state"),
+        *STEP,
     ],
     "fafed": [
-        _ROUND,
+        ("return averaging.next_state(state, after, total_weight)", "return after"),
+        _GRADIENT,
         ("local.client_weight(data)", "tf.ones([])"),
+        *STEP[:2],
         ("(1.0 - alpha) * (m - old)", "(1.0 - alpha) * (m + old)"),
-        ("tf.where(is_first, m, c)", "c"),
-        ("beta * v + (1.0 - beta) * g**2", "beta * v + g**2"),
+        ("client.choose(tf.equal(at.number, 0), m, corrected)", "corrected"),
+        ("(1.0 - beta) * g**2", "g**2"),
         ("tf.sqrt(v) + rho", "tf.sqrt(v + rho)"),
-        ("at.weights, tf.constant(False))", "tuple(x), tf.constant(False))"),
-        ("ServerState(x, tuple(m), tuple(v),", "ServerState(x, state.m, tuple(v),"),
-        ("ServerState(x, tuple(m), tuple(v),", "ServerState(x, tuple(m), state.v,"),
+        ("(m, v, at.weights)", "(m, v, x)"),
+        ("ServerState(x, mean.m, mean.v,", "ServerState(x, state.m, mean.v,"),
+        ("ServerState(x, mean.m, mean.v,", "ServerState(x, mean.m, state.v,"),
         ("state.updates + 1", "state.updates"),
-        ("tuple(g**2 for g in gradient)", "gradient"),
+        ("each(lambda g: g**2, gradient)", "gradient"),
     ],
 }

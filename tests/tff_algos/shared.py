@@ -21,6 +21,10 @@ _open_until_the_end = contextlib.ExitStack()
 atexit.register(_open_until_the_end.close)
 
 
+# One method of each kind: plain, with the clients' state, with their vectors at the server.
+KINDS = ("fedavg", "scaffold", "adafed")
+
+
 def methods(names, *values, long=()):
     """Returns parameters of a test: each method's name, and its tests' group for pytest-xdist.
 
@@ -38,6 +42,11 @@ def methods(names, *values, long=()):
         )
         for name in names
     ]
+
+
+def one_of_each_kind(names, *values, kinds=KINDS):
+    """Returns `methods` of which the quick tier has one of each kind, and the long tier all."""
+    return methods(names, *values, long=set(names) - set(kinds))
 
 
 @functools.cache
@@ -65,18 +74,12 @@ def process(name: str):
     return tff_algos.build(name, model, num_clients=toy.NUM_CLIENTS, **settings(name))
 
 
-class _VectorizedContext(vectorized.VectorizedContext):
-    """Binds a process once, since a form over the whole cohort is traced when it is first run."""
-
-    bind = functools.cache(vectorized.VectorizedContext.bind)
-
-
 @functools.cache
 def _context(runtime: str):
     if runtime == "native":
         return _open_until_the_end.enter_context(native_worker.native_context())
-    of_runtime = {"tff": tff_context.InProcessContext, "vectorized": _VectorizedContext}[runtime]
-    return _open_until_the_end.enter_context(contextlib.closing(of_runtime()))
+    of_runtime = {"tff": tff_context.InProcessContext, "vectorized": vectorized.VectorizedContext}
+    return _open_until_the_end.enter_context(contextlib.closing(of_runtime[runtime]()))
 
 
 @contextlib.contextmanager

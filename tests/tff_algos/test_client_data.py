@@ -184,6 +184,32 @@ def test_masked_out_step_changes_nothing(stacked):
         np.testing.assert_allclose(total, np.sum(x))
 
 
+def test_padding_of_a_minibatch_is_left_out_in_pairs_but_of_stacked_clients():
+    x, y = examples(31)
+    data = batch_client(x, y, batch_size=10, shuffle=False, epochs=2)
+
+    def run():
+        sizes = []
+
+        def step(carry, batch, seed):
+            sizes.append(batch.x.shape[0])
+            assert batch.x.shape[0] == batch.y.shape[0] == batch.mask.shape[0]
+            total, real = carry
+            real += tf.reduce_sum(batch.mask)
+            values = tf.cast(batch.x, tf.float32) * batch.mask[:, None]
+            return total + tf.reduce_sum(values), real
+
+        return sizes, client.for_each_batch(step, (0.0, 0.0), data)
+
+    sizes, (total, real) = run()
+    # The last of an epoch has one example.
+    assert sizes == 2 * [10, 10, 10, 2]
+    assert real == 62
+    np.testing.assert_allclose(total, 2 * np.sum(x), rtol=1e-6)
+    with client.stacked_clients():
+        assert run()[0] == 8 * [10]
+
+
 def test_steps_have_seeds_of_their_own():
     seeds = {
         tuple(random.fold_in(tf.constant([5, 6]), step=s, layer=k).numpy().tolist())
@@ -229,3 +255,17 @@ def test_seeds_draw_what_numpy_draws_from_them():
         np.testing.assert_array_equal(data.x[0], x[order])
         words = np.random.SeedSequence(list(seed)).generate_state(2, np.uint32)
         np.testing.assert_array_equal(data.seed, words.view(np.int32))
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 3), (5, 3), (8,), (), (0,)])
+def test_a_step_of_stacked_bytes_is_that_step(shape):
+    """With 48, 15, 8, 1 and 0 numbers an example, of which eights are gathered as one."""
+    values = np.random.default_rng(0).integers(0, 256, (3, 2, *shape), np.uint8)
+    spec = tf.TensorSpec([None, None, *shape], tf.uint8)
+
+    @tf.function(input_signature=[spec, tf.TensorSpec([], tf.int32)])
+    def step(values, i):
+        return client._step_of_stacked(values, i)
+
+    for i in range(3):
+        np.testing.assert_array_equal(step(values, i), values[i])

@@ -40,7 +40,7 @@ def sparse():
 
 @pytest.fixture(scope="module")
 def model(problem):
-    return toy.plain_model(problem)
+    return toy.eager_model(problem)
 
 
 def assert_same_state(got, want, atol=1e-6):
@@ -174,7 +174,7 @@ def test_a_round_starts_from_the_weights_that_were_set(problem, model, name):
     assert_same_state(got, other, atol=0)
     got, sent = _one_round(method, problem, got, 0)
     assert_same_state(tuple(sent), weights, atol=0)
-    # Later: training goes on from them.
+    # Later: training continues from them.
     changed = _with_weights(method, got, model.initial_weights)
     assert_same_state(tuple(changed.weights), model.initial_weights, atol=0)
     after, sent = _one_round(method, problem, changed, 1)
@@ -190,8 +190,9 @@ SET_IN_RUNTIMES = [
 
 
 @pytest.mark.parametrize("name", SET_IN_RUNTIMES)
-def test_set_model_weights_in_every_runtime(problem, model, name):
+def test_set_model_weights_in_every_runtime(problem, name):
     """Weights, a round, other weights, a round: as without graphs or TFF."""
+    model = toy.plain_model(problem)
     settings = cases.CASES[name][0].settings
     process = tff_algos.build(name, model, num_clients=toy.NUM_CLIENTS, **settings)
     method = process.method

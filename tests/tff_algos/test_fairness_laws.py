@@ -17,9 +17,9 @@ from tests.oracles import fedmgda_plus as fedmgda_oracle
 from tests.oracles import fedopt
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import eager, shared, toy
-from tff_algos import registry
+from tff_algos import averaging, registry
 from tff_algos.client import LocalTraining
-from tff_algos.methods import adafed, fedmgda_plus
+from tff_algos.methods import adafed
 from tff_algos.parts import vectors
 
 EVERYONE = (0, 1, 2, 3, 4)
@@ -38,27 +38,27 @@ def _rows(matrix):
     return tf.constant(matrix[:, :9].reshape(-1, 3, 3)), tf.constant(matrix[:, 9:])
 
 
-def _server_step(problem, name, module, report, **settings):
-    """Returns x - x' [12] and the metrics of a round in which the clients sent `report`."""
+def _server_step(problem, name, report, **settings):
+    """Returns x - x' [12] and the metrics of a round in which all clients sent `report`."""
     spec = registry.get(name)
     rate = {"client_learning_rate": 0.1}
     own = hparams_lib.resolve(name, spec.hparams, settings)
     local = LocalTraining(registry.resolve_training(spec, rate))
     method = spec.build_fn()(toy.plain_model(problem), local, **own)
-    ones = tf.ones([len(report[1])])
+    ones = tf.ones([len(tf.nest.flatten(report)[0])])
     metrics = collections.OrderedDict(
         training={}, num_examples=ones, num_clients=ones, clients_dropped=0 * ones
     )
     state = method.initialize()
-    answered = eager.Answered(module.ClientUpdate(module.Report(*report), metrics))
+    answered = eager.Answered(averaging.ClientUpdate(report, ones, metrics, ()))
     after, metrics = method.next_round(answered, state, None)
     back = [x - y for x, y in zip(state.weights, after.weights, strict=True)]
     return cohort_lib.flat([b.numpy() for b in back]), metrics
 
 
 def _adafed_step(problem, gradients, losses, **settings):
-    report = (_rows(gradients), tf.constant(losses, tf.float32), tf.ones([len(losses)]))
-    return _server_step(problem, "adafed", adafed, report, step_rule="constant", **settings)[0]
+    report = adafed.Report(_rows(gradients), tf.constant(losses, tf.float32))
+    return _server_step(problem, "adafed", report, step_rule="constant", **settings)[0]
 
 
 def _direction(gradients, targets, printed=False):
@@ -158,15 +158,15 @@ def test_adafed_where_clients_are_not_independent(problem, form):
 @pytest.mark.parametrize("rule", ["min", "mean", "unit"])
 def test_adafed_steps_do_not_depend_on_the_scale_of_the_loss(problem, rule):
     rng = np.random.default_rng(8)
-    rows, ones = _rows(rng.normal(size=(4, 12))), tf.ones([4])
+    rows = _rows(rng.normal(size=(4, 12)))
     losses = tf.constant([1.0, 1.2, 0.8, 2.0])
     settings = dict(step_rule=rule, gamma=2.0)
-    a, metrics = _server_step(problem, "adafed", adafed, (rows, losses, ones), **settings)
-    b, _ = _server_step(problem, "adafed", adafed, (rows, 7.0 * losses, ones), **settings)
+    a, metrics = _server_step(problem, "adafed", adafed.Report(rows, losses), **settings)
+    b, _ = _server_step(problem, "adafed", adafed.Report(rows, 7.0 * losses), **settings)
     np.testing.assert_allclose(a, b, atol=1e-5)
     assert float(metrics["step_starved"]) == 0
     losses = tf.constant([1.0, 1.2, 0.8, 1e-3])
-    _, metrics = _server_step(problem, "adafed", adafed, (rows, losses, ones), **settings)
+    _, metrics = _server_step(problem, "adafed", adafed.Report(rows, losses), **settings)
     assert float(metrics["step_starved"]) == (1 if rule == "min" else 0)
 
 
@@ -245,10 +245,17 @@ def test_box_minimum_where_there_is_little_to_choose(kind, epsilon):
     np.testing.assert_allclose(got @ h, want @ h[kept], atol=2e-6)
 
 
+def test_box_minimum_ends_where_further_steps_would_change_nothing():
+    h = np.random.default_rng(3).normal(size=(10, 30))
+    h /= np.linalg.norm(h, axis=1, keepdims=True)
+    given = tf.constant(h @ h.T), tf.fill([10], tf.constant(0.1, tf.float64)), 0.1
+    few, many = (box_minimum(*given, tf.ones([10], tf.bool), n) for n in (60, 10**9))
+    np.testing.assert_array_equal(few, many)
+    assert np.any(few != box_minimum(*given, tf.ones([10], tf.bool), 5))
+
+
 def _fedmgda_step(problem, deltas, epsilon):
-    report = (_rows(deltas), tf.ones([len(deltas)]))
-    settings = {"epsilon": epsilon}
-    return _server_step(problem, "fedmgda_plus", fedmgda_plus, report, **settings)[0]
+    return _server_step(problem, "fedmgda_plus", _rows(deltas), epsilon=epsilon)[0]
 
 
 def test_fedmgda_plus_limits(problem):
@@ -265,6 +272,25 @@ def test_fedmgda_plus_limits(problem):
     assert not np.any(_fedmgda_step(problem, np.zeros((2, 12)), 0.5))
     d = _fedmgda_step(problem, deltas, 1.0)
     assert (units @ d).min() > 0, "MGDA's direction descends for all"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        # A rate by which the step of losses that all count nothing would be infinite.
+        ("adafed", {"step_rule": "constant", "server_learning_rate": 100.0}),
+        ("fedmgda_plus", {"server_lr_decay": 0.5}),
+    ],
+)
+def test_a_round_in_which_nobody_moves_changes_nothing(problem, name, settings):
+    model, cohorts = toy.plain_model(problem), [(0, 1)] * 2
+    rounds = toy.run_eagerly(name, problem, model, cohorts, client_learning_rate=0.0, **settings)
+    before, after = (tf.nest.flatten(state._replace(round_num=0)) for state in rounds)
+    initial = [w.astype(np.float32) for w in problem.initial_weights]
+    for got, want in zip(before, initial, strict=False):
+        np.testing.assert_array_equal(got, want)
+    for got, want in zip(after, before, strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 def _run(problem, name, rounds=2, cohort=EVERYONE, **settings):

@@ -97,7 +97,7 @@ def test_equal_missing_and_too_large_indices_are_refused(
         for i in indices
     ]
     bound = runtimes.bind(process)
-    cure = f"; {name} tells clients apart by it: give batch_client or from_dataset"
+    cure = f"; {name} distinguishes clients by it: give batch_client or from_dataset"
     for call in (
         lambda: bound.next(state, clients),
         lambda: bound.next(state, bound.prepare(clients)),

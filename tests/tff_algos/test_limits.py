@@ -9,7 +9,7 @@ import tensorflow_federated as tff
 
 import tff_algos
 from hparams import HparamError
-from simulation.rounds import loop
+from simulation.rounds import cohorts
 from tasks.task import ArrayFederatedData
 from tests.oracles import client_optimizers, fedda, fedopt, fedsps, rounds
 from tests.oracles import problem as problem_lib
@@ -103,9 +103,9 @@ def test_fednova_with_equal_steps_is_fedavg(problem, name, momentum):
 
 
 def test_fedcada_without_adjustment_is_adam_without_bias_correction(problem):
-    """One client, several rounds: the moments go on where they were."""
+    """One client, several rounds: the moments continue where they were."""
     cohorts = [(4,), (4,)]
-    settings = dict(beta1=0.6, beta2=0.8, epsilon=0.01, adjustment="none")
+    settings = dict(beta1=0.6, beta2=0.8, epsilon=0.01, option="none")
     states = states_of(problem, "fedcada", cohorts, **settings)
     x, m, v, want = problem.initial_weights, 0.0, 0.0, []
     features, labels = problem.clients[4]
@@ -138,7 +138,7 @@ _CENTRAL = {
     ],
 )
 def test_centralized_is_one_optimizer_on_the_pooled_examples(problem, name, steps):
-    """Batches as the loop deals them, a rate that falls tenfold; the optimizer never restarts."""
+    """Batches as the loop draws them, a rate that falls tenfold; the optimizer never restarts."""
     ours, theirs = _CENTRAL[name]
     train, num_rounds = pooled_train(problem), 4
     process = tff_algos.build(
@@ -156,14 +156,13 @@ def test_centralized_is_one_optimizer_on_the_pooled_examples(problem, name, step
         "client_batch_size": 4,
         "client_epochs_per_round": 1,
         "client_epochs_distribution": "fixed",
-        "max_elements_per_client": None,
     }
     optimizer = client_optimizers.build(name, **theirs)
     rate = fedopt.exponential_decay(0.2, 2, 0.1)
     x, slots, want = problem.initial_weights, optimizer.init(problem.initial_weights), []
     states = []
     for r in range(num_rounds):
-        (data,) = loop.cohort_data(train, process.plan(r, num_rounds), settings, r)
+        (data,) = cohorts.cohort_data(train, process.plan(r, num_rounds), settings, r)
         data = client_data.arrays(data)
         assert len(data.mask) == (steps or 7)
         with shared.installed("tff"):
@@ -313,7 +312,7 @@ def test_mimelite_is_tffs_mimelite(problem):
 
 
 def test_mfl_of_one_client_is_heavy_ball(problem):
-    """Full batches: the buffer goes on from round to round."""
+    """Full batches: the buffer is kept from round to round."""
     cohorts = [(4,)] * 3
     states = states_of(problem, "mfl", cohorts, steps_plan(2, full=True), client_momentum=0.6)
     x, d, want = problem.initial_weights, rounds.zeros(problem.initial_weights), []
@@ -446,15 +445,15 @@ def test_equal_clients_have_equal_moments():
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("strength", [0.0, 0.5, 5.0])
-def test_dittos_common_model_is_fedavg(problem, strength):
-    states = states_of(problem, "ditto", strength=strength)
+@pytest.mark.parametrize("lambda_", [0.0, 0.5, 5.0])
+def test_dittos_common_model_is_fedavg(problem, lambda_):
+    states = states_of(problem, "ditto", lambda_=lambda_)
     assert_same(states, fedavg(problem, weighting="uniform"))
 
 
 def test_ditto_without_a_pull_is_local_training(problem):
     kept = {}
-    states_of(problem, "ditto", strength=0.0, kept=kept)
+    states_of(problem, "ditto", lambda_=0.0, kept=kept)
     orders, x = toy.batch_orders(problem, toy.COHORTS), problem.initial_weights
     # Client 4 is first visited in round 1 and starts from the model of then.
     starts = [x, *fedavg(problem, weighting="uniform")]
@@ -470,7 +469,7 @@ def test_ditto_without_a_pull_is_local_training(problem):
 def test_ditto_with_the_inverse_rate_starts_every_step_at_the_common_model(problem):
     """λ = 1 / η_l: v ← x - η_l ∇f(v; b)."""
     kept = {}
-    states_of(problem, "ditto", [(4,)], strength=5.0, kept=kept)
+    states_of(problem, "ditto", [(4,)], lambda_=5.0, kept=kept)
     x = v = problem.initial_weights
     features, labels = problem.clients[4]
     for b in toy.batch_orders(problem, [(4,)])[0][4]:
@@ -486,7 +485,7 @@ def toy_weights(weights):
 
 def test_a_personal_model_that_diverges_is_counted_and_costs_nothing_else(problem):
     """λ η_l = 2e20 leaves float32; the client still counts in the common model."""
-    settings = dict(client_learning_rate=0.2, strength=1e21)
+    settings = dict(client_learning_rate=0.2, lambda_=1e21)
     process = tff_algos.build("ditto", toy.plain_model(problem), **settings)
     kept = {}
     with shared.installed("tff"):

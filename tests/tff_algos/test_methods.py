@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tff_algos
 from simulation import runtimes
+from tests import metrics_page
 from tests.tff_algos import cases, shared, toy
 from tff_algos import registry
 
@@ -21,8 +22,8 @@ METHODS = [n for n in OWN if not registry.get(n).staged]
 def _tier(runtime, name, case):
     """What the quick tier leaves out: all but each option of FedAvg's clients, in one runtime.
 
-    Of every method `test_a_non_finite_update_…` and `test_dropout_…` run the first case in every
-    runtime, and `test_oracle` all of them in none.
+    Of every method `test_a_non_finite_update_…` runs the first case in `tff`, and `test_oracle` all
+    of them in no runtime.
     """
     quick = name == "fedavg" and case > 0 and runtime == ("tff", "vectorized")[case % 2]
     return [] if quick else [pytest.mark.long]
@@ -44,14 +45,12 @@ CASES_IN_RUNTIMES = [
     for runtime in runtimes.RUNTIMES
     for name, i, case in CASES
 ]
-# TFF's worker is slow: `test_dropout_…` asks it once for every method.
 METHODS_IN_RUNTIMES = [
     param
     for runtime in runtimes.RUNTIMES
-    for param in shared.methods(METHODS, runtime, long=METHODS if runtime == "native" else ())
+    for kinds in [{"tff": METHODS, "vectorized": shared.KINDS, "native": ()}[runtime]]
+    for param in shared.one_of_each_kind(METHODS, runtime, kinds=kinds)
 ]
-# One method of each kind: plain, with the clients' state, with their vectors at the server.
-KINDS = ["fedavg", "scaffold", "adafed"]
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +105,7 @@ def test_fedavgs_cases_are_of_every_client_optimizer():
 
 @pytest.mark.parametrize("name", [n for n in OWN if registry.get(n).staged])
 def test_every_staged_method_has_a_test_file_with_oracle_and_mutations(name):
-    """What goes on between its rounds is its own, so that its runs cannot be those below."""
+    """What happens between its rounds is its own, so that its runs cannot be those below."""
     tests = importlib.import_module(f"tests.tff_algos.methods.test_{name}")
     assert callable(tests.test_oracle) and callable(tests.test_mutations_are_caught)
     assert callable(tests.test_a_stopped_run_goes_on_from_the_arrays_of_its_state)
@@ -160,6 +159,7 @@ def test_a_non_finite_update_is_dropped_and_counted(runtime, problem, name):
     sizes = [len(y) for _, y in problem.clients]
     assert float(metrics[0]["num_examples"]) == sum(sizes[k] for k in (0, 2, 3))
     assert all(np.isfinite(float(v)) for m in metrics[:3] for v in m.values())
+    assert metrics_page.undefined(f"train/{column}" for column in metrics[0]) == []
     assert np.isnan(float(metrics[3]["loss"])), "no client is left, so there is no training loss"
 
 
@@ -200,7 +200,7 @@ def test_mutations_are_caught(problem, model, name, mutations):
             pytest.fail(f"{name}: no oracle notices {old!r} -> {new!r}")
 
 
-@pytest.mark.parametrize("name", shared.methods(METHODS))
+@pytest.mark.parametrize("name", shared.one_of_each_kind(METHODS))
 def test_order_of_clients_does_not_matter(problem, model, name):
     settings = cases.CASES[name][0].settings
     backwards = [c[::-1] for c in toy.COHORTS]
@@ -220,12 +220,12 @@ def assert_same_in_every_runtime(process, problem):
         np.testing.assert_allclose(losses, last[0][1], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", shared.methods(METHODS))
+@pytest.mark.parametrize("name", shared.one_of_each_kind(METHODS))
 def test_dropout_is_the_same_in_every_runtime(problem, name):
     assert_same_in_every_runtime(shared.process(name), toy.with_dropout(problem))
 
 
-@pytest.mark.parametrize("name", shared.methods(METHODS, long=set(METHODS) - set(KINDS)))
+@pytest.mark.parametrize("name", shared.one_of_each_kind(METHODS))
 def test_dropout_of_keras_is_the_same_in_every_runtime(problem, name):
     model = toy.toy_model(problem, dropout=0.5)
     process = tff_algos.build(name, model, num_clients=5, **cases.CASES[name][0].settings)

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests import copy_of_suite
+
 _REPO = pathlib.Path(__file__).resolve().parents[2]
 _METHOD = '''"""Federated averaging with another name."""
 
@@ -40,28 +42,14 @@ def build(model, local, *, factor):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A copy of the suite's code with one more file."""
-    for name in ("common", "simulation", "tasks", "tff_algos"):
-        (tmp_path / name).mkdir()
-        for path in (_REPO / name).rglob("*.py"):
-            copy = tmp_path / path.relative_to(_REPO)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_text(path.read_text())
-    for name in ("hparams.py", "run_experiment.py"):
-        (tmp_path / name).write_text((_REPO / name).read_text())
-    return tmp_path
-
-
-def run(folder, *arguments):
-    command = [sys.executable, "run_experiment.py", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    return copy_of_suite.make(tmp_path)
 
 
 def test_a_file_in_the_folder_is_a_method(folder):
     (folder / "tff_algos" / "methods" / "dropped_in.py").write_text(_METHOD)
-    told = run(folder, "--algorithm=dropped_in", "--help")
+    told = copy_of_suite.run(folder, "--algorithm=dropped_in", "--help")
     assert told.returncode == 0 and "--dropped_in_factor=<float>" in told.stdout, told.stderr
-    done = run(
+    done = copy_of_suite.run(
         folder,
         "--task=synthetic",
         "--algorithm=dropped_in",
@@ -77,7 +65,7 @@ def test_a_file_in_the_folder_is_a_method(folder):
 def test_a_method_that_uses_tensorflow_while_it_is_imported_is_refused(folder):
     careless = _METHOD.replace("SPEC =", "RATE = tf.constant(1.0)\n\nSPEC =")
     (folder / "tff_algos" / "methods" / "dropped_in.py").write_text(careless)
-    told = run(folder, "--help")
+    told = copy_of_suite.run(folder, "--help")
     assert told.returncode == 1 and "tensorflow.constant is used while" in told.stderr
 
 

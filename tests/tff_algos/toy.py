@@ -3,6 +3,7 @@
 import collections
 import functools
 import importlib
+import sys
 import types
 
 import numpy as np
@@ -13,10 +14,9 @@ import tff_algos
 from simulation import runtimes
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import eager
-from tff_algos import averaging, random, registry
+from tff_algos import averaging, client, random, registry
 from tff_algos import model as model_lib
 from tff_algos import process as process_lib
-from tff_algos.client import LocalTraining
 from tff_algos.client_data import Batch
 
 NUM_CLIENTS = len(problem_lib.NUM_EXAMPLES)
@@ -217,19 +217,22 @@ def _common_plan(round_num, total_rounds):
 
 
 def mutant(name: str, old: str, new: str) -> types.ModuleType:
-    """Returns the module of a method with one piece of its text or the common round replaced.
+    """Returns the module of a method with one piece of its text or of the common code replaced.
 
-    A text that the method's file does not hold is looked for in `tff_algos/averaging.py`.
+    A text that the method's file does not hold is looked for in `tff_algos/averaging.py`, then in
+    `tff_algos/client.py`.
     """
     module_name, _ = registry.get(name).builder.split(":")
     source = _source(module_name)
     if old in source:
         return _module(module_name, source.replace(old, new))
     module = _module(module_name, source)
-    common = _source(averaging.__name__)
-    assert old in common and hasattr(module, "averaging"), f"{module_name} holds no {old!r}"
-    module.averaging = _module(averaging.__name__, common.replace(old, new))
-    return module
+    for shared in (averaging, client):
+        used, text = shared.__name__.split(".")[-1], _source(shared.__name__)
+        if old in text and hasattr(module, used):
+            setattr(module, used, _module(shared.__name__, text.replace(old, new)))
+            return module
+    raise AssertionError(f"{module_name} holds no {old!r}")
 
 
 def _source(module_name):
@@ -239,6 +242,7 @@ def _source(module_name):
 
 def _module(name, source):
     module = types.ModuleType(f"{name}_mutant")
+    sys.modules[module.__name__] = module  # Where dataclasses look it up.
     exec(compile(source, name, "exec"), module.__dict__)
     return module
 
@@ -249,7 +253,7 @@ def build_mutant(module, name, model, settings, num_clients=NUM_CLIENTS):
     if registry.get(name).needs_num_clients:
         own["num_clients"] = num_clients
     builder = getattr(module, registry.get(name).builder.split(":")[1])
-    return builder(model, LocalTraining(training), **own)
+    return builder(model, client.LocalTraining(training), **own)
 
 
 def resolve(name, settings):

@@ -26,17 +26,16 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from hparams import Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
+from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights
+from tff_algos.registry import Aggregated, MethodSpec
+from tff_algos.weights import Weights, constants, each, move, subtract, zeros
 
 SPEC = MethodSpec(
     name="adaalter",
@@ -62,17 +61,12 @@ SPEC = MethodSpec(
     ),
     server_learning_rate=1.0,
     client_optimizers=("sgd",),
+    aggregated=Aggregated(in_clear="their accumulators A_k"),
 )
 
 
 class ServerState(NamedTuple):
-    """What the server keeps between rounds.
-
-    Attributes:
-      weights: The model x, one tensor per model weight.
-      accumulator: A, like the weights.
-      round_num: Rounds done, int32 scalar.
-    """
+    """What the server keeps: the model x and the accumulator A, like it; int32 rounds done."""
 
     weights: Weights
     accumulator: Weights
@@ -87,72 +81,50 @@ class Broadcast(NamedTuple):
     learning_rate: tf.Tensor
 
 
-class ClientUpdate(NamedTuple):
-    """What a client sends back.
-
-    Attributes:
-      delta: x_k - x, like the weights; zero if dropped.
-      accumulator: A_k, like the weights; zero if dropped.
-      weight: n_k or 1, float32 scalar; zero if dropped.
-      metrics: See `client.round_metrics`.
-    """
+class Report(NamedTuple):
+    """What is averaged over clients: x_k - x and A_k, like the weights."""
 
     delta: Weights
     accumulator: Weights
-    weight: tf.Tensor
-    metrics: Any
 
 
 def build(model: Model, local: client.LocalTraining, *, epsilon: float, b0: float) -> Method:
     """Builds Local AdaAlter; see the module's docstring for the symbols."""
-    eta_server = local.server_learning_rate
 
     def initialize() -> ServerState:
-        x = tuple(tf.constant(w) for w in model.initial_weights)
-        return ServerState(x, tuple(tf.zeros_like(w) + b0**2 for w in x), tf.constant(0))
+        x = constants(model.initial_weights)
+        return ServerState(x, each(lambda z: z + b0**2, zeros(x)), tf.constant(0))
 
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
+    def broadcast(state: ServerState) -> Broadcast:
         return Broadcast(state.weights, state.accumulator, local.learning_rate(state.round_num))
 
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data) -> ClientUpdate:
+    def client_update(broadcast: Broadcast, data):
         x, synchronised, eta = broadcast
 
-        def step(at, carry):
-            own, j = carry
-            x_k = tuple(
-                w - eta * g / tf.sqrt(a + j * epsilon**2)
-                for w, g, a in zip(at.weights, at.gradient, synchronised, strict=True)
+        def step(at, own):
+            j = tf.cast(at.number + 1, tf.float32)
+            x_k = each(
+                lambda x_k, g, a: x_k - eta * g / tf.sqrt(a + j * epsilon**2),
+                at.weights,
+                at.gradient,
+                synchronised,
             )
-            own = tuple(a + g**2 for a, g in zip(own, at.gradient, strict=True))
-            return x_k, (own, j + 1.0)
+            return x_k, each(lambda a, g: a + g**2, own, at.gradient)
 
-        carry = (tuple(synchronised), tf.ones([]))
-        trained, (accumulator, _) = client.take_steps(model, step, x, carry, data)
-        delta = tuple(w - c for w, c in zip(trained.weights, x, strict=True))
-        finite = client.is_finite((delta, accumulator))
-        return ClientUpdate(
-            delta=client.zero_unless(finite, delta),
-            accumulator=client.zero_unless(finite, accumulator),
-            weight=client.zero_unless(finite, local.client_weight(data)),
-            metrics=client.round_metrics(trained, data, finite),
-        )
+        trained, own = client.take_steps(model, step, x, synchronised, data)
+        report = Report(subtract(trained.weights, x), own)
+        return averaging.give(report, local.client_weight(data), trained, data)
 
-    @tf.function(autograph=False)
-    def server_update(state, delta: Weights, accumulator: Weights, total_weight) -> ServerState:
-        x = tuple(x + eta_server * d for x, d in zip(state.weights, delta, strict=True))
-        after = ServerState(x, tuple(accumulator), state.round_num)
-        return next_state(state, after, total_weight)
+    def server_update(state: ServerState, mean: Report) -> ServerState:
+        x = move(state.weights, local.server_learning_rate, mean.delta)
+        return ServerState(x, mean.accumulator, state.round_num)
 
-    def next_round(federation, state, clients):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients)
-        delta = federation.mean(update.delta, update.weight)
-        accumulator = federation.mean(update.accumulator, update.weight)
-        total_weight = federation.sum(update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
-        after = federation.map_server(server_update, state, delta, accumulator, total_weight)
-        return after, metrics
-
-    return Method(initialize, next_round)
+    return averaging.build(
+        model,
+        local,
+        client_update,
+        server_update,
+        initialize=initialize,
+        broadcast=broadcast,
+        aggregate=averaging.mean_each(Report._make, *Report._fields),
+    )

@@ -45,7 +45,7 @@ Deviations from the paper:
   * Algorithm 1, line 9, reports the loss after local training, Theorem 4.1 needs that at the
     broadcast model. `loss_at`: broadcast; final_model, F_k(x_k); last_epoch, the mean loss of the
     examples of the last local epoch, each before its step (Remark 5.2).
-  * The paper does not give η_t. `step_rule`: min, η_g min F_k, the bound of Theorem 5.1 but for
+  * The paper does not give η_t. `step_rule`: min, η_g min F_k, the bound of Theorem 5.1 except for
     2/L, which all but stops training once one client fits its data (`step_starved` is then 1: the
     step is below a thousandth of mean's); mean, η_g mean F_k; constant, η_g; unit, which makes the
     step η_g times as long as the mean pseudo-gradient.
@@ -56,75 +56,73 @@ Deviations from the paper:
 from __future__ import annotations
 
 import collections
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from hparams import Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
+from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import vectors
 from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights
+from tff_algos.weights import Weights, each, zeros
 
 SPEC = MethodSpec(
     name="adafed",
-    summary=("AdaFed: a common descent direction, steeper for clients of larger loss."),
+    summary="AdaFed: a common descent direction, steeper for clients of larger loss.",
     paper=(
-        "Mohajer Hamidi, Yang, AdaFed: Fair Federated Learning via Adaptive Common "
-        "Descent Direction, arXiv 2401.04993"
+        "Mohajer Hamidi, Yang, AdaFed: Fair Federated Learning via Adaptive Common Descent "
+        "Direction, arXiv 2401.04993"
     ),
     hparams=(
         Hparam(
             "gamma",
             1.0,
             "Fairness gamma: client k descends in proportion to F_k^gamma.",
-            source=("AdaFed, App. (1 for FMNIST, FEMNIST, CIFAR-100, CINIC-10; grid 0 to 10)"),
+            source="AdaFed, App. (1 for FMNIST, FEMNIST, CIFAR-100, CINIC-10; grid 0 to 10)",
             minimum=0.0,
         ),
         Hparam(
             "loss_at",
             "broadcast",
-            "Which loss f_k a client reports: of the broadcast model, of the final_model "
-            "of its training, or the mean of its last_epoch, each batch before its step.",
+            "Which loss f_k a client reports: of the broadcast model, of the final_model of its "
+            "training, or the mean of its last_epoch, each batch before its step.",
             source="AdaFed, Theorem 4.1 (broadcast); Algorithm 1; Remark 5.2",
             choices=("broadcast", "last_epoch", "final_model"),
         ),
         Hparam(
             "step_rule",
             "min",
-            "Server step eta_t = server_learning_rate times: min, min F_k^gamma; mean, "
-            "mean F_k^gamma; constant, 1; unit, what makes it as long as the mean update.",
+            "Server step eta_t = server_learning_rate times: min, min F_k^gamma; mean, mean "
+            "F_k^gamma; constant, 1; unit, what makes it as long as the mean update.",
             source="AdaFed, Theorem 5.1 (min); the paper gives no eta_t",
             choices=("min", "mean", "constant", "unit"),
         ),
         Hparam(
             "orthogonalization",
             "closed_form",
-            "How the direction is found: closed_form, by the Gram matrix; gram_schmidt, "
-            "client by client as printed. Equal where the updates are independent. Where "
-            "they are not (opposite ones, or more clients than dimensions), closed_form "
-            "comes nearest to what all clients ask for, and gram_schmidt passes over "
-            "those whose update depends on the clients before them.",
+            "How the direction is found: closed_form, by the Gram matrix; gram_schmidt, client by "
+            "client as printed. Equal where the updates are independent. Where they are not "
+            "(opposite ones, or more clients than dimensions), closed_form comes nearest to what "
+            "all clients ask for, and gram_schmidt passes over those whose update depends on the "
+            "clients before them.",
             source="choice",
             choices=("closed_form", "gram_schmidt"),
         ),
         Hparam(
             "tolerance",
-            1e-05,
-            "How well an update is known: a combination of updates is no direction if it "
-            "is shorter than this, relative to its terms, and counts in full from 10 "
-            "times on.",
+            1e-5,
+            "How well an update is known: a combination of updates is no direction if it is "
+            "shorter than this, relative to its terms, and counts in full from 10 times on.",
             source="choice: rounding in float32, with room",
             minimum=0.0,
             exclusive_minimum=True,
         ),
         Hparam(
             "loss_floor",
-            1e-08,
+            1e-8,
             "Least loss f_k of a client: at 0 there is no such direction.",
             source="choice",
             minimum=0.0,
@@ -133,6 +131,7 @@ SPEC = MethodSpec(
     ),
     server_learning_rate=1.0,
     client_weighting=None,
+    aggregated="needs each client's own update at the server",
 )
 
 
@@ -142,46 +141,11 @@ _SURE = 10.0
 _TERMS = 0.05
 
 
-class ServerState(NamedTuple):
-    """What the server keeps: the model x, and the rounds done, int32 scalar."""
-
-    weights: Weights
-    round_num: tf.Tensor
-
-
-class Broadcast(NamedTuple):
-    """What every client receives: the model x and the client learning rate η."""
-
-    weights: Weights
-    learning_rate: tf.Tensor
-
-
 class Report(NamedTuple):
-    """What the server learns of each client.
-
-    Attributes:
-      gradient: g_k = x - x_k, like the weights; zero if dropped.
-      loss: f_k, float32 scalar; zero if dropped.
-      kept: 1, or 0 if dropped, float32 scalar.
-    """
+    """What the server learns of a client: g_k = x - x_k, like the weights, and f_k, float32."""
 
     gradient: Weights
     loss: tf.Tensor
-    kept: tf.Tensor
-
-
-class ClientUpdate(NamedTuple):
-    """What a client sends back: its report and its training metrics."""
-
-    report: Report
-    metrics: Any
-
-
-class Outcome(NamedTuple):
-    """The state after the server's step, and the round's own metrics."""
-
-    state: ServerState
-    metrics: Any
 
 
 def build(
@@ -195,88 +159,62 @@ def build(
     tolerance: float,
     loss_floor: float,
 ) -> Method:
-    """Builds AdaFed (Algorithm 1); see the table above for the arguments."""
+    """Builds AdaFed (Algorithm 1); see the module's docstring for the symbols."""
 
-    def initialize() -> ServerState:
-        return ServerState(tuple(tf.constant(w) for w in model.initial_weights), tf.constant(0))
-
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
-        return Broadcast(state.weights, local.learning_rate(state.round_num))
-
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data) -> ClientUpdate:
-        x = broadcast.weights
+    def client_update(broadcast: averaging.Broadcast, data):
         trained, moved, last_epoch_loss = _train(model, local, broadcast, data)
-        gradient = tuple(-m for m in moved)
         if loss_at == "last_epoch":
             loss = last_epoch_loss
         else:
-            at = x if loss_at == "broadcast" else trained.weights
+            at = broadcast.weights if loss_at == "broadcast" else trained.weights
             loss = client.evaluate(model, at, data)["loss"]
-        finite = client.is_finite((gradient, loss))
-        report = Report(gradient, loss, tf.ones([]))
-        return ClientUpdate(
-            client.zero_unless(finite, report), client.round_metrics(trained, data, finite)
-        )
+        report = Report(each(tf.negative, moved), loss)
+        return averaging.give(report, tf.ones([]), trained, data)
 
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, reports: Report) -> Outcome:
+    def server_update(state: averaging.ServerState, stacked) -> averaging.Outcome:
+        reports, weights = stacked
         gram = vectors.gram(reports.gradient)
-        kept = (reports.kept > 0) & (tf.linalg.diag_part(gram) > 0)
-        number = tf.reduce_sum(tf.cast(kept, tf.float64))
+        counts = (weights > 0) & (tf.linalg.diag_part(gram) > 0)
+        number = tf.reduce_sum(tf.cast(counts, tf.float64))
         losses = tf.maximum(tf.cast(reports.loss, tf.float64), loss_floor)
-        # In units of the largest F_k, which no power of a loss can put out of range.
-        largest = tf.reduce_max(client.zero_unless(kept, losses))
-        losses = tf.math.divide_no_nan(losses, largest)
-        targets = client.zero_unless(kept, losses**gamma)
-        unit = tf.clip_by_value(largest**gamma, np.finfo(np.float64).tiny, tf.float64.max)
+        targets, unit = _powers(losses, gamma, counts)
         if orthogonalization == "closed_form":
-            coefficients = solve(gram, targets, kept, tolerance)
+            coefficients = solve(gram, targets, counts, tolerance)
         else:
             coefficients = gram_schmidt(gram, targets, tolerance)
         u = vectors.combine(coefficients, reports.gradient)
-        smallest = tf.reduce_min(tf.where(kept, targets, targets.dtype.max))
+        smallest = tf.reduce_min(tf.where(counts, targets, targets.dtype.max))
         smallest = client.zero_unless(number > 0, smallest)
         mean = tf.math.divide_no_nan(tf.reduce_sum(targets), number)
         square = vectors.squared_norm(u)
         longest = tf.reduce_max(tf.linalg.diag_part(gram))
         divisor = tf.maximum(square, tf.math.divide_no_nan(mean**2, longest))
-        d = tuple(tf.math.divide_no_nan(w, divisor) for w in u)
+        d = each(lambda u: tf.math.divide_no_nan(u, divisor), u)
         length = tf.math.divide_no_nan(tf.sqrt(square), divisor)
         mean_gradient = tf.math.divide_no_nan(tf.sqrt(tf.reduce_sum(gram)), number)
-        step = (
-            local.server_learning_rate
-            * {
-                "min": smallest,
-                "mean": mean,
-                "constant": 1.0 / unit,
-                "unit": tf.math.divide_no_nan(mean_gradient, length),
-            }[step_rule]
-        )
-        weights = tuple(
-            x - tf.cast(step * v, x.dtype) for x, v in zip(state.weights, d, strict=True)
-        )
+        factor = {
+            "min": smallest,
+            "mean": mean,
+            "constant": 1.0 / unit,
+            "unit": tf.math.divide_no_nan(mean_gradient, length),
+        }[step_rule]
+        # A cohort of which nobody moved takes no step.
+        step = client.zero_unless(number > 0, local.server_learning_rate * factor)
+        x = each(lambda x, v: x - tf.cast(step * v, x.dtype), state.weights, d)
         starved = (step_rule == "min") & (smallest < 1e-3 * mean)
         metrics = collections.OrderedDict(
             direction_norm=length / unit,
-            step_size=client.zero_unless(number > 0, step * unit),
+            step_size=step * unit,
             min_loss_power=smallest * unit,
             mean_loss_power=mean * unit,
             step_starved=starved,
         )
         metrics = tf.nest.map_structure(lambda v: tf.cast(v, tf.float32), metrics)
-        return Outcome(next_state(state, state._replace(weights=weights), number), metrics)
+        return averaging.Outcome(state._replace(weights=x), metrics)
 
-    def next_round(federation, state, clients):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients)
-        outcome = federation.map_server(server_update, state, federation.stack(update.report))
-        total = federation.sum(update.metrics)
-        metrics = federation.map_server(client.summarize_with, total, outcome.metrics)
-        return outcome.state, metrics
-
-    return Method(initialize, next_round)
+    return averaging.build(
+        model, local, client_update, server_update, aggregate=averaging.stack_reports
+    )
 
 
 def _train(model, local, broadcast, data):
@@ -285,41 +223,52 @@ def _train(model, local, broadcast, data):
     Returns:
       The `client.LocalResult`, the displacement x_k - x, and the mean loss of the last local epoch.
     """
-    x, optimizer = broadcast.weights, local.optimizer()
+    x, learning_rate = broadcast
+    optimizer = local.optimizer()
     before_last = client.num_steps(data) - data.steps_per_epoch
 
     def step(at, carry):
-        slots, moved, i, loss, number = carry
+        slots, moved, loss, number = carry
         # Summed apart from x: next to it float32 would cut off the digits that tell dependent
         # updates from independent ones.
         slots, moved = client.displace(optimizer, slots, x, moved, at.gradient)
-        weights = tuple(w + m for w, m in zip(x, moved, strict=True))
-        examples = tf.where(i >= before_last, at.num_examples, 0.0)
+        weights = each(tf.add, x, moved)
+        examples = tf.where(at.number >= before_last, at.num_examples, 0.0)
         # A loss that is not finite must not hide behind 0 examples: it spoils the weights as well.
         loss += tf.where(examples > 0, at.loss * examples, 0.0)
-        return weights, (slots, moved, i + 1, loss, number + examples)
+        return weights, (slots, moved, loss, number + examples)
 
-    slots = client.initial_slots(optimizer, x, broadcast.learning_rate)
-    still = tuple(tf.zeros_like(w) for w in x)
-    carry = (slots, still, tf.constant(0), tf.zeros([]), tf.zeros([]))
-    trained, (_, moved, _, loss, number) = client.take_steps(model, step, x, carry, data)
+    slots = client.initial_slots(optimizer, x, learning_rate)
+    carry = (slots, zeros(x), tf.zeros([]), tf.zeros([]))
+    trained, (_, moved, loss, number) = client.take_steps(model, step, x, carry, data)
     return trained, moved, tf.math.divide_no_nan(loss, number)
 
 
-def solve(gram: tf.Tensor, targets: tf.Tensor, kept: tf.Tensor, tolerance: float) -> tf.Tensor:
+def _powers(losses, gamma, counts) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns F_k of the clients that count, in units of the largest, and that unit, float64.
+
+    In these units no power of a loss is out of range.
+    """
+    largest = tf.reduce_max(client.zero_unless(counts, losses))
+    losses = tf.math.divide_no_nan(losses, largest)
+    targets = client.zero_unless(counts, losses**gamma)
+    return targets, tf.clip_by_value(largest**gamma, np.finfo(np.float64).tiny, tf.float64.max)
+
+
+def solve(gram: tf.Tensor, targets: tf.Tensor, counts: tf.Tensor, tolerance: float) -> tf.Tensor:
     """Returns the a of u = Σ a_k g_k: A a = F, in least squares where the g_k are dependent.
 
     Args:
-      gram: A, float64 `[K, K]`; rows and columns of clients that are not kept are zero.
-      targets: F, float64 `[K]`; zero for clients that are not kept.
-      kept: bool `[K]`.
+      gram: A, float64 `[K, K]`; rows and columns of clients that do not count are zero.
+      targets: F, float64 `[K]`; zero for clients that do not count.
+      counts: Which clients count, bool `[K]`.
       tolerance: See `share_of_real`.
 
     Returns:
-      float64 `[K]`, zero for clients that are not kept.
+      float64 `[K]`, zero for clients that do not count.
     """
-    inverse = client.zero_unless(kept, tf.math.rsqrt(squared_lengths(gram)))
-    alone = tf.linalg.diag(tf.cast(~kept, gram.dtype))
+    inverse = client.zero_unless(counts, tf.math.rsqrt(squared_lengths(gram)))
+    alone = tf.linalg.diag(tf.cast(~counts, gram.dtype))
     lengths, axes = tf.linalg.eigh(inverse[:, None] * gram * inverse + alone)
     real = share_of_real(lengths, tolerance)
     # u = Σ w_i q_i, with q_i the direction of length 1 of axis i, meets F up to r where
@@ -341,7 +290,7 @@ def squared_lengths(gram: tf.Tensor) -> tf.Tensor:
     """Returns l_k², to which the rounding error of g_k is in proportion, float64 `[K]`.
 
     A gradient cannot be better known than the terms that it is a sum of. How long these were, the
-    longest g_k of the cohort tells.
+    longest g_k of the cohort shows.
     """
     squares = tf.linalg.diag_part(gram)
     return squares + _TERMS**2 * tf.reduce_max(squares)

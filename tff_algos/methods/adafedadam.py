@@ -3,22 +3,19 @@
 Ju, Zhang, Toor, Hellander: "Accelerating Fair Federated Learning: Adaptive Federated Adam", IEEE
 TMLCN 2024, arXiv 2301.09357, Algorithm 1 (server) and Algorithm 2 (pseudo-gradient).
 
-  symbol   argument              default               from
-  η_k      client_learning_rate  -                     App. C
-  η        server_learning_rate  1e-3                  Adam
-  β_1      beta1                 0.9                   Adam
-  β_2      beta2                 0.999                 Adam
-  ε        epsilon               1e-8                  Adam
-  α        alpha                 1                     section 6; 1 to 4 suggested
-  p_k      client_weighting      examples              section 3
-  -        profile               paper
-  -        loss_reference        initial (paper),      Algorithm 2; released code
-                                 none (released)
-  -        lr_scale_warmup       0 (paper),            Algorithm 1; released code
-                                 6 (released)
-  -        grad_sample           0: all (paper),       Algorithm 2; released code
-                                 512 (released)
-  -        certainty_floor       0.01                  choice
+  symbol   argument              default                           from
+  η_k      client_learning_rate  -                                 App. C
+  η        server_learning_rate  1e-3                              Adam
+  β_1      beta1                 0.9                               Adam
+  β_2      beta2                 0.999                             Adam
+  ε        epsilon               1e-8                              Adam
+  α        alpha                 1                                 section 6; 1 to 4 suggested
+  p_k      client_weighting      examples                          section 3
+  -        profile               paper                             Algorithms 1 and 2
+  -        loss_reference        initial (paper), none (released)  Algorithm 2; released code
+  -        lr_scale_warmup       0 (paper), 6 (released)           Algorithm 1; released code
+  -        grad_sample           0 (paper), 512 (released)         Algorithm 2: all; released code
+  -        certainty_floor       0.01                              choice
 
     client:  G = ∇F_k(x), L = F_k(x), L⁰ = F_k(x⁰), before local training ;  Δ = x_k - x
              s = ‖Δ‖ / ‖G‖ ;  U = -Δ / s ;  C_k = ln(s / η_k) + 1 ;  w_k = n_k (L / L⁰)^α
@@ -26,6 +23,10 @@ TMLCN 2024, arXiv 2301.09357, Algorithm 1 (server) and Algorithm 2 (pseudo-gradi
              b_1 = β_1^C ;  b_2 = β_2^C ;  c_m ← c_m b_1 ;  c_v ← c_v b_2
              m ← b_1 m + (1 - b_1) g ;  v ← b_2 v + (1 - b_2) g²
              x ← x - C η m / (1 - c_m) / (√(v / (1 - c_v)) + ε)
+
+Where powers w_k would come near the ends of float32, every L / L⁰ is divided by the largest of the
+cohort, which cancels. So it goes out to the clients before they are averaged, a small exchange of
+scalars.
 
 Deviations from the paper:
   * v is corrected by c_v, where Algorithm 1 prints c_m, and the last line of Algorithm 1 uses
@@ -47,18 +48,27 @@ Deviations from the paper:
 from __future__ import annotations
 
 import collections
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from hparams import By, Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
-from tff_algos.method import Method
+from tff_algos import averaging, client
+from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.parts import vectors
-from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights
+from tff_algos.registry import Aggregated, MethodSpec, decay
+from tff_algos.weights import Weights, constants, each, subtract, zeros
+
+
+def _decay(name, default, symbol):
+    return decay(
+        name,
+        default,
+        f"Decay {symbol} of the server's moving average at certainty C = 1; it is {symbol}^C.",
+        "Adam",
+    )
+
 
 SPEC = MethodSpec(
     name="adafedadam",
@@ -71,8 +81,8 @@ SPEC = MethodSpec(
         Hparam(
             "profile",
             "paper",
-            "paper: Algorithms 1 and 2; released: the authors' code, with "
-            "loss_reference=none and lr_scale_warmup=6.",
+            "Form that the defaults of other settings follow: paper, Algorithms 1 and 2; released, "
+            "the authors' code.",
             source="AdaFedAdam, Algorithms 1 and 2",
             choices=("paper", "released"),
         ),
@@ -83,27 +93,11 @@ SPEC = MethodSpec(
             source="AdaFedAdam, section 6",
             minimum=0.0,
         ),
-        Hparam(
-            "beta1",
-            0.9,
-            "Decay beta_1 of the server's moving average at certainty C = 1; it is beta_1^C.",
-            source="Adam",
-            minimum=0.0,
-            maximum=1.0,
-            exclusive_maximum=True,
-        ),
-        Hparam(
-            "beta2",
-            0.999,
-            "Decay beta_2 of the server's moving average at certainty C = 1; it is beta_2^C.",
-            source="Adam",
-            minimum=0.0,
-            maximum=1.0,
-            exclusive_maximum=True,
-        ),
+        _decay("beta1", 0.9, "beta_1"),
+        _decay("beta2", 0.999, "beta_2"),
         Hparam(
             "epsilon",
-            1e-08,
+            1e-8,
             "Epsilon, added outside the root.",
             source="Adam",
             minimum=0.0,
@@ -112,8 +106,8 @@ SPEC = MethodSpec(
         Hparam(
             "loss_reference",
             By("profile", {"paper": "initial", "released": "none"}),
-            "What F_k(x) is divided by in the weight: initial, F_k at the initial model "
-            "x0; none, nothing.",
+            "What F_k(x) is divided by in the weight: initial, F_k at the initial model x0; none, "
+            "nothing.",
             source="AdaFedAdam, Algorithm 2 (initial); released code (none)",
             choices=("initial", "none"),
         ),
@@ -127,8 +121,8 @@ SPEC = MethodSpec(
         Hparam(
             "grad_sample",
             By("profile", {"paper": 0, "released": 512}),
-            "Gradient G and loss L are those of the first minibatches with more than so "
-            "many examples, dropout on; 0: of all examples, dropout off.",
+            "Gradient G and loss L are those of the first minibatches with more examples than "
+            "this, dropout on; 0: of all examples, dropout off.",
             source="AdaFedAdam, Algorithm 2 (0: all); released code (512)",
             minimum=0,
         ),
@@ -141,9 +135,13 @@ SPEC = MethodSpec(
             exclusive_minimum=True,
         ),
     ),
-    server_learning_rate=0.001,
+    server_learning_rate=1e-3,
     keeps_client_optimizer=True,
+    aggregated=Aggregated("the mean of the normalised updates", own_weights=True),
 )
+
+# Above 1 / it and below it a power times a number of examples, and a sum of such, are float32's.
+_LARGE = 1e15
 
 
 class ServerState(NamedTuple):
@@ -177,26 +175,11 @@ class Broadcast(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What is averaged over clients: U_k, like the weights, and C_k, float32 scalar."""
+    """What the server averages: U_k, like the weights, and C_k, float32 scalar; and L / L⁰ or L."""
 
     update: Weights
     certainty: tf.Tensor
-
-
-class ClientUpdate(NamedTuple):
-    """What a client gives: report, weight w_k (0 if dropped), training metrics, what it keeps."""
-
-    report: Report
-    weight: tf.Tensor
-    metrics: Any
-    client_state: Any
-
-
-class Outcome(NamedTuple):
-    """The state after the server's step, and the round's own metrics."""
-
-    state: ServerState
-    metrics: Any
+    ratio: tf.Tensor
 
 
 def build(
@@ -213,90 +196,110 @@ def build(
     grad_sample: int,
     certainty_floor: float,
 ) -> Method:
-    """Builds AdaFedAdam; see the table above for the arguments."""
-    del profile  # It is what the next three are by default.
+    """Builds AdaFedAdam; see the module's docstring for the symbols."""
+    del profile  # The defaults of three others follow it.
     relative = loss_reference == "initial"
     warmup, sample = lr_scale_warmup, grad_sample
 
     def initialize() -> ServerState:
-        x = tuple(tf.constant(w) for w in model.initial_weights)
-        zeros = tuple(tf.zeros_like(w) for w in x)
-        one = tf.constant(1.0, tf.float64)
-        return ServerState(
-            x, x if relative else (), zeros, zeros, one, one, tf.constant(0), tf.constant(0)
-        )
+        x = constants(model.initial_weights)
+        one, none = tf.constant(1.0, tf.float64), tf.constant(0)
+        return ServerState(x, x if relative else (), zeros(x), zeros(x), one, one, none, none)
 
-    @tf.function(autograph=False)
     def prepare_broadcast(state: ServerState) -> Broadcast:
         return Broadcast(state.weights, state.initial, local.learning_rate(state.round_num))
 
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data, client_state=None) -> ClientUpdate:
-        x, eta_k = broadcast.weights, broadcast.learning_rate
-        sampled = client.first_batches(data, sample) if sample else data
-        before = client.full_loss(model, x, sampled, training=bool(sample))
+    def client_update(broadcast: Broadcast, data, client_state=None) -> averaging.ClientUpdate:
+        x, initial, eta_k = broadcast
+        gradient, loss, ratio = _before_training(model, x, initial, data, sample)
         trained = client.train(model, local.optimizer(), eta_k, x, data, client_state=client_state)
-        delta = tuple(a - b for a, b in zip(trained.weights, x, strict=True))
-        length, slope = (tf.sqrt(vectors.squared_norm(v)) for v in (delta, before.gradient))
-        finite = client.is_finite((delta, before.loss, length, slope))
+        delta = subtract(trained.weights, x)
+        length, slope = (tf.sqrt(vectors.squared_norm(v)) for v in (delta, gradient))
         s = tf.math.divide_no_nan(length, slope)
-        update = tuple(tf.math.divide_no_nan(-d, s) for d in delta)
+        update = each(lambda d: tf.math.divide_no_nan(-d, s), delta)
         certainty = tf.math.log(s / eta_k) + 1.0
-        ratio = before.loss
-        if relative:
-            reference = client.evaluate(model, broadcast.initial, sampled)["loss"]
-            ratio = tf.math.divide_no_nan(ratio, reference)
-        weight = local.client_weight(data) * ratio**alpha
-        finite &= client.is_finite(weight)
-        counts = finite & (s > 0)
-        return ClientUpdate(
-            report=client.zero_unless(counts, Report(update, certainty)),
-            weight=client.zero_unless(counts, weight),
-            metrics=client.round_metrics(trained, data, finite),
-            client_state=client.keep_slots(client_state, data, finite, trained),
-        )
+        # Every positive number has all powers; the others have those that their signs have.
+        power = tf.sign(ratio) ** alpha
+        finite = client.is_finite((delta, loss, length, slope, ratio, power))
+        report = Report(update, certainty, ratio)
+        kept = client.keep_slots(client_state, data, finite, trained)
+        weight = local.client_weight(data)
+        return averaging.give(report, weight, trained, data, finite, s > 0, kept)
 
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, mean: Report, total_weight) -> Outcome:
-        certainty = tf.maximum(mean.certainty, certainty_floor)
-        b1, b2 = (
-            tf.constant(b, tf.float64) ** tf.cast(certainty, tf.float64) for b in (beta1, beta2)
+    def weigh(largest, ratio, count) -> tf.Tensor:
+        power = largest**alpha
+        scale = tf.where((power > 1 / _LARGE) & (power < _LARGE), 1.0, largest)
+        return count * tf.math.divide_no_nan(ratio, scale) ** alpha
+
+    def server_update(state: ServerState, mean, total_weight) -> averaging.Outcome:
+        g, mean_certainty = mean
+        certainty = tf.maximum(mean_certainty, certainty_floor)
+        scale = tf.where(state.steps + 1 > warmup, certainty, 1.0)
+        eta_t = local.server_learning_rate * scale
+        after = _take_step(state, g, certainty, eta_t, beta1, beta2, epsilon)
+        clamped = tf.cast(mean_certainty < certainty_floor, tf.float32)
+        own = collections.OrderedDict(certainty=certainty, certainty_clamped=clamped)
+        return averaging.Outcome(
+            averaging.next_state(state, after, total_weight),
+            client.zero_unless(total_weight > 0, own),
         )
-        c_m, c_v = state.c_m * b1, state.c_v * b2
-        m = tuple(_mix(b1, m, g) for m, g in zip(state.m, mean.update, strict=True))
-        v = tuple(_mix(b2, v, g**2) for v, g in zip(state.v, mean.update, strict=True))
-        steps = state.steps + 1
-        eta = local.server_learning_rate * tf.where(steps > warmup, certainty, 1.0)
-        m_scale, v_scale = (tf.cast(1.0 / (1.0 - c), tf.float32) for c in (c_m, c_v))
-        weights = tuple(
-            x - eta * (m_scale * m) / (tf.sqrt(v_scale * v) + epsilon)
-            for x, m, v in zip(state.weights, m, v, strict=True)
-        )
-        after = ServerState(weights, state.initial, m, v, c_m, c_v, steps, state.round_num)
-        any_left = total_weight > 0
-        clamped = tf.cast(mean.certainty < certainty_floor, tf.float32)
-        metrics = collections.OrderedDict(
-            certainty=client.zero_unless(any_left, certainty),
-            certainty_clamped=client.zero_unless(any_left, clamped),
-        )
-        return Outcome(next_state(state, after, total_weight), metrics)
 
     def next_round(federation, state, clients, *client_states):
         broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
         update = federation.map_clients(client_update, broadcast, clients, *client_states)
-        mean = federation.mean(update.report, update.weight)
-        total_weight = federation.sum(update.weight)
+        report = update.report
+        magnitudes = federation.map_clients(tf.abs, report.ratio)
+        largest = federation.broadcast(federation.max(magnitudes))
+        weight = federation.map_clients(weigh, largest, report.ratio, update.weight)
+        update_mean = mean_of_updates(federation, report.update, weight)
+        mean = update_mean, federation.mean(report.certainty, weight)
+        total_weight = federation.sum(weight)
         outcome = federation.map_server(server_update, state, mean, total_weight)
         total = federation.sum(update.metrics)
-        metrics = federation.map_server(client.summarize_with, total, outcome.metrics)
+        metrics = federation.map_server(averaging.summarize_with, total, outcome.metrics)
         return outcome.state, metrics, *([update.client_state] if client_states else [])
 
-    def adopt_weights(state: ServerState) -> ServerState:
-        first = tf.equal(state.round_num, 0)
-        pairs = zip(state.weights, state.initial, strict=True) if relative else ()
-        return state._replace(initial=tuple(tf.where(first, w, i) for w, i in pairs))
+    return Method(
+        initialize,
+        next_round,
+        local.client_state(model),
+        adopt_weights=_adopt_weights if relative else None,
+    )
 
-    return Method(initialize, next_round, local.client_state(model), adopt_weights=adopt_weights)
+
+def _before_training(model: Model, x: Weights, initial: Weights, data, sample: int):
+    """Returns G, L and L / L⁰, or L again if there is no x⁰."""
+    sampled = client.first_batches(data, sample) if sample else data
+    loss, gradient = client.full_loss(model, x, sampled, training=bool(sample))
+    ratio = loss
+    if initial:
+        reference = client.evaluate(model, initial, sampled)["loss"]
+        ratio = tf.math.divide_no_nan(ratio, reference)
+    return gradient, loss, ratio
+
+
+def _take_step(state: ServerState, g, certainty, eta_t, beta1, beta2, epsilon) -> ServerState:
+    """Returns the state after the step of Algorithm 1: Adam whose decays are to the power C."""
+    b1, b2 = (tf.constant(b, tf.float64) ** tf.cast(certainty, tf.float64) for b in (beta1, beta2))
+    c_m, c_v = state.c_m * b1, state.c_v * b2
+    m = each(lambda m, g: _mix(b1, m, g), state.m, g)
+    v = each(lambda v, g: _mix(b2, v, g**2), state.v, g)
+    steps = state.steps + 1
+    m_scale, v_scale = (tf.cast(1.0 / (1.0 - c), tf.float32) for c in (c_m, c_v))
+    x = each(
+        lambda x, m, v: x - eta_t * (m_scale * m) / (tf.sqrt(v_scale * v) + epsilon),
+        state.weights,
+        m,
+        v,
+    )
+    return ServerState(x, state.initial, m, v, c_m, c_v, steps, state.round_num)
+
+
+def _adopt_weights(state: ServerState) -> ServerState:
+    """Lets weights that are set before the first round be x⁰, too."""
+    first = tf.equal(state.round_num, 0)
+    initial = each(lambda w, i: tf.where(first, w, i), state.weights, state.initial)
+    return state._replace(initial=initial)
 
 
 def _mix(b: tf.Tensor, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:

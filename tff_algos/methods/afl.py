@@ -23,25 +23,24 @@ Deviations from the paper:
     current element out of its cumulative sum.
   * λ are the weights: `client_weighting` has no meaning.
   * The mean is over the models after each server step, without x_0. `weights` of the state, which
-    is what evaluation and `get_model_weights` read, is the reported model; training goes on from
-    `iterate`. Weights that a user sets become both, and the mean starts anew.
+    is what evaluation and `get_model_weights` read, is the reported model; training continues from
+    `iterate`. Weights that a user sets become both, and the mean starts again.
   * A client without examples has no part in the round.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from hparams import Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
+from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import vectors
 from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights
+from tff_algos.weights import Weights, constants, each, move, subtract
 
 SPEC = MethodSpec(
     name="afl",
@@ -67,6 +66,7 @@ SPEC = MethodSpec(
     client_weighting=None,
     needs_num_clients=True,
     needs_index=True,
+    aggregated="adds up updates by the weights of a mixture, and averages none",
 )
 
 
@@ -97,19 +97,17 @@ class Broadcast(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What the server learns of each client: its index (int32), L_k, and whether it is kept."""
+    """What the server learns of each client: its index, int32, and L_k; 0 if it does not count."""
 
     index: tf.Tensor
     loss: tf.Tensor
-    kept: tf.Tensor
 
 
-class ClientUpdate(NamedTuple):
-    """What a client sends back: λ_k Δ_k like the weights (zero if dropped), its loss, metrics."""
+class Report(NamedTuple):
+    """What a client sends: λ_k Δ_k, like the weights, and its `Loss`."""
 
     weighted_delta: Weights
     loss: Loss
-    metrics: Any
 
 
 def build(
@@ -120,58 +118,52 @@ def build(
     reported_model: str,
     num_clients: int,
 ) -> Method:
-    """Builds AFL; see the table above for the arguments, `num_clients` is N."""
+    """Builds AFL; see the module's docstring for the symbols, `num_clients` is N."""
 
     def initialize() -> ServerState:
-        x = tuple(tf.constant(w) for w in model.initial_weights)
+        x = constants(model.initial_weights)
         mixture = tf.fill([num_clients], tf.constant(1.0 / num_clients, tf.float64))
         return ServerState(x, x, mixture, tf.constant(0), tf.constant(0))
 
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
+    def broadcast(state: ServerState) -> Broadcast:
         mixture = tf.cast(state.mixture, tf.float32)
         return Broadcast(state.iterate, mixture, local.learning_rate(state.round_num))
 
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data) -> ClientUpdate:
-        x = broadcast.weights
+    def client_update(broadcast: Broadcast, data):
+        x, mixture, eta_l = broadcast
         loss = client.evaluate(model, x, data)["loss"]
-        trained = client.train(model, local.optimizer(), broadcast.learning_rate, x, data)
-        delta = tuple(a - b for a, b in zip(trained.weights, x, strict=True))
+        trained = client.train(model, local.optimizer(), eta_l, x, data)
+        delta = subtract(trained.weights, x)
         finite = client.is_finite((delta, loss))
-        counts = finite & client.has_examples(data)
-        share = tf.gather(broadcast.mixture, data.index)
-        return ClientUpdate(
-            weighted_delta=client.zero_unless(finite, tuple(share * d for d in delta)),
-            loss=Loss(data.index, client.zero_unless(counts, loss), tf.cast(counts, tf.float32)),
-            metrics=client.round_metrics(trained, data, finite),
-        )
+        share = tf.gather(mixture, data.index)
+        report = Report(each(lambda d: share * d, delta), Loss(data.index, loss))
+        one = tf.ones([])  # λ_k is in the report, so that clients count alike.
+        return averaging.give(report, one, trained, data, finite, client.has_examples(data))
 
-    @tf.function(autograph=False)
+    def aggregate(federation, update):
+        return federation.sum(update.report.weighted_delta), federation.stack(update.report.loss)
+
     def server_update(state: ServerState, step: Weights, losses: Loss) -> ServerState:
-        eta = local.server_learning_rate
-        iterate = tuple(x + eta * s for x, s in zip(state.iterate, step, strict=True))
+        iterate = move(state.iterate, local.server_learning_rate, step)
         reported, steps = iterate, state.steps + 1
         if reported_model == "average":
             share = 1.0 / tf.cast(steps, tf.float32)
-            reported = tuple(
-                a + share * (x - a) for a, x in zip(state.weights, iterate, strict=True)
-            )
+            reported = move(state.weights, share, subtract(iterate, state.weights))
         ascent = gamma_lambda * tf.cast(losses.loss, tf.float64)
         moved = tf.tensor_scatter_nd_add(state.mixture, losses.index[:, None], ascent)
         mixture = vectors.project_to_simplex(moved)
-        after = ServerState(reported, iterate, mixture, steps, state.round_num)
-        return next_state(state, after, tf.reduce_sum(losses.kept))
+        return ServerState(reported, iterate, mixture, steps, state.round_num)
 
     def adopt_weights(state: ServerState) -> ServerState:
         return state._replace(iterate=state.weights, steps=tf.zeros_like(state.steps))
 
-    def next_round(federation, state, clients):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients)
-        step = federation.sum(update.weighted_delta)
-        losses = federation.stack(update.loss)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
-        return federation.map_server(server_update, state, step, losses), metrics
-
-    return Method(initialize, next_round, adopt_weights=adopt_weights)
+    return averaging.build(
+        model,
+        local,
+        client_update,
+        server_update,
+        initialize=initialize,
+        broadcast=broadcast,
+        aggregate=aggregate,
+        adopt_weights=adopt_weights,
+    )

@@ -20,24 +20,21 @@ training. Schedules of the learning rate count rounds, as everywhere.
 Deviations from the paper:
   * TFF's optimizers: Adagrad has ε inside the root and its accumulator starts at 0.1, Yogi's at
     1e-6. The paper does not say which it took.
-  * Given several clients, as a loop of one's own may, the server takes the mean of what they send
+  * Given several clients, as a user's own loop may, the server takes the mean of what they send
     back, each counting the same. A client that is not finite at the end, or has no examples, counts
     nothing.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import tensorflow as tf
 
 from hparams import Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
+from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.parts import server_slots
 from tff_algos.registry import MethodSpec, RoundPlan
-from tff_algos.weights import Weights
 
 
 def _plan(settings, round_num, total_rounds):
@@ -47,14 +44,14 @@ def _plan(settings, round_num, total_rounds):
 
 SPEC = MethodSpec(
     name="centralized",
-    summary=("One optimizer on the pooled, shuffled examples of all clients: the yardstick."),
-    paper=("Reddi, Charles, et al., Adaptive Federated Optimization, arXiv 2003.00295"),
+    summary="One optimizer on the pooled, shuffled examples of all clients: the yardstick.",
+    paper="Reddi, Charles, et al., Adaptive Federated Optimization, arXiv 2003.00295",
     hparams=(
         Hparam(
             "steps_per_round",
             None,
-            "Minibatches of a round, which goes on in the shuffled epoch where the last "
-            "one stopped. Unset: a round is client_epochs_per_round whole epochs.",
+            "Minibatches of a round, which continues in the shuffled epoch where the last one "
+            "stopped. Unset: a round is client_epochs_per_round whole epochs.",
             source="Adaptive Federated Optimization, App. E.6, counts epochs",
             type=int,
             minimum=1,
@@ -65,97 +62,30 @@ SPEC = MethodSpec(
     client_weighting=None,
     draws_clients=False,
     plan=_plan,
+    aggregated="has one client, which holds all examples",
 )
 
 
-class ServerState(NamedTuple):
-    """What is kept between rounds.
-
-    Attributes:
-      weights: The model x, one tensor per model weight.
-      slots: s, the optimizer's state, TFF's, with every number as float32.
-      round_num: Rounds done, int32 scalar.
-    """
-
-    weights: Weights
-    slots: Any
-    round_num: tf.Tensor
-
-
-class Broadcast(NamedTuple):
-    """What the client receives: the model x, and s with this round's η in it."""
-
-    weights: Weights
-    slots: Any
-
-
-class ClientUpdate(NamedTuple):
-    """What the client sends back.
-
-    Attributes:
-      weights: x after the round's last step; zero if dropped.
-      slots: s likewise.
-      kept: 1, or 0 if dropped or without examples, float32 scalar.
-      metrics: See `client.round_metrics`.
-    """
-
-    weights: Weights
-    slots: Any
-    kept: tf.Tensor
-    metrics: Any
-
-
 def build(model: Model, local: client.LocalTraining, *, steps_per_round: int | None) -> Method:
-    """Builds centralised training; see the module's docstring for the symbols.
-
-    Args:
-      model: The model to train.
-      local: The optimizer and its learning rate.
-      steps_per_round: Already in the plan of every round; the mathematics does not need it.
-    """
-    del steps_per_round
+    """Builds centralised training; see the module's docstring for the symbols. The slots are s."""
+    del steps_per_round  # It is the round's plan.
     optimizer = local.optimizer()
 
-    def initialize() -> ServerState:
-        x = tuple(tf.constant(w) for w in model.initial_weights)
-        slots = client.initial_slots(optimizer, x, local.learning_rate(tf.constant(0)))
-        floats = tf.nest.map_structure(lambda s: tf.cast(s, tf.float32), slots)
-        return ServerState(x, floats, tf.constant(0))
+    def client_update(broadcast: server_slots.Broadcast, data):
+        x, s, eta = broadcast
+        trained = client.train(model, optimizer, eta, x, data, slots=s)
+        weight = tf.cast(client.has_examples(data), tf.float32)
+        return averaging.give((trained.weights, trained.slots), weight, trained, data)
 
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
-        slots = state.slots.copy()
-        slots["learning_rate"] = local.learning_rate(state.round_num)
-        return Broadcast(state.weights, slots)
+    def server_update(state: server_slots.ServerState, mean):
+        x, s = mean
+        return state._replace(weights=x, slots=s)
 
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data) -> ClientUpdate:
-        x, slots = broadcast
-
-        def step(at, slots):
-            slots, x = optimizer.next(slots, at.weights, at.gradient)
-            return tuple(x), slots
-
-        trained, slots = client.take_steps(model, step, x, slots, data)
-        finite = client.is_finite((trained.weights, slots))
-        return ClientUpdate(
-            weights=client.zero_unless(finite, trained.weights),
-            slots=client.zero_unless(finite, slots),
-            kept=tf.cast(finite & client.has_examples(data), tf.float32),
-            metrics=client.round_metrics(trained, data, finite),
-        )
-
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, mean, kept) -> ServerState:
-        x, slots = mean
-        return next_state(state, ServerState(tuple(x), slots, state.round_num), kept)
-
-    def next_round(federation, state, clients):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients)
-        mean = federation.mean((update.weights, update.slots), update.kept)
-        kept = federation.sum(update.kept)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
-        return federation.map_server(server_update, state, mean, kept), metrics
-
-    return Method(initialize, next_round)
+    return averaging.build(
+        model,
+        local,
+        client_update,
+        server_update,
+        initialize=lambda: server_slots.initial_state(model, local, averaged=True),
+        broadcast=server_slots.send(local),
+    )

@@ -14,7 +14,7 @@ ICLR 2022, Algorithm 1, as its released code has it; a baseline of FedDA.
   N        num_clients           -         all training clients
 
     server keeps λ, one for each of the N clients, at first 0
-    a block of so many primal rounds:
+    a block of that number of primal rounds:
       L_k = F_k(x) of all clients at its start ;  w_k = 1 + λ_k - mean(λ)
       every round:  x ← x + (η_g / K) Σ_{k in S} w_k (x_k - x) ;  K clients in S
       at its end:   λ_k ← clip(λ_k + (η_λ / N) (L_k - mean(L) - ε), 0, lambda_max)
@@ -23,7 +23,7 @@ Weights are not scaled to one in the cohort. One model travels each way, and in 
 block the model to all N clients and N losses back.
 
 Deviations from the paper:
-  * Taken from the released code; the paper's own text could not be had.
+  * Taken from the released code; the paper's own text was not available.
   * `losses=seen` asks only the clients that are drawn: L_k is then the loss of the model that
     client k receives first in the block, mean(L) is over the clients that have an L_k, and the λ_k
     of the others stay. Algorithm 1 knows all losses.
@@ -40,11 +40,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from hparams import Hparam
-from tff_algos import client
+from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import MethodSpec, RoundPlan
-from tff_algos.weights import Weights
+from tff_algos.weights import Weights, constants, each, move
 
 
 def _plan(settings, round_num, total_rounds):
@@ -57,8 +57,8 @@ SPEC = MethodSpec(
     name="climb",
     summary="CLIMB: no client's loss may exceed the mean by more than epsilon.",
     paper=(
-        "Shen, Cervino, Hassani, Ribeiro, An Agnostic Approach to Federated Learning "
-        "with Class Imbalance, ICLR 2022"
+        "Shen, Cervino, Hassani, Ribeiro, An Agnostic Approach to Federated Learning with Class "
+        "Imbalance, ICLR 2022"
     ),
     hparams=(
         Hparam(
@@ -93,8 +93,8 @@ SPEC = MethodSpec(
         Hparam(
             "losses",
             "all",
-            "Whose losses move the multipliers: all, every client's at the start of a "
-            "block; seen, those of the clients that were drawn in the block.",
+            "Whose losses move the multipliers: all, every client's at the start of a block; "
+            "seen, those of the clients that were drawn in the block.",
             source="released code (all)",
             choices=("all", "seen"),
         ),
@@ -104,6 +104,7 @@ SPEC = MethodSpec(
     needs_num_clients=True,
     needs_index=True,
     plan=_plan,
+    aggregated="adds up updates by multipliers that it needs each client's loss for",
 )
 
 
@@ -129,16 +130,16 @@ class Broadcast(NamedTuple):
     """What every client receives: the model x, the weights w float32 `[N]`, and the rate η_l."""
 
     weights: Weights
-    shares: tf.Tensor
+    w: tf.Tensor
     learning_rate: tf.Tensor
 
 
 class Report(NamedTuple):
-    """What the server learns of each client: its index (int32), F_k(x), and whether it is kept."""
+    """What the server learns of each client: its index, int32, F_k(x), and 1 if that counts."""
 
     index: tf.Tensor
     loss: tf.Tensor
-    kept: tf.Tensor
+    counted: tf.Tensor
 
 
 class ClientUpdate(NamedTuple):
@@ -146,13 +147,13 @@ class ClientUpdate(NamedTuple):
 
     Attributes:
       weighted_delta: w_k (x_k - x), like the weights; zero if dropped or not drawn.
-      takes_part: 1 if it counts among the K, else 0; float32 scalar.
+      number: 1 if it counts among the K, else 0; float32 scalar.
       report: Its `Report`.
       metrics: See `client.round_metrics`; zero if not drawn.
     """
 
     weighted_delta: Weights
-    takes_part: tf.Tensor
+    number: tf.Tensor
     report: Report
     metrics: Any
 
@@ -170,76 +171,77 @@ def build(
 ) -> Method:
     """Builds CLIMB; see the module's docstring for the symbols."""
     del losses  # It is the round's plan.
-    eta_g = local.server_learning_rate
 
     def initialize() -> ServerState:
-        x = tuple(tf.constant(w) for w in model.initial_weights)
-        zeros = tf.zeros([num_clients], tf.float64)
-        return ServerState(x, zeros, zeros, tf.fill([num_clients], False), tf.constant(0))
+        x, none = constants(model.initial_weights), tf.zeros([num_clients], tf.float64)
+        return ServerState(x, none, none, tf.fill([num_clients], False), tf.constant(0))
 
-    @tf.function(autograph=False)
     def prepare_broadcast(state: ServerState) -> Broadcast:
-        shares = 1.0 + state.multipliers - tf.reduce_mean(state.multipliers)
+        w = 1.0 + state.multipliers - tf.reduce_mean(state.multipliers)
         eta_l = local.learning_rate(state.round_num)
-        return Broadcast(state.weights, tf.cast(shares, tf.float32), eta_l)
+        return Broadcast(state.weights, tf.cast(w, tf.float32), eta_l)
 
-    @tf.function(autograph=False)
     def client_update(broadcast: Broadcast, data) -> ClientUpdate:
-        x, shares, eta_l = broadcast
+        x, w, eta_l = broadcast
         loss = client.evaluate(model, x, data)["loss"]
         # Who only reports a loss has no batch to train on.
         batches = data._replace(mask=data.mask * data.participates)
         trained = client.train(model, local.optimizer(), eta_l, x, batches)
-        share = tf.gather(shares, data.index)
-        delta = tuple(share * (w - c) for w, c in zip(trained.weights, x, strict=True))
+        w_k = tf.gather(w, data.index)
+        delta = each(lambda x_k, x: w_k * (x_k - x), trained.weights, x)
         finite = client.is_finite((delta, loss))
         drawn = data.participates > 0
-        kept = tf.cast(finite & client.has_examples(data), tf.float32)
+        counted = tf.cast(finite & client.has_examples(data), tf.float32)
         return ClientUpdate(
             weighted_delta=client.zero_unless(finite & drawn, delta),
-            takes_part=kept * data.participates,
-            report=Report(data.index, client.zero_unless(finite, loss), kept),
+            number=counted * data.participates,
+            report=Report(data.index, client.zero_unless(finite, loss), counted),
             metrics=client.zero_unless(drawn, client.round_metrics(trained, data, finite)),
         )
 
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, total: Weights, number, reports: Report) -> ServerState:
-        x = tuple(
-            x + eta_g * tf.math.divide_no_nan(d, number)
-            for x, d in zip(state.weights, total, strict=True)
-        )
-        # The first loss of a block counts.
-        is_new = (reports.kept > 0) & ~tf.gather(state.seen, reports.index)
-        places = tf.boolean_mask(reports.index, is_new)[:, None]
-        found = tf.boolean_mask(tf.cast(reports.loss, tf.float64), is_new)
-        losses = tf.tensor_scatter_nd_update(state.losses, places, found)
-        seen = tf.tensor_scatter_nd_update(state.seen, places, tf.ones_like(found, tf.bool))
+    def server_update(state: ServerState, total: Weights, number, reports: Report):
+        mean = each(lambda d: tf.math.divide_no_nan(d, number), total)
+        x = move(state.weights, local.server_learning_rate, mean)
+        losses, seen = _known_losses(state, reports)
         round_num = state.round_num + 1
         ends = tf.equal(round_num % primal_rounds, 0)
-        multipliers = tf.where(
-            ends & seen, _ascend(state.multipliers, losses, seen), state.multipliers
+        step = lr_lambda / num_clients
+        ascended = _ascend(state.multipliers, losses, seen, step, epsilon, lambda_max)
+        multipliers = tf.where(ends & seen, ascended, state.multipliers)
+        largest = tf.cast(tf.reduce_max(multipliers), tf.float32)
+        return averaging.Outcome(
+            ServerState(x, multipliers, losses, seen & ~ends, round_num),
+            collections.OrderedDict(largest_lambda=largest),
         )
-        return ServerState(x, multipliers, losses, seen & ~ends, round_num)
-
-    def _ascend(multipliers, losses, seen):
-        counts = tf.cast(seen, tf.float64)
-        mean = tf.math.divide_no_nan(tf.reduce_sum(counts * losses), tf.reduce_sum(counts))
-        slope = losses - mean - epsilon
-        return tf.clip_by_value(multipliers + lr_lambda / num_clients * slope, 0.0, lambda_max)
-
-    @tf.function(autograph=False)
-    def summarize(metrics, state: ServerState):
-        largest = tf.cast(tf.reduce_max(state.multipliers), tf.float32)
-        return client.summarize_with(metrics, collections.OrderedDict(largest_lambda=largest))
 
     def next_round(federation, state, clients):
         broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
         update = federation.map_clients(client_update, broadcast, clients)
         total = federation.sum(update.weighted_delta)
-        number = federation.sum(update.takes_part)
+        number = federation.sum(update.number)
         reports = federation.stack(update.report)
+        outcome = federation.map_server(server_update, state, total, number, reports)
         metrics = federation.sum(update.metrics)
-        state = federation.map_server(server_update, state, total, number, reports)
-        return state, federation.map_server(summarize, metrics, state)
+        metrics = federation.map_server(averaging.summarize_with, metrics, outcome.metrics)
+        return outcome.state, metrics
 
     return Method(initialize, next_round)
+
+
+def _known_losses(state: ServerState, reports: Report) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the L_k of the block and whether there is one; the first report of a block counts."""
+    is_new = (reports.counted > 0) & ~tf.gather(state.seen, reports.index)
+    places = tf.boolean_mask(reports.index, is_new)[:, None]
+    found = tf.boolean_mask(tf.cast(reports.loss, tf.float64), is_new)
+    losses = tf.tensor_scatter_nd_update(state.losses, places, found)
+    # An update of booleans has no kernel for a GPU.
+    new = tf.scatter_nd(places, tf.ones_like(found), tf.shape(state.losses))
+    return losses, state.seen | (new > 0)
+
+
+def _ascend(multipliers, losses, seen, step, epsilon, lambda_max) -> tf.Tensor:
+    """Returns λ after a step of length η_λ / N up the slope of those that have an L_k."""
+    counts = tf.cast(seen, tf.float64)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(counts * losses), tf.reduce_sum(counts))
+    slope = losses - mean - epsilon
+    return tf.clip_by_value(multipliers + step * slope, 0.0, lambda_max)

@@ -5,7 +5,7 @@ Li, Hu, Beirami, Smith: "Ditto: Fair and Robust Federated Learning Through Perso
 
   symbol   argument              default   from
   η_l      client_learning_rate  -         tuned
-  λ        strength              0.1       AdaFed, App. (best on most; the flag is --ditto_lambda)
+  λ        lambda_               0.1       AdaFed, App. (best on most)
   η        server_learning_rate  1         Algorithm 2: the mean of the clients' models
   1/|S|    client_weighting      uniform   Algorithm 2
 
@@ -30,17 +30,16 @@ Deviations from the paper:
 from __future__ import annotations
 
 import collections
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from hparams import Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
-from tff_algos.method import Method
+from tff_algos import averaging, client
+from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights
+from tff_algos.registry import Aggregated, MethodSpec
+from tff_algos.weights import Weights, each, move, subtract, zeros
 
 SPEC = MethodSpec(
     name="ditto",
@@ -51,111 +50,63 @@ SPEC = MethodSpec(
     ),
     hparams=(
         Hparam(
-            "strength",
+            "lambda_",
             0.1,
-            "Pull lambda of a client's own model towards the common one: 0 is local "
-            "training. The step diverges where client_learning_rate * lambda > 2.",
+            "Pull lambda of a client's own model towards the common one: 0 is local training. The "
+            "step diverges where client_learning_rate * lambda > 2.",
             source="AdaFed, App. (best on FEMNIST, Shakespeare, CINIC-10; grid 0.01 to 5)",
             minimum=0.0,
-            flag="ditto_lambda",
         ),
     ),
     server_learning_rate=1.0,
     client_weighting="uniform",
     client_optimizers=("sgd",),
+    aggregated=Aggregated(),
 )
 
 
-class ServerState(NamedTuple):
-    """The model x, one tensor per model weight, and the rounds done, int32 scalar."""
-
-    weights: Weights
-    round_num: tf.Tensor
-
-
-class Broadcast(NamedTuple):
-    """What every client of the cohort receives: the model x and the client learning rate η_l."""
-
-    weights: Weights
-    learning_rate: tf.Tensor
-
-
-class ClientUpdate(NamedTuple):
-    """What a client gives.
-
-    Attributes:
-      delta: w_k - x, like the weights; zero if dropped.
-      weight: 1 or n_k, float32 scalar; zero if dropped.
-      metrics: See `client.round_metrics`.
-      diverged: 1 if v_k is not finite though w_k is, else 0; float32 scalar.
-      client_state: v_k, like the weights.
-    """
+class Report(NamedTuple):
+    """What a client sends: w_k - x, like the weights, and 1 if v_k is not finite though w_k is."""
 
     delta: Weights
-    weight: tf.Tensor
-    metrics: Any
     diverged: tf.Tensor
-    client_state: Any
 
 
-def build(model: Model, local: client.LocalTraining, *, strength: float) -> Method:
-    """Builds Ditto; `strength` is λ, see the module's docstring for the symbols."""
-    eta = local.server_learning_rate
+def build(model: Model, local: client.LocalTraining, *, lambda_: float) -> Method:
+    """Builds Ditto; see the module's docstring for the symbols."""
 
-    def initialize() -> ServerState:
-        return ServerState(tuple(tf.constant(w) for w in model.initial_weights), tf.constant(0))
-
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
-        return Broadcast(state.weights, local.learning_rate(state.round_num))
-
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data, client_state) -> ClientUpdate:
+    def client_update(broadcast: averaging.Broadcast, data, client_state):
         x, eta_l = broadcast
 
         def step(at, v):
-            v = tuple(
-                v - eta_l * (g + strength * (v - c))
-                for v, g, c in zip(v, at.gradient_at(v), x, strict=True)
-            )
-            w = tuple(w - eta_l * g for w, g in zip(at.weights, at.gradient, strict=True))
-            return w, v
+            at_v = at.gradient_at(v)
+            v = each(lambda v, g, x: v - eta_l * (g + lambda_ * (v - x)), v, at_v, x)
+            return each(lambda w, g: w - eta_l * g, at.weights, at.gradient), v
 
-        own = client.recall(client_state, tuple(x))
+        own = client.recall(client_state, x)
         trained, own = client.take_steps(model, step, x, own, data)
-        delta = tuple(w - c for w, c in zip(trained.weights, x, strict=True))
+        delta = subtract(trained.weights, x)
         finite, own_finite = client.is_finite(delta), client.is_finite(own)
-        return ClientUpdate(
-            delta=client.zero_unless(finite, delta),
-            weight=client.zero_unless(finite, local.client_weight(data)),
-            metrics=client.round_metrics(trained, data, finite),
-            diverged=tf.cast(finite & ~own_finite, tf.float32),
-            client_state=client.keep(client_state, data, finite & own_finite, own),
-        )
+        report = Report(delta, tf.cast(~own_finite, tf.float32))
+        kept = client.keep(client_state, data, finite & own_finite, own)
+        weight = local.client_weight(data)
+        return averaging.give(report, weight, trained, data, finite, client_state=kept)
 
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, delta: Weights, total_weight) -> ServerState:
-        x = tuple(x + eta * d for x, d in zip(state.weights, delta, strict=True))
-        return next_state(state, state._replace(weights=x), total_weight)
+    def aggregate(federation, update):
+        delta = mean_of_updates(federation, update.report.delta, update.weight)
+        return delta, federation.sum(update.report.diverged)
 
-    @tf.function(autograph=False)
-    def summarize(metrics, diverged):
+    def server_update(state: averaging.ServerState, delta: Weights, diverged):
+        x = move(state.weights, local.server_learning_rate, delta)
         own = collections.OrderedDict(personal_diverged=diverged)
-        return client.summarize_with(metrics, own)
+        return averaging.Outcome(state._replace(weights=x), own)
 
-    def next_round(federation, state, clients, client_states):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients, client_states)
-        delta = federation.mean(update.delta, update.weight)
-        total_weight = federation.sum(update.weight)
-        total, diverged = federation.sum(update.metrics), federation.sum(update.diverged)
-        metrics = federation.map_server(summarize, total, diverged)
-        state = federation.map_server(server_update, state, delta, total_weight)
-        return state, metrics, update.client_state
-
-    return Method(
-        initialize,
-        next_round,
-        client_state=lambda: tuple(tf.zeros(w.shape, w.dtype) for w in model.initial_weights),
+    return averaging.build(
+        model,
+        local,
+        client_update,
+        server_update,
+        aggregate=aggregate,
+        client_state=lambda: zeros(model.initial_weights),
         personal_weights=lambda own: own,
     )

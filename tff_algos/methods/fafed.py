@@ -28,21 +28,20 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from hparams import Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
+from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights
+from tff_algos.registry import Aggregated, MethodSpec, decay
+from tff_algos.weights import Weights, constants, each, move, subtract, zeros
 
 SPEC = MethodSpec(
     name="fafed",
-    summary=("Variance-reduced adaptive client steps on a scale that the server fixes."),
+    summary="Variance-reduced adaptive client steps on a scale that the server fixes.",
     paper="Wu et al., Faster Adaptive Federated Learning, arXiv 2212.00974",
     hparams=(
         Hparam(
@@ -53,15 +52,7 @@ SPEC = MethodSpec(
             minimum=0.0,
             maximum=1.0,
         ),
-        Hparam(
-            "beta",
-            0.99,
-            "Decay beta of the second moment.",
-            source="FedCAda",
-            minimum=0.0,
-            maximum=1.0,
-            exclusive_maximum=True,
-        ),
+        decay("beta", 0.99, "Decay beta of the second moment.", "FedCAda"),
         Hparam(
             "rho",
             0.01,
@@ -74,6 +65,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_weighting="uniform",
     client_optimizers=("sgd",),
+    aggregated=Aggregated(in_clear="their moments m_k and v_k"),
 )
 
 
@@ -118,89 +110,64 @@ class Broadcast(NamedTuple):
     learning_rate: tf.Tensor
 
 
-class ClientUpdate(NamedTuple):
-    """The second answer.
-
-    Attributes:
-      delta: x_k - x, like the weights; zero if dropped.
-      m: m_k, likewise.
-      v: v_k, likewise.
-      weight: 1 or n_k, float32 scalar, likewise.
-      metrics: See `client.round_metrics`.
-    """
+class Report(NamedTuple):
+    """The second answer, averaged over clients: x_k - x, m_k and v_k, like the weights."""
 
     delta: Weights
     m: Weights
     v: Weights
-    weight: tf.Tensor
-    metrics: Any
 
 
 def build(
     model: Model, local: client.LocalTraining, *, alpha: float, beta: float, rho: float
 ) -> Method:
     """Builds FAFED; see the module's docstring for the symbols."""
-    eta_server = local.server_learning_rate
 
     def initialize() -> ServerState:
-        x = tuple(tf.constant(w) for w in model.initial_weights)
-        zeros = tuple(tf.zeros_like(w) for w in x)
-        return ServerState(x, zeros, zeros, tf.constant(0), tf.constant(0))
+        x = constants(model.initial_weights)
+        return ServerState(x, zeros(x), zeros(x), tf.constant(0), tf.constant(0))
 
-    @tf.function(autograph=False)
     def prepare_start(state: ServerState) -> Start:
         return Start(state.weights, tf.equal(state.updates, 0))
 
-    @tf.function(autograph=False)
     def client_start(start: Start, data) -> StartUpdate:
-        asked = data._replace(mask=data.mask * tf.cast(start.is_first, tf.float32))
-        gradient = client.full_loss(model, start.weights, asked).gradient
-        finite = client.is_finite(gradient)
-        gradient = client.zero_unless(finite, gradient)
-        weight = client.zero_unless(finite, local.client_weight(data))
-        return StartUpdate(gradient, tuple(g**2 for g in gradient), weight)
+        asked = client.none_unless(start.is_first, data)
+        gradient, weight = averaging.give_gradient(model, local, start.weights, asked)
+        return StartUpdate(gradient, each(lambda g: g**2, gradient), weight)
 
-    @tf.function(autograph=False)
     def prepare_broadcast(state: ServerState, gradient: Weights, square: Weights) -> Broadcast:
         is_first = tf.equal(state.updates, 0)
-        m = tuple(tf.where(is_first, g, m) for g, m in zip(gradient, state.m, strict=True))
-        v = tuple(tf.where(is_first, s, v) for s, v in zip(square, state.v, strict=True))
+        m = each(lambda g, m: tf.where(is_first, g, m), gradient, state.m)
+        v = each(lambda s, v: tf.where(is_first, s, v), square, state.v)
         return Broadcast(m, v, local.learning_rate(state.round_num))
 
-    @tf.function(autograph=False)
-    def client_update(start: Start, broadcast: Broadcast, data) -> ClientUpdate:
+    def client_update(start: Start, broadcast: Broadcast, data) -> averaging.ClientUpdate:
         x, (m, v, eta) = start.weights, broadcast
-        scale = tuple(tf.sqrt(v) + rho for v in v)
+        scale = each(lambda v: tf.sqrt(v) + rho, v)
 
         def step(at, carry):
-            m, v, previous, is_first = carry
-            corrected = tuple(
-                g + (1.0 - alpha) * (m - old)
-                for g, m, old in zip(at.gradient, m, at.gradient_at(previous), strict=True)
+            m, v, previous = carry
+            corrected = each(
+                lambda g, m, old: g + (1.0 - alpha) * (m - old),
+                at.gradient,
+                m,
+                at.gradient_at(previous),
             )
-            m = tuple(tf.where(is_first, m, c) for m, c in zip(m, corrected, strict=True))
-            v = tuple(beta * v + (1.0 - beta) * g**2 for v, g in zip(v, at.gradient, strict=True))
-            x_k = tuple(w - eta * m / h for w, m, h in zip(at.weights, m, scale, strict=True))
-            return x_k, (m, v, at.weights, tf.constant(False))
+            m = client.choose(tf.equal(at.number, 0), m, corrected)
+            v = each(lambda v, g: beta * v + (1.0 - beta) * g**2, v, at.gradient)
+            x_k = each(lambda x_k, m, h: x_k - eta * m / h, at.weights, m, scale)
+            return x_k, (m, v, at.weights)
 
-        carry = (tuple(m), tuple(v), tuple(x), tf.constant(True))
-        trained, (m, v, _, _) = client.take_steps(model, step, x, carry, data)
-        delta = tuple(w - c for w, c in zip(trained.weights, x, strict=True))
-        finite = client.is_finite((delta, m, v))
-        return ClientUpdate(
-            delta=client.zero_unless(finite, delta),
-            m=client.zero_unless(finite, m),
-            v=client.zero_unless(finite, v),
-            weight=client.zero_unless(finite, local.client_weight(data)),
-            metrics=client.round_metrics(trained, data, finite),
-        )
+        trained, (m, v, _) = client.take_steps(model, step, x, (m, v, x), data)
+        report = Report(subtract(trained.weights, x), m, v)
+        return averaging.give(report, local.client_weight(data), trained, data)
 
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, mean, total_weight) -> ServerState:
-        delta, m, v = mean
-        x = tuple(x + eta_server * d for x, d in zip(state.weights, delta, strict=True))
-        after = ServerState(x, tuple(m), tuple(v), state.updates + 1, state.round_num)
-        return next_state(state, after, total_weight)
+    def server_update(state: ServerState, mean: Report, total_weight) -> ServerState:
+        x = move(state.weights, local.server_learning_rate, mean.delta)
+        after = ServerState(x, mean.m, mean.v, state.updates + 1, state.round_num)
+        return averaging.next_state(state, after, total_weight)
+
+    mean_reports = averaging.mean_each(Report._make, *Report._fields)
 
     def next_round(federation, state, clients):
         start = federation.broadcast(federation.map_server(prepare_start, state))
@@ -211,9 +178,9 @@ def build(
             federation.map_server(prepare_broadcast, state, gradient, square)
         )
         update = federation.map_clients(client_update, start, broadcast, clients)
-        mean = federation.mean((update.delta, update.m, update.v), update.weight)
+        (mean,) = mean_reports(federation, update)
         total_weight = federation.sum(update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
+        metrics = federation.map_server(averaging.summarize, federation.sum(update.metrics))
         return federation.map_server(server_update, state, mean, total_weight), metrics
 
     return Method(initialize, next_round)

@@ -10,6 +10,7 @@ Algorithm 1 (FedAMS, uncompressed); a baseline of FedCAda.
   β_2      beta2                 0.99      the same
   ε        epsilon_max           1e-3      the same (`max_v`, the floor of v̂)
   -        epsilon               0         the same (`eps`, added to the root)
+  -        bias_correction       true      the released code
   1/|S|    client_weighting      uniform   Algorithm 1
 
     server:  Δ = mean Δ_k ; m ← β_1 m + (1 - β_1) Δ ; v ← β_2 v + (1 - β_2) Δ²
@@ -34,37 +35,23 @@ from tff_algos import client
 from tff_algos.method import Method
 from tff_algos.methods import fedopt
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights
+from tff_algos.registry import Aggregated, MethodSpec, decay
+from tff_algos.weights import Weights, each, zeros
+
+_README = "FedAMS, README of the released code"
 
 SPEC = MethodSpec(
     name="fedams",
     summary="AMSGrad on the server.",
-    paper=("Wang et al., Communication-Efficient Adaptive Federated Learning, arXiv 2205.02719"),
+    paper="Wang et al., Communication-Efficient Adaptive Federated Learning, arXiv 2205.02719",
     hparams=(
-        Hparam(
-            "beta1",
-            0.9,
-            "Decay beta_1 of the first moment.",
-            source="FedAMS, README of the released code",
-            minimum=0.0,
-            maximum=1.0,
-            exclusive_maximum=True,
-        ),
-        Hparam(
-            "beta2",
-            0.99,
-            "Decay beta_2 of the second moment.",
-            source="FedAMS, README of the released code",
-            minimum=0.0,
-            maximum=1.0,
-            exclusive_maximum=True,
-        ),
+        decay("beta1", 0.9, "Decay beta_1 of the first moment.", _README),
+        decay("beta2", 0.99, "Decay beta_2 of the second moment.", _README),
         Hparam(
             "epsilon_max",
-            0.001,
+            1e-3,
             "Where the largest second moment v-hat starts, below which it never is (epsilon).",
-            source="FedAMS, README of the released code",
+            source=_README,
             minimum=0.0,
             exclusive_minimum=True,
         ),
@@ -72,19 +59,20 @@ SPEC = MethodSpec(
             "epsilon",
             0.0,
             "What is added to the root of v-hat.",
-            source="FedAMS, README of the released code",
+            source=_README,
             minimum=0.0,
         ),
         Hparam(
             "bias_correction",
             True,
-            "Whether moments are corrected for their bias, as in the released code; the "
-            "paper does not.",
+            "Whether moments are corrected for their bias, as in the released code; the paper "
+            "does not.",
             source="FedAMS, the released code",
         ),
     ),
     server_learning_rate=1.0,
     client_weighting="uniform",
+    aggregated=Aggregated(),
 )
 
 
@@ -117,24 +105,25 @@ def build(
     """Builds FedAMS: FedOpt's clients, and the server step of the module's docstring."""
     eta = local.server_learning_rate
 
-    def initialize(weights: Weights) -> Slots:
-        zeros = tuple(tf.zeros_like(w) for w in weights)
-        return Slots(zeros, zeros, tuple(z + epsilon_max for z in zeros), tf.constant(0))
+    def initialize(x: Weights) -> Slots:
+        start = zeros(x)
+        return Slots(start, start, each(lambda z: z + epsilon_max, start), tf.constant(0))
 
     def step(slots: Slots, x: Weights, g: Weights) -> tuple[Slots, Weights]:
         t = slots.t + 1
-        delta = tuple(-g for g in g)
-        m = tuple(beta1 * m + (1.0 - beta1) * d for m, d in zip(slots.m, delta, strict=True))
-        v = tuple(beta2 * v + (1.0 - beta2) * d**2 for v, d in zip(slots.v, delta, strict=True))
-        v_max = tuple(tf.maximum(h, v) for h, v in zip(slots.v_max, v, strict=True))
+        delta = each(tf.negative, g)
+        m = each(lambda m, d: beta1 * m + (1.0 - beta1) * d, slots.m, delta)
+        v = each(lambda v, d: beta2 * v + (1.0 - beta2) * d**2, slots.v, delta)
+        v_max = each(tf.maximum, slots.v_max, v)
         correct1, correct2 = 1.0, 1.0
         if bias_correction:
-            # In float32, 1 - 0.99 alone is off by 6e-6.
-            left = [1.0 - tf.cast(b, tf.float64) ** tf.cast(t, tf.float64) for b in (beta1, beta2)]
-            correct1, correct2 = tf.cast(left[0], tf.float32), tf.cast(tf.sqrt(left[1]), tf.float32)
-        x = tuple(
-            x + eta * (m / correct1) / (tf.sqrt(h) / correct2 + epsilon)
-            for x, m, h in zip(x, m, v_max, strict=True)
+            correct1 = tf.cast(fedopt.bias_left(beta1, t), tf.float32)
+            correct2 = tf.cast(tf.sqrt(fedopt.bias_left(beta2, t)), tf.float32)
+        x = each(
+            lambda x, m, h: x + eta * (m / correct1) / (tf.sqrt(h) / correct2 + epsilon),
+            x,
+            m,
+            v_max,
         )
         return Slots(m, v, v_max, t), x
 

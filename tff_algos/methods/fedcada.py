@@ -8,7 +8,7 @@ Learning", arXiv 2405.11811, Algorithm 2 and the adjustment functions of section
   β_1      beta1                 0.9       section 4.1 (0.1 or 0.9)
   β_2      beta2                 0.99      section 4.1
   ε        epsilon               1e-8      choice: not given
-  φ        adjustment            1         main tables: option 1 (z); 2 is z², 3 sin z, 4 √z
+  φ        option                1         main tables: 1 is z, 2 is z², 3 sin z, 4 √z
   t        t_unit                round     Fig. 3, which plots φ over rounds
   η_g      server_learning_rate  1         choice: not given
   1/|S|    client_weighting      uniform   Algorithm 2
@@ -24,7 +24,7 @@ Deviations from the paper, which has no released code:
     of all earlier rounds, each counted by its longest client, and those of this round.
   * The gradient is taken at the previous iterate; the printed indices are off by one.
   * The options replace the correction (lines 12, 13), not the moments, as their formulas say.
-  * `adjustment=none` leaves the moments uncorrected (φ = 0), the ablation "w/o functions".
+  * `option=none` leaves the moments uncorrected (φ = 0), the ablation "w/o functions".
   * Table 3 has option 2 in front although the main tables use option 1; the default is the latter.
   * The paper says that φ always shrinks steps and fades. The factor √(1 + β_2^t) / (1 + β_1^t)
     exceeds 1 from round 10 on (β_1 = 0.9), and always for β_1 = 0.1.
@@ -32,57 +32,31 @@ Deviations from the paper, which has no released code:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from hparams import Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
-from tff_algos.method import Method
+from tff_algos import averaging, client
+from tff_algos.method import Method, mean_of_updates
+from tff_algos.methods import client_adam
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights
+from tff_algos.registry import Aggregated, MethodSpec
+from tff_algos.weights import Weights, constants, each, move, subtract, zeros
 
 SPEC = MethodSpec(
     name="fedcada",
-    summary=("Clients run Adam from the server's moments, with an adjusted bias correction."),
-    paper=("Zhou et al., FedCAda: Adaptive Client-Side Optimization, arXiv 2405.11811"),
+    summary="Clients run Adam from the server's moments, with an adjusted bias correction.",
+    paper="Zhou et al., FedCAda: Adaptive Client-Side Optimization, arXiv 2405.11811",
     hparams=(
+        *client_adam.MOMENTS,
         Hparam(
-            "beta1",
-            0.9,
-            "Decay beta_1 of the first moment.",
-            source="FedCAda, section 4.1",
-            minimum=0.0,
-            maximum=1.0,
-            exclusive_maximum=True,
-        ),
-        Hparam(
-            "beta2",
-            0.99,
-            "Decay beta_2 of the second moment.",
-            source="FedCAda, section 4.1",
-            minimum=0.0,
-            maximum=1.0,
-            exclusive_maximum=True,
-        ),
-        Hparam(
-            "epsilon",
-            1e-08,
-            "Epsilon, added outside the root.",
-            source="choice: not given",
-            minimum=0.0,
-            exclusive_minimum=True,
-        ),
-        Hparam(
-            "adjustment",
+            "option",
             "1",
-            "Adjustment function phi of z = beta^t: option 1 is z, 2 is z^2, 3 is sin z, "
-            "4 is the root of z; none leaves the moments uncorrected.",
+            "Adjustment function phi of z = beta^t: option 1 is z, 2 is z^2, 3 is sin z, 4 is the "
+            "root of z; none leaves the moments uncorrected.",
             source="FedCAda, main tables (its Table 3 has option 2 in front)",
             choices=("1", "2", "3", "4", "none"),
-            flag="fedcada_option",
         ),
         Hparam(
             "t_unit",
@@ -95,8 +69,8 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_weighting="uniform",
     client_optimizers=("sgd",),
+    aggregated=Aggregated(in_clear="their moments m_k and v_k"),
 )
-
 
 ADJUSTMENTS = {
     "1": lambda z: z,
@@ -136,24 +110,13 @@ class Broadcast(NamedTuple):
     steps: tf.Tensor
 
 
-class ClientUpdate(NamedTuple):
-    """What a client sends back.
-
-    Attributes:
-      delta: x_k - x, like the weights; zero if dropped.
-      m: Its raw first moment m_k, likewise.
-      v: Its raw second moment v_k, likewise.
-      steps: Its local steps τ_k, int32 scalar, likewise.
-      weight: 1 or n_k, float32 scalar, likewise.
-      metrics: See `client.round_metrics`.
-    """
+class Report(NamedTuple):
+    """What a client sends: x_k - x, m_k and v_k, like the weights, and its steps τ_k, int32."""
 
     delta: Weights
     m: Weights
     v: Weights
     steps: tf.Tensor
-    weight: tf.Tensor
-    metrics: Any
 
 
 def build(
@@ -163,66 +126,59 @@ def build(
     beta1: float,
     beta2: float,
     epsilon: float,
-    adjustment: str,
+    option: str,
     t_unit: str,
 ) -> Method:
     """Builds FedCAda; see the module's docstring for the symbols."""
-    eta_g = local.server_learning_rate
-    phi = ADJUSTMENTS[adjustment]
+    phi = ADJUSTMENTS[option]
 
     def initialize() -> ServerState:
-        x = tuple(tf.constant(w) for w in model.initial_weights)
-        zeros = tuple(tf.zeros_like(w) for w in x)
-        return ServerState(x, zeros, zeros, tf.constant(0), tf.constant(0))
+        x = constants(model.initial_weights)
+        return ServerState(x, zeros(x), zeros(x), tf.constant(0), tf.constant(0))
 
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
+    def broadcast(state: ServerState) -> Broadcast:
         eta_l = local.learning_rate(state.round_num)
         return Broadcast(state.weights, state.m, state.v, eta_l, state.round_num, state.steps)
 
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data) -> ClientUpdate:
+    def client_update(broadcast: Broadcast, data):
         x, m, v, eta_l, round_num, steps_before = broadcast
 
         def step(at, carry):
-            m, v, t = carry
-            m = tuple(beta1 * m + (1.0 - beta1) * g for m, g in zip(m, at.gradient, strict=True))
-            v = tuple(beta2 * v + (1.0 - beta2) * g**2 for v, g in zip(v, at.gradient, strict=True))
+            m, v = carry
+            t = 1 + (steps_before + at.number if t_unit == "step" else round_num)
+            m = each(lambda m, g: beta1 * m + (1.0 - beta1) * g, m, at.gradient)
+            v = each(lambda v, g: beta2 * v + (1.0 - beta2) * g**2, v, at.gradient)
             correct1 = 1.0 + phi(tf.pow(beta1, tf.cast(t, tf.float32)))
             correct2 = 1.0 + phi(tf.pow(beta2, tf.cast(t, tf.float32)))
-            x_k = tuple(
-                w - eta_l * (m / correct1) / (tf.sqrt(v / correct2) + epsilon)
-                for w, m, v in zip(at.weights, m, v, strict=True)
+            x_k = each(
+                lambda x_k, m, v: x_k - eta_l * (m / correct1) / (tf.sqrt(v / correct2) + epsilon),
+                at.weights,
+                m,
+                v,
             )
-            return x_k, (m, v, t + 1 if t_unit == "step" else t)
+            return x_k, (m, v)
 
-        t = 1 + (steps_before if t_unit == "step" else round_num)
-        trained, (m, v, _) = client.take_steps(model, step, x, (tuple(m), tuple(v), t), data)
-        delta = tuple(w - c for w, c in zip(trained.weights, x, strict=True))
-        finite = client.is_finite((delta, m, v))
-        return ClientUpdate(
-            delta=client.zero_unless(finite, delta),
-            m=client.zero_unless(finite, m),
-            v=client.zero_unless(finite, v),
-            steps=client.zero_unless(finite, client.num_steps(data)),
-            weight=client.zero_unless(finite, local.client_weight(data)),
-            metrics=client.round_metrics(trained, data, finite),
-        )
+        trained, (m, v) = client.take_steps(model, step, x, (m, v), data)
+        report = Report(subtract(trained.weights, x), m, v, client.num_steps(data))
+        return averaging.give(report, local.client_weight(data), trained, data)
 
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, mean, longest, total_weight) -> ServerState:
+    def aggregate(federation, update):
+        report = update.report
+        delta = mean_of_updates(federation, report.delta, update.weight)
+        m, v = (federation.mean(moment, update.weight) for moment in (report.m, report.v))
+        return (delta, m, v), federation.max(report.steps)
+
+    def server_update(state: ServerState, mean, longest) -> ServerState:
         delta, m, v = mean
-        x = tuple(x + eta_g * d for x, d in zip(state.weights, delta, strict=True))
-        after = ServerState(x, tuple(m), tuple(v), state.steps + longest, state.round_num)
-        return next_state(state, after, total_weight)
+        x = move(state.weights, local.server_learning_rate, delta)
+        return ServerState(x, m, v, state.steps + longest, state.round_num)
 
-    def next_round(federation, state, clients):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients)
-        mean = federation.mean((update.delta, update.m, update.v), update.weight)
-        longest = federation.max(update.steps)
-        total_weight = federation.sum(update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
-        return federation.map_server(server_update, state, mean, longest, total_weight), metrics
-
-    return Method(initialize, next_round)
+    return averaging.build(
+        model,
+        local,
+        client_update,
+        server_update,
+        initialize=initialize,
+        broadcast=broadcast,
+        aggregate=aggregate,
+    )

@@ -1,14 +1,15 @@
-"""FedCorr: finds clients whose labels are noisy, mends the labels, then trains on all.
+"""FedCorr: finds clients whose labels are noisy, corrects the labels, then trains on all.
 
 Xu, Chen, Quek, Chong: "FedCorr: Multi-Stage Federated Learning for Label Noise Correction", CVPR
 2022, arXiv 2204.04677, Algorithm 1, with the authors' code; also with AdaFed in stages 2 and 3
 (Mohajer Hamidi, Yang, arXiv 2401.04993, Table 19).
 
   symbol  argument              default    from (Clothing1M, AdaFed, App., if not said otherwise)
+  -       client_learning_rate  -          tuned
   T_1     iterations            2
   -       stage1_clients        1          0.002 of 500 clients
   T_2     stage2_rounds         50
-  T_3     total_rounds          the rounds that stages 1 and 2 leave
+  T_3     total_rounds          -          the rounds that stages 1 and 2 leave
   β       beta                  5          the code
   k       neighbors             20         the code
   π       relabel_ratio         0.8
@@ -17,7 +18,9 @@ Xu, Chen, Quek, Chong: "FedCorr: Multi-Stage Federated Learning for Label Noise 
   α       mixup                 true       α = 1, the code; false is no mixup
   -       aggregation           fedavg     stages 2 and 3: fedavg or adafed
   γ       adafed_gamma          5          AdaFed, App. on label noise
+                                (adafed)
   -       adafed_step_rule      min        as adafed's step_rule
+                                (adafed)
   η       server_learning_rate  1
   p_k     client_weighting      examples   the code (FedAvg)
 
@@ -37,11 +40,11 @@ LID_k, the local intrinsic dimensionality of the client's predictions, is the me
 of -k / (Σ_j ln(r_j / (r_k + ε)) + ε) with the distances r_1 ≤ … ≤ r_k from the example's softmax
 outputs to those nearest to them among the client's, ε = 1e-6.
 
-It is a driver (`tff_algos.driver`) of three TFF processes: stage 1's, that of stages 2 and 3, and
-the labelling by the global model. Between rounds the driver fits the mixtures.
+It is a driver (`tff_algos.driver`) of three processes: stage 1's, that of stages 2 and 3, and the
+labelling by the global model. Between rounds the driver fits the mixtures.
 
 Deviations from the paper:
-  * Losses are summed over all iterations, as the paper has it; the code starts anew in each.
+  * Losses are summed over all iterations, as the paper has it; the code starts from zero in each.
   * Points whose neighbours are all equally far, so that the estimate is negative or above 1000, are
     left out of LID_k; the code keeps them. A client of one example, or one whose update is not
     finite, has no LID in that iteration; the mean over those that it has takes the sum's place.
@@ -57,7 +60,11 @@ Deviations from the paper:
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,24 +73,23 @@ import tensorflow_federated as tff
 
 import hparams as hparams_lib
 from hparams import By, Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
+from tff_algos import averaging, client
 from tff_algos.client_data import Batch, ClientData
-from tff_algos.driver import Clients, Findings
-from tff_algos.method import TffFederation
+from tff_algos.driver import Assignment, CarryOut, Clients, Findings, Round
+from tff_algos.method import Method, TffFederation
 from tff_algos.methods import adafed, fedopt
 from tff_algos.model import Model, ModelError
-from tff_algos.parts import mixtures
+from tff_algos.parts import dimensionality, mixtures
 from tff_algos.parts.mixup import mixed
 from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights
+from tff_algos.weights import Weights, constants, each, subtract
 
 SPEC = MethodSpec(
     name="fedcorr",
-    summary=("FedCorr: finds clients of noisy labels, mends these, then trains on all."),
+    summary="FedCorr: finds clients of noisy labels, corrects these, then trains on all.",
     paper=(
-        "Xu, Chen, Quek, Chong, FedCorr: Multi-Stage Federated Learning for Label "
-        "Noise Correction, arXiv 2204.04677"
+        "Xu, Chen, Quek, Chong, FedCorr: Multi-Stage Federated Learning for Label Noise "
+        "Correction, arXiv 2204.04677"
     ),
     hparams=(
         Hparam(
@@ -175,12 +181,13 @@ SPEC = MethodSpec(
     ),
     server_learning_rate=1.0,
     staged=True,
+    aggregated="is several processes, which need single clients' losses",
 )
 
-
-_EPSILON = 1e-6
-_LARGEST_DIMENSIONALITY = 1000.0
 _LABELLED_AT_ONCE = 10  # Clients.
+
+# The processes.
+_FIRST, _LATER, _LABELLING = "first_stage", "later_stages", "labelling"
 
 
 class State(NamedTuple):
@@ -189,7 +196,7 @@ class State(NamedTuple):
     Attributes:
       weights: The model x, one array per model weight.
       round_num: Rounds done in all stages, int32 scalar.
-      labels: Labels of all clients' examples, client after client, as mended so far `[n]`.
+      labels: Labels of all clients' examples, client after client, as corrected so far `[n]`.
       losses: Σ l_i over iterations, in the same order, float64 `[n]`.
       dimensionality: Σ LID_k over iterations, float64 `[N]`.
       visits: Iterations in which the client had a LID_k, int32 `[N]`.
@@ -205,20 +212,6 @@ class State(NamedTuple):
     visits: np.ndarray
     noise_level: np.ndarray
     noisy: np.ndarray
-
-
-class ServerState(NamedTuple):
-    """The model x, one tensor per model weight, and the rounds done, int32 scalar."""
-
-    weights: Weights
-    round_num: tf.Tensor
-
-
-class Broadcast(NamedTuple):
-    """What every client of the cohort receives: the model x and the client learning rate."""
-
-    weights: Weights
-    learning_rate: tf.Tensor
 
 
 class VisitedClient(NamedTuple):
@@ -249,24 +242,8 @@ class Measured(NamedTuple):
     losses: Any
 
 
-class ClientUpdate(NamedTuple):
-    """What a client of stage 1 gives.
-
-    Attributes:
-      delta: x_k - x, like the weights; zero if dropped.
-      weight: n_k or 1, float32 scalar; zero if dropped.
-      metrics: See `client.round_metrics`.
-      measured: Stays with the client's record.
-    """
-
-    delta: Weights
-    weight: tf.Tensor
-    metrics: Any
-    measured: Measured
-
-
 class Place(NamedTuple):
-    """Where a round is: stage 1 to 3, and whether detection or mending follows it.
+    """Where a round is: stage 1 to 3, and whether detection or correction follows it.
 
     Attributes:
       stage: 1, 2 or 3.
@@ -298,7 +275,7 @@ def build(
     adafed_gamma: float | None,
     adafed_step_rule: str | None,
 ) -> FedCorr:
-    """Builds FedCorr; see the table above for the arguments.
+    """Builds FedCorr; see the module's docstring for the symbols.
 
     Raises:
       ModelError: If the model is not a classifier with class numbers as targets.
@@ -317,11 +294,19 @@ def build(
         given = {"gamma": adafed_gamma, "step_rule": adafed_step_rule}
         own = hparams_lib.resolve("adafed", adafed.SPEC.hparams, given)
         later = adafed.build(trained, local, **own)
+    data_type = process.client_data_type(model)
+    visited = VisitedClient(data_type, data_type, tff.TensorType(np.float32))
+    first, labelling = _first_stage(model, trained, local, beta, neighbors), _labelling(model)
     return FedCorr(
         model,
-        _first_stage(model, trained, local, beta, neighbors, process.client_data_type(model)),
+        {
+            _FIRST: Round(first, _visited_spec),
+            _LATER: Round(later, lambda data: data),
+            _LABELLING: Round(labelling, lambda data: data),
+        },
+        _computation(first, _server_type(model), visited),
         process.to_process(later, model),
-        _labelling(model, process.client_data_type(model)),
+        _computation(labelling, _server_type(model).weights, data_type),
         iterations=iterations,
         stage1_clients=stage1_clients,
         stage2_rounds=stage2_rounds,
@@ -331,42 +316,39 @@ def build(
     )
 
 
+@dataclasses.dataclass
 class FedCorr:
     """The driver: which process runs in which round, and what is found out in between.
 
     Attributes:
       model: The model that is trained.
+      rounds: As of `Driver`.
+      first_stage: `(state, clients) -> (state, metrics, measured at clients)`, see `_first_stage`.
+      later_stages: The process of stages 2 and 3.
+      labelling: `(weights, clients) -> (weights, nothing, probabilities)`, see `_labelling`.
+      iterations: T_1, as all that follow a setting of the method.
+      stage1_clients: Clients of a round of stage 1.
+      stage2_rounds: T_2.
+      relabel_ratio: π.
+      confidence: θ.
+      clean_level: κ.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        first_stage: tff.Computation,
-        later_stages: tff.learning.templates.LearningProcess,
-        labelling: tff.Computation,
-        *,
-        iterations: int,
-        stage1_clients: int,
-        stage2_rounds: int,
-        relabel_ratio: float,
-        confidence: float,
-        clean_level: float,
-    ):
-        """Initialises from the processes and the settings, see the module."""
-        self.model = model
-        self._first_stage = first_stage
-        self._later_stages = later_stages
-        self._labelling = labelling
-        self._iterations = iterations
-        self._stage1_clients = stage1_clients
-        self._stage2_rounds = stage2_rounds
-        self._relabel_ratio = relabel_ratio
-        self._confidence = confidence
-        self._clean_level = clean_level
+    model: Model
+    rounds: Mapping[str, Round]
+    first_stage: tff.Computation
+    later_stages: tff.learning.templates.LearningProcess
+    labelling: tff.Computation
+    iterations: int
+    stage1_clients: int
+    stage2_rounds: int
+    relabel_ratio: float
+    confidence: float
+    clean_level: float
 
     @functools.cached_property
     def _later_initial(self):
-        return self._later_stages.initialize()
+        return self.later_stages.initialize()
 
     def initialize(self, clients: Clients) -> State:
         """As `Driver.initialize`."""
@@ -389,63 +371,88 @@ class FedCorr:
 
     def place(self, round_index: int, num_clients: int) -> Place:
         """Returns the stage of a round, from 0, and what follows it."""
-        per_iteration = -(-num_clients // self._stage1_clients)
+        per_iteration = -(-num_clients // self.stage1_clients)
         iteration, step = divmod(round_index, per_iteration)
-        if iteration < self._iterations:
+        if iteration < self.iterations:
             return Place(1, iteration, step, step == per_iteration - 1)
-        step = round_index - self._iterations * per_iteration
-        if step < self._stage2_rounds:
-            return Place(2, 0, step, step == self._stage2_rounds - 1)
-        return Place(3, 0, step - self._stage2_rounds, False)
+        step = round_index - self.iterations * per_iteration
+        if step < self.stage2_rounds:
+            return Place(2, 0, step, step == self.stage2_rounds - 1)
+        return Place(3, 0, step - self.stage2_rounds, False)
 
-    def cohort(self, state: State, clients: Clients) -> list:
+    def cohort(self, state: State, clients: Clients) -> list[Assignment]:
         """As `Driver.cohort`."""
         number, round_index = len(clients.num_examples), int(state.round_num)
         place = self.place(round_index, number)
         labels = _by_client(state.labels, clients)
         if place.stage == 1:
-            first = place.step * self._stage1_clients
+            first = place.step * self.stage1_clients
             order = clients.permutation(place.iteration)
             return [
-                VisitedClient(
-                    clients.batches(round_index, k, labels[k]),
-                    clients.in_order(k, labels[k]),
-                    np.float32(state.noise_level[k]),
-                )
-                for k in map(int, order[first : first + self._stage1_clients])
+                Assignment(k, labels[k], np.float32(state.noise_level[k]))
+                for k in map(int, order[first : first + self.stage1_clients])
             ]
         among = np.arange(number)
-        clean = np.flatnonzero(np.asarray(state.noise_level) <= self._clean_level)
+        clean = np.flatnonzero(np.asarray(state.noise_level) <= self.clean_level)
         if place.stage == 2 and len(clean):
             among = clean
-        chosen = map(int, clients.sample(round_index, among))
-        return [clients.batches(round_index, k, labels[k]) for k in chosen]
+        return [Assignment(k, labels[k]) for k in map(int, clients.sample(round_index, among))]
 
-    def next(self, state: State, cohort: list, clients: Clients):
+    def data(self, name: str, round_index: int, assignment: Assignment, clients: Clients) -> Any:
+        """As `Driver.data`."""
+        k, labels, facts = assignment
+        if name == _LABELLING:
+            return clients.in_order(k, labels)
+        training = clients.batches(round_index, k, labels)
+        if name == _LATER:
+            return training
+        return VisitedClient(training, clients.in_order(k, labels), facts)
+
+    def _by_tff(self, round_index, clients, name, state, cohort) -> tuple[Any, Any, Iterable[Any]]:
+        """As `CarryOut`, through TFF."""
+        given = (self.data(name, round_index, assignment, clients) for assignment in cohort)
+        if name == _LABELLING:
+            return state, {}, self._labelled(state, given)
+        if name == _FIRST:
+            return self.first_stage(state, list(given))
+        return *self.later_stages.next(state, list(given)), ()
+
+    def _labelled(self, weights, given) -> Iterator[np.ndarray]:
+        while part := list(itertools.islice(given, _LABELLED_AT_ONCE)):
+            yield from self.labelling(weights, part)[2]
+
+    def next(
+        self,
+        state: State,
+        cohort: Sequence[Assignment],
+        clients: Clients,
+        carry_out: CarryOut | None = None,
+    ):
         """As `Driver.next`."""
-        place = self.place(int(state.round_num), len(clients.num_examples))
+        round_index = int(state.round_num)
+        place = self.place(round_index, len(clients.num_examples))
+        carry_out = carry_out or functools.partial(self._by_tff, round_index, clients)
         before = state
         if place.stage == 1:
-            server, metrics, measured = self._first_stage(
-                ServerState(tuple(state.weights), np.int32(state.round_num)), cohort
-            )
+            given = averaging.ServerState(tuple(state.weights), np.int32(state.round_num))
+            server, metrics, measured = carry_out(_FIRST, given, cohort)
             state = _recorded(state, cohort, measured, clients)
         else:
             given = self._later_initial._replace(
                 weights=tuple(state.weights), round_num=np.int32(state.round_num)
             )
-            server, metrics = self._later_stages.next(given, cohort)
+            server, metrics, _ = carry_out(_LATER, given, cohort)
         state = state._replace(
             weights=tuple(np.asarray(w) for w in server.weights),
             round_num=np.int32(server.round_num),
         )
         if place.last:
             state = self._found(state, clients) if place.stage == 1 else state
-            state = self._mended(state, clients, everything=place.stage == 2)
+            state = self._corrected(state, clients, carry_out, everything=place.stage == 2)
         metrics["stage"] = place.stage
         metrics["noisy_clients"] = np.sum(state.noisy)
         metrics["mean_noise_level"] = np.mean(state.noise_level)
-        metrics["labels_mended"] = np.sum(state.labels != before.labels)
+        metrics["labels_corrected"] = np.sum(state.labels != before.labels)
         return tff.learning.templates.LearningProcessOutput(state, metrics)
 
     def _found(self, state, clients):
@@ -460,21 +467,22 @@ class FedCorr:
             levels[k] = np.mean(mixtures.larger_component(losses[k]))
         return state._replace(noisy=noisy, noise_level=levels)
 
-    def _mended(self, state, clients, everything):
+    def _corrected(self, state, clients, carry_out, everything):
         """Gives examples of noisy clients the global model's label where that is confident."""
         labels, losses = state.labels.copy(), _by_client(state.losses, clients)
         own = _by_client(labels, clients)
         noisy = [k for k in np.flatnonzero(state.noisy) if len(own[k])]
-        for first in range(0, len(noisy), _LABELLED_AT_ONCE):
-            asked = noisy[first : first + _LABELLED_AT_ONCE]
-            given = [clients.in_order(k, own[k]) for k in asked]
-            for k, scores in zip(asked, self._labelling(state.weights, given), strict=True):
-                candidates = np.arange(len(own[k]))
-                if not everything:
-                    most = int(len(own[k]) * state.noise_level[k] * self._relabel_ratio)
-                    candidates = np.argsort(-losses[k], kind="stable")[:most]
-                sure = candidates[scores.max(axis=1)[candidates] > self._confidence]
-                own[k][sure] = scores.argmax(axis=1)[sure]
+        if not noisy:
+            return state
+        asked = [Assignment(int(k), own[k].copy()) for k in noisy]
+        found = carry_out(_LABELLING, state.weights, asked)[2]
+        for k, scores in zip(noisy, found, strict=True):
+            candidates = np.arange(len(own[k]))
+            if not everything:
+                most = int(len(own[k]) * state.noise_level[k] * self.relabel_ratio)
+                candidates = np.argsort(-losses[k], kind="stable")[:most]
+            sure = candidates[scores.max(axis=1)[candidates] > self.confidence]
+            own[k][sure] = scores.argmax(axis=1)[sure]
         return state._replace(labels=labels)
 
 
@@ -492,96 +500,76 @@ def _recorded(state, cohort, measured, clients):
     )
     losses = _by_client(after.losses, clients)
     for given, found in zip(cohort, measured, strict=True):
-        k = int(given.training.index)
+        k = given.client
         losses[k] += found.losses
         after.dimensionality[k] += found.dimensionality
         after.visits[k] += found.points > 0
     return after
 
 
-def _first_stage(model, trained, local, beta, neighbors, data_type) -> tff.Computation:
-    """Returns `(state, clients) -> (state, metrics, measured at clients)`, a round of stage 1."""
+def _first_stage(model, trained, local, beta, neighbors) -> Method:
+    """Returns stage 1, in whose rounds each `VisitedClient` finds what it has `Measured`."""
 
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
-        return Broadcast(state.weights, local.learning_rate(state.round_num))
-
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data: VisitedClient) -> ClientUpdate:
-        x = broadcast.weights
+    def client_update(broadcast: averaging.Broadcast, data, record) -> averaging.ClientUpdate:
+        (x, eta), (whole, noise_level) = broadcast, record
 
         def add_proximal_term(gradient, x_k):
-            away = tuple(w - c for w, c in zip(x_k, x, strict=True))
+            away = subtract(x_k, x)
             norm = tf.sqrt(tf.add_n([tf.reduce_sum(a**2) for a in away]))
-            pull = tf.math.divide_no_nan(beta * data.noise_level, norm)
-            return tuple(g + pull * a for g, a in zip(gradient, away, strict=True))
+            pull = tf.math.divide_no_nan(beta * noise_level, norm)
+            return each(lambda g, a: g + pull * a, gradient, away)
 
-        result = client.train(
-            trained,
-            local.optimizer(),
-            broadcast.learning_rate,
-            x,
-            data.training,
-            add_proximal_term,
-        )
-        delta = tuple(w - c for w, c in zip(result.weights, x, strict=True))
+        result = client.train(trained, local.optimizer(), eta, x, data, add_proximal_term)
+        scores, losses = by_example(model, result.weights, whole)
+        measured = Measured(*dimensionality.estimate(scores, neighbors), losses)
+        delta = subtract(result.weights, x)
         finite = client.is_finite(delta)
-        scores, losses = by_example(model, result.weights, data.whole)
-        measured = Measured(*local_dimensionality(scores, neighbors), losses)
-        return ClientUpdate(
-            delta=client.zero_unless(finite, delta),
-            weight=client.zero_unless(finite, local.client_weight(data.training)),
-            metrics=client.round_metrics(result, data.training, finite),
-            measured=client.zero_unless(finite, measured),
-        )
+        measured = client.zero_unless(finite, measured)
+        weight = local.client_weight(data)
+        return averaging.give(delta, weight, result, data, finite, client_state=measured)
 
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, delta: Weights, total_weight) -> ServerState:
-        eta = local.server_learning_rate
-        x = tuple(x + eta * d for x, d in zip(state.weights, delta, strict=True))
-        return next_state(state, state._replace(weights=x), total_weight)
+    method = averaging.build(model, local, client_update)
 
-    visited = VisitedClient(data_type, data_type, tff.TensorType(np.float32))
+    def next_round(federation, state, clients):
+        record = clients.whole, clients.noise_level
+        return method.next_round(federation, state, clients.training, record)
+
+    return Method(method.initialize, next_round)
+
+
+def _visited_spec(data):
+    return VisitedClient(data, data, tf.TensorSpec([], tf.float32))
+
+
+def _labelling(model) -> Method:
+    """Returns the process in which clients find class probabilities `[n_k, classes]`."""
+
+    def next_round(federation, weights, clients):
+        def scores(weights, data):
+            return by_example(model, weights, data)[0]
+
+        found = federation.map_clients(scores, federation.broadcast(weights), clients)
+        return weights, collections.OrderedDict(), found
+
+    return Method(lambda: constants(model.initial_weights), next_round)
+
+
+def _computation(method, state_type, client_type) -> tff.Computation:
+    """Returns a round as a TFF computation, with what clients find."""
 
     @tff.federated_computation(
-        tff.FederatedType(_server_type(model), tff.SERVER),
-        tff.FederatedType(tff.to_type(visited), tff.CLIENTS),
+        tff.FederatedType(state_type, tff.SERVER),
+        tff.FederatedType(tff.to_type(client_type), tff.CLIENTS),
     )
     def a_round(state, clients):
-        federation = TffFederation()
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients)
-        delta = federation.mean(update.delta, update.weight)
-        total_weight = federation.sum(update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
-        after = federation.map_server(server_update, state, delta, total_weight)
-        return after, metrics, update.measured
+        return method.next_round(TffFederation(), state, clients)
 
     return a_round
 
 
-def _labelling(model, data_type) -> tff.Computation:
-    """Returns `(weights, clients) -> class probabilities at clients`, `[n_k, classes]` each."""
-    types = _server_type(model).weights
-
-    @tff.federated_computation(
-        tff.FederatedType(types, tff.SERVER),
-        tff.FederatedType(data_type, tff.CLIENTS),
-    )
-    def label(weights, clients):
-        federation = TffFederation()
-
-        def scores(weights, data):
-            return by_example(model, weights, data)[0]
-
-        return federation.map_clients(scores, federation.broadcast(weights), clients)
-
-    return label
-
-
 def _server_type(model):
     weights = tuple(tff.TensorType(w.dtype.type, w.shape) for w in model.initial_weights)
-    return tff.to_type(ServerState(weights, tff.TensorType(np.int32)))
+    return tff.to_type(averaging.ServerState(weights, tff.TensorType(np.int32)))
 
 
 def by_example(model: Model, weights: Weights, data: ClientData) -> tuple[tf.Tensor, tf.Tensor]:
@@ -603,34 +591,3 @@ def by_example(model: Model, weights: Weights, data: ClientData) -> tuple[tf.Ten
     shape = tf.stack([tf.size(data.mask), tf.shape(scores)[-1]])
     scores = tf.boolean_mask(tf.reshape(scores, shape), real)
     return scores, tf.boolean_mask(tf.reshape(losses, [-1]), real)
-
-
-def local_dimensionality(points: tf.Tensor, neighbors: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns LID_k of a client's softmax outputs.
-
-    Args:
-      points: float32 `[n, classes]`.
-      neighbors: k; n - 1 if that is less.
-
-    Returns:
-      The mean over the points that have an estimate, float32 scalar, and their number, int32; both
-      0 if there are none.
-    """
-    points = tf.cast(points, tf.float64)
-    number = tf.shape(points)[0]
-    squares = tf.reduce_sum(points**2, 1)
-    inner = tf.matmul(points, points, transpose_b=True)
-    distances = tf.sqrt(tf.maximum(squares[:, None] + squares - 2.0 * inner, 0.0))
-    infinite = tf.fill([number], tf.constant(np.inf, tf.float64))
-    distances = tf.linalg.set_diag(distances, infinite)
-    k = tf.minimum(tf.minimum(neighbors, tf.maximum(number - 1, 1)), number)
-    nearest = -tf.math.top_k(-distances, k).values
-    total = tf.reduce_sum(tf.math.log(nearest / (nearest[:, -1:] + _EPSILON)), 1) + _EPSILON
-    estimates = -tf.cast(k, tf.float64) / total
-    usable = (estimates >= 0.0) & (estimates < _LARGEST_DIMENSIONALITY)
-    count = tf.reduce_sum(tf.cast(usable, tf.int32))
-    mean = tf.math.divide_no_nan(
-        tf.reduce_sum(tf.where(usable, estimates, tf.zeros_like(estimates))),
-        tf.cast(count, tf.float64),
-    )
-    return tf.cast(mean, tf.float32), count

@@ -8,11 +8,13 @@ Optimization", ICML 2022 (arXiv 2207.07223), Algorithm 1 (SGDM), Algorithm 2 (Ad
   α        server_learning_rate  -          Table 12: 0.1 to 10 by data set
   β_1      beta1                 0.9        Table 12
   β_2      beta2 (adam)          0.99       Table 12
-  ε        epsilon (adam,        0.1        Table 12 for CIFAR-100 and EMNIST; 1e-5 for Stack
-                    adagrad)                Overflow
+  ε        epsilon               0.1        Table 12 for CIFAR-100 and EMNIST; 1e-5 for Stack
+           (adam, adagrad)                  Overflow
   T        local_steps           10         Table 12 for EMNIST; 5 for CIFAR-100
   μ        mu                    0          no proximal term; section on the FedProx combination
   -        stabilization         0.05       choice: the length is not given
+  -        average_p             false      Algorithm 1
+  -        bias_steps (adam)     false      Algorithm 2: s counts rounds
   p_k      client_weighting      examples   appendix A.5
 
     server → x, m
@@ -40,17 +42,17 @@ Deviations from the paper, which has no released code:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from hparams import Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
+from tff_algos import averaging, client
 from tff_algos.method import Method
+from tff_algos.methods import fedopt
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec, RoundPlan
-from tff_algos.weights import Weights
+from tff_algos.registry import Aggregated, MethodSpec, RoundPlan
+from tff_algos.weights import Weights, constants, each, zeros
 
 
 def _plan(settings, round_num, total_rounds):
@@ -60,213 +62,85 @@ def _plan(settings, round_num, total_rounds):
     return RoundPlan(local_steps=settings["local_steps"])
 
 
+def _hparam(name, default, help_text, source, **limits):
+    return Hparam(name, default, help_text, source=source, flag=f"fedda_{name}", **limits)
+
+
+_FRACTION = {"minimum": 0.0, "maximum": 1.0, "exclusive_maximum": True}
+
+_BETA1 = _hparam(
+    "beta1", 0.9, "Decay beta_1 of the momentum m.", source="FedDA, Table 12", **_FRACTION
+)
+_BETA2 = _hparam(
+    "beta2", 0.99, "Decay beta_2 of the second moment.", source="FedDA, Table 12", **_FRACTION
+)
+_EPSILON = _hparam(
+    "epsilon",
+    0.1,
+    "Fuzz factor epsilon, added outside the root.",
+    source="FedDA, Table 12 (CIFAR-100, EMNIST; Stack Overflow: 1e-5)",
+    minimum=0.0,
+    exclusive_minimum=True,
+)
+_BIAS_STEPS = _hparam(
+    "bias_steps",
+    False,
+    "Whether bias correction counts moment updates (local_steps a round), not rounds.",
+    source="FedDA, Algorithm 2: rounds",
+)
+_COMMON = (
+    _hparam(
+        "mu",
+        0.0,
+        "Strength mu of the proximal term: mu (x_k - x) is added to every minibatch gradient.",
+        source="FedDA: none",
+        minimum=0.0,
+    ),
+    _hparam(
+        "average_p",
+        False,
+        "Whether the sum P_k of a client's moments is divided by its local steps.",
+        source="FedDA, Algorithm 1: not",
+    ),
+    _hparam(
+        "local_steps",
+        10,
+        "Minibatch steps T of a client in a round, whatever the epochs.",
+        source="FedDA, Table 12 (EMNIST; CIFAR-100: 5)",
+        minimum=1,
+    ),
+    _hparam(
+        "stabilization",
+        0.05,
+        "Last part of the rounds that take one step with the full local gradient.",
+        source="choice: the paper gives no length",
+        **_FRACTION,
+    ),
+)
+
+
+def _spec(name, summary, *hparams):
+    return MethodSpec(
+        name=name,
+        summary=summary,
+        paper=(
+            "Jin et al., Accelerated Federated Learning with Decoupled Adaptive Optimization, "
+            "arXiv 2207.07223"
+        ),
+        builder=f"build_{name}",
+        hparams=(*hparams, *_COMMON),
+        client_optimizers=("sgd",),
+        plan=_plan,
+        aggregated=Aggregated(
+            "P, the mean of the sums of moments P_k", in_clear="their moments m_k"
+        ),
+    )
+
+
 SPECS = (
-    MethodSpec(
-        name="fedda_adagrad",
-        summary="FedDA with AdaGrad on the server.",
-        paper=(
-            "Jin et al., Accelerated Federated Learning with Decoupled Adaptive "
-            "Optimization, arXiv 2207.07223"
-        ),
-        builder="build_fedda_adagrad",
-        hparams=(
-            Hparam(
-                "beta1",
-                0.9,
-                "Decay beta_1 of the momentum m.",
-                source="FedDA, Table 12",
-                minimum=0.0,
-                maximum=1.0,
-                exclusive_maximum=True,
-                flag="fedda_beta1",
-            ),
-            Hparam(
-                "epsilon",
-                0.1,
-                "Fuzz factor epsilon, added outside the root.",
-                source="FedDA, Table 12 (CIFAR-100, EMNIST; Stack Overflow: 1e-5)",
-                minimum=0.0,
-                exclusive_minimum=True,
-                flag="fedda_epsilon",
-            ),
-            Hparam(
-                "mu",
-                0.0,
-                "Strength mu of the proximal term: mu (x_k - x) is added to every minibatch "
-                "gradient.",
-                source="FedDA: none",
-                minimum=0.0,
-                flag="fedda_mu",
-            ),
-            Hparam(
-                "average_p",
-                False,
-                "Whether the sum P_k of a client's moments is divided by its local steps.",
-                source="FedDA, Algorithm 1: not",
-                flag="fedda_average_p",
-            ),
-            Hparam(
-                "local_steps",
-                10,
-                "Minibatch steps T of a client in a round, whatever the epochs.",
-                source="FedDA, Table 12 (EMNIST; CIFAR-100: 5)",
-                minimum=1,
-                flag="fedda_local_steps",
-            ),
-            Hparam(
-                "stabilization",
-                0.05,
-                "Last part of the rounds that take one step with the full local gradient.",
-                source="choice: the paper gives no length",
-                minimum=0.0,
-                maximum=1.0,
-                exclusive_maximum=True,
-                flag="fedda_stabilization",
-            ),
-        ),
-        client_optimizers=("sgd",),
-        plan=_plan,
-    ),
-    MethodSpec(
-        name="fedda_adam",
-        summary="FedDA with Adam on the server.",
-        paper=(
-            "Jin et al., Accelerated Federated Learning with Decoupled Adaptive "
-            "Optimization, arXiv 2207.07223"
-        ),
-        builder="build_fedda_adam",
-        hparams=(
-            Hparam(
-                "beta1",
-                0.9,
-                "Decay beta_1 of the momentum m.",
-                source="FedDA, Table 12",
-                minimum=0.0,
-                maximum=1.0,
-                exclusive_maximum=True,
-                flag="fedda_beta1",
-            ),
-            Hparam(
-                "beta2",
-                0.99,
-                "Decay beta_2 of the second moment.",
-                source="FedDA, Table 12",
-                minimum=0.0,
-                maximum=1.0,
-                exclusive_maximum=True,
-                flag="fedda_beta2",
-            ),
-            Hparam(
-                "epsilon",
-                0.1,
-                "Fuzz factor epsilon, added outside the root.",
-                source="FedDA, Table 12 (CIFAR-100, EMNIST; Stack Overflow: 1e-5)",
-                minimum=0.0,
-                exclusive_minimum=True,
-                flag="fedda_epsilon",
-            ),
-            Hparam(
-                "bias_steps",
-                False,
-                "Whether bias correction counts moment updates (local_steps a round), not rounds.",
-                source="FedDA, Algorithm 2: rounds",
-                flag="fedda_bias_steps",
-            ),
-            Hparam(
-                "mu",
-                0.0,
-                "Strength mu of the proximal term: mu (x_k - x) is added to every minibatch "
-                "gradient.",
-                source="FedDA: none",
-                minimum=0.0,
-                flag="fedda_mu",
-            ),
-            Hparam(
-                "average_p",
-                False,
-                "Whether the sum P_k of a client's moments is divided by its local steps.",
-                source="FedDA, Algorithm 1: not",
-                flag="fedda_average_p",
-            ),
-            Hparam(
-                "local_steps",
-                10,
-                "Minibatch steps T of a client in a round, whatever the epochs.",
-                source="FedDA, Table 12 (EMNIST; CIFAR-100: 5)",
-                minimum=1,
-                flag="fedda_local_steps",
-            ),
-            Hparam(
-                "stabilization",
-                0.05,
-                "Last part of the rounds that take one step with the full local gradient.",
-                source="choice: the paper gives no length",
-                minimum=0.0,
-                maximum=1.0,
-                exclusive_maximum=True,
-                flag="fedda_stabilization",
-            ),
-        ),
-        client_optimizers=("sgd",),
-        plan=_plan,
-    ),
-    MethodSpec(
-        name="fedda_sgdm",
-        summary="Clients send sums of moments; the server applies the momentum.",
-        paper=(
-            "Jin et al., Accelerated Federated Learning with Decoupled Adaptive "
-            "Optimization, arXiv 2207.07223"
-        ),
-        builder="build_fedda_sgdm",
-        hparams=(
-            Hparam(
-                "beta1",
-                0.9,
-                "Decay beta_1 of the momentum m.",
-                source="FedDA, Table 12",
-                minimum=0.0,
-                maximum=1.0,
-                exclusive_maximum=True,
-                flag="fedda_beta1",
-            ),
-            Hparam(
-                "mu",
-                0.0,
-                "Strength mu of the proximal term: mu (x_k - x) is added to every minibatch "
-                "gradient.",
-                source="FedDA: none",
-                minimum=0.0,
-                flag="fedda_mu",
-            ),
-            Hparam(
-                "average_p",
-                False,
-                "Whether the sum P_k of a client's moments is divided by its local steps.",
-                source="FedDA, Algorithm 1: not",
-                flag="fedda_average_p",
-            ),
-            Hparam(
-                "local_steps",
-                10,
-                "Minibatch steps T of a client in a round, whatever the epochs.",
-                source="FedDA, Table 12 (EMNIST; CIFAR-100: 5)",
-                minimum=1,
-                flag="fedda_local_steps",
-            ),
-            Hparam(
-                "stabilization",
-                0.05,
-                "Last part of the rounds that take one step with the full local gradient.",
-                source="choice: the paper gives no length",
-                minimum=0.0,
-                maximum=1.0,
-                exclusive_maximum=True,
-                flag="fedda_stabilization",
-            ),
-        ),
-        client_optimizers=("sgd",),
-        plan=_plan,
-    ),
+    _spec("fedda_sgdm", "Clients send sums of moments; the server applies the momentum.", _BETA1),
+    _spec("fedda_adam", "FedDA with Adam on the server.", _BETA1, _BETA2, _EPSILON, _BIAS_STEPS),
+    _spec("fedda_adagrad", "FedDA with AdaGrad on the server.", _BETA1, _EPSILON),
 )
 
 
@@ -296,39 +170,13 @@ class Broadcast(NamedTuple):
     learning_rate: tf.Tensor
 
 
-class ClientUpdate(NamedTuple):
-    """What a client sends back; x_k stays with it.
-
-    Attributes:
-      p: P_k, the sum of its moments, like the weights; zero if dropped.
-      m: m_k, its last moment, likewise.
-      weight: n_k or 1, float32 scalar, likewise.
-      metrics: See `client.round_metrics`.
-    """
-
-    p: Weights
-    m: Weights
-    weight: tf.Tensor
-    metrics: Any
-
-
-def build_fedda_sgdm(
-    model: Model,
-    local: client.LocalTraining,
-    *,
-    beta1: float,
-    mu: float,
-    average_p: bool,
-    local_steps: int,
-    stabilization: float,
-) -> Method:
-    """FedDA+SGDM (Algorithm 1): x ← x - α η P."""
-    del local_steps, stabilization  # They are the round's plan.
+def build_fedda_sgdm(model: Model, local: client.LocalTraining, **settings) -> Method:
+    """FedDA+SGDM (Algorithm 1): x ← x - α η P. For the settings see `_build`."""
 
     def step(x, p, g, v, s, rate):
-        return _each(lambda x, p: x - rate * p, x, p), v
+        return each(lambda x, p: x - rate * p, x, p), v
 
-    return _build(model, local, step, beta1=beta1, mu=mu, average_p=average_p, has_v=False)
+    return _build(model, local, step, has_v=False, **settings)
 
 
 def build_fedda_adam(
@@ -338,54 +186,34 @@ def build_fedda_adam(
     beta1: float,
     beta2: float,
     epsilon: float,
-    mu: float,
-    average_p: bool,
     bias_steps: bool,
     local_steps: int,
-    stabilization: float,
+    **settings,
 ) -> Method:
     """FedDA+Adam (Algorithm 2)."""
-    del stabilization
 
     def step(x, p, g, v, s, rate):
         s = s * local_steps if bias_steps else s
-        # In float32, 1 - 0.99 alone is off by 6e-6.
-        correct1, correct2 = (
-            tf.cast(1.0 - tf.cast(b, tf.float64) ** tf.cast(s, tf.float64), tf.float32)
-            for b in (beta1, beta2)
-        )
-        v = _each(lambda v, g: beta2 * v + (1.0 - beta2) * g**2, v, g)
-        x = _each(
+        correct1, correct2 = (tf.cast(fedopt.bias_left(b, s), tf.float32) for b in (beta1, beta2))
+        v = each(lambda v, g: beta2 * v + (1.0 - beta2) * g**2, v, g)
+        x = each(
             lambda x, p, v: x - rate * (p / correct1) / (tf.sqrt(v / correct2) + epsilon), x, p, v
         )
         return x, v
 
-    return _build(model, local, step, beta1=beta1, mu=mu, average_p=average_p)
+    return _build(model, local, step, beta1=beta1, local_steps=local_steps, **settings)
 
 
 def build_fedda_adagrad(
-    model: Model,
-    local: client.LocalTraining,
-    *,
-    beta1: float,
-    epsilon: float,
-    mu: float,
-    average_p: bool,
-    local_steps: int,
-    stabilization: float,
+    model: Model, local: client.LocalTraining, *, epsilon: float, **settings
 ) -> Method:
     """FedDA+AdaGrad (Algorithm 2)."""
-    del local_steps, stabilization
 
     def step(x, p, g, v, s, rate):
-        v = _each(lambda v, g: v + g**2, v, g)
-        return _each(lambda x, g, v: x - rate * g / (tf.sqrt(v) + epsilon), x, g, v), v
+        v = each(lambda v, g: v + g**2, v, g)
+        return each(lambda x, g, v: x - rate * g / (tf.sqrt(v) + epsilon), x, g, v), v
 
-    return _build(model, local, step, beta1=beta1, mu=mu, average_p=average_p)
-
-
-def _each(fn: Callable, *weights: Weights) -> Weights:
-    return tuple(fn(*w) for w in zip(*weights, strict=True))
+    return _build(model, local, step, **settings)
 
 
 def _build(
@@ -396,60 +224,52 @@ def _build(
     beta1: float,
     mu: float,
     average_p: bool,
+    local_steps: int,
+    stabilization: float,
     has_v: bool = True,
 ) -> Method:
     """Builds FedDA around the server's step `(x, P, G, V, s, α η) -> (x, V)`."""
+    del local_steps, stabilization  # They are the round's plan.
     alpha = local.server_learning_rate
 
     def initialize() -> ServerState:
-        x = tuple(tf.constant(w) for w in model.initial_weights)
-        zeros = _each(tf.zeros_like, x)
-        return ServerState(x, zeros, zeros if has_v else (), tf.constant(0), tf.constant(0))
+        x = constants(model.initial_weights)
+        v = zeros(x) if has_v else ()
+        return ServerState(x, zeros(x), v, tf.constant(0), tf.constant(0))
 
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
+    def broadcast(state: ServerState) -> Broadcast:
         return Broadcast(state.weights, state.m, local.learning_rate(state.round_num))
 
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data) -> ClientUpdate:
+    def client_update(broadcast: Broadcast, data):
         x, m, eta = broadcast
 
         def step(at, carry):
             m, p = carry
-            g = _each(lambda g, w, c: g + mu * (w - c), at.gradient, at.weights, x)
-            m = _each(lambda m, g: beta1 * m + (1.0 - beta1) * g, m, g)
-            p = _each(lambda p, m: p + m, p, m)
-            return _each(lambda w, g: w - eta * g, at.weights, g), (m, p)
+            g = each(lambda g, x_k, x: g + mu * (x_k - x), at.gradient, at.weights, x)
+            m = each(lambda m, g: beta1 * m + (1.0 - beta1) * g, m, g)
+            p = each(lambda p, m: p + m, p, m)
+            return each(lambda x_k, g: x_k - eta * g, at.weights, g), (m, p)
 
-        zeros = _each(tf.zeros_like, x)
-        trained, (m, p) = client.take_steps(model, step, x, (tuple(m), zeros), data)
+        trained, (m, p) = client.take_steps(model, step, x, (tuple(m), zeros(x)), data)
         if average_p:
             steps = tf.cast(client.num_steps(data), tf.float32)
-            p = _each(lambda p: tf.math.divide_no_nan(p, steps), p)
-        finite = client.is_finite((m, p))
-        return ClientUpdate(
-            p=client.zero_unless(finite, p),
-            m=client.zero_unless(finite, m),
-            weight=client.zero_unless(finite, local.client_weight(data)),
-            metrics=client.round_metrics(trained, data, finite),
-        )
+            p = each(lambda p: tf.math.divide_no_nan(p, steps), p)
+        return averaging.give((p, m), local.client_weight(data), trained, data)
 
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, p: Weights, m: Weights, total_weight) -> ServerState:
-        g = _each(lambda p, m: (p - beta1 * m) / (1.0 - beta1), p, state.m)
+    def server_update(state: ServerState, mean) -> ServerState:
+        p, m = mean
+        g = each(lambda p, m: (p - beta1 * m) / (1.0 - beta1), p, state.m)
         steps = state.steps + 1
         rate = alpha * local.learning_rate(state.round_num)
         x, v = server_step(state.weights, p, g, state.v, steps, rate)
-        after = ServerState(x, tuple(m), tuple(v), steps, state.round_num)
-        return next_state(state, after, total_weight)
+        return ServerState(x, tuple(m), tuple(v), steps, state.round_num)
 
-    def next_round(federation, state, clients):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients)
-        p = federation.mean(update.p, update.weight)
-        m = federation.mean(update.m, update.weight)
-        total_weight = federation.sum(update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
-        return federation.map_server(server_update, state, p, m, total_weight), metrics
-
-    return Method(initialize, next_round)
+    return averaging.build(
+        model,
+        local,
+        client_update,
+        server_update,
+        initialize=initialize,
+        broadcast=broadcast,
+        aggregate=averaging.mean_each(tuple, 0, 1),
+    )

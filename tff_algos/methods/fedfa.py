@@ -31,21 +31,20 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from hparams import Hparam, HparamError
-from tff_algos import client
-from tff_algos.averaging import next_state
+from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights
+from tff_algos.weights import Weights, constants, each, move, subtract, zeros
 
 SPEC = MethodSpec(
     name="fedfa",
-    summary=("FedFA: weights from accuracy and participation, momentum on both sides."),
+    summary="FedFA: weights from accuracy and participation, momentum on both sides.",
     paper=(
         "Huang, Li, Wang, Du, Zhang, Fairness and Accuracy in Federated Learning, arXiv 2012.10069"
     ),
@@ -92,6 +91,7 @@ SPEC = MethodSpec(
     client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
     needs_num_clients=True,
     needs_index=True,
+    aggregated="adds up updates by weights that it needs the whole cohort's accuracies for",
 )
 
 
@@ -127,21 +127,20 @@ class Standing(NamedTuple):
     Attributes:
       accuracy: a_k, then A_k.
       frequency: f_k, then R_k.
-      kept: 1.
+      number: 1.
     """
 
     accuracy: tf.Tensor
     frequency: tf.Tensor
-    kept: tf.Tensor
+    number: tf.Tensor
 
 
-class ClientUpdate(NamedTuple):
-    """What a client works out: Δ_k (zero if dropped), its standing, its index, its metrics."""
+class Report(NamedTuple):
+    """What a client works out: Δ_k, its standing, and its index; zero if it is left out."""
 
     delta: Weights
     standing: Standing
     index: tf.Tensor
-    metrics: Any
 
 
 def build(
@@ -155,7 +154,7 @@ def build(
     accuracy_metric: str,
     num_clients: int,
 ) -> Method:
-    """Builds FedFA; see the table above for the arguments, `num_clients` is N.
+    """Builds FedFA; see the module's docstring for the symbols, `num_clients` is N.
 
     Raises:
       HparamError: If the model has no metric of the name `accuracy_metric`.
@@ -168,69 +167,58 @@ def build(
         )
 
     def initialize() -> ServerState:
-        x = tuple(tf.constant(w) for w in model.initial_weights)
-        return ServerState(
-            x, tuple(tf.zeros_like(w) for w in x), tf.zeros([num_clients]), tf.constant(0)
-        )
+        x = constants(model.initial_weights)
+        return ServerState(x, zeros(x), tf.zeros([num_clients]), tf.constant(0))
 
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
+    def broadcast(state: ServerState) -> Broadcast:
         return Broadcast(state.weights, state.counts, local.learning_rate(state.round_num))
 
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data) -> ClientUpdate:
-        x = broadcast.weights
-        trained = client.train(model, local.optimizer(), broadcast.learning_rate, x, data)
-        delta = tuple(a - b for a, b in zip(trained.weights, x, strict=True))
+    def client_update(broadcast: Broadcast, data) -> averaging.ClientUpdate:
+        x, rounds, eta_l = broadcast
+        trained = client.train(model, local.optimizer(), eta_l, x, data)
         at = trained.weights if accuracy_at == "trained" else x
         accuracy = client.evaluate(model, at, data)[accuracy_metric]
-        finite = client.is_finite((delta, accuracy))
-        count = tf.gather(broadcast.counts, data.index) + 1.0
-        return ClientUpdate(
-            delta=client.zero_unless(finite, delta),
-            standing=client.zero_unless(
-                finite & client.has_examples(data), Standing(accuracy, count, tf.ones([]))
-            ),
-            index=data.index,
-            metrics=client.round_metrics(trained, data, finite),
-        )
+        standing = Standing(accuracy, tf.gather(rounds, data.index) + 1.0, tf.ones([]))
+        report = Report(subtract(trained.weights, x), standing, data.index)
+        counts = client.has_examples(data)
+        return averaging.give(report, standing.number, trained, data, counts=counts)
 
-    @tf.function(autograph=False)
-    def information(total: Standing, own: Standing) -> Standing:
-        accuracy = _surprise(tf.math.divide_no_nan(own.accuracy, total.accuracy))
-        accuracy = tf.where(total.accuracy > 0, accuracy, 1.0)
-        frequency = _surprise(1.0 - tf.math.divide_no_nan(own.frequency, total.frequency))
-        alone = total.kept <= 1.0
-        accuracy, frequency = (tf.where(alone, 1.0, v) for v in (accuracy, frequency))
-        return client.zero_unless(own.kept > 0, Standing(accuracy, frequency, own.kept))
-
-    @tf.function(autograph=False)
     def weigh(total: Standing, own: Standing, delta: Weights) -> Weights:
         weight = alpha * tf.math.divide_no_nan(own.accuracy, total.accuracy)
         weight += beta * tf.math.divide_no_nan(own.frequency, total.frequency)
-        return tuple(weight * d for d in delta)
+        return each(lambda d: weight * d, delta)
 
-    @tf.function(autograph=False)
     def server_update(state: ServerState, delta: Weights, seen, total: Standing) -> ServerState:
-        index, kept = seen
-        m = tuple(momentum * m + d for m, d in zip(state.momentum, delta, strict=True))
-        eta = local.server_learning_rate
-        weights = tuple(x + eta * v for x, v in zip(state.weights, m, strict=True))
-        counts = tf.tensor_scatter_nd_add(state.counts, index[:, None], kept)
-        return next_state(state, ServerState(weights, m, counts, state.round_num), total.kept)
+        index, number = seen
+        m = each(lambda m, d: momentum * m + d, state.momentum, delta)
+        x = move(state.weights, local.server_learning_rate, m)
+        counts = tf.tensor_scatter_nd_add(state.counts, index[:, None], number)
+        after = ServerState(x, m, counts, state.round_num)
+        return averaging.next_state(state, after, total.number)
 
     def next_round(federation, state, clients):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients)
-        total = federation.broadcast(federation.sum(update.standing))
-        standing = federation.map_clients(information, total, update.standing)
-        sums = federation.sum(standing)
-        weighted = federation.map_clients(weigh, federation.broadcast(sums), standing, update.delta)
-        seen = federation.stack((update.index, update.standing.kept))
-        state = federation.map_server(server_update, state, federation.sum(weighted), seen, sums)
-        return state, federation.map_server(client.summarize, federation.sum(update.metrics))
+        message = federation.broadcast(federation.map_server(broadcast, state))
+        update = federation.map_clients(client_update, message, clients)
+        delta, standing = update.report.delta, update.report.standing
+        total = federation.broadcast(federation.sum(standing))
+        standing = federation.map_clients(_information, total, standing)
+        total = federation.sum(standing)
+        weighed = federation.map_clients(weigh, federation.broadcast(total), standing, delta)
+        seen = federation.stack((update.report.index, update.weight))
+        state = federation.map_server(server_update, state, federation.sum(weighed), seen, total)
+        return state, federation.map_server(averaging.summarize, federation.sum(update.metrics))
 
     return Method(initialize, next_round)
+
+
+def _information(total: Standing, own: Standing) -> Standing:
+    """Returns A_k and R_k of a client, given Σ a and Σ f."""
+    accuracy = _surprise(tf.math.divide_no_nan(own.accuracy, total.accuracy))
+    accuracy = tf.where(total.accuracy > 0, accuracy, 1.0)
+    frequency = _surprise(1.0 - tf.math.divide_no_nan(own.frequency, total.frequency))
+    alone = total.number <= 1.0
+    accuracy, frequency = (tf.where(alone, 1.0, v) for v in (accuracy, frequency))
+    return client.zero_unless(own.number > 0, Standing(accuracy, frequency, own.number))
 
 
 def _surprise(share: tf.Tensor) -> tf.Tensor:

@@ -24,17 +24,16 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from hparams import Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
-from tff_algos.method import Method
+from tff_algos import averaging, client
+from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec, RoundPlan
-from tff_algos.weights import Weights
+from tff_algos.registry import Aggregated, MethodSpec, RoundPlan
+from tff_algos.weights import Weights, each, move, subtract
 
 
 def _plan(settings, round_num, total_rounds):
@@ -43,8 +42,8 @@ def _plan(settings, round_num, total_rounds):
 
 SPEC = MethodSpec(
     name="fedlin",
-    summary=("Clients correct every gradient by the cohort's, asked for in the same round."),
-    paper=("Mitra et al., Linear Convergence in Federated Learning, arXiv 2102.07053"),
+    summary="Clients correct every gradient by the cohort's, asked for in the same round.",
+    paper="Mitra et al., Linear Convergence in Federated Learning, arXiv 2102.07053",
     hparams=(
         Hparam(
             "divide_rate",
@@ -62,21 +61,8 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_optimizers=("sgd",),
     plan=_plan,
+    aggregated=Aggregated(in_clear="their full gradients"),
 )
-
-
-class ServerState(NamedTuple):
-    """The model x, one tensor per model weight, and the rounds done, int32 scalar."""
-
-    weights: Weights
-    round_num: tf.Tensor
-
-
-class Gradient(NamedTuple):
-    """A client's first answer: ∇F_k(x), like the weights, and its weight; both 0 if dropped."""
-
-    gradient: Weights
-    weight: tf.Tensor
 
 
 class Broadcast(NamedTuple):
@@ -86,76 +72,43 @@ class Broadcast(NamedTuple):
     learning_rate: tf.Tensor
 
 
-class ClientUpdate(NamedTuple):
-    """The second answer.
-
-    Attributes:
-      delta: x_k - x, like the weights; zero if dropped.
-      weight: n_k or 1, float32 scalar; zero if dropped.
-      metrics: See `client.round_metrics`.
-    """
-
-    delta: Weights
-    weight: tf.Tensor
-    metrics: Any
-
-
 def build(
     model: Model, local: client.LocalTraining, *, divide_rate: bool, full_batch: bool
 ) -> Method:
     """Builds FedLin; see the module's docstring for the symbols."""
     del full_batch  # It is the round's plan.
-    eta_server = local.server_learning_rate
 
-    def initialize() -> ServerState:
-        return ServerState(tuple(tf.constant(w) for w in model.initial_weights), tf.constant(0))
-
-    @tf.function(autograph=False)
-    def model_of(state: ServerState) -> Weights:
+    def model_of(state: averaging.ServerState) -> Weights:
         return state.weights
 
-    @tf.function(autograph=False)
-    def local_gradient(x: Weights, data) -> Gradient:
-        gradient = client.full_loss(model, x, data).gradient
-        finite = client.is_finite(gradient)
-        return Gradient(
-            gradient=client.zero_unless(finite, gradient),
-            weight=client.zero_unless(finite, local.client_weight(data)),
-        )
+    def local_gradient(x: Weights, data) -> averaging.Gradient:
+        return averaging.give_gradient(model, local, x, data)
 
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState, gradient: Weights) -> Broadcast:
+    def prepare_broadcast(state: averaging.ServerState, gradient: Weights) -> Broadcast:
         return Broadcast(gradient, local.learning_rate(state.round_num))
 
-    @tf.function(autograph=False)
-    def client_update(x: Weights, broadcast: Broadcast, data) -> ClientUpdate:
+    def client_update(x: Weights, broadcast: Broadcast, data) -> averaging.ClientUpdate:
         g, eta = broadcast
-        x = tuple(x)
         steps = tf.cast(tf.maximum(client.num_steps(data), 1), tf.float32)
         eta_k = eta / steps if divide_rate else eta
 
         def step(at, carry):
-            x_k = tuple(
-                w - eta_k * (here - there + g)
-                for w, here, there, g in zip(
-                    at.weights, at.gradient, at.gradient_at(x), g, strict=True
-                )
+            x_k = each(
+                lambda x_k, here, there, g: x_k - eta_k * (here - there + g),
+                at.weights,
+                at.gradient,
+                at.gradient_at(x),
+                g,
             )
             return x_k, carry
 
         trained, _ = client.take_steps(model, step, x, (), data)
-        delta = tuple(w - c for w, c in zip(trained.weights, x, strict=True))
-        finite = client.is_finite(delta)
-        return ClientUpdate(
-            delta=client.zero_unless(finite, delta),
-            weight=client.zero_unless(finite, local.client_weight(data)),
-            metrics=client.round_metrics(trained, data, finite),
-        )
+        delta = subtract(trained.weights, x)
+        return averaging.give(delta, local.client_weight(data), trained, data)
 
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, delta: Weights, total_weight) -> ServerState:
-        x = tuple(x + eta_server * d for x, d in zip(state.weights, delta, strict=True))
-        return next_state(state, state._replace(weights=x), total_weight)
+    def server_update(state: averaging.ServerState, delta: Weights, total_weight):
+        x = move(state.weights, local.server_learning_rate, delta)
+        return averaging.next_state(state, state._replace(weights=x), total_weight)
 
     def next_round(federation, state, clients):
         x = federation.broadcast(federation.map_server(model_of, state))
@@ -163,9 +116,9 @@ def build(
         g = federation.mean(first.gradient, first.weight)
         broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state, g))
         update = federation.map_clients(client_update, x, broadcast, clients)
-        delta = federation.mean(update.delta, update.weight)
+        delta = mean_of_updates(federation, update.report, update.weight)
         total_weight = federation.sum(update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
+        metrics = federation.map_server(averaging.summarize, federation.sum(update.metrics))
         return federation.map_server(server_update, state, delta, total_weight), metrics
 
-    return Method(initialize, next_round)
+    return Method(lambda: averaging.initial_state(model), next_round)

@@ -10,7 +10,7 @@ Consistency", arXiv 2106.02305 (local and joint correction); a baseline of FedDA
   η        server_learning_rate  1          the released code's SGD
   p_k      client_weighting      examples   the released code
 
-    client:  the optimizer starts afresh ; A = Q = 0 ; each batch: a step of it, then with its
+    client:  the optimizer starts from zero; A = Q = 0 ; each batch: a step of it, then with its
              preconditioner ψ after the step and its momentum β:  A ← β A + (1 - β) ψ ; Q ← Q + A
              send δ_k = (x_k - x) / Q and q_k = 1 / Q
     server:  D = Σ p_k δ_k ; joint: D ← D / Σ p_k q_k ; x ← x + η D
@@ -22,7 +22,7 @@ Consistency", arXiv 2106.02305 (local and joint correction); a baseline of FedDA
 Deviations from the paper:
   * As in the released code ψ has no bias correction though Adam's and Yogi's own steps have, and
     SGDM's step is u ← β u + g though A takes (1 - β) of each ψ. Joint correction cancels that.
-  * The optimizers are TFF's but for Adagrad, which is w ← w - η_l g / (√v + ε) with v = 0 at first
+  * The optimizers are TFF's except Adagrad, which is w ← w - η_l g / (√v + ε) with v = 0 at first
     (`client_initial_accumulator`); TFF's has ε inside the root and starts at 0.1. The released code
     takes Keras's.
   * With `correction=local` an update has the scale of one step, so the server's rate matters.
@@ -37,12 +37,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from hparams import Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
+from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights
+from tff_algos.registry import Aggregated, MethodSpec
+from tff_algos.weights import Weights, each, move, subtract, zeros
 
 SPEC = MethodSpec(
     name="fedlocal",
@@ -59,37 +58,60 @@ SPEC = MethodSpec(
     ),
     server_learning_rate=1.0,
     client_optimizers=("adam", "sgd", "sgdm", "adagrad", "rmsprop", "yogi"),
+    aggregated=Aggregated(
+        "the mean of the corrected updates δ_k",
+        in_clear="(with fedlocal_correction=joint) their scales 1/Q",
+    ),
 )
 
 
-class ServerState(NamedTuple):
-    """The model x, one tensor per model weight, and the rounds done, int32 scalar."""
-
-    weights: Weights
-    round_num: tf.Tensor
-
-
-class Broadcast(NamedTuple):
-    """What every client of the cohort receives: the model x and the client learning rate η_l."""
-
-    weights: Weights
-    learning_rate: tf.Tensor
-
-
-class ClientUpdate(NamedTuple):
-    """What a client sends back.
+class Report(NamedTuple):
+    """What is averaged over clients.
 
     Attributes:
-      delta: δ_k = (x_k - x) / Q, like the weights; zero if dropped.
-      correction: q_k = 1 / Q, like the weights, or empty for `correction=local`; zero if dropped.
-      weight: n_k or 1, float32 scalar; zero if dropped.
-      metrics: See `client.round_metrics`.
+      delta: δ_k = (x_k - x) / Q, like the weights.
+      inverse: q_k = 1 / Q, like the weights; empty for `correction=local`.
     """
 
     delta: Weights
-    correction: Weights
-    weight: tf.Tensor
-    metrics: Any
+    inverse: Weights
+
+
+def build(model: Model, local: client.LocalTraining, *, correction: str) -> Method:
+    """Builds FedLocal; see the module's docstring for the symbols."""
+    joint = correction == "joint"
+    optimizer = local.optimizer({"adagrad": _adagrad})
+
+    def client_update(broadcast: averaging.Broadcast, data):
+        x, eta_l = broadcast
+
+        def step(at, carry):
+            slots, a, q = carry
+            slots, x_k = optimizer.next(slots, at.weights, at.gradient)
+            beta = slots.get("beta_1", local.momentum)
+            psi = _preconditioner(slots, at.weights)
+            a = each(lambda a, p: beta * a + (1.0 - beta) * p, a, psi)
+            q = each(lambda q, a: q + a, q, a)
+            return tuple(x_k), (slots, a, q)
+
+        carry = (client.initial_slots(optimizer, x, eta_l), zeros(x), zeros(x))
+        trained, (_, _, q) = client.take_steps(model, step, x, carry, data)
+        delta = each(tf.math.divide_no_nan, subtract(trained.weights, x), q)
+        inverse = each(tf.math.reciprocal_no_nan, q) if joint else ()
+        report = Report(delta, inverse)
+        return averaging.give(report, local.client_weight(data), trained, data)
+
+    def server_update(state: averaging.ServerState, mean: Report) -> averaging.ServerState:
+        d = each(tf.math.divide_no_nan, mean.delta, mean.inverse) if joint else mean.delta
+        return state._replace(weights=move(state.weights, local.server_learning_rate, d))
+
+    return averaging.build(
+        model,
+        local,
+        client_update,
+        server_update,
+        aggregate=averaging.mean_each(Report._make, *Report._fields),
+    )
 
 
 def _adagrad(learning_rate, initial_preconditioner_value=0.0, epsilon=1e-7):
@@ -118,65 +140,5 @@ def _adagrad(learning_rate, initial_preconditioner_value=0.0, epsilon=1e-7):
 def _preconditioner(slots, weights: Weights) -> Weights:
     """Returns ψ, like the weights, of a state of an optimizer."""
     if "preconditioner" not in slots:
-        return tuple(tf.ones_like(w) for w in weights)
-    return tuple(1.0 / (tf.sqrt(v) + slots["epsilon"]) for v in slots["preconditioner"])
-
-
-def build(model: Model, local: client.LocalTraining, *, correction: str) -> Method:
-    """Builds FedLocal; see the module's docstring for the symbols."""
-    eta = local.server_learning_rate
-    joint = correction == "joint"
-    optimizer = local.optimizer({"adagrad": _adagrad})
-
-    def initialize() -> ServerState:
-        return ServerState(tuple(tf.constant(w) for w in model.initial_weights), tf.constant(0))
-
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
-        return Broadcast(state.weights, local.learning_rate(state.round_num))
-
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data) -> ClientUpdate:
-        x, eta_l = broadcast
-
-        def step(at, carry):
-            slots, a, q = carry
-            slots, x_k = optimizer.next(slots, at.weights, at.gradient)
-            beta = slots.get("beta_1", local.momentum)
-            psi = _preconditioner(slots, at.weights)
-            a = tuple(beta * a + (1.0 - beta) * p for a, p in zip(a, psi, strict=True))
-            q = tuple(q + a for q, a in zip(q, a, strict=True))
-            return tuple(x_k), (slots, a, q)
-
-        zeros = tuple(tf.zeros_like(w) for w in x)
-        carry = (client.initial_slots(optimizer, x, eta_l), zeros, zeros)
-        trained, (_, _, q) = client.take_steps(model, step, x, carry, data)
-        delta = tuple(
-            tf.math.divide_no_nan(w - c, q) for w, c, q in zip(trained.weights, x, q, strict=True)
-        )
-        inverse = tuple(tf.math.reciprocal_no_nan(q) for q in q) if joint else ()
-        finite = client.is_finite((delta, inverse))
-        return ClientUpdate(
-            delta=client.zero_unless(finite, delta),
-            correction=client.zero_unless(finite, inverse),
-            weight=client.zero_unless(finite, local.client_weight(data)),
-            metrics=client.round_metrics(trained, data, finite),
-        )
-
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, mean, total_weight) -> ServerState:
-        d, q = mean
-        if joint:
-            d = tuple(tf.math.divide_no_nan(d, q) for d, q in zip(d, q, strict=True))
-        x = tuple(x + eta * d for x, d in zip(state.weights, d, strict=True))
-        return next_state(state, state._replace(weights=x), total_weight)
-
-    def next_round(federation, state, clients):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients)
-        mean = federation.mean((update.delta, update.correction), update.weight)
-        total_weight = federation.sum(update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
-        return federation.map_server(server_update, state, mean, total_weight), metrics
-
-    return Method(initialize, next_round)
+        return each(tf.ones_like, weights)
+    return each(lambda v: 1.0 / (tf.sqrt(v) + slots["epsilon"]), slots["preconditioner"])

@@ -23,32 +23,32 @@ Deviations from the paper:
   * Codes differ in λ⁰: 1/K (`client_weighting=uniform`, default) or n_k / n (`examples`).
   * η decays by `server_lr_decay` a server step; without a value from the paper it stays.
   * A client with Δ_k = 0 is left out before λ⁰ is formed, like one whose update is not finite.
-  * The quadratic programme is solved on the K x K Gram matrix in float64 by `iterations` steps of
-    an interior-point method. Where the Gram matrix is singular λ is not unique, but Σ λ_k h_k is.
+  * The quadratic programme is solved on the K x K Gram matrix in float64 by an interior-point
+    method, in at most `iterations` steps. Where the Gram matrix is singular λ is not unique, but
+    Σ λ_k h_k is.
 """
 
 from __future__ import annotations
 
 import collections
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from hparams import Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
+from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import vectors
 from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights
+from tff_algos.weights import Weights, constants, each
 
 SPEC = MethodSpec(
     name="fedmgda_plus",
-    summary=("FedMGDA+: the common descent direction nearest to an average of unit updates."),
+    summary="FedMGDA+: the common descent direction nearest to an average of unit updates.",
     paper=(
-        "Hu, Shaloudegi, Zhang, Yu, Federated Learning Meets Multi-objective "
-        "Optimization, arXiv 2006.11489"
+        "Hu, Shaloudegi, Zhang, Yu, Federated Learning Meets Multi-objective Optimization, "
+        "arXiv 2006.11489"
     ),
     hparams=(
         Hparam(
@@ -71,13 +71,14 @@ SPEC = MethodSpec(
         Hparam(
             "iterations",
             60,
-            "Newton steps of the quadratic programme's solver.",
+            "Most Newton steps of the quadratic programme's solver.",
             source="choice",
             minimum=1,
         ),
     ),
     server_learning_rate=1.0,
     client_weighting="uniform",
+    aggregated="needs each client's own update at the server",
 )
 
 
@@ -95,34 +96,6 @@ class ServerState(NamedTuple):
     round_num: tf.Tensor
 
 
-class Broadcast(NamedTuple):
-    """What every client receives: the model x and the client learning rate η_l."""
-
-    weights: Weights
-    learning_rate: tf.Tensor
-
-
-class Report(NamedTuple):
-    """What the server learns of each client: Δ_k like the weights, and n_k or 1; 0 if dropped."""
-
-    delta: Weights
-    weight: tf.Tensor
-
-
-class ClientUpdate(NamedTuple):
-    """What a client sends back: its report and its training metrics."""
-
-    report: Report
-    metrics: Any
-
-
-class Outcome(NamedTuple):
-    """The state after the server's step, and the round's own metrics."""
-
-    state: ServerState
-    metrics: Any
-
-
 def build(
     model: Model,
     local: client.LocalTraining,
@@ -131,57 +104,45 @@ def build(
     server_lr_decay: float,
     iterations: int,
 ) -> Method:
-    """Builds FedMGDA+ (Algorithm 1); see the table above for the arguments."""
+    """Builds FedMGDA+ (Algorithm 1); see the module's docstring for the symbols."""
 
     def initialize() -> ServerState:
-        weights = tuple(tf.constant(w) for w in model.initial_weights)
-        return ServerState(weights, tf.constant(local.server_learning_rate), tf.constant(0))
+        rate = tf.constant(local.server_learning_rate)
+        return ServerState(constants(model.initial_weights), rate, tf.constant(0))
 
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
-        return Broadcast(state.weights, local.learning_rate(state.round_num))
+    def client_update(broadcast: averaging.Broadcast, data):
+        x, eta_l = broadcast
+        trained = client.train(model, local.optimizer(), eta_l, x, data)
+        return averaging.give_delta(local, x, trained, data)
 
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data) -> ClientUpdate:
-        x = broadcast.weights
-        trained = client.train(model, local.optimizer(), broadcast.learning_rate, x, data)
-        delta = tuple(a - b for a, b in zip(trained.weights, x, strict=True))
-        finite = client.is_finite(delta)
-        report = Report(delta, local.client_weight(data))
-        return ClientUpdate(
-            client.zero_unless(finite, report), client.round_metrics(trained, data, finite)
-        )
-
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, reports: Report) -> Outcome:
-        gram = vectors.gram(reports.delta)
+    def server_update(state: ServerState, stacked) -> averaging.Outcome:
+        deltas, weights = stacked
+        gram = vectors.gram(deltas)
         norms = tf.sqrt(tf.linalg.diag_part(gram))
-        kept = (reports.weight > 0) & (norms > 0)
-        inverse = client.zero_unless(kept, 1.0 / norms)
-        center = client.zero_unless(kept, tf.cast(reports.weight, tf.float64))
+        counts = (weights > 0) & (norms > 0)
+        inverse = client.zero_unless(counts, 1.0 / norms)
+        center = client.zero_unless(counts, tf.cast(weights, tf.float64))
         total = tf.reduce_sum(center)
         center = tf.math.divide_no_nan(center, total)
         cosines = inverse[:, None] * gram * inverse
-        mixture = vectors.box_minimum(cosines, center, epsilon, kept, iterations)
-        direction = vectors.combine(-mixture * inverse, reports.delta)
-        weights = tuple(
-            x - state.learning_rate * tf.cast(h, x.dtype)
-            for x, h in zip(state.weights, direction, strict=True)
-        )
-        after = ServerState(weights, state.learning_rate * server_lr_decay, state.round_num)
+        mixture = vectors.box_minimum(cosines, center, epsilon, counts, iterations)
+        direction = vectors.combine(-mixture * inverse, deltas)
+        eta = state.learning_rate
+        x = each(lambda x, h: x - eta * tf.cast(h, x.dtype), state.weights, direction)
+        # A cohort of which nobody moved takes no step: its direction is zero.
+        decayed = tf.where(total > 0, eta * server_lr_decay, eta)
         length = tf.sqrt(vectors.squared_norm(direction))
         metrics = collections.OrderedDict(
             direction_norm=tf.cast(client.zero_unless(total > 0, length), tf.float32),
             largest_weight=tf.cast(tf.reduce_max(mixture), tf.float32),
         )
-        return Outcome(next_state(state, after, total), metrics)
+        return averaging.Outcome(ServerState(x, decayed, state.round_num), metrics)
 
-    def next_round(federation, state, clients):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients)
-        outcome = federation.map_server(server_update, state, federation.stack(update.report))
-        total = federation.sum(update.metrics)
-        metrics = federation.map_server(client.summarize_with, total, outcome.metrics)
-        return outcome.state, metrics
-
-    return Method(initialize, next_round)
+    return averaging.build(
+        model,
+        local,
+        client_update,
+        server_update,
+        initialize=initialize,
+        aggregate=averaging.stack_reports,
+    )

@@ -29,22 +29,22 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from hparams import Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
+from tff_algos import averaging, client
 from tff_algos.method import Method
+from tff_algos.methods.fedprox import proximal_term
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights
+from tff_algos.registry import Aggregated, MethodSpec
+from tff_algos.weights import Weights, each
 
 SPEC = MethodSpec(
     name="fednova",
     summary="Client updates are divided by the weight of their local steps.",
-    paper=("Wang et al., Tackling the Objective Inconsistency Problem, arXiv 2007.07481"),
+    paper="Wang et al., Tackling the Objective Inconsistency Problem, arXiv 2007.07481",
     hparams=(
         Hparam(
             "mu",
@@ -57,39 +57,15 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_optimizers=("sgd", "sgdm", "nesterov"),
     keeps_client_optimizer=True,
+    aggregated=Aggregated("the mean of the normalised updates d_k"),
 )
 
 
-class ServerState(NamedTuple):
-    """The model x, one tensor per model weight, and the rounds done, int32 scalar."""
-
-    weights: Weights
-    round_num: tf.Tensor
-
-
-class Broadcast(NamedTuple):
-    """What every client of the cohort receives: the model x and the client learning rate η_l."""
-
-    weights: Weights
-    learning_rate: tf.Tensor
-
-
-class ClientUpdate(NamedTuple):
-    """What a client sends back.
-
-    Attributes:
-      d: (x - x_k) / a_k, like the weights; zero if dropped.
-      effective_steps: What τ_eff is the mean of: a_k, with μ > 0 τ_k; float32 scalar.
-      weight: n_k or 1, float32 scalar; zero if dropped.
-      metrics: See `client.round_metrics`.
-      client_state: What it keeps, if clients keep their optimizer; else empty.
-    """
+class Report(NamedTuple):
+    """What is averaged over clients: d_k, like the weights, and a_k or (μ > 0) τ_k, float32."""
 
     d: Weights
-    effective_steps: tf.Tensor
-    weight: tf.Tensor
-    metrics: Any
-    client_state: Any
+    steps: tf.Tensor
 
 
 def build(model: Model, local: client.LocalTraining, *, mu: float) -> Method:
@@ -109,48 +85,27 @@ def build(model: Model, local: client.LocalTraining, *, mu: float) -> Method:
 
         return client.for_each_batch(step, (tf.zeros([]), tf.zeros([])), data)[0]
 
-    def initialize() -> ServerState:
-        return ServerState(tuple(tf.constant(w) for w in model.initial_weights), tf.constant(0))
-
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
-        return Broadcast(state.weights, local.learning_rate(state.round_num))
-
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data, client_state=None) -> ClientUpdate:
+    def client_update(broadcast: averaging.Broadcast, data, client_state=None):
         x, eta_l = broadcast
-
-        def add_proximal_term(gradient, x_k):
-            return tuple(g + mu * (w - c) for g, w, c in zip(gradient, x_k, x, strict=True))
-
-        trained = client.train(
-            model, local.optimizer(), eta_l, x, data, add_proximal_term, client_state
-        )
+        pull = proximal_term(mu, x)
+        trained = client.train(model, local.optimizer(), eta_l, x, data, pull, client_state)
         a = normaliser(data, eta_l)
-        d = tuple(tf.math.divide_no_nan(c - w, a) for w, c in zip(trained.weights, x, strict=True))
+        d = each(lambda x_k, x: tf.math.divide_no_nan(x - x_k, a), trained.weights, x)
         steps = tf.cast(client.num_steps(data), tf.float32) if mu else a
-        finite = client.is_finite(d)
-        return ClientUpdate(
-            d=client.zero_unless(finite, d),
-            effective_steps=client.zero_unless(finite, steps),
-            weight=client.zero_unless(finite, local.client_weight(data)),
-            metrics=client.round_metrics(trained, data, finite),
-            client_state=client.keep_slots(client_state, data, finite, trained),
-        )
+        weight, finite = local.client_weight(data), client.is_finite(d)
+        kept = client.keep_slots(client_state, data, finite, trained)
+        return averaging.give(Report(d, steps), weight, trained, data, finite, client_state=kept)
 
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, d: Weights, tau_eff, total_weight) -> ServerState:
-        x = tuple(x - eta * tau_eff * d for x, d in zip(state.weights, d, strict=True))
-        return next_state(state, state._replace(weights=x), total_weight)
+    def server_update(state: averaging.ServerState, mean: Report) -> averaging.ServerState:
+        d, tau_eff = mean
+        x = each(lambda x, d: x - eta * tau_eff * d, state.weights, d)
+        return state._replace(weights=x)
 
-    def next_round(federation, state, clients, *client_states):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients, *client_states)
-        d = federation.mean(update.d, update.weight)
-        tau_eff = federation.mean(update.effective_steps, update.weight)
-        total_weight = federation.sum(update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
-        state = federation.map_server(server_update, state, d, tau_eff, total_weight)
-        return state, metrics, *([update.client_state] if client_states else [])
-
-    return Method(initialize, next_round, local.client_state(model))
+    return averaging.build(
+        model,
+        local,
+        client_update,
+        server_update,
+        aggregate=averaging.mean_each(Report._make, *Report._fields),
+        client_state=local.client_state(model),
+    )

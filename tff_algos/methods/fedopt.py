@@ -7,12 +7,27 @@ plain step or one with momentum.
 
   symbol   argument              default    from
   η_l      client_learning_rate  -          tuned, Tables 8 and 9
-  η        server_learning_rate  1 (fedavg, fedavgm), else must be given
+  η        server_learning_rate  1 (fedavg, the mean of the clients' models; else tuned, Tables 8
+                                 fedavgm),  and 9
+                                 -
   β_1      beta1                 0.9        section 5.2
   β_2      beta2                 0.99       section 5.2
   τ        tau                   1e-3       section 5.3, recommended single value
+  -        variant               released   Tables 1, 8 and 9; see below
   β        momentum (fedavgm)    0.9        section 5.2
   p_k      client_weighting      examples   Algorithm 5
+
+    client:  x_k ← x ; each batch b: x_k ← x_k - η_l ∇f(x_k; b)
+    server:  g = -Σ p_k (x_k - x), the pseudo-gradient
+
+    fedavg      x ← x - η g
+    fedavgm     u ← β u + g ; x ← x - η u
+    fedadagrad  v ← v + g² ; x ← x - η g / (√v + τ)
+    fedadam     m ← β_1 m + (1 - β_1) g ; v ← β_2 v + (1 - β_2) g² ; x ← x - η c m / (√v + τ)
+    fedyogi     as fedadam, but v ← v + (1 - β_2) sign(g² - v) g²
+
+These are the forms of `variant=released`; c = √(1 - β_2^t) / (1 - β_1^t) corrects bias after t
+server steps. Any client optimizer may take the local step.
 
 Deviations from the paper:
   * `variant=released` (default) is the code that produced the published numbers: accumulators start
@@ -25,16 +40,18 @@ Deviations from the paper:
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec, decay
 from tff_algos.weights import Weights, constants, each, zeros
 
 _TAU = Hparam(
@@ -57,31 +74,13 @@ _VARIANT = Hparam(
     flag="fedopt_variant",
 )
 
-
-def _decay(name, default, help_text):
-    return Hparam(
-        name,
-        default,
-        help_text,
-        source="Adaptive Federated Optimization, section 5.2 (0.9, 0.99)",
-        minimum=0.0,
-        maximum=1.0,
-        exclusive_maximum=True,
-    )
-
-
+_SECTION = "Adaptive Federated Optimization, section 5.2"
 _MOMENTS = (
-    _decay("beta1", 0.9, "Decay beta_1 of the server's moving average."),
-    _decay("beta2", 0.99, "Decay beta_2 of the server's moving average."),
+    decay("beta1", 0.9, "Decay beta_1 of the server's moving average.", f"{_SECTION} (0.9, 0.99)"),
+    decay("beta2", 0.99, "Decay beta_2 of the server's moving average.", f"{_SECTION} (0.9, 0.99)"),
 )
-_MOMENTUM = Hparam(
-    "momentum",
-    0.9,
-    "Server momentum: u <- momentum * u + g, no dampening, no Nesterov.",
-    source="Adaptive Federated Optimization, section 5.2",
-    minimum=0.0,
-    maximum=1.0,
-    exclusive_maximum=True,
+_MOMENTUM = decay(
+    "momentum", 0.9, "Server momentum: u <- momentum * u + g, no dampening, no Nesterov.", _SECTION
 )
 
 
@@ -94,11 +93,15 @@ def _spec(name, summary, hparams=(), server_learning_rate=None):
         hparams=hparams,
         server_learning_rate=server_learning_rate,
         keeps_client_optimizer=True,
+        aggregated=Aggregated(),
     )
 
 
 SPECS = (
-    _spec("fedavg", "Federated averaging: the server takes the mean client update.", (), 1.0),
+    dataclasses.replace(
+        _spec("fedavg", "Federated averaging: the server takes the mean client update.", (), 1.0),
+        takes_server_optimizer=True,
+    ),
     _spec("fedavgm", "Federated averaging with server momentum.", (_MOMENTUM,), 1.0),
     _spec("fedadagrad", "Adagrad on the server.", (_TAU, _VARIANT)),
     _spec("fedadam", "Adam on the server.", (*_MOMENTS, _TAU, _VARIANT)),
@@ -190,14 +193,31 @@ class Accumulator(NamedTuple):
     v: Weights
 
 
-def build_fedavg(model: Model, local: client.LocalTraining) -> Method:
-    """FedAvg: x ← x - η g."""
+def build_fedavg(
+    model: Model, local: client.LocalTraining, *, server_optimizer: Any = None
+) -> Method:
+    """FedAvg: x ← x - η g; with one of TFF's optimizers, its step on g instead."""
+    if server_optimizer is not None:
+        return build_fedopt(model, local, _of_tff(server_optimizer))
     eta = local.server_learning_rate
 
     def step(slots, x, g):
         return slots, each(lambda x, g: x - eta * g, x, g)
 
     return build_fedopt(model, local, ServerOptimizer(lambda weights: (), step))
+
+
+def _of_tff(optimizer: tff.learning.optimizers.Optimizer) -> ServerOptimizer:
+    """Returns one of TFF's optimizers, whose learning rate is its own."""
+
+    def initialize(weights):
+        return optimizer.initialize(tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights))
+
+    def step(slots, x, g):
+        slots, x = optimizer.next(slots, tuple(x), g)
+        return slots, tuple(x)
+
+    return ServerOptimizer(initialize, step)
 
 
 def build_fedavgm(model: Model, local: client.LocalTraining, *, momentum: float) -> Method:
@@ -280,13 +300,20 @@ def _adaptive(eta, beta1, beta2, tau, variant, second_moment) -> ServerOptimizer
         v = each(lambda v, s: second_moment(v, s**2), slots.v, g if released else m)
         rate = eta
         if released:
-            # In float32, 1 - 0.99 alone is off by 6e-6.
-            left = [1.0 - tf.cast(b, tf.float64) ** tf.cast(t, tf.float64) for b in (beta1, beta2)]
-            rate = tf.cast(eta * tf.sqrt(left[1]) / left[0], tf.float32)
+            left1, left2 = bias_left(beta1, t), bias_left(beta2, t)
+            rate = tf.cast(eta * tf.sqrt(left2) / left1, tf.float32)
         x = each(lambda x, m, v: x - rate * m / (tf.sqrt(v) + tau), x, m, v)
         return Moments(m, v, t), x
 
     return ServerOptimizer(initialize, step)
+
+
+def bias_left(beta: float, t: tf.Tensor) -> tf.Tensor:
+    """Returns 1 - β^t, float64 scalar, by which a moving average from 0 is too small after t steps.
+
+    In float32, 1 - 0.99 alone is off by 6e-6.
+    """
+    return 1.0 - tf.cast(beta, tf.float64) ** tf.cast(t, tf.float64)
 
 
 def _filled(weights: Weights, value: float) -> Weights:

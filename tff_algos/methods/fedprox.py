@@ -21,17 +21,19 @@ Deviations from the paper:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
-from tff_algos.weights import each
+from tff_algos.registry import Aggregated, MethodSpec
+from tff_algos.weights import Weights, each
 
 SPEC = MethodSpec(
     name="fedprox",
     summary="Federated averaging whose clients are held near the broadcast model.",
-    paper=("Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127"),
+    paper="Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127",
     hparams=(
         Hparam(
             "mu",
@@ -43,6 +45,7 @@ SPEC = MethodSpec(
     ),
     server_learning_rate=1.0,
     keeps_client_optimizer=True,
+    aggregated=Aggregated(),
 )
 
 
@@ -51,13 +54,17 @@ def build(model: Model, local: client.LocalTraining, *, mu: float) -> Method:
 
     def client_update(broadcast: averaging.Broadcast, data, client_state=None):
         x, eta_l = broadcast
-
-        def add_proximal_term(gradient, x_k):
-            return each(lambda g, w, c: g + mu * (w - c), gradient, x_k, x)
-
-        trained = client.train(
-            model, local.optimizer(), eta_l, x, data, add_proximal_term, client_state
-        )
+        pull = proximal_term(mu, x)
+        trained = client.train(model, local.optimizer(), eta_l, x, data, pull, client_state)
         return averaging.give_delta(local, x, trained, data, client_state)
 
     return averaging.build(model, local, client_update, client_state=local.client_state(model))
+
+
+def proximal_term(mu: float, x: Weights) -> Callable:
+    """Returns the `correct_gradient` of `client.train` that adds μ (x_k - x) to each gradient."""
+
+    def add(gradient: Weights, x_k: Weights) -> Weights:
+        return each(lambda g, x_k, x: g + mu * (x_k - x), gradient, x_k, x)
+
+    return add

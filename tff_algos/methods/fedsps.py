@@ -27,22 +27,19 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import tensorflow as tf
 
 from hparams import Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
+from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights
+from tff_algos.registry import Aggregated, MethodSpec
+from tff_algos.weights import each, subtract
 
 SPEC = MethodSpec(
     name="fedsps",
     summary="Clients choose each step's length by a stochastic Polyak rule.",
-    paper=("Mukherjee et al., Locally Adaptive Federated Learning, arXiv 2307.06306"),
+    paper="Mukherjee et al., Locally Adaptive Federated Learning, arXiv 2307.06306",
     hparams=(
         Hparam(
             "c",
@@ -61,96 +58,43 @@ SPEC = MethodSpec(
         Hparam(
             "smoothing",
             False,
-            "Whether, after the first step of a round, gamma_b is 2^(|b|/n_k) times the "
-            "step before.",
+            "Whether, after the first step of a round, gamma_b is 2^(|b|/n_k) times the step "
+            "before.",
             source="choice: the paper uses it for models that are not convex",
         ),
     ),
     server_learning_rate=1.0,
     client_weighting="uniform",
     client_optimizers=("sgd",),
+    aggregated=Aggregated(),
 )
-
-
-class ServerState(NamedTuple):
-    """The model x, one tensor per model weight, and the rounds done, int32 scalar."""
-
-    weights: Weights
-    round_num: tf.Tensor
-
-
-class Broadcast(NamedTuple):
-    """What every client of the cohort receives: the model x and the largest step γ_b."""
-
-    weights: Weights
-    largest_step: tf.Tensor
-
-
-class ClientUpdate(NamedTuple):
-    """What a client sends back.
-
-    Attributes:
-      delta: x_k - x, like the weights; zero if dropped.
-      weight: 1 or n_k, float32 scalar; zero if dropped.
-      metrics: See `client.round_metrics`.
-    """
-
-    delta: Weights
-    weight: tf.Tensor
-    metrics: Any
 
 
 def build(
     model: Model, local: client.LocalTraining, *, c: float, lower_bound: float, smoothing: bool
 ) -> Method:
     """Builds FedSPS; see the module's docstring for the symbols."""
-    eta = local.server_learning_rate
 
-    def initialize() -> ServerState:
-        return ServerState(tuple(tf.constant(w) for w in model.initial_weights), tf.constant(0))
-
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
-        return Broadcast(state.weights, local.learning_rate(state.round_num))
-
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data) -> ClientUpdate:
+    def client_update(broadcast: averaging.Broadcast, data):
         x, gamma_b = broadcast
         n_k = client.num_examples(data)
 
         def step(at, carry):
-            gamma, is_first, known = carry
+            gamma, known = carry
             bound = gamma_b
             if smoothing:
                 grown = tf.pow(2.0, at.num_examples / n_k) * gamma
-                bound = tf.where(is_first, gamma_b, grown)
+                bound = tf.where(tf.equal(at.number, 0), gamma_b, grown)
             square = tf.add_n([tf.reduce_sum(g**2) for g in at.gradient])
             polyak = (at.loss - lower_bound) / (c * tf.maximum(square, 1e-12))
             gamma = tf.minimum(polyak, bound)
-            x_k = tuple(w - gamma * g for w, g in zip(at.weights, at.gradient, strict=True))
-            return x_k, (gamma, tf.constant(False), known & tf.math.is_finite(at.loss))
+            x_k = each(lambda x_k, g: x_k - gamma * g, at.weights, at.gradient)
+            return x_k, (gamma, known & tf.math.is_finite(at.loss))
 
-        carry = (gamma_b, tf.constant(True), tf.constant(True))
-        trained, (_, _, known) = client.take_steps(model, step, x, carry, data)
-        delta = tuple(w - c for w, c in zip(trained.weights, x, strict=True))
+        carry = (gamma_b, tf.constant(True))
+        trained, (_, known) = client.take_steps(model, step, x, carry, data)
+        delta = subtract(trained.weights, x)
         finite = client.is_finite(delta) & known
-        return ClientUpdate(
-            delta=client.zero_unless(finite, delta),
-            weight=client.zero_unless(finite, local.client_weight(data)),
-            metrics=client.round_metrics(trained, data, finite),
-        )
+        return averaging.give(delta, local.client_weight(data), trained, data, finite)
 
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, delta: Weights, total_weight) -> ServerState:
-        x = tuple(x + eta * d for x, d in zip(state.weights, delta, strict=True))
-        return next_state(state, state._replace(weights=x), total_weight)
-
-    def next_round(federation, state, clients):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients)
-        delta = federation.mean(update.delta, update.weight)
-        total_weight = federation.sum(update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
-        return federation.map_server(server_update, state, delta, total_weight), metrics
-
-    return Method(initialize, next_round)
+    return averaging.build(model, local, client_update)

@@ -14,8 +14,8 @@ Zhang, Lucas, Ba, Hinton: "Lookahead Optimizer: k steps forward, 1 step back", N
     client:  x_k ← x ; k steps of A on its batches
     server:  x ← x + α Σ p_k (x_k - x)
 
-`state=reset` starts A afresh on every client in every round; with `average` the server takes the
-mean of the clients' slots and they start from it; with `keep` each client goes on from its own.
+`state=reset` starts A from zero on every client in every round; with `average` the server takes the
+mean of the clients' slots and they start from it; with `keep` each client continues from its own.
 
 Deviations from the paper:
   * Several clients; Lookahead's one has its optimizer for the whole run, which `keep` is for one
@@ -27,17 +27,15 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import tensorflow as tf
 
 from hparams import Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
+from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec, RoundPlan
-from tff_algos.weights import Weights
+from tff_algos.parts import server_slots
+from tff_algos.registry import Aggregated, MethodSpec, RoundPlan
+from tff_algos.weights import move, subtract
 
 
 def _plan(settings, round_num, total_rounds):
@@ -59,8 +57,8 @@ SPEC = MethodSpec(
         Hparam(
             "state",
             "reset",
-            "What becomes of the client optimizer's state after a round: reset, average "
-            "over the cohort, or keep for the client's next one.",
+            "What becomes of the client optimizer's state after a round: reset, average over the "
+            "cohort, or keep for the client's next one.",
             source="Adaptive Federated Optimization, Algorithm 1: clients keep nothing",
             choices=("reset", "average", "keep"),
         ),
@@ -68,48 +66,8 @@ SPEC = MethodSpec(
     server_learning_rate=0.5,
     client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
     plan=_plan,
+    aggregated=Aggregated(in_clear="(with lookahead_state=average) their optimizer's slots"),
 )
-
-
-class ServerState(NamedTuple):
-    """What the server keeps between rounds.
-
-    Attributes:
-      weights: The model x, one tensor per model weight.
-      slots: With `state=average` the state of the client optimizer, TFF's, with every number as
-        float32; else empty.
-      round_num: Rounds done, int32 scalar.
-    """
-
-    weights: Weights
-    slots: Any
-    round_num: tf.Tensor
-
-
-class Broadcast(NamedTuple):
-    """What every client receives: the model x, the server's slots, and the client rate."""
-
-    weights: Weights
-    slots: Any
-    learning_rate: tf.Tensor
-
-
-class ClientUpdate(NamedTuple):
-    """What a client gives.
-
-    Attributes:
-      delta: x_k - x, like the weights; zero if dropped.
-      slots: With `state=average` its slots after the last step, zero if dropped; else empty.
-      weight: n_k or 1, float32 scalar; zero if dropped.
-      metrics: See `client.round_metrics`.
-      client_state: With `state=keep` its slots after the last step; else empty.
-    """
-
-    delta: Weights
-    slots: Any
-    weight: tf.Tensor
-    metrics: Any
-    client_state: Any
 
 
 def build(model: Model, local: client.LocalTraining, *, local_steps: int, state: str) -> Method:
@@ -119,58 +77,37 @@ def build(model: Model, local: client.LocalTraining, *, local_steps: int, state:
     average = state == "average"
     optimizer = local.optimizer()
 
-    def fresh_slots(x: Weights, learning_rate):
-        return client.initial_slots(optimizer, x, learning_rate)
+    def initialize() -> server_slots.ServerState:
+        initial = server_slots.initial_state(model, local, averaged=True)
+        return initial if average else initial._replace(slots=())
+
+    def client_update(broadcast: server_slots.Broadcast, data, client_state=None):
+        x, slots, rate = broadcast
+        slots = slots if average else None
+        trained = client.train(
+            model, optimizer, rate, x, data, client_state=client_state, slots=slots
+        )
+        delta = subtract(trained.weights, x)
+        finite = client.is_finite((delta, () if state == "reset" else trained.slots))
+        kept = client.keep_slots(client_state, data, finite, trained)
+        report = delta, trained.slots if average else ()
+        weight = local.client_weight(data)
+        return averaging.give(report, weight, trained, data, finite, client_state=kept)
+
+    def server_update(state: server_slots.ServerState, mean):
+        delta, slots = mean
+        return state._replace(weights=move(state.weights, alpha, delta), slots=slots)
 
     def no_slots():
-        return fresh_slots(model.initial_weights, tf.constant(0.0))
+        return client.initial_slots(optimizer, model.initial_weights, tf.constant(0.0))
 
-    def initialize() -> ServerState:
-        x = tuple(tf.constant(w) for w in model.initial_weights)
-        slots = tf.nest.map_structure(lambda s: tf.cast(s, tf.float32), no_slots())
-        return ServerState(x, slots if average else (), tf.constant(0))
-
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
-        return Broadcast(state.weights, state.slots, local.learning_rate(state.round_num))
-
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data, client_state=None) -> ClientUpdate:
-        x, slots, learning_rate = broadcast
-        slots = slots.copy() if average else fresh_slots(x, learning_rate)
-        if client_state is not None:
-            slots = client.recall(client_state, slots)
-        slots["learning_rate"] = learning_rate
-
-        def step(at, slots):
-            slots, x_k = optimizer.next(slots, at.weights, at.gradient)
-            return tuple(x_k), slots
-
-        trained, slots = client.take_steps(model, step, x, slots, data)
-        delta = tuple(w - c for w, c in zip(trained.weights, x, strict=True))
-        finite = client.is_finite((delta, () if state == "reset" else slots))
-        kept = () if client_state is None else client.keep(client_state, data, finite, slots)
-        return ClientUpdate(
-            delta=client.zero_unless(finite, delta),
-            slots=client.zero_unless(finite, slots if average else ()),
-            weight=client.zero_unless(finite, local.client_weight(data)),
-            metrics=client.round_metrics(trained, data, finite),
-            client_state=kept,
-        )
-
-    @tf.function(autograph=False)
-    def server_update(state: ServerState, mean, total_weight) -> ServerState:
-        delta, slots = mean
-        x = tuple(x + alpha * d for x, d in zip(state.weights, delta, strict=True))
-        return next_state(state, ServerState(x, slots, state.round_num), total_weight)
-
-    def next_round(federation, state, clients, *client_states):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients, *client_states)
-        mean = federation.mean((update.delta, update.slots), update.weight)
-        total_weight = federation.sum(update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
-        state = federation.map_server(server_update, state, mean, total_weight)
-        return state, metrics, *([update.client_state] if client_states else [])
-
-    return Method(initialize, next_round, no_slots if state == "keep" else None)
+    return averaging.build(
+        model,
+        local,
+        client_update,
+        server_update,
+        initialize=initialize,
+        broadcast=server_slots.send(local),
+        aggregate=averaging.mean_each(tuple, 0, 1),
+        client_state=no_slots if state == "keep" else None,
+    )

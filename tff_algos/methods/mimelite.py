@@ -24,111 +24,53 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import tensorflow as tf
-
-from tff_algos import client
-from tff_algos.averaging import next_state
+from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights
+from tff_algos.parts import server_slots
+from tff_algos.registry import Aggregated, MethodSpec
+from tff_algos.weights import move, subtract
 
 SPEC = MethodSpec(
     name="mimelite",
-    summary=("Clients step with the server's optimizer state; full gradients move it."),
+    summary="Clients step with the server's optimizer state; full gradients move it.",
     paper="Karimireddy et al., Mime, arXiv 2008.03606",
     server_learning_rate=1.0,
     client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
+    aggregated=Aggregated(in_clear="their full gradients"),
 )
 
 
-class ServerState(NamedTuple):
-    """What the server keeps between rounds.
-
-    Attributes:
-      weights: The model x, one tensor per model weight.
-      slots: s, the state of the base optimizer, TFF's.
-      round_num: Rounds done, int32 scalar.
-    """
-
-    weights: Weights
-    slots: Any
-    round_num: tf.Tensor
-
-
-class Broadcast(NamedTuple):
-    """What every client receives: the model x, and s with this round's η in it."""
-
-    weights: Weights
-    slots: Any
-
-
-class ClientUpdate(NamedTuple):
-    """What a client sends back.
-
-    Attributes:
-      delta: x_k - x, like the weights; zero if dropped.
-      gradient: c_k = ∇F_k(x), like the weights; zero if dropped.
-      weight: n_k or 1, float32 scalar; zero if dropped.
-      metrics: See `client.round_metrics`.
-    """
-
-    delta: Weights
-    gradient: Weights
-    weight: tf.Tensor
-    metrics: Any
-
-
 def build(model: Model, local: client.LocalTraining) -> Method:
-    """Builds MimeLite; see the module's docstring for the symbols."""
-    eta_server = local.server_learning_rate
+    """Builds MimeLite; see the module's docstring for the symbols. The slots are s."""
     optimizer = local.optimizer()
 
-    def initialize() -> ServerState:
-        x = tuple(tf.constant(w) for w in model.initial_weights)
-        slots = client.initial_slots(optimizer, x, local.learning_rate(tf.constant(0)))
-        return ServerState(x, slots, tf.constant(0))
-
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
-        slots = state.slots.copy()
-        slots["learning_rate"] = local.learning_rate(state.round_num)
-        return Broadcast(state.weights, slots)
-
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data) -> ClientUpdate:
-        x, frozen = broadcast
+    def client_update(broadcast: server_slots.Broadcast, data):
+        x, s, eta = broadcast
+        frozen = s.copy()
+        frozen["learning_rate"] = eta
 
         def step(at, carry):
             _, x_k = optimizer.next(frozen, at.weights, at.gradient)
-            return tuple(x_k), carry
+            return x_k, carry
 
         trained, _ = client.take_steps(model, step, x, (), data)
         gradient = client.full_loss(model, x, data).gradient
-        delta = tuple(w - c for w, c in zip(trained.weights, x, strict=True))
-        finite = client.is_finite((delta, gradient))
-        return ClientUpdate(
-            delta=client.zero_unless(finite, delta),
-            gradient=client.zero_unless(finite, gradient),
-            weight=client.zero_unless(finite, local.client_weight(data)),
-            metrics=client.round_metrics(trained, data, finite),
-        )
+        report = subtract(trained.weights, x), gradient
+        return averaging.give(report, local.client_weight(data), trained, data)
 
-    @tf.function(autograph=False)
-    def server_update(state, delta: Weights, gradient: Weights, total_weight) -> ServerState:
-        x = tuple(x + eta_server * d for x, d in zip(state.weights, delta, strict=True))
-        slots, _ = optimizer.next(state.slots, tuple(state.weights), tuple(gradient))
-        return next_state(state, ServerState(x, slots, state.round_num), total_weight)
+    def server_update(state: server_slots.ServerState, mean):
+        delta, gradient = mean
+        x = move(state.weights, local.server_learning_rate, delta)
+        s, _ = optimizer.next(state.slots, tuple(state.weights), tuple(gradient))
+        return state._replace(weights=x, slots=s)
 
-    def next_round(federation, state, clients):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients)
-        delta = federation.mean(update.delta, update.weight)
-        gradient = federation.mean(update.gradient, update.weight)
-        total_weight = federation.sum(update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
-        return federation.map_server(server_update, state, delta, gradient, total_weight), metrics
-
-    return Method(initialize, next_round)
+    return averaging.build(
+        model,
+        local,
+        client_update,
+        server_update,
+        initialize=lambda: server_slots.initial_state(model, local, averaged=False),
+        broadcast=server_slots.send(local),
+        aggregate=averaging.mean_each(tuple, 0, 1),
+    )

@@ -8,6 +8,7 @@ Reddi et al., "Adaptive Federated Optimization", arXiv 2003.00295, Algorithm 6.
   η_l      client_learning_rate  -          tuned
   η        server_learning_rate  1          SCAFFOLD, section 7
   p_k      client_weighting      examples   Adaptive Federated Optimization, Algorithm 6
+  -        first_visit           server     Adaptive Federated Optimization, Algorithm 6
   N        num_clients           -          all training clients
 
     client k keeps c_k, first visit: c_k = c
@@ -36,9 +37,9 @@ import tensorflow as tf
 
 from hparams import Hparam
 from tff_algos import averaging, client
-from tff_algos.method import Method
+from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec
 from tff_algos.weights import Weights, constants, each, move, subtract, zeros
 
 SPEC = MethodSpec(
@@ -57,6 +58,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_optimizers=("sgd",),
     needs_num_clients=True,
+    aggregated=Aggregated(in_clear="the changes of their control variates"),
 )
 
 
@@ -103,12 +105,12 @@ def build(
 
         def add_control(gradient, x_k):
             del x_k
-            return each(lambda g, k, s: g - k + s, gradient, c_k, c)
+            return each(lambda g, c_k, c: g - c_k + c, gradient, c_k, c)
 
         trained = client.train(model, local.optimizer(), eta_l, x, data, add_control)
         delta = subtract(trained.weights, x)
         steps = tf.cast(client.num_steps(data), tf.float32)
-        after = each(lambda k, s, d: k - s - d / (steps * eta_l), c_k, c, delta)
+        after = each(lambda c_k, c, d: c_k - c - d / (steps * eta_l), c_k, c, delta)
         report = Report(delta, subtract(after, c_k), tf.ones([]))
         finite = client.is_finite(delta)
         counts = client.is_finite(report) & (steps > 0)
@@ -118,8 +120,9 @@ def build(
 
     def aggregate(federation, update):
         report = update.report
-        mean = federation.mean((report.delta, report.control_delta), update.weight)
-        return mean, federation.sum(report.number)
+        delta = mean_of_updates(federation, report.delta, update.weight)
+        control_delta = federation.mean(report.control_delta, update.weight)
+        return (delta, control_delta), federation.sum(report.number)
 
     def server_update(state: ServerState, mean, number) -> ServerState:
         delta, control_delta = mean

@@ -32,17 +32,16 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from hparams import Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
+from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights
+from tff_algos.registry import Aggregated, MethodSpec
+from tff_algos.weights import Weights, constants, each, move, subtract, zeros
 
 SPEC = MethodSpec(
     name="stem",
@@ -60,8 +59,8 @@ SPEC = MethodSpec(
         Hparam(
             "schedule",
             "constant",
-            "constant: the client learning rate and a; decay: rate / (w + s)^(1/3) and a "
-            "= min(1, c rate^2) after s local steps.",
+            "constant: the client learning rate and a; decay: rate / (w + s)^(1/3) and "
+            "a = min(1, c rate^2) after s local steps.",
             source="choice; STEM's analysis has decay",
             choices=("constant", "decay"),
         ),
@@ -85,6 +84,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_weighting="uniform",
     client_optimizers=("sgd",),
+    aggregated=Aggregated(in_clear="their directions d_k"),
 )
 
 
@@ -111,13 +111,6 @@ class Start(NamedTuple):
     is_first: tf.Tensor
 
 
-class StartUpdate(NamedTuple):
-    """The first answer: ∇F_k(x) if asked for, else zeros, and the client's weight; 0 if dropped."""
-
-    gradient: Weights
-    weight: tf.Tensor
-
-
 class Broadcast(NamedTuple):
     """The second broadcast: d, the client learning rate η (κ), the steps before the round."""
 
@@ -126,29 +119,18 @@ class Broadcast(NamedTuple):
     steps: tf.Tensor
 
 
-class ClientUpdate(NamedTuple):
-    """The second answer.
-
-    Attributes:
-      delta: x_k - x, like the weights; zero if dropped.
-      d: d_k, like the weights; zero if dropped.
-      steps: Local steps τ_k, int32 scalar; zero if dropped.
-      weight: 1 or n_k, float32 scalar; zero if dropped.
-      metrics: See `client.round_metrics`.
-    """
+class Report(NamedTuple):
+    """The second answer: x_k - x and d_k, like the weights, and τ_k, int32; zero if dropped."""
 
     delta: Weights
     d: Weights
     steps: tf.Tensor
-    weight: tf.Tensor
-    metrics: Any
 
 
 def build(
     model: Model, local: client.LocalTraining, *, a: float, schedule: str, w: float, c: float
 ) -> Method:
     """Builds STEM; see the module's docstring for the symbols."""
-    eta_server = local.server_learning_rate
 
     def rate_and_forgetting(learning_rate, s):
         if schedule == "constant":
@@ -157,71 +139,57 @@ def build(
         return eta, tf.minimum(1.0, c * eta**2)
 
     def initialize() -> ServerState:
-        x = tuple(tf.constant(w) for w in model.initial_weights)
-        return ServerState(x, tuple(tf.zeros_like(w) for w in x), tf.constant(0), tf.constant(0))
+        x = constants(model.initial_weights)
+        return ServerState(x, zeros(x), tf.constant(0), tf.constant(0))
 
-    @tf.function(autograph=False)
     def prepare_start(state: ServerState) -> Start:
         return Start(state.weights, tf.equal(state.steps, 0))
 
-    @tf.function(autograph=False)
-    def client_start(start: Start, data) -> StartUpdate:
-        asked = data._replace(mask=data.mask * tf.cast(start.is_first, tf.float32))
-        gradient = client.full_loss(model, start.weights, asked).gradient
-        finite = client.is_finite(gradient)
-        return StartUpdate(
-            gradient=client.zero_unless(finite, gradient),
-            weight=client.zero_unless(finite, local.client_weight(data)),
-        )
+    def client_start(start: Start, data) -> averaging.Gradient:
+        asked = client.none_unless(start.is_first, data)
+        return averaging.give_gradient(model, local, start.weights, asked)
 
-    @tf.function(autograph=False)
     def prepare_broadcast(state: ServerState, gradient: Weights) -> Broadcast:
         is_first = tf.equal(state.steps, 0)
-        d = tuple(tf.where(is_first, g, d) for g, d in zip(gradient, state.d, strict=True))
+        d = each(lambda g, d: tf.where(is_first, g, d), gradient, state.d)
         return Broadcast(d, local.learning_rate(state.round_num), state.steps)
 
-    @tf.function(autograph=False)
-    def client_update(start: Start, broadcast: Broadcast, data) -> ClientUpdate:
+    def client_update(start: Start, broadcast: Broadcast, data) -> averaging.ClientUpdate:
         x, (d, learning_rate, steps) = start.weights, broadcast
 
-        def step(at, carry):
-            d, s = carry
-            eta, forget = rate_and_forgetting(learning_rate, s)
-            ahead = tuple(w - eta * d for w, d in zip(at.weights, d, strict=True))
-            d = tuple(
-                new + (1.0 - forget) * (d - old)
-                for new, d, old in zip(at.gradient_at(ahead), d, at.gradient, strict=True)
+        def step(at, d):
+            eta, forget = rate_and_forgetting(learning_rate, steps + at.number)
+            ahead = each(lambda x_k, d: x_k - eta * d, at.weights, d)
+            d = each(
+                lambda new, d, old: new + (1.0 - forget) * (d - old),
+                at.gradient_at(ahead),
+                d,
+                at.gradient,
             )
-            return ahead, (d, s + 1)
+            return ahead, d
 
-        trained, (d, _) = client.take_steps(model, step, x, (tuple(d), steps), data)
-        delta = tuple(w - c for w, c in zip(trained.weights, x, strict=True))
-        finite = client.is_finite((delta, d))
-        return ClientUpdate(
-            delta=client.zero_unless(finite, delta),
-            d=client.zero_unless(finite, d),
-            steps=client.zero_unless(finite, client.num_steps(data)),
-            weight=client.zero_unless(finite, local.client_weight(data)),
-            metrics=client.round_metrics(trained, data, finite),
-        )
+        trained, d = client.take_steps(model, step, x, tuple(d), data)
+        report = Report(subtract(trained.weights, x), d, client.num_steps(data))
+        return averaging.give(report, local.client_weight(data), trained, data)
 
-    @tf.function(autograph=False)
     def server_update(state: ServerState, mean, longest, total_weight) -> ServerState:
         delta, d = mean
-        x = tuple(x + eta_server * d for x, d in zip(state.weights, delta, strict=True))
+        x = move(state.weights, local.server_learning_rate, delta)
         after = ServerState(x, tuple(d), state.steps + longest, state.round_num)
-        return next_state(state, after, total_weight)
+        return averaging.next_state(state, after, total_weight)
+
+    mean_reports = averaging.mean_each(tuple, "delta", "d")
 
     def next_round(federation, state, clients):
         start = federation.broadcast(federation.map_server(prepare_start, state))
         first = federation.map_clients(client_start, start, clients)
         gradient = federation.mean(first.gradient, first.weight)
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state, gradient))
-        update = federation.map_clients(client_update, start, broadcast, clients)
-        mean = federation.mean((update.delta, update.d), update.weight)
-        longest = federation.max(update.steps)
+        message = federation.broadcast(federation.map_server(prepare_broadcast, state, gradient))
+        update = federation.map_clients(client_update, start, message, clients)
+        (mean,) = mean_reports(federation, update)
+        longest = federation.max(update.report.steps)
         total_weight = federation.sum(update.weight)
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
+        metrics = federation.map_server(averaging.summarize, federation.sum(update.metrics))
         return federation.map_server(server_update, state, mean, longest, total_weight), metrics
 
     return Method(initialize, next_round)

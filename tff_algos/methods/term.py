@@ -17,28 +17,27 @@ Deviations from the paper:
     Z ← Z/2 + mean_j exp(t (L_j - max L))/2 from Z = 0: `normalizer=running`, with
     w_k = exp(t (L_k - max L)) / (K Z). It also averages the weighted updates over K once more,
     which looks like a slip; `server_learning_rate` = 1/K gives its steps.
-  * Clients count alike but for the tilt, whatever n_k: `client_weighting` has no meaning.
+  * Clients count alike except for the tilt, whatever n_k: `client_weighting` has no meaning.
   * max L is the largest loss of the clients whose update is finite. It cancels in `softmax`.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from hparams import Hparam
-from tff_algos import client
-from tff_algos.averaging import next_state
-from tff_algos.method import Method
+from tff_algos import averaging, client
+from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights
+from tff_algos.registry import Aggregated, MethodSpec
+from tff_algos.weights import Weights, constants, move, subtract
 
 SPEC = MethodSpec(
     name="term",
     summary="TERM: clients count by exp(t F_k).",
-    paper=("Li, Beirami, Sanjabi, Smith, Tilted Empirical Risk Minimization, arXiv 2007.01162"),
+    paper="Li, Beirami, Sanjabi, Smith, Tilted Empirical Risk Minimization, arXiv 2007.01162",
     hparams=(
         Hparam(
             "t",
@@ -50,14 +49,15 @@ SPEC = MethodSpec(
         Hparam(
             "normalizer",
             "softmax",
-            "softmax: weights sum to one in every round; running: divided by a running "
-            "estimate of the mean exponential, as in the authors' code.",
+            "softmax: weights sum to one in every round; running: divided by a running estimate of "
+            "the mean exponential, as in the authors' code.",
             source="TERM, objective",
             choices=("softmax", "running"),
         ),
     ),
     server_learning_rate=1.0,
     client_weighting=None,
+    aggregated=Aggregated(own_weights=True),
 )
 
 
@@ -75,79 +75,57 @@ class ServerState(NamedTuple):
     round_num: tf.Tensor
 
 
-class Broadcast(NamedTuple):
-    """What every client receives: the model x and the client learning rate η_l."""
-
-    weights: Weights
-    learning_rate: tf.Tensor
-
-
-class ClientUpdate(NamedTuple):
+class Report(NamedTuple):
     """What a client sends back.
 
     Attributes:
-      delta: Δ_k, like the weights; zero if dropped.
-      loss: L_k, float32 scalar; the least of all numbers if dropped or without examples.
-      kept: 1, or 0 if dropped or without examples, float32 scalar.
-      metrics: See `client.round_metrics`.
+      delta: Δ_k, like the weights; zero if it is left out.
+      loss: L_k, float32 scalar; the least of all numbers if it is left out.
     """
 
     delta: Weights
     loss: tf.Tensor
-    kept: tf.Tensor
-    metrics: Any
 
 
 def build(model: Model, local: client.LocalTraining, *, t: float, normalizer: str) -> Method:
-    """Builds TERM; see the table above for the arguments."""
+    """Builds TERM; see the module's docstring for the symbols."""
 
     def initialize() -> ServerState:
-        weights = tuple(tf.constant(w) for w in model.initial_weights)
-        return ServerState(weights, tf.constant(0.0), tf.constant(0))
+        return ServerState(constants(model.initial_weights), tf.constant(0.0), tf.constant(0))
 
-    @tf.function(autograph=False)
-    def prepare_broadcast(state: ServerState) -> Broadcast:
-        return Broadcast(state.weights, local.learning_rate(state.round_num))
-
-    @tf.function(autograph=False)
-    def client_update(broadcast: Broadcast, data) -> ClientUpdate:
-        x = broadcast.weights
+    def client_update(broadcast: averaging.Broadcast, data) -> averaging.ClientUpdate:
+        x, eta_l = broadcast
         loss = client.evaluate(model, x, data)["loss"]
-        trained = client.train(model, local.optimizer(), broadcast.learning_rate, x, data)
-        delta = tuple(a - b for a, b in zip(trained.weights, x, strict=True))
-        finite = client.is_finite((delta, loss))
-        counts = finite & client.has_examples(data)
-        return ClientUpdate(
-            delta=client.zero_unless(counts, delta),
-            loss=tf.where(counts, loss, loss.dtype.min),
-            kept=tf.cast(counts, tf.float32),
-            metrics=client.round_metrics(trained, data, finite),
-        )
+        trained = client.train(model, local.optimizer(), eta_l, x, data)
+        report = Report(subtract(trained.weights, x), loss)
+        counts = client.has_examples(data)
+        update = averaging.give(report, tf.ones([]), trained, data, counts=counts)
+        loss = tf.where(update.weight > 0, loss, loss.dtype.min)
+        return update._replace(report=update.report._replace(loss=loss))
 
-    @tf.function(autograph=False)
-    def tilted_weight(largest, loss, kept) -> tf.Tensor:
-        return client.zero_unless(kept > 0, tf.exp(t * (loss - largest)))
+    def tilted_weight(largest, loss, number) -> tf.Tensor:
+        return client.zero_unless(number > 0, tf.exp(t * (loss - largest)))
 
-    @tf.function(autograph=False)
     def server_update(state: ServerState, delta: Weights, total) -> ServerState:
-        weight, kept = total
+        weight, number = total
         estimate, scale = state.estimate, tf.constant(1.0)
         if normalizer == "running":
-            mean = tf.math.divide_no_nan(weight, kept)
+            mean = tf.math.divide_no_nan(weight, number)
             estimate = 0.5 * estimate + 0.5 * mean
             scale = tf.math.divide_no_nan(mean, estimate)
-        eta = local.server_learning_rate * scale
-        weights = tuple(x + eta * d for x, d in zip(state.weights, delta, strict=True))
-        return next_state(state, ServerState(weights, estimate, state.round_num), kept)
+        x = move(state.weights, local.server_learning_rate * scale, delta)
+        after = ServerState(x, estimate, state.round_num)
+        return averaging.next_state(state, after, number)
 
     def next_round(federation, state, clients):
-        broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
-        update = federation.map_clients(client_update, broadcast, clients)
-        largest = federation.broadcast(federation.max(update.loss))
-        weight = federation.map_clients(tilted_weight, largest, update.loss, update.kept)
-        delta = federation.mean(update.delta, weight)
-        total = federation.sum((weight, update.kept))
-        metrics = federation.map_server(client.summarize, federation.sum(update.metrics))
+        message = federation.broadcast(federation.map_server(averaging.send_model(local), state))
+        update = federation.map_clients(client_update, message, clients)
+        loss, number = update.report.loss, update.weight
+        largest = federation.broadcast(federation.max(loss))
+        weight = federation.map_clients(tilted_weight, largest, loss, number)
+        delta = mean_of_updates(federation, update.report.delta, weight)
+        total = federation.sum((weight, number))
+        metrics = federation.map_server(averaging.summarize, federation.sum(update.metrics))
         return federation.map_server(server_update, state, delta, total), metrics
 
     return Method(initialize, next_round)

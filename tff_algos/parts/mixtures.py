@@ -1,4 +1,4 @@
-"""Two groups of numbers told apart by a Gaussian mixture in one dimension."""
+"""Two groups of numbers separated by a Gaussian mixture in one dimension."""
 
 from __future__ import annotations
 

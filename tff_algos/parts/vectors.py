@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tff_algos.weights import Weights
 
-# Columns of the K x d matrix that are in float64 at once, in each of so many loops that may run at
-# the same time: an operation has one thread where clients run on a thread a core.
+# Columns of the K x d matrix that are in float64 at once, in each of the _LOOPS loops that may run
+# at the same time: an operation has one thread where clients run on a thread a core.
 _BLOCK = 1 << 14
 _LOOPS = 4
 
@@ -86,37 +86,37 @@ def project_to_simplex(point: tf.Tensor) -> tf.Tensor:
 
 
 def box_minimum(
-    matrix: tf.Tensor, center: tf.Tensor, radius: float, kept: tf.Tensor, iterations: int = 60
+    matrix: tf.Tensor, center: tf.Tensor, radius: float, counts: tf.Tensor, iterations: int = 60
 ) -> tf.Tensor:
     """Minimises λᵀ M λ over Σ λ = 1, λ ≥ 0, |λ_k - c_k| ≤ radius, by a primal-dual interior point.
 
-    It starts at the center, which is inside, and takes a fixed number of Newton steps.
+    It starts at the center, which is inside, and takes Newton steps until float64 has no better.
 
     Args:
       matrix: M, float64 `[K, K]`, positive semidefinite with a diagonal of order 1.
-      center: c, float64 `[K]`: positive where kept, sums to 1.
+      center: c, float64 `[K]`: positive where clients count, sums to 1.
       radius: Half the width of the box; 0 leaves only the center.
-      kept: bool `[K]`; λ_k = 0 elsewhere.
-      iterations: Number of Newton steps.
+      counts: Which clients count, bool `[K]`; λ_k = 0 elsewhere.
+      iterations: Most Newton steps.
 
     Returns:
       λ, float64 `[K]`.
     """
     if radius == 0:
-        return tf.where(kept, center, tf.zeros_like(center))
+        return tf.where(counts, center, tf.zeros_like(center))
     low = tf.maximum(center - radius, 0.0)
-    # In units of the box's width: λ = low + width * s with 0 < s < 1. A client that is not kept has
-    # a box without width, so that its s enters nothing.
-    width = tf.where(kept, center + radius - low, tf.zeros_like(center))
-    low = tf.where(kept, low, tf.zeros_like(center))
+    # In units of the box's width: λ = low + width * s with 0 < s < 1. A client that does not count
+    # has a box without width, so that its s enters nothing.
+    width = tf.where(counts, center + radius - low, tf.zeros_like(center))
+    low = tf.where(counts, low, tf.zeros_like(center))
     hessian = width[:, None] * matrix * width
     linear = width * tf.linalg.matvec(matrix, low)
     total = 1.0 - tf.reduce_sum(low)
     half = tf.fill(tf.shape(center), tf.constant(0.5, tf.float64))
-    start = tf.where(kept, tf.math.divide_no_nan(center - low, width), half)
+    start = tf.where(counts, tf.math.divide_no_nan(center - low, width), half)
     number = tf.cast(tf.size(center), tf.float64)
 
-    def newton(i, s, t, z, w, y):
+    def newton(i, _, s, t, z, w, y):
         # t is 1 - s, kept apart as it may be far below what 1 - s can tell from 0; z, w, y are the
         # multipliers of s >= 0, t >= 0 and the sum.
         gap = (tf.tensordot(z, s, 1) + tf.tensordot(w, t, 1)) / (2.0 * number)
@@ -140,9 +140,15 @@ def box_minimum(
         step = tf.where((gap > 1e-18) & tf.math.is_finite(step), step, 0.0)
         after = (s + step * ds, t - step * ds, z + step * dz, w + step * dw, y + step * dy)
         before = (s, t, z, w, y)
-        return i + 1, *(tf.where(step > 0, a, b) for a, b in zip(after, before, strict=True))
+        chosen = (tf.where(step > 0, a, b) for a, b in zip(after, before, strict=True))
+        return i + 1, step > 0, *chosen
+
+    def goes_on(i, moved, *_):
+        # Where a step was not taken, the next ones would be the same.
+        return (i < iterations) & moved
 
     ones = tf.ones_like(center)
-    carry = (tf.constant(0), start, 1.0 - start, ones, ones, tf.constant(0.0, tf.float64))
-    s = tf.while_loop(lambda i, *_: i < iterations, newton, carry, parallel_iterations=1)[1]
+    zero = tf.constant(0.0, tf.float64)
+    carry = (tf.constant(0), tf.constant(True), start, 1.0 - start, ones, ones, zero)
+    s = tf.while_loop(goes_on, newton, carry, parallel_iterations=1)[2]
     return low + width * s

@@ -46,6 +46,40 @@ def test_literals():
     assert s["kl"] == pytest.approx(sum(p * math.log(4 * p) for p in shares))
 
 
+def test_weighted_by_training_examples():
+    t = np.array([3, 1, 4, 2])
+    s = fairness.summarize(A, N, train_sizes=t)
+    # (0.6 + 0.8 + 2.0 + 1.8) / 10.
+    assert s["avg_t"] == pytest.approx(0.52)
+    # From 0.52: 0.1024, 0.0784, 0.0004, 0.1444 with weights 0.3, 0.1, 0.4, 0.2.
+    assert s["std_t"] == pytest.approx(math.sqrt(0.03072 + 0.00784 + 0.00016 + 0.02888))
+    assert [s["worst30_t"], s["best30_t"]] == pytest.approx([0.2, 0.9])
+    # The two lowest of four clients by number: 0.2 three times, 0.5 four times.
+    assert fairness.tail_by_number(A, 0.5, t) == pytest.approx((0.6 + 2.0) / 7)
+    assert fairness.tail_by_number(A, 0.5, t, highest=True) == pytest.approx((0.8 + 1.8) / 3)
+    # Of the errors 0.8, 0.2, 0.5, 0.1.
+    assert s["error_rsd_t"] == pytest.approx(s["std_t"] / 0.48)
+    plain = fairness.summarize(A, N)
+    assert plain.items() <= s.items() and all(name.endswith("_t") for name in s.keys() - plain)
+    lower = fairness.summarize(A, N, train_sizes=t, higher_is_better=False)
+    assert lower["worst30_t"] == pytest.approx(0.9)
+
+
+@given(clients())
+def test_equal_training_sizes_are_no_weights(data):
+    a, n = data
+    s = fairness.summarize(a, n, train_sizes=np.full(len(a), 3))
+    for name in [name for name in s if name.endswith("_t")]:
+        assert s[name] == pytest.approx(s[f"{name[:-2]}_u"], abs=1e-9, nan_ok=True), name
+
+
+def test_clients_that_do_not_train_are_left_out_of_weighted_means():
+    s = fairness.summarize(A, N, train_sizes=np.array([0, 1, 1, 0]))
+    assert s["avg_t"] == pytest.approx(0.65) and math.isnan(s["worst30_t"])
+    nobody = fairness.summarize(A, N, train_sizes=np.zeros(4))
+    assert math.isnan(nobody["avg_t"]) and nobody["avg_u"] == pytest.approx(0.6)
+
+
 def test_number_of_clients_in_a_tail():
     a = np.arange(20.0)
     assert fairness.tail(a, 0.1) == 0.5  # 2 clients.

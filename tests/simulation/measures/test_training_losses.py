@@ -3,6 +3,7 @@ import pytest
 
 from hparams import HparamError
 from simulation.measures import evaluation, training_losses
+from simulation.rounds import cohorts
 from tasks.task import ArrayFederatedData
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import toy
@@ -26,7 +27,7 @@ def train(problem):
 
 def losses_of(problem, train, max_elements=None):
     evaluator = evaluation.Evaluator(toy.toy_model(problem, dropout=0.5))
-    return training_losses.TrainingLosses(evaluator, train, max_elements)
+    return training_losses.TrainingLosses(evaluator, cohorts.first_examples(train, max_elements))
 
 
 def moved(problem, scale):

@@ -1,4 +1,5 @@
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 
 from simulation.errors import RunError
 from simulation.records import client_states
+from tests.tasks import tffs_files
+from tff_algos.process import StackedStates
 
 
 class State(NamedTuple):
@@ -100,6 +103,25 @@ def test_another_form_and_damage_are_refused(tmp_path):
         opened(tmp_path / "missing" / "s")
 
 
+def test_text_that_is_none_is_refused_or_repaired(tmp_path):
+    states = opened(tmp_path / "s")
+    states.write({f"client {k}": state(k) for k in range(1, 4)}, 1)
+    states.commit(1)
+    states.close()
+    whole = (tmp_path / "s").read_bytes()
+    rng, refused = random.Random(0), 0
+    for i in range(100):
+        path = tmp_path / f"{i}"
+        path.write_bytes(tffs_files.with_text_that_is_none(whole, rng))
+        for read in (client_states.read_all, lambda path: opened(path, round_num=1).close()):
+            try:
+                read(str(path))
+            except RunError as e:
+                assert str(path) in str(e) and "\n" not in str(e)
+                refused += 1
+    assert refused
+
+
 @pytest.mark.parametrize("pages", (8, 9, 12))
 def test_a_disk_that_is_full_is_told_and_loses_nothing(tmp_path, pages):
     """States that do not fit into memory spill into a file that may not grow."""
@@ -124,15 +146,20 @@ def test_a_state_does_not_share_memory_with_what_was_written(tmp_path):
     assert np.all(states.read(["a"])[0].kept[0] == 1)
 
 
+def stacked(states):
+    return StackedStates(tf.nest.map_structure(lambda *values: np.stack(values), *states))
+
+
 @settings(max_examples=30, deadline=None)
 @given(
+    st.sampled_from([list, stacked]),
     st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True), max_size=12),
     st.integers(1, 5),
     st.integers(1, 4),
     st.integers(0, 12),
 )
 def test_any_history_is_kept_as_of_the_last_two_checkpoints(
-    tmp_path_factory, cohorts, capacity, every, seed
+    tmp_path_factory, form, cohorts, capacity, every, seed
 ):
     """Against a plain dictionary per round, for any visits, capacity and checkpoints."""
     path = tmp_path_factory.mktemp("history") / f"s{seed}"
@@ -141,7 +168,7 @@ def test_any_history_is_kept_as_of_the_last_two_checkpoints(
     for r, cohort in enumerate(cohorts, 1):
         assert numbers(states, map(str, cohort)) == [now.get(k, 0) for k in cohort]
         after = {k: 100 * r + k for k in cohort}
-        states.write({str(k): state(v) for k, v in after.items()}, r)
+        states.take(list(map(str, after)), form(list(map(state, after.values()))), r)
         now.update(after)
         history[r] = dict(now)
         if r % every == 0:

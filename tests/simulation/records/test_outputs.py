@@ -151,9 +151,9 @@ def test_a_folder_made_for_a_run_that_is_refused_is_removed(tmp_path):
     assert os.path.isdir(tmp_path / "empty")
 
 
-def open_folder(root, settings=SETTINGS, may_change=("total_rounds",), defaults=None):
+def open_folder(root, settings=SETTINGS, may_change=("total_rounds",), completed=dict):
     with outputs.ExperimentFolder(str(root), "x") as folder:
-        return folder.resume_point(settings, may_change, defaults or {})
+        return folder.resume_point(settings, may_change, completed)
 
 
 def recorded(root, flags=SETTINGS, round_num=None):
@@ -185,10 +185,13 @@ def test_all_differing_flags_are_named(tmp_path):
 
 def test_a_flag_younger_than_the_run_was_at_its_default(tmp_path):
     recorded(tmp_path, round_num=3)
-    defaults = {"fedadam_tau": 0.1, "of_another_method": 1}
-    assert open_folder(tmp_path, {**SETTINGS, "fedadam_tau": 0.1}, defaults=defaults)[0]
+
+    def completed(flags):
+        return {"fedadam_tau": 0.1, **flags}
+
+    assert open_folder(tmp_path, {**SETTINGS, "fedadam_tau": 0.1}, completed=completed)[0]
     with pytest.raises(RunError, match="--fedadam_tau was 0.1, is 0.2"):
-        open_folder(tmp_path, {**SETTINGS, "fedadam_tau": 0.2}, defaults=defaults)
+        open_folder(tmp_path, {**SETTINGS, "fedadam_tau": 0.2}, completed=completed)
 
 
 def test_checkpoint_of_another_experiment_beside_our_hparams(tmp_path):
@@ -205,7 +208,7 @@ def test_checkpoint_of_another_experiment_beside_our_hparams(tmp_path):
         ("hparams.json", "{", "hparams.json is damaged"),
         ("hparams.json", "[]", "hparams.json is damaged"),
         ("hparams.json", "{}", "hparams.json is damaged"),
-        ("metrics.csv", "round_num,a\n1,2\n", "no checkpoint to go on from"),
+        ("metrics.csv", "round_num,a\n1,2\n", "no checkpoint to resume from"),
     ],
 )
 def test_damaged_folder(tmp_path, name, content, match):

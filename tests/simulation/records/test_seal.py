@@ -1,17 +1,20 @@
-"""A run's folder is one sealed thing: each file, damaged in each way, is refused or mended."""
+"""A run's folder is one sealed thing: each file, damaged in each way, is refused or repaired."""
 
 import json
 import pathlib
 import random
+import re
 import shutil
 import sqlite3
 
 import numpy as np
 import pytest
 
+import tasks
 from simulation.errors import RunError
 from simulation.records import checkpoints, client_states, outputs
 from tasks import fingerprint
+from tests.tasks import test_fingerprint
 
 SETTINGS = {"task": "toy", "seed": 1}
 INITIAL = (np.int32(0), np.zeros(40, np.float32))
@@ -71,7 +74,7 @@ def _write(root, seed, rounds=ROUNDS, finished=False):
 def _go_on(path):
     """Does what a start does before the first round; returns all that the rounds rest on."""
     with outputs.ExperimentFolder(str(path.parent), path.name) as folder:
-        checkpoint, _ = folder.resume_point(SETTINGS, (), {})
+        checkpoint, _ = folder.resume_point(SETTINGS, (), dict)
         if folder.finished_rounds() == ROUNDS:
             folder.check_results()
             return "finished"
@@ -163,7 +166,7 @@ def _sweep(runs, tmp_path, name, way, times, seed=0):
 
 @pytest.mark.parametrize("way", [_digit, _bit, _cut], ids=lambda way: way.__name__)
 @pytest.mark.parametrize("name", FILES)
-def test_damage_is_refused_or_mended(runs, tmp_path, name, way):
+def test_damage_is_refused_or_repaired(runs, tmp_path, name, way):
     refused = _sweep(runs, tmp_path, name, way, 8)
     if name == "hparams.json" or (name, way) == ("client_states.sqlite", _cut):
         assert refused
@@ -172,7 +175,7 @@ def test_damage_is_refused_or_mended(runs, tmp_path, name, way):
 @pytest.mark.long
 @pytest.mark.parametrize("way", [_digit, _bit, _cut], ids=lambda way: way.__name__)
 @pytest.mark.parametrize("name", FILES)
-def test_damage_is_refused_or_mended_at_many_places(runs, tmp_path, name, way):
+def test_damage_is_refused_or_repaired_at_many_places(runs, tmp_path, name, way):
     _sweep(runs, tmp_path, name, way, 400, seed=1)
 
 
@@ -281,7 +284,7 @@ def test_a_finished_mark_set_by_hand_is_refused(runs, tmp_path):
         assert _outcome(tmp_path / "x", "summary.json") is None
 
 
-def test_folders_of_earlier_versions_are_not_gone_on_with(tmp_path):
+def test_folders_of_earlier_versions_are_not_resumed(tmp_path):
     path = tmp_path / "x"
     path.mkdir()
     hparams = {"flags": SETTINGS, "start": {}, "resumed": []}
@@ -291,7 +294,7 @@ def test_folders_of_earlier_versions_are_not_gone_on_with(tmp_path):
         _go_on(path)
     (path / "summary.json").write_text(json.dumps({"finished": True, "rounds": ROUNDS}))
     with outputs.ExperimentFolder(str(tmp_path), "x") as folder:
-        folder.resume_point(SETTINGS, (), {})
+        folder.resume_point(SETTINGS, (), dict)
         assert folder.finished_rounds() == ROUNDS
         assert "earlier version" in folder.check_results()
 
@@ -300,8 +303,37 @@ def test_other_data_are_named(runs, tmp_path):
     shutil.copytree(runs["killed"], tmp_path / "x")
     altered = {**DATA, "client '1' of train": "bc"}
     with outputs.ExperimentFolder(str(tmp_path), "x") as folder:
-        checkpoint, _ = folder.resume_point(SETTINGS, (), {})
+        checkpoint, _ = folder.resume_point(SETTINGS, (), dict)
         assert folder.check_data(DATA, checkpoint) == ""
         assert "client '1' of train" in folder.check_data(altered, checkpoint)
         folder.remove("data_digests.json")
         assert "not known" in folder.check_data(altered, checkpoint)
+
+
+@pytest.mark.parametrize("make", test_fingerprint.FORMATS, ids=lambda make: make.__name__)
+def test_one_label_altered_between_start_and_resumption_is_refused(tmp_path, monkeypatch, make):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    data = tmp_path / "data"
+    data.mkdir()
+    name, settings, alter = make(data, random.Random(f"{make.__name__} of a run"))
+    settings = {"data_dir": str(data), **settings}
+
+    def problem():
+        """What a start finds wrong with the data."""
+        with outputs.ExperimentFolder(str(tmp_path), "x") as folder:
+            digests = fingerprint.of_task(tasks.load(name, **settings))
+            checkpoint, _ = folder.resume_point(SETTINGS, (), dict)
+            if checkpoint is not None:
+                return folder.check_data(digests, checkpoint)
+            folder.write_sealed("hparams.json", {"flags": SETTINGS, "start": {}, "resumed": []})
+            folder.write_data_digests(digests)
+            seal = {"run_id": folder.run_id, "data": fingerprint.whole(digests)}
+            checkpoints.save(folder.file("checkpoints"), 1, [np.ones(2)], SETTINGS, seal)
+            return None
+
+    assert problem() is None
+    assert problem() == ""
+    alter()
+    line = problem()
+    assert "\n" not in line
+    assert re.search(r"\(what differs: (client '.+' of (train|test)|file .+|the words)", line), line

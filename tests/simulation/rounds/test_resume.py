@@ -7,7 +7,7 @@ import tensorflow as tf
 import tff_algos
 from simulation.records import checkpoints
 from simulation.records.client_states import ClientStates
-from simulation.rounds import loop
+from simulation.rounds import cohorts, loop
 from tasks.task import ArrayFederatedData
 from tests.tff_algos import shared, toy
 from tff_algos import registry
@@ -19,7 +19,6 @@ SETTINGS = {
     "client_batch_size": 3,
     "client_epochs_per_round": 2,
     "client_epochs_distribution": "uniform_1_3",
-    "max_elements_per_client": None,
 }
 ROUNDS = 6
 
@@ -62,7 +61,7 @@ def run(process, state, rounds, train, states):
     metrics = []
     for r in rounds:
         asked = process.plan(r, ROUNDS)
-        data = loop.cohort_data(train, asked, SETTINGS, r)
+        data = cohorts.cohort_data(train, asked, SETTINGS, r)
         if states is None:
             output = process.next(state, data)
         else:
@@ -81,16 +80,14 @@ def assert_equal_states(got, want):
 
 # Staged methods are stopped and resumed by test files of their own.
 METHODS = [n for n in registry.names() if not registry.get(n).staged]
-# One of each kind: plain, with the clients' state, with their vectors at the server.
-KINDS = ["fedadam", "scaffold", "adafed"]
 
 
-@pytest.mark.parametrize("name", shared.methods(METHODS, long=set(METHODS) - set(KINDS)))
+@pytest.mark.parametrize("name", shared.one_of_each_kind(METHODS))
 def test_resumed_by_a_process_built_anew_is_uninterrupted(name, problem, tmp_path):
     assert_resumed_is_uninterrupted(lambda: build(name), problem, tmp_path)
 
 
-@pytest.mark.parametrize("name", shared.methods(METHODS))
+@pytest.mark.parametrize("name", shared.one_of_each_kind(METHODS, kinds=(*shared.KINDS, "fedadam")))
 def test_resumed_is_uninterrupted(name, problem, tmp_path):
     problem = toy.with_dropout(problem)
     assert_resumed_is_uninterrupted(lambda: shared.process(name), problem, tmp_path)

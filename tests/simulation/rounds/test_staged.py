@@ -5,7 +5,7 @@ import pytest
 
 from hparams import HparamError
 from simulation import experiment_flags, runtimes
-from simulation.rounds import loop, randomness, staged
+from simulation.rounds import cohorts, randomness, staged
 from tasks.task import ArrayFederatedData
 from tff_algos.driver import Findings
 from tff_algos.registry import RoundPlan
@@ -17,7 +17,6 @@ SETTINGS = {
     "client_batch_size": 4,
     "client_epochs_per_round": 2,
     "client_epochs_distribution": "fixed",
-    "max_elements_per_client": None,
 }
 SIZES = (5, 9, 1, 130, 12)
 
@@ -29,13 +28,13 @@ def data(labels=None):
     return ArrayFederatedData(x, y, np.split(np.arange(ends[-1]), ends[:-1]))
 
 
-def clients(labels=None, **changes):
-    return staged.TrainingClients(data(labels), {**SETTINGS, **changes})
+def clients(labels=None, first=None):
+    return staged.TrainingClients(cohorts.first_examples(data(labels), first), SETTINGS)
 
 
 def test_batches_are_those_of_other_methods_with_labels_of_ones_own():
     ours = clients().batches(3, 1, 100 + clients().labels(1))
-    (theirs,) = loop.batched([data().examples(1)], RoundPlan(), SETTINGS, 3, [1])
+    (theirs,) = cohorts.batched([data().examples(1)], RoundPlan(), SETTINGS, 3, [1])
     for name in theirs._fields:
         wanted = np.asarray(getattr(theirs, name))
         if name == "y":
@@ -53,7 +52,7 @@ def test_examples_in_order():
 
 
 def test_only_the_first_examples_where_that_is_asked_for():
-    few = clients(max_elements_per_client=4)
+    few = clients(first=4)
     np.testing.assert_array_equal(few.num_examples, [4, 4, 1, 4, 4])
     np.testing.assert_array_equal(few.labels(1), data().examples(1).y[:4])
     assert few.in_order(3, few.labels(3)).mask.sum() == 4
@@ -87,7 +86,7 @@ def test_findings_beside_the_truth():
         "noise/precision": 0.5,
         "noise/recall": 0.5,
         "noise/labels_wrong": 7 / 157,
-        "noise/labels_mended": 3 / 8,
+        "noise/labels_corrected": 3 / 8,
         "noise/labels_spoiled": 2 / 149,
     }
     nothing = Findings(np.zeros(5, bool), true)

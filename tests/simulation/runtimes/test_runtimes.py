@@ -25,7 +25,7 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow_federated.python.core.impl.computation import computation_impl
 
 from simulation import runtimes
-from simulation.runtimes import native_worker, tff_context
+from simulation.runtimes import native_worker, tff_context, tff_graphs, tff_streams
 from tests.simulation.runtimes import namespaces
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
@@ -744,7 +744,7 @@ def test_results_are_let_go_of_as_they_are_taken():
         made.append(k)
         return result
 
-    stream = tff_context._Stream(
+    stream = tff_streams.Stream(
         function, list(range(6)), {"whole": lambda r: r, "number": lambda r: r.k}
     )
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -768,7 +768,7 @@ def test_who_takes_results_is_one_of_the_threads():
         threads.add(threading.get_ident())
         return k
 
-    stream = tff_context._Stream(function, list(range(6)), {"whole": lambda r: r})
+    stream = tff_streams.Stream(function, list(range(6)), {"whole": lambda r: r})
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         stream.start(pool, 2)
         assert list(stream.values("whole")) == list(range(6))
@@ -783,7 +783,7 @@ def test_a_failure_comes_when_it_is_its_clients_turn():
         return k
 
     for num_threads in (1, 2):
-        stream = tff_context._Stream(function, list(range(6)), {"whole": lambda r: r})
+        stream = tff_streams.Stream(function, list(range(6)), {"whole": lambda r: r})
         taken = []
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             stream.start(pool, num_threads)
@@ -796,7 +796,7 @@ def test_a_failure_comes_when_it_is_its_clients_turn():
 def test_only_what_goes_into_aggregates_alone_is_folded_as_it_comes():
     def streamed(computation):
         native = tff.backends.native.desugar_and_transform_to_native(computation)
-        return tff_context._streamed(native.to_building_block().result)
+        return tff_streams.streamed(native.to_building_block().result)
 
     assert streamed(slow_sum), "a sum of what clients computed"
     assert not streamed(PROCESS.next), "its clients' states are results, too"
@@ -814,7 +814,7 @@ def test_repeated_calls_keep_nothing():
             gc.collect()
             return (
                 len(context._compiled),
-                len(tff_context._graphs),
+                len(tff_graphs._graphs),
                 len(atomic_function.RUNTIME_FUNCTION_REFS),
                 sum(type(o).__name__ == "EagerTensor" for o in gc.get_objects()),
             )
@@ -847,7 +847,7 @@ def test_caches_are_bounded_and_never_take_one_computation_for_another(monkeypat
             sizes.append(
                 (
                     len(context._compiled),
-                    len(tff_context._graphs),
+                    len(tff_graphs._graphs),
                     len(atomic_function.RUNTIME_FUNCTION_REFS),
                 )
             )

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from simulation import runtimes
-from simulation.runtimes import tff_context
+from simulation.runtimes import tff_interpreter
 from tff_algos.method import TffFederation
 
 _OF_A_CLIENT = tff.to_type(
@@ -63,8 +63,8 @@ def test_rows_are_the_clients_in_cohort_order(runtime, number):
 
 def test_the_in_process_runtime_stacks_once(monkeypatch):
     calls = []
-    stack = tff_context._stack
-    monkeypatch.setattr(tff_context, "_stack", lambda v: calls.append(len(v)) or stack(v))
+    stack = tff_interpreter._stack
+    monkeypatch.setattr(tff_interpreter, "_stack", lambda v: calls.append(len(v)) or stack(v))
     with runtimes.installed("tff"):
         stacked(_clients(5)), stacked_part(_clients(5))
     # Once for each struct and each of its four tensors, not once a client.

@@ -158,7 +158,7 @@ def test_another_user_is_turned_away(echo):
 
 
 def test_where_the_kernel_gives_no_namespace_the_worker_runs_all_the_same(tmp_path):
-    """As in a container that forbids them: the supervisor says so and goes on."""
+    """As in a container that forbids them: the supervisor says so and continues."""
     if not namespaces.are_allowed():
         pytest.skip("so it is here for every test")
     script = tmp_path / "asks.py"

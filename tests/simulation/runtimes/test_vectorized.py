@@ -1,6 +1,8 @@
 """Rounds over the whole cohort at once: as `tff` has them, strictly, in few programs."""
 
+import gc
 import json
+import weakref
 from typing import NamedTuple
 
 import numpy as np
@@ -86,9 +88,7 @@ def assert_same_rounds(process, cohorts, rtol=1e-5, whole=None):
 # whose program runs in another of TensorFlow's executors, and again in two.
 SIZES = {1: [(7, 1, 4, 3), (10, 4, 3)], 2: [(5, 1, 12, 0, 17), (4,), (17, 0, 4, 1)]}
 BLOCKS = {1: [1, 1], 2: [2, 1, 2]}
-# One method of each kind: plain, with the clients' state, with their vectors and with loops at the
-# server.
-KINDS = ["fedavg", "scaffold", "adafed", "fedmgda_plus"]
+KINDS = (*shared.KINDS, "fedmgda_plus")  # The last one with loops at the server.
 
 
 def ragged_cohorts(process, problem, num_blocks):
@@ -101,10 +101,10 @@ def ragged_cohorts(process, problem, num_blocks):
     return cohorts
 
 
-# A program for another number of blocks is traced anew.
+# A program for another number of blocks is traced again.
 @pytest.mark.parametrize(
     ("num_blocks", "name"),
-    [*shared.methods(METHODS, 1), *shared.methods(METHODS, 2, long=set(METHODS) - set(KINDS))],
+    [p for n in (1, 2) for p in shared.one_of_each_kind(METHODS, n, kinds=KINDS)],
 )
 def test_is_what_tff_computes(problem, num_blocks, name):
     process = shared.process(name)
@@ -112,6 +112,22 @@ def test_is_what_tff_computes(problem, num_blocks, name):
         whole = context.bind(process)
     cohorts = ragged_cohorts(process, toy.with_dropout(problem), num_blocks)
     assert_same_rounds(process, cohorts, whole=whole)
+
+
+def test_states_of_clients_are_one_list_in_any_form(problem):
+    process = shared.process("scaffold")
+    whole = vectorized.VectorizedProcess(process)
+    first, again = (cohort(problem, r, (5, 1, 12, 0, 17)) for r in range(2))
+    assert len(whole.prepare(again).blocks) == 2
+    begun = whole.next(process.initialize(), first, [process.initial_client_state()] * 5)
+    kept = begun.client_states
+    assert [int(s.visits) for s in kept] == [1, 1, 1, 0, 1] and len(kept[1:4]) == 3
+    np.testing.assert_array_equal(kept[1:4][1].kept[0], list(kept)[2].kept[0])
+    want = whole.next(begun.state, again, list(kept))
+    for got in (whole.next(begun.state, again, kept), process.next(begun.state, again, kept)):
+        parts = zip(tf.nest.flatten(tuple(want)), tf.nest.flatten(tuple(got)), strict=True)
+        for a, b in parts:
+            np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.long
@@ -228,7 +244,7 @@ def test_loops_over_lists_of_tensors_in_one_block_end():
         for size in (1, 2)
     ]
     whole = assert_same_rounds(tff_algos.build("fedavg", model, **RATES), cohorts)
-    assert whole._executors == {1: ""}
+    assert whole._programs.executors == {1: ""}
 
 
 def test_keras_lstm_is_refused_by_name():
@@ -249,7 +265,8 @@ def test_few_programs_serve_all_cohorts(problem, process):
         state = whole.next(state, clients).state
         traced.add(len(whole.prepare(clients).blocks))
     assert int(state.round_num) == 12
-    assert len(whole._programs) == len(traced) <= vectorized.MAX_BLOCKS
+    # Tests before have run rounds of the same process.
+    assert traced <= set(whole._programs.traced) and len(traced) <= vectorized.MAX_BLOCKS
 
 
 def padding(steps, blocks):
@@ -387,6 +404,29 @@ def test_auto_takes_small_dense_models_at_once_on_a_cpu(problem, monkeypatch):
     assert chosen(refused)[0] == "tff"
 
 
+@pytest.mark.parametrize(("sizes", "num_blocks"), [((4, 4), 1), (SIZES[2][0], 2)])
+def test_what_auto_has_traced_is_what_runs(problem, monkeypatch, sizes, num_blocks):
+    traced = []
+    original = vectorized.VectorizedProcess._trace
+
+    def trace(whole, num_blocks):
+        traced.append(num_blocks)
+        return original(whole, num_blocks)
+
+    monkeypatch.setattr(vectorized.VectorizedProcess, "_trace", trace)
+    process = tff_algos.build("fedavg", toy.plain_model(problem), **RATES)
+    assert runtimes.choose(process, lambda: cohort(problem, 0, sizes))[0] == "vectorized"
+    for _ in range(2):
+        with runtimes.installed("vectorized"):
+            bound = runtimes.bind(process)
+            bound.next(bound.initialize(), bound.prepare(cohort(problem, 0, sizes)))
+    assert traced == [num_blocks]
+    gone = weakref.ref(process)
+    del process, bound
+    gc.collect()
+    assert gone() is None, "its programs must not keep a process for ever"
+
+
 def test_auto_is_settled_once_for_a_run(tmp_path, monkeypatch, capsys):
     def run(*arguments):
         request = experiment_flags.parse(
@@ -409,11 +449,11 @@ def test_auto_is_settled_once_for_a_run(tmp_path, monkeypatch, capsys):
         checkpoint, _ = checkpoints.load_newest(str(folder / "checkpoints"))
         return flags["runtime"], checkpoint.settings["runtime"], checkpoint.round_num
 
-    monkeypatch.setattr(runtimes, "choose", lambda process: ("vectorized", "so it is"))
+    monkeypatch.setattr(runtimes, "choose", lambda *_: ("vectorized", "so it is"))
     run("--total_rounds=2")
     assert "--runtime=auto is vectorized: so it is." in capsys.readouterr().out
     assert recorded() == ("vectorized", "vectorized", 2)
-    monkeypatch.setattr(runtimes, "choose", lambda process: ("tff", "another machine"))
+    monkeypatch.setattr(runtimes, "choose", lambda *_: ("tff", "another machine"))
     run("--total_rounds=3")
     assert recorded() == ("vectorized", "vectorized", 3)
     with pytest.raises(RunError, match="--runtime was vectorized, is tff"):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tasks
 from hparams import HparamError
-from tasks import partitions
+from tasks import layers, partitions
 from tasks.datasets import clothing1m
 from tasks.models import image_models
 from tasks.task import DataError
@@ -180,7 +180,7 @@ def test_some_classes_dirichlet(p, alpha):
 
 def test_preparing_pixels_is_kerass():
     images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), np.uint8)
-    layer = image_models.PrepareImages(8, False, "imagenet")
+    layer = layers.images.PrepareImages(8, False, "imagenet")
     expected = tf.keras.applications.resnet.preprocess_input(images.astype(np.float32))
     np.testing.assert_allclose(layer(images), expected, rtol=1e-6)
 

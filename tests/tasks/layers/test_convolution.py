@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tasks.layers.convolution import Conv2D
+from tests.simulation.runtimes.test_batched_ops import assert_same
 from tests.tasks.gradients import value_and_gradients
 
 
@@ -33,6 +34,52 @@ def test_value_and_gradients_are_kerass(arguments):
     for a, b in zip(ours, keras, strict=True):
         assert np.any(b)
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize("strides", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2, 3, (5, 2)])
+def test_small_images_have_kerass_value_and_gradients(size, strides, padding):
+    rng = np.random.default_rng(0)
+    products = 0
+    for shape in [(1, 1), (2, 2), (3, 3), (1, 4), (5, 3), (4, 7)]:
+        kernel = size if isinstance(size, tuple) else (size, size)
+        if padding == "valid" and any(n < k for n, k in zip(shape, kernel, strict=True)):
+            continue
+        x = rng.normal(size=(4, *shape, 3)).astype(np.float32)
+        keras, ours = (cls(5, size, strides, padding) for cls in (tf.keras.layers.Conv2D, Conv2D))
+        for layer in (keras, ours):
+            layer.build(x.shape)
+            layer.set_weights(keras.get_weights())
+        assert ours.compute_output_shape(x.shape) == ours(x).shape
+        for a, b in zip(value_and_gradients(ours, x), value_and_gradients(keras, x), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max())
+        products += operations(ours, x.shape).count("MatMul") > 0
+    assert products
+
+
+def operations(layer, shape):
+    traced = tf.function(layer, autograph=False)
+    graph = traced.get_concrete_function(tf.TensorSpec([None, *shape[1:]])).graph
+    return [op.type for op in graph.get_operations()]
+
+
+def test_a_convolution_that_gives_few_pixels_is_a_product_without_the_padding():
+    layer = Conv2D(8, 3, padding="same", use_bias=False)
+    layer.build((None, 1, 1, 4))
+    assert "Conv2D" not in operations(layer, (None, 3, 3, 4))
+    assert "Conv2D" in operations(layer, (None, 3, 4, 4))
+    graph = tf.function(layer, autograph=False).get_concrete_function(tf.TensorSpec([6, 1, 1, 4]))
+    (product,) = (op for op in graph.graph.get_operations() if op.type == "MatMul")
+    assert [t.shape.as_list() for t in product.inputs] == [[6, 4], [4, 8]]
+
+
+@pytest.mark.parametrize("shape, strides", [((1, 1), 1), ((2, 2), 2), ((3, 3), 1)])
+def test_a_product_has_a_form_over_a_cohort(shape, strides):
+    layer = Conv2D(5, 3, strides, "same")
+    layer.build((None, *shape, 3))
+    x = np.random.default_rng(0).normal(size=(3, 4, *shape, 3)).astype(np.float32)
+    assert_same(lambda x: value_and_gradients(layer, x), x)
 
 
 def test_the_bias_is_summed_apart_from_the_filter():

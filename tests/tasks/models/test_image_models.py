@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tasks import layers
 from tasks.models import image_models, models
 
 _vgg11 = functools.partial(image_models.conv_net, convolutions=image_models.VGG11, padding="same")
@@ -166,13 +167,13 @@ def test_evaluation_prepares_as_tff_does(crop):
     prepare = theirs.build_image_map((crop, crop, 3))
     expected = [prepare({"image": image, "label": 0})[0].numpy() for image in images]
     for distort in (True, False):
-        ours = image_models.PrepareImages(crop, distort, "standardize")(images, training=False)
+        ours = layers.images.PrepareImages(crop, distort, "standardize")(images, training=False)
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_training_cuts_and_flips_where_the_draws_say():
     images = _images(8)
-    layer = image_models.PrepareImages(24, True, "unit")
+    layer = layers.images.PrepareImages(24, True, "unit")
     draws = np.random.default_rng(1).random((8, 3)).astype(np.float32)
     draws[0], draws[1] = 0, np.nextafter(np.float32(1), np.float32(0))
     got = layer.call(images, training=True, uniform=lambda shape: tf.constant(draws)).numpy()
@@ -184,7 +185,7 @@ def test_training_cuts_and_flips_where_the_draws_say():
 
 def test_every_cut_and_both_sides_come_up():
     images = np.repeat(_images(1), 4000, axis=0)
-    layer = image_models.PrepareImages(24, True, "unit")
+    layer = layers.images.PrepareImages(24, True, "unit")
     draws = tf.random.Generator.from_seed(1).uniform([4000, 3])
     got = layer.call(images, training=True, uniform=lambda shape: draws).numpy()
     cuts = {
@@ -201,18 +202,18 @@ def test_every_cut_and_both_sides_come_up():
 
 def test_without_distortion_training_is_evaluation():
     images = _images()
-    layer = image_models.PrepareImages(24, False, "standardize")
+    layer = layers.images.PrepareImages(24, False, "standardize")
     np.testing.assert_array_equal(layer(images, training=True), layer(images, training=False))
 
 
 def test_a_crop_larger_than_the_image_is_refused():
     with pytest.raises(ValueError, match="40"):
-        image_models.PrepareImages(40, False, "unit")(_images())
+        layers.images.PrepareImages(40, False, "unit")(_images())
 
 
 def test_scaling_is_one_of_two():
     with pytest.raises(ValueError, match="scaling"):
-        image_models.PrepareImages(24, False, "none")
+        layers.images.PrepareImages(24, False, "none")
 
 
 def test_models_of_bytes_prepare_and_predict():

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tasks.layers import vectorizable
 from tasks.models import losses
 
 
@@ -20,6 +21,49 @@ def test_cross_entropy_is_numpys(label_dtype, scale):
     loss = losses.sparse_softmax_cross_entropy(labels.astype(label_dtype), logits)
     assert loss.shape == (40,) and loss.dtype == tf.float32
     np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 4)])
+def test_cross_entropy_of_many_classes_is_numpys_and_so_is_its_gradient(shape):
+    rng = np.random.default_rng(0)
+    logits = 3 * rng.normal(size=(*shape, 1200)).astype(np.float32)
+    y = rng.integers(0, 1200, shape).astype(np.int32)
+    # The probability of a class that is as far off as that is rounded to zero.
+    y.flat[0] = 7
+    logits[(0,) * len(shape)][7] = -300
+    factors = rng.normal(size=shape).astype(np.float32)
+
+    @tf.function(autograph=False)
+    def run(y, logits):
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            values = losses.sparse_softmax_cross_entropy(y, logits)
+            total = tf.reduce_sum(values * factors)
+        return values, tape.gradient(total, logits)
+
+    values, gradient = run(y, tf.constant(logits))
+    exact = logits.astype(np.float64)
+    log_sum = np.log(np.exp(exact).sum(-1))
+    np.testing.assert_allclose(
+        values, log_sum - np.take_along_axis(exact, y[..., None], -1)[..., 0], rtol=1e-6
+    )
+    wanted = np.exp(exact - log_sum[..., None]) - np.eye(1200)[y]
+    np.testing.assert_allclose(gradient, factors[..., None] * wanted, rtol=1e-5, atol=1e-9)
+
+
+def test_cross_entropy_of_many_classes_is_tensorflows_over_several_clients():
+    def run(y, logits):
+        return losses.sparse_softmax_cross_entropy(y, logits)
+
+    specs = tf.TensorSpec([4], tf.int32), tf.TensorSpec([4, 1000])
+
+    def operations(function):
+        graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
+        return {op.type for op in graph.get_operations()}
+
+    assert "SparseSoftmaxCrossEntropyWithLogits" not in operations(run)
+    with vectorizable.only():
+        assert "SparseSoftmaxCrossEntropyWithLogits" in operations(run)
 
 
 @pytest.mark.parametrize("label_dtype", [np.int32, np.int64])

@@ -1,4 +1,4 @@
-"""AdaFed where updates depend on each other but for rounding, against float64 NumPy."""
+"""AdaFed where updates depend on each other up to rounding, against float64 NumPy."""
 
 import collections
 
@@ -12,7 +12,7 @@ from tests.oracles import adafed as oracle
 from tests.oracles import cohort as cohort_lib
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import eager, toy
-from tff_algos import client, registry
+from tff_algos import averaging, client, registry
 from tff_algos.client import LocalTraining
 from tff_algos.methods import adafed
 
@@ -59,8 +59,8 @@ def combination():
         @tf.function(input_signature=spec, autograph=False)
         def find(gram, targets):
             if form == "closed_form":
-                kept = tf.linalg.diag_part(gram) > 0
-                return adafed.solve(gram, targets, kept, TOLERANCE)
+                counts = tf.linalg.diag_part(gram) > 0
+                return adafed.solve(gram, targets, counts, TOLERANCE)
             return adafed.gram_schmidt(gram, targets, TOLERANCE)
 
         return find
@@ -136,8 +136,8 @@ def _server(settings):
         metrics = collections.OrderedDict(
             training={}, num_examples=ones, num_clients=ones, clients_dropped=0 * ones
         )
-        report = adafed.Report((gradients,), losses, ones)
-        answered = eager.Answered(adafed.ClientUpdate(report, metrics))
+        report = adafed.Report((gradients,), losses)
+        answered = eager.Answered(averaging.ClientUpdate(report, ones, metrics, ()))
         after, _ = method.next_round(answered, method.initialize(), None)
         return -after.weights[0]
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tff_algos
 from hparams import HparamError
 from simulation.rounds import loop
+from tasks import layers
 from tasks.models import image_models, losses, models
 from tests.oracles import adafed as adafed_oracle
 from tests.oracles import cohort as cohort_lib
@@ -16,9 +17,9 @@ from tests.oracles import fedcorr as oracle
 from tests.oracles import fedopt
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import shared, toy
+from tests.tff_algos.case import STEP
 from tff_algos import random
-from tff_algos.methods import fedcorr
-from tff_algos.parts import mixtures, mixup
+from tff_algos.parts import dimensionality, mixtures, mixup
 
 SIZES = (9, 1, 12, 7, 10, 8)
 PER_ROUND = 3
@@ -85,7 +86,7 @@ class ToyClients:
 
 
 def make_problem(noisy=(2, 4)):
-    """Clients whose labels are the classes of a common model, but for some whose are random."""
+    """Clients whose labels are the classes of a common model, except some of random labels."""
     problem = problem_lib.make_problem(3, SIZES)
     rng = np.random.default_rng(1)
     clients = [
@@ -181,25 +182,25 @@ def test_oracle(runtime, kind):
         states, metrics = run(build(problem, **changes), clients)
     assert_follows(states, want)
     # Else the comparison would prove nothing.
-    mended = [m["labels_mended"] for m in metrics]
-    assert mended[2] + mended[5] > 0 and mended[7] > 0 and sum(m > 0 for m in mended) <= 3
+    fixed = [m["labels_corrected"] for m in metrics]
+    assert fixed[2] + fixed[5] > 0 and fixed[7] > 0 and sum(m > 0 for m in fixed) <= 3
     assert [m["stage"] for m in metrics] == [1] * 6 + [2] * 2 + [3] * 2
     assert 0 < want[2]["noisy"].sum() < len(SIZES) and want[2]["levels"].max() > 0
 
 
 MUTATIONS = [
-    ("beta * data.noise_level, norm", "-beta * data.noise_level, norm"),
-    ("beta * data.noise_level, norm", "beta, norm"),
-    ("local.client_weight(data.training)", "1.0"),
-    ("x + eta * d for", "x - eta * d for"),
+    ("beta * noise_level, norm", "-beta * noise_level, norm"),
+    ("beta * noise_level, norm", "beta, norm"),
+    ("local.client_weight(data)", "1.0"),
+    STEP[0],
     ("losses[k] += found.losses", "losses[k][:] = found.losses"),
     ("after.dimensionality[k] += found", "after.dimensionality[k] = found"),
     ("np.argsort(-losses[k]", "np.argsort(losses[k]"),
-    ("* self._relabel_ratio", ""),
+    ("* self.relabel_ratio", ""),
     ("everything=place.stage == 2", "everything=True"),
-    ("<= self._clean_level", "<= 1.0"),
+    ("<= self.clean_level", "<= 1.0"),
     ("place.stage == 2 and len(clean)", "len(clean)"),
-    ("(round_index, k, labels[k]) for", "(round_index, k, clients.labels(k)) for"),
+    ("Assignment(k, labels[k]) for", "Assignment(k, clients.labels(k)) for"),
     ("np.float32(state.noise_level[k])", "np.float32(0.0)"),
     ("by_example(model, result.weights", "by_example(model, x"),
     ("mixed(model) if mixup else model", "model"),
@@ -226,7 +227,7 @@ def test_mutations_are_caught():
 def test_dimensionality(number):
     rng = np.random.default_rng(number)
     points = rng.dirichlet([0.5] * 4, number).astype(np.float32)
-    lid, count = fedcorr.local_dimensionality(tf.constant(points), 20)
+    lid, count = dimensionality.estimate(tf.constant(points), 20)
     want, points_used = oracle.client_dimensionality(points.astype(float), 20)
     np.testing.assert_allclose(lid, want, rtol=1e-4)
     assert int(count) == points_used
@@ -234,10 +235,10 @@ def test_dimensionality(number):
 
 def test_dimensionality_where_predictions_coincide():
     same = np.tile(np.eye(3, dtype=np.float32)[:1], (6, 1))
-    lid, count = fedcorr.local_dimensionality(tf.constant(same), 4)
+    lid, count = dimensionality.estimate(tf.constant(same), 4)
     assert (float(lid), int(count)) == (0.0, 6)
     # The odd one is equally far from all others, which says nothing of a dimension.
-    lid, count = fedcorr.local_dimensionality(tf.constant(np.vstack([same, [[0, 0, 1]]])), 4)
+    lid, count = dimensionality.estimate(tf.constant(np.vstack([same, [[0, 0, 1]]])), 4)
     assert int(count) == 6 and float(lid) == 0.0
 
 
@@ -247,7 +248,7 @@ def test_dimensionality_is_that_of_the_points():
     for d in (1, 2, 4):
         points = np.zeros((1500, 6), np.float32)
         points[:, :d] = rng.random((1500, d))
-        lid, _ = fedcorr.local_dimensionality(tf.constant(points), 20)
+        lid, _ = dimensionality.estimate(tf.constant(points), 20)
         assert abs(float(lid) - d) < 0.25 * d
 
 
@@ -321,7 +322,7 @@ def test_mixup_of_bytes_mixes_what_the_model_makes_of_them():
         share, order = (np.asarray(v) for v in mixup.draws(tf.constant(mask), seed))
         # Every image is cut and flipped for itself, before it is mixed.
         draws = functools.partial(random.uniform, seed=random.fold_in(seed, layer=1))
-        layer = image_models.PrepareImages(5, True, "standardize")
+        layer = layers.images.PrepareImages(5, True, "standardize")
         prepared = layer.call(images, training=True, uniform=draws).numpy()
         x = share * prepared + (1 - share) * prepared[order]
         want = share * mean_loss(x, labels) + (1 - share) * mean_loss(x, labels[order])
@@ -361,7 +362,7 @@ def test_without_noise_found_stages_two_and_three_are_fedavg_on_all():
     cohorts = [clients.sample(r, np.arange(4)) for r in range(2, 6)]
     for r in (2, 3):
         state = states[r - 1]
-        asked = [int(d.index) for d in driver.cohort(state, clients)]
+        asked = [a.client for a in driver.cohort(state, clients)]
         assert asked == list(cohorts[r - 2]), "stage 2 is on all clients"
     want = fedopt.run(
         problem._replace(initial_weights=tuple(w.astype(float) for w in states[1].weights)),
@@ -403,7 +404,7 @@ def test_a_stopped_run_goes_on_from_the_arrays_of_its_state():
     with shared.installed("tff"):
         driver = build(problem, dropout=0.3)
         whole, metrics = run(driver, clients)
-        for stop in (4, 7):  # Within an iteration of stage 1, and before stage 2 ends by mending.
+        for stop in (4, 7):  # Within an iteration of stage 1, and before stage 2 corrects labels.
             leaves = loop.flatten_state(whole[stop - 1])
             again = build(problem, dropout=0.3)
             state = loop.restore_state(again.initialize(clients), leaves)
@@ -448,7 +449,7 @@ def test_labels_change_for_noisy_clients_only_and_the_given_ones_stay():
 
 def test_refusals():
     problem = make_problem()
-    with pytest.raises(HparamError, match="adafed_gamma has no meaning with aggregation=fedavg"):
+    with pytest.raises(HparamError, match="adafed_gamma is not used with aggregation=fedavg"):
         build(problem, adafed_gamma=1.0)
     keras_model = toy.keras_model(problem)
     rows = tff_algos.from_keras(

@@ -434,7 +434,7 @@ def test_partition_tff_needs_tffs_file(tmp_path):
     _refused("cifar100", tmp_path, "cifar100.sqlite", partition="tff", num_clients=None)
 
 
-# How the images are dealt.
+# How the images are assigned.
 
 
 @pytest.mark.parametrize(
@@ -515,7 +515,7 @@ def test_validation_images_belong_to_nobody(tmp_path):
 )
 def test_settings_out_of_place_are_refused(kind, settings, named, monkeypatch):
     if "num_clients=" in named:  # As many images as there are clients are made otherwise.
-        monkeypatch.setattr("tasks.datasets.images._Settings.synthetic", lambda self: _no_images())
+        monkeypatch.setattr("tasks.images.synthetic", lambda *_: _no_images())
     with pytest.raises(HparamError, match=named) as error:
         tasks.load(f"{kind}_image", use_synthetic_data=True, **settings)
     assert "\n" not in str(error.value)

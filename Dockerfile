@@ -1,0 +1,18 @@
+# The suite in a container, on CPU or (--build-arg GPU=1) with the CUDA 11.8 libraries, which
+# TensorFlow takes from Python packages: the host needs NVIDIA's driver and container toolkit only.
+#
+#     docker build -t tff-algos .
+#     docker run --rm -v "$PWD/results:/suite/results" tff-algos \
+#         --task=synthetic --algorithm=fedavg --total_rounds=10 --clients_per_round=10 \
+#         --client_batch_size=10 --client_learning_rate=0.01
+#     docker build --build-arg GPU=1 -t tff-algos-gpu . && docker run --rm --gpus all tff-algos-gpu ...
+FROM python:3.11-slim-bookworm
+ARG GPU=0
+RUN apt-get update && apt-get install -y --no-install-recommends git make && rm -rf /var/lib/apt/lists/*
+WORKDIR /suite
+COPY Makefile requirements.txt requirements-gpu.txt ./
+RUN if [ "$GPU" = 1 ]; then make venv-gpu; else make venv; fi
+COPY . .
+ENV PATH=/suite/.venv/bin:$PATH
+ENTRYPOINT ["python", "run_experiment.py"]
+CMD ["--help"]

@@ -1,0 +1,134 @@
+"""Where the time of a client's training goes: the shares of TensorFlow's operations.
+
+    python -m benchmarks.operations [--workloads=w7,w8,w9] [--csv=FILE]
+
+The first client of a workload of `benchmarks.speed` is trained for its round, alone and in one
+thread, under TensorFlow's profiler. Operations of like kind count together; what is less than a
+hundredth goes into `others`. Beside it the client's seconds of the processor, of which the profiler
+sees all but what TensorFlow takes from one operation to the next.
+"""
+
+import argparse
+import collections
+import glob
+import os
+import statistics
+import tempfile
+import time
+
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import tensorflow as tf
+import tensorflow_federated as tff
+from tensorflow.tsl.profiler.protobuf import xplane_pb2  # What the profiler writes.
+
+from benchmarks import common, side, workloads
+from simulation import runtimes
+from tff_algos import client
+
+_RUNS = 5
+# Part of an operation's name → its kind; others are called what TensorFlow calls them.
+_KINDS = {
+    "MatMul": "products of matrices",
+    "Conv2D": "convolutions",
+    "MaxPool": "pooling",
+    "Random": "random numbers",
+}
+
+
+def kind(operation: str) -> str:
+    """Returns the kind of an operation, given its type."""
+    for part, name in _KINDS.items():
+        if part in operation:
+            return name
+    return operation.removeprefix("_Mkl").removeprefix("Native")
+
+
+def shares(name: str) -> list[dict]:
+    """Returns the records of a workload, the largest share first."""
+    workload = workloads.WORKLOADS[name](None)
+    data = side.batched_cohort(workload._replace(clients=workload.clients[:1]), 0)[0]
+    data = tf.nest.map_structure(tf.convert_to_tensor, data)
+    model = side.pure_model(workload)
+    optimizer = tff.learning.optimizers.build_sgdm(workload.learning_rate)
+    rate = tf.constant(workload.learning_rate)
+    weights = tuple(map(tf.constant, model.initial_weights))
+
+    @tf.function(autograph=False)
+    def train(weights, data):
+        return client.train(model, optimizer, rate, weights, data).weights
+
+    train(weights, data)
+    seconds = []
+    for _ in range(_RUNS):
+        started = time.process_time()
+        train(weights, data)
+        seconds.append(time.process_time() - started)
+    with tempfile.TemporaryDirectory() as folder:
+        tf.profiler.experimental.start(folder)
+        train(weights, data)
+        tf.profiler.experimental.stop()
+        (path,) = glob.glob(os.path.join(folder, "**", "*.xplane.pb"), recursive=True)
+        with open(path, "rb") as file:
+            space = xplane_pb2.XSpace.FromString(file.read())
+    times, counts = _times(space)
+    whole = sum(times.values())
+    small = [kind for kind, time in times.items() if time < 0.01 * whole]
+    for kind_ in small:
+        times["others"] += times.pop(kind_)
+        counts["others"] += counts.pop(kind_)
+    return [
+        {
+            "workload": name,
+            "seconds": round(statistics.median(seconds), 4),
+            "operations": operations,
+            "number": counts[operations],
+            "share": round(time / whole, 3),
+        }
+        for operations, time in sorted(times.items(), key=lambda item: -item[1])
+    ]
+
+
+def _times(space) -> tuple[collections.Counter, collections.Counter]:
+    """Returns picoseconds and number of each kind of operations."""
+    times, counts = collections.Counter(), collections.Counter()
+    for plane in space.planes:
+        if not plane.name.startswith("/host:CPU"):
+            continue
+        for event in (event for line in plane.lines for event in line.events):
+            name, _, operation = plane.event_metadata[event.metadata_id].name.rpartition(":")
+            # An operation is called name:type; what Python does and graphs have other names.
+            is_one = name and not name.endswith(":") and " " not in operation and name[0] != "$"
+            # What a call of a function does, is there as well.
+            if is_one and not operation.endswith(("Call", "While")):
+                times[kind(operation)] += event.duration_ps
+                counts[kind(operation)] += 1
+    return times, counts
+
+
+def main() -> None:
+    """Runs the benchmark, prints a Markdown table, writes a CSV."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workloads", default="w7,w8,w9")
+    parser.add_argument("--csv", default=None, help="file to write the records to")
+    options = parser.parse_args()
+    runtimes.configure_threads()
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    every = []
+    for name in options.workloads.split(","):
+        every += shares(name)
+    print("| workload | processor s | operations | number | share |\n|" + " --- |" * 5)
+    for record in every:
+        print(f"| {' | '.join(map(str, record.values()))} |")
+    if options.csv:
+        common.write_csv(options.csv, every)
+    runtimes.forget_tffs_own_context()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Methods and tasks as files of a folder: what each declares, read without loading TensorFlow."""
+
+import dataclasses
+import importlib
+import pkgutil
+import types
+from collections.abc import Callable
+from typing import Any
+
+from common import imports
+
+
+def in_folder(package: types.ModuleType, *functions: str) -> list[Any]:
+    """Returns what the modules of a package hold as `SPEC`, or as `SPECS` where they hold several.
+
+    Args:
+      package: The package. Its modules must not use TensorFlow while they are imported.
+      *functions: Fields that name a function: in the folder's files its name alone, in what is
+        returned `module:name`.
+
+    Raises:
+      ImportError: If a module uses TensorFlow while it is imported.
+    """
+    with imports.when_used():
+        modules = [
+            importlib.import_module(f"{package.__name__}.{found.name}")
+            for found in pkgutil.iter_modules(package.__path__)
+        ]
+    return [
+        dataclasses.replace(spec, **_named(module, spec, functions))
+        for module in modules
+        for spec in getattr(module, "SPECS", None) or (module.SPEC,)
+    ]
+
+
+def _named(module, spec, functions):
+    given = {field: getattr(spec, field) for field in functions}
+    return {
+        field: f"{module.__name__}:{name}"
+        for field, name in given.items()
+        if isinstance(name, str) and ":" not in name
+    }
+
+
+def function(named: str | Callable) -> Callable:
+    """Returns a function that is named `module:name`, or given itself."""
+    if callable(named):
+        return named
+    module, name = named.split(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,118 @@
+"""An experiment in Python: settings as arguments, results as values."""
+
+import atexit
+import contextlib
+import dataclasses
+import functools
+import os
+import sys
+import types
+import typing
+import warnings
+from typing import Any
+
+import numpy as np
+
+from hparams import Value
+from simulation import experiment, experiment_flags, runtimes
+from simulation.records import outputs
+from simulation.records.progress import ProgressInPython
+from tasks.task import Task
+
+if typing.TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run came to.
+
+    Attributes:
+      folder: Path of its folder.
+      rounds: metrics.csv: `round_num` (int), then float columns, NaN where a row is blank. Row 0 is
+        the initial model.
+      summary: The content of summary.json.
+      weights: The model's trainable weights after the last round, in the order of
+        `tf.keras.Model.trainable_weights`.
+    """
+
+    folder: str
+    rounds: "pd.DataFrame"
+    summary: dict[str, Any]
+    weights: list[np.ndarray]
+
+
+def run(
+    *,
+    task: str | Task | None = None,
+    algorithm: str | None = None,
+    model: Any = None,
+    progress: bool = True,
+    **settings: Value | os.PathLike,
+) -> Result:
+    """Runs an experiment as `run_experiment.py` does, or resumes it where it was interrupted.
+
+    Settings are the flags of the command, with the same checks, defaults and folder of results; a
+    method's own are `<algorithm>_<name>`, a task's own `<task>_<name>`. Nothing is printed but a
+    bar on standard error. An interrupt (`KeyboardInterrupt`) is let through; the same call then
+    resumes from the last checkpoint. TensorFlow operations get one thread each if TensorFlow has
+    done nothing yet, as in the command.
+
+    Args:
+      task: Name of a task, or a user's own task; its name must not be that of a registered one.
+      algorithm: The method.
+      model: A Keras model in place of the task's, which begins with the weights that it has and is
+        not changed, or a function from a seed to one. Of it and of a user's own task the folder
+        records the name only; to resume, give the same ones again. Others are refused by the
+        digests of the data and the shapes of the weights.
+      progress: Whether to show the bar.
+      **settings: Flag → value, `None` for a flag that is not given. Those of the command that must
+        be set must be. `flagfile` is the path of a file of flags, which the others override.
+
+    Raises:
+      HparamError: If a setting is wrong, or does not go with others or with the task's data.
+      RunError: If the run cannot start or resume; `DivergedError` if training diverged.
+      tasks.task.DataError: If data is missing or damaged.
+    """
+    own_task = task if not isinstance(task, str | None) else None
+    named = {"task": None if own_task is not None else task, "algorithm": algorithm}
+    request = experiment_flags.from_python({**named, **settings}, own_task, model)
+    caller = experiment.Caller(
+        command=["simulation.run"],
+        say=_say,
+        warn=_warn,
+        progress=functools.partial(ProgressInPython, shown=progress),
+        stop_request=_no_stop_request,
+        takes_weights=True,
+    )
+    _end_quietly()
+    if "tensorflow" not in sys.modules:
+        # Read when TensorFlow is imported, which otherwise logs its start.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with warnings.catch_warnings():
+        # Of packages that TFF imports; nothing that a user could fix.
+        warnings.filterwarnings("ignore", message=".*pkg_resources")
+        outcome = experiment.carry_out(request, caller)
+    rounds = outputs.read_metrics(os.path.join(outcome.folder, "metrics.csv"))
+    summary = outputs.read_json(os.path.join(outcome.folder, "summary.json"))
+    return Result(outcome.folder, rounds, summary, outcome.weights)
+
+
+@functools.cache
+def _end_quietly():
+    # TFF's default context prints an error where it goes as late as the end of the process.
+    atexit.register(runtimes.forget_tffs_own_context)
+
+
+def _say(text):
+    if text.startswith("warning: "):
+        _warn(text.removeprefix("warning: "))
+
+
+def _warn(text):
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def _no_stop_request():
+    """A notebook's own handling of signals stays: an interrupt is a `KeyboardInterrupt`."""
+    return contextlib.nullcontext(types.SimpleNamespace(signal=None))

@@ -1,0 +1,314 @@
+"""All that is measured of a model during a run and at its end."""
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from hparams import HparamError
+from simulation import task_models
+from simulation.measures import evaluation, fairness, training_losses
+from simulation.records import outputs
+from simulation.records.client_states import ClientStates
+from simulation.rounds import cohorts, randomness, staged
+from tasks.models import losses
+from tasks.task import FederatedData, Task
+
+
+class Evaluated(NamedTuple):
+    """What an evaluation found.
+
+    Attributes:
+      columns: Metrics by column of metrics.csv.
+      clients: The metrics of each client on its own test examples; `None` if clients have none.
+    """
+
+    columns: collections.OrderedDict[str, float]
+    clients: evaluation.ClientMetrics | None
+
+
+TEST_SETS = ("clients", "central", "validation")
+# Clients' training examples, as others who share the work call them.
+_TRAIN = "train"
+
+
+class Spread(Protocol):
+    """Others who share the work, each with a `Share` of it."""
+
+    def evaluate(self, name: Any, weights: Any, number: int, size: int) -> Any:
+        """As `spread` of `evaluation.Evaluator`."""
+
+    def evaluate_each(self, name: str, weights: Any, own_of: Any, clients: Any, sizes: Any) -> Any:
+        """As `spread` of `evaluation.PersonalEvaluator`."""
+
+
+def test_sets(
+    evaluator: evaluation.Evaluator, task: Task, settings: Mapping[str, Any], named: bool
+) -> dict[str, evaluation.TestSet]:
+    """Returns what a run evaluates on, by a name of `TEST_SETS`.
+
+    Args:
+      evaluator: Evaluates the model.
+      task: The task.
+      settings: The run's settings.
+      named: Whether others share the work, and examples are read when they are used.
+    """
+    found = {}
+
+    def prepare(name, data):
+        found[name] = evaluator.prepare(data, name=name if named else None)
+
+    if task.test is not None and np.sum(task.test.sizes):
+        prepare("clients", task.test)
+    if task.central_test is not None and len(task.central_test.y):
+        # Often both are the same examples, which then need not go through the model twice.
+        if not ("clients" in found and evaluation.same_examples(task.central_test, task.test)):
+            prepare("central", evaluation.OneClient(task.central_test))
+            found["validation"] = found["central"]
+        size = settings["num_validation_examples"]
+        if size != -1:
+            number = len(task.central_test.y)
+            rows = randomness.validation_rows(settings["seed"], number, size)
+            prepare("validation", evaluation.OneClient(task.central_test, rows))
+    return found
+
+
+class Evaluations:
+    """What a run measures of its model, by the run's settings."""
+
+    def __init__(
+        self,
+        task: Task,
+        train: FederatedData,
+        settings: Mapping[str, Any],
+        built: task_models.TaskModel,
+        process: Any,
+        spread: Spread | None = None,
+    ):
+        """Initialises and reads the test examples.
+
+        Args:
+          task: The task.
+          train: What the clients train on.
+          settings: The run's settings.
+          built: The task's model.
+          process: The method's process; a staged one is asked for its findings.
+          spread: Who shares the work, if anybody does.
+
+        Raises:
+          HparamError: If clients, classes or examples that are to be measured are not there.
+        """
+        self._task, self._train, self._settings = task, train, settings
+        self._process = process
+        evaluate = spread and spread.evaluate
+        with_all = with_classes(task, settings, built)
+        self._evaluator = evaluation.Evaluator(*with_all, spread=evaluate)
+        self._each = evaluation.PersonalEvaluator(with_all.model, spread and spread.evaluate_each)
+        # One trace serves both, where both take the same metrics.
+        plain = self._evaluator
+        if with_all is not built:
+            plain = evaluation.Evaluator(*built, spread=evaluate)
+        self._losses = training_losses.TrainingLosses(plain, train)
+        self._tracked = None
+        if settings["track_clients"] is not None:
+            initial = built.model.initial_weights
+            self._tracked = self._losses.chosen(settings["track_clients"], initial)
+        self._train_sizes = None
+        if task.test is not None and list(task.test.client_ids) == list(train.client_ids):
+            self._train_sizes = train.sizes
+        tests = test_sets(self._evaluator, task, settings, named=spread is not None)
+        self._clients, self._central, self._validation = map(tests.get, TEST_SETS)
+        self._trained = None
+        if settings["evaluate_all_local_data"]:
+            if self._train_sizes is None:
+                raise HparamError(
+                    f"--evaluate_all_local_data has no meaning with --task={task.name} as it is "
+                    "set, whose clients do not both train and test."
+                )
+            self._trained = self._evaluator.prepare(train, name=_TRAIN if spread else None)
+
+    def __call__(
+        self,
+        weights: Sequence[np.ndarray],
+        state: Any,
+        client_states: ClientStates | None,
+        final: bool = False,
+    ) -> Evaluated:
+        """Evaluates on central test data (clients' together if there is none) and on clients'.
+
+        Where clients have models of their own, those are what their fairness is measured on.
+
+        Args:
+          weights: The model's trainable weights.
+          state: The server's state.
+          client_states: What clients keep, if the method's clients do.
+          final: Whether to take all central test examples, whatever the run's settings.
+        """
+        columns = collections.OrderedDict()
+        central = self._central if final else self._validation
+        tests = self._task.test
+        personal = None
+        if self._clients:
+            personal = self._personal("clients", tests, weights, client_states)
+        clients = None
+        if self._clients and not (personal and central):
+            clients = self._evaluator(weights, self._clients)
+        evaluated = self._evaluator(weights, central) if central else clients
+        if evaluated:
+            columns.update((f"eval/{name}", value) for name, value in evaluated.pooled().items())
+        clients = personal or clients
+        if clients:
+            columns.update(self._fairness("fairness", clients))
+            if self._trained:
+                trained = self._personal(_TRAIN, self._train, weights, client_states)
+                trained = trained or self._evaluator(weights, self._trained)
+                columns.update(self._fairness("fairness_all", trained + clients))
+        columns.update(self._tracked_losses(weights))
+        columns.update(self._label_noise(state))
+        return Evaluated(columns, clients)
+
+    def improvement(
+        self, before: Sequence[np.ndarray], after: Sequence[np.ndarray], clients: np.ndarray
+    ) -> collections.OrderedDict[str, float]:
+        """Evaluates a round's clients on their training examples.
+
+        Args:
+          before: The model's weights before the round.
+          after: Those after it.
+          clients: Indices of the round's clients.
+
+        Returns:
+          Metrics by column.
+        """
+        fraction = self._losses.improved_fraction(before, after, clients)
+        return collections.OrderedDict({"fairness/improved_fraction": fraction})
+
+    def _personal(self, name, data, weights, client_states):
+        """Evaluates each client with its own model; `None` if the method has none."""
+        method = getattr(self._process, "method", None)
+        if method is None or method.personal_weights is None:
+            return None
+        ids = data.client_ids
+
+        def own_of(client):
+            state = client_states.read([ids[client]])[0]
+            return method.personal_weights(state.kept) if state.visits else None
+
+        return self._each(weights, own_of, data, name)
+
+    def _fairness(self, prefix, clients):
+        task = self._task
+        statistics = fairness.summarize(
+            clients.by_client()[task.primary_metric],
+            clients.sizes,
+            train_sizes=self._train_sizes,
+            higher_is_better=task.higher_is_better,
+        )
+        return {f"{prefix}/{task.primary_metric}_{name}": v for name, v in statistics.items()}
+
+    def _tracked_losses(self, weights):
+        if self._tracked is None:
+            return {}
+        ids = [self._train.client_ids[k] for k in self._tracked]
+        values = self._losses([weights], self._tracked)[0]
+        return {outputs.TRACKED + name: v for name, v in zip(ids, values, strict=True)}
+
+    def _label_noise(self, state):
+        """Compares what the method knows of wrong labels with what the task does."""
+        if not isinstance(self._process, staged.StagedProcess):
+            return {}
+        findings = self._process.findings(state)
+        if findings is None or self._task.clean_train is None:
+            return {}
+        most = self._settings["max_elements_per_client"]
+        given, true = (
+            staged.TrainingClients(cohorts.first_examples(data, most), self._settings)
+            for data in (self._task.train, self._task.clean_train)
+        )
+        return staged.label_noise(findings, given, true)
+
+
+class Share:
+    """What one of those who share the work measures; names are those of `Evaluations`."""
+
+    def __init__(
+        self,
+        task: Task,
+        train: FederatedData,
+        settings: Mapping[str, Any],
+        built: task_models.TaskModel,
+    ):
+        """Initialises; the arguments are as of `Evaluations`."""
+        self._task, self._train, self._settings, self._plain = task, train, settings, built
+        self._with_all = with_classes(task, settings, built)
+        self._each = evaluation.PersonalEvaluator(self._with_all.model)
+        # By whether they take all metrics.
+        self._evaluators: dict[bool, evaluation.Evaluator] = {}
+        self._tests: dict[Any, evaluation.TestSet] = {}
+        # Of clients who come and go with rounds, beside those whom all evaluations ask for.
+        self._losses: collections.OrderedDict[Any, evaluation.TestSet] = collections.OrderedDict()
+
+    def sums(
+        self, name: Any, weights: Sequence[Any], chunks: range, size: int
+    ) -> list[tuple[int, np.ndarray]]:
+        """Evaluates chunks of a test set, see `evaluation.Evaluator.sums`.
+
+        Args:
+          name: The test set.
+          weights: The model's trainable weights.
+          chunks: Which of its chunks.
+          size: Examples of a chunk.
+        """
+        built = self._plain if isinstance(name, tuple) else self._with_all
+        has_all = built is self._with_all
+        if has_all not in self._evaluators:
+            self._evaluators[has_all] = evaluation.Evaluator(*built, chunk=size)
+        evaluator = self._evaluators[has_all]
+        return list(evaluator.sums(weights, self._test_set(evaluator, name), chunks))
+
+    def _test_set(self, evaluator, name):
+        if isinstance(name, tuple):
+            if name not in self._losses:
+                part = training_losses.Part(self._train, name[1])
+                self._losses[name] = evaluator.prepare(part, name=name)
+            self._losses.move_to_end(name)
+            while len(self._losses) > 2:
+                self._losses.popitem(last=False)
+            return self._losses[name]
+        if not self._tests:
+            self._tests = test_sets(evaluator, self._task, self._settings, named=True)
+            self._tests[_TRAIN] = evaluator.prepare(self._train, name=_TRAIN)
+        return self._tests[name]
+
+    def of_each(
+        self, name: str, weights: Sequence[Any], own: Sequence[tuple[int, Any]]
+    ) -> list[tuple[int, evaluation.ClientMetrics]]:
+        """Evaluates clients with weights of their own, see `evaluation.PersonalEvaluator.each`."""
+        data = self._train if name == _TRAIN else self._task.test
+        return list(self._each.each(weights, own, data))
+
+
+def with_classes(
+    task: Task, settings: Mapping[str, Any], built: task_models.TaskModel
+) -> task_models.TaskModel:
+    """Returns a task's model, with the accuracy on each class if the settings ask for that.
+
+    Raises:
+      HparamError: If they do and examples have no class.
+    """
+    if not settings["evaluate_classes"]:
+        return built
+    metrics = _class_metrics(task, built.num_outputs)
+    return task_models.build(task, settings, metrics)
+
+
+def _class_metrics(task: Task, number: int) -> dict[str, Callable]:
+    """Returns the accuracy on each of the classes, by name."""
+    y = task.train.examples(0).y
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise HparamError(
+            f"--evaluate_classes has no meaning with --task={task.name}, whose examples have no "
+            "class."
+        )
+    return {f"accuracy_class_{c}": losses.accuracy_of_class(c) for c in range(number)}

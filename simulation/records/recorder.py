@@ -1,0 +1,224 @@
+"""What a run leaves while it works and at its end, and who is shown it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from simulation import experiment_flags
+from simulation.experiment_flags import Request
+from simulation.records import checkpoints, files, outputs, trackers
+from simulation.records.client_states import ClientStates
+from simulation.records.progress import Progress
+from tasks import fingerprint
+from tasks.task import Task
+
+# What a folder says of a run whose aggregator has secure sums.
+SIMULATED = "secure aggregation: sums are taken in clear, of the integers that it would sum"
+
+
+class Recorder:
+    """Takes what the rounds of a run give: rows, checkpoints, progress.
+
+    Used as a context manager, which closes what it has opened.
+
+    Attributes:
+      kept: Rows of metrics.csv, column → text, that were there when the run resumed.
+    """
+
+    def __init__(
+        self,
+        folder: outputs.ExperimentFolder,
+        request: Request,
+        round_num: int,
+        *,
+        data: Mapping[str, str],
+        client_states: ClientStates | None,
+        progress: Callable[[int, int], Progress],
+        shown: Mapping[str, str],
+        first: Sequence[str] = (),
+    ):
+        """Opens the table and its copies.
+
+        Args:
+          folder: The folder of the experiment.
+          request: What the user asks for.
+          round_num: Number of rounds done; later rows are dropped.
+          data: Digests of the data.
+          client_states: What clients keep, if the method's clients do.
+          progress: Rounds done and to do → the `Progress` that is shown.
+          shown: What to show of a round → the column it is in.
+          first: Columns that TensorBoard shows before all others.
+
+        Raises:
+          RunError: If a file or a tracker cannot be used.
+        """
+        self._folder, self._request = folder, request
+        self._client_states, self._shown = client_states, shown
+        self._data_seal = fingerprint.whole(data)
+        self._latest: dict[str, float] = {}
+        with files.explained(folder.path):
+            # A start from round 0 writes row 0 again.
+            self._table = outputs.MetricsCsv(folder.file("metrics.csv"), round_num or -1)
+            # A process that was killed between a checkpoint and this left what is too old.
+            checkpoints.remove_old(folder.file("checkpoints"), round_num)
+            self._forget_states()
+            self.kept = outputs.read_csv(folder.file("metrics.csv"))[1]
+            settings = request.in_force
+            places = experiment_flags.MAY_CHANGE - {"total_rounds"}
+            board = outputs.TensorBoard(
+                folder.path,
+                self.kept,
+                settings={k: v for k, v in settings.items() if k not in places},
+                first=first,
+                total_rounds=settings["total_rounds"],
+            )
+            self._copies = [board]
+        self._copies += trackers.opened(request.run, folder.path, request.in_force, self.kept)
+        self._progress = progress(round_num, request.run["total_rounds"])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._progress.close()
+        with files.explained(self._folder.path):
+            self._table.close()
+            for tracker in self._copies:
+                tracker.close()
+
+    def record(self, round_num: int, values: Mapping[str, float]) -> None:
+        """Adds a row.
+
+        Args:
+          round_num: Number of rounds done.
+          values: Column → number.
+        """
+        with files.explained(self._folder.path):
+            self._table.append(round_num, values)
+            for tracker in self._copies:
+                tracker.write(round_num, values)
+
+    def checkpoint(self, round_num: int, leaves: Sequence[np.ndarray]) -> None:
+        """Saves what the run can resume from.
+
+        Args:
+          round_num: Number of rounds done.
+          leaves: Arrays of the server's state.
+        """
+        folder, states = self._folder, self._client_states
+        with files.explained(folder.path):
+            self._table.sync()
+            seal = {
+                "run_id": folder.run_id,
+                "metrics.csv": self._table.seal(),
+                "client_states.sqlite": states.commit(round_num) if states else None,
+                "data": self._data_seal,
+            }
+            place = folder.file("checkpoints")
+            checkpoints.save(place, round_num, leaves, self._request.in_force, seal)
+            self._forget_states()
+
+    def _forget_states(self):
+        """Removes what clients kept and only checkpoints that are removed would need."""
+        left = checkpoints.rounds(self._folder.file("checkpoints"))
+        if self._client_states and left:
+            self._client_states.forget_before(left[0])
+
+    def show(self, round_num: int, values: Mapping[str, float]) -> None:
+        """Tells that a round is over, with the latest numbers of what is shown."""
+        self._latest.update(values)
+        shown = {
+            name: self._latest[column]
+            for name, column in self._shown.items()
+            if column in self._latest
+        }
+        self._progress.update(round_num, shown)
+
+    def warn(self, text: str) -> None:
+        """Tells of trouble."""
+        self._progress.warn(text)
+
+
+def write_start(
+    folder: outputs.ExperimentFolder,
+    request: Request,
+    task: Task,
+    start: Mapping[str, Any],
+) -> None:
+    """Writes hparams.json.
+
+    Args:
+      folder: The folder of the experiment.
+      request: What the user asks for.
+      task: The task.
+      start: What is known of this start, from `outputs.describe_start`.
+    """
+    recorded = folder.read_hparams()
+    content = {
+        "flags": dict(request.in_force),
+        "task_settings": dict(task.settings),
+        "num_clients": len(task.train.client_ids),
+        "num_training_examples": int(np.sum(task.train.sizes)),
+        **({"objects": _names(request.objects)} if request.objects else {}),
+        **({"simulated": SIMULATED} if request.in_force["aggregator"] == "secure" else {}),
+        "start": recorded["start"] if recorded else start,
+        "resumed": [*recorded["resumed"], start] if recorded else [],
+    }
+    folder.write_sealed("hparams.json", content)
+
+
+def _names(objects):
+    """Names what was given in Python, of which nothing else can be recorded."""
+    return {
+        kind: getattr(given, "name" if kind == "task" else "__qualname__", type(given).__name__)
+        for kind, given in objects.items()
+    }
+
+
+def write_results(
+    folder: outputs.ExperimentFolder,
+    task: Task,
+    final: Mapping[str, float],
+    by_client: Mapping[str, np.ndarray] | None,
+    round_num: int,
+    total_rounds: int,
+) -> None:
+    """Writes client_metrics.csv and summary.json.
+
+    Args:
+      folder: The folder of the experiment.
+      task: The task.
+      final: Metrics of the final model, by column.
+      by_client: Its metrics on every client's own test examples; `None` if clients have none.
+      round_num: Number of rounds done.
+      total_rounds: Number of rounds to reach.
+    """
+    with files.explained(folder.path):
+        if by_client is not None:
+            _write_client_metrics(folder, task, by_client)
+        rows = outputs.read_csv(folder.file("metrics.csv"))[1]
+    summary = {
+        "finished": round_num == total_rounds,
+        "rounds": round_num,
+        "final": final,
+        **outputs.summarize_rows(rows, f"eval/{task.primary_metric}", task.higher_is_better),
+        "seals": {
+            "metrics.csv": outputs.rows_digest(rows),
+            "client_metrics.csv": outputs.file_digest(folder.file("client_metrics.csv")),
+        },
+    }
+    # Last of all: it says that the rest is there.
+    folder.write_sealed("summary.json", summary)
+
+
+def _write_client_metrics(folder, task, by_client):
+    train, test = task.train, task.test
+    train_sizes = dict(zip(train.client_ids, map(int, train.sizes), strict=True))
+    outputs.write_client_metrics(
+        folder.file("client_metrics.csv"),
+        test.client_ids,
+        [train_sizes.get(client) for client in test.client_ids],
+        list(map(int, test.sizes)),
+        by_client,
+    )

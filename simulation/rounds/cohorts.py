@@ -1,0 +1,273 @@
+"""What a round's clients get: who is drawn, and their examples in batches."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import tff_algos
+from simulation.rounds import randomness
+from tasks.task import Examples, FederatedData
+from tff_algos.registry import RoundPlan
+
+
+class FirstExamples:
+    """Clients' data of which only the first examples of each client are used."""
+
+    def __init__(self, data: FederatedData, most: int):
+        """Initialises for at most this number of examples of a client."""
+        self._data = data
+        self._most = most
+        self.client_ids = data.client_ids
+        self.sizes = np.minimum(np.asarray(data.sizes, np.int64), most)
+
+    def examples(self, index: int) -> Examples:
+        """Returns the examples of the client at `index`."""
+        examples = self._data.examples(index)
+        return Examples(examples.x[: self._most], examples.y[: self._most])
+
+
+def first_examples(data: FederatedData, most: int | None) -> FederatedData:
+    """Returns clients' data cut to the first `most` examples of each client; `None` is all."""
+    return data if most is None else FirstExamples(data, most)
+
+
+class Members(NamedTuple):
+    """Who takes part in a round.
+
+    Attributes:
+      clients: Indices of the clients, in the order of their sums; 0 of the pooled examples of all.
+      participates: Whether each client trains, and is not only asked for its loss.
+      pooled: Whether the examples of all clients are one client's.
+    """
+
+    clients: Sequence[int]
+    participates: Sequence[bool]
+    pooled: bool = False
+
+
+def members(
+    num_clients: int, plan: RoundPlan, settings: Mapping[str, Any], round_index: int
+) -> Members:
+    """Draws the clients of a round, as a pure function.
+
+    Args:
+      num_clients: Number of all training clients.
+      plan: What the method asks for in this round.
+      settings: The run's settings (`simulation.experiment_flags.RUN_HPARAMS`).
+      round_index: Round, from 0.
+    """
+    if plan.cohort == "pooled":
+        return Members([0], [True], pooled=True)
+    everyone = np.arange(num_clients)
+    drawn = cohort(num_clients, plan, settings, round_index)
+    taking_part = everyone if plan.losses == "all" else drawn
+    return Members(taking_part.tolist(), np.isin(taking_part, drawn).tolist())
+
+
+def cohort_data(
+    train: FederatedData,
+    plan: RoundPlan,
+    settings: Mapping[str, Any],
+    round_index: int,
+) -> list["tff_algos.ClientData"]:
+    """Draws the clients of a round and batches their examples, as a pure function.
+
+    Args:
+      train: What the clients train on.
+      plan: What the method asks for in this round.
+      settings: The run's settings (`simulation.experiment_flags.RUN_HPARAMS`).
+      round_index: Round, from 0.
+
+    Returns:
+      The data of each client of the cohort, see `tff_algos.batch_cohort`.
+    """
+    who = members(len(train.client_ids), plan, settings, round_index)
+    return _data_of(train, plan, settings, round_index, who)
+
+
+def _data_of(train, plan, settings, round_index, who):
+    examples = [_pooled(train)] if who.pooled else [train.examples(c) for c in who.clients]
+    return batched(examples, plan, settings, round_index, who.clients, who.participates)
+
+
+def cohort(
+    num_clients: int, plan: RoundPlan, settings: Mapping[str, Any], round_index: int
+) -> np.ndarray:
+    """Returns the clients whose examples a round trains on, int64, in the order of their sums.
+
+    Args:
+      num_clients: Number of all training clients.
+      plan: What the method asks for in this round.
+      settings: The run's settings.
+      round_index: Round, from 0.
+    """
+    if plan.cohort in ("all", "pooled"):
+        return np.arange(num_clients)
+    return randomness.cohort(
+        settings["client_datasets_random_seed"],
+        round_index,
+        num_clients,
+        settings["clients_per_round"],
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _pooled(train: FederatedData) -> Examples:
+    """Returns all clients' training examples together, kept from round to round."""
+    everyone = [train.examples(client) for client in range(len(train.client_ids))]
+    return Examples(*(np.concatenate(parts) for parts in zip(*everyone, strict=True)))
+
+
+def batched(
+    examples: Sequence[Examples],
+    plan: RoundPlan,
+    settings: Mapping[str, Any],
+    round_index: int,
+    clients: Sequence[int],
+    participates: Sequence[bool] | None = None,
+) -> list["tff_algos.ClientData"]:
+    """Batches clients' examples for a round, as a pure function.
+
+    Args:
+      examples: The examples of each.
+      plan: What the method asks for in this round.
+      settings: The run's settings.
+      round_index: Round, from 0.
+      clients: Place of each client among all training clients.
+      participates: Whether each client trains, and is not only asked for its loss; all do if that
+        is `None`.
+
+    Returns:
+      The data of each client, see `tff_algos.batch_cohort`.
+    """
+    seed = settings["seed"]
+    if participates is None:
+        participates = [True] * len(clients)
+
+    def epochs(client, trains):
+        if not trains:
+            return 1
+        if settings["client_epochs_distribution"] == "uniform_1_3":
+            return randomness.epochs(seed, round_index, client, 1, 3)
+        return settings["client_epochs_per_round"]
+
+    # Rounds that share a series of epochs share what their orders are drawn from.
+    order_of = round_index if plan.first_step is None else 0
+    return tff_algos.batch_cohort(
+        examples,
+        batch_size=settings["client_batch_size"],
+        epochs=list(map(epochs, clients, participates)),
+        steps=plan.local_steps,
+        first_step=plan.first_step or 0,
+        full_batch=plan.batches == "full_batch",
+        order_seeds=[randomness.order_seed(seed, order_of, client) for client in clients],
+        dropout_seeds=[randomness.dropout_seed(seed, round_index, client) for client in clients],
+        indices=clients,
+        participates=participates,
+    )
+
+
+class Cohorts:
+    """The clients of a run's rounds and what they train on."""
+
+    def __init__(
+        self,
+        train: FederatedData,
+        settings: Mapping[str, Any],
+        plan: Callable[[int], RoundPlan],
+    ):
+        """Initialises the cohorts.
+
+        Args:
+          train: What the clients train on.
+          settings: The run's settings.
+          plan: Round, from 0 → what the method asks for in it.
+        """
+        self._train, self._settings, self._plan = train, settings, plan
+        # Of the latest rounds: of a cohort in chunks each chunk asks.
+        self._members: dict[int, Members] = {}
+
+    def clients(self, round_index: int) -> np.ndarray:
+        """Returns the clients whose examples a round trains on, see `cohort`."""
+        plan = self._plan(round_index)
+        return cohort(len(self._train.client_ids), plan, self._settings, round_index)
+
+    def members(self, round_index: int) -> Members:
+        """Returns who takes part in a round."""
+        known = self._members.get(round_index)
+        if known is None:
+            plan = self._plan(round_index)
+            known = members(len(self._train.client_ids), plan, self._settings, round_index)
+            latest = list(self._members.items())[-2:]
+            self._members = {**dict(latest), round_index: known}
+        return known
+
+    def steps(self, round_index: int) -> np.ndarray:
+        """Returns the local steps of each client of a round's cohort, about, int64 `[n]`."""
+        plan, settings = self._plan(round_index), self._settings
+        who = self.members(round_index)
+        sizes = np.asarray(self._train.sizes, np.int64)
+        sizes = np.sum(sizes)[None] if who.pooled else sizes[who.clients]
+        if plan.local_steps is not None:
+            return np.full(len(sizes), plan.local_steps)
+        # One step on all examples takes as long as many on a few.
+        steps = -(-sizes // settings["client_batch_size"])
+        epochs = settings["client_epochs_per_round"]
+        return steps * np.where(who.participates, epochs, 1)
+
+    def ids(self, clients: Sequence[int]) -> list[str]:
+        """Returns the ids of clients."""
+        return [self._train.client_ids[client] for client in clients]
+
+    def part(self, round_index: int, start: int, stop: int) -> list["tff_algos.ClientData"]:
+        """Returns the data of the clients at some places of a round's cohort."""
+        who = self.members(round_index)
+        who = who._replace(
+            clients=who.clients[start:stop], participates=who.participates[start:stop]
+        )
+        return _data_of(self._train, self._plan(round_index), self._settings, round_index, who)
+
+    def data(self, round_index: int) -> tuple[list[str], list["tff_algos.ClientData"]]:
+        """Returns the ids of the clients that take part in a round, and their data."""
+        plan = self._plan(round_index)
+        data = cohort_data(self._train, plan, self._settings, round_index)
+        return [self._train.client_ids[d.index] for d in data], data
+
+
+class Ahead:
+    """Makes what each round takes while the round before is under way, in a thread of its own.
+
+    Used as a context manager; called with the rounds in order, it returns what was made for each.
+    """
+
+    def __init__(self, make: Callable[[int], Any], total_rounds: int):
+        """Initialises the maker.
+
+        Args:
+          make: Round, from 0 → what it takes; must not depend on the rounds before.
+          total_rounds: Nothing is made for this round and later ones before it is asked for.
+        """
+        self._make, self._total_rounds = make, total_rounds
+        self._pool = futures.ThreadPoolExecutor(1, "next-round")
+        self._following = None, None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._pool.shutdown(cancel_futures=True)
+
+    def __call__(self, round_index: int) -> Any:
+        """Returns what a round takes, and begins with the next one."""
+        known, made = self._following
+        if known != round_index:
+            made = self._pool.submit(self._make, round_index)
+        following = round_index + 1
+        ready = following < self._total_rounds
+        self._following = (
+            (following, self._pool.submit(self._make, following)) if ready else (None, None)
+        )
+        return made.result()

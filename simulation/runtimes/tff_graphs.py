@@ -1,0 +1,212 @@
+"""TensorFlow graphs of TFF computations as functions of this process's TensorFlow.
+
+A graph is a pure function of its arguments: each call creates its own variables and lookup tables,
+which clients, calls and computations never share.
+"""
+
+import hashlib
+import threading
+import weakref
+from collections.abc import Callable
+
+import tensorflow as tf
+from tensorflow_federated.proto.v0 import computation_pb2
+
+from simulation.runtimes import eager_tensors, graph_calls
+from simulation.runtimes.tff_values import ARRAYS
+from tff_algos.method import APPEND_ROWS
+
+# `VarHandleOp` makes a fresh variable per execution only under this name, which TensorFlow calls
+# `ResourceHandle::ANONYMOUS_NAME`.
+_ANONYMOUS_VARIABLE = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+_ANONYMOUS_TABLES = {
+    "HashTableV2": "AnonymousHashTable",
+    "MutableHashTableV2": "AnonymousMutableHashTable",
+    "MutableHashTableOfTensorsV2": "AnonymousMutableHashTableOfTensors",
+    "MutableDenseHashTableV2": "AnonymousMutableDenseHashTable",
+}
+
+
+def _binding_tensor_names(binding) -> list[str]:
+    """Names of the tensors of a TFF binding, in the order of a flattened value."""
+    kind = binding.WhichOneof("binding")
+    if kind == "tensor":
+        return [binding.tensor.tensor_name]
+    if kind == "sequence":
+        return [binding.sequence.variant_tensor_name]
+    return [name for e in binding.struct.element for name in _binding_tensor_names(e)]
+
+
+def _flatten(value, flat: list):
+    if type(value) is tuple:
+        for element in value:
+            _flatten(element, flat)
+    else:
+        flat.append(value)
+
+
+def _assembler(binding) -> Callable:
+    """Returns a function from an iterator over flat tensors to the value of a TFF binding."""
+    if binding.WhichOneof("binding") != "struct":
+        return next
+    elements = [_assembler(e) for e in binding.struct.element]
+    return lambda tensors: tuple([element(tensors) for element in elements])
+
+
+def _rename_functions(graph_def, suffix: str):
+    """Appends `suffix` to the name of every function that `graph_def` defines.
+
+    Functions of all graphs live in one name space of the eager runtime, and TFF's graphs give
+    different functions the same name.
+    """
+    names = {f.signature.name: f.signature.name + suffix for f in graph_def.library.function}
+
+    def rename_attributes(attributes):
+        for attribute in attributes.values():
+            kind = attribute.WhichOneof("value")
+            if kind == "func":
+                attribute.func.name = names.get(attribute.func.name, attribute.func.name)
+            elif kind == "list":
+                for function in attribute.list.func:
+                    function.name = names.get(function.name, function.name)
+            elif kind == "s" and (new := names.get(attribute.s.decode("utf-8", "replace"))):
+                attribute.s = new.encode()
+
+    def rename_nodes(nodes):
+        for node in nodes:
+            node.op = names.get(node.op, node.op)
+            rename_attributes(node.attr)
+
+    rename_nodes(graph_def.node)
+    for function in graph_def.library.function:
+        function.signature.name = names[function.signature.name]
+        rename_nodes(function.node_def)
+        rename_attributes(function.attr)
+    for gradient in graph_def.library.gradient:
+        gradient.function_name = names.get(gradient.function_name, gradient.function_name)
+        gradient.gradient_func = names.get(gradient.gradient_func, gradient.gradient_func)
+
+
+def _make_resources_anonymous(graph_def):
+    """Makes each execution of the graph create its own variables and lookup tables.
+
+    Raises:
+      NotImplementedError: If the graph holds another resource that executions would share.
+    """
+    bodies = [graph_def.node] + [f.node_def for f in graph_def.library.function]
+    for node in (node for body in bodies for node in body):
+        if "shared_name" not in node.attr:
+            continue
+        if node.op == "VarHandleOp":
+            node.attr["shared_name"].s = _ANONYMOUS_VARIABLE
+        elif node.op in _ANONYMOUS_TABLES:
+            node.op = _ANONYMOUS_TABLES[node.op]
+            for name in ("container", "shared_name", "use_node_name_sharing"):
+                node.attr.pop(name, None)
+        else:
+            raise NotImplementedError(
+                f"The TensorFlow graph of this TFF computation uses a {node.op} ({node.name}), "
+                "which clients would share. The in-process runtime can not run it."
+            )
+
+
+def _initialize_first(graph_def, initialize_op: str):
+    """Makes everything that uses what `initialize_op` initialises wait for it.
+
+    TFF's worker runs the initialiser in a session call of its own. Here one call does both, so
+    every node outside the initialiser that takes an input from inside it must wait.
+    """
+    nodes = {node.name: node for node in graph_def.node}
+
+    def inputs(node):
+        return (name.lstrip("^").split(":")[0] for name in node.input)
+
+    initializer, pending = set(), [initialize_op]
+    while pending:
+        name = pending.pop()
+        if name not in initializer:
+            initializer.add(name)
+            pending.extend(inputs(nodes[name]))
+    for node in graph_def.node:
+        if node.name not in initializer and not initializer.isdisjoint(inputs(node)):
+            node.input.append("^" + initialize_op)
+
+
+def _appends_rows(graph_def, fetches: list[str]) -> bool:
+    """Whether all that a graph gives is rows with those of one more client appended."""
+    ops = {node.name: node for node in graph_def.node}
+
+    def source(tensor):
+        node = ops[tensor.split(":")[0]]
+        return source(node.input[0]) if node.op == "Identity" else node
+
+    return bool(fetches) and all(
+        node.op == "ConcatV2" and node.name.split("/")[-1].startswith(APPEND_ROWS)
+        for node in map(source, fetches)
+    )
+
+
+class Graph:
+    """A TensorFlow graph of a TFF computation, callable with a value and returning a value.
+
+    Attributes:
+      appends_rows: Whether it is what `tff_algos.method.TffFederation.stack` does for each client.
+    """
+
+    def __init__(self, tensorflow_pb, digest: str):
+        graph_def = tf.compat.v1.GraphDef.FromString(tensorflow_pb.graph_def.value)
+        _rename_functions(graph_def, "_" + digest[:32])
+        _make_resources_anonymous(graph_def)
+        if tensorflow_pb.initialize_op:
+            _initialize_first(graph_def, tensorflow_pb.initialize_op)
+        wrapped = tf.compat.v1.wrap_function(
+            lambda: tf.compat.v1.import_graph_def(graph_def, name=""), []
+        )
+        feeds = _binding_tensor_names(tensorflow_pb.parameter)
+        if tensorflow_pb.session_token_tensor_name:
+            feeds.append(tensorflow_pb.session_token_tensor_name)
+            self._extra_arguments = [tf.constant(b"")]
+        else:
+            self._extra_arguments = []
+        fetches = _binding_tensor_names(tensorflow_pb.result)
+        self.appends_rows = _appends_rows(graph_def, fetches)
+        self._assemble = _assembler(tensorflow_pb.result)
+        self._function = wrapped.prune(feeds, fetches) if fetches else None
+
+    def __call__(self, argument):
+        """Returns the graph's value for an argument, `None` for a graph without parameter."""
+        if self._function is None:
+            return self._assemble(iter(()))
+        flat = []
+        if argument is not None:
+            _flatten(argument, flat)
+            flat = [eager_tensors.copy_of(x) if type(x) in ARRAYS else x for x in flat]
+        with graph_calls.calling():
+            # Binding arguments by signature would take longer than a small graph does.
+            outputs = self._function._inference_function(*flat, *self._extra_arguments)
+        return self._assemble(map(eager_tensors.lean, outputs))
+
+    def call_in_graph(self, flat: list[tf.Tensor]):
+        """Returns the value for flat arguments, as part of the graph that is being built."""
+        if self._function is None:
+            return self._assemble(iter(()))
+        return self._assemble(
+            iter(self._function._inference_function(*flat, *self._extra_arguments))
+        )
+
+
+_graphs_lock = threading.Lock()
+_graphs = weakref.WeakValueDictionary()
+
+
+def load(tensorflow_pb) -> Graph:
+    """Returns the `Graph` of a `computation_pb2.TensorFlow`, one for all equal ones in use."""
+    key = computation_pb2.TensorFlow()
+    key.CopyFrom(tensorflow_pb)
+    key.ClearField("cache_key")
+    digest = hashlib.sha256(key.SerializeToString(deterministic=True)).hexdigest()
+    with _graphs_lock:
+        graph = _graphs.get(digest)
+        if graph is None:
+            graph = _graphs[digest] = Graph(tensorflow_pb, digest)
+        return graph

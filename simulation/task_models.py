@@ -1,0 +1,85 @@
+"""The model of a task in the form that methods take."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import tff_algos
+from simulation.errors import RunError
+from tasks.task import ElementwiseFn, Task
+
+
+class TaskModel(NamedTuple):
+    """A task's model.
+
+    Attributes:
+      model: The model, a `tff_algos.model.Model`.
+      num_outputs: Numbers that it gives for one example.
+    """
+
+    model: "tff_algos.Model"
+    num_outputs: int
+
+
+def build(
+    task: Task,
+    settings: Mapping[str, Any],
+    further_metrics: Mapping[str, ElementwiseFn] | None = None,
+) -> TaskModel:
+    """Builds the model of a task.
+
+    Args:
+      task: The task.
+      settings: The run's; of these, the seed of the initial weights, `precision` and `loss_scale`.
+      further_metrics: Metrics by name, beside the task's own.
+
+    Raises:
+      RunError: If methods cannot take the model.
+    """
+    import tensorflow as tf
+
+    y = task.train.examples(0).y
+    try:
+        with _policy(settings["precision"]):
+            keras_model = task.keras_model_fn(settings["seed"])
+            _require_precision(keras_model, settings["precision"])
+        model = tff_algos.from_keras(
+            keras_model,
+            loss=task.loss,
+            metrics={**task.metrics, **(further_metrics or {})},
+            y_spec=tf.TensorSpec([None, *y.shape[1:]], y.dtype),
+            loss_reduction=task.loss_reduction,
+            loss_scale=settings["loss_scale"],
+        )
+    except tff_algos.ModelError as e:
+        raise RunError(f"The model of task {task.name} cannot be used: {e}") from e
+    return TaskModel(model, int(np.prod(keras_model.output_shape[1:])))
+
+
+def _require_precision(keras_model: Any, name: str) -> None:
+    """Refuses a model that was made beforehand, and computes otherwise."""
+    from tensorflow.keras import mixed_precision
+
+    if name == "float32":
+        return
+    found = {layer.compute_dtype for layer in keras_model.layers}
+    if mixed_precision.Policy(name).compute_dtype not in found:
+        raise tff_algos.ModelError(
+            f"its layers compute in {', '.join(sorted(found))}, whatever --precision={name} says; "
+            f"make it with tf.keras.mixed_precision's policy {name!r} set."
+        )
+
+
+@contextlib.contextmanager
+def _policy(name: str) -> Iterator[None]:
+    """Layers that are made inside compute by the policy of Keras's of that name."""
+    from tensorflow.keras import mixed_precision
+
+    before = mixed_precision.global_policy()
+    mixed_precision.set_global_policy(name)
+    try:
+        yield
+    finally:
+        mixed_precision.set_global_policy(before)

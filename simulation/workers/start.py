@@ -1,0 +1,139 @@
+"""From a run's settings to its crew of workers."""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tasks
+import tff_algos
+from hparams import HparamError
+from simulation.errors import RunError
+from simulation.experiment_flags import Request
+from simulation.rounds.cohorts import Cohorts
+from simulation.runtimes import cluster
+from simulation.runtimes.plans import Plan
+from simulation.workers import worker
+from simulation.workers.crew import Crew
+
+
+def crew(
+    request: Request,
+    data: Mapping[str, str],
+    plans: Mapping[str, Plan],
+    cohorts: Cohorts,
+    say: Callable[[str], None],
+    stack: contextlib.ExitStack,
+) -> Crew:
+    """Starts the workers of a run, on this machine or on a cluster.
+
+    Args:
+      request: The run's settings, its runtime settled.
+      data: Digests of its data.
+      plans: The rounds, see `simulation.rounds.in_chunks.plans_of`.
+      cohorts: The clients of its rounds.
+      say: Takes a line.
+      stack: Ends the workers, and Ray where it was started, when it is closed.
+
+    Raises:
+      HparamError: If this machine has less than the workers are to have.
+      RunError: If the cluster cannot be reached or has no room for a worker.
+    """
+    settings = request.run
+    address, number = settings["ray_address"], settings["workers"]
+    cpus, cores = settings["cpus_per_worker"], len(os.sched_getaffinity(0))
+    if address is None and number * cpus > cores:
+        raise HparamError(
+            f"--workers={number} of --cpus_per_worker={cpus:g} need {number * cpus:g} cores, but "
+            f"there are {cores}."
+        )
+    ray = stack.enter_context(cluster.connected(address))
+    found = room(ray, settings)
+    if not found:
+        raise RunError(
+            f"No machine has {cpus:g} CPUs and {settings['gpus_per_worker']:g} GPUs for a worker."
+        )
+    if found < number:
+        say(f"There is room for {found} of {number} workers now.")
+    started = Crew(
+        ray,
+        plans,
+        _maker(ray, request, data),
+        number,
+        steps=cohorts.steps,
+        room=lambda: room(ray, settings),
+        timeout=settings["worker_timeout"],
+        say=say,
+    )
+    stack.callback(started.close)
+    started.wait_for_all()
+    ready = started.ready()
+    machines = len({facts.node for facts in ready})
+    say(f"workers: {len(ready)}, on {machines} machine{'s' * (machines > 1)}")
+    return started
+
+
+def room(ray: Any, settings: Mapping[str, Any]) -> int:
+    """Returns how many workers the machines that are there have room for."""
+    number = 0
+    for node in ray.nodes():
+        if node["Alive"]:
+            has = node["Resources"]
+            fits = [has.get("CPU", 0) / settings["cpus_per_worker"]]
+            if settings["gpus_per_worker"]:
+                fits.append(has.get("GPU", 0) / settings["gpus_per_worker"])
+            number += int(min(fits) + 1e-9)
+    return number
+
+
+def _maker(ray, request, data):
+    """Returns what starts a worker."""
+    settings = request.run
+    cpus, gpus = settings["cpus_per_worker"], settings["gpus_per_worker"]
+    actor_class = ray.remote(worker.Worker).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0)
+    run = {**settings, "import": ",".join(_modules(settings)) or None}
+    given = _sent(ray, dataclasses.replace(request, run=run)), ray.put(data)
+    node = ray.get_runtime_context().get_node_id()
+
+    def make():
+        actor = actor_class.remote(os.getcwd(), cpus, 0 < gpus < 1)
+        return actor, actor.begin.remote(*given, node)
+
+    return make
+
+
+def _sent(ray, request):
+    """Returns a reference to a request, with what it has of a user's own objects.
+
+    Raises:
+      HparamError: If these cannot be sent.
+    """
+    try:
+        return ray.put(request)
+    except Exception as e:  # What a user's object raises where it is pickled is its own affair.
+        if not request.objects:
+            raise
+        kinds = " and ".join(request.objects)
+        reason = " ".join(str(e).split())[:300]
+        raise HparamError(
+            f"--workers cannot send the {kinds} given in Python to other "
+            f"processes ({reason}); a module that registers it, named with --import, is made anew "
+            "in each."
+        ) from e
+
+
+def _modules(settings) -> list[str]:
+    """Returns the modules that have to be imported where a run's method and task are to be known.
+
+    Those that it names, and where a user's own method or task was registered by importing it in
+    Python, theirs.
+    """
+    found = list(filter(None, (settings["import"] or "").split(",")))
+    for kind, at in (("algorithm", tff_algos), ("task", tasks)):
+        if settings[kind] in at.names():
+            spec = at.get(settings[kind])
+            module = (spec.builder if kind == "algorithm" else spec.loader).split(":")[0]
+            if module.split(".")[0] not in ("tff_algos", "tasks"):
+                found.append(module)
+    return list(dict.fromkeys(found))

@@ -1,0 +1,91 @@
+"""`cifar100_image`: CIFAR-100 (Krizhevsky 2009) among TFF's clients or generated ones.
+
+FedOpt (Reddi et al. 2021) and FedDA take TFF's file, 500 clients of 100 images by Pachinko
+allocation, which `partition=pachinko` repeats without the file; AdaFed has fewer and larger
+clients. See `tasks.images`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from hparams import By, Hparam, HparamError
+from tasks import images, settings
+from tasks.formats import cifar
+from tasks.registry import Clients, TaskSpec
+from tasks.task import Task
+
+
+def _clients(chosen, synthetic):
+    number = chosen["num_clients"] or 500
+    if chosen["partition"] == "tff" or (chosen["partition"] == "auto" and not synthetic):
+        return Clients(number)
+    return Clients.numbered(number)
+
+
+SPEC = TaskSpec(
+    name="cifar100_image",
+    summary="CIFAR-100 among TFF's clients or generated ones: FedOpt's ResNet-18 "
+    "(11,227,812 parameters).",
+    check=functools.partial(images.check, "cifar100_image", 32),
+    clients=_clients,
+    hparams=images.hparams(
+        partitions=(
+            "auto",
+            "tff",
+            "pachinko",
+            "multinomial",
+            "dirichlet",
+            "iid",
+            "shards",
+            "classes",
+        ),
+        partition=(
+            "auto",
+            "FedOpt and FedDA: TFF's file, made by Pachinko allocation; AdaFed: dirichlet",
+        ),
+        num_clients=(500, "FedOpt; AdaFed: 10 and 50"),
+        alpha=(0.1, "FedOpt; AdaFed: 0.5 and 0.05"),
+        size=32,
+        distorted=True,
+        validation="AdaFed trains on 40,000 images, which 10000 leaves.",
+        init=settings.init("keras", "FedOpt (TFF); AdaFedAdam, AdaFed and FedCAda: torch"),
+        own=(
+            Hparam(
+                name="beta",
+                default=By("partition", {"auto": None, "pachinko": 10.0}),
+                help="Concentration over the fine labels of a coarse one.",
+                source="FedOpt, App. F",
+                minimum=0,
+                exclusive_minimum=True,
+            ),
+        ),
+    ),
+)
+
+
+def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, **chosen: Any) -> Task:
+    """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
+
+    Raises:
+      HparamError: If settings do not go together, or the partition is impossible.
+      DataError: If files are missing or damaged, or cannot be downloaded.
+    """
+    del seed  # It comes as partition_seed.
+    if chosen["partition"] == "auto":
+        tffs = not use_synthetic_data and cifar.has_tffs(data_dir)
+        chosen = SPEC.settled(chosen, partition="tff" if tffs else "pachinko")
+    origin = {}
+    if chosen["partition"] == "tff":
+        if use_synthetic_data:
+            raise HparamError("cifar100_image: partition=tff needs TFF's file.")
+        assigned = images.Assigned(*cifar.read_tffs(data_dir))
+    else:
+        if use_synthetic_data:
+            train, test = images.synthetic(100, 32, chosen["num_clients"])
+            train, test = (part._replace(coarse=part.labels // 5) for part in (train, test))
+        else:
+            train, test, origin = cifar.read(cifar.CIFAR100, data_dir)
+        assigned = images.assign(train, test, chosen)
+    return images.task("cifar100_image", assigned, 100, 32, {**chosen, **origin})

@@ -1,0 +1,54 @@
+"""`cifar10_image`: CIFAR-10 (Krizhevsky 2009) among generated clients.
+
+FedOpt (Reddi et al. 2021) draws 500 clients of 100 images each from label proportions of their own;
+AdaFedAdam, AdaFed and FedCAda have fewer and larger clients, made in other ways. All of it is
+settings, see `tasks.images`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from tasks import images, settings
+from tasks.formats import cifar
+from tasks.registry import TaskSpec
+from tasks.task import Task
+
+SPEC = TaskSpec(
+    name="cifar10_image",
+    summary="CIFAR-10 among generated clients: FedOpt's ResNet-18 (11,181,642 parameters), "
+    "VGG11, CNNs, MLP.",
+    check=functools.partial(images.check, "cifar10_image", 32),
+    clients=settings.generated,
+    hparams=images.hparams(
+        partitions=("multinomial", "dirichlet", "iid", "shards", "classes"),
+        partition=(
+            "multinomial",
+            "FedOpt; AdaFedAdam, FedCAda, AdaFed setup 2: dirichlet; AdaFed setup 1: shards",
+        ),
+        num_clients=(500, "FedOpt; AdaFedAdam: 16; AdaFed: 100 and 10; FedCAda: 20 and 100"),
+        alpha=(0.1, "FedOpt, AdaFedAdam, FedCAda; AdaFed setup 2: 0.5"),
+        size=32,
+        distorted=True,
+        validation="AdaFed trains on 40,000 images, which 10000 leaves.",
+        init=settings.init("keras", "FedOpt (TFF); AdaFedAdam, AdaFed and FedCAda: torch"),
+    ),
+)
+
+
+def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, **chosen: Any) -> Task:
+    """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
+
+    Raises:
+      HparamError: If settings do not go together, or the partition is impossible.
+      DataError: If files are missing or damaged, or cannot be downloaded.
+    """
+    del seed  # It comes as partition_seed.
+    origin = {}
+    if use_synthetic_data:
+        train, test = images.synthetic(10, 32, chosen["num_clients"])
+    else:
+        train, test, origin = cifar.read(cifar.CIFAR10, data_dir)
+    assigned = images.assign(train, test, chosen)
+    return images.task("cifar10_image", assigned, 10, 32, {**chosen, **origin})

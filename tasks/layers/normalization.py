@@ -1,0 +1,84 @@
+"""Normalisation that clients can have: by fixed statistics, or by those of an example's channels.
+
+Keras's group normalisation weighs every number with a mask of ones, and TensorFlow differentiates
+what follows operation by operation. With the gradient written out ResNet-18 trains in 0.9 of the
+time (`benchmarks/layers.py`), and its graph is made in much less.
+"""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+
+class GroupNormalization(tf.keras.layers.GroupNormalization):
+    """Keras's group normalisation, with equal weights, in fewer operations.
+
+    Outputs and gradients are Keras's up to the order of float32 sums. With a mask, without scale or
+    offset, along another axis than the last, in 16 bits, or with inputs of unknown size, the layer
+    runs Keras's own code.
+    """
+
+    def call(self, inputs: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
+        """Normalises each example's groups of channels.
+
+        Args:
+          inputs: `[batch, ..., channels]`.
+          mask: bool, of the inputs' shape or one that goes with it; `None`: all count.
+
+        Returns:
+          Of the inputs' shape.
+        """
+        last = self.axis in (-1, inputs.shape.rank - 1)
+        known = None not in inputs.shape[1:]
+        # Sums of squares need more than 16 bits, which Keras has seen to.
+        plain = last and known and self.scale and self.center and inputs.dtype == tf.float32
+        if mask is not None or not plain:
+            return super().call(inputs, mask)
+        *places, channels = inputs.shape[1:]
+        x = tf.reshape(inputs, [-1, math.prod(places), channels])
+        gamma, beta = (tf.convert_to_tensor(w) for w in (self.gamma, self.beta))
+        outputs = _normalize(self.groups, self.epsilon)(x, gamma, beta)
+        return tf.reshape(outputs, tf.shape(inputs))
+
+
+def _normalize(groups: int, epsilon: float):
+    @tf.custom_gradient
+    def normalize(x, gamma, beta):
+        places, channels = x.shape[1:]
+        width = channels // groups
+
+        def mean_of_group(sums):
+            """Returns at each channel the mean of its group, of sums over places by channel."""
+            by_group = tf.reshape(sums, [-1, groups, width])
+            means = tf.reduce_sum(by_group, 2, keepdims=True) / float(places * width)
+            return tf.reshape(means * tf.ones([width]), [-1, 1, channels])
+
+        centred = x - mean_of_group(tf.reduce_sum(x, 1))
+        variance = mean_of_group(tf.reduce_sum(centred * centred, 1))
+        factor = tf.math.rsqrt(variance + epsilon)
+
+        def gradients(dy):
+            sums, products = tf.reduce_sum(dy, 1), tf.reduce_sum(dy * centred, 1)
+            by_mean = factor * mean_of_group(gamma * sums)
+            by_factor = factor * factor * factor * mean_of_group(gamma * products)
+            dx = dy * (factor * gamma) - centred * by_factor - by_mean
+            dgamma = tf.reduce_sum(products * tf.squeeze(factor, 1), 0)
+            return dx, dgamma, tf.reduce_sum(sums, 0)
+
+        return centred * (factor * gamma) + beta, gradients
+
+    return normalize
+
+
+class FixedBatchNormalization(tf.keras.layers.BatchNormalization):
+    """Batch normalisation by the statistics it starts with, in training as well.
+
+    Scale and offset are trained. Statistics of a batch would have to be averaged between clients,
+    which are not alike; fixed, the layer is a function of its weights and of one example.
+    """
+
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        """Normalises `inputs`; `training` has no effect."""
+        return super().call(inputs, training=False)

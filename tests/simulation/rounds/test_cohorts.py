@@ -1,0 +1,178 @@
+import threading
+
+import numpy as np
+import pytest
+
+from simulation.rounds import cohorts
+from tasks.task import ArrayFederatedData, DataError
+from tff_algos import client_data
+from tff_algos.registry import RoundPlan
+
+SETTINGS = {
+    "client_datasets_random_seed": 1,
+    "seed": 0,
+    "clients_per_round": 3,
+    "client_batch_size": 4,
+    "client_epochs_per_round": 2,
+    "client_epochs_distribution": "fixed",
+}
+
+
+@pytest.fixture()
+def train():
+    sizes = (5, 9, 1, 0, 12)
+    ends = np.cumsum(sizes)
+    x = np.arange(ends[-1], dtype=np.float32)[:, None]
+    return ArrayFederatedData(x, np.arange(ends[-1]), np.split(np.arange(ends[-1]), ends[:-1]))
+
+
+def cohort(train, round_index=0, plan=RoundPlan(), first=None, **changes):  # noqa: B008
+    train = cohorts.first_examples(train, first)
+    data = cohorts.cohort_data(train, plan, {**SETTINGS, **changes}, round_index)
+    return [client_data.arrays(d) for d in data]
+
+
+def equal(a, b):
+    return all(
+        np.array_equal(u, v) for x, y in zip(a, b, strict=True) for u, v in zip(x, y, strict=True)
+    )
+
+
+def test_cohort_data_is_pure_and_changes_by_round(train):
+    assert equal(cohort(train, 3), cohort(train, 3))
+    indices = {tuple(int(c.index) for c in cohort(train, r)) for r in range(8)}
+    assert len(indices) > 4
+    assert all(len(c) == 3 for c in indices)
+
+
+def test_orders_and_dropout_follow_seed_and_cohort_follows_its_own(train):
+    def indices(data):
+        return [int(c.index) for c in data]
+
+    plain, other_seed = cohort(train), cohort(train, seed=1)
+    assert indices(plain) == indices(other_seed)
+    assert not equal(plain, other_seed)
+    assert all((a.seed != b.seed).any() for a, b in zip(plain, other_seed, strict=True))
+    assert any(
+        indices(cohort(train, r)) != indices(cohort(train, r, client_datasets_random_seed=2))
+        for r in range(4)
+    )
+
+
+def test_order_and_dropout_change_by_round_and_client(train):
+    everyone = RoundPlan(cohort="all")
+    first, second = cohort(train, 0, everyone), cohort(train, 1, everyone)
+    assert (first[4].y != second[4].y).any()
+    seeds = {tuple(c.seed.tolist()) for c in first + second}
+    assert len(seeds) == 10
+
+    # Clients of equal data go through it in different orders.
+    x = np.arange(20, dtype=np.float32)[:, None]
+    twins = ArrayFederatedData(x, np.arange(20), [np.arange(20)] * 2)
+    a, b = cohort(twins, 0, everyone)
+    assert (a.y != b.y).any()
+
+
+def test_whole_population_full_batches_and_steps(train):
+    everyone = cohort(train, plan=RoundPlan(cohort="all", batches="full_batch"))
+    assert [int(c.index) for c in everyone] == list(range(5))
+    assert [c.mask.sum() for c in everyone] == [10, 18, 2, 0, 24]
+    assert [len(c.mask) for c in everyone] == [2, 2, 2, 0, 2]
+    stepped = cohort(train, plan=RoundPlan(cohort="all", local_steps=5))
+    assert [len(c.mask) for c in stepped] == [5, 5, 5, 0, 5]
+
+
+def test_epochs_drawn_for_each_client_and_round(train):
+    everyone = RoundPlan(cohort="all")
+    drawn = [cohort(train, r, everyone, client_epochs_distribution="uniform_1_3") for r in range(9)]
+    again = cohort(train, 4, everyone, client_epochs_distribution="uniform_1_3")
+    assert equal(drawn[4], again)
+    epochs = [len(c.mask) // int(c.steps_per_epoch) for data in drawn for c in data if len(c.mask)]
+    counts = np.bincount(epochs, minlength=4)
+    assert counts[0] == 0 and len(counts) == 4 and min(counts[1:]) >= 4
+    assert len({tuple(len(c.mask) for c in data) for data in drawn}) > 5, "rounds must differ"
+
+
+def test_all_clients_take_part_where_losses_of_all_are_asked_for(train):
+    data = cohort(train, 2, RoundPlan(losses="all"))
+    assert [int(c.index) for c in data] == list(range(5))
+    drawn = {int(c.index) for c in cohort(train, 2)}
+    assert {int(c.index) for c in data if c.participates} == drawn and len(drawn) == 3
+    plain = {int(c.index): c for c in cohort(train, 2)}
+    for c in data:
+        if c.participates:
+            assert equal([c], [plain[int(c.index)]])
+        else:
+            assert len(c.mask) == int(c.steps_per_epoch), "one pass is all that a loss takes"
+
+
+def test_number_of_examples_counts_those_that_no_step_holds(train):
+    stepped = cohort(train, plan=RoundPlan(cohort="all", local_steps=1))
+    assert [int(c.num_examples) for c in stepped] == [5, 9, 1, 0, 12]
+
+
+def test_first_examples_of_a_client_only(train):
+    for data in cohort(train, plan=RoundPlan(cohort="all"), first=3):
+        seen = set(data.y[data.mask > 0].tolist())
+        assert seen == set(train.examples(int(data.index)).y[:3].tolist())
+
+
+def test_pooled_examples_are_those_of_all_clients_in_one(train):
+    plan = RoundPlan(cohort="pooled")
+    (first,), (second,) = cohort(train, 0, plan), cohort(train, 1, plan)
+    assert first.mask.sum() == 2 * 27 and first.mask.shape == (14, 4)
+    for epoch in (slice(0, 7), slice(7, 14)):
+        real = first.mask[epoch] > 0
+        assert sorted(first.y[epoch][real].tolist()) == list(range(27))
+        np.testing.assert_array_equal(first.x[epoch][real][:, 0], first.y[epoch][real])
+    assert (first.y[:7] != first.y[7:]).any() and (first.y != second.y).any()
+    assert equal([first], cohort(train, 0, plan))
+    (some,) = cohort(train, 0, plan, first=2)
+    assert set(some.y[some.mask > 0].tolist()) == {0, 1, 5, 6, 14, 15, 16}
+    everyone = cohorts.cohort(5, plan, SETTINGS, 0)
+    assert everyone.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_rounds_can_go_on_in_the_epoch_where_the_last_one_stopped(train):
+    def steps(r):
+        plan = RoundPlan(cohort="pooled", local_steps=3, first_step=3 * r)
+        (data,) = cohort(train, r, plan)
+        return [tuple(y[m > 0].tolist()) for y, m in zip(data.y, data.mask, strict=True)]
+
+    # 7 minibatches an epoch: rounds 0, 1 and the first step of round 2 make the first one.
+    series = [batch for r in range(5) for batch in steps(r)]
+    assert all(len(batch) == 4 for batch in series[:6]) and len(series[6]) == 3
+    first, second = (sorted(i for b in series[a : a + 7] for i in b) for a in (0, 7))
+    assert first == second == list(range(27))
+    assert series[:7] != series[7:14]
+
+
+def test_what_the_next_round_takes_is_made_while_one_is_under_way():
+    made = [threading.Event() for _ in range(6)]
+
+    def make(r):
+        assert threading.current_thread() is not threading.main_thread()
+        made[r].set()
+        return 10 * r
+
+    with cohorts.Ahead(make, 4) as ahead:
+        for r in (1, 2, 3):
+            assert ahead(r) == 10 * r
+            if r < 3:
+                assert made[r + 1].wait(30), "nothing is made ahead"
+            assert not any(event.is_set() for event in made[r + 2 :])
+        # What is not asked for in order is made all the same.
+        assert ahead(1) == 10
+    assert not made[4].is_set()
+
+
+def test_failure_to_make_what_a_round_takes_is_told_in_its_turn():
+    def make(r):
+        if r == 2:
+            raise DataError("gone")
+        return r
+
+    with cohorts.Ahead(make, 4) as ahead:
+        assert [ahead(0), ahead(1)] == [0, 1]
+        with pytest.raises(DataError, match="gone"):
+            ahead(2)

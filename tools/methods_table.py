@@ -1,0 +1,53 @@
+"""Writes the README's table of methods from what the methods declare.
+
+python tools/methods_table.py
+"""
+
+import argparse
+import itertools
+import pathlib
+import re
+import sys
+
+REPO = pathlib.Path(__file__).resolve().parent.parent
+_TABLE = re.compile(r"(?<=<!-- begin methods -->\n).*?(?=<!-- end methods -->)", re.S)
+
+
+def table() -> str:
+    """Returns a line of Markdown for each file of methods: names, what they do, paper."""
+    import tff_algos
+
+    specs = [tff_algos.get(name) for name in tff_algos.names()]
+    own = [s for s in specs if str(s.builder).startswith("tff_algos.methods.")]
+    lines = ["| method | what it does | paper |", "| --- | --- | --- |"]
+    for module, members in itertools.groupby(sorted(own, key=_module), key=_module):
+        members = list(members)
+        names = " ".join(f"`{spec.name}`" for spec in members)
+        link = f"[{names}]({module.replace('.', '/')}.py)"
+        lines.append(f"| {link} | {' '.join(s.summary for s in members)} | {members[0].paper} |")
+    return "\n".join(lines) + "\n"
+
+
+def _module(spec):
+    return spec.builder.split(":")[0]
+
+
+def written(text: str) -> str:
+    """Returns a README with the table in its place."""
+    return _TABLE.sub(lambda _: table(), text)
+
+
+def main(arguments: list[str]) -> int:
+    """Writes the table; returns the exit code."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args(arguments)
+    readme = REPO / "README.md"
+    readme.write_text(written(readme.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(REPO))
+    from common import command_line
+
+    command_line.begin()
+    command_line.run(main)
