@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import json
 
 import pytest
 
@@ -155,7 +156,8 @@ def widened(root, losses, times=2, flags=("client_learning_rate",)):
         executed.append([run.point["client_learning_rate"] for run in runs])
         made(runs, losses=losses)
         for run in runs:
-            (run.folder / "summary.json").write_text('{"rounds": 9, "mean_round_seconds": 1, "final": {}}')
+            summary = {"rounds": 9, "mean_round_seconds": 1, "final": {}}
+            (run.folder / "summary.json").write_text(json.dumps(summary))
 
     def plan(points):
         return items.planned_runs(setup, points, points, [1], root=str(root))
