@@ -241,8 +241,12 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
         runs, chosen, told = _searched(setup, rows, points, tried_seeds, plan, resources)
     else:
         told = []
-        sweep.execute(runs, resources, max_minutes)
-        chosen = results.choose(runs, setup)
+        runs, chosen = search.whole_grid(
+            setup,
+            points,
+            lambda some: plan(some, tried_seeds),
+            lambda some: sweep.execute(some, resources, max_minutes),
+        )
     further = plan({row: [chosen[row]] for row in rows}, seeds)
     if len(tried_seeds) < len(seeds) or setup.search:
         sweep.execute(further, resources, max_minutes)
@@ -346,6 +350,9 @@ def _dry_run(setup, runs, resources) -> None:
         told += f"; data: {told_data}"
     shares = {row: search.planned_share(setup, row) for row in setup.rows}
     parts = [f"{row} {share:.1%}" for row, share in shares.items() if share < 1]
+    most = sum(search.most_beyond(setup, row) for row in {run.row for run in runs})
+    if most:
+        told += f"; grids whose best point is at an edge take up to {most} points more"
     if parts:
         told += f"; of the rounds of whole grids [search] takes a part: {', '.join(parts)}"
     print(f"\n{told}.\n")

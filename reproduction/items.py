@@ -13,6 +13,8 @@ and in a set-up:
     rows           row → flag file, from the paper's folder
     sweep          row → {flag = [values]}: each point is a row of its own, "row name=value"
     grid           row → {flag = [values]}: of which one point is chosen by `selection`
+    widen          {times, flags}: a grid whose best point is at an edge of one of these settings
+                   is widened beyond it, this often at most, see `reproduction.search.beyond`
     search         {factor, rounds, budget}: the point is found by successive halving, see
                    `reproduction.search`, and not by running the whole grid
     selection      {metric, last_rounds}: least mean wins; `seeds` tried, all by default
@@ -91,6 +93,7 @@ class Setup:
     rows: Mapping[str, Row]
     columns: Sequence[Mapping[str, Any]]
     grid: Mapping[str, Mapping[str, Sequence[Value]]]
+    widen: Mapping[str, Any]
     search: Mapping[str, Any]
     selection: Mapping[str, Any]
     curve: str
@@ -278,6 +281,16 @@ FIELDS = {
     "rows": ("a table row = flag file", _is_texts),
     "sweep": _GRID,
     "grid": _GRID,
+    "widen": (
+        "a table of times (a whole number above 0) and flags (a list of texts)",
+        lambda v: (
+            isinstance(v, dict)
+            and v.keys() == {"times", "flags"}
+            and _is_count(v["times"])
+            and isinstance(v["flags"], list)
+            and all(isinstance(flag, str) for flag in v["flags"])
+        ),
+    ),
     "search": (
         "a table of factor (2 or more), rounds and budget (above 0)",
         lambda v: (
@@ -372,6 +385,8 @@ def _checked(where, home, fields):
         )
     if fields.get("search") is not None and not wide:
         refuse("search has no grid of more than one point.")
+    if fields.get("search") and fields.get("widen"):
+        refuse("widen does not go with search.")
 
 
 def _setup(path, name, fields) -> Setup:
@@ -399,6 +414,7 @@ def _setup(path, name, fields) -> Setup:
         "higher_is_better": True,
         "draws": [],
         "grid": {},
+        "widen": {},
         "search": {},
         "selection": {},
         "folder": f"{item}/{name}",

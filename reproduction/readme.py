@@ -173,6 +173,9 @@ def _how(setup, rows) -> str:
 
 
 def _why_not_run(setup) -> str:
+    if setup.planned and setup.stand_in:
+        # The data that it stands in for are not what is missing.
+        return f"not yet run, stand-in: {needs.told_hours(setup)}"
     return f"{'not yet run' if setup.planned else 'not run'}: {needs.told(setup)}"
 
 

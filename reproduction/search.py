@@ -1,4 +1,4 @@
-"""Finding a grid's point by successive halving, in place of running the whole grid.
+"""Finding a grid's point: beyond its edges, and by successive halving in place of the whole grid.
 
 Jamieson, Talwalkar: "Non-stochastic Best Arm Identification and Hyperparameter Optimization",
 AISTATS 2016, arXiv 1502.07943, Algorithm 1; with the rungs of Li et al.: "A System for Massively
@@ -57,6 +57,64 @@ class Found:
             f"{row}: {chosen}, found by successive halving ({steps}): {self.examples:,.0f} "
             f"client-examples, {self.share:.1%} of the rounds of the whole grid.{ended}"
         )
+
+
+def beyond(setup: Setup, row: str, tried: Sequence[Point], chosen: Point) -> list[dict[str, Value]]:
+    """Returns the points to try next where the best of a row's grid lies at an edge.
+
+    For each setting that `setup.widen` names and of which the best point has the least or the
+    largest value tried, that is one point: the best one with the next value, as far beyond as the
+    edge is from its neighbour, as a factor.
+
+    Args:
+      setup: The set-up.
+      row: A row of it.
+      tried: Points of the row that were run.
+      chosen: The best of them.
+    """
+    found = []
+    for flag in setup.widen.get("flags", ()):
+        values = sorted({point[flag] for point in tried}) if flag in setup.grid.get(row, {}) else []
+        for edge, neighbour in (values[:2], values[:-3:-1]) if len(values) > 1 else ():
+            if chosen[flag] == edge and edge * neighbour > 0:
+                # Six digits, for 0.1 * 3 is none.
+                found.append({**chosen, flag: float(f"{edge * edge / neighbour:.6g}")})
+    return found
+
+
+def whole_grid(
+    setup: Setup,
+    points: Mapping[str, Sequence[Point]],
+    plan: Callable[[Mapping[str, Sequence[Point]]], list[PlannedRun]],
+    execute: Callable[[list[PlannedRun]], Any],
+) -> tuple[list[PlannedRun], dict[str, Point]]:
+    """Runs rows' grids, and beyond their edges as far as `setup.widen` goes.
+
+    Args:
+      setup: The set-up.
+      points: Row → points of its grid.
+      plan: Row → points to their runs on the seeds of the rule.
+      execute: Runs what is missing of them.
+
+    Returns:
+      All runs, and row → the best point.
+    """
+    for widenings_left in range(setup.widen.get("times", 0), -1, -1):
+        runs = plan(points)
+        execute(runs)
+        chosen = results.choose(runs, setup)
+        new = {row: beyond(setup, row, points[row], chosen[row]) for row in points}
+        if not widenings_left or not any(new.values()):
+            break
+        points = {row: [*points[row], *new[row]] for row in points}
+    return runs, chosen
+
+
+def most_beyond(setup: Setup, row: str) -> int:
+    """Returns how many points `setup.widen` may add to a row's grid."""
+    grid = setup.grid.get(row, {})
+    flags = [flag for flag in setup.widen.get("flags", ()) if len(grid.get(flag, ())) > 1]
+    return len(flags) * setup.widen.get("times", 0)
 
 
 def rungs(points: int, rounds: int, factor: int = 3, first: int | None = None) -> list[int]:

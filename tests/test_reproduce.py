@@ -116,6 +116,7 @@ def toy_setup(**changes):
         "selection": {"metric": "train/loss", "last_rounds": 2},
         "home": items.PAPERS / "p",
         "search": {},
+        "widen": {},
         "grid": {"a": {"server_learning_rate": [0.1, 1.0]}, "b": {"server_learning_rate": [0.5]}},
         "columns": [{"name": "acc", "metric": "eval/accuracy", "scale": 100}],
         "folder": "i/s",

@@ -79,6 +79,12 @@ fedavg = { client_learning_rate = [0.1, 0.2] }
         (", last_rounds = 2", "", "selection is missing"),
         ("seeds = [1]", "seeds = [1]\nsearch = { factor = 1 }", "search must be a table of factor"),
         ("[0.1, 0.2] }", "[0.1] }\n[setups.s.search]\nfactor = 2", "search has no grid"),
+        ("rounds = 3", "rounds = 3\nwiden = { times = 1 }", "widen must be a table of times"),
+        (
+            "rounds = 3",
+            'rounds = 3\nsearch = {factor = 2}\nwiden = { times = 1, flags = ["a"] }',
+            "widen does not go with search",
+        ),
         ('title = "S"', "title = 3", "title must be a text, found 3"),
         ('title = "T"', "title = ", "cannot be read"),
         ("[setups.s", "[other.s", "it has no [setups.NAME]"),

@@ -1,7 +1,8 @@
-"""Successive halving, on runs whose losses are written by hand."""
+"""Beyond a grid's edges, and successive halving, on runs whose losses are written by hand."""
 
 import csv
 import dataclasses
+import json
 
 import pytest
 
@@ -139,3 +140,64 @@ def test_the_scoreboard_counts_whole_grids_only():
     record = {"rounds": "9", "protocol_rounds": "9", "seeds": "1"}
     assert score.is_whole(setup_of(), record)
     assert not score.is_whole(setup_of(), {**record, "chosen_by": "search"})
+
+
+def widened(root, losses, times=2, flags=("client_learning_rate",)):
+    """Runs the grid 0.1, 0.3 and what lies beyond; returns rates by rung and the chosen point."""
+    setup = dataclasses.replace(
+        setup_of(),
+        search={},
+        grid={"a": {"client_learning_rate": [0.1, 0.3]}},
+        widen={"times": times, "flags": list(flags)},
+    )
+    executed = []
+
+    def execute(runs):
+        executed.append([run.point["client_learning_rate"] for run in runs])
+        made(runs, losses=losses)
+        for run in runs:
+            summary = {"rounds": 9, "mean_round_seconds": 1, "final": {}}
+            (run.folder / "summary.json").write_text(json.dumps(summary))
+
+    def plan(points):
+        return items.planned_runs(setup, points, points, [1], root=str(root))
+
+    _, chosen = search.whole_grid(setup, {"a": setup.points("a")}, plan, execute)
+    return executed, chosen["a"]
+
+
+@pytest.mark.parametrize(
+    ("best", "times", "rungs", "chosen"),
+    [
+        (0.9, 2, [[0.1, 0.3], [0.1, 0.3, 0.9], [0.1, 0.3, 0.9, 2.7]], 0.9),
+        (0.9, 1, [[0.1, 0.3], [0.1, 0.3, 0.9]], 0.9),
+        (0.25, 2, [[0.1, 0.3], [0.1, 0.3, 0.9]], 0.3),
+        (0.001, 1, [[0.1, 0.3], [0.1, 0.3, 0.0333333]], 0.0333333),
+        (9.0, 2, [[0.1, 0.3], [0.1, 0.3, 0.9], [0.1, 0.3, 0.9, 2.7]], 2.7),
+    ],
+)
+def test_a_grid_is_widened_until_its_best_point_lies_inside(tmp_path, best, times, rungs, chosen):
+    executed, point = widened(tmp_path, lambda rate, r: abs(rate - best), times)
+    assert executed == rungs
+    assert point == {"client_learning_rate": chosen}
+
+
+def test_what_the_item_does_not_name_is_not_widened(tmp_path):
+    executed, _ = widened(tmp_path, lambda rate, r: rate, flags=["server_learning_rate"])
+    assert executed == [[0.1, 0.3]]
+
+
+def test_each_setting_at_an_edge_gives_a_point_beside_the_best():
+    flags = {"client_learning_rate": [0.01, 0.1], "fedcada_beta1": [0.1, 0.9], "x": [0.5, 1.0, 2.0]}
+    setup = dataclasses.replace(
+        setup_of(), grid={"a": flags}, widen={"times": 3, "flags": ["client_learning_rate", "x"]}
+    )
+    best = {"client_learning_rate": 0.1, "fedcada_beta1": 0.9, "x": 0.5}
+    assert search.beyond(setup, "a", setup.points("a"), best) == [
+        {**best, "client_learning_rate": 1.0},
+        {**best, "x": 0.25},
+    ]
+    assert search.beyond(setup, "a", setup.points("a"), {**best, "x": 1.0}) == [
+        {**best, "x": 1.0, "client_learning_rate": 1.0}
+    ]
+    assert search.most_beyond(setup, "a") == 6
