@@ -368,8 +368,3 @@ def page_of_data() -> str:
     return "\n".join(
         f"- {', '.join(some)}: {needed.name}; {needed.source}." for needed, some in names.items()
     )
-
-
-def is_here(setup: Setup, data_dir: str | pathlib.Path | None = None) -> bool:
-    """Returns whether all data of a set-up seem to be on this machine."""
-    return all(found(needed, data_dir and str(data_dir)) for needed in data(setup))
