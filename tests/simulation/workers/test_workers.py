@@ -468,6 +468,24 @@ def test_a_task_and_a_model_given_in_python_go_to_the_workers(ray, actors):
     assert_same_bits(run.rounds([crew] * ROUNDS), alone)
 
 
+def test_workers_of_a_machine_share_the_arrays_of_a_task_given_in_python(ray, tmp_path):
+    """They lie in its object store once: also a map of a file, and whatever holds them."""
+    from simulation.workers import start
+
+    np.save(tmp_path / "x.npy", np.arange(1 << 20, dtype=np.uint8))
+    held = {"array": np.load(tmp_path / "x.npy"), "map": np.load(tmp_path / "x.npy", mmap_mode="r")}
+    request = dataclasses.replace(request_of("fedadam"), objects={"task": held})
+    sent = start._sent(ray, request)
+    shares = ray.remote(_shares_arrays).options(num_cpus=0)
+    assert ray.get(shares.remote(sent)) == {"array": (True, 255), "map": (True, 255)}
+
+
+def _shares_arrays(request):
+    # Whatever Ray has not copied cannot be written to.
+    held = request.objects["task"]
+    return {name: (not a.flags.writeable, int(a[255])) for name, a in held.items()}
+
+
 def test_what_cannot_be_sent_to_workers_is_refused_with_the_cure(ray):
     from simulation.workers import start
 
