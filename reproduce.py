@@ -34,6 +34,8 @@ from reproduction.items import ReproduceError  # noqa: E402
 from simulation import experiment_flags  # noqa: E402
 from simulation.errors import RunError  # noqa: E402
 from simulation.runtimes import supervisor  # noqa: E402
+from tasks.formats import remote  # noqa: E402
+from tasks.task import DataError  # noqa: E402
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("paper", None, "Folder under papers/.", flag_values=FLAGS)
@@ -53,7 +55,12 @@ flags.DEFINE_bool(
 flags.DEFINE_string("setup", None, "Set-up of the item; all by default.", flag_values=FLAGS)
 flags.DEFINE_list("rows", None, "Rows of the set-up; all by default.", flag_values=FLAGS)
 flags.DEFINE_list("seeds", None, "Seeds; the item's by default.", flag_values=FLAGS)
-flags.DEFINE_string("data_dir", None, "Passed to the runs that read files.", flag_values=FLAGS)
+flags.DEFINE_string(
+    "data_dir",
+    None,
+    "Folder or fsspec address (s3://, gs://, ...) of data, passed to the runs that read files.",
+    flag_values=FLAGS,
+)
 flags.DEFINE_string("root_output_dir", "results/reproduce", "Where the runs go.", flag_values=FLAGS)
 flags.DEFINE_float("cpus_per_run", 1, "Cores of a run.", lower_bound=0.01, flag_values=FLAGS)
 flags.DEFINE_float(
@@ -307,7 +314,7 @@ def _draw(setup, options) -> None:
     """Draws a figure that needs no run."""
     folder = pathlib.Path(options.root_output_dir).absolute() / setup.paper / setup.item
     folder.mkdir(parents=True, exist_ok=True)
-    data_dir = options.data_dir and str(pathlib.Path(options.data_dir).absolute())
+    data_dir = options.data_dir and items.absolute(options.data_dir)
     known = {"output": str(folder / f"{setup.name}.png"), "data_dir": data_dir}
     if options.data_dir is None and any("{data_dir}" in part for part in setup.draws):
         raise ReproduceError(f"{setup.item} {setup.name} reads data: set --data_dir.")
@@ -326,6 +333,7 @@ def _draw(setup, options) -> None:
 
 
 def _dry_run(setup, runs, resources) -> None:
+    told_data = needs.told_data(setup, FLAGS.data_dir)
     nearest = {name: needs.of_row(setup, row) for name, row in setup.rows.items()}
     nearest = {row: (found.seconds, found.workload) for row, found in nearest.items() if found}
     rows = sweep.estimate(runs, setup.seconds, nearest)
@@ -343,7 +351,6 @@ def _dry_run(setup, runs, resources) -> None:
     told = f"{known:.2f} hours of one run after the other, {known / jobs:.2f} with {jobs} at a time"
     if unknown:
         told += f"; {unknown} rounds of rows without a measured round are not counted"
-    told_data = needs.told_data(setup, FLAGS.data_dir)
     if any(e.source.startswith(sweep.NEAREST) for e in rows):
         told += f"; what is by a nearest measured workload is for {needs.MACHINE}"
     if told_data:
@@ -376,6 +383,8 @@ def _redraw(options) -> None:
 
 
 def _list() -> None:
+    if FLAGS.data_dir and remote.is_address(FLAGS.data_dir):
+        needs.paths_at(FLAGS.data_dir)  # An address that cannot be read is all there is to tell.
     for item in items.own_items(FLAGS.items) if FLAGS.items else items.all_items():
         where = f"--items={FLAGS.items}" if FLAGS.items else f"--paper={item.paper}"
         print(f"{where} --item={item.name}: {item.title}")
@@ -469,7 +478,7 @@ def main(arguments: list[str]) -> int:
         if FLAGS.record and not FLAGS.items:
             _write_readmes()
         return 0
-    except (ReproduceError, HparamError, RunError, flags.Error) as e:
+    except (ReproduceError, HparamError, RunError, DataError, flags.Error) as e:
         return _fail(e, 2 if isinstance(e, flags.Error) else 1)
     except OSError as e:
         where = f"Cannot use {e.filename}: " if e.filename else ""

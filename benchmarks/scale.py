@@ -14,8 +14,8 @@ Parts, each in minutes, to be run on a quiet machine:
     driver's store: bytes, and seconds of moving and storing them beside those of the work.
   * `kills`: rounds on a local cluster of two nodes, one of them killed in a round every 20 rounds,
     `--turns` times, and another put in its place.
-  * `predict`: seconds a round for 8, 64 and 512 workers by simulation, from what the other parts
-    measured.
+  * `predict`: seconds a round for 8, 64 and 512 workers by simulation, from what it measures first:
+    a client's and a step's time, the driver's for an order, and rates of broadcasts and sums.
 
 Clients' data are made by the workers, as in a run. `--cohort`, `--workers` and `--runtime` are for
 the process that `memory` starts for each measurement.
@@ -337,9 +337,10 @@ def _kills(turns):
             whole()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
-        node = cluster.add_node(num_cpus=1)
         with contextlib.ExitStack() as stack:
             rounds = _Rounds(stack, "w4", 40, 5, 2, ray_address=cluster.address)
+            # The driver is connected through the first one, which has to stay.
+            node = cluster.add_node(num_cpus=1)
             started, lost = time.perf_counter(), 0
             for r in range(rounds_to_do):
                 killer = None
@@ -377,6 +378,7 @@ def simulate(
     clients_per_chunk: int,
     model_bytes: float,
     order_seconds: float,
+    put_bytes_per_second: float,
     bytes_per_second: float,
     merge_bytes_per_second: float,
     workers_per_machine: int = 8,
@@ -391,6 +393,7 @@ def simulate(
       clients_per_chunk: Clients of a chunk.
       model_bytes: Of a broadcast, and of an aggregate.
       order_seconds: Of the driver, for an order.
+      put_bytes_per_second: Of the driver's broadcasts into its object store.
       bytes_per_second: Of the network at the driver.
       merge_bytes_per_second: Of the driver's sums.
       workers_per_machine: Who share a broadcast.
@@ -414,7 +417,8 @@ def simulate(
         subtrees += number.bit_length()
     machines = -(-workers // workers_per_machine)
     # Over the network a broadcast goes from machine to machine, as Ray's object store has it.
-    down = model_bytes / bytes_per_second * np.ceil(np.log2(machines + 1))
+    down = model_bytes / put_bytes_per_second
+    down += model_bytes / bytes_per_second * np.ceil(np.log2(machines + 1))
     up = subtrees * model_bytes * (1 / bytes_per_second + 1 / merge_bytes_per_second)
     driver = orders * order_seconds + up
     # What comes in while others work is added meanwhile; the last of each worker is not.
@@ -429,10 +433,10 @@ def simulate(
 
 
 def stack_overflow_sizes(number: int, seed: int = 0) -> np.ndarray:
-    """Draws how many sentences users of Stack Overflow have, 1,000 at most.
+    """Draws how many sentences users of Stack Overflow have, the first 1,000 of each.
 
     The data are not at hand: an assumed log-normal law of sigma 1.5 with the mean of the 342,477
-    training users, 397 (135,818,730 sentences).
+    training users, 397 (135,818,730 sentences), before the cut at 1,000.
     """
     rng = np.random.default_rng(seed)
     sigma = 1.5
@@ -440,46 +444,81 @@ def stack_overflow_sizes(number: int, seed: int = 0) -> np.ndarray:
     return np.clip(sizes, 1, 1000).astype(int)
 
 
+_NETWORK = 1.25e9  # Bytes a second of 10 Gbit/s.
+
+
 def _predict(turns):
-    del turns
-    measured = _constants()
+    clients, models = _measured(turns)
+    for model, rates in models.items():
+        yield dict(part="predict", what=f"measured for {model}", **clients, **rates)
     for cohort, size, most in ((1000, 1, 1000), (10_000, 8, 1000), (10_000, 8, 64)):
         sizes = np.minimum(stack_overflow_sizes(cohort), most)
-        for model, model_bytes, factor in (("EMNIST CNN", 4.8e6, 1.0), ("100 MB", 1e8, 20.0)):
+        yield dict(part="predict", what=f"{cohort:,} users", mean_sentences=float(sizes.mean()))
+        for model, factor in (("EMNIST CNN", 1.0), ("100 MB", 20.0)):
             for workers in (8, 64, 512):
-                given = {**measured, "step_seconds": measured["step_seconds"] * factor}
+                given = {**clients, "step_seconds": clients["step_seconds"] * factor}
                 what = f"{model}, {cohort:,} clients of at most {most}, chunks of {size}"
                 found = simulate(
                     -(-sizes // 16),
                     workers,
-                    model_bytes=model_bytes,
                     clients_per_chunk=size,
+                    bytes_per_second=_NETWORK,
                     **given,
+                    **models[model],
                 )
                 yield dict(part="predict", what=what, workers=workers, **found)
 
 
-def _constants():
-    """Measures what `simulate` is given, but the network, which is taken to have 10 Gbit/s."""
+def _measured(turns):
+    """Measures what `simulate` is given, but the network.
+
+    Returns:
+      What clients and orders take, by processor's time, and for each model its size and rates.
+    """
+    import ray
+
+    by_steps = {}
+    for steps in (1, 10):
+        with contextlib.ExitStack() as stack:
+            rounds = _Rounds(stack, "w1", 10, 1, 0, max_elements_per_client=20 * steps)
+            by_steps[steps] = _medians(rounds, turns)[1] / 10
+    step = (by_steps[10] - by_steps[1]) / 9
     with contextlib.ExitStack() as stack:
-        rounds = _Rounds(stack, "w1", 10, 1, 1)
-        _, processor = _medians(rounds, 3)
-        small = _Rounds(stack, "w4", 8, 1, 0)
-        # An order of a trivial chunk: what the driver does for it.
-        order = max(1e-3, _medians(small, 3)[0] / 8)
-    a = np.zeros(1_206_590, np.float32)
-    started = time.perf_counter()
-    for _ in range(20):
-        a + a
-    merge = 20 * a.nbytes / (time.perf_counter() - started)
-    # Ten clients of ten steps.
-    return dict(
-        step_seconds=processor / 100,
-        client_seconds=1e-3,
-        order_seconds=order,
-        bytes_per_second=1.25e9,
-        merge_bytes_per_second=merge,
+        rounds, of_cut = _Rounds(stack, "w4", 64, 1, 1), {}
+        # The cut of a round decides how many orders it is; all else of it is the same.
+        for size in (1, 64):
+            rounds.size, spent = size, []
+            for _ in range(2 + 2 * turns):
+                before = time.process_time()
+                rounds()
+                spent.append(time.process_time() - before)
+            of_cut[size] = statistics.median(spent[2:]), rounds.crew.bytes["orders"]
+        (many, orders), (one, least) = of_cut[1], of_cut[64]
+        models = {}
+        for model, size in (("EMNIST CNN", 4 * 1_206_590), ("100 MB", 100_000_000)):
+            a = np.ones(size // 4, np.float32)
+            models[model] = dict(
+                model_bytes=float(size),
+                put_bytes_per_second=size / _seconds(lambda a=a: ray.put([a])),
+                merge_bytes_per_second=size / _seconds(lambda a=a: a + a),
+            )
+    clients = dict(
+        step_seconds=step,
+        client_seconds=max(0.0, by_steps[1] - step),
+        order_seconds=(many - one) / (orders - least),
     )
+    return clients, models
+
+
+def _seconds(call):
+    """Returns the median seconds of a call."""
+    call()
+    found = []
+    for _ in range(20):
+        started = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - started)
+    return statistics.median(found)
 
 
 _PARTS = {

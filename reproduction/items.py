@@ -496,13 +496,16 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
             # Such a run cannot be resumed for more rounds later, so it is a run of its own.
             name += f"_rounds={rounds}"
     if data_dir and _needs_data(command):
-        if not remote.is_address(data_dir):
-            data_dir = pathlib.Path(data_dir).absolute()
-        command.append(f"--data_dir={data_dir}")
+        command.append(f"--data_dir={absolute(data_dir)}")
     folder = pathlib.Path(root).absolute() / setup.paper / setup.folder / f"{name}_seed{seed}"
     command += [f"--root_output_dir={folder.parent}", f"--experiment_name={folder.name}"]
     home = "" if setup.home.parent == PAPERS else str(setup.home)
     return PlannedRun(row.name, seed, point, folder, tuple(command), rounds, whole, home)
+
+
+def absolute(data_dir: str) -> str:
+    """Returns a `--data_dir` as a process in another folder is given it; addresses stay."""
+    return data_dir if remote.is_address(data_dir) else str(pathlib.Path(data_dir).absolute())
 
 
 @functools.cache

@@ -10,12 +10,14 @@ import functools
 import glob
 import os
 import pathlib
+import posixpath
 from typing import NamedTuple
 
 import tasks
 from hparams import HparamError
 from reproduction.items import REPO, Row, Setup
 from simulation import experiment_flags
+from tasks.formats import remote
 
 MACHINE = "two cores of an AMD EPYC"
 
@@ -249,28 +251,67 @@ def data(setup: Setup) -> list[Data]:
 
 
 def folders(data_dir: str | None = None) -> list[str]:
-    """Returns where data may lie: `data_dir`, TFF's, Keras's and TFDS's caches."""
+    """Returns where a run looks for data: in `data_dir`, or TFF's, Keras's and TFDS's caches."""
+    if data_dir:
+        return [data_dir]
     home = os.path.expanduser("~")
     tfds = os.environ.get("TFDS_DATA_DIR") or os.path.join(home, "tensorflow_datasets")
-    caches = [os.path.join(home, ".tff"), os.path.join(home, ".keras", "datasets"), tfds]
-    return [*([data_dir] if data_dir else []), *caches]
+    return [os.path.join(home, ".tff"), os.path.join(home, ".keras", "datasets"), tfds]
+
+
+@functools.cache
+def paths_at(address: str) -> frozenset[str]:
+    """Returns the paths of all files and folders below an fsspec address, asked for once.
+
+    Raises:
+      tasks.task.DataError: If it cannot be read, or has no file.
+    """
+    paths = set()
+    for name in remote.names(address, "--data_dir"):
+        path = pathlib.PurePosixPath(name)
+        paths.update(map(str, [path, *path.parents]))
+    return frozenset(paths - {"."})
 
 
 def found(needed: Data, data_dir: str | None = None) -> str | None:
-    """Returns a path at which data seem to lie, `None` if there is none; files are not opened."""
+    """Returns a path at which data seem to lie, `None` if there is none; files are not opened.
+
+    Raises:
+      tasks.task.DataError: If `data_dir` is an address that cannot be read.
+    """
     for folder in folders(data_dir):
         for pattern in needed.files:
-            for path in sorted(glob.glob(os.path.join(glob.escape(folder), pattern))):
+            for path in sorted(_matching(folder, pattern)):
                 return path
     return None
 
 
+def _matching(folder, pattern) -> list[str]:
+    if not remote.is_address(folder):
+        return glob.glob(os.path.join(glob.escape(folder), pattern))
+    # From the root, or the pattern would be matched to the ends of longer paths, too.
+    return [
+        posixpath.join(folder, path)
+        for path in paths_at(folder)
+        if pathlib.PurePosixPath("/", path).match(f"/{pattern}")
+    ]
+
+
 def told_data(setup: Setup, data_dir: str | None = None) -> str:
-    """Returns what data a set-up needs and whether they are on this machine, in words."""
+    """Returns what data a set-up needs and whether a run would find them, in words.
+
+    Raises:
+      tasks.task.DataError: If `data_dir` is an address that cannot be read.
+    """
     parts = []
     for needed in data(setup):
         path = found(needed, data_dir)
-        where = f"found: {path}" if path else f"missing here: {needed.source}, set --data_dir"
+        if path:
+            where = f"found: {path}"
+        elif data_dir:
+            where = f"missing in {data_dir}: {needed.source}"
+        else:
+            where = f"missing here: {needed.source}, set --data_dir"
         parts.append(f"{needed.name} ({where})")
     return "; ".join(parts)
 
@@ -327,8 +368,3 @@ def page_of_data() -> str:
     return "\n".join(
         f"- {', '.join(some)}: {needed.name}; {needed.source}." for needed, some in names.items()
     )
-
-
-def is_here(setup: Setup, data_dir: str | pathlib.Path | None = None) -> bool:
-    """Returns whether all data of a set-up seem to be on this machine."""
-    return all(found(needed, data_dir and str(data_dir)) for needed in data(setup))

@@ -42,8 +42,7 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[Any]
 
     with contextlib.ExitStack() as stack:
         if address:
-            _knock(address)
-            options = {"address": address}
+            options = {"address": _knock(address)}
         else:
             local = stack.enter_context(_ends_with_this_process())
             cores = num_cpus or len(os.sched_getaffinity(0))
@@ -60,14 +59,24 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[Any]
 
 
 def _knock(address):
-    """Refuses an address at which nobody listens; Ray would wait there for minutes."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon:
-        return  # `auto`, or a name of Ray's own.
+    """Refuses an address at which nobody listens; Ray would wait there for minutes.
+
+    Returns:
+      The address, and for `auto` where that is: of a cluster that is gone, Ray keeps it.
+    """
+    from ray._private import services
+
+    where = f"--ray_address={address}"
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_ANSWER).close()
+        if address == "auto":
+            address = services.get_ray_address_from_environment(address, None)
+            where += f", {address},"
+        host, colon, port = address.removeprefix("ray://").rpartition(":")
+        if colon:  # Or it is a name of Ray's own.
+            socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_ANSWER).close()
     except (OSError, ValueError, OverflowError) as e:
-        raise RunError(f"--ray_address={address} can't be reached: {e}") from e
+        raise RunError(f"{where} can't be reached: {e}") from e
+    return address
 
 
 @contextlib.contextmanager

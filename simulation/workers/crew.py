@@ -5,6 +5,7 @@ anew at any time: which worker takes a chunk, that another does it again, that o
 """
 
 import collections
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from tasks.task import DataError
 # A chunk that so many workers were lost over is what they were lost for.
 _MOST_LOSSES = 3
 _SECONDS_BETWEEN_LOOKS = 1.0
+_SECONDS_TO_ANSWER = 30.0
 # The next order is there before the last one is done.
 _ORDERS_AHEAD = 2
 _SPEED_MEMORY = 0.8
@@ -87,7 +89,8 @@ class Crew:
         # What a lost worker had to do and nobody has yet.
         self._orphans: list[Chunk] = []
         self._failed_starts = 0
-        # Bytes of the round at hand: down by reference, up, and of states both ways.
+        # Bytes of the round at hand: down by reference, up, and of states both ways; and the
+        # numbers of nodes and orders.
         self.bytes: collections.Counter = collections.Counter()
         self._round, self._at_work = None, set()
         self._recruit()
@@ -151,6 +154,7 @@ class Crew:
                 left -= len(chunks)
                 self.bytes["up"] += _nbytes(answer.nodes)
                 self.bytes["nodes"] += len(answer.nodes)
+                self.bytes["orders"] += 1
                 self.bytes["states"] += _nbytes(answer.states)
                 yield answer.nodes, answer.states
 
@@ -444,11 +448,22 @@ class Crew:
                 )
 
     def _take_in(self, member):
+        exceptions = self._ray.exceptions
         try:
             facts = self._ray.get(member.beginning)
-        except self._ray.exceptions.RayTaskError as e:
+        except exceptions.RayTaskError as e:
+            # Other code may be what it has failed for.
+            with contextlib.suppress(exceptions.RayError):
+                answer = member.actor.facts.remote()
+                _require_versions(self._ray.get(answer, timeout=_SECONDS_TO_ANSWER))
             raise _told(member.name, e) from e
-        except self._ray.exceptions.RayError as e:
+        except exceptions.RayError as e:
+            if getattr(e, "actor_init_failed", False):
+                raise RunError(
+                    f"{member.name} cannot start: {str(e).strip().splitlines()[-1].strip()}; all "
+                    "machines need the repository, its environment and this working directory at "
+                    "the same paths."
+                ) from e
             self._remove(member)
             self._failed_starts += 1
             if self._failed_starts == _MOST_LOSSES:
@@ -457,14 +472,18 @@ class Crew:
                     f"memory than a machine has ({' '.join(str(e).split())[-300:]})."
                 ) from e
             return
-        ours = worker_lib.versions()
-        for name, version in facts.versions.items():
-            if version != ours[name]:
-                raise RunError(
-                    f"A worker on {facts.host} has another version than this process: {name} "
-                    f"{version}, not {ours[name]}; all machines need the same environment and code."
-                )
+        _require_versions(facts)
         member.facts, self._failed_starts = facts, 0
+
+
+def _require_versions(facts):
+    ours = worker_lib.versions()
+    for name, version in facts.versions.items():
+        if version != ours[name]:
+            raise RunError(
+                f"A worker on {facts.host} has another version than this process: {name} "
+                f"{version}, not {ours[name]}; all machines need the same environment and code."
+            )
 
 
 def _told(name, error) -> Exception:

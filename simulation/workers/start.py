@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 import tasks
 import tff_algos
 from hparams import HparamError
@@ -106,9 +108,13 @@ def _maker(ray, request, data):
 def _sent(ray, request):
     """Returns a reference to a request, with what it has of a user's own objects.
 
+    It is in a machine's object store once, where its workers share the arrays, read-only.
+
     Raises:
       HparamError: If these cannot be sent.
     """
+    # Only arrays of NumPy's own class are shared; maps of files would be copied into each worker.
+    ray.util.register_serializer(np.memmap, serializer=np.asarray, deserializer=np.asarray)
     try:
         return ray.put(request)
     except Exception as e:  # What a user's object raises where it is pickled is its own affair.

@@ -5,6 +5,7 @@ a whole, into the user's cache, under a name made of the address and of what its
 file (path, size, and checksum or time of change): other content there is another copy.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -42,13 +43,39 @@ def folder(address: str, flag: str) -> str:
     """
     if not is_address(address):
         return address
-    try:
-        import fsspec  # Which would make the start of every run slower.
+    with _reached(address, flag) as (system, root):
+        import fsspec
 
-        system, root = fsspec.core.url_to_fs(address)
         if isinstance(system, fsspec.implementations.local.LocalFileSystem):
             return root
         return _copy(address, system, root)
+
+
+def names(address: str, flag: str) -> list[str]:
+    """Returns the paths of all files below an address, of which nothing is copied.
+
+    Args:
+      address: An address.
+      flag: Name of the flag that gave it, for error texts.
+
+    Raises:
+      DataError: If there is no such folder, or it cannot be read.
+    """
+    with _reached(address, flag) as (system, root):
+        return list(_listing(system, root))
+
+
+@contextlib.contextmanager
+def _reached(address, flag):
+    """Yields the file system of an address and the path there.
+
+    Raises:
+      DataError: In place of all that is raised meanwhile.
+    """
+    try:
+        import fsspec  # Which would make the start of every run slower.
+
+        yield fsspec.core.url_to_fs(address)
     except DataError as error:
         raise DataError(f"{flag}={address} {error}") from error
     except Exception as error:  # What a store's client raises is documented nowhere.
@@ -61,11 +88,9 @@ def _copy(address, system, root) -> str:
     import filelock
 
     listing = _listing(system, root)
-    if not listing:
-        raise DataError("has no file; name a folder that has the task's")
-    names = hashlib.sha256(address.encode()).hexdigest()[:16]
+    of_address = hashlib.sha256(address.encode()).hexdigest()[:16]
     content = hashlib.sha256(json.dumps(sorted(map(_said, listing.values()))).encode())
-    parent = fingerprint.cache_folder() / "data" / names
+    parent = fingerprint.cache_folder() / "data" / of_address
     parent.mkdir(parents=True, exist_ok=True)
     copy = parent / content.hexdigest()[:16]
     # Workers of one machine ask for the same copy at the same time.
@@ -82,13 +107,19 @@ def _copy(address, system, root) -> str:
 
 
 def _listing(system, root) -> dict[str, Mapping[str, Any]]:
-    """Returns what the store says of each file, by path below the folder."""
+    """Returns what the store says of each file, by path below the folder.
+
+    Raises:
+      DataError: If there is none, or it is a file.
+    """
     found = {}
     for path, info in sorted(system.find(root, detail=True).items()):
         name = posixpath.relpath(path, root.rstrip("/") or "/")
         if name == "." or name.startswith("..") or posixpath.isabs(name):
             raise DataError("is not a folder")
         found[name] = {**info, "name_below": name, "name": path}
+    if not found:
+        raise DataError("has no file; name a folder that has the task's")
     return found
 
 

@@ -2,9 +2,12 @@
 
 import dataclasses
 
+import fsspec
 import pytest
 
+import reproduce
 from reproduction import items, needs, sweep
+from tasks.formats import remote
 
 TABLE1 = items.load_item("adaptive_federated_optimization", "table1").setups
 TABLE5 = items.load_item("adafedadam", "table5").setups
@@ -58,9 +61,91 @@ def test_data_are_found_where_caches_have_them(tmp_path, monkeypatch):
     path.parent.mkdir(parents=True)
     path.write_text("{}")
     assert f"found: {path}" in needs.told_data(setup)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "cifar-100-python.tar.gz").write_text("")
-    assert str(tmp_path / "mine") in needs.told_data(setup, str(tmp_path / "mine"))
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    # A run that is given a folder looks nowhere else.
+    assert f"missing in {mine}: let TFF" in needs.told_data(setup, str(mine))
+    (mine / "cifar-100-python.tar.gz").write_text("")
+    assert f"found: {mine}/cifar-100-python.tar.gz" in needs.told_data(setup, str(mine))
+
+
+@pytest.fixture
+def bucket():
+    """An fsspec file system, of which nothing is remembered."""
+    memory = fsspec.filesystem("memory")
+    needs.paths_at.cache_clear()
+    yield memory
+    needs.paths_at.cache_clear()
+    memory.store.clear()
+
+
+@pytest.mark.parametrize(
+    ("held", "found"),
+    [
+        ("cifar100.sqlite.lzma", "cifar100.sqlite.lzma"),
+        ("cifar-100-python/train", "cifar-100-python"),
+        ("cifar100/3.0.2/dataset_info.json", "cifar100/3.0.2/dataset_info.json"),
+        ("deeper/cifar100.sqlite", None),
+        ("cifar-10-python.tar.gz", None),
+    ],
+)
+def test_data_are_found_at_an_address_as_in_a_folder(bucket, tmp_path, held, found):
+    bucket.pipe(f"/bucket/data/{held}", b"")
+    (tmp_path / held).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / held).write_text("")
+    setup = TABLE1["cifar100"]
+    for folder in ("memory://bucket/data", str(tmp_path)):
+        told = needs.told_data(setup, folder)
+        assert (f"(found: {folder}/{found})" if found else f"(missing in {folder}: ") in told
+
+
+def test_an_address_is_listed_once_and_nothing_is_copied(bucket, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    bucket.pipe("/bucket/data/cifar100.sqlite", b"")
+    asked, plain = [], remote.names
+    monkeypatch.setattr(remote, "names", lambda *of: asked.append(of) or plain(*of))
+    assert reproduce.main(["--list", "--data_dir=memory://bucket/data"]) == 0
+    told = capsys.readouterr().out
+    assert "found: memory://bucket/data/cifar100.sqlite" in told
+    assert "missing in memory://bucket/data: get https://" in told
+    assert asked == [("memory://bucket/data", "--data_dir")] and not list(tmp_path.iterdir())
+    table = ["--paper=adaptive_federated_optimization", "--item=table1", "--setup=cifar100"]
+    assert reproduce.main([*table, "--dry_run", "--data_dir=memory://bucket/data"]) == 0
+    assert "found: memory://bucket/data/cifar100.sqlite" in capsys.readouterr().out
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("memory://bucket/nothing", "has no file"),
+        ("nosuch://bucket", "cannot be read (Protocol not known: nosuch)"),
+        ("memory://far/data", "cannot be read (the store is away)"),
+    ],
+)
+def test_an_address_that_cannot_be_read_is_one_line(bucket, monkeypatch, capsys, address, reason):
+    plain = type(bucket).find
+
+    def find(self, path, *rest, **more):
+        if "far" in path:
+            raise ConnectionError("the store\nis away")
+        return plain(self, path, *rest, **more)
+
+    monkeypatch.setattr(type(bucket), "find", find)
+    table = ["--paper=adaptive_federated_optimization", "--item=table1", "--setup=cifar100"]
+    for request in (["--list"], [*table, "--dry_run"]):
+        assert reproduce.main([*request, f"--data_dir={address}"]) == 1
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert told.err.startswith(f"error: --data_dir={address} {reason}")
+        assert len(told.err.splitlines()) == 1
+
+
+def test_without_an_address_none_is_asked(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(remote, "names", None)
+    for folder in ([], [f"--data_dir={tmp_path}"]):
+        assert reproduce.main(["--list", *folder]) == 0
+        assert "missing" in capsys.readouterr().out
 
 
 def test_an_estimate_falls_back_on_the_nearest_workload_and_says_so(tmp_path):

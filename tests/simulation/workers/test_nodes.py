@@ -80,11 +80,7 @@ def test_a_run_without_workers_left_stops_with_a_checkpoint_and_goes_on(tmp_path
             other = ray.remote(_Other).options(num_cpus=1).remote()
             asked = other.answer.remote()
             done, _ = ray.wait([asked], timeout=1.0)
-            workers = [
-                p
-                for p in psutil.Process().children(recursive=True)
-                if any("ray::Worker" in part for part in p.cmdline())
-            ]
+            workers = workers_of_clusters()
             assert not done and len(workers) == 1
             workers[0].kill()
             assert ray.get(asked, timeout=60) == "here"
@@ -102,6 +98,40 @@ def test_a_run_without_workers_left_stops_with_a_checkpoint_and_goes_on(tmp_path
         assert again.returncode == 0, said
         assert f"Resuming after round {checkpoint.round_num}" in said, said
     assert test_runs.result(tmp_path, "shared") == test_runs.result(tmp_path, "alone")
+
+
+@pytest.mark.long
+def test_a_cluster_ends_the_workers_of_a_run_that_is_killed(tmp_path):
+    """The machine of a run may be lost, with whoever would tell the workers."""
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    with contextlib.ExitStack() as stack:
+        stack.callback(nodes.shutdown)
+        more = "--total_rounds=100000", "--workers=1", f"--ray_address={nodes.address}"
+        run = test_runs.start(tmp_path, "shared", uuid.uuid4().hex, *more)
+        table = tmp_path / "shared" / "metrics.csv"
+        until = time.monotonic() + 200
+        while not (table.exists() and len(table.read_text().splitlines()) > 6):
+            assert run.poll() is None and time.monotonic() < until, run.communicate()[0]
+            time.sleep(0.05)
+        assert len(workers_of_clusters()) == 1
+        run.kill()
+        run.wait()
+        until = time.monotonic() + 60
+        while workers_of_clusters() and time.monotonic() < until:
+            time.sleep(0.2)
+        assert workers_of_clusters() == []
+
+
+def workers_of_clusters():
+    """Returns the workers' processes on nodes that this process has started."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any("ray::Worker" in part for part in process.cmdline()):
+                found.append(process)
+    return found
 
 
 class _Other:

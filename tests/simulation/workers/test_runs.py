@@ -12,6 +12,8 @@ import uuid
 import psutil
 import pytest
 
+import simulation
+from simulation import experiment_flags
 from simulation.errors import RunError
 from simulation.records import checkpoints
 from simulation.runtimes import cluster
@@ -96,3 +98,30 @@ def test_no_cluster_at_the_address_is_one_line(address):
         with cluster.connected(address):
             pass
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("left", [None, "127.0.0.1:1"])
+def test_no_cluster_that_could_be_meant_is_one_line(left, monkeypatch):
+    """A cluster that went without a word leaves its address behind, where Ray would wait."""
+    from ray._private import services
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(services, "find_gcs_addresses", set)
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: left)
+    where = "--ray_address=auto" + (f", {left}," if left else "")
+    with pytest.raises(RunError, match=f"^{where} can't be reached: .*(refused|not find)") as error:
+        with cluster.connected("auto"):
+            pass
+    assert "\n" not in str(error.value)
+
+
+def test_the_cut_belongs_to_the_run_and_its_workers_do_not(tmp_path):
+    given = dict(task="synthetic", algorithm="fedavg", clients_per_round=4, client_batch_size=10)
+    given |= dict(client_learning_rate=0.01, root_output_dir=tmp_path, progress=False)
+    given |= dict(runtime="tff", server_learning_rate=1.0)
+    simulation.run(**given, total_rounds=1, clients_per_chunk=2)
+    with pytest.raises(RunError, match="clients_per_chunk") as error:
+        simulation.run(**given, total_rounds=2, clients_per_chunk=1)
+    assert "\n" not in str(error.value)
+    placement = {"workers", "ray_address", "cpus_per_worker", "gpus_per_worker", "worker_timeout"}
+    assert placement <= experiment_flags.MAY_CHANGE

@@ -385,6 +385,61 @@ def test_a_worker_of_another_version_is_refused(ray):
         crew.wait_for_all()
 
 
+def test_a_worker_that_cannot_begin_for_its_other_version_is_refused_for_that(ray):
+    """Code of another version may fail before it comes to say which it is."""
+    versions = {**worker.versions(), "the suite's files": "0123456789ab"}
+
+    class Older:
+        def facts(self):
+            return worker.Facts("n", "elsewhere", 1, versions)
+
+        def begin(self):
+            raise TypeError("begin() takes 3 arguments")
+
+    actor = ray.remote(Older).options(num_cpus=0).remote()
+    crew = Run(request_of("fedadam")).crew(ray, lambda: (actor, actor.begin.remote()), 1)
+    with pytest.raises(RunError, match="another version .* the suite's files 0123456789ab, not"):
+        crew.wait_for_all()
+
+
+def test_a_machine_without_the_working_directory_is_one_line(ray, monkeypatch):
+    from simulation.workers import start
+
+    request = request_of("fedadam", workers=1, cpus_per_worker=0.5)
+    monkeypatch.setattr(os, "getcwd", lambda: "/not/there")
+    crew = Run(request).crew(ray, start._maker(ray, request, {}), 1)
+    with pytest.raises(RunError, match="^worker 0 cannot start: .*: '/not/there'; all mach") as e:
+        crew.wait_for_all()
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "when",
+    ["while they started", pytest.param("over the same 1 clients", marks=pytest.mark.long)],
+)
+def test_workers_that_are_lost_again_and_again_end_the_run(when, ray):
+    """A client that fits no memory would otherwise kill every worker that comes."""
+
+    class Doomed:
+        def begin(self, facts):
+            return facts if when.startswith("over") else os._exit(1)
+
+        def work(self, order):
+            os._exit(1)
+
+    facts = worker.Facts("n", "here", 1, worker.versions())
+    remote, made = ray.remote(Doomed).options(num_cpus=0), []
+
+    def make():
+        made.append(remote.remote())
+        return made[-1], made[-1].begin.remote(facts)
+
+    run = Run(request_of("fedadam"))
+    with pytest.raises(RunError, match=f"^3 workers were lost {when}.* memory than a") as error:
+        run.rounds([run.crew(ray, make, 1)])
+    assert "\n" not in str(error.value) and len(made) == 3
+
+
 def test_a_worker_without_the_data_says_so(ray, actors, tmp_path):
     """The driver has had them; where the worker is there is no such folder."""
     request = request_of("fedadam")
@@ -445,6 +500,12 @@ def test_bad_settings_are_one_line_each(monkeypatch):
         experiment_flags.from_python({**given, "clients_per_chunk": 2, "aggregator": "robust"})
 
 
+def test_no_machine_with_room_for_a_worker_is_one_line(ray, monkeypatch):
+    monkeypatch.setattr(cluster, "connected", lambda address: contextlib.nullcontext(ray))
+    found = refused(workers=1, gpus_per_worker=0.5)
+    assert found == "No machine has 1 CPUs and 0.5 GPUs for a worker."
+
+
 def test_a_task_and_a_model_given_in_python_go_to_the_workers(ray, actors):
     """Also where other processes could not find their functions by name."""
     task = tasks.load("toy", data_dir=None, seed=3, use_synthetic_data=False, dropout=0.0)
@@ -470,6 +531,24 @@ def test_a_task_and_a_model_given_in_python_go_to_the_workers(ray, actors):
     run = Run(request)
     crew = run.crew(ray, same_again(actors.begin(request, 2)), 2)
     assert_same_bits(run.rounds([crew] * ROUNDS), alone)
+
+
+def test_workers_of_a_machine_share_the_arrays_of_a_task_given_in_python(ray, tmp_path):
+    """They lie in its object store once: also a map of a file, and whatever holds them."""
+    from simulation.workers import start
+
+    np.save(tmp_path / "x.npy", np.arange(1 << 20, dtype=np.uint8))
+    held = {"array": np.load(tmp_path / "x.npy"), "map": np.load(tmp_path / "x.npy", mmap_mode="r")}
+    request = dataclasses.replace(request_of("fedadam"), objects={"task": held})
+    sent = start._sent(ray, request)
+    shares = ray.remote(_shares_arrays).options(num_cpus=0)
+    assert ray.get(shares.remote(sent)) == {"array": (True, 255), "map": (True, 255)}
+
+
+def _shares_arrays(request):
+    # Whatever Ray has not copied cannot be written to.
+    held = request.objects["task"]
+    return {name: (not a.flags.writeable, int(a[255])) for name, a in held.items()}
 
 
 def test_what_cannot_be_sent_to_workers_is_refused_with_the_cure(ray):
