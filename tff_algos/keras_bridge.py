@@ -92,7 +92,9 @@ def from_keras(
     x_spec = x_spec or _inputs_of(keras_model)
     if not keras_model.built:
         raise ModelError(f"Model {keras_model.name!r} has no weights yet; call it once.")
-    _refuse_dtypes(keras_model, loss_scale)
+    # Keras walks through all that the model holds to find them.
+    layers = [m for m in keras_model.submodules if isinstance(m, tf.keras.layers.Layer)]
+    _refuse_dtypes(keras_model, layers, loss_scale)
     given, loss, metrics = loss, _elementwise(loss), _metrics(metrics)
     if loss_reduction is None:
         summed = getattr(given, "reduction", None) == tf.keras.losses.Reduction.SUM
@@ -101,9 +103,9 @@ def from_keras(
         raise ModelError(f"loss_reduction={loss_reduction!r} must be mean or sum.")
     if "loss" in metrics:
         raise ModelError("A metric must not be named 'loss': that is the training loss.")
-    outputs_spec = _refuse_stateful_ops(keras_model, x_spec)
+    outputs_spec = _refuse_stateful_ops(keras_model, layers, x_spec)
     y_spec = y_spec or _targets_of(given, outputs_spec)
-    apply = _functional(keras_model)
+    apply = _functional(keras_model, layers)
 
     def forward(weights, batch: Batch, training: bool, seed, change=None) -> Forward:
         mask = tf.cast(batch.mask, tf.float32)
@@ -131,7 +133,7 @@ def from_keras(
         forward,
         outputs,
         ("loss", *metrics),
-        forward_on_changed=forward if any(map(_prepares, _layers(keras_model))) else None,
+        forward_on_changed=forward if any(map(_prepares, layers)) else None,
     )
 
 
@@ -150,8 +152,12 @@ def _inputs_of(keras_model: tf.keras.Model) -> tf.TensorSpec:
     return tf.TensorSpec([None, *x.shape[1:]], x.dtype)
 
 
-def _refuse_dtypes(keras_model: tf.keras.Model, loss_scale: float | None) -> None:
-    for layer in _layers(keras_model):
+def _refuse_dtypes(
+    keras_model: tf.keras.Model,
+    layers: Sequence[tf.keras.layers.Layer],
+    loss_scale: float | None,
+) -> None:
+    for layer in layers:
         if getattr(layer, "compute_dtype", None) == "float16" and loss_scale is None:
             raise ModelError(
                 f"Layer {layer.name!r} computes in float16, in which gradients vanish; give "
@@ -230,7 +236,9 @@ def _targets_of(loss: Any, outputs: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec([None, *outputs.shape[1:]], tf.float32)
 
 
-def _functional(keras_model: tf.keras.Model, freeze: bool = True) -> Callable:
+def _functional(
+    keras_model: tf.keras.Model, layers: Sequence[tf.keras.layers.Layer], freeze: bool = True
+) -> Callable:
     """Returns `(weights, x, training, seed, change, loss_scale) -> (outputs, penalty)`.
 
     With `change`, that is applied to the outputs of the layers that prepare the inputs; with
@@ -239,19 +247,20 @@ def _functional(keras_model: tf.keras.Model, freeze: bool = True) -> Callable:
 
     Args:
       keras_model: The model.
+      layers: All its layers.
       freeze: Whether non-trainable weights become constants; otherwise they stay variables.
     """
-    held = _held_variables(keras_model)
+    held = _held_variables([keras_model, *layers])
     trainable = [_holders(keras_model, held, v) for v in keras_model.trainable_variables]
     frozen = [
         (_holders(keras_model, held, v), v.numpy())
         for v in keras_model.non_trainable_variables
         if freeze
     ]
-    penalties = _weight_penalties(keras_model)
-    constants = _constants(keras_model)
-    drawing = [layer for layer in _layers(keras_model) if _draws(layer)]
-    preparing = [layer for layer in _layers(keras_model) if _prepares(layer)]
+    penalties = _weight_penalties(keras_model, layers)
+    constants = _constants(layers)
+    drawing = [layer for layer in layers if _draws(layer)]
+    preparing = [layer for layer in layers if _prepares(layer)]
     # The swap is visible to every thread that calls the same layers.
     lock = threading.RLock()
 
@@ -280,14 +289,10 @@ def _functional(keras_model: tf.keras.Model, freeze: bool = True) -> Callable:
     return apply
 
 
-def _layers(keras_model):
-    return [m for m in keras_model.submodules if isinstance(m, tf.keras.layers.Layer)]
-
-
-def _held_variables(keras_model):
+def _held_variables(layers):
     """Returns the layers and attributes that hold each variable, by the variable's id."""
     held = collections.defaultdict(list)
-    for layer in [keras_model, *_layers(keras_model)]:
+    for layer in layers:
         for name, value in vars(layer).items():
             if isinstance(value, tf.Variable):
                 held[id(value)].append((layer, name))
@@ -338,14 +343,14 @@ def _swap(stack, holders, value):
         layer.__dict__[attribute] = value
 
 
-def _constants(keras_model) -> list[tuple[Any, Any, np.ndarray]]:
-    """Returns the tensors that a model holds: in what, at which place, and their values.
+def _constants(layers) -> list[tuple[Any, Any, np.ndarray]]:
+    """Returns the tensors that layers hold: in what, at which place, and their values.
 
     Such as the mean of an adapted `Normalization`, or the factor in `0.5 * x` between layers. They
     belong to the process that made them; a graph of TFF's takes constants only.
     """
     found = []
-    for layer in _layers(keras_model):
+    for layer in layers:
         holders = [layer.__dict__, *(n._flat_arguments for n in layer._inbound_nodes)]
         for holder in holders:
             items = holder.items() if isinstance(holder, dict) else enumerate(holder)
@@ -400,11 +405,11 @@ def _dropout_call(layer, seed, in_training, inputs, training=None):
     return random.dropout(inputs, layer.rate, seed)
 
 
-def _weight_penalties(keras_model):
+def _weight_penalties(keras_model, layers):
     """Returns (index of the trainable weight, regulariser) pairs; refuses other added losses."""
     index = {id(v): i for i, v in enumerate(keras_model.trainable_variables)}
     penalties = []
-    for layer in _layers(keras_model):
+    for layer in layers:
         if getattr(layer, "activity_regularizer", None) is not None:
             raise ModelError(
                 f"Layer {layer.name!r} has an activity regulariser, which is not supported; "
@@ -424,9 +429,9 @@ def _weight_penalties(keras_model):
     return penalties
 
 
-def _refuse_stateful_ops(keras_model, x_spec):
+def _refuse_stateful_ops(keras_model, layers, x_spec):
     # Non-trainable weights stay variables here, so that an assignment to one shows as such.
-    apply = _functional(keras_model, freeze=False)
+    apply = _functional(keras_model, layers, freeze=False)
     weight_specs = [tf.TensorSpec(v.shape, v.dtype) for v in keras_model.trainable_variables]
     traced = tf.function(
         lambda weights, x, seed: apply(weights, x, True, seed)[0], autograph=False
@@ -437,12 +442,12 @@ def _refuse_stateful_ops(keras_model, x_spec):
             f"Model {keras_model.name!r} has {len(tf.nest.flatten(outputs))} outputs; it must have "
             "one tensor, which the loss is a function of: concatenate them."
         )
-    if any(getattr(layer, "_losses", None) for layer in _layers(keras_model)):
+    if any(getattr(layer, "_losses", None) for layer in layers):
         raise ModelError(
             f"Model {keras_model.name!r} adds losses while it is called, which is not supported; "
             "add them to the loss function."
         )
-    refuse_stateful_ops(traced.graph, {layer.name for layer in _layers(keras_model)})
+    refuse_stateful_ops(traced.graph, {layer.name for layer in layers})
     return tf.TensorSpec(outputs.shape, outputs.dtype)
 
 

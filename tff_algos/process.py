@@ -76,6 +76,20 @@ class _Next(computation_impl.ConcreteComputation):
         return super().__call__(*args, **kwargs)
 
 
+class _WhenUsed(computation_impl.ConcreteComputation):
+    """A computation that is traced when it is first used, if ever."""
+
+    def __init__(self, make: Callable[[], tff.Computation], type_signature: tff.FunctionType):
+        # Not the base class's, which wants what is traced.
+        self._make = make
+        self._type_signature = type_signature
+        self._context_stack = context_stack_impl.context_stack
+
+    @functools.cached_property
+    def _computation_proto(self):
+        return computation_impl.ConcreteComputation.get_proto(self._make())
+
+
 class StackedStates(Sequence):
     """The states of several clients, held together: entry k is that of client k.
 
@@ -188,16 +202,19 @@ def to_process(
       `tff.learning.models.ModelWeights` with a list of trainable weights. With client state, a
       `StatefulProcess`.
     """
-    init = tff.tensorflow.computation(method.initialize)
+    state_type = tff.to_type(
+        tf.nest.map_structure(
+            lambda t: tff.TensorType(t.dtype.as_numpy_dtype, t.shape), method.initialize()
+        )
+    )
+    at_server = tff.FederatedType(state_type, tff.SERVER)
 
-    @tff.federated_computation
     def initialize():
-        return tff.federated_eval(init, tff.SERVER)
-
-    state_type = init.type_signature.result
+        init = tff.tensorflow.computation(method.initialize)
+        return tff.federated_computation(lambda: tff.federated_eval(init, tff.SERVER))
 
     placed = [
-        tff.FederatedType(state_type, tff.SERVER),
+        at_server,
         tff.FederatedType(client_data_type(model), tff.CLIENTS),
     ]
     if method.client_state is None:
@@ -232,7 +249,8 @@ def to_process(
         method,
         model,
         check_clients or (lambda clients: None),
-        initialize_fn=initialize,
+        # As large as the model, several times over; in this process nothing runs it.
+        initialize_fn=_WhenUsed(initialize, tff.FunctionType(None, at_server)),
         next_fn=next_fn,
         get_model_weights=get_model_weights,
         set_model_weights=set_model_weights,

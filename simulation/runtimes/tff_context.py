@@ -30,7 +30,11 @@ import threading
 
 import tensorflow as tf
 import tensorflow_federated as tff
-from tensorflow_federated.python.core.backends.native import compiler
+from tensorflow_federated.python.core.environments.tensorflow_backend import (
+    compiled_computation_transformations,
+    tensorflow_tree_transformations,
+)
+from tensorflow_federated.python.core.impl.compiler import transformations
 
 from simulation.runtimes import tff_interpreter, tff_values
 
@@ -44,15 +48,13 @@ def _to_native_form(comp):
     The memory optimizer would write temporary variables into them, so that several threads could
     not call one at once (see `graph_calls`); functions that are marked to stay apart would be
     inlined (see `tasks/layers/pooling.py`); and a loop whose function is not inlined can come out
-    as a graph that cannot be imported.
+    as a graph that cannot be imported. Between the steps TFF writes the computation down and reads
+    it again, which for a model of many weights takes longer than the steps.
     """
-    block, _ = compiler.tensorflow_tree_transformations.replace_intrinsics_with_bodies(
-        comp.to_building_block()
-    )
-    desugared = compiler.computation_impl.ConcreteComputation(
-        computation_proto=block.proto, context_stack=tff.framework.get_context_stack()
-    )
-    return compiler.transform_to_native_form(desugared)
+    block = comp.to_building_block()
+    block, _ = tensorflow_tree_transformations.replace_intrinsics_with_bodies(block)
+    block = transformations.to_call_dominant(block)
+    return compiled_computation_transformations.transform_tf_call_ops_to_disable_grappler(block)[0]
 
 
 class InProcessContext(tff.framework.SyncContext):
@@ -120,10 +122,9 @@ class InProcessContext(tff.framework.SyncContext):
             ingest = (
                 tff_values.ingester(parameter, "The argument") if parameter is not None else None
             )
-            native = _to_native_form(comp)
             compiled = (
                 ingest,
-                self._interpreter.resolve(native.to_building_block()),
+                self._interpreter.resolve(_to_native_form(comp)),
                 tff_values.egester(result),
             )
             self._compiled[id(comp)] = (comp, compiled)

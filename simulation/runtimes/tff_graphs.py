@@ -7,9 +7,11 @@ which clients, calls and computations never share.
 import hashlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import tensorflow as tf
+from tensorflow.python.eager import context  # Where functions must be known to be called.
+from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow_federated.proto.v0 import computation_pb2
 
 from simulation.runtimes import eager_tensors, graph_calls
@@ -110,26 +112,51 @@ def _make_resources_anonymous(graph_def):
             )
 
 
+def _node_of(tensor: str) -> str:
+    return tensor.removeprefix("^").split(":")[0]
+
+
+def _ancestors(graph_def, names: Iterable[str]) -> set[str]:
+    """Returns the names of nodes and of all that they need."""
+    nodes = {node.name: node for node in graph_def.node}
+    found, pending = set(), list(names)
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            pending.extend(map(_node_of, nodes[name].input))
+    return found
+
+
 def _initialize_first(graph_def, initialize_op: str):
     """Makes everything that uses what `initialize_op` initialises wait for it.
 
     TFF's worker runs the initialiser in a session call of its own. Here one call does both, so
     every node outside the initialiser that takes an input from inside it must wait.
     """
-    nodes = {node.name: node for node in graph_def.node}
-
-    def inputs(node):
-        return (name.lstrip("^").split(":")[0] for name in node.input)
-
-    initializer, pending = set(), [initialize_op]
-    while pending:
-        name = pending.pop()
-        if name not in initializer:
-            initializer.add(name)
-            pending.extend(inputs(nodes[name]))
+    initializer = _ancestors(graph_def, [initialize_op])
     for node in graph_def.node:
-        if node.name not in initializer and not initializer.isdisjoint(inputs(node)):
+        if node.name not in initializer and not initializer.isdisjoint(map(_node_of, node.input)):
             node.input.append("^" + initialize_op)
+
+
+def _function_of(graph_def, feeds: list[str], fetches: list[str], name: str):
+    """Returns the function from tensors of a graph to others of it, flat.
+
+    What `tf.compat.v1.wrap_function` and its `prune` give, which makes all nodes anew in Python.
+    """
+    needed = _ancestors(graph_def, map(_node_of, [*feeds, *fetches]))
+    for i in reversed(range(len(graph_def.node))):
+        if graph_def.node[i].name not in needed:
+            del graph_def.node[i]
+    graph = tf.__internal__.FuncGraph(name, collections={})
+    with graph.as_default():
+        tf.graph_util.import_graph_def(graph_def, name="")
+    graph.inputs = [graph.get_tensor_by_name(tensor) for tensor in feeds]
+    graph.outputs = [graph.get_tensor_by_name(tensor) for tensor in fetches]
+    for function in graph_def.library.function:
+        context.context().add_function_def(function)
+    return atomic_function.from_func_graph(name, graph, {})
 
 
 def _appends_rows(graph_def, fetches: list[str]) -> bool:
@@ -155,13 +182,11 @@ class Graph:
 
     def __init__(self, tensorflow_pb, digest: str):
         graph_def = tf.compat.v1.GraphDef.FromString(tensorflow_pb.graph_def.value)
-        _rename_functions(graph_def, "_" + digest[:32])
+        suffix = "_" + digest[:32]
+        _rename_functions(graph_def, suffix)
         _make_resources_anonymous(graph_def)
         if tensorflow_pb.initialize_op:
             _initialize_first(graph_def, tensorflow_pb.initialize_op)
-        wrapped = tf.compat.v1.wrap_function(
-            lambda: tf.compat.v1.import_graph_def(graph_def, name=""), []
-        )
         feeds = _binding_tensor_names(tensorflow_pb.parameter)
         if tensorflow_pb.session_token_tensor_name:
             feeds.append(tensorflow_pb.session_token_tensor_name)
@@ -171,7 +196,9 @@ class Graph:
         fetches = _binding_tensor_names(tensorflow_pb.result)
         self.appends_rows = _appends_rows(graph_def, fetches)
         self._assemble = _assembler(tensorflow_pb.result)
-        self._function = wrapped.prune(feeds, fetches) if fetches else None
+        self._function = None
+        if fetches:
+            self._function = _function_of(graph_def, feeds, fetches, f"graph{suffix}")
 
     def __call__(self, argument):
         """Returns the graph's value for an argument, `None` for a graph without parameter."""
@@ -182,17 +209,14 @@ class Graph:
             _flatten(argument, flat)
             flat = [eager_tensors.copy_of(x) if type(x) in ARRAYS else x for x in flat]
         with graph_calls.calling():
-            # Binding arguments by signature would take longer than a small graph does.
-            outputs = self._function._inference_function(*flat, *self._extra_arguments)
+            outputs = self._function(*flat, *self._extra_arguments)
         return self._assemble(map(eager_tensors.lean, outputs))
 
     def call_in_graph(self, flat: list[tf.Tensor]):
         """Returns the value for flat arguments, as part of the graph that is being built."""
         if self._function is None:
             return self._assemble(iter(()))
-        return self._assemble(
-            iter(self._function._inference_function(*flat, *self._extra_arguments))
-        )
+        return self._assemble(iter(self._function(*flat, *self._extra_arguments)))
 
 
 _graphs_lock = threading.Lock()

@@ -17,10 +17,12 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from tasks.layers import as_written
+
 _FEW = 9  # Pixels of an output.
 
 
-class Conv2D(tf.keras.layers.Conv2D):
+class Conv2D(as_written.AsWritten, tf.keras.layers.Conv2D):
     """Keras's convolution, with equal weights, and faster on a CPU.
 
     Outputs of more than nine pixels are equal to Keras's; others, and all gradients, up to the

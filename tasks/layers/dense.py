@@ -7,10 +7,12 @@ cache meanwhile, with which the EMNIST CNN (9,216 inputs, 128 units) trains in 0
 
 import tensorflow as tf
 
+from tasks.layers import as_written
+
 _BLOCK_NUMBERS = 2**16  # 256 KiB of float32, a quarter of a core's second-level cache.
 
 
-class Dense(tf.keras.layers.Dense):
+class Dense(as_written.AsWritten, tf.keras.layers.Dense):
     """Keras's dense layer, with equal outputs, and a faster backward pass on a CPU.
 
     Gradients are Keras's up to the order of float32 sums. With a GPU in the machine, with other

@@ -8,10 +8,12 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tasks.layers import as_written
+
 _IMAGENET_MEANS = (103.939, 116.779, 123.68)  # Blue, green, red.
 
 
-class PrepareImages(tf.keras.layers.Layer):
+class PrepareImages(as_written.AsWritten, tf.keras.layers.Layer):
     """Crops, flips and scales images, as FedOpt (Reddi et al. 2021, App. C.1) does CIFAR's.
 
     In training with `distort` a square is cut out at random and flipped left to right with

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tasks.layers import vectorizable
+from tasks.layers import as_written, vectorizable
 
 # What the written-out pass and cuDNN have in common; these arguments of Keras's layer are settled.
 _SETTLED = {
@@ -30,7 +30,7 @@ _SETTLED = {
 }
 
 
-class LSTM(tf.keras.layers.LSTM):
+class LSTM(as_written.AsWritten, tf.keras.layers.LSTM):
     """Keras's LSTM, with equal weights, outputs and gradients, and a faster backward pass on a CPU.
 
     Weights: `kernel` `[inputs, 4 * units]`, `recurrent_kernel` `[units, 4 * units]` and `bias`

@@ -11,8 +11,10 @@ import math
 
 import tensorflow as tf
 
+from tasks.layers import as_written
 
-class GroupNormalization(tf.keras.layers.GroupNormalization):
+
+class GroupNormalization(as_written.AsWritten, tf.keras.layers.GroupNormalization):
     """Keras's group normalisation, with equal weights, in fewer operations.
 
     Outputs and gradients are Keras's up to the order of float32 sums. With a mask, without scale or
@@ -72,7 +74,7 @@ def _normalize(groups: int, epsilon: float):
     return normalize
 
 
-class FixedBatchNormalization(tf.keras.layers.BatchNormalization):
+class FixedBatchNormalization(as_written.AsWritten, tf.keras.layers.BatchNormalization):
     """Batch normalisation by the statistics it starts with, in training as well.
 
     Scale and offset are trained. Statistics of a batch would have to be averaged between clients,

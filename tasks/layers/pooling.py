@@ -12,10 +12,10 @@ operations.
 import tensorflow as tf
 from tensorflow.python.util import _pywrap_util_port  # Knows whether oneDNN is in use.
 
-from tasks.layers import vectorizable
+from tasks.layers import as_written, vectorizable
 
 
-class MaxPool2D(tf.keras.layers.MaxPooling2D):
+class MaxPool2D(as_written.AsWritten, tf.keras.layers.MaxPooling2D):
     """Keras's max-pooling, with equal outputs and gradients, and a faster backward pass on a CPU.
 
     For windows that tile the image: `strides` equal to `pool_size`, `padding="valid"`, channels

@@ -7,10 +7,10 @@ in ten or more is not zero, a plain dense layer is faster.
 
 import tensorflow as tf
 
-from tasks.layers import vectorizable
+from tasks.layers import as_written, vectorizable
 
 
-class SparseInputDense(tf.keras.layers.Dense):
+class SparseInputDense(as_written.AsWritten, tf.keras.layers.Dense):
     """Keras's dense layer, with equal weights, outputs and gradients up to the order of sums.
 
     With a GPU in the machine, and over several clients at once, it runs Keras's own code.

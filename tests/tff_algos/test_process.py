@@ -88,6 +88,15 @@ def assert_runs_in_a_stock_loop(problem, process):
     assert not np.any(process.get_model_weights(reset).trainable[0])
 
 
+@pytest.mark.parametrize("name", shared.methods(METHODS))
+def test_the_first_state_is_of_the_type_that_is_promised_before_it_is_traced(name):
+    process = shared.process(name)
+    promised = process.initialize.type_signature
+    traced = tff.tensorflow.computation(process.method.initialize).type_signature.result
+    assert promised == tff.FunctionType(None, tff.FederatedType(traced, tff.SERVER))
+    assert promised.result.member.python_container is traced.python_container
+
+
 def test_fedavg_is_tffs_fedavg(problem):
     """An independent implementation of the same method: TFF's own, on the same batches."""
     spec = (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int32))
