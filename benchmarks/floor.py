@@ -7,11 +7,11 @@ products, or that of its weights and gradients at the rate of memory, whichever 
 
 with n examples in all, of which client k has n_k, and the multiply-adds m_l of layer l for one of
 them: the numbers of its kernels times the positions at which they are applied (pixels of its
-output, tokens). Forward pass, gradient for the layer's inputs and gradient for its kernels take m_l
-each, c_l = 3; where the inputs are the data, they need no gradient and their zeros no product, so
-c_l is twice the share of the data that is not zero. Biases, normalisation, activations and loss
-count nothing. In every step the gradient is written once, and read with the weights that are
-written then.
+output, words of a sentence; its padding needs nothing). Forward pass, gradient for the layer's
+inputs and gradient for its kernels take m_l each, c_l = 3; where the inputs are the data, they need
+no gradient and their zeros no product, so c_l is twice the share of the data that is not zero.
+Biases, normalisation, activations and loss count nothing. In every step the gradient is written
+once, and read with the weights that are written then.
 
 Both are carried out rather than calculated, by the side `floor` of `benchmarks.speed`: as many
 multiply-adds in products of matrices, and as many steps on vectors of the model's size, which may
@@ -46,6 +46,8 @@ def multiply_adds(workload: Workload) -> float:
         products = float(np.prod(shape[1:-1])) * sum(int(tf.size(w)) for w in kernels)
         if isinstance(layer, tf.keras.layers.Conv2D):
             products *= _share_of_inputs(layer)
+        if layer.output_mask is not None:
+            products *= not_zero  # Padding is 0.
         total += (2 * not_zero if _takes_data(layer) else 3) * products
     return examples * total
 

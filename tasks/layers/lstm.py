@@ -6,13 +6,16 @@ a tensor of that weight's size. Here the forward loop keeps gates and cell state
 factors of the chain rule are computed for all steps at once, and the recurrent weight's gradient is
 one matrix product after the loop. The operations are those that `tf.vectorized_map` can turn into
 operations over a cohort, which Keras's layer does not allow.
+
+Sequences that are padded are sorted by their length, for one client at a time: a step then takes
+those first ones that are not over yet, and the loop ends with the longest.
 """
 
 from collections.abc import Callable
 
 import tensorflow as tf
 
-from tasks.layers import as_written, vectorizable
+from tasks.layers import as_written, sequences, vectorizable
 
 # What the written-out pass and cuDNN have in common; these arguments of Keras's layer are settled.
 _SETTLED = {
@@ -29,6 +32,10 @@ _SETTLED = {
     "zero_output_for_mask": False,
 }
 
+# Units from which on a step's product takes so much longer than a turn of TensorFlow's loop that
+# fewer rows are worth more than fewer turns.
+_LARGE = 512
+
 
 class LSTM(as_written.AsWritten, tf.keras.layers.LSTM):
     """Keras's LSTM, with equal weights, outputs and gradients, and a faster backward pass on a CPU.
@@ -38,9 +45,11 @@ class LSTM(as_written.AsWritten, tf.keras.layers.LSTM):
     With a GPU in the machine, but not over several clients at once, the layer runs Keras's own
     code, which runs cuDNN's there.
 
-    With a mask, sequences must be padded at the end, as cuDNN wants it; otherwise all outputs are
-    NaN. Outputs at padding mean nothing (Keras itself repeats the last real output there on a CPU
-    and gives zeros on a GPU); without `return_sequences` the output is that of the last real step.
+    With a mask, sequences must be padded at the end, as cuDNN wants it; otherwise all outputs at
+    real positions are NaN. The first position counts as real. Outputs at padding mean nothing
+    (Keras itself repeats the last real output there on a CPU and gives zeros on a GPU); on a CPU,
+    for one client at a time, outputs carry the rows of `tasks.layers.sequences`. Without
+    `return_sequences` the output is that of the last real step.
     """
 
     def __init__(self, units: int, **kwargs):
@@ -85,9 +94,15 @@ class LSTM(as_written.AsWritten, tf.keras.layers.LSTM):
         if mask is not None:
             at_end = tf.reduce_all(mask[:, :-1] | ~mask[:, 1:])
             bias = tf.where(at_end, bias, tf.constant(float("nan"), bias.dtype))
-        # Transposed before the product, which is wider.
-        x = tf.tensordot(tf.transpose(inputs, (1, 0, 2)), kernel, 1) + bias
-        outputs = tf.transpose(_run(x, recurrent_kernel), (1, 0, 2))
+        if mask is None or vectorizable.required():
+            # Transposed before the product, which is wider.
+            x = tf.tensordot(tf.transpose(inputs, (1, 0, 2)), kernel, 1) + bias
+            outputs = tf.transpose(_run(x, recurrent_kernel, _scan, _before), (1, 0, 2))
+        else:
+            by_length = _Sorted(mask, 1 if self.units >= _LARGE else _steps_a_turn(mask.shape[1]))
+            x = tf.matmul(sequences.take(inputs, by_length.places), kernel) + bias
+            rows = _run(x, recurrent_kernel, by_length.scan, by_length.before)
+            outputs = sequences.spread(sequences.Rows(rows, by_length.places), inputs)
         if self.return_sequences:
             return outputs
         if mask is None:
@@ -96,19 +111,20 @@ class LSTM(as_written.AsWritten, tf.keras.layers.LSTM):
         return tf.gather(outputs, last, batch_dims=1)
 
 
-@tf.custom_gradient
-def _run(x: tf.Tensor, recurrent: tf.Tensor):
+def _run(x: tf.Tensor, recurrent: tf.Tensor, scan: Callable, before: Callable) -> tf.Tensor:
     """Runs the recurrence from a state of zeros.
 
     Args:
-      x: The inputs' share of the gates before their activations, `[time, batch, 4 * units]`.
+      x: The inputs' share of the gates before their activations, `[time, batch, 4 * units]`, or
+        `[rows, 4 * units]` in the order of a `_Sorted`.
       recurrent: The recurrent kernel, `[units, 4 * units]`.
+      scan: `_scan`, or that of the `_Sorted`.
+      before: `_before`, or that of the `_Sorted`.
 
     Returns:
-      Outputs `[time, batch, units]`, and the function that gives the gradients.
+      Outputs, like `x` but `units` wide.
     """
     units = recurrent.shape[0]
-    zeros = tf.zeros([tf.shape(x)[1], units], x.dtype)
 
     def forward(x, h, c):
         i, f, g, o = tf.split(x + tf.matmul(h, recurrent), 4, axis=-1)
@@ -116,55 +132,66 @@ def _run(x: tf.Tensor, recurrent: tf.Tensor):
         c = f * c + i * g
         return o * tf.tanh(c), c, tf.concat([i, f, g, o, c], axis=-1)
 
-    kept = _scan(forward, x, zeros, 5 * units)
-    i, f, g, o, c = tf.split(kept, 5, axis=-1)
-    tanh_c = tf.tanh(c)
-    h = o * tanh_c
+    @tf.custom_gradient
+    def outputs(x, recurrent):
+        kept = scan(forward, x, units, 5 * units)
+        i, f, g, o, c = tf.split(kept, 5, axis=-1)
+        tanh_c = tf.tanh(c)
+        h = o * tanh_c
 
-    def previous(states):
-        return tf.concat([zeros[tf.newaxis], states[:-1]], axis=0)
+        def gradients(dh_direct):
+            # Derivatives of c by the gates i, f, g and of h by the gate o, before activations.
+            by_gates = [
+                g * i * (1 - i),
+                before(c) * f * (1 - f),
+                i * (1 - g * g),
+                tanh_c * o * (1 - o),
+            ]
+            by_c = o * (1 - tanh_c * tanh_c)  # Of h.
+            known = tf.concat([*by_gates, by_c, f, dh_direct], axis=-1)
+            transposed = tf.transpose(recurrent)
 
-    def gradients(dh_direct):
-        # Derivatives of c by the gates i, f, g and of h by the gate o, before their activations.
-        by_gates = [
-            g * i * (1 - i),
-            previous(c) * f * (1 - f),
-            i * (1 - g * g),
-            tanh_c * o * (1 - o),
-        ]
-        by_c = o * (1 - tanh_c * tanh_c)  # Of h.
-        known = tf.concat([*by_gates, by_c, f, dh_direct], axis=-1)
-        transposed = tf.transpose(recurrent)
+            def backward(known, dh, dc):
+                by_gates, by_c, f, dh_direct = tf.split(
+                    known, [4 * units, units, units, units], axis=-1
+                )
+                dh += dh_direct
+                dc += dh * by_c
+                dgates = tf.concat([dc, dc, dc, dh], axis=-1) * by_gates
+                return tf.matmul(dgates, transposed), dc * f, dgates
 
-        def backward(known, dh, dc):
-            by_gates, by_c, f, dh_direct = tf.split(
-                known, [4 * units, units, units, units], axis=-1
+            dx = scan(backward, known, units, 4 * units, backwards=True)
+            drecurrent = tf.matmul(
+                tf.reshape(before(h), [-1, units]),
+                tf.reshape(dx, [-1, 4 * units]),
+                transpose_a=True,
             )
-            dh += dh_direct
-            dc += dh * by_c
-            dgates = tf.concat([dc, dc, dc, dh], axis=-1) * by_gates
-            return tf.matmul(dgates, transposed), dc * f, dgates
+            return dx, drecurrent
 
-        dx = _scan(backward, known, zeros, 4 * units, backwards=True)
-        drecurrent = tf.matmul(
-            tf.reshape(previous(h), [-1, units]),
-            tf.reshape(dx, [-1, 4 * units]),
-            transpose_a=True,
-        )
-        return dx, drecurrent
+        return h, gradients
 
-    return h, gradients
+    return outputs(x, recurrent)
+
+
+def _steps_a_turn(steps: int | None) -> int:
+    """Returns how many steps a turn of TensorFlow's loop does, which costs something of its own."""
+    return next(n for n in (5, 4, 3, 2, 1) if (steps or 1) % n == 0)
+
+
+def _before(states: tf.Tensor) -> tf.Tensor:
+    """Returns the states before each step, given those after it, `[time, batch, units]`."""
+    return tf.concat([tf.zeros_like(states[:1]), states[:-1]], axis=0)
 
 
 def _scan(
-    step: Callable, inputs: tf.Tensor, zeros: tf.Tensor, width: int, backwards: bool = False
+    step: Callable, inputs: tf.Tensor, units: int, width: int, backwards: bool = False
 ) -> tf.Tensor:
     """Runs `step(input, a, b) -> (a, b, output)` over time, from states of zeros.
 
     Args:
       step: Function of a time step's input `[batch, inputs]` and of two states `[batch, units]`.
       inputs: `[time, batch, inputs]`.
-      zeros: The first states.
+      units: Size of a state.
       width: Last dimension of an output.
       backwards: Whether to begin with the last time step.
 
@@ -172,12 +199,11 @@ def _scan(
       The outputs, `[time, batch, width]`, in the order of time.
     """
     steps = inputs.shape[0]
-    # Several steps a turn of TensorFlow's loop, since a turn costs something of its own.
-    block = next(n for n in (5, 4, 3, 2, 1) if (steps or 1) % n == 0)
+    block = _steps_a_turn(steps)
     turns = (steps or tf.shape(inputs)[0]) // block
-    batch = zeros.shape[0] or tf.shape(zeros)[0]
+    batch = inputs.shape[1] or tf.shape(inputs)[1]
     blocks = tf.reshape(inputs, [turns, block, batch, inputs.shape[-1]])
-    array = tf.TensorArray(zeros.dtype, turns, element_shape=[block, zeros.shape[0], width])
+    array = tf.TensorArray(inputs.dtype, turns, element_shape=[block, inputs.shape[1], width])
     in_turn = slice(None, None, -1 if backwards else 1)
 
     def turn(i, a, b, array):
@@ -188,6 +214,80 @@ def _scan(
             outputs.append(output)
         return i + 1, a, b, array.write(place, tf.stack(outputs[in_turn]))
 
+    zeros = tf.zeros([batch, units], inputs.dtype)
     carry = (tf.constant(0), zeros, zeros, array)
     outputs = tf.while_loop(lambda i, *_: i < turns, turn, carry)[3].stack()
     return tf.reshape(outputs, [turns * block, batch, width])
+
+
+class _Sorted:
+    """Sequences by their length, the longest first, as rows `[rows, ...]` without their padding.
+
+    The rows are those of the first step, then those of the second, and so on. The steps of a turn
+    have as many rows as the first of them, and a sequence has one at least.
+    """
+
+    def __init__(self, mask: tf.Tensor, block: int):
+        """Initialises the order.
+
+        Args:
+          mask: bool `[batch, time]`, False at padding.
+          block: How many steps a turn of the loop does, a divisor of `time`.
+        """
+        time = mask.shape[1] or tf.shape(mask)[1]
+        lengths = tf.maximum(tf.reduce_sum(tf.cast(mask, tf.int32), axis=1), 1)
+        order = tf.argsort(lengths, direction="DESCENDING", stable=True)
+        until = -(-tf.gather(lengths, order) // block) * block
+        present = tf.transpose(tf.sequence_mask(until, time))
+        steps_and_ranks = tf.cast(tf.where(present), tf.int32)
+        self.places = tf.gather(order, steps_and_ranks[:, 1]) * time + steps_and_ranks[:, 0]
+        self._block = block
+        self._turns = tf.reduce_max(until) // block
+        of_steps = tf.reduce_sum(tf.cast(present, tf.int32), axis=1)
+        self._batch = of_steps[0]
+        later = steps_and_ranks[self._batch :, 0]
+        of_step_before = tf.gather(of_steps, later - 1)
+        self._previous = self._batch + tf.range(tf.size(later)) - of_step_before
+        # What slices and padding of a turn are given, made for all turns at once.
+        sizes = of_steps[::block]
+        nothing, all_columns = tf.zeros_like(sizes), -tf.ones_like(sizes)
+        starts = tf.cumsum(of_steps, exclusive=True)[::block]
+        new = sizes - tf.concat([sizes[1:], [0]], axis=0)
+        self._starts = tf.stack([starts, nothing], axis=1)
+        self._rows = tf.stack([block * sizes, all_columns], axis=1)
+        self._sizes = tf.stack([sizes, all_columns], axis=1)
+        self._new = tf.reshape(tf.stack([nothing, new, nothing, nothing], axis=1), [-1, 2, 2])
+
+    def before(self, states: tf.Tensor) -> tf.Tensor:
+        """Returns the states before each step, given those after it, `[rows, units]`."""
+        zeros = tf.zeros([self._batch, states.shape[1]], states.dtype)
+        return tf.concat([zeros, tf.gather(states, self._previous)], axis=0)
+
+    def scan(
+        self, step: Callable, inputs: tf.Tensor, units: int, width: int, backwards: bool = False
+    ) -> tf.Tensor:
+        """Does what `_scan` does, with inputs `[rows, inputs]` and outputs `[rows, width]`."""
+        array = tf.TensorArray(
+            inputs.dtype, self._turns, element_shape=[None, width], infer_shape=False
+        )
+        in_turn = slice(None, None, -1 if backwards else 1)
+
+        def turn(i, a, b, array):
+            place = self._turns - 1 - i if backwards else i
+            if backwards:
+                a, b = (tf.pad(state, tf.gather(self._new, place)) for state in (a, b))
+            else:
+                a, b = (tf.slice(s, [0, 0], tf.gather(self._sizes, place)) for s in (a, b))
+            rows = tf.slice(inputs, tf.gather(self._starts, place), tf.gather(self._rows, place))
+            steps = tf.reshape(rows, [self._block, -1, inputs.shape[-1]])
+            outputs = []
+            for given in tf.unstack(steps)[in_turn]:
+                a, b, output = step(given, a, b)
+                outputs.append(output)
+            return i + 1, a, b, array.write(place, tf.concat(outputs[in_turn], axis=0))
+
+        zeros = tf.zeros([0 if backwards else self._batch, units], inputs.dtype)
+        carry = (tf.constant(0), zeros, zeros, array)
+        anything = tf.TensorShape([None, units])
+        shapes = (tf.TensorShape([]), anything, anything, tf.TensorShape(None))
+        return tf.while_loop(lambda i, *_: i < self._turns, turn, carry, shapes)[3].concat()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tasks.layers import vectorizable
+from tasks.layers import sequences, vectorizable
 
 # Classes from which on the loss has operations of its own, 2.5 times faster; with 100 they are not.
 _MANY = 1000
@@ -25,13 +25,23 @@ def sparse_softmax_cross_entropy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Ten
       y_pred: Logits, float `[B, ..., number of classes]`.
 
     Returns:
-      Losses in nats, `[B, ...]`, of the logits' dtype.
+      Losses in nats, `[B, ...]`, of the logits' dtype; 0 where logits that carry rows
+      (`tasks.layers.sequences`) have none.
     """
+    if sequences.rows_of(y_pred) is not None:
+        return _of_rows(sparse_softmax_cross_entropy, y_true, y_pred)
     many = (y_pred.shape[-1] or 0) >= _MANY
     if not many or vectorizable.required() or tf.config.list_physical_devices("GPU"):
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y_true, logits=y_pred)
     flat = _of_many_classes(tf.reshape(y_true, [-1]), tf.reshape(y_pred, [-1, y_pred.shape[-1]]))
     return tf.reshape(flat, tf.shape(y_true))
+
+
+def _of_rows(fn: Callable, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    """Returns `fn` of classes `[B, T]` and of logits that carry rows, 0 where there is none."""
+    logits, places = sequences.rows_of(y_pred)
+    values = fn(sequences.take(y_true, places), logits)
+    return sequences.spread(sequences.Rows(values, places), y_true)
 
 
 def _of_many_classes(y: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
@@ -61,12 +71,14 @@ def sparse_accuracy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     Of equal logits the first counts as the largest.
 
     Args:
-      y_true: Classes, whole numbers `[B]`.
-      y_pred: Logits, float `[B, number of classes]`.
+      y_true: Classes, whole numbers `[B, ...]`.
+      y_pred: Logits, float `[B, ..., number of classes]`.
 
     Returns:
-      Zeros and ones, `[B]`, of the logits' dtype.
+      Zeros and ones, `[B, ...]`, of the logits' dtype; 0 where logits that carry rows have none.
     """
+    if sequences.rows_of(y_pred) is not None:
+        return _of_rows(sparse_accuracy, y_true, y_pred)
     hits = tf.equal(tf.argmax(y_pred, axis=-1, output_type=tf.int32), tf.cast(y_true, tf.int32))
     return tf.cast(hits, y_pred.dtype)
 

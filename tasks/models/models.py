@@ -285,7 +285,7 @@ def shakespeare_lstm(
             name=f"lstm{i}",
             **initial.lstm(units, kernel=tf.keras.initializers.HeNormal),
         )(x)
-    x = tf.keras.layers.Dense(vocab_size, name="logits", **initial(units))(x)
+    x = layers.sequences.Dense(vocab_size, name="logits", **initial(units))(x)
     return tf.keras.Model(inputs, x, name="shakespeare_lstm")
 
 
@@ -372,8 +372,8 @@ def word_lstm(
         name="embedding",
     )(inputs)
     x = layers.lstm.LSTM(units, return_sequences=True, name="lstm", **initial.lstm(units))(x)
-    x = tf.keras.layers.Dense(embedding_size, name="projection", **initial(units))(x)
-    x = tf.keras.layers.Dense(vocab_size, name="logits", **initial(embedding_size))(x)
+    x = layers.sequences.Dense(embedding_size, name="projection", **initial(units))(x)
+    x = layers.sequences.Dense(vocab_size, name="logits", **initial(embedding_size))(x)
     return tf.keras.Model(inputs, x, name="word_lstm")
 
 

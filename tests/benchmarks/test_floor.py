@@ -35,17 +35,23 @@ _RESNET = 2 * _STEM**2 * 3 * 64 + 3 * (
     + _EVERY[1] ** 2 * 3 * 512 * 512
     + 512 * 100
 )
-_WORDS = 3 * 20 * ((96 + 670) * 4 * 670 + 670 * 96 + 96 * 10_004)
+_WORD = 3 * ((96 + 670) * 4 * 670 + 670 * 96 + 96 * 10_004)
 _MLP = 2 * 784 * 200 + 3 * (200 * 200 + 200 * 10)
 
 
 @pytest.mark.parametrize(
     "name, of_an_example",
-    [("w4", 2 * 60 * 10), ("w7", _RESNET), ("w8", _WORDS), ("w9", _CNN), ("w10", _MLP)],
+    [("w4", 2 * 60 * 10), ("w7", _RESNET), ("w8", None), ("w9", _CNN), ("w10", _MLP)],
 )
 def test_multiply_adds_are_those_of_every_layer(name, of_an_example):
     workload = round_of(name, [3, 4])
-    assert np.count_nonzero(workload.clients[0][0]) == workload.clients[0][0].size or name == "w8"
+    x = workload.clients[0][0]
+    words = np.count_nonzero(x[0])
+    if name == "w8":
+        assert 5 <= words < 20
+        of_an_example = _WORD * words
+    else:
+        assert words == x[0].size
     assert floor.multiply_adds(workload) == pytest.approx(7 * of_an_example)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.layers import vectorizable
+from tasks.layers import lstm, sequences, vectorizable
 from tasks.layers.lstm import LSTM
 from tff_algos import keras_bridge
 from tff_algos.client_data import Batch
@@ -166,9 +166,10 @@ def test_a_cohort_vectorises_without_a_loop_over_clients():
 
     @tf.function(autograph=False)
     def cohort(weights, tokens):
-        return tf.vectorized_map(
-            lambda one: train(*one), (weights, tokens), fallback_to_while_loop=False
-        )
+        with vectorizable.only():
+            return tf.vectorized_map(
+                lambda one: train(*one), (weights, tokens), fallback_to_while_loop=False
+            )
 
     together = cohort(weights, tokens)
     alone = tf.function(train, autograph=False)
@@ -183,7 +184,53 @@ def test_padding_that_is_not_at_the_end_shows(hole):
     layer = _layer(LSTM, _weights(), return_sequences=True)
     assert np.isfinite(layer(_x(), mask=tf.constant(mask))).all()
     mask[1, hole] = False
-    assert np.isnan(layer(_x(), mask=tf.constant(mask))).all()
+    assert np.isnan(layer(_x(), mask=tf.constant(mask))[:, :-1]).all()
+
+
+@pytest.mark.parametrize("large", [1, 512], ids=["a step a turn", "five steps a turn"])
+@pytest.mark.parametrize("return_sequences", [False, True], ids=["last", "sequences"])
+@pytest.mark.parametrize("lengths", [(10, 3, 1), (2, 0, 6), (0, 0, 0), (10, 10, 10)], ids=str)
+def test_padding_is_left_out_and_nothing_else_changes(
+    lengths, return_sequences, large, monkeypatch
+):
+    monkeypatch.setattr(lstm, "_LARGE", large)
+    # The first position of a sequence is computed even of one that has none.
+    mask = np.arange(10) < np.maximum(lengths, 1)[:, np.newaxis]
+    given = tf.constant(np.arange(10) < np.array(lengths)[:, np.newaxis])
+    layer = _layer(LSTM, _weights(), return_sequences=return_sequences)
+
+    @tf.function(autograph=False)
+    def run(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            outputs = layer(x, mask=given)
+            real = tf.where(mask[..., tf.newaxis], outputs, 0.0) if return_sequences else outputs
+            scalar = tf.reduce_sum(tf.sin(tf.range(_UNITS, dtype=tf.float32)) * real + real**2)
+        rows = sequences.rows_of(outputs)
+        return outputs, rows, tape.gradient(scalar, [x, *layer.trainable_variables])
+
+    outputs, rows, gradients = run(_x(time=10))
+    with vectorizable.only():
+        wanted, no_rows, wanted_gradients = tf.function(run.python_function)(_x(time=10))
+    assert no_rows is None
+    for a, b in zip(gradients, wanted_gradients, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    if not return_sequences:
+        np.testing.assert_allclose(outputs, wanted, rtol=1e-6)
+        return
+    np.testing.assert_allclose(outputs[mask], wanted[mask], rtol=1e-6)
+    np.testing.assert_array_equal(
+        tf.reshape(outputs, [-1, _UNITS]).numpy()[rows.places], rows.values
+    )
+    computed = np.zeros(mask.size, bool)
+    computed[rows.places] = True
+    assert len(rows.places) == computed.sum()
+    assert computed.reshape(mask.shape)[mask].all()
+    if large == 1:
+        assert computed.sum() == mask.sum()
+    else:
+        assert computed.sum() == (5 * -(-mask.sum(1) // 5)).sum()
+    assert not outputs.numpy().reshape(-1, _UNITS)[~computed].any()
 
 
 def test_initial_weights_are_kerass():

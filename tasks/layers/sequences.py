@@ -1,0 +1,72 @@
+"""Sequences without their padding: what is computed at the positions that count, and only there.
+
+A tensor `[batch, time, ...]` can carry its rows: the numbers of its real positions, one after the
+other. What knows of them (`lstm.LSTM`, `Dense`, the losses for classes) takes the rows and hands
+rows on; whatever else takes the tensor, whose padding is zero. In a graph that is made only where
+somebody takes it.
+"""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tasks.layers import as_written
+
+
+class Rows(NamedTuple):
+    """What a tensor `[batch, time, ...]` holds at some of its positions.
+
+    Attributes:
+      values: `[rows, ...]`.
+      places: The row's example times the time steps of one, plus its time step, int32 `[rows]`.
+    """
+
+    values: tf.Tensor
+    places: tf.Tensor
+
+
+def rows_of(sequences: tf.Tensor) -> Rows | None:
+    """Returns the rows that a tensor carries; elsewhere it is zero. `None`: it carries none."""
+    return getattr(sequences, "_rows", None)
+
+
+def take(sequences: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+    """Returns the rows of `[batch, time, ...]` at some places, `[rows, ...]`."""
+    return tf.gather(tf.reshape(sequences, [-1, *sequences.shape[2:]]), places)
+
+
+def spread(rows: Rows, like: tf.Tensor) -> tf.Tensor:
+    """Returns rows `[rows, ...]` as a tensor `[batch, time, ...]` that carries them.
+
+    Args:
+      rows: The rows.
+      like: A tensor of the same batch and time.
+    """
+    batch, time = like.shape[0] or tf.shape(like)[0], like.shape[1] or tf.shape(like)[1]
+    width = rows.values.shape[1:]
+    flat = tf.scatter_nd(rows.places[:, tf.newaxis], rows.values, [batch * time, *width])
+    sequences = tf.reshape(flat, [batch, time, *width])
+    sequences._rows = rows
+    return sequences
+
+
+class Dense(as_written.AsWritten, tf.keras.layers.Dense):
+    """Keras's dense layer, which computes only the rows of inputs that carry them.
+
+    Its outputs are zero at other positions, and carry rows in turn. Of inputs without rows they are
+    Keras's.
+    """
+
+    def call(self, inputs):
+        """Runs the layer.
+
+        Args:
+          inputs: `[batch, time, features]`.
+
+        Returns:
+          `[batch, time, units]`.
+        """
+        rows = rows_of(inputs)
+        if rows is None:
+            return super().call(inputs)
+        return spread(rows._replace(values=super().call(rows.values)), inputs)
