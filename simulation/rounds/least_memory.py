@@ -1,9 +1,9 @@
 """What the largest round of a run takes of memory at least, known before the first one.
 
-Counted is only what has to be there at one and the same moment, however TensorFlow works: what the
-clients hold that are worked on at once, what the server holds of each client until all are there,
-and the clients' data. All else comes on top: activations, copies, the server's next state. So
-nothing is refused that would have run. `benchmarks/peaks.py` measures by how much a run takes more;
+Counted is only what has to be there at one and the same moment: what the clients hold that are
+worked on at once, what the server holds of each client until all are there, and the clients' data.
+All else comes on top: activations, copies, the server's next state. So nothing is refused that
+would have run. `benchmarks/peaks.py` measures by how much a run takes more;
 docs/performance.md has the formulas and the table.
 """
 
@@ -147,7 +147,7 @@ def of_round(
             moments += [[rows(2), store], [states(2), store]]
     else:
         stacked_examples = examples(data[:together].sum(), together, at_once)
-        # Weights before and after a step, or beside its gradients.
+        # Weights before and after a step, or beside its gradients. Known by measuring only.
         weights = of(2 * model, together, "weights and gradients", at_once)
         moments = [[stacked_examples, weights, states(1), store], between]
         if whole:
