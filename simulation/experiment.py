@@ -284,12 +284,20 @@ class Experiment:
           started: When, by `time.monotonic`.
 
         Raises:
+          HparamError: If its rounds surely do not fit into memory.
           RunError: If the run cannot resume or diverges.
         """
+        from simulation.rounds import in_chunks, least_memory
+
+        settings, plans = self.request.run, None
         with contextlib.ExitStack() as stack:
             process = self._bound()
-            if self.request.run["clients_per_chunk"] is not None:
-                process = self._in_chunks(process, caller.say, stack)
+            if settings["clients_per_chunk"] is not None:
+                plans = in_chunks.plans_of(self._process, settings["algorithm"])
+            model = self._model.model
+            least_memory.require(self._process, model, self._cohorts, settings, plans)
+            if plans is not None:
+                process = self._in_chunks(process, plans, caller.say, stack)
             return self._train_with(process, caller, started)
 
     def _train_with(self, process, caller, started):
@@ -344,20 +352,16 @@ class Experiment:
         """Returns the process as the installed runtime runs it."""
         return self._process if self._staged else runtimes.bind(self._process)
 
-    def _in_chunks(self, process, say, stack):
+    def _in_chunks(self, process, plans, say, stack):
         """Returns the process whose rounds go through their cohorts chunk by chunk."""
         from simulation.rounds import in_chunks
 
         settings = self.request.run
-        plans = in_chunks.plans_of(self._process, settings["algorithm"])
-        rounds = 0, settings["total_rounds"] - 1
-        largest = max(len(self._cohorts.members(r).clients) for r in rounds)
-        for plan in plans.values():
-            in_chunks.require_room(plan, largest, settings["algorithm"])
         if settings["workers"]:
             from simulation.workers import start
 
-            experiment_flags.check_chunks(settings, largest)
+            largest = self._cohorts.members(self._cohorts.largest_round())
+            experiment_flags.check_chunks(settings, len(largest.clients))
             crew = start.crew(self.request, self._data, plans, self._cohorts, say, stack)
         else:
             threads = len(os.sched_getaffinity(0))

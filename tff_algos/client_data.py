@@ -142,15 +142,18 @@ def batch_cohort(
         epochs = [epochs] * number
     if participates is None:
         participates = [True] * number
-    layouts, num_bytes = [], 0
+    layouts, rows_bytes, most_bytes = [], 0, 0
     for (x, y), passes in zip(examples, epochs, strict=True):
         if len(x) != len(y):
             raise ValueError(f"x has {len(x)} examples but y has {len(y)}.")
         layout = _layout(len(y), batch_size, passes, steps, first_step, full_batch)
         layouts.append(layout)
+        rows_bytes += layout.mask.size * np.dtype(np.int64).itemsize
         if len(y):
-            num_bytes += layout.mask.size * sum(np.asarray(a).nbytes for a in (x, y)) // len(y)
-    _require_room(num_bytes)
+            of_client = layout.mask.size * sum(np.asarray(a).nbytes for a in (x, y)) // len(y)
+            most_bytes = max(most_bytes, of_client)
+    # The examples themselves, `Gathered`, are laid out when and where a client works on them.
+    _require_room(rows_bytes + most_bytes)
     sizes = [len(y) for _, y in examples]
     shuffled = shuffle and not full_batch
     orders = _shuffled(sizes, layouts, order_seeds) if shuffled else _unshuffled(sizes, layouts)

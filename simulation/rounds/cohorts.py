@@ -205,6 +205,11 @@ class Cohorts:
             self._members = {**dict(latest), round_index: known}
         return known
 
+    def largest_round(self) -> int:
+        """Returns the round, from 0, with the larger cohort of the first and the last."""
+        rounds = 0, self._settings["total_rounds"] - 1
+        return max(rounds, key=lambda r: len(self.members(r).clients))
+
     def steps(self, round_index: int) -> np.ndarray:
         """Returns the local steps of each client of a round's cohort, about, int64 `[n]`."""
         plan, settings = self._plan(round_index), self._settings
@@ -217,6 +222,22 @@ class Cohorts:
         steps = -(-sizes // settings["client_batch_size"])
         epochs = settings["client_epochs_per_round"]
         return steps * np.where(who.participates, epochs, 1)
+
+    def examples(self, round_index: int) -> np.ndarray:
+        """Returns how many examples each client of a round works through at least, int64 `[K]`."""
+        plan, settings = self._plan(round_index), self._settings
+        who = self.members(round_index)
+        sizes = np.asarray(self._train.sizes, np.int64)
+        sizes = np.sum(sizes)[None] if who.pooled else sizes[who.clients]
+        if plan.local_steps is not None:
+            whole = plan.batches == "full_batch"
+            return plan.local_steps * (
+                sizes if whole else settings["client_batch_size"] * (sizes > 0)
+            )
+        # A distribution's least is one.
+        fixed = settings["client_epochs_distribution"] == "fixed"
+        epochs = settings["client_epochs_per_round"] if fixed else 1
+        return sizes * np.where(who.participates, epochs, 1)
 
     def ids(self, clients: Sequence[int]) -> list[str]:
         """Returns the ids of clients."""

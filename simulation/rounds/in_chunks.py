@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from common import memory
 from simulation.errors import RunError
 from simulation.rounds import staged
 from simulation.rounds.cohorts import Cohorts
@@ -85,25 +84,6 @@ def plans_of(process: Any, name: str) -> dict[str, plans.Plan]:
         return {"": plans.Plan(process.method, process.model)}
     except plans.NotDivisibleError as e:
         raise RunError(f"Rounds of {name} cannot go through chunks: {e}") from e
-
-
-def require_room(plan: plans.Plan, number: int, name: str) -> None:
-    """Refuses a cohort whose vectors the server could not hold side by side.
-
-    Args:
-      plan: The round.
-      number: Clients of the largest cohort.
-      name: The method's name.
-
-    Raises:
-      HparamError: If they would not fit into memory.
-    """
-    # Rows as they come in, the matrix that they become, and what the server makes of it.
-    memory.require(
-        3 * number * plan.stacked_bytes(),
-        f"{name}, whose server holds a vector of each of {number:,} clients,",
-        "fewer clients a round take less",
-    )
 
 
 def desks(

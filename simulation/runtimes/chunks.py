@@ -423,9 +423,12 @@ class Totals:
         self._nodes = combine({**self._nodes, **nodes}, self._plan, self._phase, self._number)
 
     def whole(self) -> dict[int, list[np.ndarray]]:
-        """Returns number of an aggregate → its leaves, once all chunks are there."""
+        """Returns number of an aggregate → its leaves, once all chunks are there; can be had once.
+
+        What was taken is let go of: stacked rows are as many vectors as there are clients.
+        """
         (partials,) = self._nodes.values()
-        totals = {}
+        self._nodes, totals = {}, {}
         for word in self._plan.phases[self._phase].aggregates:
             leaves = partials[word.number]
             if word.kind == "mean":
@@ -433,12 +436,21 @@ class Totals:
                     tf.math.divide_no_nan(s, tf.cast(leaves[-1], s.dtype)) for s in leaves[:-1]
                 ]
             elif word.kind == "stack":
-                totals[word.number] = [
-                    rows[0] if len(rows) == 1 else np.concatenate(rows) for rows in leaves
-                ]
+                totals[word.number] = list(map(_one_array, leaves))
             else:
                 totals[word.number] = leaves
         return totals
+
+
+def _one_array(rows):
+    """Returns a list of arrays as one, and empties it; the server takes that without a copy."""
+    if len(rows) == 1:
+        return rows.pop()
+    shape = (sum(map(len, rows)), *rows[0].shape[1:])
+    joined = eager_tensors.empty(shape, rows[0].dtype)
+    np.concatenate(rows, out=joined)
+    rows.clear()
+    return eager_tensors.adopt(joined)
 
 
 def nbytes(prepared: Any) -> int:

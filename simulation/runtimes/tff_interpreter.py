@@ -85,11 +85,12 @@ class Interpreter:
 
     def _resolve_block(self, block):
         streamed = tff_streams.streamed(block)
-        within = set().union(*(names for names, _ in streamed.values()))
+        within = set().union(*(of_map.names for of_map in streamed.values()))
+        gathered = set().union(*(of_map.gathered for of_map in streamed.values()))
         variables = []
         for name, value in block.locals:
             if name in streamed:
-                variables.append((name, streamed[name][1], self.resolve(value.argument)))
+                variables.append((name, streamed[name].taken, self.resolve(value.argument)))
             elif name not in within:
                 variables.append((name, None, self.resolve(value)))
         result = self.resolve(block.result)
@@ -109,6 +110,7 @@ class Interpreter:
                     env.update((name, stream.values(name)) for name in taken)
                     streams.callback(stream.end)
                     stream.start(self._pool, self._num_threads)
+                env.update((name, list(env[name])) for name in gathered)
                 return result(env)
 
         return run

@@ -1,13 +1,14 @@
 """Maps over clients whose results are taken one by one, as they come.
 
 A block of a TFF computation maps a function over clients and aggregates parts of what it gives.
-Where the results go nowhere else, nobody needs to hold all of them.
+What goes nowhere else, nobody needs to hold of all of them.
 """
 
 import collections
 import concurrent.futures
 import threading
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import tensorflow_federated as tff
 
@@ -86,15 +87,29 @@ class Stream:
         return True
 
 
-def streamed(block) -> dict[str, tuple[set[str], dict[str, Callable]]]:
-    """Finds maps over clients whose results go into aggregates of the same block and nowhere else.
+class Streamed(NamedTuple):
+    """What becomes of a map's results.
+
+    Attributes:
+      names: Names of them and of all parts of them.
+      taken: Name that an aggregate, or the block's result, takes → that as a function of a result.
+      gathered: Which of these the block's result takes: what clients keep.
+    """
+
+    names: set[str]
+    taken: dict[str, Callable]
+    gathered: set[str]
+
+
+def streamed(block) -> dict[str, Streamed]:
+    """Finds maps over clients that aggregates of the same block take their values from.
 
     Args:
       block: A `tff.framework.Block`.
 
     Returns:
-      Name of the map → names of its results and of all parts of them, and for each name that an
-      aggregate takes, that as a function of a map's result.
+      Name of the map → what becomes of its results. Of a map with results that go elsewhere than
+      into aggregates and the block's own result nothing is told.
     """
     found = {}
     for name, value in block.locals:
@@ -109,7 +124,7 @@ def streamed(block) -> dict[str, tuple[set[str], dict[str, Callable]]]:
     return found
 
 
-def _taken_by_aggregates(block, map_name: str) -> tuple[set[str], dict[str, Callable]] | None:
+def _taken_by_aggregates(block, map_name: str) -> Streamed | None:
     """Returns what `streamed` does for one map, `None` if something else takes of its results."""
     of_result = {map_name: lambda result: result}
     taken = {}
@@ -139,9 +154,11 @@ def _taken_by_aggregates(block, map_name: str) -> tuple[set[str], dict[str, Call
             taken[parts[0].name] = of_result[parts[0].name]
         else:
             return None
-    if not taken or _references(block.result) & of_result.keys():
+    gathered = _references(block.result) & of_result.keys()
+    if not taken or gathered & taken.keys():
         return None
-    return set(of_result), taken
+    taken.update((name, of_result[name]) for name in gathered)
+    return Streamed(set(of_result), taken, gathered)
 
 
 def _called(value, uri: str) -> bool:

@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from common import memory
 from simulation.runtimes import (
     batched_ops,
     eager_tensors,
@@ -147,6 +148,7 @@ def prepare(clients: Sequence[ClientData], model: Model, at_least: int = 1) -> C
     Raises:
       ValueError: If there is no client.
       TypeError: If a client's data has not the types and shapes of the model's.
+      HparamError: If the data would not fit into memory.
     """
     if not clients:
         raise ValueError("A round needs at least one client.")
@@ -161,10 +163,26 @@ def prepare(clients: Sequence[ClientData], model: Model, at_least: int = 1) -> C
     if sum(batch_sizes) * sum(w.size for w in model.initial_weights) < _WORTH_A_THREAD:
         at_least = 1
     blocks = blocks_of(steps, batch_sizes, at_least)
+    _require_room(clients, blocks)
     places = np.empty(len(clients), np.int32)
     places[[k for block in blocks for k in block]] = np.arange(len(clients), dtype=np.int32)
     stacked = tuple(_stack([clients[k] for k in block]) for block in blocks)
     return Cohort(stacked, tf.constant(places))
+
+
+def _require_room(clients, blocks):
+    def slots(block):
+        return len(block) * int(np.prod(np.max([clients[k].mask.shape for k in block], axis=0)))
+
+    first = clients[0]
+    of_slot = sum(
+        int(np.prod(a.shape[2:], dtype=np.int64)) * a.dtype.itemsize for a in (first.x, first.y)
+    )
+    memory.require(
+        of_slot * sum(map(slots, blocks)),
+        f"The examples of {len(clients):,} clients at once",
+        "--clients_per_chunk, --runtime=tff or fewer epochs take less",
+    )
 
 
 def _as_arrays(data):

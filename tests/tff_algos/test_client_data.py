@@ -1,6 +1,7 @@
 """Batching is a pure function of its seeds, loses nothing and invents nothing."""
 
 import contextlib
+import types
 
 import hypothesis
 import numpy as np
@@ -8,6 +9,10 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
+from common import memory
+from hparams import HparamError
+from simulation import runtimes
+from simulation.runtimes import vectorized
 from tff_algos import client, random
 from tff_algos.client_data import arrays, batch_client, batch_cohort, from_dataset
 
@@ -141,6 +146,38 @@ def test_refuses_nonsense():
         batch_client(x[:4], y, batch_size=2)
     with pytest.raises(ValueError, match="must be positive"):
         batch_client(x, y, batch_size=0)
+
+
+def test_a_cohort_is_not_laid_out_before_its_clients_work(monkeypatch):
+    """Ten clients of 400 kB: refused is what is too large for one of them, or where it is made."""
+    monkeypatch.setattr(memory, "_UNASKED", 0)
+    monkeypatch.setattr(memory, "available", lambda: 500_000)
+    x, y = np.zeros((100, 1000), np.float32), np.zeros(100, np.int32)
+    seeds = [(k,) for k in range(10)]
+
+    def cohort(epochs):
+        return batch_cohort(
+            [(x, y)] * 10,
+            batch_size=10,
+            epochs=epochs,
+            order_seeds=seeds,
+            dropout_seeds=seeds,
+            indices=range(10),
+        )
+
+    clients = cohort(1)
+    with pytest.raises(HparamError, match="^What the clients of a round work on would take "):
+        cohort(2)
+    model = types.SimpleNamespace(
+        x_spec=tf.TensorSpec([None, 1000]),
+        y_spec=tf.TensorSpec([None], tf.int32),
+        initial_weights=[np.zeros(3)],
+    )
+    assert vectorized.prepare(clients[:1], model).blocks[0].x.shape == (1, 10, 10, 1000)
+    with pytest.raises(HparamError, match="^The examples of 10 clients at once would take "):
+        vectorized.prepare(clients, model)
+    with pytest.raises(HparamError, match="^The examples of 10 clients at once, here and in TFF"):
+        runtimes._prepare_arrays(clients)
 
 
 def test_dropout_seed_and_index_travel():

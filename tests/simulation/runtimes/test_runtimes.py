@@ -302,6 +302,20 @@ def slow_sum(values, turns):
     return tff.federated_sum(tff.federated_map(slow_identity, (values, turns)))
 
 
+@tff.tensorflow.computation(np.float32, np.int32)
+def slow_pair(x, turns):
+    x += spin(turns)
+    return x, 2 * x
+
+
+@tff.federated_computation(
+    tff.FederatedType(np.float32, tff.CLIENTS), tff.FederatedType(np.int32, tff.CLIENTS)
+)
+def sum_and_kept(values, turns):
+    pairs = tff.federated_map(slow_pair, (values, turns))
+    return tff.federated_sum(pairs[0]), pairs[1]
+
+
 @tff.tensorflow.computation(np.float64, np.float32)
 def append_digit(number, digit):
     return 10 * number + tf.cast(digit, tf.float64)
@@ -325,6 +339,16 @@ def digits(values, turns):
 def test_sum_over_no_clients(either):
     assert slow_sum([], []) == 0.0
     assert digits([], []) == 0.0
+
+
+@pytest.mark.parametrize("number", [0, 1, 7])
+def test_what_clients_keep_comes_in_cohort_order_beside_a_sum(in_process, number):
+    values = [np.float32(k) for k in range(number)]
+    turns = [3000 - 400 * k for k in range(number)]
+    with using(in_process):
+        total, kept = sum_and_kept(values, turns)
+    assert total == sum(values)
+    assert kept == [2 * v for v in values]
 
 
 def test_folds_in_cohort_order_whatever_the_threads():
@@ -799,7 +823,9 @@ def test_only_what_goes_into_aggregates_alone_is_folded_as_it_comes():
         return tff_streams.streamed(native.to_building_block().result)
 
     assert streamed(slow_sum), "a sum of what clients computed"
-    assert not streamed(PROCESS.next), "its clients' states are results, too"
+    (of_map,) = streamed(sum_and_kept).values()
+    assert len(of_map.taken) == 2 and len(of_map.gathered) == 1, "what clients keep is a result"
+    assert not streamed(PROCESS.next), "its clients' states come of a second map"
 
 
 def test_repeated_calls_keep_nothing():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common import imports, memory
+from common import imports
 
 imports.import_tensorflow()
 
@@ -341,21 +341,6 @@ def test_what_a_round_moves_is_told(ray, actors):
     assert moved["states_mb"] * 1e6 == 5 * 2 * (model + 4)
     assert metrics_page.undefined(f"time/{name}" for name in moved) == []
     assert in_chunks.ChunkedProcess(run.parts.process, run.plans[""], run.alone()).moved() == {}
-
-
-def test_a_cohort_whose_vectors_do_not_fit_is_refused(monkeypatch):
-    """AdaFed's server holds K vectors of the model's size; FedAvg's holds none."""
-    monkeypatch.setattr(memory, "_UNASKED", 0)
-    monkeypatch.setattr(memory, "available", lambda: 10_000_000)
-    adafed, fedavg = (Run(request_of(name)) for name in ("adafed", "fedadam"))
-    size = sum(w.nbytes for w in adafed.parts.model.model.initial_weights)
-    # Beside its vector, a client's loss and weight.
-    assert size <= adafed.plans[""].stacked_bytes() <= size + 20
-    in_chunks.require_room(fedavg.plans[""], 10**9, "fedadam")
-    in_chunks.require_room(adafed.plans[""], 10_000_000 // (3 * (size + 20)), "adafed")
-    with pytest.raises(HparamError, match=r"^adafed, whose .* 1,000,000 clients, would") as error:
-        in_chunks.require_room(adafed.plans[""], 1_000_000, "adafed")
-    assert "\n" not in str(error.value)
 
 
 def test_without_workers_a_round_ends_in_time_with_a_line(ray, actors):

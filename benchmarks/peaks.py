@@ -1,0 +1,269 @@
+"""Peak memory of runs beside the least that their largest round takes (`least_memory`).
+
+    python -m benchmarks.peaks [--cases=tff-fedavg-100,...] [--csv=FILE]
+
+Each case is a run of three rounds in a process of its own: a runtime, a method and a number of
+clients, on a dense model of one hidden layer (784-6000-10, 4.8 million parameters) with 40 examples
+a client, or on a workload of the speed benchmark. Printed are the resident memory when the rounds
+begin, by how much it grows at most above that (TFF's worker included), the least as a refusal has
+it, and their ratio. What others do at the same time does not change it much: memory is of this
+process, though two clients at work overlap by chance.
+"""
+
+import argparse
+import contextlib
+import functools
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import psutil
+
+from benchmarks import common
+
+_ROUNDS, _EXAMPLES, _BATCH = 3, 40, 20
+
+
+class Case(NamedTuple):
+    """A run.
+
+    Attributes:
+      runtime: Where it runs.
+      method: The method.
+      clients: Clients of a round.
+      chunk: `--clients_per_chunk`, 0 for none.
+      threads: Cores of the process.
+      hidden: Units of the model's hidden layer.
+      workload: A workload of the speed benchmark in its place, whose clients are a round's.
+    """
+
+    runtime: str
+    method: str
+    clients: int
+    chunk: int = 0
+    threads: int = 2
+    hidden: int = 6000
+    workload: str = ""
+
+    @property
+    def name(self) -> str:
+        """Returns what the command calls it."""
+        parts = [self.workload, self.runtime, self.method, str(self.clients)]
+        parts += [f"by{self.chunk}"] * bool(self.chunk) + [f"t{self.threads}"]
+        return "-".join(filter(None, parts))
+
+
+CASES = [
+    Case("tff", "fedavg", 20, threads=1),
+    Case("tff", "fedavg", 20),
+    Case("tff", "fedavg", 40),
+    Case("tff", "fedda_sgdm", 20),
+    Case("tff", "scaffold", 20),
+    Case("tff", "scaffold", 40),
+    Case("tff", "scaffold", 40, chunk=10),
+    Case("tff", "term", 20),
+    Case("tff", "adafed", 20),
+    Case("tff", "adafed", 40),
+    Case("tff", "adafed", 40, chunk=10),
+    Case("vectorized", "fedavg", 20),
+    Case("vectorized", "fedavg", 40),
+    Case("vectorized", "fedavg", 40, chunk=10),
+    Case("vectorized", "fedda_sgdm", 20),
+    Case("vectorized", "scaffold", 20),
+    Case("vectorized", "adafed", 20),
+    Case("native", "fedavg", 10),
+    Case("native", "fedavg", 20),
+    Case("native", "scaffold", 10),
+    Case("native", "adafed", 10),
+    Case("tff", "fedavg", 10, workload="w2"),
+    Case("tff", "fedavg", 10, workload="w7"),
+    Case("tff", "fedavg", 10, workload="w8"),
+    Case("tff", "fedavg", 1000, workload="w10"),
+    Case("vectorized", "fedavg", 1000, workload="w10"),
+    Case("vectorized", "fedavg", 1000, chunk=50, workload="w10"),
+]
+
+
+def dense(hidden: int):
+    """Makes a dense Keras model of one hidden layer, 784 to 10."""
+    import tensorflow as tf
+
+    layers = [tf.keras.layers.InputLayer((784,))]
+    layers += [tf.keras.layers.Dense(hidden, "relu"), tf.keras.layers.Dense(10)]
+    return tf.keras.Sequential(layers)
+
+
+def _task(case):
+    """Returns the task of a case in Python, the examples of a minibatch, and the client's rate."""
+    import numpy as np
+
+    import tasks
+    from benchmarks import workloads
+    from benchmarks.scale_tasks import Repeated
+    from tasks.models import losses
+
+    if case.workload:
+        made = workloads.WORKLOADS[case.workload](None)
+        clients, model = made.clients, made.keras_model
+        loss, reduction = made.loss, made.loss_reduction
+        batch_size, rate = made.batch_size, made.learning_rate
+    else:
+        rng = np.random.default_rng(0)
+        x = rng.random((_EXAMPLES, 784), np.float32)
+        clients = [(x, rng.integers(0, 10, _EXAMPLES).astype(np.int32))]
+        model = functools.partial(dense, case.hidden)
+        loss, reduction = losses.sparse_softmax_cross_entropy, "mean"
+        batch_size, rate = _BATCH, 0.01
+    task = tasks.task.Task(
+        name="peaks",
+        train=Repeated(clients, case.clients),
+        test=None,
+        central_test=Repeated(clients, 1).examples(0),
+        keras_model_fn=lambda seed: model(),
+        loss=loss,
+        loss_reduction=reduction,
+        metrics={},
+        primary_metric="loss",
+        higher_is_better=False,
+    )
+    return task, batch_size, rate
+
+
+def _resident(pid: int) -> int:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+@contextlib.contextmanager
+def _watched(found: dict) -> Iterator[None]:
+    """Notes the resident memory of this process and its children, now and at most."""
+    gc.collect()
+    me = psutil.Process()
+    pids = [me.pid, *(child.pid for child in me.children(recursive=True))]
+    found["before"] = found["peak"] = sum(map(_resident, pids))
+    over = threading.Event()
+
+    def watch():
+        while not over.is_set():
+            found["peak"] = max(found["peak"], sum(map(_resident, pids)))
+            time.sleep(0.005)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def measure(case: Case) -> dict:
+    """Measures a case; for a process that does nothing else.
+
+    Returns:
+      Bytes: of the `model`; resident `before` the rounds; of the `peak` of the rounds; and the
+      `least` that a round takes.
+    """
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: case.threads])
+    from common import imports
+
+    imports.import_tensorflow()
+    from common import memory
+    from simulation import in_python
+    from simulation.rounds import least_memory, loop
+
+    found, rounds, require = {}, loop.run, memory.require
+
+    def noted(num_bytes, what, advice):
+        if what.startswith("A round of"):
+            found["least"] = num_bytes
+        require(num_bytes, what, advice)
+
+    def watched(*arguments, **named):
+        with _watched(found):
+            return rounds(*arguments, **named)
+
+    # Else it would not be looked at, since there is enough memory.
+    least_memory._MOST_VECTORS = 1 << 40
+    memory.require, loop.run = noted, watched
+    task, batch_size, rate = _task(case)
+    with tempfile.TemporaryDirectory() as folder:
+        result = in_python.run(
+            task=task,
+            algorithm=case.method,
+            progress=False,
+            runtime=case.runtime,
+            clients_per_round=case.clients,
+            clients_per_chunk=case.chunk or None,
+            client_batch_size=batch_size,
+            client_learning_rate=rate,
+            server_learning_rate=1.0,
+            total_rounds=_ROUNDS,
+            rounds_per_eval=_ROUNDS,
+            rounds_per_checkpoint=_ROUNDS,
+            root_output_dir=folder,
+        )
+    return {**found, "model": sum(w.nbytes for w in result.weights)}
+
+
+def in_a_process_of_its_own(case: Case) -> dict:
+    """Measures a case, see `measure`."""
+    command = [sys.executable, "-m", "benchmarks.peaks", f"--one={json.dumps(case)}"]
+    # A file, not a pipe: TFF's worker may hold a pipe open longer than the run lasts.
+    with tempfile.TemporaryFile("w+") as output:
+        subprocess.run(command, check=True, stdout=output)
+        output.seek(0)
+        return json.loads(output.read().splitlines()[-1])
+
+
+def main() -> None:
+    """Runs the benchmark and prints a Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", help=f"of {', '.join(case.name for case in CASES)}")
+    parser.add_argument("--csv", help="file to write the records to")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(Case(*json.loads(options.one)))))
+        return
+    chosen = options.cases.split(",") if options.cases else [case.name for case in CASES]
+    records = []
+    for case in CASES:
+        if case.name not in chosen:
+            continue
+        found = in_a_process_of_its_own(case)
+        grown = found["peak"] - found["before"]
+        record = {
+            "what": case.workload or "dense",
+            **{name: getattr(case, name) for name in ("runtime", "method", "clients")},
+            "chunk": case.chunk or "",
+            "threads": case.threads,
+            "model_mib": round(found["model"] / 2**20, 1),
+            "before_mib": round(found["before"] / 2**20),
+            "grown_mib": round(grown / 2**20),
+            "least_mib": round(found["least"] / 2**20),
+            "of_least": round(grown / found["least"], 2),
+        }
+        records.append(record)
+        print(f"| {' | '.join(map(str, record.values()))} |", flush=True)
+        if options.csv:
+            common.write_csv(options.csv, records)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""What the largest round of a run takes of memory at least, known before the first one.
+
+Counted is only what has to be there at one and the same moment: what the clients hold that are
+worked on at once, what the server holds of each client until all are there, and the clients' data.
+All else comes on top: activations, copies, the server's next state. So nothing is refused that
+would have run. `benchmarks/peaks.py` measures by how much a run takes more;
+docs/performance.md has the formulas and the table.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from common import memory
+from simulation.errors import RunError
+from simulation.rounds import in_chunks
+from simulation.rounds.cohorts import Cohorts
+from simulation.runtimes import plans
+from tff_algos.model import Model
+
+# To look at the words of a round takes seconds of a large model. It is not done where even so many
+# vectors of the model's size for each client would fit.
+_MOST_VECTORS = 20
+
+
+class Sizes(NamedTuple):
+    """Bytes of what a client has in a round.
+
+    Attributes:
+      model: The model's weights.
+      stacked: What the server holds of it side by side with the others'.
+      kept: What it holds from one exchange of the round to a later one.
+      state: What it keeps between rounds.
+    """
+
+    model: int
+    stacked: int = 0
+    kept: int = 0
+    state: int = 0
+
+
+class Share(NamedTuple):
+    """A part of what a round takes.
+
+    Attributes:
+      num_bytes: How much.
+      what: Of what, in words.
+      cure: What takes less.
+    """
+
+    num_bytes: int
+    what: str
+    cure: str
+
+
+def sizes_of(plan: plans.Plan, model: Model) -> Sizes:
+    """Returns the sizes of a round."""
+    return Sizes(
+        model=sum(w.nbytes for w in model.initial_weights),
+        stacked=plan.stacked_bytes(),
+        kept=max(nbytes(plan.spec(list(phase.kept))) for phase in plan.phases),
+        # Clients that only find something out keep nothing.
+        state=nbytes(plan.specs.get(plans.CLIENT_STATES, ())),
+    )
+
+
+def nbytes(specs: Any) -> int:
+    """Returns the bytes of a structure of `tf.TensorSpec`s; an unknown dimension counts as 1."""
+    return sum(
+        int(np.prod([d or 1 for d in spec.shape.as_list()], dtype=np.int64)) * spec.dtype.size
+        for spec in tf.nest.flatten(specs)
+    )
+
+
+def of_round(
+    sizes: Sizes,
+    data: np.ndarray,
+    settings: Mapping[str, Any],
+    threads: int,
+    *,
+    on_gpu: bool = False,
+    can_cut: bool = True,
+) -> list[Share]:
+    """Returns what a round takes at the moment at which it takes most.
+
+    Args:
+      sizes: The round's sizes.
+      data: Bytes of what each client of the cohort works through, int64 `[K]`.
+      settings: The run's settings.
+      threads: Clients that `tff` works on at once.
+      on_gpu: Whether clients work in a GPU's memory, which is not looked at here.
+      can_cut: Whether the round can go through its cohort in chunks.
+    """
+    if on_gpu:
+        sizes = sizes._replace(model=0, stacked=0, kept=0)
+    model, stacked, kept, state = sizes
+    runtime, whole = settings["runtime"], settings["clients_per_chunk"] is None
+    number = len(data)
+    # Clients whose data are stacked, and whose states are read, together.
+    together = number if whole else min(number, settings["clients_per_chunk"])
+
+    fewer = "fewer clients a round take less"
+    cut, at_once = fewer, "--runtime=tff takes less"
+    if can_cut and together > 1:
+        chunks = f"--clients_per_chunk of less than {together:,}"
+        cut, at_once = f"{chunks} takes less", f"{chunks}, or --runtime=tff, takes less"
+    in_tff = "--runtime=tff, or fewer clients a round, take less"
+
+    def of(each, clients, what, cure):
+        plural = "s" * (clients > 1)
+        return Share(int(each) * clients, f"the {what} of {clients:,} client{plural}", cure)
+
+    def examples(total_bytes, clients, cure):
+        return of(0, clients, "examples", cure)._replace(num_bytes=int(total_bytes))
+
+    def rows(times):
+        return of(times * stacked, number, "vectors at the server", fewer)
+
+    def states(times):
+        return of(times * state, together, "states, before and after the round,", cut)
+
+    limit = settings["client_state_memory_mb"] << 20
+    stored = state and min(limit // state, number) * state
+    store = Share(stored, "the store of clients' states", "--client_state_memory_mb bounds it")
+    # Results of an exchange, which wait for the next one.
+    between = [of(kept, number, "vectors between exchanges", fewer), states(1), store]
+    if settings["workers"]:
+        # The rest is theirs, who may be on other machines.
+        moments = [[rows(2)]]
+    elif runtime == "native":
+        # Examples are in this process and in TFF's worker, which has all results before it adds
+        # them up, and rows before and after one more is appended.
+        results = of(2 * stacked or model, number, "results", in_tff)
+        moments = [[examples(2 * data.sum(), number, in_tff), results, states(2), store]]
+    elif runtime == "tff":
+        fewer_examples = "fewer epochs or a smaller --max_elements_per_client take less"
+        weights = of(model, min(threads, together), "weights", "fewer cores (taskset) take less")
+        one = examples(data.max(initial=0), 1, fewer_examples)
+        # Rows are there as they came and as one array; in the end, states as tensors and arrays.
+        moments = [[one, weights, states(1), store], between]
+        if whole:
+            moments += [[rows(2), states(2), store], [states(3), store]]
+        else:
+            moments += [[rows(2), store], [states(2), store]]
+    else:
+        stacked_examples = examples(data[:together].sum(), together, at_once)
+        # Weights before and after a step, or beside its gradients. Known by measuring only.
+        weights = of(2 * model, together, "weights and gradients", at_once)
+        moments = [[stacked_examples, weights, states(1), store], between]
+        if whole:
+            moments += [[stacked_examples, rows(1), states(2), store]]
+        else:
+            moments += [[rows(2), store], [states(2), store]]
+    return max(moments, key=total)
+
+
+def total(shares: Sequence[Share]) -> int:
+    """Returns the bytes of all shares."""
+    return sum(share.num_bytes for share in shares)
+
+
+def require(
+    process: Any,
+    model: Model,
+    cohorts: Cohorts,
+    settings: Mapping[str, Any],
+    all_plans: Mapping[str, plans.Plan] | None = None,
+) -> None:
+    """Refuses a run whose rounds surely would not fit into memory.
+
+    Args:
+      process: A process of `tff_algos.build`, or a `StagedProcess`.
+      model: The model.
+      cohorts: The clients of the run's rounds.
+      settings: The run's settings, the runtime settled.
+      all_plans: The rounds, from `in_chunks.plans_of`, where they are known.
+
+    Raises:
+      HparamError: If it would not fit.
+    """
+    name = settings["algorithm"]
+    data = nbytes((model.x_spec, model.y_spec)) * cohorts.examples(cohorts.largest_round())
+    least = Sizes(sum(w.nbytes for w in model.initial_weights))
+    can_cut = True
+    if all_plans is None and _MOST_VECTORS * least.model * len(data) > memory.available():
+        try:
+            all_plans = in_chunks.plans_of(process, name)
+        except RunError:
+            # It still takes what every round does.
+            can_cut = False
+    sizes = [sizes_of(plan, model) for plan in (all_plans or {}).values()] or [least]
+    shares = max(
+        (
+            of_round(
+                of_process,
+                data,
+                settings,
+                len(os.sched_getaffinity(0)),
+                on_gpu=bool(tf.config.list_physical_devices("GPU")),
+                can_cut=can_cut,
+            )
+            for of_process in sizes
+        ),
+        key=total,
+    )
+    most = max(shares, key=lambda share: share.num_bytes)
+    memory.require(
+        total(shares),
+        f"A round of {name} with --runtime={settings['runtime']}, most of it for {most.what} "
+        f"({memory.gib(most.num_bytes)}),",
+        most.cure,
+    )
