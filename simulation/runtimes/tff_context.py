@@ -53,8 +53,12 @@ def _to_native_form(comp):
     """
     block = comp.to_building_block()
     block, _ = tensorflow_tree_transformations.replace_intrinsics_with_bodies(block)
-    block = transformations.to_call_dominant(block)
-    return compiled_computation_transformations.transform_tf_call_ops_to_disable_grappler(block)[0]
+    try:
+        block = transformations.to_call_dominant(block)
+        disable = compiled_computation_transformations.transform_tf_call_ops_to_disable_grappler
+        return disable(block)[0]
+    except ValueError:  # As in TFF: what it cannot compile is run as it is.
+        return block
 
 
 class InProcessContext(tff.framework.SyncContext):
