@@ -202,10 +202,9 @@ def to_process(
       `tff.learning.models.ModelWeights` with a list of trainable weights. With client state, a
       `StatefulProcess`.
     """
+    initial = tf.nest.map_structure(tf.convert_to_tensor, method.initialize())
     state_type = tff.to_type(
-        tf.nest.map_structure(
-            lambda t: tff.TensorType(t.dtype.as_numpy_dtype, t.shape), method.initialize()
-        )
+        tf.nest.map_structure(lambda t: tff.types.tensorflow_to_type((t.dtype, t.shape)), initial)
     )
     at_server = tff.FederatedType(state_type, tff.SERVER)
 

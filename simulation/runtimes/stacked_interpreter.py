@@ -62,7 +62,7 @@ class StackedInterpreter(tff_interpreter.Interpreter):
         Raises:
           NotVectorizable: If a part of it has no form over several clients.
         """
-        block = tff_context._to_native_form(computation).to_building_block()
+        block = tff_context._to_native_form(computation)
         try:
             return self.resolve(block)({tff_interpreter.NUM_CLIENTS: num_clients})(argument)
         except NotImplementedError as e:

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tasks.layers import sequences, vectorizable
+from tasks import layers
+from tasks.layers import vectorizable
 
 # Classes from which on the loss has operations of its own, 2.5 times faster; with 100 they are not.
 _MANY = 1000
@@ -28,7 +29,7 @@ def sparse_softmax_cross_entropy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Ten
       Losses in nats, `[B, ...]`, of the logits' dtype; 0 where logits that carry rows
       (`tasks.layers.sequences`) have none.
     """
-    if sequences.rows_of(y_pred) is not None:
+    if layers.sequences.rows_of(y_pred) is not None:
         return _of_rows(sparse_softmax_cross_entropy, y_true, y_pred)
     many = (y_pred.shape[-1] or 0) >= _MANY
     if not many or vectorizable.required() or tf.config.list_physical_devices("GPU"):
@@ -39,9 +40,9 @@ def sparse_softmax_cross_entropy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Ten
 
 def _of_rows(fn: Callable, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     """Returns `fn` of classes `[B, T]` and of logits that carry rows, 0 where there is none."""
-    logits, places = sequences.rows_of(y_pred)
-    values = fn(sequences.take(y_true, places), logits)
-    return sequences.spread(sequences.Rows(values, places), y_true)
+    logits, places = layers.sequences.rows_of(y_pred)
+    values = fn(layers.sequences.take(y_true, places), logits)
+    return layers.sequences.spread(layers.sequences.Rows(values, places), y_true)
 
 
 def _of_many_classes(y: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
@@ -77,7 +78,7 @@ def sparse_accuracy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     Returns:
       Zeros and ones, `[B, ...]`, of the logits' dtype; 0 where logits that carry rows have none.
     """
-    if sequences.rows_of(y_pred) is not None:
+    if layers.sequences.rows_of(y_pred) is not None:
         return _of_rows(sparse_accuracy, y_true, y_pred)
     hits = tf.equal(tf.argmax(y_pred, axis=-1, output_type=tf.int32), tf.cast(y_true, tf.int32))
     return tf.cast(hits, y_pred.dtype)

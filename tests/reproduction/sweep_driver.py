@@ -40,6 +40,7 @@ def short_runs(flagfile, root, number):
         stand_in="",
         reasons={},
         seconds={},
+        widen={},
     )
     return items.planned_runs(setup, setup.rows, {"fedavgm": [{}]}, setup.seeds, root=root)
 

@@ -84,6 +84,6 @@ def test_a_function_marked_to_stay_apart_does_when_a_computation_is_compiled():
         return tff.federated_sum(tff.federated_map(work, values))
 
     with runtimes.installed("tff"):
-        block = tff_context._to_native_form(total).to_building_block()
+        block = tff_context._to_native_form(total)
         assert b"_noinline" in block.proto.SerializeToString()
         np.testing.assert_allclose(total([0.0, 1.0]), 2 * (2 + np.sin(1.0)), rtol=1e-6)
