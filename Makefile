@@ -58,7 +58,7 @@ run-full: venv  ## the same for all of its rounds
 	$(RUN)
 
 test: venv  ## run the quick tests
-	$(BIN)/python -m pytest -n 2 --dist=loadgroup -m "not long" tests
+	$(BIN)/python -m pytest -n 2 --dist=loadgroup --no-loadscope-reorder -m "not long" tests
 
 test-long: venv  ## run every test that has not passed at this commit (SHARD=2/8: the second of eight parts)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -p tests.shards --shard=$(SHARD) tests

@@ -15,6 +15,8 @@ from common import imports
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 _RUN_ID = "FEDOPT_TEST_RUN"
+# Begun first: else one process would be left with them in the end, and the other without work.
+_LONGEST = ("test_every_task.py", "test_workers.py", "test_vectorized.py", "test_plots.py")
 
 # What is started in the background ignores Ctrl-C and the end of its terminal, and so would all
 # that the tests start.
@@ -55,6 +57,7 @@ def pytest_collection_modifyitems(config, items):
     With --dist=loadgroup, a file's tests run in one process, save those of a group of theirs. So
     fixtures of a module are made once, and what a file's tests keep serves all of them.
     """
+    items.sort(key=lambda item: item.path.name not in _LONGEST)
     has_quick = {}
     for item in items:
         mark = item.get_closest_marker("quick_cases")

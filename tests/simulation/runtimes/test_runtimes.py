@@ -828,6 +828,7 @@ def test_only_what_goes_into_aggregates_alone_is_folded_as_it_comes():
     assert not streamed(PROCESS.next), "its clients' states come of a second map"
 
 
+@pytest.mark.long
 def test_repeated_calls_keep_nothing():
     data = [client_arrays(seed, 2) for seed in range(4)]
     with contextlib.closing(tff_context.InProcessContext(2)) as context, using(context):

@@ -387,6 +387,7 @@ def test_only_what_is_bound_runs_over_the_whole_cohort(problem, process):
         assert bound.next is process.next and bound.prepare(clients) is clients
 
 
+@pytest.mark.long
 def test_auto_takes_small_dense_models_at_once_on_a_cpu(problem, monkeypatch):
     def chosen(model):
         return runtimes.choose(tff_algos.build("fedavg", model, **RATES))

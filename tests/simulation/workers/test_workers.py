@@ -518,6 +518,7 @@ def test_a_task_and_a_model_given_in_python_go_to_the_workers(ray, actors):
     assert_same_bits(run.rounds([crew] * ROUNDS), alone)
 
 
+@pytest.mark.long
 def test_workers_of_a_machine_share_the_arrays_of_a_task_given_in_python(ray, tmp_path):
     """They lie in its object store once: also a map of a file, and whatever holds them."""
     from simulation.workers import start
