@@ -17,8 +17,8 @@ PEER_VENVS := .venv-peers
 PEER_STAMPS := $(PEERS:%=$(PEER_VENVS)/%/requirements.installed)
 LOCK := .lock
 RUN := $(BIN)/python reproduce.py --paper=adafedadam --item=table5 --setup=synthetic --rows=fedavg,fedadam
-# Wheels only, so that nothing is compiled; jax 0.4.13, which is pure Python, has none.
-FORMATS := --only-binary :all: --no-binary jax
+# Wheels only, so that nothing is compiled; jax 0.4.13 and promise, which are pure Python, have none.
+FORMATS := --only-binary :all: --no-binary jax --no-binary promise
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-input --no-deps --require-hashes $(FORMATS)
 
 # The check runs the interpreter: a name on PATH may be a shim with no interpreter behind it.
@@ -122,6 +122,7 @@ lock:  ## resolve requirements*.in again, keeping pins that still fit (LOCK_FLAG
 
 site: venv  ## build the documentation's pages into site/
 	$(BIN)/mkdocs build --strict
+	@echo "To read them, search included: $(BIN)/python -m http.server --directory site"
 
 clean:  ## remove the virtual environments and caches; results stay
 	rm -rf $(VENV) $(PEER_VENVS) $(LOCK) .pytest_cache .ruff_cache .hypothesis

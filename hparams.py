@@ -14,6 +14,8 @@ Value = bool | int | float | str | None
 
 # Counts are 32-bit numbers in TensorFlow's graphs and in seeds.
 MAX_INT = 2**31 - 1
+# A seed is one word of NumPy's `SeedSequence`.
+MAX_SEED = 2**32 - 1
 
 
 class HparamError(ValueError):
@@ -86,7 +88,7 @@ class Hparam:
     """One setting.
 
     Attributes:
-      name: Python name of the setting, e.g. `beta1`.
+      name: Python name of the setting, e.g. `beta1`; `lambda_` where that is a keyword of Python.
       default: Value in force where the user gives none, or a `By` if it depends on another setting.
         `None` means "not set" and is only for settings whose absence has a meaning of its own,
         which `help` must state.
@@ -99,8 +101,9 @@ class Hparam:
       exclusive_minimum: Whether `minimum` itself is out of range.
       exclusive_maximum: Whether `maximum` itself is out of range.
       choices: The values allowed, for a `str`.
-      flag: Name of the flag; `None` means `<owner>_<name>`. Owners that share a flag (the FedOpt
-        methods share `--fedopt_variant`) give the same name and must agree in everything else.
+      flag: Name of the flag; `None` means `<owner>_<name>`, without an underscore at the end that
+        keeps the name from being a keyword. Owners that share a flag (the FedOpt methods share
+        `--fedopt_variant`) give the same name and must agree in everything else.
     """
 
     name: str
@@ -134,7 +137,7 @@ class Hparam:
 
     def flag_name(self, owner: str) -> str:
         """Returns the name of the flag under which `owner` (a method or task name) offers it."""
-        return self.flag or f"{owner}_{self.name}"
+        return self.flag or f"{owner}_{self.name.removesuffix('_')}"
 
     def describe_range(self) -> str:
         """Returns the values allowed in words, e.g. `in [0, 1)`; empty if anything goes."""

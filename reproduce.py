@@ -2,14 +2,17 @@
 
     python reproduce.py --list
     python reproduce.py --paper=adafedadam --item=table5 --setup=synthetic --rows=fedavg,fedadam
+    python reproduce.py --items=DIR --item=my_sweep
     python reproduce.py --compare DIR DIR...
 
 What is to be run is data: `papers/<paper>/<item>.toml` names for each set-up its rows (a flag file
 each), seeds, grids, columns and the rule by which a grid's best point is chosen;
-`papers/<paper>/published.csv` holds the paper's numbers. Every run is a `run_experiment.py` of its
-own, so that what is done is skipped and what was cut off is resumed.
+`papers/<paper>/published.csv` holds the paper's numbers. Your own items are such files in a folder
+of your own (docs/items.md). Every run is a `run_experiment.py` of its own, so that what is done is
+skipped and what was cut off is resumed.
 """
 
+import dataclasses
 import os
 import pathlib
 import shutil
@@ -26,7 +29,7 @@ import tabulate  # noqa: E402
 from absl import flags  # noqa: E402
 
 from hparams import HparamError  # noqa: E402
-from reproduction import items, readme, results, sweep  # noqa: E402
+from reproduction import items, needs, readme, results, score, search, sweep  # noqa: E402
 from reproduction.items import ReproduceError  # noqa: E402
 from simulation import experiment_flags  # noqa: E402
 from simulation.errors import RunError  # noqa: E402
@@ -35,6 +38,18 @@ from simulation.runtimes import supervisor  # noqa: E402
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("paper", None, "Folder under papers/.", flag_values=FLAGS)
 flags.DEFINE_string("item", None, "Table or figure: a .toml of the paper.", flag_values=FLAGS)
+flags.DEFINE_string(
+    "items",
+    None,
+    "Folder with your own items, in place of --paper; docs/items.md says what is in it.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_bool(
+    "full_grid",
+    False,
+    "Run whole grids also where the item has a [search].",
+    flag_values=FLAGS,
+)
 flags.DEFINE_string("setup", None, "Set-up of the item; all by default.", flag_values=FLAGS)
 flags.DEFINE_list("rows", None, "Rows of the set-up; all by default.", flag_values=FLAGS)
 flags.DEFINE_list("seeds", None, "Seeds; the item's by default.", flag_values=FLAGS)
@@ -112,7 +127,20 @@ flags.DEFINE_bool(
 flags.DEFINE_bool(
     "write_readmes", False, "Only bring the pages of papers/ up to date.", flag_values=FLAGS
 )
-flags.DEFINE_bool("list", False, "List papers, items, set-ups and rows.", flag_values=FLAGS)
+flags.DEFINE_bool(
+    "redraw",
+    False,
+    "Only draw the recorded figures again from the CSV files beside them, of all papers or of "
+    "--paper, --item and --setup.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_bool(
+    "list",
+    False,
+    "List papers, items, set-ups and rows, and what those take that were not run: data, found or "
+    "missing, and hours.",
+    flag_values=FLAGS,
+)
 flags.DEFINE_bool("help", False, "Print this.", flag_values=FLAGS)
 
 
@@ -178,15 +206,18 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
         _draw(setup, options)
         return
 
-    def plan(points, seeds):
+    if options.full_grid:
+        setup = dataclasses.replace(setup, search={})
+
+    def plan(points, seeds, most_rounds=max_rounds):
         return items.planned_runs(
             setup,
-            rows,
+            [row for row in rows if row in points],
             points,
             seeds,
             root=options.root_output_dir,
             data_dir=options.data_dir,
-            max_rounds=max_rounds,
+            max_rounds=most_rounds,
         )
 
     # A grid is tried on the rule's seeds; its best point is then run on the others as well.
@@ -201,10 +232,19 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
         further = plan({row: points[row][:1] for row in rows}, others)
         _dry_run(setup, [*runs, *further], resources)
         return
-    sweep.execute(runs, resources, max_minutes)
-    chosen = results.choose(runs, setup)
+    _check_figures(setup)
+    if setup.search:
+        if options.budget:
+            raise ReproduceError(
+                "--budget does not go with [search]: set search.budget, or --full_grid."
+            )
+        runs, chosen, told = _searched(setup, rows, points, tried_seeds, plan, resources)
+    else:
+        told = []
+        sweep.execute(runs, resources, max_minutes)
+        chosen = results.choose(runs, setup)
     further = plan({row: [chosen[row]] for row in rows}, seeds)
-    if len(tried_seeds) < len(seeds):
+    if len(tried_seeds) < len(seeds) or setup.search:
         sweep.execute(further, resources, max_minutes)
     runs = list({run.folder: run for run in [*runs, *further]}.values())
 
@@ -215,6 +255,7 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
     results.write_csv(folder / "results.csv", records)
     results.write_csv(folder / "runs.csv", results.grid_records(runs, setup, chosen))
     caveats = results.caveats(records, setup)
+    caveats += [*told, *filter(None, [results.largest_difference(records, setup)])]
     text = "\n".join([setup.title, "", results.format_table(records, setup), "", *caveats])
     (folder / "table.md").write_text(f"{text}\n")
     latex = results.format_table(records, setup, "latex_booktabs")
@@ -222,11 +263,40 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
     (folder / "table.tex").write_text(f"% {setup.title}\n{comments}{latex}\n")
     drawn = drawing.draw(setup, runs, chosen, folder)
     print(f"\n{text}")
+    print(f"Columns (docs/metrics.md): {results.columns_in_words(setup)}")
     named = ", ".join(pathlib.Path(path).name for path in drawn)
     print(f"In {folder}: results.csv, runs.csv, table.md, table.tex, {named}")
     if options.record:
         readme.record(setup, folder)
         print(f"Recorded in {readme.recorded_folder(setup)}.")
+
+
+def _searched(setup, rows, points, seeds, plan, resources):
+    """Searches the grids of rows; returns the runs, the chosen points and what is to be said."""
+    wide = [row for row in rows if len(points[row]) > 1]
+    runs = plan({row: points[row] for row in rows if row not in wide}, seeds)
+    sweep.execute(runs, resources)
+    found = search.search(
+        setup,
+        wide,
+        lambda some, rounds: plan(some, seeds, rounds),
+        lambda some: sweep.execute(some, resources),
+    )
+    chosen = {row: found[row].point if row in found else dict(points[row][0]) for row in rows}
+    runs += plan({row: points[row] for row in wide}, seeds)
+    return runs, chosen, [found[row].describe(row) for row in wide]
+
+
+def _check_figures(setup) -> None:
+    """Refuses figures that nothing draws, before hours of runs."""
+    from reproduction import drawing  # Its libraries take seconds to import.
+
+    for figure in setup.figures:
+        if figure["kind"] not in drawing.KINDS:
+            raise ReproduceError(
+                f"{setup.item} {setup.name}: figures: kind {figure['kind']} is unknown; known: "
+                f"{', '.join(drawing.KINDS)}."
+            )
 
 
 def _draw(setup, options) -> None:
@@ -245,11 +315,16 @@ def _draw(setup, options) -> None:
     if options.record:
         target = readme.recorded_folder(setup)
         target.mkdir(parents=True, exist_ok=True)
-        shutil.copy(known["output"], target)
+        for ending in (".png", ".csv"):
+            drawn = pathlib.Path(known["output"]).with_suffix(ending)
+            if drawn.exists():
+                shutil.copy(drawn, target)
 
 
 def _dry_run(setup, runs, resources) -> None:
-    rows = sweep.estimate(runs, setup.seconds)
+    nearest = {name: needs.of_row(setup, row) for name, row in setup.rows.items()}
+    nearest = {row: (found.seconds, found.workload) for row, found in nearest.items() if found}
+    rows = sweep.estimate(runs, setup.seconds, nearest)
     table = [
         [e.row, e.runs, e.rounds, "" if e.seconds is None else f"{e.seconds:.3g}", e.source]
         + ["" if e.seconds is None else f"{e.rounds * e.seconds / 3600:.2f}"]
@@ -264,8 +339,15 @@ def _dry_run(setup, runs, resources) -> None:
     told = f"{known:.2f} hours of one run after the other, {known / jobs:.2f} with {jobs} at a time"
     if unknown:
         told += f"; {unknown} rounds of rows without a measured round are not counted"
-    if setup.not_here:
-        told += f"; not here: {setup.not_here}"
+    told_data = needs.told_data(setup, FLAGS.data_dir)
+    if any(e.source.startswith(sweep.NEAREST) for e in rows):
+        told += f"; what is by a nearest measured workload is for {needs.MACHINE}"
+    if told_data:
+        told += f"; data: {told_data}"
+    shares = {row: search.planned_share(setup, row) for row in setup.rows}
+    parts = [f"{row} {share:.1%}" for row, share in shares.items() if share < 1]
+    if parts:
+        told += f"; of the rounds of whole grids [search] takes a part: {', '.join(parts)}"
     print(f"\n{told}.\n")
 
 
@@ -274,13 +356,48 @@ def _write_readmes() -> None:
     print("\n".join(f"{path} is up to date now" for path in changed) or "All pages are up to date.")
 
 
+def _redraw(options) -> None:
+    """Draws recorded figures again."""
+    from reproduction import drawing  # Its libraries take seconds to import.
+
+    wanted = items.all_items(options.paper) if options.paper else items.all_items()
+    for item in wanted:
+        for setup in item.setups.values():
+            if options.item in (None, item.name) and options.setup in (None, setup.name):
+                for path in drawing.draw_again(setup, readme.recorded_folder(setup), (".png",)):
+                    print(path)
+
+
 def _list() -> None:
-    for item in items.all_items():
-        print(f"--paper={item.paper} --item={item.name}: {item.title}")
+    for item in items.own_items(FLAGS.items) if FLAGS.items else items.all_items():
+        where = f"--items={FLAGS.items}" if FLAGS.items else f"--paper={item.paper}"
+        print(f"{where} --item={item.name}: {item.title}")
         for name, setup in item.setups.items():
             of = f" --rows={','.join(setup.rows)}" if setup.rows else ""
-            why = f" (not here: {setup.not_here})" if setup.not_here else ""
-            print(f"  --setup={name}{of}: {setup.title}{why}")
+            print(f"  --setup={name}{of}: {setup.title}")
+            if setup.rows and not score.recorded(setup):
+                told = [needs.told_data(setup, FLAGS.data_dir), needs.told_hours(setup)]
+                print(f"    takes {'; '.join(filter(None, told))}")
+
+
+def _asked_item() -> items.Item:
+    """Returns the item that the flags name.
+
+    Raises:
+      ReproduceError: If there is none, or it is wrong.
+    """
+    if not FLAGS.items:
+        if not FLAGS.paper or not FLAGS.item:
+            raise ReproduceError("--paper and --item must be set; --list shows what there is.")
+        return items.load_item(FLAGS.paper, FLAGS.item)
+    if FLAGS.paper:
+        raise ReproduceError("--paper and --items name the same thing: set one of them.")
+    known = {item.name: item for item in items.own_items(FLAGS.items)}
+    if FLAGS.item not in known:
+        raise ReproduceError(
+            f"--item={FLAGS.item} is unknown; {FLAGS.items} has: {', '.join(known)}."
+        )
+    return known[FLAGS.item]
 
 
 def _parse(arguments) -> list[str]:
@@ -319,11 +436,17 @@ def main(arguments: list[str]) -> int:
         if FLAGS.help:
             print(f"{__doc__}\n{FLAGS.get_help()}")
             return 0
+        if FLAGS.items:
+            # Modules that their flag files import may lie beside them.
+            sys.path.append(os.path.abspath(FLAGS.items))
         if FLAGS.list:
             _list()
             return 0
         if FLAGS.write_readmes:
             _write_readmes()
+            return 0
+        if FLAGS.redraw:
+            _redraw(FLAGS)
             return 0
         if FLAGS.compare:
             from reproduction import compare
@@ -331,14 +454,12 @@ def main(arguments: list[str]) -> int:
             output = pathlib.Path(FLAGS.root_output_dir) / "compare"
             print(compare.report([*FLAGS.compare, *rest], FLAGS.column, output))
             return 0
-        if not FLAGS.paper or not FLAGS.item:
-            raise ReproduceError("--paper and --item must be set; --list shows what there is.")
-        setups = items.load_item(FLAGS.paper, FLAGS.item).setups
+        setups = _asked_item().setups
         if FLAGS.setup and FLAGS.setup not in setups:
             raise ReproduceError(f"--setup={FLAGS.setup} is unknown; known: {', '.join(setups)}.")
         for name in [FLAGS.setup] if FLAGS.setup else setups:
             reproduce(setups[name], FLAGS)
-        if FLAGS.record:
+        if FLAGS.record and not FLAGS.items:
             _write_readmes()
         return 0
     except (ReproduceError, HparamError, RunError, flags.Error) as e:

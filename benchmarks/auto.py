@@ -15,6 +15,11 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 
 import tasks
 import tff_algos
+from common import command_line
 from simulation.records import checkpoints
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
@@ -178,4 +179,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command_line.begin()
+    command_line.run(main)

@@ -14,6 +14,11 @@ import gc
 import os
 import tempfile
 
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
+
 import numpy as np
 
 import tasks

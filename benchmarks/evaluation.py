@@ -12,6 +12,11 @@ import os
 import statistics
 import time
 
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np

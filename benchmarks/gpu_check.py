@@ -25,6 +25,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np

@@ -16,6 +16,9 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+
+from common import command_line
 
 # Read when TensorFlow is imported, in the children too.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -82,17 +85,17 @@ def child(name: str, data_dir: str | None) -> dict:
     }
 
 
-def main() -> None:
-    """Runs the benchmark, prints a Markdown table, writes a CSV."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark, prints a Markdown table, writes a CSV; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data_dir", default=None, help="folder with the tasks' folders of data")
     parser.add_argument("--tasks", default=None, help="names, separated by commas; default: all")
     parser.add_argument("--csv", default=None, help="file to write the records to")
     parser.add_argument("--child", default=None, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.child:
         print(json.dumps(child(options.child, options.data_dir)))
-        return
+        return 0
     import tasks
     from benchmarks import common
 
@@ -114,7 +117,9 @@ def main() -> None:
         print("| " + " | ".join(map(str, record.values())) + " |", flush=True)
     if options.csv and records:
         common.write_csv(options.csv, records)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    command_line.begin()
+    command_line.run(main)

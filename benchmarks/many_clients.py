@@ -16,6 +16,11 @@ import statistics
 import tempfile
 import time
 
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
+
 import psutil
 import tensorflow as tf
 

@@ -11,6 +11,11 @@ import csv
 import glob
 import os
 
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
+
 from benchmarks import common
 from benchmarks.speed import PEERS
 

@@ -1,6 +1,7 @@
 """What methods cost whose server needs every client's vector: memory, and the server's step.
 
     python -m benchmarks.server_vectors [--clients=100] [--runtimes=tff,vectorized] [--model=cnn]
+        [--methods=fedavg,adafed,fedmgda_plus] [--rounds=2]
 
 A round of AdaFed and of FedMGDA+ with 100 clients of a model of 1.2 million parameters: `cnn` is
 the EMNIST CNN (1,206,590), `mlp` a dense net of 784-1024-384-10 (1,201,290); 198 examples
@@ -19,6 +20,11 @@ import resource
 import subprocess
 import sys
 import time
+
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
 
 import numpy as np
 import tensorflow as tf

@@ -19,12 +19,17 @@ that many more and writes the seconds that one took. The driver (`benchmarks.spe
 sides at once, the peers in `benchmarks/peers` among them, and lets them take turns.
 """
 
+import argparse
 import contextlib
 import functools
 import os
-import sys
 import tempfile
 from concurrent import futures
+
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
 
 from benchmarks.peers import protocol
 
@@ -265,7 +270,12 @@ def _plain_jax_rounds(workload):
 
 def main() -> None:
     """Runs the side that the command line names until standard input closes."""
-    side, name, *rest = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("side", choices=SIDES)
+    parser.add_argument("workload", help="w1 to w6")
+    parser.add_argument("data_dir", nargs="?")
+    options = parser.parse_args()
+    side = options.side
     answers = protocol.take_over_output()
     if side in _OURS:
         from common import imports
@@ -273,7 +283,7 @@ def main() -> None:
         imports.import_tensorflow()
     from benchmarks import workloads
 
-    workload = workloads.WORKLOADS[name](rest[0] if rest else None)
+    workload = workloads.WORKLOADS[options.workload](options.data_dir)
     if side in _OURS:
         a_side = _our_rounds(side, workload)
     elif side.startswith("tff_worker"):

@@ -29,6 +29,11 @@ import tempfile
 import time
 from typing import NamedTuple
 
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
+
 import psutil
 
 from benchmarks import common, workloads

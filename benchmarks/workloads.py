@@ -1,6 +1,6 @@
 """The workloads of the speed benchmark: models, clients' data, and what a round asks for.
 
-W1–W4 have equal clients; W5 and W6 are cohorts as unequal as real ones.
+W1–W4 have equal clients; W5 and W6 are cohorts as unequal as real ones, and W10 is a large one.
 """
 
 from collections.abc import Callable, Sequence
@@ -136,5 +136,20 @@ def _w6(data_dir):
     )
 
 
+def _w10(data_dir):
+    del data_dir
+    rng = np.random.default_rng(0)
+    return Workload(
+        "W10: MLP 784-200-200-10, 1,000 clients of 5 to 40 examples, B = 10",
+        lambda: models.mlp(0, input_shape=(784,)),
+        losses.sparse_softmax_cross_entropy,
+        "mean",
+        _LABELS,
+        _classified(rng, rng.integers(5, 41, 1000), (784,), 10),
+        10,
+        0.05,
+    )
+
+
 # Name → maker, given the folder of real data or `None`.
-WORKLOADS = {"w1": _w1, "w2": _w2, "w3": _w3, "w4": _w4, "w5": _w5, "w6": _w6}
+WORKLOADS = {"w1": _w1, "w2": _w2, "w3": _w3, "w4": _w4, "w5": _w5, "w6": _w6, "w10": _w10}

@@ -43,6 +43,18 @@ def begin() -> None:
     handle_stops(_end_at_once)
 
 
+def answer_help(text: str) -> None:
+    """Ends the process with a text if `--help` or `-h` is asked for.
+
+    For a command whose imports take seconds, to be called before them; `text` is the module's
+    docstring, which then has to name every flag.
+    """
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        begin()
+        print(text.rstrip())
+        run(lambda _: 0)
+
+
 def handle_stops(handler: Callable[[int, Any], None]) -> dict[int, Any]:
     """Handles those of `SIGNALS` that are not ignored, as SIGHUP is by `nohup`.
 

@@ -1,39 +1,154 @@
-"""The one look of all figures, and how they are written: PNG for reading, PDF for print."""
+"""The one look of all figures, and how they are written: PNG for reading, PDF for print.
 
+A method has the same colour, line style and mark in every figure (`looks`). A legend stands beside
+the panels, and `fit` gives a figure the size at which its panels keep theirs, whatever stands
+around them: long words are broken into lines, and nothing leaves the canvas.
+"""
+
+import collections
 import contextlib
+import functools
 import os
+import weakref
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import matplotlib
 
 matplotlib.use("Agg")  # Draws into files; no display is needed.
 
 import numpy as np  # noqa: E402
-from matplotlib import pyplot  # noqa: E402
+from matplotlib import font_manager, pyplot, ticker  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.backends import backend_agg  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.lines import Line2D  # noqa: E402
+from matplotlib.patches import Patch  # noqa: E402
 
-# Inches of one panel, so that three side by side fill a page's width.
-_PANEL = (3.6, 2.9)
+# Inches within the axes of a panel.
+_PANEL = (3.0, 2.2)
+# Entries of a legend below one another.
+_ENTRIES = 22
+_LEGEND_INCHES = 2.4
 
 _STYLE = {
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
     "axes.grid": True,
     "axes.labelsize": 9,
     "axes.spines.right": False,
     "axes.spines.top": False,
+    "axes.titlelocation": "left",
     "axes.titlesize": 9,
     "figure.dpi": 150,
+    "figure.titlesize": 9,
     "font.size": 9,
     "grid.alpha": 0.3,
     "legend.fontsize": 8,
     "legend.frameon": False,
+    "legend.handlelength": 3.2,
     "pdf.fonttype": 42,  # Letters as letters, not as curves.
     "xtick.labelsize": 8,
     "ytick.labelsize": 8,
 }
 
+# Okabe and Ito's colours, which colour-blind readers can tell apart; wine is in place of yellow,
+# which is too pale for a line.
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
+_DASHES = (
+    "-",
+    (0, (5, 1.5)),
+    (0, (1.3, 1.3)),
+    (0, (7, 1.5, 1.3, 1.5)),
+    (0, (7, 1.5, 1.3, 1.5, 1.3, 1.5)),
+)
+_MARKS = "osD^vPX*"
+
+# Colour and line style, so that those that a paper shows together differ in colour. What has no
+# entry gets what its name says, of what the figure has left.
+_KNOWN = {
+    "fedavg": (0, 0), "fedavgm": (4, 0), "fedadagrad": (3, 1), "fedadam": (1, 0), "fedyogi": (5, 1),
+    "fedda_sgdm": (2, 0), "fedda_adam": (6, 1), "fedda_adagrad": (7, 2), "scaffold": (5, 2),
+    "qfedavg": (3, 0), "term": (1, 2), "fedmgda_plus": (5, 0), "afl": (6, 0), "ditto": (7, 1),
+    "adafed": (2, 2), "fedfa": (4, 1), "qfedavg_reweight": (4, 2), "fednova": (6, 2),
+    "fedprox": (5, 3), "adafedadam": (2, 1), "fedams": (5, 4), "fedsps": (6, 3), "fafed": (3, 3),
+    "fedcada": (2, 3), "mfl": (3, 2), "mimelite": (1, 1), "fedlocal": (0, 2), "adaalter": (7, 0),
+    "centralized": (0, 3), "client_adam": (1, 4), "climb": (7, 4), "fedlin": (3, 4),
+    "lookahead": (4, 4), "stem": (4, 3), "fedcorr": (7, 3),
+}  # fmt: skip
+
+
+class Look(NamedTuple):
+    """How a method is drawn.
+
+    Attributes:
+      colour: Its colour.
+      dashes: Its line style, as matplotlib takes it.
+      mark: Its mark.
+    """
+
+    colour: str
+    dashes: Any
+    mark: str
+
+
+def _look(colour: int, dashes: int, further: int = 0) -> Look:
+    mark = _MARKS[(colour + 3 * dashes + further) % len(_MARKS)]
+    return Look(COLOURS[colour % len(COLOURS)], _DASHES[dashes % len(_DASHES)], mark)
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """Returns how each of a figure's lines is drawn; up to 40 of them differ.
+
+    Args:
+      names: Names of rows: a method, and the settings in which rows of it differ. Rows of one
+        method have its colour in a figure of several methods, and all colours in one of their own.
+    """
+    names = list(dict.fromkeys(names))
+    of_method = {name: name.split(" ")[0] for name in names}
+    number = collections.Counter(of_method.values())
+    if len(number) == 1 and len(names) > 1:
+        return {name: _look(i % len(COLOURS), i % len(_DASHES)) for i, name in enumerate(names)}
+    places = {method: _KNOWN[method] for method in number if method in _KNOWN}
+    for method in number:
+        if method not in places:
+            places[method] = _free_place(method, list(places.values()))
+    seen, found = collections.Counter(), {}
+    for name, method in of_method.items():
+        colour, dashes = places[method]
+        found[name] = _look(colour, dashes + seen[method], seen[method])
+        seen[method] += 1
+    return found
+
+
+def _free_place(name, taken) -> tuple[int, int]:
+    """Returns a colour and a line style by the name, not one that is taken while there are free."""
+    every = [(i % len(COLOURS), i % len(_DASHES)) for i in range(len(COLOURS) * len(_DASHES))]
+    start = zlib.crc32(name.encode()) % len(every)
+    every = every[start:] + every[:start]
+    colours = {colour for colour, _ in taken}
+    other = (place for place in every if place[0] not in colours)
+    free = (place for place in every if place not in taken)
+    return next(other, None) or next(free, None) or every[0]
+
+
+def width(place: int, number: int) -> float:
+    """Returns the width of a line in points: the first lies below and is widest, so it shows."""
+    return 2.6 - 1.4 * place / max(1, number - 1)
+
+
+def sparse(place: int, number: int, points: int) -> tuple[int, int]:
+    """Returns which points of a line bear its mark (`markevery`), others than its neighbours'."""
+    step = max(1, points // 6)
+    return place * step // number % step, step
+
+
+_wanted: "weakref.WeakKeyDictionary[Figure, tuple[float, float]]" = weakref.WeakKeyDictionary()
+
 
 def panels(
-    columns: int = 1, rows: int = 1, *, width: float = 1.0, **kwargs
+    columns: int = 1, rows: int = 1, *, width: float = 1.0, height: float = 1.0, **kwargs
 ) -> tuple[Figure, np.ndarray]:
     """Makes an empty figure in the common look.
 
@@ -41,43 +156,203 @@ def panels(
       columns: Panels side by side.
       rows: Panels one below the other.
       width: Width of a panel relative to the common one.
+      height: Height of a panel relative to the common one.
       **kwargs: Passed to `matplotlib.pyplot.subplots`, e.g. `sharey`.
 
     Returns:
       The figure and its panels, an array of `Axes` `[rows, columns]`.
     """
-    size = (width * _PANEL[0] * columns, _PANEL[1] * rows)
+    inner = (width * _PANEL[0], height * _PANEL[1])
+    size = ((inner[0] + 0.7) * columns, (inner[1] + 0.8) * rows)
     with look():
-        return pyplot.subplots(
+        figure, axes = pyplot.subplots(
             rows, columns, figsize=size, layout="constrained", squeeze=False, **kwargs
         )
+    figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)
+    _wanted[figure] = inner
+    return figure, axes
+
+
+def grid(number: int, columns: int = 3, **kwargs) -> tuple[Figure, list[Axes]]:
+    """Makes a figure of as many panels, so many side by side at most; see `panels`."""
+    columns = min(number, columns)
+    figure, axes = panels(columns, -(-number // columns), **kwargs)
+    for unused in axes.flat[number:]:
+        unused.remove()
+    return figure, list(axes.flat[:number])
 
 
 @contextlib.contextmanager
-def look():
-    """Draws in the common look within a `with` statement."""
+def look() -> Iterator[None]:
+    """Draws in the common look within a `with` statement, or as `@look()` within a function."""
     with matplotlib.rc_context(_STYLE):
         yield
 
 
 def colour(place: int) -> str:
-    """Returns the colour of the method (the client, the class) at a place, from 0."""
-    return f"C{place % 10}"
+    """Returns the colour of the client (the class, the setting) at a place, from 0."""
+    return COLOURS[(place + 1) % len(COLOURS)]
 
 
-def legend(axes: Axes) -> None:
-    """Adds a legend if anything in the panel has a name."""
-    if axes.get_legend_handles_labels()[0]:
-        with look():
-            axes.legend()
+def whole_numbers(axis) -> None:
+    """Lets an axis have its ticks at whole numbers, with a comma between thousands."""
+    axis.set_major_locator(ticker.MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+    axis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
 
 
-def save(figure: Figure, output: str) -> list[str]:
-    """Writes a figure as PNG and as PDF and closes it.
+def ticks_at(axis, values: Sequence[float]) -> None:
+    """Lets an axis have its ticks at given values alone."""
+    axis.set_major_locator(ticker.FixedLocator(list(values)))
+    axis.set_major_formatter(ticker.FixedFormatter([f"{value:g}" for value in values]))
+    axis.set_minor_locator(ticker.NullLocator())
+
+
+def band(label: str) -> Patch:
+    """Returns an entry of a legend that explains bands."""
+    return Patch(color="0.5", alpha=0.35, lw=0, label=label)
+
+
+def mark(shape: str, label: str, **kwargs) -> Line2D:
+    """Returns an entry of a legend that explains a mark."""
+    kwargs = {"color": "0.3", "ms": 5, **kwargs}
+    return Line2D([], [], ls="none", marker=shape, label=label, **kwargs)
+
+
+def bar(label: str) -> Line2D:
+    """Returns an entry of a legend that explains error bars."""
+    return Line2D([], [], color="0.3", lw=1.2, label=label)
+
+
+def note(text: str) -> Line2D:
+    """Returns an entry of a legend that is words alone."""
+    return Line2D([], [], ls="none", marker="", label=text)
+
+
+def legend(figure: Figure, further: Sequence[Any] = ()) -> None:
+    """Adds a legend beside the panels if anything in them has a name, each name once.
+
+    Args:
+      figure: The figure.
+      further: Entries of their own, below the others.
+    """
+    entries = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    entries |= {handle.get_label(): handle for handle in further}
+    if not entries:
+        return
+    with look():
+        labels = [_wrap(label, _LEGEND_INCHES, _STYLE["legend.fontsize"]) for label in entries]
+        figure.legend(
+            list(entries.values()),
+            labels,
+            loc="outside right upper",
+            ncols=-(-len(entries) // _ENTRIES),
+        )
+
+
+def broken(name: str) -> str:
+    """Returns the name of a row broken into lines that leave room for a panel beside it."""
+    return _wrap(name, _LEGEND_INCHES, _STYLE["ytick.labelsize"])
+
+
+def fit(figure: Figure) -> Figure:
+    """Breaks long titles and labels into lines, and sizes a figure so that panels have their size.
+
+    Returns:
+      The figure.
+    """
+    inner = np.array(_wanted.get(figure, _PANEL))
+    shape = np.ones(2, int)
+    with look():
+        for axes in figure.axes:
+            if not _is_bar(axes):
+                spec = axes.get_subplotspec()
+                number = spec.get_gridspec() if spec else None
+                shape = np.array([number.ncols, number.nrows]) if number else shape
+            _wrap_words(axes, *(inner * (shape if _is_bar(axes) else 1)))
+        if figure._suptitle is not None:
+            _wrap_text(figure._suptitle, shape[0] * (inner[0] + 0.5))
+        # Where there is too little room there is no layout at all, so at first there is plenty.
+        figure.set_size_inches(shape * (inner + 3) + (3, 0))
+        for _ in range(4):
+            figure.draw_without_rendering()
+            boxes = [axes.get_window_extent() for axes in figure.axes if not _is_bar(axes)]
+            found = np.min([(box.width, box.height) for box in boxes], axis=0) / figure.dpi
+            boxes = [legend_.get_window_extent() for legend_ in figure.legends]
+            legends = np.max([(0, 0), *((b.width, b.height) for b in boxes)], axis=0) / figure.dpi
+            old = figure.get_size_inches()
+            size = old + shape * (inner - found)
+            size[1] = max(size[1], legends[1] + 0.1)
+            figure.set_size_inches(size)
+            if np.allclose(size, old, rtol=0, atol=0.01):
+                break
+    return figure
+
+
+def _is_bar(axes) -> bool:
+    return axes.get_label() == "<colorbar>"
+
+
+def _wrap_words(axes, wide, high):
+    """Breaks the words around a panel of so many inches into lines."""
+    for title in (axes.title, axes._left_title, axes._right_title):
+        _wrap_text(title, wide)
+    _wrap_text(axes.xaxis.label, wide)
+    _wrap_text(axes.yaxis.label, high)
+
+
+def _wrap_text(text, inches):
+    text.set_text(_wrap(text.get_text(), inches, text.get_fontsize()))
+
+
+def _wrap(text: str, inches: float, size: float) -> str:
+    """Breaks a text into lines of at most so many inches, within words where one is longer."""
+    font = font_manager.FontProperties(family=matplotlib.rcParams["font.family"], size=size)
+    return "\n".join(
+        line
+        for part in text.split("\n")
+        for line in _lines(part, lambda t: _inches(t, font) <= inches)
+    )
+
+
+def _lines(text, fits) -> list[str]:
+    if fits(text):
+        return [text]
+    lines = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}".lstrip()
+        if fits(longer):
+            lines[-1] = longer
+            continue
+        if lines[-1]:
+            lines.append("")
+        for letter in word:
+            if lines[-1] and not fits(lines[-1] + letter):
+                lines.append("")
+            lines[-1] += letter
+    return lines
+
+
+def _inches(text, font) -> float:
+    width_, _, _ = _measure().get_text_width_height_descent(text, font, ismath=False)
+    return width_ / 72
+
+
+@functools.cache
+def _measure():
+    # At 72 dots an inch a dot is a point.
+    return backend_agg.FigureCanvasAgg(Figure(dpi=72)).get_renderer()
+
+
+def save(figure: Figure, output: str, endings: Sequence[str] = (".png", ".pdf")) -> list[str]:
+    """Fits a figure, writes it, by default as PNG and as PDF, and closes it.
 
     Args:
       figure: The figure.
       output: Path of either file, or of both without an ending; missing folders are made.
+      endings: The forms to write.
 
     Returns:
       The paths written.
@@ -89,9 +364,8 @@ def save(figure: Figure, output: str) -> list[str]:
     if ending.lower() not in (".png", ".pdf"):
         stem = output
     os.makedirs(os.path.dirname(stem) or ".", exist_ok=True)
-    paths = [f"{stem}.png", f"{stem}.pdf"]
-    for axes in figure.axes:
-        axes.title.set_fontsize(_STYLE["axes.titlesize"])
+    paths = [stem + ending for ending in endings]
+    fit(figure)
     with look():
         for path in paths:
             # Without the date, equal figures are equal files.

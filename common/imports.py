@@ -3,10 +3,14 @@
 import contextlib
 import gc
 import importlib
+import os
 import pkgutil
 import sys
 import types
+from collections.abc import Iterable
 from typing import Any
+
+from hparams import HparamError
 
 # What TensorFlow, Keras and TFF import for features that nothing here has: conversion of JAX
 # programs, data frames as inputs, differential privacy and Vizier's tuning. Nearly half of the time
@@ -129,3 +133,24 @@ def when_used():
         for name, place in places.items():
             place.importing = False
             del sys.modules[name]
+
+
+def modules_of_ones_own(names: Iterable[str]) -> None:
+    """Imports the modules of `--import`, also those that lie in the working folder.
+
+    Args:
+      names: Names of modules, which register methods or tasks.
+
+    Raises:
+      HparamError: If one cannot be imported, whatever it raises.
+    """
+    for name in names:
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+        try:
+            importlib.import_module(name)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:  # Whatever a user's module raises is the user's to read.
+            told = " ".join(str(e).split())
+            raise HparamError(f"--import={name} failed: {type(e).__name__}: {told}") from e

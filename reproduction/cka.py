@@ -19,10 +19,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.begin()
+
 from common import figures
 from reproduction import plots, run_folders
 from simulation.errors import RunError
-from simulation.records import client_states
 
 
 def linear_cka(a: np.ndarray, b: np.ndarray) -> float:
@@ -98,6 +102,8 @@ def of_run(folder: str, part: str, number: int) -> np.ndarray:
     Raises:
       RunError: If the run's clients keep no such thing, or fewer than two keep anything.
     """
+    from simulation.records import client_states  # Takes seconds to import.
+
     path = os.path.join(folder, "client_states.sqlite")
     clients = []
     for state in client_states.read_all(path).values():
@@ -146,4 +152,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    command_line.run(main)

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import tabulate
 from scipy import stats
 
 from common import figures
-from reproduction import plots, run_folders
+from reproduction import plots, quantities, run_folders
 from simulation.errors import RunError
 
 # They tell runs of one experiment apart and decide no experiment.
@@ -153,30 +154,43 @@ def report(folders: Sequence[str], column: str, output: pathlib.Path) -> str:
     runs = run_folders.find_runs(folders)
     flags = differing_flags(runs)
     lines = [f"## Flags that differ ({len(runs)} runs)\n"]
-    lines.append(flags.to_markdown() if len(flags) else "None but seeds and folders.")
+    lines.append(
+        flags.to_markdown(disable_numparse=True) if len(flags) else "None but seeds and folders."
+    )
     curves = aligned(runs, column)
     output.mkdir(parents=True, exist_ok=True)
     curves.to_csv(output / "aligned.csv")
     points = run_folders.curve(runs, column)
-    figures.save(plots.curves(points, ylabel=column), str(output / "curves"))
+    figure = plots.curves(points, quantity=quantities.of_column(column), title=column)
+    figures.save(figure, str(output / "curves"))
     last = points.loc[points.groupby(["method", "seed"], sort=False).round_num.idxmax()]
-    last = last.groupby("method", sort=False).agg(
-        seeds=("seed", "size"), round_num=("round_num", "min"), mean=("value", "mean"),
-        spread=("value", "std"),
-    )  # fmt: skip
-    lines += [f"\n## {column}, last value of each run\n", last.to_markdown(floatfmt=".4g")]
+    ends = [
+        {
+            "": label,
+            "seeds": " ".join(map(str, sorted(of_label.seed))),
+            "round": of_label.round_num.min(),
+            "mean": f"{of_label.value.mean():.4g}",
+            "spread": f"{of_label.value.std():.4g}" if len(of_label) > 1 else "one seed",
+        }
+        for label, of_label in last.groupby("method", sort=False)
+    ]
+    lines += [f"\n## {column}, last value of each run\n", _table(ends)]
     rows = [
         {
             "difference": f"{d.label} - {d.reference}",
             "after round": d.round_num,
             "seeds": " ".join(map(str, d.seeds)),
-            "mean": d.mean,
+            "mean": f"{d.mean:.4g}",
             "95 % interval": f"[{d.low:.4g}, {d.high:.4g}]" if len(d.seeds) > 1 else "one seed",
         }
         for d in paired_differences(runs, column)
     ]
     if rows:
-        lines.append("\n## Differences, paired over seeds\n")
-        lines.append(pd.DataFrame(rows).to_markdown(index=False, floatfmt=".4g"))
+        lines += ["\n## Differences, paired over seeds\n", _table(rows)]
     lines.append(f"\nCurves: {output}/{{aligned.csv,curves.png,curves.pdf}}")
     return "\n".join(lines)
+
+
+def _table(rows) -> str:
+    # Numbers stay as they are written: a seed is not a measurement.
+    return tabulate.tabulate(rows, "keys", tablefmt="pipe", disable_numparse=True)

@@ -1,8 +1,11 @@
-"""A set-up's figures, each as PNG and PDF, in the one look of `figures`.
+"""A set-up's figures, each as PNG and PDF with its data as CSV beside it, in the look of `figures`.
 
-A figure is a line of the item's `figures`: `kind`, and what the kind takes.
+`results` shows what every row came to beside the published values, from results.csv and runs.csv,
+unless a figure over a swept setting does. Further figures are lines of the item's `figures`:
+`kind`, and what the kind takes.
 
-    curves         `column` of metrics.csv over rounds, mean and spread over seeds; `label`
+    curves         `column` of metrics.csv over rounds, mean and spread over seeds; `label`, its
+                   words without a unit; `log = true` for a logarithmic axis
     density        clients' values of `column` of client_metrics.csv
     pareto         the columns `mean_error` and `error_rsd` of the set-up, over the swept setting
     rates          the first column over client and server rate, as heat maps
@@ -13,18 +16,42 @@ A figure is a line of the item's `figures`: `kind`, and what the kind takes.
     client_losses  training losses of the clients that were followed
     direction      length of the update's direction
     similarity     linear CKA of what ten clients keep, by `part` of it (FedCAda, Figure 2)
+
+A figure is drawn from its CSV alone, so that `draw_again` can draw it without its runs.
 """
 
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from common import figures
-from reproduction import plots, results, run_folders
+from reproduction import plots, quantities, results, run_folders
 from reproduction.items import PlannedRun, Setup
 from simulation import experiment_flags
+
+# Panels of `results`, one a column of the table.
+_MOST_PANELS = 3
+
+
+class Kind(NamedTuple):
+    """A kind of figure.
+
+    Attributes:
+      table: Makes the figure's data of a set-up, its runs and its line of `figures`; `None` if no
+        run has anything for it.
+      figure: Draws a set-up's figure from that table and that line.
+      of_ended: Whether it needs a final model; others show a run that diverged as far as it came.
+      swept: Whether it shows every row's results over settings, so that `results` would repeat it.
+    """
+
+    table: Callable[[Setup, Sequence[PlannedRun], Mapping[str, Any]], pd.DataFrame | None]
+    figure: Callable[[Setup, pd.DataFrame, Mapping[str, Any]], Figure]
+    of_ended: bool = False
+    swept: bool = False
 
 
 def draw(
@@ -39,27 +66,147 @@ def draw(
       setup: The set-up.
       runs: Its runs; those that have not begun, or diverged, are left out where they must be.
       chosen: Row → chosen point.
-      folder: Where the files go.
+      folder: Where the files go; results.csv and runs.csv are there if `results` is to be drawn.
 
     Returns:
-      Paths of the files written; none for a figure that no run has anything for.
+      Paths of the figures written; none for a figure that no run has anything for.
     """
     begun = [r for r in runs if r.point == chosen[r.row] and len(r.read().rounds)]
     ended = [r for r in begun if r.read().summary]
-    for old in (path for kind in KINDS for path in folder.glob(f"{kind}*.p[dn][fg]")):
-        old.unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in (path for kind in KINDS for path in folder.glob(f"{kind}*.*")):
+        if old.suffix in (".png", ".pdf", ".csv"):
+            old.unlink()
+    for name, wanted in _names(setup):
+        kind = KINDS[wanted["kind"]]
+        some = ended if kind.of_ended else begun
+        table = kind.table(setup, some, wanted) if some else None
+        if table is not None and len(table):
+            table.to_csv(folder / f"{name}.csv", index=False, float_format="%.7g")
+    return draw_again(setup, folder)
+
+
+def draw_again(
+    setup: Setup, folder: pathlib.Path, endings: Sequence[str] = (".png", ".pdf")
+) -> list[str]:
+    """Draws a set-up's figures from the CSV files in a folder.
+
+    Args:
+      setup: The set-up.
+      folder: The folder, of results or of what is recorded.
+      endings: The forms to write.
+
+    Returns:
+      Paths of the figures written; none for a figure whose data are not there.
+    """
     paths = []
-    for i, wanted in enumerate(setup.figures):
-        make = KINDS[wanted["kind"]]
-        some = ended if make in _OF_ENDED else begun
-        figure = make(setup, some, wanted) if some else None
-        if figure is not None:
-            name = wanted["kind"] + (f"_{i + 1}" if i else "")
-            paths += figures.save(figure, str(folder / name))
+    for name, figure in drawn(setup, folder):
+        paths += figures.save(figure, str(folder / name), endings)
     return paths
 
 
-def _points(runs, column) -> pd.DataFrame:
+def drawn(setup: Setup, folder: pathlib.Path) -> Iterator[tuple[str, Figure]]:
+    """Yields the name and the figure of each figure whose data are in a folder."""
+    swept = any(KINDS[wanted["kind"]].swept for _, wanted in _names(setup))
+    if (folder / "results.csv").exists() and not swept:
+        figure = _results(setup, _read(folder / "results.csv"), _read(folder / "runs.csv"))
+        if figure is not None:
+            yield "results", figure
+    for name, wanted in _names(setup):
+        if (folder / f"{name}.csv").exists():
+            table = pd.read_csv(folder / f"{name}.csv", dtype={"client": str})
+            yield name, KINDS[wanted["kind"]].figure(setup, table, wanted)
+
+
+def _names(setup):
+    """Returns the figures' names, each with its line of `figures`."""
+    kinds = enumerate(setup.figures)
+    return [(f["kind"] + (f"_{i + 1}" if i else ""), f) for i, f in kinds]
+
+
+def _heading(setup, rounds="") -> str:
+    """Returns a figure's title; what is not the paper's stands in a line of its own."""
+    title = "; ".join(part for part in (setup.heading, rounds) if part)
+    return f"{title}\nStand-in: {setup.stand_in}" if setup.stand_in else title
+
+
+def _read(path) -> pd.DataFrame:
+    return pd.read_csv(path, dtype={"seeds": str, "seed": str})
+
+
+def _results(setup, rows, runs) -> Figure | None:
+    """Draws what the set-up's rows came to, with seeds and published values."""
+    theirs = results.published(setup)
+    shown = _shown_columns(setup, rows, theirs)
+    if not shown:
+        return None
+    chosen = runs[runs.chosen.astype(str) == "True"]
+    table = []
+    for column in shown:
+        reading = column.get("reading_of", column["name"])
+        panel = _column_label(setup, column, rows)
+        for row in dict.fromkeys(rows.row):
+            one = {"row": row, "panel": panel, "status": "", "spread": np.nan}
+            ours = rows[(rows.row == row) & (rows.column == column["name"])]
+            for found in ours.itertuples():
+                spread = found.spread if pd.notna(found.spread) else np.nan
+                table.append({**one, "kind": "mean", "value": found.value, "spread": spread})
+                table[-1]["status"] = found.status
+            seeds = chosen[chosen.row == row]
+            if column["name"] in seeds and len(seeds) > 1:
+                table += [{**one, "kind": "seed", "value": v} for v in seeds[column["name"]]]
+            paper = theirs.get((setup.published_rows.get(row, row), reading))
+            if paper is not None:
+                value, spread = float(paper["value"]), float(paper["spread"] or "nan")
+                table.append({**one, "kind": "published", "value": value, "spread": spread})
+    reached = rows.rounds.dropna()
+    protocol = setup.rounds
+    if "protocol_rounds" in rows:
+        protocol = int(rows.protocol_rounds.max()) if reached.size else setup.rounds
+    short = reached.size and reached.min() < protocol
+    published = f"published, after {protocol:,} rounds" if short else "published"
+    told = ""
+    if reached.size:
+        least, most = int(reached.min()), int(reached.max())
+        told = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        told = f"after {told} rounds"
+    title = _heading(setup, told)
+    return plots.summary(pd.DataFrame(table), title=title, published=published)
+
+
+def _shown_columns(setup, rows, theirs):
+    """Returns the columns that are panels: those that the paper has, or else the first ones."""
+    columns = [c for c in setup.columns if c["name"] in set(rows.column)]
+    names = {column for _, column in theirs}
+    both = [c for c in columns if c["name"] in names]
+    return (both or columns)[:_MOST_PANELS]
+
+
+def _column_label(setup, column, rows=None) -> str:
+    """Returns what a column of the table is, with its unit, over which rounds."""
+    label = setup.curve_label if column["metric"] == setup.curve else None
+    quantity = quantities.of_column(column["metric"], label)
+    words = quantity.label.removesuffix(" (%)")
+    scale, power = column.get("scale", 1), column.get("power", 1)
+    if power != 1:
+        root = "square root of the " if power == 0.5 else f"power {power:g} of the "
+        words, unit = f"{root}{words}{' in percent' * (scale == 100)}", ""
+    elif scale < 0:
+        words, unit = column["name"].replace("_", " ").replace("unweighted", "(unweighted)"), "%"
+    else:
+        unit = {100: "%", 1: ""}.get(scale, f"× {scale:g}")
+    if "last_rounds" in column:
+        number = column["last_rounds"]
+        if rows is not None and len(rows.rounds.dropna()):
+            # A run that was cut short has fewer, see `run_folders.mean_of_last`.
+            number = min(number, max(1, int(rows.rounds.min()) // 2))
+        words += f", mean of the last {number} rounds"
+    elif "best" in column:
+        words += ", best round"
+    return f"{words} ({unit})" if unit else words
+
+
+def _points(runs, column) -> pd.DataFrame | None:
     parts = []
     for run in runs:
         metrics = run.read().metrics
@@ -67,32 +214,60 @@ def _points(runs, column) -> pd.DataFrame:
             values = metrics[["round_num", column]].dropna().rename(columns={column: "value"})
             parts.append(values.assign(method=run.row, seed=run.seed))
     columns = ["method", "seed", "round_num", "value"]
-    return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
+    return pd.concat(parts, ignore_index=True)[columns] if parts else None
 
 
-def _curves(setup, runs, wanted):
-    points = _points(runs, wanted.get("column", setup.curve))
-    label = wanted.get("label", setup.curve_label)
-    return plots.curves(points, ylabel=label, title=_title(setup)) if len(points) else None
+def _curve_points(setup, runs, wanted):
+    return _points(runs, wanted.get("column", setup.curve))
 
 
-def _title(setup) -> str:
-    # Two lines at most: a long title would squeeze the panel.
-    words = setup.title.split("; ")
-    return "\n".join(["; ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+def _curves(setup, points, wanted):
+    column = wanted.get("column", setup.curve)
+    label = wanted.get("label") or (setup.curve_label if column == setup.curve else None)
+    return plots.curves(
+        points,
+        quantity=quantities.of_column(column, label),
+        title=_heading(setup),
+        log=wanted.get("log", False),
+        published=_published_finals(setup, column, points),
+        protocol=setup.rounds,
+    )
 
 
-def _density(setup, runs, wanted):
-    values = {}
+def _published_finals(setup, column, points) -> dict[str, float]:
+    """Returns row → the published final value of a column of metrics.csv, in percent of shares."""
+    theirs = results.published(setup)
+    factor = quantities.of_column(column).factor
+    found = {}
+    for one in setup.columns:
+        plain = one["metric"] == column and not {"power", "offset"} & set(one)
+        if not plain or one.get("scale", 1) <= 0:
+            continue
+        for row in dict.fromkeys(points.method):
+            paper = theirs.get((setup.published_rows.get(row, row), one["name"]))
+            if paper is not None:
+                found.setdefault(row, float(paper["value"]) * factor / one.get("scale", 1))
+    return found
+
+
+def _client_values(setup, runs, wanted):
+    parts = []
     for run in runs:
         clients = run.read().clients
         if clients is not None and wanted["column"] in clients:
-            values.setdefault(run.row, []).append(clients[wanted["column"]].dropna())
-    joined = {row: pd.concat(parts).to_numpy() for row, parts in values.items()}
-    return plots.densities(joined, xlabel=f"{wanted['column']} of a client") if joined else None
+            values = clients[["client_id", wanted["column"]]].dropna()
+            values.columns = ["client", "value"]
+            parts.append(values.assign(method=run.row, seed=run.seed))
+    columns = ["method", "seed", "client", "value"]
+    return pd.concat(parts, ignore_index=True)[columns] if parts else None
 
 
-def _pareto(setup, runs, wanted):
+def _density(setup, table, wanted):
+    values = {name: group.value for name, group in table.groupby("method", sort=False)}
+    return plots.densities(values, quantity=quantities.of_column(wanted["column"]))
+
+
+def _pareto_points(setup, runs, wanted):
     columns = {c["name"]: c for c in setup.columns}
     rows = []
     for run in runs:
@@ -106,7 +281,11 @@ def _pareto(setup, runs, wanted):
             }
         )
     points = pd.DataFrame(rows).groupby(["method", "parameter"], dropna=False, sort=False).mean()
-    return plots.pareto(points.reset_index())
+    return points.reset_index()
+
+
+def _pareto(setup, points, wanted):
+    return plots.pareto(points, title=_heading(setup))
 
 
 def _settings_and_values(setup, runs, *flags) -> pd.DataFrame:
@@ -122,85 +301,130 @@ def _settings_and_values(setup, runs, *flags) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _rates(setup, runs, wanted):
+def _rate_points(setup, runs, wanted):
     points = _settings_and_values(setup, runs, "client_learning_rate", "server_learning_rate")
+    return points.assign(rounds=[run.read().last_round for run in runs])
+
+
+def _rates(setup, points, wanted):
     return plots.rate_heat_maps(
-        points, label=setup.columns[0]["name"], higher_is_better=setup.higher_is_better
-    )
-
-
-def _best_rates(setup, runs, wanted):
-    points = _settings_and_values(setup, runs, "client_learning_rate", "server_learning_rate")
-    losses = {"metric": "eval/loss", "last_rounds": 100}
-    ended = [run.read().summary is not None for run in runs]
-    points["loss"] = [
-        results.column_value(run, losses) if e else float("inf")
-        for run, e in zip(runs, ended, strict=True)
-    ]
-    return plots.best_server_rates(points, higher_is_better=setup.higher_is_better)
-
-
-def _tau(setup, runs, wanted):
-    points = _settings_and_values(setup, runs, "{method}_tau")
-    return plots.tau_curves(
-        points.rename(columns={"{method}_tau": "tau"}),
-        ylabel=setup.curve_label,
+        points,
+        label=_column_label(setup, setup.columns[0], points),
         higher_is_better=setup.higher_is_better,
+        title=_title(setup, points),
     )
 
 
-def _setting(setup, runs, wanted):
-    flag = wanted["setting"]
-    points = _settings_and_values(setup, runs, flag).dropna(subset="value")
-    figure, axes = figures.panels(width=1.4)
-    for i, (method, group) in enumerate(points.groupby("method", sort=False)):
-        by_setting = group.groupby(flag).value
-        mean, spread = by_setting.mean(), by_setting.std().fillna(0)
-        axes[0, 0].errorbar(
-            mean.index, mean, spread, marker="o", ms=4, color=figures.colour(i), label=method
-        )
-    axes[0, 0].set(xlabel=flag.replace("_", " "), ylabel=setup.curve_label, title=_title(setup))
-    figures.legend(axes[0, 0])
-    return figure
+def _title(setup, points) -> str:
+    reached = int(points.rounds.min())
+    whole = f"after {reached:,} rounds"
+    if reached < setup.rounds:
+        whole += f" of the paper's {setup.rounds:,}"
+    return _heading(setup, whole)
 
 
-def _improved(setup, runs, wanted):
-    points = _points(runs, "fairness/improved_fraction")
-    return plots.improved(points, title=_title(setup)) if len(points) else None
+def _best_rate_points(setup, runs, wanted):
+    points = _rate_points(setup, runs, wanted)
+    losses = {"metric": "eval/loss", "last_rounds": 100}
+    points["loss"] = [
+        results.column_value(run, losses) if run.read().summary is not None else float("inf")
+        for run in runs
+    ]
+    return points
 
 
-def _direction(setup, runs, wanted):
-    points = _points(runs, "train/direction_norm")
-    return plots.direction_norms(points, title=_title(setup)) if len(points) else None
+def _best_rates(setup, points, wanted):
+    return plots.best_server_rates(
+        points.drop(columns="rounds"),
+        higher_is_better=setup.higher_is_better,
+        title=_title(setup, points),
+    )
 
 
-def _client_losses(setup, runs, wanted):
-    found = [run_folders.read_run(str(run.folder)) for run in runs]
-    return plots.client_losses(run_folders.tracked_losses(found), title=_title(setup))
+def _tau_points(setup, runs, wanted):
+    points = _settings_and_values(setup, runs, "{method}_tau")
+    points = points.rename(columns={"{method}_tau": "tau"})
+    return points.assign(rounds=[run.read().last_round for run in runs])
 
 
-def _similarity(setup, runs, wanted):
+def _tau(setup, points, wanted):
+    return plots.tau_curves(
+        points.drop(columns="rounds"),
+        ylabel=_column_label(setup, setup.columns[0], points),
+        higher_is_better=setup.higher_is_better,
+        title=_title(setup, points),
+    )
+
+
+def _setting_points(setup, runs, wanted):
+    points = _settings_and_values(setup, runs, wanted["setting"])
+    points = points.rename(columns={wanted["setting"]: "setting"})
+    return points.assign(rounds=[run.read().last_round for run in runs])
+
+
+def _setting(setup, points, wanted):
+    return plots.by_setting(
+        points,
+        setting=wanted["setting"].replace("_", " "),
+        ylabel=_column_label(setup, setup.columns[0], points),
+        title=_title(setup, points),
+    )
+
+
+def _improved_points(setup, runs, wanted):
+    return _points(runs, "fairness/improved_fraction")
+
+
+def _improved(setup, points, wanted):
+    return plots.improved(points, title=_heading(setup), protocol=setup.rounds)
+
+
+def _direction_points(setup, runs, wanted):
+    return _points(runs, "train/direction_norm")
+
+
+def _direction(setup, points, wanted):
+    return plots.direction_norms(points, title=_heading(setup), protocol=setup.rounds)
+
+
+def _loss_points(setup, runs, wanted):
+    return run_folders.tracked_losses([run_folders.read_run(str(run.folder)) for run in runs])
+
+
+def _client_losses(setup, points, wanted):
+    return plots.client_losses(points, title=_heading(setup), protocol=setup.rounds)
+
+
+def _similarity_points(setup, runs, wanted):
     from reproduction import cka  # Imports TensorFlow, which nothing else here needs.
 
-    matrices = {
-        f"{run.row}, seed {run.seed}": cka.of_run(str(run.folder), wanted["part"], 10)
-        for run in runs
-    }
+    parts = []
+    for run in runs:
+        matrix = cka.of_run(str(run.folder), wanted["part"], 10)
+        one, other = np.indices(matrix.shape)
+        pairs = {"client": one.ravel(), "other": other.ravel(), "value": matrix.ravel()}
+        parts.append(pd.DataFrame(pairs).assign(method=run.row, seed=run.seed))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _similarity(setup, table, wanted):
+    matrices = {}
+    for (row, seed), group in table.groupby(["method", "seed"], sort=False):
+        number = int(len(group) ** 0.5)
+        matrices[f"{row}, seed {seed}"] = group.value.to_numpy().reshape(number, number)
     return plots.similarities(matrices)
 
 
 KINDS = {
-    "curves": _curves,
-    "density": _density,
-    "pareto": _pareto,
-    "rates": _rates,
-    "best_rates": _best_rates,
-    "tau": _tau,
-    "setting": _setting,
-    "improved": _improved,
-    "client_losses": _client_losses,
-    "direction": _direction,
-    "similarity": _similarity,
+    "curves": Kind(_curve_points, _curves),
+    "density": Kind(_client_values, _density, of_ended=True),
+    "pareto": Kind(_pareto_points, _pareto, of_ended=True, swept=True),
+    "rates": Kind(_rate_points, _rates, swept=True),
+    "best_rates": Kind(_best_rate_points, _best_rates, swept=True),
+    "tau": Kind(_tau_points, _tau, swept=True),
+    "setting": Kind(_setting_points, _setting, swept=True),
+    "improved": Kind(_improved_points, _improved),
+    "client_losses": Kind(_loss_points, _client_losses),
+    "direction": Kind(_direction_points, _direction),
+    "similarity": Kind(_similarity_points, _similarity, of_ended=True),
 }
-# What needs a final model; the others show a run that diverged as far as it came.
-_OF_ENDED = (_density, _pareto, _similarity)

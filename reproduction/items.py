@@ -1,5 +1,8 @@
 """What is to be run, as data: a paper's tables and figures from `papers/<paper>/<item>.toml`.
 
+A user's own items are the same files in a folder of their own (`reproduce.py --items=DIR`);
+docs/items.md has the fields with their types and an example.
+
     title          what the paper shows there
     [setups.NAME]  a part of it with its own rows; what stands outside is the default of all set-ups
 
@@ -10,6 +13,8 @@ and in a set-up:
     rows           row → flag file, from the paper's folder
     sweep          row → {flag = [values]}: each point is a row of its own, "row name=value"
     grid           row → {flag = [values]}: of which one point is chosen by `selection`
+    search         {factor, rounds, budget}: the point is found by successive halving, see
+                   `reproduction.search`, and not by running the whole grid
     selection      {metric, last_rounds}: least mean wins; `seeds` tried, all by default
     columns        [{name, metric}]: see `reproduction.results.column_value`; with `reading_of`, the
                    published number of that column stands beside this one too, and counts there
@@ -25,14 +30,16 @@ and in a set-up:
     counts         false where another set-up counts for the same published cells; true by default
     planned        whether a set-up without results is to be run; false by default
     stand_in       what is not the paper's (data, a smaller model): such a result is a stand-in
-    not_here       why it can't be run with freely kept data
+    reasons        column → why its numbers here differ most from the paper's, where that is known
     seconds        seconds a round on one core, by row or for all (`seconds = {"*" = 0.3}`)
 """
 
 import dataclasses
+import difflib
 import functools
 import itertools
 import pathlib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -43,6 +50,8 @@ from simulation import experiment_flags
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 PAPERS = REPO / "papers"
+# Where a title begins to speak of what is measured.
+_MEASURE = re.compile(r"(?:, |: |^)(?:mean |test )*(?:accuracy|error|recall|squared error)\b")
 
 
 class ReproduceError(Exception):
@@ -55,7 +64,7 @@ class Row:
 
     Attributes:
       name: Name of the row.
-      flagfile: Path of the flag file, from the repository's folder.
+      flagfile: Path of the flag file, from the repository's folder; of a user's own item absolute.
       settings: Flag → value, on top of the file.
     """
 
@@ -66,17 +75,22 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """A set-up of an item; the module's docstring has the meaning of its fields."""
+    """A set-up of an item; the module's docstring has the meaning of its fields.
+
+    `home` is the folder of the item's file, `paper` the name of that folder.
+    """
 
     paper: str
     item: str
     name: str
+    home: pathlib.Path
     title: str
     rounds: int
     seeds: Sequence[int]
     rows: Mapping[str, Row]
     columns: Sequence[Mapping[str, Any]]
     grid: Mapping[str, Mapping[str, Sequence[Value]]]
+    search: Mapping[str, Any]
     selection: Mapping[str, Any]
     curve: str
     curve_label: str
@@ -90,8 +104,18 @@ class Setup:
     counts: bool
     planned: bool
     stand_in: str
-    not_here: str
+    reasons: Mapping[str, str]
     seconds: Mapping[str, float]
+
+    @property
+    def heading(self) -> str:
+        """The title without what is measured and how many rounds: a figure's axes say those."""
+        parts = []
+        for part in self.title.split("; "):
+            kept = _MEASURE.split(part)[0] if _MEASURE.search(part) else part
+            if kept and "percent" not in kept:
+                parts.append(kept)
+        return "; ".join(parts).replace(f", {self.rounds:,} rounds", "")
 
     def points(self, row: str) -> list[dict[str, Value]]:
         """Returns the points of the row's grid; one without settings if it has none."""
@@ -129,6 +153,7 @@ class PlannedRun:
       command: Arguments of `run_experiment.py`.
       rounds: Rounds that it is to reach.
       protocol_rounds: Rounds of the whole protocol.
+      home: Folder in which modules of `--import` are looked for, too, of a user's own item.
     """
 
     row: str
@@ -138,6 +163,8 @@ class PlannedRun:
     command: tuple[str, ...]
     rounds: int
     protocol_rounds: int
+
+    home: str = ""
 
     @property
     def name(self) -> str:
@@ -162,17 +189,43 @@ def load_item(paper: str, item: str) -> Item:
     if path not in PAPERS.glob(f"{paper}/*.toml"):
         items = ", ".join(i.name for i in all_items(paper))
         raise ReproduceError(f"--item={item} is unknown; {paper} has: {items}.")
+    return read_item(path)
+
+
+def own_items(folder: str) -> list[Item]:
+    """Reads a user's own items: all `.toml` files of a folder, by name.
+
+    Raises:
+      ReproduceError: If the folder has none, or one is wrong.
+    """
+    paths = sorted(pathlib.Path(folder).absolute().glob("*.toml"))
+    if not paths:
+        raise ReproduceError(f"--items={folder} has no .toml file; docs/items.md shows one.")
+    return [read_item(path) for path in paths]
+
+
+def read_item(path: pathlib.Path) -> Item:
+    """Reads an item's file.
+
+    Raises:
+      ReproduceError: If it is no TOML, or no item; the text names the file and the field.
+    """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as e:  # TOMLDecodeError, UnicodeDecodeError.
+    except (OSError, ValueError) as e:  # TOMLDecodeError, UnicodeDecodeError.
         raise ReproduceError(f"{path} cannot be read: {e}") from e
-    title, setups = content.pop("title"), content.pop("setups")
-    return Item(
-        paper,
-        item,
-        title,
-        {n: _setup(paper, item, n, {**content, **fields}) for n, fields in setups.items()},
-    )
+    setups = content.pop("setups", None)
+    if not isinstance(setups, dict) or not setups:
+        raise ReproduceError(f"{path}: it has no [setups.NAME].")
+    title = content.pop("title", None)
+    if not isinstance(title, str):
+        raise ReproduceError(f"{path}: title must be a text.")
+    read = {}
+    for name, fields in setups.items():
+        if not isinstance(fields, dict):
+            raise ReproduceError(f"{path}: setups.{name} must be a table.")
+        read[name] = _setup(path, name, {**content, **fields})
+    return Item(path.parent.name, path.stem, title, read)
 
 
 def all_items(paper: str = "*") -> list[Item]:
@@ -189,20 +242,152 @@ def all_items(paper: str = "*") -> list[Item]:
     return [load_item(path.parent.name, path.stem) for path in paths]
 
 
-def _setup(paper, item, name, fields) -> Setup:
+def _is_value(value) -> bool:
+    return isinstance(value, bool | int | float | str)
+
+
+def _is_texts(value) -> bool:
+    return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+
+
+def _is_grid(value) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(flags, dict)
+        and all(isinstance(v, list) and v and all(map(_is_value, v)) for v in flags.values())
+        for flags in value.values()
+    )
+
+
+def _is_count(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+_TEXT = ("a text", lambda v: isinstance(v, str))
+_BOOL = ("true or false", lambda v: isinstance(v, bool))
+_TEXTS = ("a table of texts", _is_texts)
+_GRID = ("a table row = { flag = [values] }", _is_grid)
+# Field of a set-up → what it must be. The default of a field is in `_setup`.
+FIELDS = {
+    "title": _TEXT,
+    "rounds": ("a whole number above 0", _is_count),
+    "seeds": (
+        "a list of whole numbers",
+        lambda v: isinstance(v, list) and all(isinstance(s, int) and s >= 0 for s in v),
+    ),
+    "rows": ("a table row = flag file", _is_texts),
+    "sweep": _GRID,
+    "grid": _GRID,
+    "search": (
+        "a table of factor (2 or more), rounds and budget (above 0)",
+        lambda v: (
+            isinstance(v, dict)
+            and v.keys() <= {"factor", "rounds", "budget"}
+            and _is_count(v.get("factor", 3))
+            and v.get("factor", 3) > 1
+            and _is_count(v.get("rounds", 1))
+            and isinstance(v.get("budget", 1), int | float)
+            and v.get("budget", 1) > 0
+        ),
+    ),
+    "selection": (
+        "a table of metric (a text), last_rounds (above 0) and seeds",
+        lambda v: (
+            isinstance(v, dict)
+            and v.keys() <= {"metric", "last_rounds", "seeds"}
+            and isinstance(v.get("metric", ""), str)
+            and _is_count(v.get("last_rounds", 1))
+            and isinstance(v.get("seeds", []), list)
+        ),
+    ),
+    "columns": (
+        "a list of tables with name and metric",
+        lambda v: (
+            isinstance(v, list)
+            and all(isinstance(c, dict) and isinstance(c.get("name"), str) for c in v)
+            and all(isinstance(c.get("metric"), str) for c in v)
+        ),
+    ),
+    "curve": _TEXT,
+    "curve_label": _TEXT,
+    "figures": (
+        "a list of tables with kind",
+        lambda v: (
+            isinstance(v, list)
+            and all(isinstance(f, dict) and isinstance(f.get("kind"), str) for f in v)
+        ),
+    ),
+    "higher_is_better": _BOOL,
+    "draws": ("a list of texts", lambda v: isinstance(v, list) and all(map(_is_value, v))),
+    "folder": _TEXT,
+    "published": _TEXT,
+    "published_rows": _TEXTS,
+    "counted_rows": _TEXTS,
+    "counts": _BOOL,
+    "planned": _BOOL,
+    "stand_in": _TEXT,
+    "reasons": _TEXTS,
+    "seconds": (
+        "a table row = seconds",
+        lambda v: isinstance(v, dict) and all(isinstance(s, int | float) for s in v.values()),
+    ),
+}
+
+
+def _checked(where, home, fields):
+    """Refuses fields that are not as docs/items.md has them."""
+
+    def refuse(text):
+        raise ReproduceError(f"{where}: {text}")
+
+    for key, value in fields.items():
+        if key not in FIELDS:
+            close = difflib.get_close_matches(key, FIELDS, n=1)
+            refuse(f"unknown key {key}." + (f" Did you mean {close[0]}?" if close else ""))
+        kind, is_right = FIELDS[key]
+        if not is_right(value):
+            refuse(f"{key} must be {kind}, found {str(value)[:80]}.")
+    if "title" not in fields:
+        refuse("title is missing.")
+    rows = fields.get("rows", {})
+    if not rows and not fields.get("draws"):
+        refuse("rows is missing: a table row = flag file.")
+    for key in ("rounds", "seeds", "columns") if rows else ():
+        if not fields.get(key):
+            refuse(f"{key} is missing.")
+    for row, file in rows.items():
+        if not (home / file).is_file():
+            refuse(f"rows.{row}: there is no flag file {home / file}.")
+    full = fields.get("sweep", {})
+    for key in ("sweep", "grid", "seconds"):
+        for row in fields.get(key, {}):
+            known = row in rows or row == "*" or row.split(" ")[0] in full
+            if not known:
+                refuse(f"{key}.{row}: there is no such row.")
+    grids = fields.get("grid", {}).values()
+    wide = any(len(values) > 1 for flags in grids for values in flags.values())
+    if wide and not fields.get("selection", {}).keys() >= {"metric", "last_rounds"}:
+        refuse(
+            "selection is missing: the metric and last_rounds by which a grid's point is chosen."
+        )
+    if fields.get("search") is not None and not wide:
+        refuse("search has no grid of more than one point.")
+
+
+def _setup(path, name, fields) -> Setup:
+    home, paper, item = path.parent, path.parent.name, path.stem
+    is_own = home.parent != PAPERS
+    where = f"{path if is_own else f'{paper}/{path.name}'}, {name}"
     fields = dict(fields)
+    _checked(where, home, fields)
     sweep = fields.pop("sweep", {})
     rows = {}
     for row, file in fields.pop("rows", {}).items():
-        flagfile = f"papers/{paper}/{file}"
+        flagfile = str(home / file) if is_own else f"papers/{paper}/{file}"
         flags = sweep.get(row, {})
         for values in itertools.product(*flags.values()):
             settings = dict(zip(flags, values, strict=True))
             full = " ".join([row, *_words(row, settings)])
             rows[full] = Row(full, flagfile, settings)
-    unknown = fields.keys() - {f.name for f in dataclasses.fields(Setup)}
-    if unknown:
-        raise ReproduceError(f"{paper}/{item}.toml: unknown key {', '.join(sorted(unknown))}.")
     optional = {
         "rounds": 0,
         "seeds": [],
@@ -213,6 +398,7 @@ def _setup(paper, item, name, fields) -> Setup:
         "higher_is_better": True,
         "draws": [],
         "grid": {},
+        "search": {},
         "selection": {},
         "folder": f"{item}/{name}",
         "published": name,
@@ -221,10 +407,11 @@ def _setup(paper, item, name, fields) -> Setup:
         "counts": True,
         "planned": False,
         "stand_in": "",
-        "not_here": "",
+        "reasons": {},
         "seconds": {},
     }
-    return Setup(paper=paper, item=item, name=name, rows=rows, **{**optional, **fields})
+    given = {**optional, **fields}
+    return Setup(paper=paper, item=item, name=name, home=home, rows=rows, **given)
 
 
 def _words(row, settings) -> list[str]:
@@ -284,6 +471,8 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
     fixed = settings_of_file(row.flagfile)
     new = {flag: value for flag, value in settings.items() if fixed.get(flag) != value}
     name = "_".join([row.name.split(" ")[0], *_words(row.name, new)])
+    if "total_rounds" not in settings and fixed.get("total_rounds") != whole:
+        command.append(f"--total_rounds={whole}")
     if rounds != whole:
         command.append(f"--total_rounds={rounds}")
         if experiment_flags.parse(command).first_other_plan(rounds, rounds, whole) is not None:
@@ -293,7 +482,8 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
         command.append(f"--data_dir={pathlib.Path(data_dir).absolute()}")
     folder = pathlib.Path(root).absolute() / setup.paper / setup.folder / f"{name}_seed{seed}"
     command += [f"--root_output_dir={folder.parent}", f"--experiment_name={folder.name}"]
-    return PlannedRun(row.name, seed, point, folder, tuple(command), rounds, whole)
+    home = "" if setup.home.parent == PAPERS else str(setup.home)
+    return PlannedRun(row.name, seed, point, folder, tuple(command), rounds, whole, home)
 
 
 @functools.cache

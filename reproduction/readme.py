@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import tabulate
 
-from reproduction import claims, results, score
+from reproduction import claims, needs, results, score
 from reproduction.items import PAPERS, Item, Setup, all_items
 from reproduction.score import STATUSES, recorded, recorded_folder
 
 
 def record(setup: Setup, folder: pathlib.Path) -> None:
-    """Copies a set-up's tables and figures into papers/, in place of what was recorded before.
+    """Copies a set-up's results, figures and figures' data into papers/, in place of older ones.
 
     Args:
       setup: The set-up.
@@ -27,9 +27,12 @@ def record(setup: Setup, folder: pathlib.Path) -> None:
     target = recorded_folder(setup)
     target.mkdir(parents=True, exist_ok=True)
     for old in target.iterdir():
-        old.unlink()
+        if old.is_dir():
+            shutil.rmtree(old)
+        else:
+            old.unlink()
     for path in sorted(folder.iterdir()):
-        if path.name in ("results.csv", "runs.csv") or path.suffix == ".png":
+        if path.suffix in (".csv", ".png"):
             shutil.copy(path, target / path.name)
 
 
@@ -101,12 +104,48 @@ def _section(item: Item) -> str:
         for r in typed:
             r["protocol_rounds"] = int(r.get("protocol_rounds") or setup.rounds)
         told = [*results.caveats(typed, setup), *_what_counts(item, setup)]
+        if setup.reasons:
+            told += filter(None, [results.largest_difference(typed, setup)])
+        if rows:
+            words = results.columns_in_words(setup)
+            told.append(f"[Columns](../../docs/metrics.md): {words}.")
         parts.append("\n".join(f"- {line}" for line in told))
         if rows:
             parts.append(_how(setup, rows))
         path = f"{item.name}/{setup.name}"
-        parts += [f"![{setup.title}]({path}/{figure.name})" for figure in figures]
+        parts += [f"![{_caption(setup, figure)}]({path}/{figure.name})" for figure in figures]
+        parts.append(_earlier(setup))
     return "\n\n".join(part for part in parts if part)
+
+
+_CAPTIONS = {
+    "results": "What each row came to",
+    "curves": "Curves over rounds",
+    "density": "Density of clients' values",
+    "pareto": "Mean error and its relative deviation",
+    "rates": "Results over client and server rate",
+    "setting": "Results over a setting",
+}
+
+
+def _caption(setup, figure) -> str:
+    told = _CAPTIONS.get(figure.stem.rstrip("_0123456789"))
+    return f"{told}. {setup.heading}" if told else setup.heading
+
+
+def _earlier(setup) -> str:
+    """Returns the line about pictures whose data were not kept, if there are any."""
+    pictures = sorted((recorded_folder(setup) / "earlier").glob("*.png"))
+    if not pictures:
+        return ""
+    links = ", ".join(
+        f"[{path.name}]({setup.item}/{setup.name}/earlier/{path.name})" for path in pictures
+    )
+    return (
+        f"By round and client: {links}, as drawn when the runs were made. Their values were not "
+        "kept, so these cannot be drawn again: accuracies are fractions of 1, bands are one "
+        "standard deviation over seeds, rounds in a title are the paper's, and words may be cut."
+    )
 
 
 def _what_counts(item, setup) -> list[str]:
@@ -134,12 +173,7 @@ def _how(setup, rows) -> str:
 
 
 def _why_not_run(setup) -> str:
-    if setup.planned:
-        return f"not yet run; {score.cost(setup)}"
-    if not setup.not_here:
-        return f"not run: {score.cost(setup)}"
-    known = score.core_hours(setup) is not None
-    return f"can't be run here: {setup.not_here}" + (f"; {score.cost(setup)}" if known else "")
+    return f"{'not yet run' if setup.planned else 'not run'}: {needs.told(setup)}"
 
 
 def _overview(items: Sequence[Item]) -> str:
@@ -238,6 +272,7 @@ def scoreboard_page(text: str) -> str:
         by_item, ["paper", "item", *STATUSES, rows, "of these cells, in an earlier table"]
     )
     text = _replace(text, "scoreboard", f"{table}\n\n### By table\n\n{items}")
+    text = _replace(text, "data", needs.page_of_data())
     return _replace(text, "claims", _claim_counts(sorted({item.paper for item in all_items()})))
 
 

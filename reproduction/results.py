@@ -8,16 +8,31 @@ from typing import Any
 import tabulate
 
 from reproduction import run_folders
-from reproduction.items import PAPERS, PlannedRun, Setup, format_value
+from reproduction.items import PlannedRun, Setup, format_value
 
 
-def selection_value(run: PlannedRun, selection: Mapping[str, Any]) -> float:
+def selection_value(
+    run: PlannedRun, selection: Mapping[str, Any], rounds: int | None = None
+) -> float:
     """Returns the number by which points of a grid are compared: less is better.
 
     The mean of `selection.metric` over the last `selection.last_rounds` rounds, see
     `run_folders.mean_of_last`; infinite where that is not a number or the run diverged.
+
+    Args:
+      run: The run.
+      selection: The rule.
+      rounds: If given, what the value was after this number of rounds.
     """
     found = run.read()
+    if rounds is not None:
+        if found.last_round < rounds:
+            return float("inf")
+        at, values = found.values(selection["metric"])
+        first = rounds - min(selection["last_rounds"], max(1, (rounds + 1) // 2))
+        some = values[(at > first) & (at <= rounds)]
+        mean = float(some.mean()) if len(some) else float("nan")
+        return mean if abs(mean) < float("inf") else float("inf")
     if found.summary is None:
         return float("inf")
     mean = run_folders.mean_of_last(found, selection["metric"], selection["last_rounds"])
@@ -83,11 +98,13 @@ def records(
     for row, point in chosen.items():
         best = [run for run in runs if run.row == row and run.point == point]
         summaries = [run.read().summary for run in best]
+        searched = setup.search and len(setup.points(row)) > 1
         common = {
             "row": row,
             **{flag: format_value(value) for flag, value in point.items()},
             "seeds": " ".join(str(run.seed) for run in best),
             **_circumstances(best),
+            **({"chosen_by": "search"} if searched else {}),
         }
         if None in summaries:
             missing = [r.seed for r, s in zip(best, summaries, strict=True) if s is None]
@@ -160,7 +177,7 @@ def grid_records(
 
 def published(setup: Setup) -> dict[tuple[str, str], dict[str, str]]:
     """Returns the paper's numbers: (row, column) → the line of published.csv."""
-    path = PAPERS / setup.paper / "published.csv"
+    path = setup.home / "published.csv"
     if not path.exists():
         return {}
     with open(path, newline="") as f:
@@ -220,7 +237,17 @@ def format_table(rows: Sequence[Mapping[str, Any]], setup: Setup, style: str = "
 
 
 _FIXED = (
-    *("row", "seeds", "data", "device", "commit", "rounds", "protocol_rounds", "status"),
+    *(
+        "row",
+        "seeds",
+        "data",
+        "device",
+        "commit",
+        "rounds",
+        "protocol_rounds",
+        "status",
+        "chosen_by",
+    ),
     *("column", "value", "spread"),
 )
 
@@ -237,6 +264,55 @@ def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer = csv.DictWriter(f, names)
         writer.writeheader()
         writer.writerows(rows)
+
+
+def largest_difference(rows: Sequence[Mapping[str, Any]], setup: Setup) -> str:
+    """Returns which of the compared numbers differs most, by share of the published one, and why.
+
+    Args:
+      rows: `records`.
+      setup: The set-up; its `reasons` say why, where that is known.
+
+    Returns:
+      A sentence or two; blank if nothing differs by more than 1 %. Rows that lack rounds count only
+      where all do, and then the sentence says so.
+    """
+    theirs = published(setup)
+    whole = [r for r in rows if not _is_short(r)]
+    rows, far = (whole, "") if whole else (rows, ", after fewer rounds than the paper's,")
+    differences = []
+    for r in rows:
+        found = theirs.get((setup.published_rows.get(r["row"], r["row"]), r["column"]))
+        if found is None or r["value"] in (None, "") or not float(found["value"]):
+            continue
+        ours, paper = float(r["value"]), float(found["value"])
+        differences.append((abs(ours - paper) / abs(paper), r["row"], r["column"], ours, paper))
+    share, row, column, ours, paper = max(differences, default=(0, "", "", 0, 0))
+    if share <= 0.01:
+        return ""
+    digits = {c["name"]: c.get("digits", 2) for c in setup.columns}[column]
+    told = f"What differs most{far} is {row}'s {column}: "
+    told += f"{ours:.{digits}f}, paper {paper:.{digits}f}"
+    return f"{told}. {setup.reasons[column]}" if column in setup.reasons else f"{told}."
+
+
+def columns_in_words(setup: Setup) -> str:
+    """Returns what the columns of a table are, by the names that docs/metrics.md defines."""
+    parts = []
+    for column in setup.columns:
+        metric = f"`{column['metric']}`"
+        if column.get("scale", 1) != 1:
+            metric += f" x {column['scale']:g}"
+        if "offset" in column:
+            metric += f" + {column['offset']:g}"
+        if "power" in column:
+            metric = f"({metric})^{column['power']:g}"
+        if "last_rounds" in column:
+            metric += f", mean of the last {column['last_rounds']} rounds"
+        elif "best" in column:
+            metric += f", {column['best']} of the run"
+        parts.append(f"{column['name']} {metric}")
+    return "; ".join(parts)
 
 
 def caveats(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from reproduction import items, results
-from reproduction.items import PAPERS, Item, Setup
+from reproduction.items import Item, Setup
 
 # Numbers agree within this number of standard errors of the difference of their means,
 STANDARD_ERRORS = 2.0
@@ -25,7 +25,7 @@ STATUSES = (
     "not reproduced",
     "partial",
     "stand-in",
-    "can't be run here",
+    "needs data or hours",
     "not yet run",
 )
 # What `spread_kind` in published.csv may say of the number behind "±"; blank where there is none.
@@ -33,8 +33,8 @@ SPREAD_KINDS = ("deviation", "standard error", "unknown")
 
 
 def recorded_folder(setup: Setup) -> pathlib.Path:
-    """Returns the folder in papers/ that holds a set-up's recorded results."""
-    return PAPERS / setup.paper / setup.item / setup.name
+    """Returns the folder beside the item's file that holds a set-up's recorded results."""
+    return setup.home / setup.item / setup.name
 
 
 def recorded(setup: Setup, name: str = "results.csv") -> list[dict[str, str]]:
@@ -101,7 +101,9 @@ def counted_row(setup: Setup, published_row: str) -> str:
 
 
 def is_whole(setup: Setup, record: Mapping[str, str]) -> bool:
-    """Returns whether a recorded row has all rounds and seeds of the protocol."""
+    """Returns whether a recorded row has all rounds, seeds and points of the protocol."""
+    if record.get("chosen_by") == "search":
+        return False
     protocol = int(record.get("protocol_rounds") or setup.rounds)
     return int(record["rounds"]) >= protocol and len(record["seeds"].split()) >= len(setup.seeds)
 
@@ -113,7 +115,7 @@ def cell_statuses(setup: Setup) -> dict[tuple[str, str], str]:
     for key, theirs in results.published(setup).items():
         found = ours.get((counted_row(setup, key[0]), key[1]))
         if found is None or found["value"] in ("", None):
-            statuses[key] = "not yet run" if setup.planned else "can't be run here"
+            statuses[key] = "not yet run" if setup.planned else "needs data or hours"
         elif setup.stand_in:
             statuses[key] = "stand-in"
         elif not is_whole(setup, found):
@@ -215,32 +217,6 @@ def count(found: Iterable[Cell], seen: set | None = None) -> Count:
         and {status for status, _ in some} <= {"reproduced", "not reproduced"}
     ]
     return Count(statuses, compared.count({"reproduced"}), len(compared), repeated)
-
-
-def core_hours(setup: Setup) -> float | None:
-    """Returns the hours of one core for a set-up's whole protocol, grid included.
-
-    Returns:
-      The hours by the seconds a round that the item names; `None` if it names none for some row.
-    """
-    total = 0.0
-    for name, row in setup.rows.items():
-        seconds = setup.seconds.get(name, setup.seconds.get("*"))
-        if seconds is None:
-            return None
-        points = len(setup.points(name))
-        tried = len(setup.selection.get("seeds", setup.seeds)) if points > 1 else 0
-        runs = points * tried + len(setup.seeds) - min(tried, len(setup.seeds))
-        total += runs * row.settings.get("total_rounds", setup.rounds) * seconds / 3600
-    return total or None
-
-
-def cost(setup: Setup) -> str:
-    """Returns what a set-up's protocol takes, in words."""
-    hours = core_hours(setup)
-    if hours is None:
-        return "its cost is not measured"
-    return f"the whole protocol takes {hours:,.{0 if hours >= 10 else 1}f} core-hours"
 
 
 def place_in_grid(setup: Setup, row: str, runs: Sequence[Mapping[str, str]]) -> str:

@@ -20,6 +20,7 @@ from reproduction.items import ReproduceError
 _TABLE = "metrics.csv"
 # What is not worth copying: held only while a run works, or made from other files.
 _LOCAL = (".lock", "tensorboard")
+_EVENTS = "events.out.tfevents."
 _STATE = "checkpoints"
 _DATABASE = ".sqlite"
 _PART = ".part"
@@ -50,6 +51,7 @@ def _files(root: pathlib.Path) -> list[str]:
         for path in root.rglob("*")
         if path.is_file()
         and path.relative_to(root).parts[0] not in _LOCAL
+        and not path.name.startswith(_EVENTS)
         and not path.name.endswith((".tmp", _PART, "-wal", "-shm", "-journal"))
     )
 

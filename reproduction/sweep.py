@@ -10,32 +10,26 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import signal
-import socket
 import statistics
 import sys
-import tempfile
 import threading
 import time
-import uuid
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from common import command_line
 from reproduction import board, storage
 from reproduction.items import REPO, PlannedRun, ReproduceError
 from simulation import experiment_flags
 from simulation.errors import RunError
 from simulation.records import outputs
-from simulation.runtimes import supervisor
+from simulation.runtimes import cluster
 
 # How `run_experiment.py` ends when the model is no longer finite, and when its flags are wrong.
 DIVERGED = 3
 _WRONG_FLAGS = 2
 LOG = "log.txt"
-# In the environment of all that a sweep on this machine starts.
-_MARK = "REPRODUCE_SWEEP"
+# How the source of an estimate begins that no run of the set-up has given.
+NEAREST = "nearest measured"
 _SECONDS_BETWEEN_PUSHES = 20.0
 
 
@@ -165,7 +159,7 @@ class Estimate(NamedTuple):
       rounds: Rounds that they still have to do.
       seconds: Seconds a round; `None` if nobody has measured any.
       source: Where the seconds are from: `measured` in runs of the row, `measured, other rows`,
-        `item`, or `unknown`.
+        `item`, `nearest measured: ` and a workload, or `unknown`.
     """
 
     row: str
@@ -175,12 +169,18 @@ class Estimate(NamedTuple):
     source: str
 
 
-def estimate(runs: Sequence[PlannedRun], given: Mapping[str, float]) -> list[Estimate]:
+def estimate(
+    runs: Sequence[PlannedRun],
+    given: Mapping[str, float],
+    nearest: Mapping[str, tuple[float, str]] | None = None,
+) -> list[Estimate]:
     """Returns what the rows of a set-up still cost.
 
     Args:
       runs: The set-up's runs.
       given: Seconds a round that the item names, by row; `*` is any row.
+      nearest: Seconds a round by the nearest measured workload, and its name, by row; taken where
+        there is nothing better.
     """
     measured = {}
     for run in runs:
@@ -199,6 +199,8 @@ def estimate(runs: Sequence[PlannedRun], given: Mapping[str, float]) -> list[Est
             seconds, source = given.get(row, given.get("*")), "item"
         elif neighbours:
             seconds, source = statistics.mean(neighbours), "measured, other rows"
+        elif row in (nearest or {}):
+            seconds, source = nearest[row][0], f"{NEAREST}: {nearest[row][1]}"
         else:
             seconds, source = None, "unknown"
         result.append(Estimate(row, len(missing), rounds, seconds, source))
@@ -208,77 +210,15 @@ def estimate(runs: Sequence[PlannedRun], given: Mapping[str, float]) -> list[Est
 @contextlib.contextmanager
 def _ray(resources):
     """Connects to Ray, or starts it on this machine; what it started ends with this process."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Of its own trouble with dashboards and metrics, which nobody asked for.
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    import ray
-
     cores = len(os.sched_getaffinity(0))
     if not resources.address and resources.cpus > cores:
         raise ReproduceError(f"--cpus_per_run={resources.cpus:g}, but there are {cores} cores.")
     with contextlib.ExitStack() as stack:
-        if resources.address:
-            options = {"address": resources.address}
-        else:
-            local = stack.enter_context(_ends_with_this_process())
-            options = {"address": "local", "num_cpus": cores, "include_dashboard": False, **local}
         try:
-            with _own_handlers(), _quiet(), warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)
-                ray.init(log_to_driver=False, logging_level="ERROR", **options)
-        except (ConnectionError, OSError, RuntimeError, ValueError) as e:
-            where = (
-                f"--ray_address={resources.address}" if resources.address else "Ray on this machine"
-            )
-            raise ReproduceError(f"{where} can't be reached: {' '.join(str(e).split())}") from e
-        stack.callback(ray.shutdown)
+            ray = stack.enter_context(cluster.connected(resources.address))
+        except RunError as e:
+            raise ReproduceError(str(e)) from e
         yield ray
-
-
-@contextlib.contextmanager
-def _ends_with_this_process():
-    """Yields options of a Ray that nobody else can reach and that is gone when this is over.
-
-    Ray listens on every address of the machine by default, lets everybody write to the folder of
-    its sockets and logs, and leaves its agents running when its driver is killed: each waits for
-    the end of a pipe that the other one holds.
-    """
-    # The path of a socket of Ray, longer by 87 characters, must be shorter than 108.
-    parent = tempfile.gettempdir()
-    folder = tempfile.mkdtemp(prefix="reproduce-", dir=parent if len(parent) < 20 else "/tmp")
-    mark = uuid.uuid4().hex
-    sweeper = supervisor.start(["sweep", mark, folder])
-    os.environ[_MARK] = mark
-    try:
-        yield {"_node_ip_address": "127.0.0.1", "_temp_dir": f"{folder}/ray"}
-    finally:
-        del os.environ[_MARK]
-        supervisor.stop(sweeper)
-
-
-@contextlib.contextmanager
-def _own_handlers():
-    """Keeps this process's handling of signals; Ray puts its own in their place."""
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        before = {number: signal.getsignal(number) for number in command_line.SIGNALS}
-    try:
-        yield
-    finally:
-        command_line.restore(before)
-
-
-@contextlib.contextmanager
-def _quiet():
-    """Sends what is printed without Python nowhere: Ray's core greets on standard error."""
-    before = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
 
 
 class _NodeLost(Exception):  # noqa: N818
@@ -356,7 +296,7 @@ class _Sweep:
             minutes = (self._deadline - time.monotonic()) / 60 / -(-left // room)
             command.append(f"--max_minutes={max(minutes, 0.01):.3f}")
         url = _url(self._resources, run) if self._resources.storage else None
-        return self._task.remote(str(REPO), command, str(run.folder), url)
+        return self._task.remote(str(REPO), command, str(run.folder), url, run.home)
 
     def _outcome(self, reference) -> Outcome:
         try:
@@ -373,13 +313,17 @@ def _url(resources, run) -> str:
     return storage.join(resources.storage, *run.folder.parts[-4:])
 
 
-def _task(repository: str, command: list[str], folder: str, url: str | None) -> Outcome:
+def _task(
+    repository: str, command: list[str], folder: str, url: str | None, home: str = ""
+) -> Outcome:
     """Does a run in this process, which does nothing else; what it prints goes to its log."""
     os.chdir(repository)
     if repository not in sys.path:
         sys.path.insert(0, repository)
+    if home:
+        sys.path.append(home)
     path = pathlib.Path(folder)
-    cores = _take_cores()
+    cores = cluster.take_cores()
     if url:
         storage.pull(url, path)
     path.mkdir(parents=True, exist_ok=True)
@@ -399,32 +343,6 @@ def _task(repository: str, command: list[str], folder: str, url: str | None) -> 
     sys.stderr.flush()
     del cores
     return Outcome(code, last_line(path))
-
-
-def _take_cores() -> list:
-    """Keeps this process to cores that no other run has, as many as it declared.
-
-    Returns:
-      What keeps other runs of this machine, of whichever sweep, from them while it is there.
-    """
-    import ray
-
-    wanted = max(1, round(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))
-    taken = {}
-    for core in sorted(os.sched_getaffinity(0)):
-        if len(taken) < wanted:
-            # A name that one process can have, until it ends; no folder that others could prepare.
-            lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            try:
-                lock.bind(f"\0reproduce-core-{core}")
-            except OSError:
-                lock.close()
-            else:
-                taken[core] = lock
-    # Where another sweep has the cores already, runs share them as the system sees fit.
-    if len(taken) == wanted:
-        os.sched_setaffinity(0, taken)
-    return list(taken.values())
 
 
 @contextlib.contextmanager

@@ -5,5 +5,9 @@ class RunError(Exception):
     """A run that cannot start or cannot resume; its text is one line for the user."""
 
 
+class NoWorkersError(RunError):
+    """A run whose workers are all lost; it ends with a checkpoint and can go on with others."""
+
+
 class DivergedError(RunError):
     """A run whose model is not finite, or that lost all clients; once more, it ends the same."""

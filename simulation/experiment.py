@@ -8,22 +8,21 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-import tasks
 import tff_algos
 from common import command_line, imports
 from hparams import HparamError
-from simulation import experiment_flags, runtimes, task_models
+from simulation import assembly, experiment_flags, runtimes
 from simulation.errors import RunError
 from simulation.experiment_flags import Request
 from simulation.records import checkpoints, files, outputs, trackers
 from simulation.records.progress import Progress
 from simulation.rounds import cohorts
 from tasks import fingerprint
-from tasks.task import FederatedData, Task
+from tasks.task import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Caller:
       command: How it was started, for the record.
       say: Takes a line on what the run does.
       warn: Takes a line on what the user should look at.
-      progress: Rounds done and to do → the `Progress` that is notified of every round.
+      progress: Rounds done and to do → the `Progress` that is shown.
       stop_request: Makes a context manager whose value has a `signal`, which is not `None` once the
         run is to stop after the round.
       takes_weights: Whether the final weights are asked for, also of a run that is finished.
@@ -138,6 +137,8 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
 def _work(request, folder, point, caller, started) -> Outcome:
     """Does what needs TensorFlow."""
     imports.import_tensorflow()
+    settings = request.run
+    runtimes.configure_gpus(settings["gpu_memory_mb"], settings["deterministic_ops"])
     experiment = Experiment(request, folder, point, caller.say)
     command_line.stops_raise()
     with runtimes.installed(experiment.request.run["runtime"]):
@@ -248,14 +249,12 @@ class Experiment:
         """
         settings = request.run
         self._folder, self._point = folder, point
-        self._task = _load(request)
-        # What the clients train on; results tell of all examples.
-        self._train = cohorts.first_examples(self._task.train, settings["max_elements_per_client"])
-        self._cohorts = cohorts.Cohorts(self._train, settings, request.plan)
-        self._data = _checked_data(self._task, folder, point.checkpoint)
-        runtimes.configure_threads()
-        self._model = task_models.build(self._task, settings["seed"])
-        self._process = _build_process(request, self._model.model, self._train)
+
+        def look_at(task):
+            self._data = _checked_data(task, folder, point.checkpoint)
+
+        parts = assembly.assemble(request, look_at)
+        self._task, self._train, self._cohorts, self._model, self._process = parts
         if settings["runtime"] == "auto":
             name, reason = runtimes.choose(self._process)
             say(f"--runtime=auto is {name}: {reason}.")
@@ -285,20 +284,34 @@ class Experiment:
         Raises:
           RunError: If the run cannot resume or diverges.
         """
-        # Only from here on is TensorFlow needed; errors before this come fast.
+        with contextlib.ExitStack() as stack:
+            process = self._bound()
+            if self.request.run["clients_per_chunk"] is not None:
+                process = self._in_chunks(process, caller.say, stack)
+            return self._train_with(process, caller, started)
+
+    def _train_with(self, process, caller, started):
         from simulation.measures import evaluations
+        from simulation.records import profile
         from simulation.rounds import loop
 
         settings, folder, task = self.request.run, self._folder, self._task
-        process = self._bound()
-        measured = evaluations.Evaluations(task, self._train, settings, self._model, self._process)
+        measured = evaluations.Evaluations(
+            task,
+            self._train,
+            settings,
+            self._model,
+            self._process,
+            getattr(process, "evaluate", None),
+        )
         standing = self._standing(process)
         # What clients keep is opened first, so that where it is refused all else stays as it was.
         with self._client_states(standing.round_num) as client_states:
             self._write_start(caller, standing.round_num)
             opened = self._recorder(caller, standing.round_num, client_states)
             with self._cohort_of_round(process) as cohort_of_round, caller.stop_request() as stop:
-                with opened:
+                profiled = profile.Profile(settings["profile"], folder.path, caller.say)
+                with opened, profiled:
                     state, round_num = loop.run(
                         process,
                         standing._replace(lost=loop.lost_rounds(opened.kept)),
@@ -313,13 +326,14 @@ class Experiment:
                         evaluate=lambda w, state: measured(w, state, client_states).columns,
                         compare=self._comparison(measured),
                         should_stop=lambda: stop.signal is not None or self._late(started),
+                        before_round=profiled.before_round,
                     )
                 weights = _weights(process, state)
                 if stop.signal is not None:
                     caller.say(f"Stopped by {stop.signal.name}. {self._how_to_resume(round_num)}")
                     return Outcome(folder.path, weights, stop.signal)
                 final = measured(weights, state, client_states, final=True)
-                self._write_results(final, round_num, caller.say)
+                self._write_results(final, round_num, weights, caller.say)
         if round_num < settings["total_rounds"]:
             caller.say(f"Out of time. {self._how_to_resume(round_num)}")
         return Outcome(folder.path, weights)
@@ -327,6 +341,29 @@ class Experiment:
     def _bound(self):
         """Returns the process as the installed runtime runs it."""
         return self._process if self._staged else runtimes.bind(self._process)
+
+    def _in_chunks(self, process, say, stack):
+        """Returns the process whose rounds go through their cohorts chunk by chunk."""
+        from simulation.rounds import in_chunks
+
+        settings = self.request.run
+        plan = in_chunks.plan_of(self._process, settings["algorithm"])
+        rounds = 0, settings["total_rounds"] - 1
+        largest = max(len(self._cohorts.members(r).clients) for r in rounds)
+        in_chunks.require_room(plan, largest, settings["algorithm"])
+        if settings["workers"]:
+            from simulation.workers import start
+
+            experiment_flags.check_chunks(settings, largest)
+            crew = start.crew(self.request, self._data, plan, self._cohorts, say, stack)
+        else:
+            desk = in_chunks.desk(
+                plan, self._process.model, self._cohorts, settings, len(os.sched_getaffinity(0))
+            )
+            crew = in_chunks.Alone(desk)
+            stack.callback(crew.close)
+        memory = settings["client_state_memory_mb"] << 20
+        return in_chunks.ChunkedProcess(process, plan, crew, memory)
 
     @property
     def _staged(self):
@@ -368,15 +405,24 @@ class Experiment:
     @contextlib.contextmanager
     def _cohort_of_round(self, process):
         """Makes the function from a round and the state before it to its clients and their data."""
+        from simulation.rounds import in_chunks
+
+        settings = self.request.run
         if self._staged:
             yield lambda round_index, state: ([], process.cohort(state))
+            return
+        if isinstance(process, in_chunks.ChunkedProcess):
+            size, total = settings["clients_per_chunk"], settings["total_rounds"]
+            yield lambda round_index, state: in_chunks.cohort(
+                self._cohorts, size, round_index, total
+            )
             return
 
         def clients(round_index):
             ids, data = self._cohorts.data(round_index)
             return ids, process.prepare(data)
 
-        with cohorts.Ahead(clients, self.request.run["total_rounds"]) as ahead:
+        with cohorts.Ahead(clients, settings["total_rounds"]) as ahead:
             yield lambda round_index, state: ahead(round_index)
 
     def _recorder(self, caller, round_num, client_states):
@@ -391,6 +437,14 @@ class Experiment:
             client_states=client_states,
             progress=caller.progress,
             shown={"loss": "train/loss", metric: f"eval/{metric}"},
+            first=(
+                "train/loss",
+                "eval/loss",
+                f"eval/{metric}",
+                f"fairness/{metric}_std_u",
+                f"fairness/{metric}_worst10_u",
+                "time/round_seconds",
+            ),
         )
 
     def _comparison(self, measured):
@@ -403,27 +457,32 @@ class Experiment:
 
     def _write_start(self, caller, round_num):
         """Tells of this start and leaves in the folder only what goes with it."""
-        from simulation.records import recorder
+        from simulation.records import models, recorder
 
         settings, task, folder = self.request.run, self._task, self._folder
         device = runtimes.device_description()
         for path in self._point.damaged:
             caller.say(f"warning: checkpoint {path} is damaged; an older one is used.")
-        start = f"Going on after round {round_num}" if round_num else "Starting"
+        start = f"Resuming after round {round_num}" if round_num else "Starting"
         caller.say(
             f"{start}: {settings['algorithm']} on {task.name} "
             f"({len(task.train.client_ids)} clients, {int(np.sum(task.train.sizes))} training "
             f"examples), runtime {settings['runtime']}, device {device}, results in {folder.path}"
         )
+        if self.request.in_force["aggregator"] == "secure":
+            caller.say(f"--aggregator=secure simulates {recorder.SIMULATED}.")
         described = outputs.describe_start(caller.command, device, round_num)
         recorder.write_start(folder, self.request, task, described)
         folder.write_data_digests(self._data)
         folder.remove("summary.json", "client_metrics.csv")
+        models.remove(folder.path)
 
-    def _write_results(self, final, round_num, say):
-        from simulation.records import recorder
+    def _write_results(self, final, round_num, weights, say):
+        from simulation.records import models, recorder
 
         folder, total_rounds = self._folder, self.request.run["total_rounds"]
+        with files.explained(folder.path):
+            models.write(folder.path, self._task, self.request.run["seed"], weights)
         by_client = final.clients and final.clients.by_client()
         recorder.write_results(
             folder, self._task, final.columns, by_client, round_num, total_rounds
@@ -443,35 +502,6 @@ class Experiment:
         )
 
 
-def _load(request: Request) -> Task:
-    """Loads the task, and refuses a cohort that it does not have."""
-    settings, objects = request.run, request.objects
-    task = objects.get("task") or tasks.load(
-        settings["task"],
-        data_dir=settings["data_dir"],
-        seed=settings["seed"],
-        use_synthetic_data=settings["use_synthetic_data"],
-        **request.task,
-    )
-    if "model" in objects:
-        task = dataclasses.replace(task, keras_model_fn=_model_fn(objects["model"]))
-    number = len(task.train.client_ids)
-    experiment_flags.check_cohort(settings["clients_per_round"], number, task.name)
-    return task
-
-
-def _model_fn(model: Any) -> Callable[[int], Any]:
-    """Returns the function from a seed to a Keras model that a user's own model stands for."""
-    import tensorflow as tf
-
-    if isinstance(model, tf.keras.Model):
-        return lambda seed: model
-    if not callable(model):
-        kind = type(model).__name__
-        raise HparamError(f"model must be a Keras model or a function of a seed, found a {kind}.")
-    return model
-
-
 def _checked_data(
     task: Task, folder: outputs.ExperimentFolder, checkpoint: checkpoints.Checkpoint | None
 ) -> Mapping[str, str]:
@@ -484,18 +514,6 @@ def _checked_data(
         if problem:
             raise RunError(problem)
     return digests
-
-
-def _build_process(request: Request, model: "tff_algos.Model", train: FederatedData) -> Any:
-    """Builds the method's process, or what stands for one where the method has several."""
-    name = request.run["algorithm"]
-    number = len(train.client_ids)
-    built = tff_algos.build(name, model, num_clients=number, **request.training, **request.method)
-    if not tff_algos.get(name).staged:
-        return built
-    from simulation.rounds import staged
-
-    return staged.StagedProcess(built, staged.TrainingClients(train, request.run))
 
 
 def _weights(process, state) -> list[np.ndarray]:

@@ -7,10 +7,9 @@ declarations) is defined once and belongs to all of them.
 
 import dataclasses
 import difflib
-import importlib
 import json
 import os
-import sys
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,9 +20,9 @@ from absl import flags as absl_flags
 import hparams as hparams_lib
 import tasks
 import tff_algos
+from common import imports
 from hparams import Hparam, HparamError, Value
-from simulation import runtimes
-from simulation.rounds import randomness
+from simulation import other_names, runtimes
 from tasks.task import Task
 from tff_algos import registry
 
@@ -54,7 +53,8 @@ RUN_HPARAMS = (
     _flag(
         "data_dir",
         None,
-        "Folder with the task's data files. Unset: the task's cache, or a download.",
+        "Folder with the task's data files, or of TensorFlow Datasets (<name>/<version>/). Unset: "
+        "TFF's or Keras's cache, then $TFDS_DATA_DIR or ~/tensorflow_datasets, then a download.",
         type=str,
     ),
     _flag(
@@ -150,7 +150,7 @@ RUN_HPARAMS = (
         "Seed of the draw of clients.",
         _GOOGLE,
         minimum=0,
-        maximum=randomness.MAX_SEED,
+        maximum=hparams_lib.MAX_SEED,
     ),
     _flag(
         "seed",
@@ -158,7 +158,14 @@ RUN_HPARAMS = (
         "Seed of everything else that is random: initial weights, partitions, order of examples, "
         "dropout.",
         minimum=0,
-        maximum=randomness.MAX_SEED,
+        maximum=hparams_lib.MAX_SEED,
+    ),
+    _flag(
+        "initial_weights",
+        None,
+        "Weights that the model begins with in place of those of --seed: a .keras or .h5 file of "
+        "the same model, the folder of a SavedModel or of a finished run. Unset: those of --seed.",
+        type=str,
     ),
     _flag(
         "runtime",
@@ -170,11 +177,63 @@ RUN_HPARAMS = (
         choices=runtimes.CHOICES,
     ),
     _flag(
+        "gpu_memory_mb",
+        None,
+        "Most MiB that TensorFlow takes of a GPU's memory; an error without a GPU. Unset: what it "
+        "comes to need.",
+        type=int,
+        minimum=1,
+    ),
+    _flag(
+        "deterministic_ops",
+        False,
+        "Whether operations on a GPU give the same bits whenever they are run again, without which "
+        "a resumed run is not bit by bit the one that never stopped there; slower, and an error "
+        "without a GPU. On a CPU they do so anyway.",
+    ),
+    _flag(
         "client_state_memory_mb",
         1024,
         "MiB of memory for what clients keep between rounds, where the method's clients do; what "
         "does not fit lies in client_states.sqlite in the results' folder.",
         minimum=1,
+    ),
+    _flag(
+        "clients_per_chunk",
+        None,
+        "If set, a round goes through its cohort in chunks of so many clients, in bounded memory; "
+        "--workers share the chunks out. Sums fold within a chunk in cohort order, then over "
+        "chunks by a fixed tree, so the last bits of results depend on it. Unset: one chunk.",
+        type=int,
+        minimum=1,
+    ),
+    _flag(
+        "workers",
+        0,
+        "Processes of Ray, on this machine or on a cluster, that share out the chunks of a round; "
+        "0 is this process alone. As the four flags below without any effect on results.",
+        minimum=0,
+    ),
+    _flag(
+        "ray_address",
+        None,
+        "Ray cluster of the workers (auto, host:port). Unset: Ray is started on this machine.",
+        type=str,
+    ),
+    _flag(
+        "cpus_per_worker",
+        1.0,
+        "Cores of a worker; a fraction shares one.",
+        minimum=0,
+        exclusive_minimum=True,
+    ),
+    _flag("gpus_per_worker", 0.0, "GPUs of a worker; a fraction shares one.", minimum=0),
+    _flag(
+        "worker_timeout",
+        600.0,
+        "Seconds without any worker after which the run stops with a checkpoint.",
+        minimum=0,
+        exclusive_minimum=True,
     ),
     _flag(
         "max_minutes",
@@ -184,6 +243,13 @@ RUN_HPARAMS = (
         type=float,
         minimum=0,
         exclusive_minimum=True,
+    ),
+    _flag(
+        "profile",
+        None,
+        "If set, TensorFlow's profiler records this round (3) or these rounds (3-5) for "
+        "TensorBoard, into plugins/profile in the results' folder.",
+        type=str,
     ),
     _flag(
         "wandb_project",
@@ -219,19 +285,25 @@ _ALWAYS_REQUIRED = (
 MAY_CHANGE = frozenset(
     [
         "client_state_memory_mb",
+        "cpus_per_worker",
         "data_dir",
         "evaluate_all_local_data",
         "evaluate_classes",
         "evaluate_improvement",
         "experiment_name",
+        "gpus_per_worker",
         "import",
         "max_minutes",
         "mlflow_uri",
+        "profile",
+        "ray_address",
         "root_output_dir",
         "rounds_per_checkpoint",
         "total_rounds",
         "track_clients",
         "wandb_project",
+        "worker_timeout",
+        "workers",
     ]
 )
 
@@ -350,7 +422,12 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
     if task is not None:
         given["task"] = _check_own_task(task, given)
     request = _checked(given, modules, owners, task)
+    if model is not None and request.run["initial_weights"] is not None:
+        raise HparamError("--initial_weights has no meaning beside model, which has its weights.")
     objects = {"task": task, "model": model}
+    for kind, value in objects.items() if request.run["workers"] else ():
+        if value is not None:
+            raise HparamError(f"--workers needs a {kind} by name, which other processes can make.")
     return dataclasses.replace(request, objects={k: v for k, v in objects.items() if v is not None})
 
 
@@ -360,7 +437,7 @@ def _check_own_task(task, given) -> str:
         kind = type(task).__name__
         raise HparamError(f"task must be a task's name or a tasks.task.Task, found a {kind}.")
     if task.name in tasks.names():
-        raise HparamError(f"task: one's own cannot be named {task.name}, as a registered one is.")
+        raise HparamError(f"task: {task.name} is the name of a registered task; choose another.")
     if given.get("use_synthetic_data"):
         raise HparamError("--use_synthetic_data is not used by a user's own task.")
     try:
@@ -485,15 +562,7 @@ def _import_modules(arguments):
         values(["", *arguments], known_only=True)
     except absl_flags.Error as e:
         raise HparamError(_one_line(e)) from e
-    if values["import"].value and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    for name in values["import"].value:
-        try:
-            importlib.import_module(name)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as e:  # Whatever a user's module raises is the user's to read.
-            raise HparamError(f"--import={name} failed: {type(e).__name__}: {_one_line(e)}") from e
+    imports.modules_of_ones_own(values["import"].value)
 
 
 def _flag_owners() -> dict[str, tuple[Hparam, list[tuple[str, str]]]]:
@@ -576,6 +645,11 @@ def _parse_with_absl(arguments, owners):
 
 
 def _unknown(kind, name, known, prefix=""):
+    told = {"flag": other_names.of_flag, "task": other_names.of_task}.get(kind, lambda _: None)(
+        name
+    )
+    if told is not None:
+        return f"Unknown {kind} {prefix}{name}. {told}"
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {prefix}{close[0]}?" if close else ""
     return f"Unknown {kind} {prefix}{name}.{hint}"
@@ -610,8 +684,11 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
 
     run = hparams_lib.resolve("run", RUN_HPARAMS, own("run", RUN_HPARAMS))
     run["import"] = ",".join(modules) or None
+    _check_chunks(run, method_spec)
     if run["num_validation_examples"] == 0:
         raise HparamError("--num_validation_examples=0 must be -1 (all) or >= 1.")
+    if run["profile"] is not None:
+        profiled_rounds(run["profile"])
     if method_spec.staged and run["runtime"] == "vectorized":
         raise HparamError(
             f"--runtime=vectorized cannot run {method_spec.name}, a method of several processes; "
@@ -629,6 +706,7 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
         method_spec.name, method_spec.hparams, own(method_spec.name, method_spec.hparams)
     )
     _check_epochs(given, run, method_spec, method)
+    _check_workers(given, run, method_spec, method)
     task = task_spec.resolve(own(task_spec.name, task_spec.hparams))
     _check_clients(run, task_spec, task)
     in_force = {
@@ -642,6 +720,24 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
 
 def _by_flag(spec, settings):
     return {h.flag_name(spec.name): settings[h.name] for h in spec.hparams}
+
+
+def profiled_rounds(text: str) -> tuple[int, int]:
+    """Reads `--profile`: `N`, or `FIRST-LAST`.
+
+    Returns:
+      The first and the last round, from 1.
+
+    Raises:
+      HparamError: If it is neither.
+    """
+    found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", text)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= first <= last:
+        raise HparamError(
+            f"--profile={text} must be a round or a range of rounds from 1 on, as in 3 or 3-5."
+        )
+    return first, last
 
 
 def completed(recorded: Mapping[str, Value]) -> dict[str, Value]:
@@ -673,6 +769,65 @@ def completed(recorded: Mapping[str, Value]) -> dict[str, Value]:
             if h.is_used(settings) or owner != "training"
         }
     return flags
+
+
+def _check_chunks(run, method_spec):
+    """Refuses chunks where the round cannot be cut."""
+    if run["clients_per_chunk"] is None:
+        return
+    if run["runtime"] == "native":
+        raise HparamError(
+            "--clients_per_chunk cannot cut rounds of --runtime=native; take auto, tff or "
+            "vectorized."
+        )
+    if method_spec.staged:
+        raise HparamError(
+            f"--clients_per_chunk cannot cut rounds of {method_spec.name}, a method of several "
+            "processes."
+        )
+
+
+def _check_workers(given, run, method_spec, method):
+    """Refuses workers that would have nothing to do, and settings of workers without any."""
+    if not run["workers"]:
+        for flag in ("ray_address", "cpus_per_worker", "gpus_per_worker", "worker_timeout"):
+            if flag in given:
+                raise HparamError(f"--{flag} is not used without --workers.")
+        return
+    if method_spec.staged:
+        raise HparamError(
+            f"--workers cannot share out rounds of {method_spec.name}, a method of several "
+            "processes."
+        )
+    plan = method_spec.round_plan(dict(method), 0, run["total_rounds"])
+    if run["clients_per_round"] is not None and plan.losses != "all":
+        check_chunks(run, run["clients_per_round"])
+    elif run["clients_per_chunk"] is None:
+        check_chunks(run, None)
+
+
+def check_chunks(run: Mapping[str, Any], cohort: int | None) -> None:
+    """Refuses more workers than a round has chunks.
+
+    Args:
+      run: The run's own settings.
+      cohort: Clients of a round; `None` if the data tell.
+
+    Raises:
+      HparamError: If there are more workers than chunks.
+    """
+    workers, size = run["workers"], run["clients_per_chunk"]
+    if cohort is None:
+        advice = "--clients_per_chunk must be set with --workers"
+        raise HparamError(f"{advice}: the cut of a cohort belongs to the run, not to its workers.")
+    chunks = 1 if size is None else -(-cohort // size)
+    if size is None or workers > chunks:
+        fair = max(1, cohort // (4 * workers))
+        found = "is not set" if size is None else f"={size} makes {chunks}"
+        raise HparamError(
+            f"--workers={workers} needs as many chunks of the {cohort} clients of a round, but "
+            f"--clients_per_chunk {found}; --clients_per_chunk={fair} would do."
+        )
 
 
 def _check_epochs(given, run, method_spec, method):

@@ -2,13 +2,17 @@
 
     python -m tasks.plot --task=fashion_mnist --data_dir=DIR --output=partition.png
         [--seed=0] [--max_clients=1000] [--fashion_mnist_alpha=0.05 and other flags of the task]
+        [--import=MODULE]
 
 The figure has three panels: the share of each label in a client's examples (AdaFedAdam Fig. 6),
 how many clients are how large, and how many hold how many labels (FedOpt Fig. 14). Labels are
 classes, or tokens of text, or tags; tasks whose targets are none of them have the second only.
+What it shows lies beside it as CSV: a row a client, with its examples and, of up to 100 labels,
+how many it has of each. `--import` brings in tasks from a user's own packages.
 """
 
 import argparse
+import csv
 import os
 import sys
 from typing import NamedTuple
@@ -26,12 +30,17 @@ import tabulate  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 import tasks  # noqa: E402
-from common import figures  # noqa: E402
-from hparams import HparamError  # noqa: E402
+from common import figures, imports  # noqa: E402
+from hparams import MAX_SEED, HparamError  # noqa: E402
 from tasks.task import DataError, FederatedData  # noqa: E402
 
 # Up to this number of labels the table has a column for each.
 _MAX_COLUMNS = 20
+# Up to so many the CSV has.
+_MAX_LABELS = 100
+_MOST_BINS = 40
+# Settings that the title's number of clients tells.
+_NOT_TOLD = ("num_clients",)
 
 
 class Partition(NamedTuple):
@@ -83,6 +92,7 @@ def partition(data: FederatedData, clients: np.ndarray) -> Partition:
     return Partition(ids, sizes, labels, counts)
 
 
+@figures.look()
 def draw(shown: Partition, title: str | None = None) -> Figure:
     """Draws a partition.
 
@@ -90,29 +100,63 @@ def draw(shown: Partition, title: str | None = None) -> Figure:
       shown: The partition.
       title: Title of the figure.
     """
-    figure, axes = figures.panels(1 if shown.counts is None else 3)
+    figure, axes = figures.panels(1 if shown.counts is None else 3, width=0.9)
     panels = list(axes[0])
     if shown.counts is not None:
         held = np.maximum(shown.counts.sum(axis=1, keepdims=True), 1)
         # Rows are labels; clients lie side by side, as many as there are.
         image = panels[0].imshow(
-            (shown.counts / held).T, aspect="auto", interpolation="nearest", vmin=0, cmap="magma_r"
+            100 * (shown.counts / held).T,
+            aspect="auto",
+            interpolation="nearest",
+            vmin=0,
+            cmap="magma_r",
         )
         panels[0].grid(False)
-        panels[0].set(xlabel="client", ylabel="label", title="share of labels")
+        panels[0].set(xlabel="client, by its place", ylabel="label")
+        figures.whole_numbers(panels[0].xaxis)
         if len(shown.labels) <= _MAX_COLUMNS:
             panels[0].set_yticks(range(len(shown.labels)), shown.labels)
-        figure.colorbar(image, ax=panels[0])
-        number = shown.num_labels()
-        edges = np.arange(number.min(), number.max() + 2) - 0.5
-        panels[2].hist(number, edges if len(edges) <= 60 else 40, color=figures.colour(0))
-        panels[2].set(xlabel="different labels of a client", ylabel="clients")
-    sizes = panels[min(1, len(panels) - 1)]
-    sizes.hist(shown.sizes, bins=min(40, max(5, len(shown.sizes) // 2)), color=figures.colour(0))
-    sizes.set(xlabel="examples of a client", ylabel="clients")
+        else:
+            panels[0].set_ylabel("label, by its place")
+            figures.whole_numbers(panels[0].yaxis)
+        figure.colorbar(image, ax=panels[0], label="share of a client's examples (%)")
+        _histogram(panels[2], shown.num_labels(), "different labels of a client")
+    _histogram(panels[min(1, len(panels) - 1)], shown.sizes, "examples of a client")
     if title:
-        figure.suptitle(title, fontsize=9)
-    return figure
+        figure.suptitle(title, x=0.01, ha="left")
+    return figures.fit(figure)
+
+
+def _histogram(panel, numbers, words):
+    """Draws how many clients have which number, with bins that hold whole numbers."""
+    low, high = int(np.min(numbers)), int(np.max(numbers))
+    wide = -(-(high - low + 1) // _MOST_BINS)
+    panel.hist(numbers, np.arange(low, high + wide + 1, wide) - 0.5, color=figures.colour(0))
+    panel.set(xlabel=words, ylabel="clients")
+    # A single number would be a bar as wide as the panel.
+    panel.set_xlim(min(low - 0.5, low - 2 * wide), max(high + 0.5, high + 2 * wide))
+    figures.whole_numbers(panel.xaxis)
+    figures.whole_numbers(panel.yaxis)
+
+
+def write_csv(shown: Partition, path: str) -> None:
+    """Writes what each client holds, a row a client.
+
+    Args:
+      shown: The partition.
+      path: Path of the file; its folder is there.
+
+    Raises:
+      OSError: If the file cannot be written.
+    """
+    labels = shown.labels if shown.labels is not None else ()
+    labels = labels if len(labels) <= _MAX_LABELS else ()
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["client", "examples", *(f"label_{label}" for label in labels)])
+        for k, (name, size) in enumerate(zip(shown.client_ids, shown.sizes, strict=True)):
+            writer.writerow([name, size, *(shown.counts[k] if len(labels) else ())])
 
 
 def table(shown: Partition, max_rows: int = 100) -> str:
@@ -164,6 +208,12 @@ def _parser(spec: tasks.TaskSpec | None) -> argparse.ArgumentParser:
         default=1000,
         help="of more clients, this number is drawn at random and shown; default: 1000",
     )
+    parser.add_argument(
+        "--import",
+        action="append",
+        metavar="MODULE",
+        help="module to import first, which registers tasks; may be given several times",
+    )
     for hparam in spec.hparams if spec else ():
         text = f"{hparam.help} (default: {hparam.describe_default()})".replace("%", "%%")
         parser.add_argument(f"--{hparam.flag_name(spec.name)}", help=text)
@@ -194,14 +244,17 @@ def main(arguments: list[str]) -> int:
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--task")
-    name = first.parse_known_args(arguments)[0].task
+    first.add_argument("--import", action="append", default=[], dest="modules")
+    known = first.parse_known_args(arguments)[0]
+    name = known.task
     try:
+        imports.modules_of_ones_own(known.modules)
         spec = tasks.get(name) if name is not None else None
         options = _parser(spec).parse_args(arguments)
         if options.max_clients < 1:
             raise HparamError(f"--max_clients={options.max_clients} must be >= 1.")
-        if not 0 <= options.seed < 2**32:
-            raise HparamError(f"--seed={options.seed} must be in [0, {2**32 - 1}].")
+        if not 0 <= options.seed <= MAX_SEED:
+            raise HparamError(f"--seed={options.seed} must be in [0, {MAX_SEED}].")
         settings = {}
         for hparam in spec.hparams:
             flag = hparam.flag_name(name)
@@ -223,8 +276,12 @@ def main(arguments: list[str]) -> int:
         shown = partition(task.train, clients)
         part = "" if len(clients) == number else f", {len(clients):,} of them shown"
         title = f"{name}: {number:,} clients, {int(np.sum(task.train.sizes)):,} examples{part}"
+        told = ", ".join(f"{k} = {v}" for k, v in settings.items() if k not in _NOT_TOLD)
         print(f"{title}\n\n{table(shown)}\n")
-        print("\n".join(figures.save(draw(shown, title), options.output)))
+        paths = figures.save(draw(shown, f"{title}\n{told}".rstrip()), options.output)
+        data = os.path.splitext(paths[0])[0] + ".csv"
+        write_csv(shown, data)
+        print("\n".join([*paths, data]))
     except HparamError as error:
         return _fail(error, 2)
     except (DataError, OSError) as error:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from hparams import By, Hparam, Value
+from hparams import MAX_SEED, By, Hparam, Value
 from tasks.registry import Clients
 
 # More than any set has training examples.
@@ -70,7 +70,7 @@ def partition_seed(what: str) -> Hparam:
         help=f"Seed of {what}; not set: the run's --seed.",
         source="choice",
         minimum=0,
-        maximum=2**32 - 1,
+        maximum=MAX_SEED,
     )
 
 

@@ -26,6 +26,8 @@ for _signal, _handler in (
 
 # Read once, when TensorFlow is imported, which a test file may do before any fixture runs.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# What TFDS keeps for whoever runs the tests is no part of them.
+os.environ["TFDS_DATA_DIR"] = os.path.join(os.devnull, "no", "such", "folder")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Every test process would otherwise start a thread a core, for each of TensorFlow's pools.
     _threads = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
@@ -119,13 +121,13 @@ def traced_once(monkeypatch):
     That a process of its own comes to the same is for tests that start one.
     """
     import tff_algos
-    from simulation import experiment
+    from simulation import assembly
     from simulation.rounds import staged
 
-    build = experiment._build_process
+    build = assembly._build_process
 
     def build_once(request, model, train):
-        names = ("task", "seed", "data_dir", "use_synthetic_data")
+        names = ("task", "seed", "data_dir", "use_synthetic_data", "initial_weights")
         key = repr(
             (
                 tff_algos.get(request.run["algorithm"]),
@@ -142,7 +144,7 @@ def traced_once(monkeypatch):
             _traced[key] = process
         return _traced[key]
 
-    monkeypatch.setattr(experiment, "_build_process", build_once)
+    monkeypatch.setattr(assembly, "_build_process", build_once)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ import tff_algos
 from simulation import runtimes
 from simulation.measures import evaluation
 from tasks import images
+from tests import metrics_page
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 
@@ -65,6 +66,7 @@ def test_one_round_with_the_runtime_that_auto_is(name, request, tmp_path, capsys
     assert run_experiment.main(arguments) == 0, capsys.readouterr().err
     with open(tmp_path / "run" / "metrics.csv", newline="") as file:
         before, after = csv.DictReader(file)
+    assert metrics_page.undefined(before) == []
     assert 0 < float(after["train/num_examples"]) <= examples
     assert np.isfinite(float(after["train/loss"]))
     assert before["eval/loss"] != after["eval/loss"]
@@ -122,6 +124,7 @@ def test_two_rounds(name, tmp_path):
     assert done.returncode == 0, (tmp_path / "log").read_text()[-2000:]
     with open(tmp_path / "run" / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
+    assert metrics_page.undefined(rows[0]) == []
     assert [row["round_num"] for row in rows] == ["0", "1", "2"]
     assert all(float(row["train/num_examples"]) > 0 for row in rows[1:])
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -11,6 +11,7 @@ import pytest
 
 import examples.clipped_fedavg  # noqa: F401  (registers the method)
 import examples.moving_blobs  # noqa: F401  (registers the task)
+import examples.tff_objects as tff_objects
 import tasks
 import tff_algos
 from simulation import runtimes
@@ -97,3 +98,12 @@ def test_moving_blobs():
     assert task.keras_model_fn(0).count_params() == 51
     again = tasks.load("moving_blobs", num_clients=5, spread=0.5, seed=3)
     np.testing.assert_array_equal(task.train.examples(2).x, again.train.examples(2).x)
+
+
+@pytest.mark.parametrize(
+    "part", ["tffs_loop", "loop_with_client_states", "composed_with_a_dataset_computation"]
+)
+def test_tffs_objects(part):
+    with runtimes.installed("tff"):
+        loss = getattr(tff_objects, part)(tff_objects.client_data())
+    assert loss < np.log(2)  # That of the weights of zero it starts from.

@@ -1,4 +1,8 @@
-"""Every row of every item runs two rounds, by its own flag file, on generated data."""
+"""Rows of every item run two rounds, by their own flag files, on generated data.
+
+Of rows that differ in numbers only, the first one stands for all; that every row's flags are valid
+is tested in `test_reproduce.py`.
+"""
 
 import json
 import pathlib
@@ -26,16 +30,34 @@ FEWER = {
 }
 
 
+def command(flagfile, settings):
+    return [f"--flagfile={REPO / flagfile}", *(f"--{k}={v}" for k, v in settings.items())]
+
+
+def form(given):
+    """What a run's program depends on: its flags, of numbers only which are zero."""
+    return tuple(
+        (name, value == 0 if type(value) in (int, float) else str(value))
+        for name, value in sorted(given.items())
+    )
+
+
 def rows():
-    """One row for each flag file, with the first settings that an item runs it with."""
-    found = {}
+    """One row for each form, with the first settings that an item runs its flag file with."""
+    files = {}
     for item in items.all_items():
         for setup in item.setups.values():
             for row in setup.rows.values():
-                found.setdefault(row.flagfile, {**row.settings, **setup.points(row.name)[0]})
+                settings = {**row.settings, **setup.points(row.name)[0]}
+                settings.pop("total_rounds", None)
+                files.setdefault(row.flagfile, settings)
+    found = {}
+    for file, settings in sorted(files.items()):
+        given = experiment_flags.parse(command(file, settings)).in_force
+        found.setdefault(form(given), (file, settings))
     return [
         pytest.param(file, settings, id=file.removeprefix("papers/").removesuffix(".flags"))
-        for file, settings in sorted(found.items())
+        for file, settings in found.values()
     ]
 
 
@@ -64,16 +86,17 @@ def smaller(given):
 @pytest.mark.parametrize(("flagfile", "settings"), rows())
 def test_two_rounds(monkeypatch, tmp_path, flagfile, settings):
     monkeypatch.chdir(REPO)
-    settings = {k: v for k, v in settings.items() if k != "total_rounds"}
-    command = [f"--flagfile={flagfile}", *(f"--{k}={v}" for k, v in settings.items())]
-    given = experiment_flags.parse(command).in_force
+    arguments = command(flagfile, settings)
+    given = experiment_flags.parse(arguments).in_force
     task = given["task"]
     rounds = 3 if given["algorithm"] == "fedcorr" else 2
-    command += [f"--{name}={value}" for name, value in smaller(given).items()]
+    arguments += [f"--{name}={value}" for name, value in smaller(given).items()]
     if task != "synthetic":
-        command.append("--use_synthetic_data")
-    command += [f"--total_rounds={rounds}", f"--root_output_dir={tmp_path}", "--experiment_name=x"]
-    assert run_experiment.main(command) in (0, 3), "3: two rounds of so little may diverge"
+        arguments.append("--use_synthetic_data")
+    arguments += [f"--total_rounds={rounds}", f"--root_output_dir={tmp_path}"]
+    assert run_experiment.main([*arguments, "--experiment_name=x"]) in (0, 3), (
+        "3: two rounds of so little may diverge"
+    )
     assert json.loads((tmp_path / "x" / "hparams.json").read_text())["flags"]["task"] == task
     rows = (tmp_path / "x" / "metrics.csv").read_text().splitlines()
     assert len(rows) >= 2

@@ -3,6 +3,7 @@
 import csv
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -113,6 +114,8 @@ def toy_setup(**changes):
         "curve": "eval/accuracy",
         "curve_label": "accuracy",
         "selection": {"metric": "train/loss", "last_rounds": 2},
+        "home": items.PAPERS / "p",
+        "search": {},
         "grid": {"a": {"server_learning_rate": [0.1, 1.0]}, "b": {"server_learning_rate": [0.5]}},
         "columns": [{"name": "acc", "metric": "eval/accuracy", "scale": 100}],
         "folder": "i/s",
@@ -125,7 +128,7 @@ def toy_setup(**changes):
         "higher_is_better": True,
         "draws": [],
         "stand_in": "",
-        "not_here": "",
+        "reasons": {},
         "seconds": {},
     }
     return items.Setup(**{**fields, **changes})
@@ -229,6 +232,7 @@ def test_columns(runs, column, value):
         {"kind": "curves", "column": "train/loss", "label": "loss"},
         {"kind": "density", "column": "accuracy"},
         {"kind": "rates"},
+        {"kind": "best_rates"},
         {"kind": "setting", "setting": "server_learning_rate"},
     ],
     ids=lambda w: "-".join(w.values()),
@@ -246,8 +250,43 @@ def test_figures_are_drawn(runs, tmp_path, wanted):
     paths = drawing.draw(setup, runs, results.choose(runs, setup), tmp_path / "plots")
     assert not (tmp_path / "plots" / "density_7.png").exists(), "of figures asked for before"
     assert [pathlib.Path(path).suffix for path in paths] == [".png", ".pdf"]
-    for path, start in zip(paths, (b"\x89PNG", b"%PDF"), strict=True):
-        assert pathlib.Path(path).read_bytes()[:4] == start
+    contents = [pathlib.Path(path).read_bytes() for path in paths]
+    assert [content[:4] for content in contents] == [b"\x89PNG", b"%PDF"]
+    for run in runs:
+        shutil.rmtree(run.folder)
+    again = drawing.draw_again(setup, tmp_path / "plots")
+    assert [pathlib.Path(path).read_bytes() for path in again] == contents, "from the CSV alone"
+
+
+def test_a_results_figure_is_drawn_from_the_records(runs, tmp_path):
+    setup = toy_setup(figures=[])
+    chosen = results.choose(runs, setup)
+    results.write_csv(tmp_path / "results.csv", results.records(runs, setup, chosen))
+    results.write_csv(tmp_path / "runs.csv", results.grid_records(runs, setup, chosen))
+    paths = drawing.draw(setup, runs, chosen, tmp_path)
+    assert [pathlib.Path(path).name for path in paths] == ["results.png", "results.pdf"]
+    swept = toy_setup(figures=[{"kind": "rates"}])
+    assert drawing.draw_again(swept, tmp_path) == [], "the heat map shows them"
+
+
+@pytest.mark.parametrize(
+    ("title", "heading"),
+    [
+        (
+            "Synthetic: 100 clients; test accuracy over clients, in percent",
+            "Synthetic: 100 clients",
+        ),
+        (
+            "CIFAR-10: 500 clients, 10 a round, 1,000 rounds, rate 1; accuracy in percent, mean",
+            "CIFAR-10: 500 clients, 10 a round, rate 1",
+        ),
+        ("Synthetic, test accuracy in percent; local solver: SGD", "Synthetic; local solver: SGD"),
+        ("40 % of the labels, E = 5; percent", "40 % of the labels, E = 5"),
+        ("EMNIST AE: 3,400 writers; mean squared error x 1000", "EMNIST AE: 3,400 writers"),
+    ],
+)
+def test_a_figures_title_leaves_units_and_rounds_to_the_axes(title, heading):
+    assert toy_setup(title=title, rounds=1000).heading == heading
 
 
 def test_a_run_is_done_if_its_settings_are_the_same(tmp_path):
@@ -284,6 +323,27 @@ def test_what_a_row_still_costs(runs):
     assert (a.row, a.runs, a.rounds, a.seconds, a.source) == ("a", 4, 0, 3, "measured")
     assert (b.row, b.runs, b.rounds, b.seconds, b.source) == ("b", 2, 6, 0.5, "item")
     assert sweep.estimate(runs, {})[1].source == "measured, other rows"
+
+
+def test_the_number_that_differs_most_is_told_with_its_reason(monkeypatch):
+    """Of 80 to 79 and 30 to 40, the second; rows with all rounds come before those without."""
+    rows = [
+        {"row": "a", "column": "acc", "value": 80.0, "rounds": 3, "protocol_rounds": 3},
+        {"row": "b", "column": "acc", "value": 30.0, "rounds": 3, "protocol_rounds": 3},
+    ]
+    theirs = {("a", "acc"): {"value": "79"}, ("b", "acc"): {"value": "40"}}
+    monkeypatch.setattr(results, "published", lambda setup: theirs)
+    told = "What differs most is b's acc: 30.00, paper 40.00."
+    assert results.largest_difference(rows, SETUP) == told
+    explained = toy_setup(reasons={"acc": "Because."})
+    assert results.largest_difference(rows, explained) == f"{told} Because."
+    rows[1]["rounds"] = 2
+    assert "a's acc" in results.largest_difference(rows, SETUP)
+    rows[0]["rounds"] = 2
+    told = "What differs most, after fewer rounds than the paper's, is b's acc: 30.00, paper 40.00."
+    assert results.largest_difference(rows, SETUP) == told
+    assert results.largest_difference([], SETUP) == ""
+    assert results.columns_in_words(SETUP) == "acc `eval/accuracy` x 100"
 
 
 def test_what_the_flag_file_has_is_not_in_the_folders_name(tmp_path):
@@ -390,8 +450,13 @@ def test_rows_are_run_and_a_table_comes_out(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "| fedavg   | ours" in done.stdout and "| fedavg   | paper" in done.stdout
     assert "The rounds differ" in done.stdout
+    assert "What differs most, after fewer rounds than the paper's, is fedavg's" in done.stdout
+    assert "Columns (docs/metrics.md): avg `fairness/accuracy_avg_w` x 100; std" in done.stdout
     folder = tmp_path / "adafedadam" / "table5" / "synthetic"
-    assert (folder / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    for name in ("curves", "results"):
+        assert (folder / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+    with open(folder / "curves.csv", newline="") as f:
+        assert {r["method"] for r in csv.DictReader(f)} == {"fedavg"}
     assert "The rounds differ" in (folder / "table.md").read_text()
     assert "% The rounds differ" in (folder / "table.tex").read_text()
     with open(folder / "results.csv", newline="") as f:

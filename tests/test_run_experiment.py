@@ -20,6 +20,7 @@ import run_experiment
 import tasks
 from simulation import experiment, runtimes
 from simulation.records import checkpoints
+from tests import metrics_page
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
@@ -84,15 +85,15 @@ def rows_but_times(folder):
 
 
 def tensorboard_values(folder):
-    """Returns all scalars but times as sorted (tag, step, bits)."""
+    """Returns all scalars of metrics.csv but times as sorted (tag, step, bits)."""
     from tensorboard.backend.event_processing import event_file_loader
     from tensorboard.util import tensor_util
 
     values = []
-    for path in (folder / "tensorboard").iterdir():
+    for path in folder.glob("events.out.tfevents.*"):
         for event in event_file_loader.EventFileLoader(str(path)).Load():
             for value in event.summary.value:
-                if not value.tag.startswith("time/"):
+                if not value.tag.startswith(("time/", "at_a_glance/", "_hparams_/")):
                     number = tensor_util.make_ndarray(value.tensor)
                     values.append((value.tag, event.step, number.tobytes()))
     return sorted(values)
@@ -139,14 +140,15 @@ def finished(tmp_path_factory):
 
 def test_output_folder_is_complete(finished):
     names = {p.name for p in finished.iterdir()} - {".lock"}
-    assert names == {
+    (events,) = (name for name in names if name.startswith("events.out.tfevents."))
+    assert names - {events} == {
         "hparams.json",
         "metrics.csv",
         "client_metrics.csv",
         "summary.json",
         "data_digests.json",
-        "tensorboard",
         "checkpoints",
+        "model",
     }
 
 
@@ -159,6 +161,7 @@ def test_what_is_recorded_on_request(tmp_path):
     given = [*SMALL, f"--root_output_dir={tmp_path}", "--rounds_per_eval=2", *flags]
     assert run_experiment.main(given) == 0
     run = run_folders.read_run(str(folder))
+    assert metrics_page.undefined(run.metrics.columns) == []
     improved = run.metrics["fairness/improved_fraction"]
     assert np.isnan(improved[0]) and improved[1:].between(0, 1).all()
     # Cohorts of three.
@@ -240,6 +243,46 @@ def test_tensorboard_has_the_numbers_of_the_csv(finished):
         if column != "round_num" and row[column]
     )
     assert tensorboard_values(finished) == want
+
+
+def test_tensorboard_shows_runs_by_name_with_their_settings_and_what_matters_first(finished):
+    """As TensorBoard's own server reads them, the HParams tab by the plugin's API."""
+    from tensorboard import context
+    from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
+    from tensorboard.plugins import base_plugin
+    from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
+
+    multiplexer = plugin_event_multiplexer.EventMultiplexer()
+    multiplexer.AddRunsFromDirectory(str(finished.parent))
+    multiplexer.Reload()
+    provider = data_provider.MultiplexerDataProvider(multiplexer, str(finished.parent))
+    board = backend_context.Context(base_plugin.TBContext(data_provider=provider))
+    request_context = context.RequestContext()
+    runs = provider.list_runs(request_context, experiment_id="")
+    assert [run.run_name for run in runs] == ["synthetic_fedavg"]
+    hparams = board.hparams_metadata(request_context, "")
+    experiment = board.experiment_from_metadata(request_context, "", hparams, [])
+    names = {info.name for info in experiment.hparam_infos}
+    assert {"client_learning_rate", "algorithm", "seed", "total_rounds"} < names
+    assert not names & {"root_output_dir", "experiment_name", "data_dir"}
+    metrics = [info.name.tag for info in experiment.metric_infos]
+    assert metrics[0] == "at_a_glance/eval_accuracy" and "eval/accuracy" in metrics
+    assert metrics == sorted(metrics), "TensorBoard's order, by which the group is the first"
+    asked = api_pb2.ListSessionGroupsRequest(
+        start_index=0,
+        slice_size=10,
+        allowed_statuses=[api_pb2.Status.Value("STATUS_SUCCESS")],
+        col_params=[api_pb2.ColParams(hparam="client_learning_rate")],
+    )
+    handler = list_session_groups.Handler(request_context, board, "", asked)
+    (group,) = handler.run().session_groups
+    recorded = json.loads((finished / "hparams.json").read_text())["flags"]
+    for name in ("client_learning_rate", "seed"):
+        assert group.hparams[name].number_value == recorded[name]
+    assert group.hparams["algorithm"].string_value == "fedavg"
+    values = {v.name.tag: v.value for v in group.metric_values}
+    last = rows_but_times(finished)[-1]
+    assert np.float32(values["at_a_glance/eval_accuracy"]) == np.float32(last["eval/accuracy"])
 
 
 def test_finished_run_says_so_and_changes_nothing(finished, capfd):

@@ -23,6 +23,7 @@ _LAZY = {
     "ModelError": "model",
     "from_keras": "keras_bridge",
     "build": "process",
+    "taking_datasets": "dataset_process",
     "initial_client_state": "process",
 }
 

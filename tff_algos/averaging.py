@@ -15,7 +15,7 @@ import tensorflow as tf
 from tff_algos import client
 from tff_algos import weights as weights_lib
 from tff_algos.client_data import ClientData
-from tff_algos.method import ClientState, Method
+from tff_algos.method import ClientState, Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.weights import Weights
 
@@ -117,7 +117,26 @@ def give_delta(
 
 def mean_report(federation, update):
     """Averages the clients' reports at the server: the one aggregate of federated averaging."""
-    return (federation.mean(update.report, update.weight),)
+    return (mean_of_updates(federation, update.report, update.weight),)
+
+
+def mean_each(make: Callable, *parts: int | str) -> Callable:
+    """Returns an aggregate for `build` that averages the parts of a report one by one.
+
+    Args:
+      make: Puts a list of means together, as the server takes them.
+      *parts: Fields or places in the report; the first is the update, whose mean is the one that an
+        aggregator may take the place of.
+    """
+
+    def aggregate(federation, update):
+        report = update.report
+        first, *rest = (getattr(report, p) if isinstance(p, str) else report[p] for p in parts)
+        means = [mean_of_updates(federation, first, update.weight)]
+        means += [federation.mean(part, update.weight) for part in rest]
+        return (make(means),)
+
+    return aggregate
 
 
 def build(

@@ -12,20 +12,24 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_algos import random
+from tff_algos import nesterov, random
 from tff_algos.client_data import Batch, ClientData
 from tff_algos.method import ClientState
 from tff_algos.model import Model
-from tff_algos.parts import nesterov
 from tff_algos.registry import CLIENT_OPTIMIZERS
 
 
 class LocalTraining:
     """How clients train and how much each counts: the resolved training settings."""
 
-    def __init__(self, settings: Mapping[str, Any]):
-        """Initialises from the result of `tff_algos.registry.resolve_training`."""
-        self._settings = dict(settings)
+    def __init__(self, settings: Mapping[str, Any], optimizer: Any = None):
+        """Initialises the settings.
+
+        Args:
+          settings: The result of `tff_algos.registry.resolve_training`.
+          optimizer: One of TFF's optimizers in place of the one that the settings name.
+        """
+        self._settings, self._optimizer = dict(settings), optimizer
 
     @property
     def server_learning_rate(self) -> float:
@@ -40,6 +44,8 @@ class LocalTraining:
         Args:
           builders: By name of an optimizer, what the method builds it with instead.
         """
+        if self._optimizer is not None:
+            return self._optimizer
         name = self._settings["client_optimizer"]
         arguments = {
             argument: self._settings[setting]

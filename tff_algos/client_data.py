@@ -8,7 +8,7 @@ step changes nothing, a masked-out example weighs nothing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,45 +151,57 @@ def batch_cohort(
         if len(y):
             num_bytes += layout.mask.size * sum(np.asarray(a).nbytes for a in (x, y)) // len(y)
     _require_room(num_bytes)
-    generators = iter(())
-    if shuffle and not full_batch:
-        # A generator for each epoch of each client.
-        generators = iter(
-            random.generators(
-                [
-                    (*seed, layout.first_epoch + epoch)
-                    for seed, layout in zip(order_seeds, layouts, strict=True)
-                    for epoch in range(layout.epochs)
-                ]
-            )
-        )
+    sizes = [len(y) for _, y in examples]
+    shuffled = shuffle and not full_batch
+    orders = _shuffled(sizes, layouts, order_seeds) if shuffled else _unshuffled(sizes, layouts)
     words = random.seed_words(dropout_seeds, 2).view(np.int32)
     cohort = []
-    for k, ((x, y), layout) in enumerate(zip(examples, layouts, strict=True)):
-        n = len(y)
-        orders = [
-            np.arange(n) if generator is None else generator.permutation(n)
-            for generator in (next(generators, None) for _ in range(layout.epochs))
-        ]
-        if len(orders) == 1 and layout.epoch_slots == n:
-            (rows,) = orders
-        else:
-            rows = np.zeros((layout.epochs, layout.epoch_slots), np.int64)
-            rows[:, :n] = orders
-        rows = rows.reshape(-1, layout.batch_size)[layout.steps]
+    for k, ((x, y), layout, of_epochs) in enumerate(zip(examples, layouts, orders, strict=True)):
+        rows = _rows(sizes[k], layout, of_epochs)
         cohort.append(
             ClientData(
                 x=Gathered(np.asarray(x), rows, layout.padding),
                 y=Gathered(np.asarray(y), rows, layout.padding),
                 mask=layout.mask,
                 steps_per_epoch=layout.steps_per_epoch,
-                num_examples=np.int32(n),
+                num_examples=np.int32(sizes[k]),
                 participates=np.float32(participates[k]),
                 seed=words[k],
                 index=np.int32(indices[k]),
             )
         )
     return cohort
+
+
+def _shuffled(sizes, layouts, seeds) -> Iterator[list[np.ndarray]]:
+    """Yields for each client the order of its examples in each epoch."""
+    # A generator for each epoch of each client, which are faster made all at once.
+    generators = iter(
+        random.generators(
+            [
+                (*seed, layout.first_epoch + epoch)
+                for seed, layout in zip(seeds, layouts, strict=True)
+                for epoch in range(layout.epochs)
+            ]
+        )
+    )
+    for n, layout in zip(sizes, layouts, strict=True):
+        yield [next(generators).permutation(n) for _ in range(layout.epochs)]
+
+
+def _unshuffled(sizes, layouts) -> Iterator[list[np.ndarray]]:
+    for n, layout in zip(sizes, layouts, strict=True):
+        yield [np.arange(n)] * layout.epochs
+
+
+def _rows(n: int, layout: _Layout, orders: list[np.ndarray]) -> np.ndarray:
+    """Returns which example is at each place of each step, 0 where there is none."""
+    if len(orders) == 1 and layout.epoch_slots == n:
+        (rows,) = orders
+    else:
+        rows = np.zeros((layout.epochs, layout.epoch_slots), np.int64)
+        rows[:, :n] = orders
+    return rows.reshape(-1, layout.batch_size)[layout.steps]
 
 
 def _require_room(num_bytes: float) -> None:
@@ -349,6 +361,49 @@ def check_indices(method: str, num_clients: int, clients: Sequence[ClientData]) 
                 f"Clients {places[index]} and {place} of the cohort both have index {index}; {cure}"
             )
         places[index] = place
+
+
+def of_model(clients: Sequence[Any], model: Any, round_num: int) -> list[ClientData]:
+    """Returns the clients of a round as a method takes them.
+
+    Args:
+      clients: `ClientData`, or a batched `tf.data.Dataset` of pairs each, as TFF's algorithms take
+        them. A dataset's client has no index, and draws by its place in the cohort and the round.
+      model: The `tff_algos.Model` they are for. Numbers of another width (float64 inputs, int64
+        labels) become those of its specs.
+      round_num: The round, from 0.
+
+    Raises:
+      ValueError: If a dataset is empty or not of pairs, or numbers do not fit.
+    """
+    return [_of_model(data, model, round_num, place) for place, data in enumerate(clients)]
+
+
+def _of_model(data, model, round_num, place):
+    if not isinstance(data, ClientData) and hasattr(data, "as_numpy_iterator"):
+        data = from_dataset(data, dropout_seed=(round_num, place))
+    if not isinstance(data, ClientData):
+        return data
+    changed = {}
+    for name, spec in (("x", model.x_spec), ("y", model.y_spec)):
+        values = getattr(data, name)
+        wanted = np.dtype(spec.dtype.as_numpy_dtype)
+        found = getattr(values, "dtype", None)
+        if (
+            isinstance(found, np.dtype)
+            and found != wanted
+            and np.can_cast(found, wanted, "same_kind")
+        ):
+            changed[name] = _narrowed(np.asarray(values), wanted, f"Client {place}: {name}")
+    return data._replace(**changed) if changed else data
+
+
+def _narrowed(values, dtype, what):
+    with np.errstate(over="ignore"):
+        narrowed = values.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(narrowed, values):
+        raise ValueError(f"{what} holds numbers that do not fit into {dtype}.")
+    return narrowed
 
 
 def from_dataset(dataset, *, dropout_seed: Sequence[int] = (0,), index: int = -1) -> ClientData:

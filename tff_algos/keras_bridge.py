@@ -15,8 +15,10 @@ import collections
 import contextlib
 import functools
 import inspect
+import operator
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -50,10 +52,11 @@ _SPATIAL_DROPOUT = (
 def from_keras(
     keras_model: tf.keras.Model,
     *,
-    loss: Callable,
-    metrics: Mapping[str, Callable] | None = None,
+    loss: Callable | str | tf.keras.losses.Loss,
+    metrics: Mapping[str, Any] | Sequence[Any] | None = None,
     y_spec: tf.TensorSpec | None = None,
-    loss_reduction: str = "mean",
+    x_spec: tf.TensorSpec | None = None,
+    loss_reduction: str | None = None,
 ) -> Model:
     """Makes a pure-function model from a built Keras model with one input.
 
@@ -62,13 +65,17 @@ def from_keras(
     true is one that turns the inputs into what training is about.
 
     Args:
-      keras_model: A built Keras 2 model with a single input tensor.
+      keras_model: A built Keras 2 model with a single input tensor and a single output.
       loss: Elementwise loss `(y, outputs) -> values [batch, ...]` or `(values, weights)`, e.g.
-        `tf.keras.losses.sparse_categorical_crossentropy` wrapped for logits.
-      metrics: Elementwise metrics by name, in the same form; reported as weighted means.
-      y_spec: Batch of targets; by default class labels, int32 `[None]`.
+        `tf.keras.losses.sparse_categorical_crossentropy` wrapped for logits; or the name of one of
+        Keras's, or an object of theirs.
+      metrics: Elementwise metrics by name, in the same form, or a list of names and objects of
+        Keras's metrics that are means over examples; reported as weighted means.
+      y_spec: Batch of targets; by default what the loss asks for, where it is one of Keras's, and
+        class labels, int32 `[None]`, for any other.
+      x_spec: Batch of inputs, for a model that does not know it: a subclassed one that was called.
       loss_reduction: `mean` of the loss over a batch's examples (positions, where they have
-        weights), or `sum`.
+        weights), or `sum`; by default that of a loss object, and the mean of any other.
 
     Returns:
       A `Model`.
@@ -76,22 +83,20 @@ def from_keras(
     Raises:
       ModelError: If the model cannot be a pure function of its trainable weights.
     """
-    if not keras_model.built or not getattr(keras_model, "inputs", None):
-        raise ModelError(
-            f"Model {keras_model.name!r} has no known input shape; give it an Input layer."
-        )
-    if len(keras_model.inputs) != 1:
-        raise ModelError(
-            f"Model {keras_model.name!r} has {len(keras_model.inputs)} inputs; it must have one."
-        )
+    x_spec = x_spec or _inputs_of(keras_model)
+    if not keras_model.built:
+        raise ModelError(f"Model {keras_model.name!r} has no weights yet; call it once.")
+    _refuse_dtypes(keras_model)
+    given, loss, metrics = loss, _elementwise(loss), _metrics(metrics)
+    if loss_reduction is None:
+        summed = getattr(given, "reduction", None) == tf.keras.losses.Reduction.SUM
+        loss_reduction = "sum" if summed else "mean"
     if loss_reduction not in ("mean", "sum"):
         raise ModelError(f"loss_reduction={loss_reduction!r} must be mean or sum.")
-    if metrics and "loss" in metrics:
+    if "loss" in metrics:
         raise ModelError("A metric must not be named 'loss': that is the training loss.")
-    y_spec = y_spec or tf.TensorSpec([None], tf.int32)
-    x = keras_model.inputs[0]
-    x_spec = tf.TensorSpec([None, *x.shape[1:]], x.dtype)
-    _refuse_stateful_ops(keras_model, x_spec)
+    outputs_spec = _refuse_stateful_ops(keras_model, x_spec)
+    y_spec = y_spec or _targets_of(given, outputs_spec)
     apply = _functional(keras_model)
 
     def forward(weights, batch: Batch, training: bool, seed, change=None) -> Forward:
@@ -102,7 +107,7 @@ def from_keras(
         if loss_reduction == "mean":
             total = tf.math.divide_no_nan(total, tf.reduce_sum(counts))
         values = collections.OrderedDict(loss=(sums + penalty * counts, counts))
-        for name, fn in (metrics or {}).items():
+        for name, fn in metrics.items():
             values[name] = elementwise(fn, batch.y, outputs, mask)
         return Forward(objective=total + penalty, metrics=values)
 
@@ -117,9 +122,104 @@ def from_keras(
         y_spec,
         forward,
         outputs,
-        ("loss", *(metrics or {})),
+        ("loss", *metrics),
         forward_on_changed=forward if any(map(_prepares, _layers(keras_model))) else None,
     )
+
+
+def _inputs_of(keras_model: tf.keras.Model) -> tf.TensorSpec:
+    """Returns the spec of a batch of a model's inputs."""
+    if not keras_model.built or not getattr(keras_model, "inputs", None):
+        raise ModelError(
+            f"Model {keras_model.name!r} has no known input shape; give it an Input layer, or "
+            "from_keras an x_spec if it is subclassed and was called."
+        )
+    if len(keras_model.inputs) != 1:
+        raise ModelError(
+            f"Model {keras_model.name!r} has {len(keras_model.inputs)} inputs; it must have one."
+        )
+    x = keras_model.inputs[0]
+    return tf.TensorSpec([None, *x.shape[1:]], x.dtype)
+
+
+def _refuse_dtypes(keras_model: tf.keras.Model) -> None:
+    for layer in _layers(keras_model):
+        compute = getattr(layer, "compute_dtype", None)
+        if compute in ("float16", "bfloat16"):
+            raise ModelError(
+                f"Layer {layer.name!r} computes in {compute}, in which gradients vanish without a "
+                "loss scale; make the model with tf.keras.mixed_precision's policy 'float32'."
+            )
+    for variable in keras_model.trainable_variables:
+        if variable.dtype != tf.float32:
+            raise ModelError(
+                f"Variable {variable.name!r} of model {keras_model.name!r} is "
+                f"{variable.dtype.name}, but methods compute in float32; make the model with "
+                "tf.keras.backend.set_floatx('float32')."
+            )
+
+
+def _elementwise(loss: Any) -> Callable:
+    """Returns the elementwise function of a loss."""
+    if isinstance(loss, str):
+        try:
+            loss = tf.keras.losses.get(loss)
+        except ValueError as e:
+            raise ModelError(f"loss={loss!r} is not the name of one of Keras's losses.") from e
+    if isinstance(loss, type):
+        loss = loss()
+    if isinstance(loss, tf.keras.losses.Loss):
+        return loss.call
+    if not callable(loss):
+        raise ModelError(
+            "loss must be a function of (y, outputs), a loss of Keras's or its name; found a "
+            f"{type(loss).__name__}."
+        )
+    return loss
+
+
+def _metrics(metrics: Any) -> Mapping[str, Callable]:
+    """Returns elementwise metrics by name."""
+    if not isinstance(metrics, Mapping):
+        named = [(m if isinstance(m, str) else getattr(m, "name", None), m) for m in metrics or ()]
+        metrics = {name or getattr(m, "__name__", str(m)): m for name, m in named}
+    return {name: _elementwise_metric(name, metric) for name, metric in metrics.items()}
+
+
+def _elementwise_metric(name, metric) -> Callable:
+    if isinstance(metric, str):
+        found = None if metric in ("accuracy", "acc") else getattr(tf.keras.metrics, metric, None)
+        if not inspect.isfunction(found):
+            raise ModelError(
+                f"Metric {metric!r} is not the name of one of Keras's elementwise metrics, such as "
+                "'sparse_categorical_accuracy'."
+            )
+        return found
+    if isinstance(metric, type):
+        metric = metric()
+    if isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
+        return functools.partial(metric._fn, **metric._fn_kwargs)
+    if isinstance(metric, tf.keras.metrics.Metric) or not callable(metric):
+        raise ModelError(
+            f"Metric {name!r} ({type(metric).__name__}) is not a mean over examples, so clients' "
+            "values cannot be added up; give an elementwise function of (y, outputs)."
+        )
+    return metric
+
+
+def _targets_of(loss: Any, outputs: tf.TensorSpec) -> tf.TensorSpec:
+    """Returns the spec of a batch of the targets that a loss asks for."""
+    if isinstance(loss, str):
+        loss = tf.keras.losses.get(loss)
+    if isinstance(loss, type):
+        loss = loss()
+    function = getattr(loss, "fn", loss)
+    sparse = tf.keras.losses.sparse_categorical_crossentropy
+    of_keras = getattr(function, "__module__", "").startswith("keras.")
+    if not of_keras or getattr(function, "__name__", "") == sparse.__name__:
+        positions = outputs.shape[1:-1] if of_keras else []
+        return tf.TensorSpec([None, *positions], tf.int32)
+    return tf.TensorSpec([None, *outputs.shape[1:]], tf.float32)
 
 
 def _functional(keras_model: tf.keras.Model, freeze: bool = True) -> Callable:
@@ -139,6 +239,7 @@ def _functional(keras_model: tf.keras.Model, freeze: bool = True) -> Callable:
         if freeze
     ]
     penalties = _weight_penalties(keras_model)
+    constants = _constants(keras_model)
     drawing = [layer for layer in _layers(keras_model) if _draws(layer)]
     preparing = [layer for layer in _layers(keras_model) if _prepares(layer)]
     # The swap is visible to every thread that calls the same layers.
@@ -151,6 +252,8 @@ def _functional(keras_model: tf.keras.Model, freeze: bool = True) -> Callable:
                 _swap(stack, holders, weight)
             for holders, value in frozen:
                 _swap(stack, holders, tf.constant(value))
+            for holder, key, value in constants:
+                _swap_item(stack, holder, key, tf.constant(value))
             for place, layer in enumerate(drawing):
                 layer_seed = random.fold_in(seed, layer=place + 1)
                 _swap(stack, [(layer, "call")], _seeded_call(layer, layer_seed, training))
@@ -204,6 +307,28 @@ def _swap(stack, holders, value):
 
         stack.callback(restore)
         layer.__dict__[attribute] = value
+
+
+def _constants(keras_model) -> list[tuple[Any, Any, np.ndarray]]:
+    """Returns the tensors that a model holds: in what, at which place, and their values.
+
+    Such as the mean of an adapted `Normalization`, or the factor in `0.5 * x` between layers. They
+    belong to the process that made them; a graph of TFF's takes constants only.
+    """
+    found = []
+    for layer in _layers(keras_model):
+        holders = [layer.__dict__, *(n._flat_arguments for n in layer._inbound_nodes)]
+        for holder in holders:
+            items = holder.items() if isinstance(holder, dict) else enumerate(holder)
+            for key, value in items:
+                if isinstance(value, tf.__internal__.EagerTensor):
+                    found.append((holder, key, value.numpy()))
+    return found
+
+
+def _swap_item(stack, holder, key, value):
+    stack.callback(operator.setitem, holder, key, holder[key])
+    holder[key] = value
 
 
 def _draws(layer):
@@ -275,15 +400,34 @@ def _refuse_stateful_ops(keras_model, x_spec):
     apply = _functional(keras_model, freeze=False)
     weight_specs = [tf.TensorSpec(v.shape, v.dtype) for v in keras_model.trainable_variables]
     traced = tf.function(
-        lambda weights, x, seed: apply(weights, x, True, seed), autograph=False
+        lambda weights, x, seed: apply(weights, x, True, seed)[0], autograph=False
     ).get_concrete_function(weight_specs, x_spec, tf.TensorSpec([2], tf.int32))
+    outputs = traced.structured_outputs
+    if not isinstance(outputs, tf.TensorSpec) and not tf.is_tensor(outputs):
+        raise ModelError(
+            f"Model {keras_model.name!r} has {len(tf.nest.flatten(outputs))} outputs; it must have "
+            "one tensor, which the loss is a function of: concatenate them."
+        )
     if any(getattr(layer, "_losses", None) for layer in _layers(keras_model)):
         raise ModelError(
             f"Model {keras_model.name!r} adds losses while it is called, which is not supported; "
             "add them to the loss function."
         )
-    graph = traced.graph.as_graph_def()
-    names = {layer.name for layer in _layers(keras_model)}
+    refuse_stateful_ops(traced.graph, {layer.name for layer in _layers(keras_model)})
+    return tf.TensorSpec(outputs.shape, outputs.dtype)
+
+
+def refuse_stateful_ops(graph: tf.Graph, names: Collection[str]) -> None:
+    """Refuses operations that change variables or draw from generators without a seed.
+
+    Args:
+      graph: What a model does.
+      names: Names of its layers, for the text.
+
+    Raises:
+      ModelError: If there is such an operation.
+    """
+    graph = graph.as_graph_def()
     bodies = {f.signature.name: f.node_def for f in graph.library.function}
     for node in [*graph.node, *(n for body in bodies.values() for n in body)]:
         # Keras calls cuDNN's recurrent layers without dropout, so nothing in them is random.

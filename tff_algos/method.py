@@ -47,6 +47,36 @@ class Federation(Protocol):
     def stack(self, value: Any) -> Any:
         """Brings every client's value to the server: tensors `[K, ...]`, in cohort order."""
 
+    def aggregate(self, process: Any, state: Any, value: Any, weight: Any) -> Any:
+        """Averages a client value by a `tff_algos.aggregation.Aggregator`, one of TFF's.
+
+        All that is TFF's own about it is the computation `process.next`. A runtime carries that out
+        whole: the parts placed at clients run once for each client's value, on whichever side has
+        it, and those at the server once. The state stays with the server.
+
+        Args:
+          process: The `Aggregator`.
+          state: Its state, a server value.
+          value: Client value of the type it was made for.
+          weight: Client value, float32 scalars; unused if the aggregator knows no weights.
+
+        Returns:
+          A server value with fields `state`, `result`, `measurements`.
+        """
+
+
+def mean_of_updates(federation: Federation, value: Any, weight: Any) -> Any:
+    """Returns the mean that an aggregator takes the place of, where one was asked for.
+
+    A method calls it once a round, for what its `MethodSpec.aggregated` says.
+
+    Args:
+      federation: The words of the round.
+      value: Client value like the model's weights.
+      weight: As for `Federation.mean`.
+    """
+    return getattr(federation, "mean_of_updates", federation.mean)(value, weight)
+
 
 class ClientState(NamedTuple):
     """What one client keeps from a round that it takes part in to the next one.
@@ -233,6 +263,11 @@ class TffFederation:
             return rows
 
         return tff.federated_aggregate(value, empty(), append, merge, report)
+
+    def aggregate(self, process, state, value, weight):
+        """As `Federation.aggregate`."""
+        of_clients = (value, weight) if process.weighted else (value,)
+        return process.next(state, *map(self._zip, of_clients))
 
 
 def _zeros(type_spec):

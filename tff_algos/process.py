@@ -13,9 +13,9 @@ from tensorflow_federated.python.core.impl.computation import computation_impl
 from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
 
 import hparams as hparams_lib
-from tff_algos import driver, registry
+from tff_algos import driver, registry, tff_models
 from tff_algos.client import LocalTraining
-from tff_algos.client_data import ClientData, check_indices
+from tff_algos.client_data import ClientData, check_indices, of_model
 from tff_algos.method import ClientState, Method, TffFederation
 from tff_algos.model import Model
 
@@ -40,24 +40,36 @@ class Process(tff.learning.templates.LearningProcess):
         self.check_clients = check_clients
 
 
-class _CheckedNext(computation_impl.ConcreteComputation):
-    """A process's `next` that looks at the clients before TFF does.
+class _Next(computation_impl.ConcreteComputation):
+    """A process's `next` that looks at the clients before TFF does, and takes data sets for them.
 
     Within another TFF computation clients are symbols, and no one looks at them.
     """
 
-    def __init__(self, computation: computation_impl.ConcreteComputation, check: Callable):
+    def __init__(
+        self,
+        computation: computation_impl.ConcreteComputation,
+        model: Model,
+        check: Callable | None,
+    ):
         super().__init__(
             computation_proto=computation_impl.ConcreteComputation.get_proto(computation),
             context_stack=context_stack_impl.context_stack,
             annotated_type=computation.type_signature,
         )
-        self._check = check
+        self._model, self._check = model, check
 
     def __call__(self, *args, **kwargs):
+        state = kwargs.get("state", args[0] if args else None)
         clients = kwargs.get("clients", args[1] if len(args) > 1 else None)
         if isinstance(clients, list | tuple):
-            self._check(clients)
+            clients = of_model(clients, self._model, int(state.round_num))
+            if self._check is not None:
+                self._check(clients)
+            if "clients" in kwargs:
+                kwargs["clients"] = clients
+            else:
+                args = (args[0], clients, *args[2:])
         return super().__call__(*args, **kwargs)
 
 
@@ -191,8 +203,7 @@ def to_process(
         state = state._replace(weights=tuple(weights.trainable))
         return method.adopt_weights(state) if method.adopt_weights else state
 
-    if check_clients is not None:
-        next_fn = _CheckedNext(next_fn, check_clients)
+    next_fn = _Next(next_fn, model, check_clients)
 
     return (Process if method.client_state is None else StatefulProcess)(
         method,
@@ -206,24 +217,43 @@ def to_process(
 
 
 def build(
-    name: str, model: Model | Callable[[], Model], *, num_clients: int | None = None, **settings
+    name: str,
+    model: Any,
+    *,
+    num_clients: int | None = None,
+    model_aggregator: Any = None,
+    server_optimizer: Any = None,
+    clients_per_round: int | None = None,
+    seed: int = 0,
+    **settings,
 ) -> Process | StatefulProcess | driver.Driver:
     """Builds the process of a method for a model.
 
     Args:
       name: A name of `tff_algos.names()`.
-      model: The model (see `tff_algos.from_keras`), or a function that makes it.
+      model: The model: of `tff_algos.from_keras`, a compiled Keras model, a FunctionalModel or
+        VariableModel of `tff.learning.models`, or a function without arguments that makes one.
       num_clients: Number of all training clients (N), for methods whose mathematics needs it.
+      model_aggregator: A `tff.aggregators` factory, weighted or not, such as
+        `tff.learning.robust_aggregator()`, in the place of the mean of the clients' updates
+        (`tff_algos.aggregation`). The setting `aggregator` names some, which draw from `seed`.
+      server_optimizer: A `tff.learning.optimizers.Optimizer` in the place of FedAvg's server step.
+      clients_per_round: Clients of a round, which `aggregator=dp` expects by default.
+      seed: Seed of what `aggregator=dp` and `compressed` draw, at least 0.
       **settings: Training settings (`tff_algos.TRAINING_HPARAMS`) and the method's own
-        (`tff_algos.get(name).hparams`).
+        (`tff_algos.get(name).hparams`). `client_optimizer` may also be an object, a
+        `tff.learning.optimizers.Optimizer`; its learning rate then stands for
+        `client_learning_rate` unless that is given.
 
     Returns:
       The process; for a staged method (`MethodSpec.staged`) its driver.
 
     Raises:
       HparamError: If the name or a setting is unknown, missing, or out of range.
+      ModelError: If the model cannot be a pure function of its weights.
     """
     spec = registry.get(name)
+    settings, client_optimizer = _client_optimizer(spec, settings)
     shared = {h.name for h in registry.TRAINING_HPARAMS}
     training = registry.resolve_training(spec, {k: v for k, v in settings.items() if k in shared})
     own = hparams_lib.resolve(
@@ -233,10 +263,82 @@ def build(
         if num_clients is None:
             raise hparams_lib.HparamError(f"{name} needs num_clients, the number of all clients.")
         own["num_clients"] = num_clients
-    model = model() if callable(model) else model
+    model = tff_models.as_model(model)
+    local = LocalTraining(training, client_optimizer)
+    if server_optimizer is not None:
+        own["server_optimizer"] = _server_optimizer(spec, settings, server_optimizer)
+    adapt = _adapter(spec, training, model, model_aggregator, seed, clients_per_round)
     if spec.staged:
-        return spec.build_fn()(model, LocalTraining(training), **own)
+        return spec.build_fn()(model, local, **own)
     check = functools.partial(check_indices, name, num_clients) if spec.needs_index else None
-    process = to_process(spec.build_fn()(model, LocalTraining(training), **own), model, check)
+    method = adapt(spec.build_fn()(model, local, **own))
+    process = to_process(method, model, check)
     process.plan = functools.partial(spec.round_plan, own)
     return process
+
+
+def _client_optimizer(spec, settings) -> tuple[dict, Any]:
+    """Returns settings of words only, and the clients' optimizer if one of TFF's objects is given.
+
+    Raises:
+      HparamError: If the method cannot work with it.
+    """
+    given = settings.get("client_optimizer")
+    if given is None or isinstance(given, str):
+        return settings, None
+    settings = {**settings, "client_optimizer": None}
+    name = f"client_optimizer={type(given).__name__}"
+    if not isinstance(given, tff.learning.optimizers.Optimizer):
+        raise hparams_lib.HparamError(
+            f"{name} must be a word or a tff.learning.optimizers.Optimizer."
+        )
+    if spec.client_optimizers is not None:
+        raise hparams_lib.HparamError(
+            f"{name} has no meaning in {spec.name}, whose local step is its own; it takes the "
+            f"words {', '.join(spec.client_optimizers)}."
+        )
+    if settings.get("client_optimizer_state", "reset") == "keep":
+        raise hparams_lib.HparamError(
+            f"{name} starts afresh every round; client_optimizer_state=keep wants a word."
+        )
+    slots = given.initialize((tf.TensorSpec([1]),))
+    rate = slots.get("learning_rate") if isinstance(slots, dict) else None
+    if rate is None:
+        raise hparams_lib.HparamError(
+            f"{name} has no learning_rate in its state, which the method sets every round."
+        )
+    if settings.get("client_learning_rate") is None:
+        settings["client_learning_rate"] = float(rate)
+    return settings, given
+
+
+def _server_optimizer(spec, settings, given) -> Any:
+    name = f"server_optimizer={type(given).__name__}"
+    if not spec.takes_server_optimizer:
+        raise hparams_lib.HparamError(
+            f"{name} has no meaning in {spec.name}, whose server step is its own; fedavg takes it."
+        )
+    if not isinstance(given, tff.learning.optimizers.Optimizer):
+        raise hparams_lib.HparamError(f"{name} must be a tff.learning.optimizers.Optimizer.")
+    if settings.get("server_learning_rate") is not None:
+        raise hparams_lib.HparamError(
+            f"server_learning_rate has no meaning beside {name}, which has its own."
+        )
+    return given
+
+
+def _adapter(spec, training, model, factory, seed, clients_per_round) -> Callable[[Method], Method]:
+    """Returns what puts the aggregator that is asked for into a method."""
+    word = training["aggregator"]
+    if factory is None and word == "mean":
+        return lambda method: method
+    # What differential privacy and compression take is not loaded for a mean.
+    from tff_algos import aggregation, aggregators
+
+    if factory is not None and word != "mean":
+        raise hparams_lib.HparamError(
+            f"aggregator={word} and model_aggregator are two aggregators; give one."
+        )
+    if factory is None:
+        factory = aggregators.build(training, seed, clients_per_round)
+    return aggregation.wrap(spec, training, model, factory)

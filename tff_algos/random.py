@@ -55,6 +55,16 @@ def uniform(shape, seed: tf.Tensor, dtype="float32") -> tf.Tensor:
     return tf.raw_ops.StatelessRandomUniform(shape=shape, seed=seed, dtype=dtype)
 
 
+def normal(shape, seed: tf.Tensor) -> tf.Tensor:
+    """Draws from the standard normal distribution, float32 of `shape`; for use at the server.
+
+    Args:
+      shape: Shape of the result.
+      seed: int32 `[2]`.
+    """
+    return tf.raw_ops.StatelessRandomNormal(shape=shape, seed=seed, dtype=tf.float32)
+
+
 def _bytes(shape, seed: tf.Tensor) -> tf.Tensor:
     """Draws uniformly from the int8 numbers, four from each random number of 32 bits."""
     size = tf.reduce_prod(shape)

@@ -2,8 +2,8 @@
 
 import dataclasses
 import types
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import hparams as hparams_lib
 from common import specs
@@ -29,6 +29,23 @@ class RoundPlan(NamedTuple):
     local_steps: int | None = None
     losses: str = "cohort"
     first_step: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregated:
+    """Which of a method's means an aggregator takes the place of (`tff_algos.aggregation`).
+
+    Attributes:
+      what: That mean, in words.
+      in_clear: Vectors of the model's size that clients send beside it, which are averaged as ever;
+        empty if there are none. Aggregators that keep clients' vectors private are refused then.
+      own_weights: Whether the weights of that mean are more than `client_weighting`, so that an
+        aggregator that knows no weights cannot take its place.
+    """
+
+    what: str = "the mean of the clients' updates x_k - x"
+    in_clear: str = ""
+    own_weights: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +79,10 @@ class MethodSpec:
       staged: Whether the builder returns a `tff_algos.driver.Driver` instead: a method of several
         processes, whose rounds depend on what it has found out. It has no `plan`, and no form over
         a whole cohort at once.
+      aggregated: Which of its means an aggregator takes the place of; if that is none, why not, as
+        the end of a sentence about the method.
+      takes_server_optimizer: Whether the builder also takes `server_optimizer`, one of TFF's
+        optimizers in place of its server step, or `None`.
       needs_num_clients: Whether the builder also takes `num_clients`, the number of all training
         clients (N in the mathematics).
       needs_index: Whether `ClientData.index` enters the mathematics; only with `needs_num_clients`.
@@ -83,6 +104,8 @@ class MethodSpec:
     needs_num_clients: bool = False
     needs_index: bool = False
     staged: bool = False
+    takes_server_optimizer: bool = False
+    aggregated: Aggregated | str = "does not declare a mean that one could take the place of"
 
     def round_plan(self, settings: dict, round_index: int, total_rounds: int) -> RoundPlan:
         """Returns what the method asks of the clients in a round.
@@ -103,8 +126,12 @@ class MethodSpec:
 
 _H = hparams_lib.Hparam
 
+AGGREGATORS = ("mean", "robust", "dp", "compressed", "secure")
+# Those that keep what a client sends from the server.
+_PRIVATE = ("dp", "secure")
+
 # For each client optimizer: our setting → the argument of `tff.learning.optimizers.build_…`, or of
-# `tff_algos.parts.nesterov.build_nesterov`.
+# `tff_algos.nesterov.build_nesterov`.
 # TFF's Adafactor is not among them: its `next` returns a step count of another dtype than it takes,
 # so that no loop can carry its state.
 CLIENT_OPTIMIZERS = {
@@ -302,6 +329,68 @@ TRAINING_HPARAMS = (
         minimum=0.0,
         flag="client_initial_accumulator",
     ),
+    _H(
+        "aggregator",
+        "mean",
+        "What brings the clients' updates together: their mean, or one of TFF's aggregators. "
+        "robust zeroes very large updates and clips large ones; dp clips and adds Gaussian noise; "
+        "compressed quantises large tensors; secure sums integers, as secure aggregation does, but "
+        "in clear: a simulation of it.",
+        source="the papers: the mean",
+        choices=AGGREGATORS,
+        flag="aggregator",
+    ),
+    _H(
+        "aggregator_zeroing",
+        hparams_lib.By("aggregator", {"mean": hparams_lib.NOT_USED}, otherwise=True),
+        "Whether updates far larger than those before are zeroed.",
+        source="TFF",
+        flag="aggregator_zeroing",
+    ),
+    _H(
+        "aggregator_clipping",
+        hparams_lib.By("aggregator", {"robust": True, "compressed": True, "secure": True}),
+        "Whether updates are clipped to a norm that adapts to their 80 % quantile.",
+        source="TFF",
+        flag="aggregator_clipping",
+    ),
+    _H(
+        "aggregator_noise_multiplier",
+        hparams_lib.By("aggregator", {"dp": None}),
+        "Standard deviation of the noise over the clipping norm. Must be set with dp; 0 is none.",
+        source="none",
+        type=float,
+        minimum=0.0,
+        flag="aggregator_noise_multiplier",
+    ),
+    _H(
+        "aggregator_clients_per_round",
+        hparams_lib.By("aggregator", {"dp": None}),
+        "What dp divides the sum of clipped updates by, whoever is dropped. Unset: the clients "
+        "that a round draws.",
+        source="TFF",
+        type=float,
+        minimum=0.0,
+        exclusive_minimum=True,
+        flag="aggregator_clients_per_round",
+    ),
+    _H(
+        "aggregator_bits",
+        hparams_lib.By("aggregator", {"compressed": 8}),
+        "Bits of a quantised number.",
+        source="TFF",
+        minimum=1,
+        maximum=16,
+        flag="aggregator_bits",
+    ),
+    _H(
+        "aggregator_threshold",
+        hparams_lib.By("aggregator", {"compressed": 20000}),
+        "Tensors of more numbers than this are quantised.",
+        source="TFF",
+        minimum=0,
+        flag="aggregator_threshold",
+    ),
 )
 
 
@@ -353,7 +442,59 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:
                 f"client_optimizer_state=keep has no meaning with "
                 f"client_optimizer={settings['client_optimizer']}, which has no state."
             )
+    if settings["aggregator"] != "mean":
+        _check_aggregator(spec, settings)
     return settings
+
+
+def _check_aggregator(spec, settings):
+    word = settings["aggregator"]
+    check_aggregated(spec, settings, f"aggregator={word}", weighted=word != "dp")
+    if word in _PRIVATE and spec.aggregated.in_clear:
+        raise hparams_lib.HparamError(
+            f"aggregator={word} has no meaning in {spec.name}, whose clients also send "
+            f"{spec.aggregated.in_clear} in clear."
+        )
+    if word == "secure" and spec.aggregated.own_weights:
+        raise hparams_lib.HparamError(
+            f"aggregator=secure has no meaning in {spec.name}: it sums weights as whole numbers, "
+            "and the method's are fractions."
+        )
+    if word == "dp" and settings["aggregator_noise_multiplier"] is None:
+        raise hparams_lib.HparamError(
+            "aggregator_noise_multiplier must be set with aggregator=dp: it has no default."
+        )
+
+
+def check_aggregated(
+    spec: MethodSpec, settings: Mapping[str, Any], aggregator: str, weighted: bool
+) -> None:
+    """Refuses an aggregator that a method cannot work with.
+
+    Args:
+      spec: The method.
+      settings: The training settings.
+      aggregator: How to call the aggregator in an error.
+      weighted: Whether the aggregator knows clients' weights.
+
+    Raises:
+      HparamError: If the method has no mean that it could take the place of, or needs weights.
+    """
+    if isinstance(spec.aggregated, str):
+        raise hparams_lib.HparamError(
+            f"{aggregator} has no meaning in {spec.name}, which {spec.aggregated}."
+        )
+    if weighted:
+        return
+    if spec.aggregated.own_weights:
+        raise hparams_lib.HparamError(
+            f"{aggregator} has no meaning in {spec.name}: it counts all clients alike, and the "
+            "method's weights are its own."
+        )
+    if settings["client_weighting"] != "uniform":
+        raise hparams_lib.HparamError(
+            f"{aggregator} counts all clients alike; set client_weighting=uniform with it."
+        )
 
 
 def _has_state(settings) -> bool:

@@ -7,11 +7,13 @@ holds as well. Blank lines, comments, docstrings, imports, settings and the sign
 which a file must have, are in no run; the share is one of all lines of the files.
 """
 
+import argparse
 import ast
 import collections
 import pathlib
 import sys
 
+REPO = pathlib.Path(__file__).resolve().parent.parent
 RUN = 3
 _LONGEST = 15
 
@@ -80,10 +82,13 @@ def functions(root: pathlib.Path) -> list[tuple[int, str]]:
     return sorted(found, reverse=True)
 
 
-def main() -> None:
-    """Prints the counts."""
-    root = pathlib.Path(__file__).resolve().parent.parent
-    folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else root / "tff_algos" / "methods"
+def main(arguments: list[str]) -> int:
+    """Prints the counts; returns the exit code."""
+    root = REPO
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    methods = root / "tff_algos" / "methods"
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=methods)
+    folder = parser.parse_args(arguments).folder
     files = {p.name: code_lines(p) for p in sorted(folder.glob("*.py")) if p.name != "__init__.py"}
     whole = {name: len((folder / name).read_text().splitlines()) for name in files}
     counts = repeated(files)
@@ -96,7 +101,12 @@ def main() -> None:
     print(f"{sum(length > 60 for length, _ in long)} functions of more than 60 lines; the longest:")
     for length, name in long[:_LONGEST]:
         print(f"  {length:5}  {name}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.path.insert(0, str(REPO))
+    from common import command_line
+
+    command_line.begin()
+    command_line.run(main)

@@ -3,6 +3,7 @@
 python tools/methods_table.py
 """
 
+import argparse
 import itertools
 import pathlib
 import re
@@ -36,7 +37,17 @@ def written(text: str) -> str:
     return _TABLE.sub(lambda _: table(), text)
 
 
+def main(arguments: list[str]) -> int:
+    """Writes the table; returns the exit code."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args(arguments)
+    readme = REPO / "README.md"
+    readme.write_text(written(readme.read_text()))
+    return 0
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(REPO))
-    _readme = REPO / "README.md"
-    _readme.write_text(written(_readme.read_text()))
+    from common import command_line
+
+    command_line.begin()
+    command_line.run(main)

@@ -12,17 +12,30 @@ import mkdocs.structure.files
 import tabulate
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
-# Those that a user calls, by page section.
+# What a script calls, under the names by which it does.
+_CALLS = {
+    "tasks.load": "tasks.load",
+    "tff_algos.build": "tff_algos.process.build",
+    "tff_algos.initial_client_state": "tff_algos.process.initial_client_state",
+    "tff_algos.from_keras": "tff_algos.keras_bridge.from_keras",
+    "simulation.run": "simulation.in_python.run",
+}
+# Modules, by section of the page; what `_CALLS` has is not told again.
 _PYTHON = {
-    "Methods": ["tff_algos", "tff_algos.registry", "tff_algos.model", "tff_algos.client_data"],
-    "Tasks": ["tasks", "tasks.task", "tasks.registry", "tasks.partitions"],
+    "Methods": ["tff_algos.registry", "tff_algos.model", "tff_algos.client_data"],
+    "Tasks": ["tasks.task", "tasks.registry", "tasks.partitions"],
     "Running": [
-        "simulation.in_python",
+        "simulation.in_python.Result",
         "simulation.runtimes",
         "simulation.measures.fairness",
         "reproduction.run_folders",
     ],
-    "Figures": ["common.figures", "reproduction.plots"],
+    "Figures": [
+        "common.figures",
+        "reproduction.plots",
+        "reproduction.quantities",
+        "reproduction.adjustments",
+    ],
     "Sweeps": ["reproduction.compare", "reproduction.items", "reproduction.sweep"],
 }
 
@@ -48,9 +61,16 @@ def pages() -> dict[str, str]:
         made[path.relative_to(_REPO).as_posix()] = _within_the_site(path.read_text())
     made["index.md"] = _within_the_site((_REPO / "README.md").read_text())
     made["reference/methods.md"] = _methods()
+    calls = [
+        f"::: {of}\n    options:\n      heading: {name}\n      toc_label: {name}"
+        for name, of in _CALLS.items()
+    ]
+    modules = [
+        f"## {title}\n\n" + "\n\n".join(f"::: {name}" for name in names)
+        for title, names in _PYTHON.items()
+    ]
     made["reference/python.md"] = "\n\n".join(
-        ["# Python"]
-        + [f"## {title}\n\n" + "\n\n".join(f"::: {n}" for n in s) for title, s in _PYTHON.items()]
+        ["# Python", "## What a script calls", *calls, *modules]
     )
     return made
 
@@ -58,7 +78,7 @@ def pages() -> dict[str, str]:
 def _within_the_site(text):
     """Turns links into docs/, whose pages are at the site's top, and to methods into the site's."""
     text = re.sub(r"\]\(tff_algos/methods/\w+\.py\)", "](reference/methods.md)", text)
-    return re.sub(r"\]\((\.\./)*docs/", r"](\1", text)
+    return re.sub(r"\]\(((?:\.\./)*)docs/", r"](\1", text)
 
 
 def _methods():

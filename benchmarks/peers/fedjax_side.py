@@ -11,8 +11,14 @@ two busy cores, a core being a device. Both LSTM layers go through one `hk.dynam
 W1's 198, or at most a minibatch less one where clients are unequal.
 """
 
+import contextlib
 import os
 import sys
+
+if __name__ == "__main__" and {"--help", "-h"} & set(sys.argv):
+    with contextlib.suppress(BrokenPipeError):
+        print(__doc__, flush=True)
+    os._exit(0)
 
 import fedjax
 import haiku as hk

@@ -8,9 +8,15 @@ makes its model once; clients train, and nothing is evaluated. The engine looks 
 tenth of a second, whatever its settings. A turn has at most two rounds, for they take long.
 """
 
+import contextlib
 import functools
 import os
 import sys
+
+if __name__ == "__main__" and {"--help", "-h"} & set(sys.argv):
+    with contextlib.suppress(BrokenPipeError):
+        print(__doc__, flush=True)
+    os._exit(0)
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

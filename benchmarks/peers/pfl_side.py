@@ -8,9 +8,14 @@ inside the operations, on two busy cores. A user's minibatches are sliced once a
 as pfl's `Dataset` does it. Nothing is evaluated.
 """
 
+import contextlib
 import os
 import sys
 
+if __name__ == "__main__" and {"--help", "-h"} & set(sys.argv):
+    with contextlib.suppress(BrokenPipeError):
+        print(__doc__, flush=True)
+    os._exit(0)
 if __name__ == "__main__" and "RANK" not in os.environ:
     processes = f"--nproc-per-node={len(os.sched_getaffinity(0))}"
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -9,17 +9,27 @@ is sent once. What clients keep is not sent. Metrics are counted, but are a few 
 """
 
 import argparse
-import sys
+import typing
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
+
+from common import command_line, imports
+
+if __name__ == "__main__":
+    command_line.begin()
 
 import tff_algos
 from simulation import runtimes
-from tff_algos.client_data import ClientData
-from tff_algos.process import Process, StatefulProcess
+
+# So that `--help` does not wait for TensorFlow.
+with imports.when_used():
+    import tensorflow as tf
+
+if typing.TYPE_CHECKING:
+    from tff_algos.client_data import ClientData
+    from tff_algos.process import Process, StatefulProcess
 
 
 class Cost(NamedTuple):
@@ -96,7 +106,7 @@ class RecordingFederation:
                 self.up += int(tf.size(v))
 
 
-def measure(process: Process | StatefulProcess, clients: Sequence[ClientData]) -> Cost:
+def measure(process: "Process | StatefulProcess", clients: "Sequence[ClientData]") -> Cost:
     """Runs rounds of one client each and counts the messages of the last.
 
     Args:
@@ -164,6 +174,13 @@ def measure_method(name: str, **settings: Any) -> Cost:
     return measure(process, rounds)
 
 
+def _main(arguments: list[str]) -> int:
+    try:
+        return main(arguments)
+    finally:
+        runtimes.forget_tffs_own_context()
+
+
 def main(arguments: Sequence[str]) -> int:
     """Prints the cost of methods; see the module's docstring."""
     parser = argparse.ArgumentParser(
@@ -185,6 +202,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    _code = main(sys.argv[1:])
-    runtimes.forget_tffs_own_context()
-    sys.exit(_code)
+    command_line.run(_main)

@@ -7,7 +7,7 @@ equal weights give equal numbers.
 
 import collections
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -69,29 +69,41 @@ class ClientMetrics(NamedTuple):
 class Evaluator:
     """Evaluates weights of one model on clients' examples."""
 
-    def __init__(self, model: "tff_algos.Model", num_outputs: int = 1, chunk: int | None = None):
+    def __init__(
+        self,
+        model: "tff_algos.Model",
+        num_outputs: int = 1,
+        chunk: int | None = None,
+        spread: Callable | None = None,
+    ):
         """Initialises the evaluator.
 
         Args:
           model: The model.
           num_outputs: Numbers that the model gives for one example; bounds the memory of a chunk.
           chunk: Examples of a chunk; by default what the two above allow.
+          spread: `(name of a test set, weights, number of its chunks, examples of a chunk) -> what
+            `sums` of other evaluators gives for all chunks, in order`; has them share the work on
+            test sets that have a name.
         """
-        self.model = model
+        self.model, self._spread = model, spread
         numbers = max(int(np.prod(model.x_spec.shape[1:])), num_outputs, 1)
         self._chunk = chunk or int(np.clip(_CHUNK_NUMBERS // numbers, _MIN_CHUNK, _MAX_CHUNK))
         self._names: list[str] = []
         self._forward = self._build_forward()
 
-    def prepare(self, data: FederatedData, cache_bytes: int = _CACHE_BYTES) -> "TestSet":
+    def prepare(
+        self, data: FederatedData, cache_bytes: int = _CACHE_BYTES, name: str | None = None
+    ) -> "TestSet":
         """Reads examples to evaluate on, once and for all if they fit.
 
         Args:
           data: Clients' examples.
           cache_bytes: Up to this size examples are kept in memory; above, they are read again in
             every evaluation.
+          name: What others who share the work call it; examples are then read when they are used.
         """
-        return TestSet(data, self.model, self._chunk, cache_bytes)
+        return TestSet(data, self.model, self._chunk, cache_bytes, name)
 
     def __call__(self, weights, tests: "TestSet") -> ClientMetrics:
         """Evaluates.
@@ -106,15 +118,15 @@ class Evaluator:
         Raises:
           ValueError: If there are no examples.
         """
-        weights = tuple(tf.convert_to_tensor(w) for w in weights)
-        num_clients = len(tests.sizes)
+        if self._spread is not None and tests.name is not None:
+            found = self._spread(tests.name, weights, tests.number, self._chunk)
+        else:
+            found = self.sums(weights, tests)
         totals = None
-        for sums, clients in self._forward_all(weights, tests):
+        for first, sums in found:
             if totals is None:
-                totals = np.zeros((*sums.shape[:2], num_clients))
-            for metric in range(len(sums)):
-                for part in range(2):
-                    totals[metric, part] += np.bincount(clients, sums[metric, part], num_clients)
+                totals = np.zeros((*sums.shape[:2], len(tests.sizes)))
+            totals[:, :, first : first + sums.shape[2]] += sums
         if totals is None:
             raise ValueError("There are no examples to evaluate on.")
         return ClientMetrics(
@@ -123,7 +135,27 @@ class Evaluator:
             collections.OrderedDict((n, totals[i, 1]) for i, n in enumerate(self._names)),
         )
 
-    def _forward_all(self, weights, tests):
+    def sums(
+        self, weights: Any, tests: "TestSet", chunks: range | None = None
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Evaluates some chunks of a test set.
+
+        Args:
+          weights: The model's trainable weights, a sequence of arrays.
+          tests: The test set.
+          chunks: Which of its chunks; all by default.
+
+        Yields:
+          For each chunk the index of its first client, and for each metric, values and weights, and
+          each client from there on their sum, float64 `[metrics, 2, n]`.
+        """
+        weights = tuple(tf.convert_to_tensor(w) for w in weights)
+        for sums, clients in self._forward_all(weights, tests.chunks(chunks)):
+            first = int(clients[0])
+            places = clients - first
+            yield first, np.array([[np.bincount(places, s) for s in metric] for metric in sums])
+
+    def _forward_all(self, weights, chunks):
         """Yields what every chunk gives, in order, with a chunk a core under way."""
 
         def forward(x, y, mask, clients):
@@ -134,7 +166,7 @@ class Evaluator:
         cores = len(os.sched_getaffinity(0))
         with futures.ThreadPoolExecutor(cores) as pool:
             under_way = collections.deque()
-            for chunk in tests.chunks():
+            for chunk in chunks:
                 under_way.append(pool.submit(forward, *chunk))
                 if len(under_way) > cores:
                     yield under_way.popleft().result()
@@ -203,34 +235,72 @@ def evaluate_each(
 
 
 class TestSet:
-    """Clients' examples in chunks of one size, which may span clients."""
+    """Clients' examples in chunks of one size, which may span clients.
+
+    Attributes:
+      sizes: Examples of each client, int64 `[N]`.
+      number: Number of chunks.
+      name: See `Evaluator.prepare`.
+    """
 
     __test__ = False  # Else pytest takes it for tests.
 
-    def __init__(self, data: FederatedData, model: "tff_algos.Model", chunk: int, cache_bytes: int):
+    def __init__(
+        self,
+        data: FederatedData,
+        model: "tff_algos.Model",
+        chunk: int,
+        cache_bytes: int,
+        name: str | None = None,
+    ):
         """Initialises the test set; see `Evaluator.prepare`."""
+        self.name = name
         self.sizes = np.asarray(data.sizes, np.int64)
         self._data, self._model, self._chunk = data, model, chunk
         per_example = int(np.prod(model.x_spec.shape[1:])) * model.x_spec.dtype.size
         per_example += int(np.prod(model.y_spec.shape[1:])) * model.y_spec.dtype.size
         fits = per_example * int(np.sum(self.sizes)) <= cache_bytes
-        self._cached = list(self._read()) if fits else None
+        self.number = -(-int(np.sum(self.sizes)) // chunk)
+        self._cached = {} if fits else None
+        if fits and name is None:
+            collections.deque(self.chunks(), maxlen=0)
 
-    def chunks(self) -> Iterable[tuple[tf.Tensor, tf.Tensor, tf.Tensor, np.ndarray]]:
-        """Returns x, y, mask, each `[chunk, ...]`, and the client of each real example."""
-        return self._read() if self._cached is None else self._cached
+    def chunks(
+        self, which: range | None = None
+    ) -> Iterable[tuple[tf.Tensor, tf.Tensor, tf.Tensor, np.ndarray]]:
+        """Yields x, y, mask, each `[chunk, ...]`, and the client of each real example.
 
-    def _read(self):
+        Args:
+          which: Which chunks; all by default.
+        """
+        which = range(self.number) if which is None else which
+        known = self._cached or {}
+        if all(index in known for index in which):
+            yield from (known[index] for index in which)
+            return
+        for index, chunk in zip(which, self._read(which), strict=True):
+            if self._cached is not None:
+                self._cached[index] = chunk
+            yield chunk
+
+    def _read(self, which):
+        """Reads neighbouring chunks."""
+        start, stop = which.start * self._chunk, which.stop * self._chunk
+        ends = np.cumsum(self.sizes)
         xs, ys, clients, filled = [], [], [], 0
-        for client, size in enumerate(self.sizes):
+        first = int(np.searchsorted(ends, start, side="right"))
+        for client, size in enumerate(self.sizes[first:], first):
+            before = int(ends[client] - size)
+            if before >= stop:
+                break
             if not size:
                 continue
             examples = self._data.examples(client)
             if len(examples.y) != size:
                 raise ValueError(f"Client {client} has {len(examples.y)} examples, not {size}.")
-            taken = 0
+            taken, size = max(0, start - before), min(int(size), stop - before)
             while taken < size:
-                part = slice(taken, taken + self._chunk - filled)
+                part = slice(taken, min(taken + self._chunk - filled, size))
                 y = examples.y[part]
                 xs.append(examples.x[part])
                 ys.append(y)

@@ -28,6 +28,40 @@ class Evaluated(NamedTuple):
     clients: evaluation.ClientMetrics | None
 
 
+TEST_SETS = ("clients", "central", "validation")
+
+
+def test_sets(
+    evaluator: evaluation.Evaluator, task: Task, settings: Mapping[str, Any], named: bool
+) -> dict[str, evaluation.TestSet]:
+    """Returns what a run evaluates on, by a name of `TEST_SETS`.
+
+    Args:
+      evaluator: Evaluates the model.
+      task: The task.
+      settings: The run's settings.
+      named: Whether others share the work, and examples are read when they are used.
+    """
+    found = {}
+
+    def prepare(name, data):
+        found[name] = evaluator.prepare(data, name=name if named else None)
+
+    if task.test is not None and np.sum(task.test.sizes):
+        prepare("clients", task.test)
+    if task.central_test is not None and len(task.central_test.y):
+        # Often both are the same examples, which then need not go through the model twice.
+        if not ("clients" in found and evaluation.same_examples(task.central_test, task.test)):
+            prepare("central", evaluation.OneClient(task.central_test))
+            found["validation"] = found["central"]
+        size = settings["num_validation_examples"]
+        if size != -1:
+            number = len(task.central_test.y)
+            rows = randomness.validation_rows(settings["seed"], number, size)
+            prepare("validation", evaluation.OneClient(task.central_test, rows))
+    return found
+
+
 class Evaluations:
     """What a run measures of its model, by the run's settings."""
 
@@ -38,6 +72,7 @@ class Evaluations:
         settings: Mapping[str, Any],
         built: task_models.TaskModel,
         process: Any,
+        spread: Callable | None = None,
     ):
         """Initialises and reads the test examples.
 
@@ -47,6 +82,7 @@ class Evaluations:
           settings: The run's settings.
           built: The task's model.
           process: The method's process; a staged one is asked for its findings.
+          spread: Who shares the work on test examples, see `evaluation.Evaluator`.
 
         Raises:
           HparamError: If clients, classes or examples that are to be measured are not there.
@@ -58,34 +94,21 @@ class Evaluations:
         if settings["track_clients"] is not None:
             initial = built.model.initial_weights
             self._tracked = self._losses.chosen(settings["track_clients"], initial)
-        if settings["evaluate_classes"]:
-            metrics = _class_metrics(task, built.num_outputs)
-            built = task_models.build(task, settings["seed"], metrics)
-        self._evaluator = evaluation.Evaluator(*built)
+        built = with_classes(task, settings, built)
+        self._evaluator = evaluation.Evaluator(*built, spread=spread)
         self._train_sizes = None
         if task.test is not None and list(task.test.client_ids) == list(train.client_ids):
             self._train_sizes = train.sizes
-        self._clients = self._central = self._validation = self._trained = None
-        prepare = self._evaluator.prepare
+        tests = test_sets(self._evaluator, task, settings, named=spread is not None)
+        self._clients, self._central, self._validation = map(tests.get, TEST_SETS)
+        self._trained = None
         if settings["evaluate_all_local_data"]:
             if self._train_sizes is None:
                 raise HparamError(
                     f"--evaluate_all_local_data has no meaning with --task={task.name} as it is "
                     "set, whose clients do not both train and test."
                 )
-            self._trained = prepare(train)
-        if task.test is not None and np.sum(task.test.sizes):
-            self._clients = prepare(task.test)
-        if task.central_test is not None and len(task.central_test.y):
-            # Often both are the same examples, which then need not go through the model twice.
-            if not (self._clients and evaluation.same_examples(task.central_test, task.test)):
-                self._central = prepare(evaluation.OneClient(task.central_test))
-            self._validation = self._central
-            size = settings["num_validation_examples"]
-            if size != -1:
-                number = len(task.central_test.y)
-                rows = randomness.validation_rows(settings["seed"], number, size)
-                self._validation = prepare(evaluation.OneClient(task.central_test, rows))
+            self._trained = self._evaluator.prepare(train)
 
     def __call__(
         self,
@@ -184,6 +207,20 @@ class Evaluations:
             for data in (self._task.train, self._task.clean_train)
         )
         return staged.label_noise(findings, given, true)
+
+
+def with_classes(
+    task: Task, settings: Mapping[str, Any], built: task_models.TaskModel
+) -> task_models.TaskModel:
+    """Returns a task's model, with the accuracy on each class if the settings ask for that.
+
+    Raises:
+      HparamError: If they do and examples have no class.
+    """
+    if not settings["evaluate_classes"]:
+        return built
+    metrics = _class_metrics(task, built.num_outputs)
+    return task_models.build(task, settings["seed"], metrics)
 
 
 def _class_metrics(task: Task, number: int) -> dict[str, Callable]:

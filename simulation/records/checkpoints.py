@@ -21,6 +21,7 @@ from simulation.records import files
 
 _NAME = "round_{:08d}.checkpoint"
 _PATTERN = re.compile(r"round_(\d{8,})\.checkpoint")
+_KEPT = 2
 _DIGEST_SIZE = hashlib.sha256().digest_size
 
 
@@ -47,9 +48,8 @@ def save(
     leaves: Sequence[np.ndarray],
     settings: Mapping[str, Any],
     seal: Mapping[str, str | None] | None = None,
-    keep: int = 2,
 ) -> None:
-    """Writes a checkpoint, then removes all but the newest ones.
+    """Writes a checkpoint, then removes those that are too old, see `remove_old`.
 
     Args:
       folder: Folder of the checkpoints; made if missing.
@@ -57,7 +57,6 @@ def save(
       leaves: Arrays of numbers or booleans.
       settings: Settings in force; must be representable in JSON.
       seal: See `Checkpoint`.
-      keep: How many checkpoints to keep. With two, a damaged newest one costs rounds, not the run.
 
     Raises:
       OSError: If the file cannot be written; older checkpoints are then untouched.
@@ -71,7 +70,15 @@ def save(
     content = buffer.getvalue()
     path = os.path.join(folder, _NAME.format(round_num))
     files.write_atomically(path, content + hashlib.sha256(content).digest())
-    for old in rounds(folder)[:-keep]:
+    remove_old(folder, round_num)
+
+
+def remove_old(folder: str, round_num: int) -> None:
+    """Removes all checkpoints up to a round except the two newest of them.
+
+    With two, a damaged newest one costs rounds, not the run.
+    """
+    for old in [r for r in rounds(folder) if r <= round_num][:-_KEPT]:
         os.remove(os.path.join(folder, _NAME.format(old)))
 
 

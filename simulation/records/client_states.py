@@ -178,6 +178,10 @@ class ClientStates:
         """Returns the state of each client, structures of NumPy arrays not to be written to."""
         return [self._read(client) for client in clients]
 
+    def slices(self, clients: Sequence[str]) -> "Slices":
+        """Returns what stands for `read`, of which slices are read when they are taken."""
+        return Slices(self, clients)
+
     def _read(self, client):
         if client in self._recent:
             self._recent.move_to_end(client)
@@ -276,6 +280,18 @@ class ClientStates:
     def close(self) -> None:
         """Closes the file. States that were not committed are lost."""
         self._db.close()
+
+
+class Slices:
+    """The states of clients, read by slices."""
+
+    def __init__(self, states: ClientStates, clients: Sequence[str]):
+        """Initialises for these clients."""
+        self._states, self._clients = states, clients
+
+    def __getitem__(self, part: slice) -> list[Any]:
+        """Returns the states of a part, see `ClientStates.read`."""
+        return self._states.read(self._clients[part])
 
 
 def _digest(client: str, round_num: int, state: bytes) -> bytes:

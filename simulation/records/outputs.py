@@ -4,8 +4,9 @@
     metrics.csv          a row a round; row r describes the model after r rounds
     client_metrics.csv   the final model on every client's own test examples
     summary.json         what the run came to
-    tensorboard/         metrics.csv for TensorBoard
+    events.out.tfevents… metrics.csv and settings for TensorBoard
     checkpoints/         see `simulation.records.checkpoints`
+    model/               the final model, see `simulation.records.models`
     data_digests.json    what the data were, client by client or file by file
 
 These files belong together, and what has changed since a run wrote it is refused. A run has an id,
@@ -24,6 +25,7 @@ some rounds).
 import contextlib
 import csv
 import datetime
+import glob
 import hashlib
 import importlib.metadata
 import io
@@ -558,24 +560,48 @@ def _seal_of(content):
 
 
 class TensorBoard:
-    """tensorboard/: the same numbers as metrics.csv."""
+    """An event file in the run's folder: the numbers of metrics.csv, and the run's settings.
 
-    def __init__(self, folder: str, rows: Iterable[Mapping[str, str]]):
+    It lies in the folder itself, since TensorBoard names a run after the folder of its events. The
+    settings fill the HParams tab. No run declares the columns of that tab, so TensorBoard takes
+    those of all runs that it shows.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        rows: Iterable[Mapping[str, str]],
+        *,
+        settings: Mapping[str, Any] | None = None,
+        first: Sequence[str] = (),
+        total_rounds: int | None = None,
+    ):
         """Starts again from the rows of metrics.csv, so that no step is there twice.
 
         Args:
-          folder: Folder of the event files; what is in it is removed.
+          folder: Folder of the run; event files in it are removed.
           rows: Rows kept in metrics.csv.
+          settings: What the HParams tab shows; what is `None` is left out.
+          first: Columns that are shown once more in a group before all others.
+          total_rounds: The round with which the run is a success there.
 
         Raises:
           OSError: If they cannot be written.
         """
         # Imports TensorFlow, and errors before this must come fast.
+        from tensorboard.plugins.hparams import summary
         from tensorboard.summary.writer import event_file_writer
 
-        shutil.rmtree(folder, ignore_errors=True)
+        self._first, self._total_rounds, self._last = frozenset(first), total_rounds, None
+        for path in glob.glob(os.path.join(glob.escape(folder), "events.out.tfevents.*")):
+            os.remove(path)
+        # Of earlier versions.
+        shutil.rmtree(os.path.join(folder, "tensorboard"), ignore_errors=True)
         with _tensorflows_errors():
             self._writer = event_file_writer.EventFileWriter(folder)
+        shown = {name: value for name, value in (settings or {}).items() if value is not None}
+        if shown:
+            self._add_summary(summary.session_start_pb(shown), 0)
         for row in rows:
             values = {k: float(v) for k, v in row.items() if k != ROUND and v}
             self.write(int(row[ROUND]), values)
@@ -586,15 +612,20 @@ class TensorBoard:
         Raises:
           OSError: If those of an earlier round could not be written.
         """
-        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.compat.proto import summary_pb2
 
-        scalars = [
-            summary_pb2.Summary.Value(tag=name, simple_value=value)
-            for name, value in values.items()
-        ]
-        event = event_pb2.Event(
-            wall_time=time.time(), step=round_num, summary=summary_pb2.Summary(value=scalars)
-        )
+        self._last = round_num
+        tags = list(values.items())
+        tags += [(first_tag(name), value) for name, value in tags if name in self._first]
+        scalars = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in tags]
+        self._add_summary(summary_pb2.Summary(value=scalars), round_num)
+
+    def _add_summary(self, summary, step):
+        from tensorboard.compat.proto import event_pb2
+
+        event = event_pb2.Event(wall_time=time.time(), step=step)
+        # The class of the summary may be TensorFlow's own.
+        event.summary.ParseFromString(summary.SerializeToString())
         with _tensorflows_errors():
             self._writer.add_event(event)
 
@@ -604,8 +635,18 @@ class TensorBoard:
         Raises:
           OSError: If it cannot be written.
         """
+        from tensorboard.plugins.hparams import api_pb2, summary
+
+        if self._last is not None and self._last == self._total_rounds:
+            success = api_pb2.Status.Value("STATUS_SUCCESS")
+            self._add_summary(summary.session_end_pb(success), self._last)
         with _tensorflows_errors():
             self._writer.close()
+
+
+def first_tag(column: str) -> str:
+    """Returns the tag of a column in the group that TensorBoard, by the alphabet, shows first."""
+    return f"at_a_glance/{column.replace('/', '_')}"
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """How a run shows what it is doing: a bar on a terminal, now and then a line elsewhere."""
 
+import collections
 import sys
 import time
 import warnings
@@ -8,21 +9,55 @@ from collections.abc import Mapping
 import tqdm
 
 _SECONDS_BETWEEN_LINES = 5.0
+# Rounds by which the time of those to come is estimated.
+_RECENT_ROUNDS = 50
 # As tqdm's own, but always in seconds a round, never in rounds a second.
 _BAR = (
     "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_inv_fmt}{postfix}]"
 )
 
 
-def _bar(done, total):
-    return tqdm.tqdm(
-        initial=done,
-        total=total,
-        unit="round",
-        dynamic_ncols=True,
-        smoothing=0.05,
-        bar_format=_BAR,
-    )
+class Recent:
+    """Seconds of a round, by the last rounds; the first, which traces and compiles, soon drops out.
+
+    What is done between rounds (evaluations, checkpoints) is in them.
+    """
+
+    def __init__(self):
+        """Starts the first round."""
+        self._ends = collections.deque([time.monotonic()], _RECENT_ROUNDS + 1)
+        self._has_first = True
+
+    def ended(self) -> None:
+        """Tells that a round is over."""
+        if self._has_first and len(self._ends) == 2:
+            self._ends.popleft()
+            self._has_first = False
+        self._ends.append(time.monotonic())
+
+    def seconds(self) -> float | None:
+        """Returns the mean; `None` before the end of the first round."""
+        rounds = len(self._ends) - 1
+        return (self._ends[-1] - self._ends[0]) / rounds if rounds else None
+
+
+class _Bar(tqdm.tqdm):
+    """A bar whose rate, and so the time left, is that of recent rounds."""
+
+    def __init__(self, done, total):
+        self._recent = Recent()
+        super().__init__(
+            initial=done, total=total, unit="round", dynamic_ncols=True, bar_format=_BAR
+        )
+
+    def update(self, n=1):
+        self._recent.ended()
+        return super().update(n)
+
+    @property
+    def format_dict(self):
+        seconds = self._recent.seconds()
+        return {**super().format_dict, "rate": 1 / seconds if seconds else None}
 
 
 class Progress:
@@ -30,11 +65,12 @@ class Progress:
 
     def __init__(self, done: int, total: int):
         """Starts at round `done` of `total`."""
-        self._first, self._total = done, total
-        self._started = self._last_line = time.monotonic()
+        self._total = total
+        self._last_line = time.monotonic()
+        self._recent = Recent()
         self._bar = None
         if sys.stderr.isatty():
-            self._bar = _bar(done, total)
+            self._bar = _Bar(done, total)
 
     def update(self, round_num: int, shown: Mapping[str, float]) -> None:
         """Tells that a round is over.
@@ -47,11 +83,12 @@ class Progress:
             self._bar.set_postfix({k: f"{v:.4g}" for k, v in shown.items()}, refresh=False)
             self._bar.update()
             return
+        self._recent.ended()
         now = time.monotonic()
         if now - self._last_line < _SECONDS_BETWEEN_LINES and round_num < self._total:
             return
         self._last_line = now
-        seconds = (now - self._started) / (round_num - self._first)
+        seconds = self._recent.seconds()
         left = tqdm.tqdm.format_interval(seconds * (self._total - round_num))
         numbers = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
         print(
@@ -76,7 +113,7 @@ class ProgressInPython:
 
     def __init__(self, done: int, total: int, *, shown: bool = True):
         """Starts at round `done` of `total`; without a bar if it is not to be `shown`."""
-        self._bar = _bar(done, total) if shown else None
+        self._bar = _Bar(done, total) if shown else None
 
     def update(self, round_num: int, shown: Mapping[str, float]) -> None:
         """As `Progress.update`."""

@@ -1,16 +1,20 @@
-"""What a run leaves while it works and at its end, and who is notified."""
+"""What a run leaves while it works and at its end, and who is shown it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from simulation import experiment_flags
 from simulation.experiment_flags import Request
 from simulation.records import checkpoints, files, outputs, trackers
 from simulation.records.client_states import ClientStates
 from simulation.records.progress import Progress
 from tasks import fingerprint
 from tasks.task import Task
+
+# What a folder says of a run whose aggregator has secure sums.
+SIMULATED = "secure aggregation: sums are taken in clear, of the integers that it would sum"
 
 
 class Recorder:
@@ -32,6 +36,7 @@ class Recorder:
         client_states: ClientStates | None,
         progress: Callable[[int, int], Progress],
         shown: Mapping[str, str],
+        first: Sequence[str] = (),
     ):
         """Opens the table and its copies.
 
@@ -41,8 +46,9 @@ class Recorder:
           round_num: Number of rounds done; later rows are dropped.
           data: Digests of the data.
           client_states: What clients keep, if the method's clients do.
-          progress: Rounds done and to do → what is notified of every round.
+          progress: Rounds done and to do → the `Progress` that is shown.
           shown: What to show of a round → the column it is in.
+          first: Columns that TensorBoard shows before all others.
 
         Raises:
           RunError: If a file or a tracker cannot be used.
@@ -54,8 +60,20 @@ class Recorder:
         with files.explained(folder.path):
             # A start from round 0 writes row 0 again.
             self._table = outputs.MetricsCsv(folder.file("metrics.csv"), round_num or -1)
+            # A process that was killed between a checkpoint and this left what is too old.
+            checkpoints.remove_old(folder.file("checkpoints"), round_num)
+            self._forget_states()
             self.kept = outputs.read_csv(folder.file("metrics.csv"))[1]
-            self._copies = [outputs.TensorBoard(folder.file("tensorboard"), self.kept)]
+            settings = request.in_force
+            places = experiment_flags.MAY_CHANGE - {"total_rounds"}
+            board = outputs.TensorBoard(
+                folder.path,
+                self.kept,
+                settings={k: v for k, v in settings.items() if k not in places},
+                first=first,
+                total_rounds=settings["total_rounds"],
+            )
+            self._copies = [board]
         self._copies += trackers.opened(request.run, folder.path, request.in_force, self.kept)
         self._progress = progress(round_num, request.run["total_rounds"])
 
@@ -99,8 +117,13 @@ class Recorder:
             }
             place = folder.file("checkpoints")
             checkpoints.save(place, round_num, leaves, self._request.in_force, seal)
-            if states:
-                states.forget_before(checkpoints.rounds(place)[0])
+            self._forget_states()
+
+    def _forget_states(self):
+        """Removes what clients kept and only checkpoints that are removed would need."""
+        left = checkpoints.rounds(self._folder.file("checkpoints"))
+        if self._client_states and left:
+            self._client_states.forget_before(left[0])
 
     def show(self, round_num: int, values: Mapping[str, float]) -> None:
         """Tells that a round is over, with the latest numbers of what is shown."""
@@ -138,6 +161,7 @@ def write_start(
         "num_clients": len(task.train.client_ids),
         "num_training_examples": int(np.sum(task.train.sizes)),
         **({"objects": _names(request.objects)} if request.objects else {}),
+        **({"simulated": SIMULATED} if request.in_force["aggregator"] == "secure" else {}),
         "start": recorded["start"] if recorded else start,
         "resumed": [*recorded["resumed"], start] if recorded else [],
     }

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,39 @@ def first_examples(data: FederatedData, most: int | None) -> FederatedData:
     return data if most is None else FirstExamples(data, most)
 
 
+class Members(NamedTuple):
+    """Who takes part in a round.
+
+    Attributes:
+      clients: Indices of the clients, in the order of their sums; 0 of the pooled examples of all.
+      participates: Whether each client trains, and is not only asked for its loss.
+      pooled: Whether the examples of all clients are one client's.
+    """
+
+    clients: Sequence[int]
+    participates: Sequence[bool]
+    pooled: bool = False
+
+
+def members(
+    num_clients: int, plan: RoundPlan, settings: Mapping[str, Any], round_index: int
+) -> Members:
+    """Draws the clients of a round, as a pure function.
+
+    Args:
+      num_clients: Number of all training clients.
+      plan: What the method asks for in this round.
+      settings: The run's settings (`simulation.experiment_flags.RUN_HPARAMS`).
+      round_index: Round, from 0.
+    """
+    if plan.cohort == "pooled":
+        return Members([0], [True], pooled=True)
+    everyone = np.arange(num_clients)
+    drawn = cohort(num_clients, plan, settings, round_index)
+    taking_part = everyone if plan.losses == "all" else drawn
+    return Members(taking_part.tolist(), np.isin(taking_part, drawn).tolist())
+
+
 def cohort_data(
     train: FederatedData,
     plan: RoundPlan,
@@ -51,15 +84,13 @@ def cohort_data(
     Returns:
       The data of each client of the cohort, see `tff_algos.batch_cohort`.
     """
-    everyone = np.arange(len(train.client_ids))
-    if plan.cohort == "pooled":
-        return batched([_pooled(train)], plan, settings, round_index, [0])
-    drawn = cohort(len(everyone), plan, settings, round_index)
-    taking_part = everyone if plan.losses == "all" else drawn
-    participates = np.isin(taking_part, drawn)
-    clients = taking_part.tolist()
-    examples = [train.examples(client) for client in clients]
-    return batched(examples, plan, settings, round_index, clients, participates.tolist())
+    who = members(len(train.client_ids), plan, settings, round_index)
+    return _data_of(train, plan, settings, round_index, who)
+
+
+def _data_of(train, plan, settings, round_index, who):
+    examples = [_pooled(train)] if who.pooled else [train.examples(c) for c in who.clients]
+    return batched(examples, plan, settings, round_index, who.clients, who.participates)
 
 
 def cohort(
@@ -156,11 +187,48 @@ class Cohorts:
           plan: Round, from 0 → what the method asks for in it.
         """
         self._train, self._settings, self._plan = train, settings, plan
+        # Of the latest rounds: of a cohort in chunks each chunk asks.
+        self._members: dict[int, Members] = {}
 
     def clients(self, round_index: int) -> np.ndarray:
         """Returns the clients whose examples a round trains on, see `cohort`."""
         plan = self._plan(round_index)
         return cohort(len(self._train.client_ids), plan, self._settings, round_index)
+
+    def members(self, round_index: int) -> Members:
+        """Returns who takes part in a round."""
+        known = self._members.get(round_index)
+        if known is None:
+            plan = self._plan(round_index)
+            known = members(len(self._train.client_ids), plan, self._settings, round_index)
+            latest = list(self._members.items())[-2:]
+            self._members = {**dict(latest), round_index: known}
+        return known
+
+    def steps(self, round_index: int) -> np.ndarray:
+        """Returns the local steps of each client of a round's cohort, about, int64 `[n]`."""
+        plan, settings = self._plan(round_index), self._settings
+        who = self.members(round_index)
+        sizes = np.asarray(self._train.sizes, np.int64)
+        sizes = np.sum(sizes)[None] if who.pooled else sizes[who.clients]
+        if plan.local_steps is not None:
+            return np.full(len(sizes), plan.local_steps)
+        # One step on all examples takes as long as many on a few.
+        steps = -(-sizes // settings["client_batch_size"])
+        epochs = settings["client_epochs_per_round"]
+        return steps * np.where(who.participates, epochs, 1)
+
+    def ids(self, clients: Sequence[int]) -> list[str]:
+        """Returns the ids of clients."""
+        return [self._train.client_ids[client] for client in clients]
+
+    def part(self, round_index: int, start: int, stop: int) -> list["tff_algos.ClientData"]:
+        """Returns the data of the clients at some places of a round's cohort."""
+        who = self.members(round_index)
+        who = who._replace(
+            clients=who.clients[start:stop], participates=who.participates[start:stop]
+        )
+        return _data_of(self._train, self._plan(round_index), self._settings, round_index, who)
 
     def data(self, round_index: int) -> tuple[list[str], list["tff_algos.ClientData"]]:
         """Returns the ids of the clients that take part in a round, and their data."""

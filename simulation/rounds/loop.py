@@ -1,6 +1,7 @@
 """The rounds of a run, one after the other, and when to stop."""
 
 import collections
+import itertools
 import math
 import signal
 import time
@@ -11,10 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from common import command_line
-from simulation.errors import DivergedError, RunError
+from simulation.errors import DivergedError, NoWorkersError, RunError
 from simulation.records.client_states import ClientStates
 
 Metrics = collections.OrderedDict[str, float]
+
+# Clients whose new states are handed to the store together.
+_STATES_AT_ONCE = 256
 
 # A run has diverged when in this number of rounds, one after the other, every client was dropped.
 MOST_LOST_ROUNDS = 10
@@ -102,6 +106,7 @@ def run(
     evaluate: Callable[[Any, Any], Metrics],
     compare: Callable[[int, Any, Any], Metrics] | None = None,
     should_stop: Callable[[], bool],
+    before_round: Callable[[int], None] | None = None,
 ) -> tuple[Any, int]:
     """Runs rounds until all are done or a stop is asked for.
 
@@ -121,6 +126,7 @@ def run(
       compare: Round, from 0, model weights before it and after it → metrics by column; asked after
         every round, if given.
       should_stop: Asked once after every round.
+      before_round: Called before every round with its number, from 1, if given.
 
     Returns:
       The state and the number of rounds done.
@@ -142,9 +148,17 @@ def run(
         recorder.record(0, evaluated(before, state))
         recorder.checkpoint(0, flatten_state(state))
     # Asked once a round: an answer that changed between two questions would skip the checkpoint.
-    stopping = False
+    stopping, saved = False, round_num
     while round_num < pace.total_rounds and not stopping:
-        state, metrics, times = _next(process, state, round_num, cohort_of_round, client_states)
+        if before_round is not None:
+            before_round(round_num + 1)
+        try:
+            given = _next(process, state, round_num, cohort_of_round, client_states)
+        except NoWorkersError:
+            if saved != round_num:
+                recorder.checkpoint(round_num, flatten_state(state))
+            raise
+        state, metrics, times = given
         round_num += 1
         values = collections.OrderedDict((f"train/{k}", v) for k, v in metrics.items())
         weights = _weights(process, state)
@@ -162,6 +176,7 @@ def run(
         due = round_num % pace.rounds_per_checkpoint == 0 or round_num == pace.total_rounds
         if due or stopping:
             recorder.checkpoint(round_num, flatten_state(state))
+            saved = round_num
     return state, round_num
 
 
@@ -173,9 +188,12 @@ def _next(process, state, round_index, cohort_of_round, client_states):
     if client_states is None:
         output = process.next(state, data)
     else:
-        output = process.next(state, data, client_states.read(clients))
-        after = dict(zip(clients, output.client_states, strict=True))
-        client_states.write(after, round_index + 1)
+        lazily = getattr(process, "reads_states", False)
+        given = client_states.slices(clients) if lazily else client_states.read(clients)
+        output = process.next(state, data, given)
+        after = zip(clients, output.client_states, strict=True)
+        while part := dict(itertools.islice(after, _STATES_AT_ONCE)):
+            client_states.write(part, round_index + 1)
     metrics = collections.OrderedDict((k, float(v)) for k, v in output.metrics.items())
     times = {
         "time/data_seconds": ready - started,
@@ -254,7 +272,9 @@ def _weights(process, state):
 
 def flatten_state(state: Any) -> list[np.ndarray]:
     """Returns the arrays of a server state, in the order of its structure."""
-    return [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
+    leaves = tf.nest.flatten(state)
+    # Of a tensor of text NumPy itself would make an array of objects.
+    return [np.asarray(leaf.numpy() if tf.is_tensor(leaf) else leaf) for leaf in leaves]
 
 
 def restore_state(initial: Any, leaves: Sequence[np.ndarray]) -> Any:

@@ -10,8 +10,6 @@ import numpy as np
 
 _COHORT, _ORDER, _DROPOUT, _VALIDATION, _EPOCHS, _VISITS = 1, 2, 3, 4, 5, 6
 
-MAX_SEED = 2**32 - 1
-
 
 def cohort(seed: int, round_index: int, num_clients: int, size: int) -> np.ndarray:
     """Draws the clients of a round uniformly, without replacement inside the round.

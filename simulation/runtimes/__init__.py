@@ -28,6 +28,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from simulation.errors import RunError
+
 RUNTIMES = ("tff", "native", "vectorized")
 CHOICES = ("auto", *RUNTIMES)
 
@@ -206,6 +208,52 @@ def configure_threads() -> None:
     if not tf.config.list_physical_devices("GPU"):
         with contextlib.suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(1)
+
+
+def configure_gpus(memory_mb: int | None, deterministic: bool) -> None:
+    """Settles how this process uses its GPUs; call before TensorFlow does any work.
+
+    Where no limit is asked for, TensorFlow takes of a GPU's memory what it comes to need, in place
+    of nearly all of it at once; once it has started, that stays as it is.
+
+    Args:
+      memory_mb: Most MiB that TensorFlow may take of each GPU's memory; `None` for no limit.
+      deterministic: Whether operations are to give the same bits whenever they are run again, or
+        else to be refused. TensorFlow does so from then on in all of this process.
+
+    Raises:
+      RunError: If something is asked for and there is no GPU, or if TensorFlow has started without
+        that limit.
+    """
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    asked = {"gpu_memory_mb": memory_mb is not None, "deterministic_ops": deterministic}
+    for flag, is_asked in asked.items():
+        if is_asked and not gpus:
+            raise RunError(f"--{flag} is for a GPU, and TensorFlow finds none here.")
+    for gpu in gpus:
+        if memory_mb is None:
+            # ValueError: in this process a limit was asked for before.
+            with contextlib.suppress(RuntimeError, ValueError):
+                tf.config.experimental.set_memory_growth(gpu, True)
+        elif _memory_limits(gpu) != [memory_mb]:
+            limited = tf.config.LogicalDeviceConfiguration(memory_limit=memory_mb)
+            try:
+                tf.config.set_logical_device_configuration(gpu, [limited])
+            except (RuntimeError, ValueError) as e:
+                raise RunError(
+                    f"--gpu_memory_mb={memory_mb} comes too late: TensorFlow has already started "
+                    "in this process, or lets a GPU's memory grow."
+                ) from e
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+
+
+def _memory_limits(gpu) -> list[float]:
+    import tensorflow as tf
+
+    return [c.memory_limit for c in tf.config.get_logical_device_configuration(gpu) or ()]
 
 
 def forget_tffs_own_context() -> None:

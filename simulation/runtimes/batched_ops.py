@@ -25,7 +25,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
-from tensorflow.python.framework import func_graph
+from tensorflow.python.framework import func_graph, function_def_to_graph
 
 from simulation.errors import RunError
 
@@ -303,6 +303,16 @@ def _convert_l2_loss(op_input):
     return _wrap(tf.reduce_sum(tf.square(x), range(1, x.shape.rank)) / 2)
 
 
+def _convert_squeeze(op_input):
+    """As pfor, but where all dimensions of 1 go that of the clients stays, were there but one."""
+    shape = op_input.op.inputs[0].shape
+    if op_input.get_attr("squeeze_dims") or not shape.is_fully_defined():
+        return _originals["Squeeze"](op_input)
+    ones = [i + 1 for i, size in enumerate(shape) if size == 1]
+    x = op_input.stacked_input(0)
+    return _wrap(tf.squeeze(x, ones) if ones else x)
+
+
 def _convert_bitcast(op_input):
     return _wrap(tf.bitcast(op_input.stacked_input(0), op_input.get_attr("type")))
 
@@ -328,7 +338,41 @@ _expand_dims_at_run_time = pfor_lib._PforInput.expanddim_inputs_for_broadcast
 
 def _function(op_input, attribute: str) -> func_graph.FuncGraph:
     name = op_input.get_attr(attribute).name
-    return op_input.op.graph._get_function(name.encode()).graph
+    function = op_input.op.graph._get_function(name.encode())
+    if hasattr(function, "graph"):
+        return function.graph
+    shapes = [t.shape for t in op_input.op.inputs]
+    if op_input.op_type in _BRANCHES:
+        del shapes[0]
+    return function_def_to_graph.function_def_to_graph(function.definition, input_shapes=shapes)
+
+
+_BRANCHES = ("If", "StatelessIf")
+
+
+def _convert_if(op_input):
+    """Both branches for all clients, where they came with a graph of TFF's.
+
+    Such functions are known by their definition only, and pfor's own form needs more.
+    """
+    name = op_input.get_attr("then_branch").name
+    if hasattr(op_input.op.graph._get_function(name.encode()), "graph"):
+        return _originals[op_input.op_type](op_input)
+    pfor, (chosen, *inputs) = op_input.pfor, op_input.inputs
+    branches = [_function(op_input, which) for which in ("then_branch", "else_branch")]
+    if any(op.type == "Assert" for branch in branches for op in branch.get_operations()):
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(chosen.t), [chosen.t])]):
+            return _wrap(tf.identity(chosen.t), chosen.is_stacked)
+    both = [_inner(branch, inputs, pfor) for branch in branches]
+    then, otherwise = (_stacked_as(values, [True] * len(values), pfor) for values in both)
+
+    def select(a, b):
+        where = chosen.t
+        if chosen.is_stacked:
+            where = tf.reshape(where, [-1] + [1] * (a.t.shape.rank - 1))
+        return _wrap(tf.where(where, a.t, b.t))
+
+    return [select(a, b) for a, b in zip(then, otherwise, strict=True)]
 
 
 def _inner(graph: func_graph.FuncGraph, inputs, pfor) -> list:
@@ -372,6 +416,15 @@ def _outputs_vary(graph: func_graph.FuncGraph, inputs_vary: Sequence[bool]) -> l
     return [t.name in vary for t in graph.outputs]
 
 
+def _keeps_lists_lengths(body: func_graph.FuncGraph) -> bool:
+    """Whether a loop's body reads and sets items of lists, but neither adds nor removes any."""
+    return all(
+        op.type in ("Identity", "TensorListGetItem", "TensorListSetItem")
+        for op in body.get_operations()
+        if any(t.dtype == tf.variant for t in op.inputs)
+    )
+
+
 def _convert_while(op_input):
     """A loop that all clients leave at once; pfor's own form serves those that they don't."""
     pfor, inputs = op_input.pfor, op_input.inputs
@@ -381,8 +434,7 @@ def _convert_while(op_input):
     while stacked != after:
         stacked = after
         after = [a or b for a, b in zip(stacked, _outputs_vary(body, stacked), strict=True)]
-    lists = any(x.t.dtype == tf.variant for x in inputs)
-    if lists or _outputs_vary(cond, stacked)[0]:
+    if _outputs_vary(cond, stacked)[0] or not _keeps_lists_lengths(body):
         return _originals[op_input.op_type](op_input)
 
     def wrapped(tensors):
@@ -396,7 +448,8 @@ def _convert_while(op_input):
         return [x.t for x in _stacked_as(results, stacked, pfor)]
 
     shapes = [
-        tf.TensorShape([None]).concatenate(x.shape) if s else x.shape
+        # A stacked list is one of stacked tensors.
+        tf.TensorShape([None]).concatenate(x.shape) if s and x.dtype != tf.variant else x.shape
         for x, s in zip(op_input.outputs, stacked, strict=True)
     ]
     start = [x.t for x in _stacked_as(inputs, stacked, pfor)]
@@ -408,11 +461,14 @@ _CONVERTERS: dict[str, Callable] = {
     "Conv2D": _convert_conv2d,
     "Conv2DBackpropFilter": _convert_conv2d_backprop_filter,
     "Conv2DBackpropInput": _convert_conv2d_backprop_input,
+    "If": _convert_if,
     "L2Loss": _convert_l2_loss,
     "OnesLike": _convert_ones_like,
     "PartitionedCall": _convert_call,
     "SelectV2": _convert_select,
+    "Squeeze": _convert_squeeze,
     "StatefulPartitionedCall": _convert_call,
+    "StatelessIf": _convert_if,
     "StatelessRandomUniform": _convert_stateless_uniform,
     "StatelessRandomUniformFullInt": _convert_stateless_full_int,
     "StatelessWhile": _convert_while,

@@ -221,6 +221,10 @@ def _marked(mark):
 
 
 if __name__ == "__main__":
+    if {"--help", "-h"} & set(sys.argv[1:2]):
+        with contextlib.suppress(BrokenPipeError):
+            print(__doc__, flush=True)
+        os._exit(0)
     _parent = os.getppid()
     {"worker": _worker, "sweep": _sweep}[sys.argv[1]](_parent, *sys.argv[2:])
     # Threads that relay still wait for bytes.

@@ -186,6 +186,14 @@ class Graph:
             outputs = self._function._inference_function(*flat, *self._extra_arguments)
         return self._assemble(map(eager_tensors.lean, outputs))
 
+    def call_in_graph(self, flat: list[tf.Tensor]):
+        """Returns the value for flat arguments, as part of the graph that is being built."""
+        if self._function is None:
+            return self._assemble(iter(()))
+        return self._assemble(
+            iter(self._function._inference_function(*flat, *self._extra_arguments))
+        )
+
 
 _graphs_lock = threading.Lock()
 _graphs = weakref.WeakValueDictionary()

@@ -22,12 +22,18 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulation.runtimes import batched_ops, eager_tensors, graph_calls, tff_context
+from simulation.runtimes import (
+    batched_ops,
+    eager_tensors,
+    graph_calls,
+    stacked_interpreter,
+    tff_context,
+)
 from simulation.runtimes.batched_ops import NotVectorizable
 from tasks.layers import vectorizable
-from tff_algos import client
+from tff_algos import aggregation, client
 from tff_algos import process as process_lib
-from tff_algos.client_data import Batch, ClientData, Gathered, arrays
+from tff_algos.client_data import Batch, ClientData, Gathered, arrays, of_model
 from tff_algos.model import Model
 
 __all__ = [
@@ -206,7 +212,7 @@ def _stack(clients: list[ClientData]) -> ClientData:
     return tf.nest.map_structure(eager_tensors.adopt, ClientData(**padded, **rest))
 
 
-def _stack_states(client_states: Sequence[Any], cohort: Cohort) -> tuple:
+def stack_states(client_states: Sequence[Any], cohort: Cohort) -> tuple:
     """Returns the states of the cohort's clients as structures of tensors, one for each block."""
     in_blocks = np.argsort(cohort.places.numpy())
     ends = np.cumsum([len(block.index) for block in cohort.blocks])
@@ -272,6 +278,24 @@ class _Broadcast(_Placed):
         return _Broadcast(_field(self._value, key))
 
 
+class Aggregate(NamedTuple):
+    """What an aggregator gives, as `tff.templates.MeasuredProcessOutput`."""
+
+    state: Any
+    result: Any
+    measurements: Any
+
+
+def at_clients(blocks: Sequence[Any]) -> _AtClients:
+    """Returns what clients hold, given as structures of tensors `[clients, ...]`, one a block."""
+    return _AtClients(blocks)
+
+
+def blocks_at(value: Any) -> tuple:
+    """Returns the structures that a value at clients is, one for each block."""
+    return value._blocks
+
+
 class VectorizedFederation:
     """The words of a round over blocks of stacked clients; for use while a graph is built."""
 
@@ -321,14 +345,20 @@ class VectorizedFederation:
 
     def mean(self, value, weight):
         """As `tff_algos.method.Federation.mean`."""
+        sums, total = self.weighted_sum(value, weight)
+        return tf.nest.map_structure(
+            lambda s: tf.math.divide_no_nan(s, tf.cast(total, s.dtype)), sums
+        )
+
+    def weighted_sum(self, value, weight):
+        """Returns the sums that a mean is the quotient of: of weight times value, and of weight."""
         weights = self._of_cohort(weight)
-        total = tf.reduce_sum(weights)
 
-        def average(v):
+        def weighed(v):
             w = tf.reshape(weights, [-1] + [1] * (v.shape.rank - 1))
-            return tf.math.divide_no_nan(tf.reduce_sum(w * v, 0), tf.cast(total, v.dtype))
+            return tf.reduce_sum(w * v, 0)
 
-        return tf.nest.map_structure(average, self._of_cohort(value))
+        return tf.nest.map_structure(weighed, self._of_cohort(value)), tf.reduce_sum(weights)
 
     def sum(self, value):
         """As `tff_algos.method.Federation.sum`."""
@@ -341,6 +371,25 @@ class VectorizedFederation:
     def stack(self, value):
         """As `tff_algos.method.Federation.stack`."""
         return self._of_cohort(value)
+
+    def aggregate(self, process, state, value, weight):
+        """As `tff_algos.method.Federation.aggregate`.
+
+        Raises:
+          NotVectorizable: If a part of the aggregator has no form over several clients.
+        """
+        types = process.next.type_signature
+        state = aggregation.unpack(types.parameter[0].member, state)
+        of_clients = [value, weight][: 1 + process.weighted]
+        argument = (state, *map(stacked_interpreter.of_each, map(self._of_cohort, of_clients)))
+        interpreter = stacked_interpreter.StackedInterpreter(_over_clients)
+        outputs = interpreter.run(process.next, argument, tf.add_n(self._num_clients))
+        return Aggregate(
+            *(
+                aggregation.pack(of.member, iter(tf.nest.flatten(output)))
+                for of, output in zip(types.result, outputs, strict=True)
+            )
+        )
 
     def _of_cohort(self, value):
         """Returns a client value as tensors `[K, ...]` in the order of the cohort."""
@@ -416,16 +465,48 @@ def has_convolution(model: Model) -> bool:
     return any(node.op.startswith(("Conv", "DepthwiseConv")) for body in bodies for node in body)
 
 
-class _Programs:
-    """The programs of one process by the number of their blocks, and each one's executor."""
+class Programs:
+    """Programs, and each one's executor.
+
+    Attributes:
+      traced: Key of a program → the program.
+      executors: The same → TensorFlow's name of what runs it.
+      on_gpu: Whether they are for a GPU.
+    """
 
     def __init__(self):
+        """Initialises without programs."""
         self.traced, self.executors = {}, {}
-        self.lock = threading.Lock()
+        self.on_gpu = bool(tf.config.list_physical_devices("GPU"))
+        self._lock = threading.Lock()
+
+    def of(
+        self, key: Any, num_blocks: int, trace: Callable
+    ) -> tf.types.experimental.ConcreteFunction:
+        """Returns a program.
+
+        Args:
+          key: What tells it from others.
+          num_blocks: Blocks that its clients make.
+          trace: Makes it, where it is not there yet.
+        """
+        with self._lock:
+            if key not in self.traced:
+                # The operations of one block follow one another. To hand them from thread to
+                # thread takes a quarter of a small model's round and of its processor's time.
+                executor = "" if num_blocks > 1 or self.on_gpu else "SINGLE_THREADED_EXECUTOR"
+                with graph_calls.calling(executor):
+                    program = trace()
+                if executor and not graph_calls.runs_in_one_thread(program):
+                    executor = ""
+                    with graph_calls.calling(executor):
+                        program = trace()
+                self.traced[key], self.executors[key] = program, executor
+            return self.traced[key]
 
 
 # So that what `runtimes.choose` has traced to see whether it can be is what the run then runs.
-_programs: MutableMapping[Any, _Programs] = weakref.WeakKeyDictionary()
+_programs: MutableMapping[Any, Programs] = weakref.WeakKeyDictionary()
 
 
 class VectorizedProcess:
@@ -444,9 +525,8 @@ class VectorizedProcess:
             is best. A client's result does not depend on it.
         """
         self._process = process
-        self._on_gpu = bool(tf.config.list_physical_devices("GPU"))
-        self._at_least = 1 if self._on_gpu else min(num_threads, MAX_BLOCKS)
-        self._programs = _programs.setdefault(process, _Programs())
+        self._programs = _programs.setdefault(process, Programs())
+        self._at_least = 1 if self._programs.on_gpu else min(num_threads, MAX_BLOCKS)
 
     def initialize(self):
         """Returns the state before the first round."""
@@ -490,13 +570,15 @@ class VectorizedProcess:
           NotVectorizable: If an operation has no form over several clients.
           ValueError: If there is no client.
         """
-        cohort = clients if isinstance(clients, Cohort) else self.prepare(clients)
+        if not isinstance(clients, Cohort):
+            clients = self.prepare(of_model(clients, self._process.model, int(state.round_num)))
+        cohort = clients
         given = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(state)]
         # The state after the round has as many.
         number = len(given)
         given += tf.nest.flatten(cohort)
         if client_states is not None:
-            given += tf.nest.flatten(_stack_states(client_states, cohort))
+            given += tf.nest.flatten(stack_states(client_states, cohort))
         program = self.program(len(cohort.blocks))
         with graph_calls.calling(self._programs.executors[len(cohort.blocks)]):
             # Binding arguments by signature would take longer than a small model's step does.
@@ -520,20 +602,7 @@ class VectorizedProcess:
         Raises:
           NotVectorizable: If an operation has no form over several clients.
         """
-        programs = self._programs
-        with programs.lock:
-            if num_blocks not in programs.traced:
-                # The operations of one block follow one another. To hand them from thread to
-                # thread takes a quarter of a small model's round and of its processor's time.
-                executor = "" if num_blocks > 1 or self._on_gpu else "SINGLE_THREADED_EXECUTOR"
-                with graph_calls.calling(executor):
-                    program = self._trace(num_blocks)
-                if executor and not graph_calls.runs_in_one_thread(program):
-                    executor = ""
-                    with graph_calls.calling(executor):
-                        program = self._trace(num_blocks)
-                programs.traced[num_blocks], programs.executors[num_blocks] = program, executor
-            return programs.traced[num_blocks]
+        return self._programs.of(num_blocks, num_blocks, lambda: self._trace(num_blocks))
 
     def _trace(self, num_blocks):
         method = self._process.method

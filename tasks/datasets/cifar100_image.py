@@ -76,6 +76,7 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, **chosen:
     if chosen["partition"] == "auto":
         tffs = not use_synthetic_data and cifar.has_tffs(data_dir)
         chosen = SPEC.settled(chosen, partition="tff" if tffs else "pachinko")
+    origin = {}
     if chosen["partition"] == "tff":
         if use_synthetic_data:
             raise HparamError("cifar100_image: partition=tff needs TFF's file.")
@@ -85,6 +86,6 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, **chosen:
             train, test = images.synthetic(100, 32, chosen["num_clients"])
             train, test = (part._replace(coarse=part.labels // 5) for part in (train, test))
         else:
-            train, test = cifar.read(cifar.CIFAR100, data_dir)
+            train, test, origin = cifar.read(cifar.CIFAR100, data_dir)
         assigned = images.assign(train, test, chosen)
-    return images.task("cifar100_image", assigned, 100, 32, chosen)
+    return images.task("cifar100_image", assigned, 100, 32, {**chosen, **origin})

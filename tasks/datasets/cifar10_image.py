@@ -45,8 +45,10 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, **chosen:
       DataError: If files are missing or damaged, or cannot be downloaded.
     """
     del seed  # It comes as partition_seed.
+    origin = {}
     if use_synthetic_data:
         train, test = images.synthetic(10, 32, chosen["num_clients"])
     else:
-        train, test = cifar.read(cifar.CIFAR10, data_dir)
-    return images.task("cifar10_image", images.assign(train, test, chosen), 10, 32, chosen)
+        train, test, origin = cifar.read(cifar.CIFAR10, data_dir)
+    assigned = images.assign(train, test, chosen)
+    return images.task("cifar10_image", assigned, 10, 32, {**chosen, **origin})

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import tasks
-from hparams import By, Hparam
+from hparams import MAX_SEED, By, Hparam
 from tasks import settings
 from tasks import task as task_lib
 from tasks.models import losses, models
@@ -73,7 +73,7 @@ SPEC = TaskSpec(
             help="Seed of the writers' train/test splits; not set: the run's --seed.",
             source="choice",
             minimum=0,
-            maximum=2**32 - 1,
+            maximum=MAX_SEED,
         ),
         settings.init("keras", "FedOpt (TFF)"),
     ),
@@ -119,6 +119,7 @@ def load(
         metrics={"mse": losses.squared_error, "mae": losses.absolute_error},
         primary_metric="mse",
         higher_is_better=False,
+        settings={name: v for name, v in characters.settings.items() if name.startswith("tfds")},
     )
 
 

@@ -42,7 +42,7 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, init: str
     """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     `data_dir` holds TFF's file, unpacked or as TFF ships it; without `data_dir` TFF's cache is read
-    and filled by TFF's download. Writers are read one by one; only the central test, all writers'
+    and filled by a download. Writers are read one by one; only the central test, all writers'
     test examples together as in FedOpt, is held in memory (243 MB). Pixels are float32 in [0, 1],
     1.0 for the background; labels are 0-9 digits, 10-35 capitals, 36-61 small letters.
 
@@ -74,7 +74,7 @@ def open_file(
     """Opens TFF's file of 62 classes.
 
     Args:
-      data_dir: Its folder; `None` means TFF's cache, which is filled by TFF's download.
+      data_dir: Its folder; `None` means TFF's cache, which is filled by a download.
       advice: Where to get the file and how to point at it, for error texts.
 
     Returns:
@@ -83,7 +83,7 @@ def open_file(
     Raises:
       DataError: If the file is missing or damaged and cannot be downloaded.
     """
-    path = locate(_FILE, "emnist", data_dir, _download, advice)
+    path = locate(_FILE, "emnist", data_dir, advice)
     train = SqliteFederatedData(path, "all_train", parse, advice)
     test = SqliteFederatedData(path, "all_test", parse, advice)
     if test.client_ids == train.client_ids:
@@ -119,12 +119,6 @@ def parse(serialized: Sequence[bytes]) -> Examples:
     if len(y) and not (0 <= x.min() and x.max() <= 1):
         raise ValueError(f"pixels from {x.min():g} to {x.max():g}, outside [0, 1]")
     return Examples(x, y.astype(np.int32))
-
-
-def _download(cache_dir: str) -> None:
-    import tensorflow_federated as tff  # Slow to import, and needed nowhere else in this module.
-
-    tff.simulation.datasets.emnist.load_data(only_digits=False, cache_dir=cache_dir)
 
 
 def _synthetic() -> tuple[ArrayFederatedData, ArrayFederatedData, Examples]:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from hparams import NOT_USED, By, Hparam, HparamError
 from tasks import generated, partitions, settings
-from tasks.formats import idx
+from tasks.formats import files, idx, tfds
 from tasks.models import losses, models
 from tasks.registry import Clients, TaskSpec
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
@@ -47,6 +47,18 @@ _ADVICE = (
     "--data_dir to their folder, or to the one above it if it is called fashion_mnist"
 )
 _ORIGIN = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
+_KERAS = "fashion-mnist"
+_TFDS = tfds.Set(
+    name="fashion_mnist",
+    version="3.0.1",
+    sizes={"train": 60_000, "test": 10_000},
+    features={"image": ("uint8", (28, 28, 1)), "label": ("int64", ())},
+    classes={"label": _NUM_CLASSES},
+    labels={
+        "train": "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+        "test": "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+    },
+)
 
 
 def _check(chosen):
@@ -171,14 +183,13 @@ def load(
       DataError: If a file is missing or damaged.
     """
     del seed  # It comes as partition_seed.
+    origin = {}
     if use_synthetic_data:
         num_examples = 100 * (chosen["num_clients"] or _NUM_CLASSES)
         train = generated.grey_images(num_examples, _NUM_CLASSES, seed=0)
         test = generated.grey_images(200, _NUM_CLASSES, seed=1)
     else:
-        paths = _paths(data_dir)
-        train = idx.read_labelled_images(paths[0], paths[1], _ADVICE)
-        test = idx.read_labelled_images(paths[2], paths[3], _ADVICE)
+        train, test, origin = _read(data_dir)
 
     scale = _unit if pixels == "unit" else _standardized
     metrics = {"accuracy": losses.sparse_accuracy}
@@ -202,6 +213,7 @@ def load(
         loss=losses.sparse_softmax_cross_entropy,
         metrics=metrics,
         primary_metric="accuracy",
+        settings=origin,
     )
 
 
@@ -261,27 +273,42 @@ def _standardized(images: np.ndarray) -> np.ndarray:
     return (_unit(images) - np.float32(_MEAN)) / np.float32(_DEVIATION)
 
 
-def _paths(data_dir: str | None) -> list[str]:
-    """Returns the paths of the four files: in `data_dir` if given, else in Keras's cache.
+_Labelled = tuple[np.ndarray, np.ndarray]
 
-    What the cache lacks is downloaded, as `tf.keras.datasets.fashion_mnist` does.
+
+def _read(data_dir: str | None) -> tuple[_Labelled, _Labelled, dict[str, Any]]:
+    """Reads training and test images with their labels, and says where TFDS has them, if it does.
+
+    They are looked for in `data_dir` if it is given, as idx files and as TFDS's folder; otherwise
+    in Keras's cache and in TFDS's, and are then downloaded as `tf.keras.datasets` does.
 
     Raises:
-      DataError: If a file is not in `data_dir` or cannot be downloaded.
+      DataError: If a file is missing or damaged, or cannot be downloaded.
     """
-    paths = []
-    for name in _FILES:
-        if data_dir is not None:
-            path = idx.find(data_dir, "fashion_mnist", name, _ADVICE)
-            if path is None:
-                raise DataError(f"{os.path.join(data_dir, name)}.gz is missing; {_ADVICE}")
-        else:
-            try:
-                path = tf.keras.utils.get_file(
-                    f"{name}.gz", _ORIGIN + f"{name}.gz", cache_subdir="datasets/fashion-mnist"
-                )
-            except Exception as error:  # Keras raises plain Exception for a failed download.
-                reason = " ".join(str(error).split())
-                raise DataError(f"{name}.gz cannot be downloaded ({reason}); {_ADVICE}") from error
-        paths.append(path)
-    return paths
+    paths, folder = [], None
+    if data_dir is not None:
+        paths = [idx.find(data_dir, "fashion_mnist", name, _ADVICE) for name in _FILES]
+        if not any(paths):
+            folder = tfds.find(_TFDS, data_dir)
+    elif not all(os.path.isfile(files.keras_path(_KERAS, f"{name}.gz")) for name in _FILES):
+        folder = tfds.find_in_cache(_TFDS)
+    if folder is not None:
+        read = (tfds.read_images(_TFDS, folder, split) for split in ("train", "test"))
+        train, test = ((arrays["image"], arrays["label"]) for arrays in read)
+        return train, test, tfds.record(_TFDS, folder)
+    if data_dir is None:
+        paths = [_keras_file(f"{name}.gz") for name in _FILES]
+    for name, path in zip(_FILES, paths, strict=True):
+        if path is None:
+            raise DataError(f"{os.path.join(data_dir, name)}.gz is missing; {_ADVICE}")
+    train = idx.read_labelled_images(paths[0], paths[1], _ADVICE)
+    return train, idx.read_labelled_images(paths[2], paths[3], _ADVICE), {}
+
+
+def _keras_file(name: str) -> str:
+    """Returns the path of a file in Keras's cache, downloaded if need be."""
+    try:
+        return tf.keras.utils.get_file(name, _ORIGIN + name, cache_subdir=f"datasets/{_KERAS}")
+    except Exception as error:  # Keras raises plain Exception for a failed download.
+        reason = " ".join(str(error).split())
+        raise DataError(f"{name} cannot be downloaded ({reason}); {_ADVICE}") from error

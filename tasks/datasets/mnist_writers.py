@@ -16,7 +16,7 @@ import numpy as np
 
 from hparams import Hparam, HparamError
 from tasks import generated, partitions, settings
-from tasks.formats import files, idx
+from tasks.formats import files, idx, tfds
 from tasks.models import losses, models
 from tasks.registry import TaskSpec
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
@@ -28,6 +28,17 @@ _ADVICE = (
     "(qmnist-train-labels-idx2-int.gz and qmnist-test-labels-idx2-int.gz, or a prepared "
     "writers.npz) from https://github.com/facebookresearch/qmnist, and set --data_dir to their "
     "folder, or to the one above it if it is called mnist"
+)
+_TFDS = tfds.Set(
+    name="mnist",
+    version="3.0.1",
+    sizes={"train": 60_000, "test": 10_000},
+    features={"image": ("uint8", (28, 28, 1)), "label": ("int64", ())},
+    classes={"label": _NUM_CLASSES},
+    labels={
+        "train": "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
+        "test": "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
+    },
 )
 
 
@@ -88,13 +99,18 @@ def load(
       HparamError: If there are fewer writers than clients are asked for.
     """
     del seed  # It comes as partition_seed.
+    origin = {}
     if use_synthetic_data:
         images, labels = generated.grey_images(600, _NUM_CLASSES, seed=0)
         writers = np.random.default_rng(0).integers(0, 20, len(labels))
         test_images, test_labels = generated.grey_images(200, _NUM_CLASSES, seed=1)
     else:
-        images, labels, writers = _read("train", data_dir)
-        test_images, test_labels, _ = _read("test", data_dir)
+        if data_dir is None:
+            raise DataError(f"mnist_writers reads files and needs --data_dir: {_ADVICE}")
+        folder = _tfds_folder(data_dir)
+        origin = {} if folder is None else tfds.record(_TFDS, folder)
+        images, labels, writers = _read("train", data_dir, folder)
+        test_images, test_labels, _ = _read("test", data_dir, folder)
     ids, index_of_writer = np.unique(writers, return_inverse=True)
     by_writer = np.argsort(index_of_writer, kind="stable")
     ends = np.cumsum(np.bincount(index_of_writer))
@@ -123,7 +139,7 @@ def load(
         loss=losses.sparse_softmax_cross_entropy,
         metrics={"accuracy": losses.sparse_accuracy},
         primary_metric="accuracy",
-        settings={"num_clients": len(client_ids)},
+        settings={"num_clients": len(client_ids), **origin},
     )
 
 
@@ -132,18 +148,37 @@ def _white_background(images: np.ndarray) -> np.ndarray:
     return np.subtract(1, images / np.float32(255), dtype=np.float32)
 
 
-def _read(part: str, data_dir: str | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+_PREFIXES = {"train": "train", "test": "t10k"}
+
+
+def _idx_paths(part: str, data_dir: str) -> dict[str, str | None]:
+    """Returns the paths of images and labels of a part by name; `None` where there is no file."""
+    names = (f"{_PREFIXES[part]}-images-idx3-ubyte", f"{_PREFIXES[part]}-labels-idx1-ubyte")
+    return {name: idx.find(data_dir, "mnist", name, _ADVICE) for name in names}
+
+
+def _tfds_folder(data_dir: str) -> str | None:
+    """Returns TFDS's folder if the images are read from there: `data_dir` has no file of theirs.
+
+    TFDS's cache counts although a folder is named: that has the writers, which TFDS has not.
+    """
+    if any(any(_idx_paths(part, data_dir).values()) for part in _PREFIXES):
+        return None
+    return tfds.find(_TFDS, data_dir) or tfds.find_in_cache(_TFDS)
+
+
+def _read(
+    part: str, data_dir: str, tfds_folder: str | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns images, labels and writers' ids of `part`, "train" or "test"."""
-    if data_dir is None:
-        raise DataError(f"mnist_writers reads files and needs --data_dir: {_ADVICE}")
-    prefix = {"train": "train", "test": "t10k"}[part]
-    paths = []
-    for name in (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"):
-        path = idx.find(data_dir, "mnist", name, _ADVICE)
+    if tfds_folder is not None:
+        arrays = tfds.read_images(_TFDS, tfds_folder, part)
+        return arrays["image"], arrays["label"], _read_writers(part, data_dir, arrays["label"])
+    paths = _idx_paths(part, data_dir)
+    for name, path in paths.items():
         if path is None:
             raise DataError(f"{os.path.join(data_dir, name)}.gz is missing; {_ADVICE}")
-        paths.append(path)
-    images, labels = idx.read_labelled_images(*paths, _ADVICE)
+    images, labels = idx.read_labelled_images(*paths.values(), _ADVICE)
     return images, labels, _read_writers(part, data_dir, labels)
 
 

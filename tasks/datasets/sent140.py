@@ -4,12 +4,22 @@ AdaFedAdam (Ju et al. 2024) takes LEAF's Sent140 (Caldas et al. 2018; tweets of 
 labelled by their emoticons), 697 accounts, and two LSTM layers on frozen GloVe vectors. How many
 tweets its accounts have at least is not published; of the full set, 877 accounts have more than 50
 and 604 more than 60.
+
+The tweets can come from TFDS's `sentiment140`, too, training and test split together, and then
+make the accounts that LEAF's scripts (`preprocess/`) make of the same two files: by the sender's
+name, in ascending order; glad is polarity 4 and sad any other, neutral tweets of the test file
+included; and a text that is not ASCII has LEAF's spelling, which reads its own UTF-8 as Latin-1.
+Deviations from LEAF's files: TFDS keeps neither the order nor the ids of tweets, so that those of
+an account are put in the order of split, polarity and time, as the publisher has them; two of one
+second stand in TFDS's order. LEAF's split into train and test is a draw of its scripts, which TFDS
+does not have: `split=source` is refused.
 """
 
 from __future__ import annotations
 
 import functools
 import gzip
+import itertools
 import os
 import re
 import sys
@@ -21,7 +31,7 @@ import numpy as np
 from hparams import By, Hparam, HparamError
 from tasks import partitions, settings
 from tasks.formats import files as files_lib
-from tasks.formats import leaf, prepared, text
+from tasks.formats import leaf, prepared, text, tfds
 from tasks.models import losses, models
 from tasks.registry import TaskSpec
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
@@ -38,6 +48,18 @@ _ADVICE = (
     "make LEAF's files with https://github.com/TalwalkarLab/leaf (data/sent140/preprocess.sh) and "
     "set --data_dir to their folder"
 )
+_TFDS = tfds.Set(
+    name="sentiment140",
+    version="1.0.0",
+    sizes={"train": 1_600_000, "test": 498},
+    features={
+        "polarity": ("int32", ()),
+        "date": ("object", ()),
+        "user": ("object", ()),
+        "text": ("object", ()),
+    },
+)
+_MONTHS = b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 _VECTORS_ADVICE = (
     f"get {_VECTORS} (https://nlp.stanford.edu/data/glove.6B.zip) into --data_dir, name a file of "
     "that form with --sent140_embedding_file, or train the vectors with --sent140_embedding=trained"
@@ -59,11 +81,13 @@ SPEC = TaskSpec(
             default="auto",
             help=(
                 "`leaf` reads LEAF's JSON files or what tasks.prepare made of them, `lines` a "
-                "file with a JSON object (client, label, text) a tweet, a tenth of LEAF's set; "
-                "`auto` reads LEAF's if --data_dir has them, else that."
+                "file with a JSON object (client, label, text) a tweet, a tenth of LEAF's set, "
+                "`tfds` TFDS's sentiment140, from which LEAF's set can be made; `auto` reads the "
+                "first of these that --data_dir has, else TFDS's cache, which TFDS fills if there "
+                "is no --data_dir."
             ),
             source="AdaFedAdam, Sent140: LEAF",
-            choices=("auto", "leaf", "lines"),
+            choices=("auto", "leaf", "lines", "tfds"),
         ),
         Hparam(
             name="min_examples",
@@ -157,6 +181,8 @@ def load(
     if use_synthetic_data:
         tweets, found, path = prepared.in_memory(_synthetic()), source, ""
     else:
+        if embedding == "glove" and data_dir is None:
+            _vectors_path(data_dir, embedding_file)  # Before tweets are downloaded.
         tweets, found, path = _read(data_dir, source)
     rows = _rows_of_accounts(tweets, min_examples, use_synthetic_data)
     client_ids = list(rows)
@@ -194,7 +220,11 @@ def load(
         loss=losses.sparse_softmax_cross_entropy,
         metrics={"accuracy": losses.sparse_accuracy},
         primary_metric="accuracy",
-        settings={"source": found, "vocab_size": vocab_size},
+        settings={
+            "source": found,
+            "vocab_size": vocab_size,
+            **(tfds.record(_TFDS, path) if found == "tfds" and path else {}),
+        },
         constants={} if vectors is None else {"the words' vectors": vectors},
     )
 
@@ -300,7 +330,7 @@ def _rows_of_accounts(
 
 
 def _frozen(
-    words: Set[str], data_dir: str, embedding_file: str | None, use_synthetic_data: bool
+    words: Set[str], data_dir: str | None, embedding_file: str | None, use_synthetic_data: bool
 ) -> tuple[list[str], np.ndarray]:
     """Returns the words that have a vector, and their vectors between two of zeros."""
     if use_synthetic_data:
@@ -352,9 +382,7 @@ def _read(data_dir: str | None, source: str) -> tuple[prepared.Prepared, str, st
 
 
 def _find_and_read(data_dir: str | None, source: str) -> tuple[prepared.Prepared, str, str]:
-    if data_dir is None:
-        raise DataError(f"sent140 reads files and needs --data_dir: {_ADVICE}")
-    if source in ("auto", "leaf"):
+    if data_dir is not None and source in ("auto", "leaf"):
         folder = prepared.find(data_dir, "sent140", _ADVICE)
         if folder is not None:
             advice = f"remove it and run python -m tasks.prepare again, or {_ADVICE}"
@@ -363,14 +391,62 @@ def _find_and_read(data_dir: str | None, source: str) -> tuple[prepared.Prepared
         if files:
             made = prepared.in_memory(leaf.source(files, _ARRAYS, _convert, _ADVICE))
             return made, "leaf", os.path.dirname(next(iter(files.values()))[0])
-    if source in ("auto", "lines"):
+    if data_dir is not None and source in ("auto", "lines"):
         folders = (os.path.join(data_dir, "sent140"), data_dir)
         path = files_lib.find((os.path.join(folder, _LINES) for folder in folders), _ADVICE)
         if path is not None:
             piece = prepared.Piece(_LINES, 0, functools.partial(_read_lines, path))
             return prepared.in_memory(prepared.Source(_ARRAYS, [piece])), "lines", path
-    names = {"auto": f"LEAF files nor {_LINES}", "leaf": "LEAF files", "lines": _LINES}
+    if source in ("auto", "tfds"):
+        folder = _tfds_folder(data_dir)
+        if folder is not None:
+            piece = prepared.Piece(_TFDS.name, 0, functools.partial(_read_tfds, folder))
+            return prepared.in_memory(prepared.Source(_ARRAYS, [piece])), "tfds", folder
+    if data_dir is None:
+        raise DataError(f"sent140 with source={source} needs --data_dir: {_ADVICE}")
+    names = {
+        "auto": f"LEAF files nor {_LINES} nor TFDS's sentiment140",
+        "leaf": "LEAF files",
+        "lines": _LINES,
+        "tfds": f"TFDS's {_TFDS.folder}, nor has TFDS's cache",
+    }
     raise DataError(f"{data_dir} has no {names[source]}; {_ADVICE}")
+
+
+def _tfds_folder(data_dir: str | None) -> str | None:
+    """Returns TFDS's folder, which is downloaded if no folder is named; `None` if there is none.
+
+    TFDS's cache counts although a folder is named: that may be where the words' vectors are.
+    """
+    if data_dir is not None:
+        return tfds.find(_TFDS, data_dir) or tfds.find_in_cache(_TFDS)
+    return tfds.find_in_cache(_TFDS) or tfds.download(_TFDS)
+
+
+def _read_tfds(folder: str) -> Iterator[prepared.Rows]:
+    """Yields the accounts of TFDS's set as LEAF makes them of the publisher's two files."""
+    parts = [tfds.read(_TFDS, folder, split) for split in ("train", "test")]
+    with files_lib.decoding(folder, _TFDS.advice, "is not TFDS's sentiment140"):
+        is_test = np.repeat([False, True], [len(part["user"]) for part in parts])
+        polarity, date, user, tweet = (
+            np.concatenate([part[name] for part in parts]) for name in _TFDS.features
+        )
+        times = map(_sortable, date)
+        keys = list(zip(user, is_test.tolist(), polarity.tolist(), times, strict=True))
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        for name, rows in itertools.groupby(order, key=lambda i: user[i]):
+            rows = list(rows)
+            # LEAF reads its own UTF-8 as Latin-1.
+            texts = [tweet[i].decode("latin-1").encode() for i in rows]
+            y = (polarity[rows] == 4).astype(np.uint8)
+            client = files_lib.check_client_id(name.decode())
+            yield prepared.Rows("all", client, {"text": texts, "y": y})
+
+
+def _sortable(date: bytes) -> bytes:
+    """Returns a date such as `Mon Apr 06 22:19:45 PDT 2009` as year, month, day and time."""
+    _, month, day, time, _, year = date.split()
+    return b"%s%02d%s%s" % (year, _MONTHS.index(month), day, time)
 
 
 def _read_lines(path: str) -> Iterator[prepared.Rows]:
@@ -392,9 +468,11 @@ def _read_lines(path: str) -> Iterator[prepared.Rows]:
         yield prepared.Rows("all", client, {"text": texts, "y": np.array(labels, np.uint8)})
 
 
-def _vectors_path(data_dir: str, embedding_file: str | None) -> str:
+def _vectors_path(data_dir: str | None, embedding_file: str | None) -> str:
     if embedding_file is not None:
         return embedding_file
+    if data_dir is None:
+        raise DataError(f"sent140's word vectors need --data_dir: {_VECTORS_ADVICE}")
     folders = (os.path.join(data_dir, "sent140"), data_dir)
     path = files_lib.find((os.path.join(f, _VECTORS) for f in folders), _VECTORS_ADVICE)
     if path is None:

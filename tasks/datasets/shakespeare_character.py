@@ -336,7 +336,7 @@ def _choose(
 
 def _read_tff(data_dir: str | None) -> dict[str, _Client]:
     """Reads all clients of TFF's file; as sequences they are a few megabytes."""
-    path = sqlite_clients.locate(_FILE, "shakespeare", data_dir, _download, _ADVICE)
+    path = sqlite_clients.locate(_FILE, "shakespeare", data_dir, _ADVICE)
     parts = []
     for split in ("train", "test"):
         data = sqlite_clients.SqliteFederatedData(path, split, _parse, _ADVICE)
@@ -358,12 +358,6 @@ def _parse(serialized: Sequence[bytes]) -> Examples:
     except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
         raise ValueError("an example that is not a snippet of text") from error
     return Examples(parsed["snippets"].numpy(), np.zeros(len(serialized), np.int32))
-
-
-def _download(cache_dir: str) -> None:
-    import tensorflow_federated as tff  # Slow to import, and needed nowhere else in this module.
-
-    tff.simulation.datasets.shakespeare.load_data(cache_dir=cache_dir)
 
 
 def _read_text(data_dir: str | None, rule: str) -> list[shakespeare_text.Role]:

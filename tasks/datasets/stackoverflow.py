@@ -21,7 +21,7 @@ import tensorflow as tf
 from hparams import Hparam
 from tasks import settings
 from tasks import task as task_lib
-from tasks.formats import files, prepared, sqlite_clients, text
+from tasks.formats import downloads, files, prepared, sqlite_clients, text
 from tasks.models import losses, models
 from tasks.registry import TaskSpec
 from tasks.task import DataError, Examples, FederatedData, Task
@@ -31,6 +31,11 @@ LENGTH = 20
 _FILE = "stackoverflow.sqlite"
 _WORDS = "stackoverflow.word_count"
 _TAGS = "stackoverflow.tag_count"
+# Of their archives, as TFF has them.
+_SHA256 = {
+    _WORDS: "1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c",
+    _TAGS: "6fe281cec490d9384a290d560072438e7e2b377bbb823876ce7bd6f82696772d",
+}
 # Clients and examples of each split.
 _PUBLISHED = {"train": (342_477, 135_818_730), "test": (204_088, 16_586_035)}
 _ADVICE = (
@@ -226,7 +231,7 @@ def prepare(source: str, data_dir: str) -> prepared.Outcome:
     if new:
         sqlite_clients.unpack(f"{found}.lzma", path, _ADVICE)
     for name in (_WORDS, _TAGS):
-        _, content = _read(source, name, "")
+        _, content = _read(source, name)
         target = os.path.join(os.path.dirname(path), name)
         if not os.path.isfile(target):
             advice = "fix that and run the same command again"
@@ -312,7 +317,7 @@ def _open(
     data_dir: str | None, make: Callable[[Sequence[text.Post]], Examples], max_examples: int
 ) -> tuple[sqlite_clients.SqliteFederatedData, sqlite_clients.SqliteFederatedData]:
     """Opens TFF's file and returns its training and test clients."""
-    path = sqlite_clients.locate(_FILE, "stackoverflow", data_dir, _download, _ADVICE)
+    path = sqlite_clients.locate(_FILE, "stackoverflow", data_dir, _ADVICE)
 
     def parse(serialized):
         return make(_parse(serialized))
@@ -338,18 +343,12 @@ def _parse(serialized: Sequence[bytes]) -> list[text.Post]:
     ]
 
 
-def _download(cache_dir: str) -> None:
-    import tensorflow_federated as tff  # Slow to import, and needed little in this module.
-
-    tff.simulation.datasets.stackoverflow.load_data(cache_dir=cache_dir)
-
-
 def _vocabulary(data_dir: str | None, size: int) -> list[bytes]:
     """Returns the words that most users have, the first first.
 
     TFF's file has a line for each word, with the number of users, in descending order.
     """
-    source, content = _read(data_dir, _WORDS, "load_word_counts")
+    source, content = _read(data_dir, _WORDS)
     with files.decoding(source, _ADVICE, "is not a list of words and counts"):
         rows = [line.split() for line in content.splitlines()[:size]]
         words = [word for word, count in rows if int(count) > 0]
@@ -361,7 +360,7 @@ def _tag_vocabulary(data_dir: str | None, size: int) -> list[bytes]:
 
     TFF's file is a JSON object of tags and numbers of users, in no order.
     """
-    source, content = _read(data_dir, _TAGS, "load_tag_counts")
+    source, content = _read(data_dir, _TAGS)
     with files.decoding(source, _ADVICE, "is not a JSON object of tags and counts"):
         counts = files.json_of(content)
         found = {tag.encode(): files.entry(counts, tag, int) for tag in counts}
@@ -377,12 +376,15 @@ def _enough(entries: list[bytes], size: int, source: str, setting: str) -> list[
     return entries
 
 
-def _read(data_dir: str | None, name: str, tff_function: str) -> tuple[str, bytes]:
+def _read(data_dir: str | None, name: str) -> tuple[str, bytes]:
     """Returns where a file of counts is and what is in it, unpacked in memory if need be."""
     if data_dir is None:
-        path = os.path.join(os.path.expanduser("~"), ".keras", "datasets", name)
+        path = files.keras_path(name)
         if not os.path.isfile(path):
-            _download_counts(name, tff_function)
+            archive = f"{name}.tar.bz2"
+            downloads.fetch(
+                downloads.TFFS + archive, files.keras_path(archive), _ADVICE, _SHA256[name]
+            )
         folders = [os.path.dirname(path)]
     else:
         folders = [os.path.join(data_dir, "stackoverflow"), data_dir]
@@ -396,16 +398,6 @@ def _read(data_dir: str | None, name: str, tff_function: str) -> tuple[str, byte
                 return path, files.read_at_most(file)
         with tarfile.open(path, "r:bz2") as archive:
             return path, files.read_member(archive, archive.getmember(name))
-
-
-def _download_counts(name: str, tff_function: str) -> None:
-    import tensorflow_federated as tff  # Slow to import, and needed little in this module.
-
-    try:
-        getattr(tff.simulation.datasets.stackoverflow, tff_function)()
-    except Exception as error:  # Network, disk, checksum and archive each have their own.
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{name} cannot be downloaded ({reason}); {_ADVICE}") from error
 
 
 def _synthetic(

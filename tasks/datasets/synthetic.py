@@ -12,7 +12,7 @@ import functools
 import numpy as np
 
 from common import memory
-from hparams import By, Hparam
+from hparams import MAX_SEED, By, Hparam
 from tasks import partitions, settings
 from tasks.models import losses, models
 from tasks.registry import TaskSpec
@@ -59,7 +59,7 @@ SPEC = TaskSpec(
             ),
             source="LEAF, data/synthetic",
             minimum=0,
-            maximum=2**32 - 1,
+            maximum=MAX_SEED,
         ),
         Hparam(
             name="max_examples",

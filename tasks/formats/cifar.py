@@ -1,8 +1,9 @@
 """Reads CIFAR-10 and CIFAR-100 (Krizhevsky 2009) in every form in which they are handed out.
 
 That is: the pickles and the binary files of the authors, unpacked or in their archives; the same as
-Keras keeps them; for CIFAR-100 TFF's federated form, a database or, before it, two HDF5 files; and
-a compact form for subsets, `labels.npz` beside images as differences in `.npy.xz` files.
+Keras keeps them; TFDS's folders; for CIFAR-100 TFF's federated form, a database or, before it, two
+HDF5 files; and a compact form for subsets, `labels.npz` beside images as differences in `.npy.xz`
+files.
 """
 
 import io
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tasks.formats import files, sqlite_clients
+from tasks.formats import files, sqlite_clients, tfds
 from tasks.task import ArrayFederatedData, DataError, Examples, FederatedData
 
 _SHAPE = (32, 32, 3)
@@ -58,6 +59,7 @@ class Kind(NamedTuple):
       label_keys: In the pickles, the keys of the label and of the coarse label, if there is one.
       num_classes: Number of classes.
       sha256: Of the archive of pickles.
+      tfds: The set as TFDS has it.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Kind(NamedTuple):
     label_keys: Sequence[bytes]
     num_classes: int
     sha256: str
+    tfds: tfds.Set
 
     @property
     def advice(self) -> str:
@@ -77,6 +80,26 @@ class Kind(NamedTuple):
             f"get {self.stem}-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html and "
             f"set --data_dir to its folder, or to the one above it if it is called {self.name}"
         )
+
+
+# Of CIFAR-10, as many programs print them.
+_FIRST = {
+    "train": [int(label) for label in "69941127834772999326436626354009134037335227111220"],
+    "test": [int(label) for label in "38806616310957985786704952409665459241954656093976"],
+}
+
+
+def _tfds(name: str, first: Mapping[str, Sequence[int]], **classes: int) -> tfds.Set:
+    """Returns a set as TFDS has it; no digest of all labels in the authors' order is known."""
+    features = {"id": ("object", ()), "image": ("uint8", _SHAPE)}
+    return tfds.Set(
+        name=name,
+        version="3.0.2",
+        sizes={"train": 50_000, "test": 10_000},
+        features=features | {label: ("int64", ()) for label in classes},
+        classes=classes,
+        first=first,
+    )
 
 
 CIFAR10 = Kind(
@@ -89,6 +112,7 @@ CIFAR10 = Kind(
     label_keys=(b"labels",),
     num_classes=10,
     sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+    tfds=_tfds("cifar10", _FIRST, label=10),
 )
 CIFAR100 = Kind(
     name="cifar100",
@@ -100,25 +124,30 @@ CIFAR100 = Kind(
     label_keys=(b"fine_labels", b"coarse_labels"),
     num_classes=100,
     sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+    tfds=_tfds("cifar100", {}, label=100, coarse_label=_NUM_COARSE),
 )
 
 
-def read(kind: Kind, data_dir: str | None) -> tuple[Images, Images]:
+def read(kind: Kind, data_dir: str | None) -> tuple[Images, Images, dict[str, Any]]:
     """Reads training and test images.
 
     Args:
       kind: `CIFAR10` or `CIFAR100`.
-      data_dir: Folder with the files in one of their forms; `None` means Keras's cache, which
-        Keras's download fills.
+      data_dir: Folder with the files in one of their forms; `None` means Keras's cache, then
+        TFDS's, then Keras's download.
 
     Returns:
-      Training and test images, in the files' order.
+      Training and test images, in the authors' order, and where TFDS has them, if it does.
 
     Raises:
       DataError: If files are missing or damaged, or cannot be downloaded.
     """
     if data_dir is None:
-        return _read_authors(kind, _keras_folder(kind), "")
+        in_keras = os.path.isfile(files.keras_path(f"{kind.pickles}.tar.gz"))
+        folder = None if in_keras else tfds.find_in_cache(kind.tfds)
+        if folder is not None:
+            return _read_tfds(kind, folder)
+        return *_read_authors(kind, _keras_folder(kind), ""), {}
     for parent in (os.path.join(data_dir, kind.name), data_dir):
         for folder, archive, ending in (
             (kind.pickles, f"{kind.stem}-python.tar.gz", ""),
@@ -127,13 +156,22 @@ def read(kind: Kind, data_dir: str | None) -> tuple[Images, Images]:
             for name in (folder, archive, f"{folder}.tar.gz"):
                 path = os.path.join(parent, name)
                 if files.exists(path, kind.advice):
-                    return _read_authors(kind, path, ending)
+                    return *_read_authors(kind, path, ending), {}
             if os.path.isfile(os.path.join(parent, kind.test + ending)):
-                return _read_authors(kind, parent, ending)
+                return *_read_authors(kind, parent, ending), {}
         if files.exists(os.path.join(parent, "labels.npz"), kind.advice):
-            return _read_compact(kind, parent, "train"), _read_compact(kind, parent, "test")
+            return _read_compact(kind, parent, "train"), _read_compact(kind, parent, "test"), {}
+    folder = tfds.find(kind.tfds, data_dir)
+    if folder is not None:
+        return _read_tfds(kind, folder)
     archive = os.path.join(data_dir, f"{kind.stem}-python.tar.gz")
     raise DataError(f"{archive} is missing, and so is any other form of it; {kind.advice}")
+
+
+def _read_tfds(kind: Kind, folder: str) -> tuple[Images, Images, dict[str, Any]]:
+    arrays = [tfds.read_images(kind.tfds, folder, split) for split in ("train", "test")]
+    train, test = (Images(a["image"], a["label"], a.get("coarse_label")) for a in arrays)
+    return train, test, tfds.record(kind.tfds, folder)
 
 
 def _keras_folder(kind: Kind) -> str:
@@ -360,7 +398,7 @@ class FederatedCifar100(NamedTuple):
 
 
 def has_tffs(data_dir: str | None) -> bool:
-    """Returns whether a folder has TFF's file; without a folder TFF's cache or download has it."""
+    """Returns whether there is TFF's file; without a folder TFF's cache or a download has it."""
     if data_dir is None or sqlite_clients.find(_TFF_FILE, CIFAR100.name, data_dir, TFF_ADVICE):
         return True
     return _find_h5(data_dir) is not None
@@ -371,7 +409,7 @@ def read_tffs(data_dir: str | None) -> FederatedCifar100:
 
     Args:
       data_dir: Folder of `cifar100.sqlite`, unpacked or as TFF ships it, or of TFF's older HDF5
-        files, unpacked or in their archive; `None` means TFF's cache, which TFF's download fills.
+        files, unpacked or in their archive; `None` means TFF's cache, which a download fills.
 
     Raises:
       DataError: If a file is missing or damaged, or cannot be downloaded.
@@ -384,7 +422,7 @@ def read_tffs(data_dir: str | None) -> FederatedCifar100:
         if found is not None:
             train, test = _read_h5(found)
             return _with_test_clients(train, test.client_ids, test.sizes, _pooled(test))
-    path = sqlite_clients.locate(_TFF_FILE, CIFAR100.name, data_dir, _download_tffs, TFF_ADVICE)
+    path = sqlite_clients.locate(_TFF_FILE, CIFAR100.name, data_dir, TFF_ADVICE)
     train = sqlite_clients.SqliteFederatedData(path, "train", parse_tffs, TFF_ADVICE)
     test = sqlite_clients.SqliteFederatedData(path, "test", parse_tffs, TFF_ADVICE)
     return _with_test_clients(train, test.client_ids, test.sizes, test.pooled())
@@ -434,12 +472,6 @@ def _tffs_examples(x: np.ndarray, y: np.ndarray) -> Examples:
     if len(y) and not (0 <= x.min() and x.max() <= 255):
         raise ValueError(f"pixels from {x.min()} to {x.max()}, outside 0..255")
     return Examples(x.astype(np.uint8), y.astype(np.int32))
-
-
-def _download_tffs(cache_dir: str) -> None:
-    import tensorflow_federated as tff  # Slow to import, and needed nowhere else in this module.
-
-    tff.simulation.datasets.cifar100.load_data(cache_dir=cache_dir)
 
 
 def _find_h5(data_dir: str) -> Mapping[str, str] | str | None:

@@ -99,6 +99,11 @@ def check_regular(path: str) -> None:
         raise ValueError("it is not a regular file")
 
 
+def keras_path(*parts: str) -> str:
+    """Returns where Keras's cache has a file of a data set, or would have it."""
+    return os.path.join(os.path.expanduser("~"), ".keras", "datasets", *parts)
+
+
 @contextlib.contextmanager
 def reading(path: str, advice: str, what: str = "cannot be read") -> Iterator[None]:
     """A context in which a file is opened, read and decoded.

@@ -374,7 +374,7 @@ class _Writer:
             os.truncate(os.path.join(self._folder, name), size)
         with open(self._journal, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in done)
-        print(f"Going on after {len(done)} of {len(pieces)} pieces.", file=sys.stderr)
+        print(f"Resuming after {len(done)} of {len(pieces)} pieces.", file=sys.stderr)
         return done
 
     def _done(self, pieces: Sequence[Sequence]) -> list[dict[str, Any]]:

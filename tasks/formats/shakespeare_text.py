@@ -37,6 +37,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from common import command_line
 from tasks.formats import files
 from tasks.task import DataError
 
@@ -259,4 +260,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command_line.begin()
+    command_line.run(main)

@@ -8,13 +8,12 @@ import os
 import pathlib
 import sqlite3
 import struct
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from tasks.formats import files
+from tasks.formats import downloads, files
 from tasks.task import DataError, Examples
 
 _MAGIC = b"SQLite format 3\0"
@@ -192,17 +191,14 @@ def _number(value: Any) -> int:
     return value
 
 
-def locate(
-    name: str, folder: str, data_dir: str | None, download: Callable[[str], object], advice: str
-) -> str:
+def locate(name: str, folder: str, data_dir: str | None, advice: str) -> str:
     """Returns the path of one of TFF's sqlite files, unpacked or downloaded if need be.
 
     Args:
       name: Name of the file, e.g. `shakespeare.sqlite`.
       folder: Subfolder of `data_dir` to look in first.
-      data_dir: Where the file is, unpacked or as TFF ships it; `None` means TFF's cache, which is
-        filled by TFF's download if it lacks the file.
-      download: Lets TFF download the file into a folder.
+      data_dir: Where the file is, unpacked or as TFF ships it; `None` means TFF's cache, into which
+        the file is downloaded if need be.
       advice: Where to get the file and how to point at it, for error texts.
 
     Raises:
@@ -211,7 +207,16 @@ def locate(
     if data_dir is None:
         path = os.path.join(os.path.expanduser("~"), ".tff", name)
         if not os.path.isfile(path):
-            _download(path, download, advice)
+            packed = f"{path}.lzma"
+            downloads.fetch(f"{downloads.TFFS}{name}.lzma", packed, advice)
+            try:
+                unpack(packed, path, advice)
+            except DataError as error:
+                # With a full disk, say, there is nothing to download again.
+                if not isinstance(error.__cause__, OSError):
+                    os.remove(packed)
+                raise
+            os.remove(packed)
         return path
     path = find(name, folder, data_dir, advice)
     if path is None:
@@ -296,24 +301,6 @@ def _decompress(packed: str, target: BinaryIO) -> None:
             bar.update(raw.tell() - bar.n)
     target.flush()
     os.fsync(target.fileno())
-
-
-def _download(path: str, download: Callable[[str], object], advice: str) -> None:
-    """Downloads a file to where TFF's cache has it; `path` appears only when it is whole.
-
-    TFF writes into its cache directly, where an interrupted download would be taken for the file.
-    """
-    name = os.path.basename(path)
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=os.path.dirname(path)) as scratch:
-            download(scratch)
-            part = os.path.join(scratch, name)
-            check_complete(part, advice)
-            os.replace(part, path)
-    except Exception as error:  # Network, disk, decompression and database each have their own.
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{name} cannot be downloaded ({reason}); {advice}") from error
 
 
 def check_complete(path: str, advice: str) -> None:

@@ -21,7 +21,7 @@ def process():
         built = tff_algos.build("fedavg", model, client_learning_rate=0.1)
         process = vectorized.VectorizedProcess(built)
         # As on a GPU: TensorFlow's executor of one thread reports no operations.
-        process._on_gpu = True
+        process._programs.on_gpu = True
         yield process
 
 

@@ -1,7 +1,7 @@
 """Ditto (arXiv 2012.04221) in NumPy float64.
 
 client k keeps v_k, at first x
-  w = x ; every minibatch b: v_k <- v_k - lr [grad f(v_k; b) + strength (v_k - x)]
+  w = x ; every minibatch b: v_k <- v_k - lr [grad f(v_k; b) + lambda (v_k - x)]
                              w <- w - lr grad f(w; b)
 server: x <- x + server_lr sum_k p_k (w_k - x)
 
@@ -16,7 +16,7 @@ from tests.oracles.rounds import each
 
 
 def run(
-    problem, batch_orders, cohorts, *, client_lr, strength, server_lr=1.0, weighting="uniform",
+    problem, batch_orders, cohorts, *, client_lr, lambda_, server_lr=1.0, weighting="uniform",
     dropped=frozenset(),
 ):  # fmt: skip
     """Runs Ditto; see `rounds.run` for the arguments. The states are {client: v_k}."""
@@ -31,7 +31,7 @@ def run(
             v, w = kept.get(k, x), x
             for b in batch_orders[r][k]:
                 at_v, at_w = (problem_lib.gradient(at, features[b], labels[b]) for at in (v, w))
-                v = each(lambda v, g, x, lr=lr: v - lr * (g + strength * (v - x)), v, at_v, x)
+                v = each(lambda v, g, x, lr=lr: v - lr * (g + lambda_ * (v - x)), v, at_v, x)
                 w = each(lambda w, g, lr=lr: w - lr * g, w, at_w)
             kept[k] = v
             deltas.append(each(np.subtract, w, x))

@@ -94,10 +94,11 @@ def kill_at_point(folder: str, number: int, when: str) -> None:
         here = next(seen) == number
         if here and when == "before":
             _kill()
-        result = partly() if here and partly else change()
-        if here:
-            _kill()
-        return result
+        try:
+            return partly() if here and partly else change()
+        finally:  # Also after a change that fails, such as a folder that there is already.
+            if here:
+                _kill()
 
     _watch(folder, visit)
 

@@ -75,7 +75,7 @@ def check(family, root, folder, name, what):
         # A damaged flag is one that differs.
         assert named or "holds another experiment" in outcome.err, told
         # TensorBoard's files are made again from the table at every start.
-        lost = {n for n in before if "tensorboard" not in n and not (results / n).exists()}
+        lost = {n for n in before if "tfevents" not in n and not (results / n).exists()}
         assert not lost, f"{told}: a refusal took {lost} away"
         return True
     try:
@@ -131,7 +131,7 @@ def test_files_lost_or_of_another_run(made, change, tmp_path, record_property):
         folder = runs.copied(root / "stopped", tmp_path / "altered")
         path = runs.results(folder) / name
         path.unlink()
-        if change != "lost" and "tensorboard" not in name:
+        if change != "lost" and "tfevents" not in name:
             shutil.copy(other / name, path)
         try:
             check(family, root, folder, name, change)

@@ -30,13 +30,15 @@ def short_runs(flagfile, root, number):
         counted_rows={},
         counts=False,
         planned=False,
+        home=items.PAPERS / "p",
+        search={},
         grid={},
         selection={},
         folder="i/s",
         published="s",
         published_rows={},
         stand_in="",
-        not_here="",
+        reasons={},
         seconds={},
     )
     return items.planned_runs(setup, setup.rows, {"fedavgm": [{}]}, setup.seeds, root=root)

@@ -80,6 +80,9 @@ def test_curves_are_aligned_by_round(root):
 def test_the_report_and_its_files(root, tmp_path):
     text = compare.report([str(root / "a"), str(root / "b")], "eval/accuracy", tmp_path / "out")
     assert "| fedadam - fedavg |" in text and "| algorithm" in text
+    cells = [[c.strip() for c in line.split("|")] for line in text.splitlines()]
+    ends = {line[1]: line[2:4] for line in cells if line[1:2] in (["fedavg"], ["fedadam"])}
+    assert ends == {"fedavg": ["1 2 3", "2"], "fedadam": ["1 2 3 9", "3"]}, "seeds as seeds"
     assert {p.name for p in (tmp_path / "out").iterdir()} == {
         "aligned.csv",
         "curves.png",

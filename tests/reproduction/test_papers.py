@@ -2,10 +2,13 @@
 
 import csv
 import itertools
+import pathlib
 
 import pytest
 
-from reproduction import items, readme, results, score
+from common import figures
+from reproduction import drawing, items, readme, results, score
+from tests import canvas
 
 SETUP = items.load_item("adafedadam", "table5").setups["synthetic"]
 
@@ -142,16 +145,6 @@ def test_a_whole_row_needs_every_cell():
     assert found.statuses == {"reproduced": 6, "not reproduced": 1, "partial": 1}
 
 
-def test_core_hours_are_those_of_the_grid_and_the_chosen_points():
-    import dataclasses
-
-    # 6 rows of 3 seeds, and FedProx: its grid of 5 on one seed, the best on two more.
-    setup = dataclasses.replace(SETUP, seconds={"*": 3.6, "fedprox": 7.2})
-    assert score.core_hours(setup) == pytest.approx(6 * 3 * 1 + (5 + 2) * 2)
-    assert score.core_hours(dataclasses.replace(SETUP, seconds={"fedprox": 1.0})) is None
-    assert score.cost(setup) == "the whole protocol takes 32 core-hours"
-
-
 @pytest.mark.parametrize(
     ("chosen", "told"),
     [
@@ -190,8 +183,7 @@ def test_where_in_its_grid_a_point_lies(chosen, told):
             "stand-in",
         ),
         ({"value": "", "seeds": "1 2 3", "rounds": ""}, {"planned": True}, "not yet run"),
-        ({"value": "", "seeds": "1 2 3", "rounds": ""}, {}, "can't be run here"),
-        ({"value": "", "seeds": "1", "rounds": ""}, {"not_here": "no data"}, "can't be run here"),
+        ({"value": "", "seeds": "1 2 3", "rounds": ""}, {}, "needs data or hours"),
     ],
 )
 def test_statuses(monkeypatch, record, changes, status):
@@ -203,6 +195,50 @@ def test_statuses(monkeypatch, record, changes, status):
     published = {("fedavg", "avg"): {"value": "90.08", "spread": "0.12"}}
     monkeypatch.setattr(results, "published", lambda setup: published)
     assert score.cell_statuses(setup) == {("fedavg", "avg"): status}
+
+
+RECORDED = [
+    pytest.param(setup, id=f"{setup.paper}-{setup.item}-{setup.name}")
+    for item in items.all_items()
+    for setup in item.setups.values()
+    if score.recorded_folder(setup).exists() and not setup.draws
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("setup", RECORDED)
+def test_recorded_figures_come_from_the_data_beside_them_and_can_be_seen(setup, tmp_path):
+    """A picture stands beside its data; those in `earlier` have none and are linked."""
+    folder = score.recorded_folder(setup)
+    names = set()
+    for name, figure in drawing.drawn(setup, folder):
+        names.add(name)
+        assert canvas.hidden(figure) == []
+        (path,) = figures.save(figure, str(tmp_path / name), [".png"])
+        same = pathlib.Path(path).read_bytes() == (folder / f"{name}.png").read_bytes()
+        assert same, "draw it again: reproduce.py --redraw"
+    assert {path.stem for path in folder.glob("*.png")} == names
+
+
+def test_pictures_without_data_are_linked_and_not_shown():
+    earlier = sorted(items.PAPERS.glob("*/*/*/earlier/*.png"))
+    for path in earlier:
+        page = (path.parents[3] / "README.md").read_text()
+        place = path.relative_to(path.parents[3]).as_posix()
+        assert f"[{path.name}]({place})" in page and f"![{path.name}]" not in page
+
+
+def test_recording_replaces_what_was_there(tmp_path, monkeypatch):
+    setup = RECORDED[0].values[0]
+    made, target = tmp_path / "made", tmp_path / "recorded"
+    for folder in (made, target / "earlier"):
+        folder.mkdir(parents=True)
+    for name in ("results.csv", "curves.csv", "curves.png", "curves.pdf", "table.md"):
+        (made / name).touch()
+    (target / "earlier" / "curves.png").touch()
+    monkeypatch.setattr(readme, "recorded_folder", lambda _: target)
+    readme.record(setup, made)
+    assert {p.name for p in target.iterdir()} == {"results.csv", "curves.csv", "curves.png"}
 
 
 def test_a_figure_that_is_drawn_without_runs_says_that_it_stands_in():

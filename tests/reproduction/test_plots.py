@@ -1,4 +1,5 @@
 import csv
+import itertools
 import json
 import pathlib
 
@@ -7,9 +8,11 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot
 
+import tff_algos
 from common import figures
-from reproduction import plots, run_folders
+from reproduction import adjustments, plots, quantities, run_folders
 from simulation.errors import RunError
+from tests import canvas
 
 
 @pytest.fixture(autouse=True)
@@ -147,18 +150,17 @@ def test_numbers_out_of_range_are_refused(tmp_path, capsys, wrong):
     with pytest.raises(SystemExit, match="2"):
         plots.main(["curves", str(tmp_path), f"--output={tmp_path / 'x'}", wrong])
     assert f"{wrong.split('=')[0]} must be in" in capsys.readouterr().err
-    for wrong in ("--rounds=1000000000000", "--beta1=nan", "--beta2=2"):
-        with pytest.raises(SystemExit, match="2"):
-            plots.main(["adjustments", f"--output={tmp_path / 'x'}", wrong])
 
 
 def test_runs_that_give_no_figure_are_one_line(tmp_path, capsys):
     same = [make_run(tmp_path, name, accuracies(0.1, 0.2)) for name in "ab"]
+    blank = make_run(tmp_path, "d", accuracies(""))
     endless = make_run(tmp_path, "c", accuracies(0.1), clients=[0.5, "inf"])
     for kind, runs, words in (
         ("curves", same, "the same settings and the same seed"),
         ("density", [endless], "missing or infinite"),
         ("rates", same, "no number as --client_learning_rate"),
+        ("curves", [blank], "No run has a value of accuracy"),
     ):
         assert plots.main([kind, *runs, f"--output={tmp_path / 'x'}"]) == 1
         err = capsys.readouterr().err
@@ -177,7 +179,7 @@ def test_curves_show_mean_and_spread_over_seeds():
     points = pd.concat(
         [points_of([1.0, 2.0]), points_of([3.0, 2.0], seed=1), points_of([5.0, 6.0], "fedadam")]
     )
-    axes = plots.curves(points, ylabel="accuracy").axes[0]
+    axes = plots.curves(points, quantity=quantities.Quantity("accuracy")).axes[0]
     drawn = lines(axes)
     np.testing.assert_allclose(drawn["fedavg"], [[1, 2], [2, 2]])
     np.testing.assert_allclose(drawn["fedadam"], [[1, 5], [2, 6]])
@@ -189,18 +191,28 @@ def test_curves_show_mean_and_spread_over_seeds():
 
 
 def test_curves_are_smoothed_within_a_seed():
-    axes = plots.curves(points_of([0.0, 2.0, 4.0]), ylabel="", smooth=2).axes[0]
+    axes = plots.curves(
+        points_of([0.0, 2.0, 4.0]), quantity=quantities.Quantity("loss"), smooth=2
+    ).axes[0]
     np.testing.assert_allclose(lines(axes)["fedavg"][:, 1], [0, 1, 3])
 
 
 def test_density_integrates_to_one_and_equal_clients_are_a_line():
     rng = np.random.default_rng(0)
     values = {"fedavg": rng.normal(0.5, 0.1, 200), "fair": np.full(5, 0.7)}
-    drawn = lines(plots.densities(values, xlabel="accuracy").axes[0])
+    drawn = lines(plots.densities(values, quantity=quantities.of_column("accuracy")).axes[0])
     x, y = drawn["fedavg"].T
     assert np.trapz(y, x) == pytest.approx(1, abs=0.02)
-    assert np.sum(x * y) / np.sum(y) == pytest.approx(0.5, abs=0.02)
-    assert drawn["fair"][:, 0].tolist() == [0.7, 0.7]
+    assert np.sum(x * y) / np.sum(y) == pytest.approx(50, abs=2)
+    assert drawn["fair"][:, 0].tolist() == [70, 70]
+
+
+def test_density_ends_where_values_must_and_still_integrates_to_one():
+    """Half of the clients have an accuracy of 1: their kernels are folded back."""
+    values = {"fedavg": np.concatenate([np.ones(50), np.linspace(0.6, 1, 50)])}
+    figure = plots.densities(values, quantity=quantities.of_column("accuracy"))
+    x, y = lines(figure.axes[0])["fedavg"].T
+    assert x.max() == 100 and np.trapz(y, x) == pytest.approx(1, abs=0.02)
 
 
 def test_pareto_front_is_what_no_point_beats():
@@ -236,7 +248,7 @@ def test_clients_losses_have_a_panel_for_each_method():
         ]
     )
     figure = plots.client_losses(points)
-    assert [a.get_title() for a in figure.axes] == ["fedavg", "adafed"]
+    assert [a.get_title("left") for a in figure.axes] == ["fedavg", "adafed"]
     np.testing.assert_allclose(lines(figure.axes[0])["client x"][:, 1], [2, 1])
 
 
@@ -286,29 +298,10 @@ def test_tau_takes_the_best_of_the_other_settings_by_its_mean_over_seeds():
     np.testing.assert_allclose(drawn["m"], [[0.01, 0.3], [0.1, 0.5]])
 
 
-def test_net_factor_of_fedcadas_adjustment():
-    """Steps shrink for nine rounds only; the paper says always."""
-    table = plots.adjustment_table(0.9, 0.99, 400)
-    first = table[table.option == "1"].set_index("round_num")
-    t = np.arange(1, 401)
-    np.testing.assert_allclose(first.phi1, 0.9**t)
-    np.testing.assert_allclose(table[table.option == "2"].phi2, 0.99 ** (2 * t))
-    np.testing.assert_allclose(table[table.option == "3"].phi1, np.sin(0.9**t))
-    np.testing.assert_allclose(table[table.option == "4"].phi1, np.sqrt(0.9**t))
-    assert (table[table.option == "none"].step_factor == 1).all()
-    factor = first.step_factor
-    np.testing.assert_allclose(factor, np.sqrt(1 + 0.99**t) / (1 + 0.9**t))
-    assert factor[1] == pytest.approx(0.74, abs=0.005)
-    assert (factor[:9] < 1).all() and (factor.loc[10:] > 1).all()
-    assert factor.idxmax() == 37 and factor.max() == pytest.approx(1.274, abs=5e-4)
-    slow = plots.adjustment_table(0.1, 0.99, 400)
-    assert (slow[slow.option == "1"].step_factor > 1).all()
-
-
 def test_similarities_have_a_panel_for_each_method():
     figure = plots.similarities({"a": np.eye(3), "b": np.ones((3, 3))})
     np.testing.assert_array_equal(figure.axes[0].get_images()[0].get_array(), np.eye(3))
-    assert figure.axes[1].get_title() == "b"
+    assert figure.axes[1].get_title("left") == "b"
 
 
 def test_files_are_png_and_pdf_and_equal_figures_equal_files(tmp_path):
@@ -352,9 +345,8 @@ def test_every_kind_draws_from_folders_of_runs(tmp_path, capsys):
             )
         )
     for kind in plots._KINDS:
-        given = [] if kind == "adjustments" else folders
         output = tmp_path / f"{kind}.png"
-        assert plots.main([kind, *given, f"--output={output}", "--parameter=tau"]) == 0
+        assert plots.main([kind, *folders, f"--output={output}", "--parameter=tau"]) == 0
         assert output.stat().st_size > 5000 and output.with_suffix(".pdf").exists()
     assert str(tmp_path / "tau.pdf") in capsys.readouterr().out
 
@@ -367,12 +359,12 @@ def test_pareto_points_are_means_over_seeds(tmp_path):
             tmp_path, f"r{seed}", [row], seed=seed, algorithm="adafedadam", adafedadam_alpha=2
         )
         runs.append(run_folders.read_run(folder))
-    options = plots._parser().parse_args(["pareto", "--output=x"])
+    options = plots._parser().parse_args(["pareto", "run", "--output=x"])
     (point,) = plots._pareto_points(runs, options).to_dict("records")
     assert point == {
         "method": "adafedadam",
         "parameter": 2,
-        "mean_error": pytest.approx(0.3),
+        "mean_error": pytest.approx(30),
         "rsd": pytest.approx(0.15),
     }
 
@@ -386,3 +378,189 @@ def test_a_run_that_lacks_what_is_drawn_is_one_line(tmp_path, capsys):
     assert not (tmp_path / "x.png").exists()
     with pytest.raises(SystemExit):
         plots.main(["curves", f"--output={tmp_path / 'x'}"])
+
+
+# What can be seen of each kind, with long names and many rows.
+
+LONG = "a title that is far too long for its figure and goes on " * 4
+MANY = [*tff_algos.names(), *(f"fedavg with_a_long_setting={i}" for i in range(3))]
+SWEPT = [f"fedda_adam fedda_local_steps={i} client_learning_rate=0.0316228" for i in range(5)]
+
+
+def many_points(names=MANY, seeds=2, rounds=40, client=None):
+    """Returns curves that all rise alike, so that only their last rounds differ."""
+    parts = []
+    for i, name in enumerate(names):
+        for seed in range(seeds):
+            at = np.arange(rounds)
+            value = (0.9 + 0.001 * i + 0.002 * seed) * (1 - np.exp(-at / 3))
+            part = pd.DataFrame({"round_num": at, "value": value})
+            parts.append(part.assign(method=name, seed=seed, client=client))
+    return pd.concat(parts)
+
+
+def grid_points(methods=("fedadagrad", "fedadam", "fedyogi", "fedavgm", "fedavg")):
+    rng = np.random.default_rng(0)
+    rates = 10.0 ** np.arange(-3, 1.5, 0.5)
+    rows = [
+        dict(method=m, seed=0, client_learning_rate=c, server_learning_rate=s, tau=t)
+        for m, c, s, t in itertools.product(methods, rates[:8], rates, (1e-5, 1e-3))
+    ]
+    value = rng.uniform(0, 100, len(rows))
+    value[::7] = np.nan
+    return pd.DataFrame(rows).assign(value=value)
+
+
+def summary_points(names=MANY):
+    rows = []
+    for i, (name, panel) in enumerate(itertools.product(names, ("accuracy (%)", LONG[:90], "c"))):
+        one = {"row": name, "panel": panel, "status": "diverged (seed 1)", "spread": 0.5}
+        mean = 90 + i / 10 if i % 7 else np.nan
+        rows += [{**one, "kind": "mean", "value": mean}, {**one, "kind": "published", "value": 91}]
+        rows += [{**one, "kind": "seed", "value": 90 + i / 10 + k} for k in range(3)]
+    return pd.DataFrame(rows)
+
+
+ACCURACY = quantities.of_column("fairness/accuracy_avg_w")
+DRAWN = {
+    "curves": lambda: plots.curves(
+        many_points(),
+        quantity=ACCURACY,
+        title=LONG,
+        smooth=3,
+        published=dict.fromkeys(MANY, 91.0),
+        protocol=3000,
+    ),
+    "curves of one method": lambda: plots.curves(
+        many_points(SWEPT, 1, 5), quantity=quantities.Quantity(LONG), title=LONG
+    ),
+    "curves of losses": lambda: plots.curves(
+        many_points(SWEPT).eval("value = 1 - 0.99 * value"),
+        quantity=quantities.of_column("train/loss"),
+        log=True,
+    ),
+    "curves of one round": lambda: plots.curves(many_points(["fedavg"], 1, 1), quantity=ACCURACY),
+    "summary": lambda: plots.summary(summary_points(), title=LONG),
+    "summary of one row": lambda: plots.summary(summary_points(SWEPT[:1])),
+    "density": lambda: plots.densities(
+        {name: np.linspace(0.5, 1, 30 + i) for i, name in enumerate(MANY)}, quantity=ACCURACY
+    ),
+    "pareto": lambda: plots.pareto(
+        pd.DataFrame(
+            {
+                "method": np.repeat(SWEPT, 4),
+                "parameter": [1.0, 2.0, 4.0, np.nan] * 5,
+                "mean_error": np.linspace(5, 15, 20),
+                "rsd": np.linspace(1.6, 1.2, 20),
+            }
+        ),
+        parameter="alpha",
+        title=LONG,
+    ),
+    "improved": lambda: plots.improved(many_points(SWEPT), title=LONG),
+    "direction": lambda: plots.direction_norms(many_points(SWEPT), title=LONG),
+    "client losses": lambda: plots.client_losses(
+        pd.concat(many_points(MANY[:4], client=c) for c in ("7", "a client with a long name" * 3)),
+        title=LONG,
+    ),
+    "rates": lambda: plots.rate_heat_maps(
+        grid_points().drop(columns="tau"), label=LONG, title=LONG
+    ),
+    "best rates": lambda: plots.best_server_rates(grid_points().drop(columns="tau"), title=LONG),
+    "tau": lambda: plots.tau_curves(grid_points(), ylabel=LONG, title=LONG),
+    "setting": lambda: plots.by_setting(
+        pd.concat(
+            pd.DataFrame({"setting": [1, 2, 5, 10, 20], "value": np.arange(5.0) + seed}).assign(
+                method=name, seed=seed
+            )
+            for name in MANY
+            for seed in range(2)
+        ),
+        setting=LONG,
+        ylabel=LONG,
+        title=LONG,
+    ),
+    "similarities": lambda: plots.similarities({name: np.eye(10) for name in MANY[:7]}, label=LONG),
+    "adjustments": lambda: adjustments.draw(
+        pd.DataFrame({"option": list("1234"), "round_num": 1, "phi1": 1, "phi2": 1})
+        .assign(step_factor=1)
+        .replace({"option": "4"}, "none")
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_all_of_a_figure_can_be_seen(kind):
+    assert canvas.hidden(DRAWN[kind]()) == []
+
+
+def test_curves_that_end_alike_are_enlarged():
+    figure = plots.curves(many_points(["fedavg", "fedprox"]), quantity=ACCURACY)
+    whole, part = figure.axes
+    assert part.get_title("left") == "second half, enlarged"
+    low, high = part.get_ylim()
+    assert 85 < low < high <= 100 and part.get_xlim()[0] == 19.5
+    assert whole.get_ylim()[0] <= 0
+
+
+def test_a_curve_says_what_its_bands_marks_and_rounds_are():
+    figure = plots.curves(
+        many_points(["fedavg", "fedprox"], rounds=10),
+        quantity=quantities.of_column("eval/accuracy"),
+        published={"fedavg": 93.5},
+        protocol=300,
+    )
+    (legend,) = figure.legends
+    words = [" ".join(text.get_text().split()) for text in legend.get_texts()]
+    assert words == [
+        "fedavg",
+        "fedprox",
+        "mean ± one standard deviation over 2 seeds",
+        "published, after 300 rounds",
+    ]
+    assert figure.axes[0].get_xlabel() == "round (9 of the paper's 300)"
+    assert figure.axes[0].get_ylabel() == "accuracy (%)"
+    marks = [line for line in figure.axes[0].get_lines() if line.get_gid() == "published"]
+    assert [mark.get_ydata()[0] for mark in marks] == [93.5]
+
+
+def test_equal_curves_are_both_seen():
+    points = pd.concat([points_of([0.1, 0.2]), points_of([0.1, 0.2], "fedprox")])
+    below, above = plots.curves(points, quantity=ACCURACY).axes[0].get_lines()
+    assert below.get_linewidth() > above.get_linewidth() + 1
+    assert below.get_color() != above.get_color() and below.get_marker() != above.get_marker()
+
+
+def test_a_setting_has_its_ticks_at_its_values():
+    points = pd.DataFrame({"setting": [1, 2, 5, 10, 20], "value": np.arange(5.0)})
+    figure = plots.by_setting(points.assign(method="m", seed=1), setting="steps", ylabel="a")
+    axes = figure.axes[0]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "2", "5", "10", "20"]
+    assert axes.get_xscale() == "log"
+
+
+def test_names_lose_the_settings_that_all_have():
+    names = ["fedavg pixels=raw", "adafed gamma=1 pixels=raw", "adafed gamma=2 pixels=raw"]
+    assert list(plots.without_common(names).values()) == [
+        "fedavg",
+        "adafed gamma=1",
+        "adafed gamma=2",
+    ]
+    assert plots.without_common(["adafed gamma=1"]) == {"adafed gamma=1": "adafed gamma=1"}
+
+
+def test_a_summary_shows_seeds_means_published_values_and_what_failed():
+    rows = [
+        {"row": "fedavg", "kind": "mean", "value": 80.0, "spread": 1.5},
+        {"row": "fedavg", "kind": "seed", "value": 79.0},
+        {"row": "fedavg", "kind": "published", "value": 82.0},
+        {"row": "adafed", "kind": "mean", "value": np.nan, "status": "diverged (seed 1)"},
+    ]
+    table = pd.DataFrame(rows).assign(panel="accuracy (%)")
+    axes = plots.summary(table).axes[0]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["fedavg", "adafed"]
+    shown = {float(x) for line in axes.get_lines() for x in line.get_xdata()}
+    assert {79.0, 80.0, 82.0} <= shown
+    ((low, _), (high, _)) = axes.collections[0].get_segments()[0]
+    assert (low, high) == (78.5, 81.5)
+    assert [t.get_text() for t in axes.texts] == ["diverged (seed 1)"]

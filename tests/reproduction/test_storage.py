@@ -42,7 +42,9 @@ FILES = {
 
 
 def test_a_copy_comes_back_whole(tmp_path, url):
-    write(tmp_path / "a", {**FILES, ".lock": "", "tensorboard/events": "x", "metrics.csv.tmp": "x"})
+    write(
+        tmp_path / "a", {**FILES, ".lock": "", "events.out.tfevents.1": "x", "metrics.csv.tmp": "x"}
+    )
     storage.push(tmp_path / "a", url)
     storage.pull(url, tmp_path / "b")
     assert read(tmp_path / "b") == FILES

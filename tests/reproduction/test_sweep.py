@@ -116,7 +116,7 @@ class Connection:
         task = types.SimpleNamespace(remote=self._start)
         return lambda function: types.SimpleNamespace(options=lambda **options: task)
 
-    def _start(self, repository, command, folder, url):
+    def _start(self, repository, command, folder, url, home):
         self._started.append(pathlib.Path(folder).name)
         return folder
 

@@ -58,7 +58,7 @@ def test_in_force_has_every_setting_that_matters_and_no_other():
     want = {h.name for h in experiment_flags.RUN_HPARAMS}
     want |= {"client_optimizer", "client_learning_rate", "server_learning_rate", "client_momentum"}
     want |= {"client_weighting", "client_lr_schedule", "client_lr_warmup_steps"}
-    want |= {"client_optimizer_state"}
+    want |= {"client_optimizer_state", "aggregator"}
     want |= {"fedadam_beta1", "fedadam_beta2", "fedadam_tau", "fedopt_variant"}
     want |= {f"synthetic_{h.name}" for h in tasks.get("synthetic").hparams}
     assert set(request.in_force) == want
@@ -262,6 +262,28 @@ def test_every_setting_of_every_owner_can_be_given_and_is_described(module):
         for hparam in module.get(name).hparams:
             assert f"--{hparam.flag_name(name)}=" in text
             assert hparam.help and hparam.source
+
+
+def test_a_flag_is_named_by_its_owner_and_its_setting():
+    """Methods of one file may share a flag, which is then named by the file."""
+    wrong = []
+    for module in (tff_algos, tasks):
+        for name in module.names():
+            spec = module.get(name)
+            maker = getattr(spec, "builder", None) or spec.loader
+            if callable(maker):  # Of a package outside the suite, such as examples/.
+                continue
+            file = maker.partition(":")[0].rpartition(".")[2]
+            for hparam in spec.hparams:
+                allowed = {f"{name}_{hparam.name.removesuffix('_')}"}
+                if hparam.flag is not None:
+                    allowed = {f"{file}_{hparam.name}"}
+                if hparam.flag_name(name) not in allowed:
+                    wrong.append(f"--{hparam.flag_name(name)} sets {hparam.name} of {name}")
+    for hparam in (*experiment_flags.RUN_HPARAMS, *tff_algos.TRAINING_HPARAMS):
+        if hparam.flag != hparam.name:
+            wrong.append(f"--{hparam.flag} sets {hparam.name}")
+    assert not wrong
 
 
 def test_runtimes_are_those_there_are():

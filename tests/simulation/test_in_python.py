@@ -168,7 +168,7 @@ def test_errors_are_the_commands(finished, capfd, changes):
     [
         ({"client_batch_size": "3"}, "--client_batch_size='3' must be a whole number"),
         ({"task": 3}, "found a int"),
-        ({"task": own_task(name="toy")}, "cannot be named toy"),
+        ({"task": own_task(name="toy")}, "toy is the name of a registered task"),
         ({"task": own_task(), "use_synthetic_data": True}, "--use_synthetic_data is not used"),
         ({"task": own_task(), "data_dir": "x"}, "--data_dir is not used by --task=mine"),
         ({"task": own_task(settings={"x": object()})}, "cannot be recorded as JSON"),

@@ -3,6 +3,7 @@
 The files are written by the test code of each reader, which shares nothing with the readers.
 """
 
+import contextlib
 import dataclasses
 import lzma
 import os
@@ -15,7 +16,7 @@ import h5py
 import numpy as np
 
 import tasks
-from tests.tasks import test_images
+from tests.tasks import test_images, tfds_files
 from tests.tasks.datasets import (
     test_clothing1m,
     test_emnist_character,
@@ -27,7 +28,7 @@ from tests.tasks.datasets import (
     test_stackexchange,
     test_stackoverflow,
 )
-from tests.tasks.formats import test_image_folders
+from tests.tasks.formats import test_image_folders, test_tfds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Form:
       y_limit: Targets are whole numbers below it.
       x_limit: So are inputs that are whole numbers.
       named: A setting that names a file, and the name of that file below the folder.
+      patched: Returns a context in which the files are the published ones.
     """
 
     task: str
@@ -49,13 +51,15 @@ class Form:
     y_limit: int
     x_limit: int = 256
     named: tuple[str, str] | None = None
+    patched: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
 
     def open(self, folder):
         """Loads the task; of some forms the data are read later."""
         settings = dict(self.settings)
         if self.named:
             settings[self.named[0]] = str(folder / self.named[1])
-        return tasks.load(self.task, data_dir=str(folder), **settings)
+        with self.patched():
+            return tasks.load(self.task, data_dir=str(folder), **settings)
 
     def load(self, folder):
         """Loads the task and reads all of its data; returns what must be alike in every load."""
@@ -162,6 +166,17 @@ def _play(folder):
 
 def _stackoverflow(packed):
     return lambda folder: test_stackoverflow._write(folder, packed=packed)
+
+
+def _tfds(task, small, file_format, settings, y_limit, x_limit=256):
+    return Form(
+        task,
+        lambda folder: small.write(folder, file_format),
+        settings,
+        y_limit,
+        x_limit,
+        patched=small.patched,
+    )
 
 
 _TWO = {"num_clients": 2, "partition": "iid"}
@@ -271,6 +286,18 @@ FORMS = {
         ),
         _IMAGES,
         200,
+    ),
+    "tfds_cifar10": _tfds("cifar10_image", test_tfds._cifar("cifar10"), "tfrecord", _IMAGES, 10),
+    "tfds_cifar100": _tfds(
+        "cifar100_image", test_tfds._cifar("cifar100"), "array_record", _IMAGES, 100
+    ),
+    "tfds_sent140": _tfds(
+        "sent140",
+        tfds_files.of_tweets(test_tfds._TRAIN, test_tfds._TEST),
+        "tfrecord",
+        _TRAINED,
+        2,
+        7,
     ),
     "clothing1m": Form("clothing1m", _clothing, _TWO, 14, named=("weights", "weights.h5")),
     "clothing1m_prepared": Form(

@@ -4,6 +4,7 @@ from matplotlib import pyplot
 
 from tasks import partitions, plot
 from tasks.task import ArrayFederatedData
+from tests import canvas
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +55,7 @@ def test_figure_shows_shares_sizes_and_numbers_of_labels():
     assert (shown.num_labels() <= 4).all()
     shares, sizes, number = plot.draw(shown).axes[:3]
     image = shares.get_images()[0].get_array()
-    np.testing.assert_allclose(image, shown.counts.T / 20)
+    np.testing.assert_allclose(image, 100 * shown.counts.T / 20)
     assert sum(p.get_height() for p in sizes.patches) == 20
     heights = {p.get_x() + p.get_width() / 2: p.get_height() for p in number.patches}
     assert heights == {
@@ -83,6 +84,34 @@ def test_the_command_takes_the_tasks_flags(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "synthetic: 12 clients" in out and "5 of them shown" in out
     assert (tmp_path / "p.png").stat().st_size > 5000 and (tmp_path / "p.pdf").exists()
+    rows = (tmp_path / "p.csv").read_text().splitlines()
+    assert rows[0].startswith("client,examples,label_0,") and len(rows) == 1 + 5
+    for row in rows[1:]:
+        _, examples, *counts = row.split(",")
+        assert int(examples) == sum(map(int, counts)) > 0
+
+
+def test_a_task_of_ones_own_is_imported_first(tmp_path, capsys):
+    arguments = [f"--output={tmp_path / 'p.png'}", "--import=examples.moving_blobs"]
+    assert plot.main(["--task=moving_blobs", *arguments]) == 0
+    assert "moving_blobs: " in capsys.readouterr().out
+    assert plot.main(["--task=moving_blobs", *arguments, "--import=no.such"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --import=no.such failed: ModuleNotFoundError")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("clients", [1, 3, 400])
+@pytest.mark.parametrize("labels", [1, 10, 300])
+def test_all_of_the_figure_can_be_seen(clients, labels):
+    y = np.random.default_rng(0).integers(0, labels, 4 * clients)
+    data = ArrayFederatedData(y, y, np.split(np.arange(4 * clients), clients))
+    shown = plot.partition(data, np.arange(clients))
+    figure = plot.draw(shown, "a task whose name and settings are long " * 5)
+    assert canvas.hidden(figure) == []
+    for panel in figure.axes[1:3]:
+        assert all(float(t).is_integer() for t in panel.get_xticks())
+        assert sum(bar.get_height() for bar in panel.patches) == clients
 
 
 @pytest.mark.parametrize(

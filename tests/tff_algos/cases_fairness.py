@@ -150,8 +150,6 @@ def _released():
 
 CASES = _cases()
 
-_ROUND = ("next_state(state, ", "(lambda a, b, c: b)(state, ")
-_DELTA = ("a - b for a, b in zip(trained.weights, x", "b - a for a, b in zip(trained.weights, x")
 
 MUTATIONS = {
     "qfedavg": [
@@ -177,10 +175,10 @@ MUTATIONS = {
         ("m, v, c_m, c_v, steps, ", "m, v, state.c_m, c_v, steps, "),
         ("m, v, c_m, c_v, steps, ", "m, v, c_m, state.c_v, steps, "),
         ("m, v, c_m, c_v, steps, ", "m, v, c_m, c_v, state.steps, "),
-        ("steps > warmup", "steps >= warmup"),
+        ("steps + 1 > warmup", "steps + 1 >= warmup"),
         ("certainty_floor)\n", "0.0)\n"),
         ("for c in (c_m, c_v)", "for c in (c_m, c_m)"),
-        ROUND,
+        NEXT_STATE,
     ],
     "term": [
         DELTA,
@@ -201,7 +199,7 @@ MUTATIONS = {
     "adafed": [
         ("x - tf.cast(step * v", "x + tf.cast(step * v"),
         ("losses**gamma", "losses"),
-        ("tf.math.divide_no_nan(w, divisor)", "w"),
+        ("tf.math.divide_no_nan(u, divisor)", "u"),
         ('"constant": 1.0 / unit', '"constant": tf.ones_like(unit)'),
         ("inverse * tf.linalg.matvec(axes, tf", "tf.linalg.matvec(axes, tf"),
         ("(axes, inverse * met,", "(axes, met,"),

@@ -24,9 +24,9 @@ CASES = {
     ],
     "ditto": [
         case_of(
-            ditto.run, strength=0.7, server_learning_rate=0.8, halved=True, kept=lambda own: own
+            ditto.run, lambda_=0.7, server_learning_rate=0.8, halved=True, kept=lambda own: own
         ),
-        case_of(ditto.run, strength=0.2, weighting="examples", kept=lambda own: own),
+        case_of(ditto.run, lambda_=0.2, weighting="examples", kept=lambda own: own),
     ],
     "climb": [
         case_of(
@@ -46,9 +46,9 @@ CASES = {
 
 MUTATIONS = {
     "scaffold": [
-        ("g - k + s, gradient", "g + k - s, gradient"),
-        ("k - s - d / (steps * eta_l)", "k - s + d / (steps * eta_l)"),
-        ("k - s - d / (steps * eta_l)", "k - d / (steps * eta_l)"),
+        ("g - c_k + c, gradient", "g + c_k - c, gradient"),
+        ("c_k - c - d / (steps * eta_l)", "c_k - c + d / (steps * eta_l)"),
+        ("c_k - c - d / (steps * eta_l)", "c_k - d / (steps * eta_l)"),
         ("client.keep(client_state, data, finite & counts, after)", "client_state"),
         ("number / num_clients", "1.0"),
         ("ServerState(x, c,", "ServerState(x, state.control,"),
@@ -73,16 +73,16 @@ MUTATIONS = {
         WEIGHT,
         *STEP,
         ("w - eta_l * g, at.weights", "w + eta_l * g, at.weights"),
-        ("v - eta_l * (g + strength", "v - eta_l * (g - strength"),
+        ("v - eta_l * (g + lambda_", "v - eta_l * (g - lambda_"),
         ("v - eta_l * (g +", "v + eta_l * (g +"),
-        ("strength * (v - c)", "strength * v"),
+        ("lambda_ * (v - x)", "lambda_ * v"),
         ("at.gradient_at(v)", "at.gradient"),
         ("client.recall(client_state, x)", "x"),
         ("client.keep(client_state, data, finite & own_finite, own)", "client_state"),
     ],
     "climb": [
         ("1.0 + state.multipliers -", "1.0 - state.multipliers +"),
-        ("share * (w - c)", "w - c"),
+        ("w_k * (x_k - x)", "x_k - x"),
         ("tf.math.divide_no_nan(d, number)", "d"),
         *STEP[:2],
         ("losses - mean - epsilon", "losses - mean + epsilon"),

@@ -331,17 +331,17 @@ _FEDDA_COMMON = [
     WEIGHT,
     ROUND,
     ("beta1 * m + (1.0 - beta1) * g", "beta1 * m - (1.0 - beta1) * g"),
-    ("proximal_term(mu, x)", "proximal_term(-mu, x)"),
+    ("g + mu * (x_k - x)", "g - mu * (x_k - x)"),
     ("lambda p, m: p + m, p, m", "lambda p, m: m, p, m"),
     ("ServerState(x, tuple(m), tuple(v), steps,", "ServerState(x, state.m, tuple(v), steps,"),
     ("rate = alpha * local.learning_rate(state.round_num)", "rate = alpha"),
 ]
 
 MUTATIONS: dict[str, list[tuple[str, str]]] = {
-    "fedprox": [("g + mu * (w - c)", "g - mu * (w - c)"), *STEP],
+    "fedprox": [("g + mu * (x_k - x)", "g - mu * (x_k - x)"), *STEP],
     "fednova": [
         WEIGHT,
-        ("g + mu * (w - c)", "g - mu * (w - c)"),
+        ("proximal_term(mu, x)", "proximal_term(-mu, x)"),
         ("rho * counter + 1.0", "counter + 1.0"),
         ("(1.0 - learning_rate * mu) * a", "(1.0 + learning_rate * mu) * a"),
         ("if mu else a", "if mu else 0.0 * a + 1.0"),
@@ -391,7 +391,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("local.client_weight(data)", "tf.ones([])"),
         ("at.loss - lower_bound", "at.loss + lower_bound"),
         ("(c * tf.maximum(square", "(tf.maximum(square"),
-        ("w - gamma * g", "w + gamma * g"),
+        ("x_k - gamma * g", "x_k + gamma * g"),
         ("tf.where(is_first, gamma_b, grown)", "grown"),
         ("tf.minimum(polyak, bound)", "polyak"),
         ("at.num_examples / n_k", "1.0"),
@@ -426,12 +426,12 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         _RATE,
     ],
     "centralized": [
-        ("Report(trained.weights, slots)", "Report(x, slots)"),
-        ("Report(trained.weights, slots)", "Report(trained.weights, broadcast.slots)"),
+        ("give((trained.weights,", "give((x,"),
+        ("give((trained.weights, trained.slots)", "give((trained.weights, s)"),
         ("tf.cast(client.has_examples(data), tf.float32)", "client.num_examples(data)"),
-        ("ServerState(mean.weights, mean.slots,", "ServerState(mean.weights, state.slots,"),
-        ('slots["learning_rate"] = local.learning_rate(state.round_num)', ""),
-        ("optimizer.next(slots, at.weights", "optimizer.next(broadcast.slots, at.weights"),
+        ("weights=x, slots=s)", "weights=x)"),
+        _RATE,
+        _FRESH,
     ],
     "mimelite": [
         WEIGHT,
@@ -458,7 +458,8 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "stem": [
         NEXT_STATE,
         ("local.client_weight(data)", "tf.ones([])"),
-        ("w - eta * d, at.weights", "w + eta * d, at.weights"),
+        _GRADIENT,
+        ("x_k - eta * d, at.weights", "x_k + eta * d, at.weights"),
         ("(1.0 - forget) * (d - old)", "forget * (d - old)"),
         ("at.gradient_at(ahead)", "at.gradient"),
         ("tf.where(is_first, g, d)", "d"),

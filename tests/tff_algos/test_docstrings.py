@@ -82,7 +82,9 @@ def defaults_of(spec):
     if spec.client_weighting is not None:
         needed["client_weighting"] = spec.client_weighting
     optimizers = spec.client_optimizers or tuple(registry.CLIENT_OPTIMIZERS)
-    possible = {"client_optimizer": optimizers[0], "client_momentum": TRAINING["client_momentum"]}
+    # Of the optimizers that have a momentum, whichever is the method's default.
+    (momentum,) = set(TRAINING["client_momentum"].values())
+    possible = {"client_optimizer": optimizers[0], "client_momentum": momentum}
     possible |= {"num_clients": None} if spec.needs_num_clients else {}
     possible |= {"total_rounds": None} if spec.staged else {}
     return needed, possible

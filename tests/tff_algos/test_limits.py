@@ -445,15 +445,15 @@ def test_equal_clients_have_equal_moments():
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("strength", [0.0, 0.5, 5.0])
-def test_dittos_common_model_is_fedavg(problem, strength):
-    states = states_of(problem, "ditto", strength=strength)
+@pytest.mark.parametrize("lambda_", [0.0, 0.5, 5.0])
+def test_dittos_common_model_is_fedavg(problem, lambda_):
+    states = states_of(problem, "ditto", lambda_=lambda_)
     assert_same(states, fedavg(problem, weighting="uniform"))
 
 
 def test_ditto_without_a_pull_is_local_training(problem):
     kept = {}
-    states_of(problem, "ditto", strength=0.0, kept=kept)
+    states_of(problem, "ditto", lambda_=0.0, kept=kept)
     orders, x = toy.batch_orders(problem, toy.COHORTS), problem.initial_weights
     # Client 4 is first visited in round 1 and starts from the model of then.
     starts = [x, *fedavg(problem, weighting="uniform")]
@@ -469,7 +469,7 @@ def test_ditto_without_a_pull_is_local_training(problem):
 def test_ditto_with_the_inverse_rate_starts_every_step_at_the_common_model(problem):
     """λ = 1 / η_l: v ← x - η_l ∇f(v; b)."""
     kept = {}
-    states_of(problem, "ditto", [(4,)], strength=5.0, kept=kept)
+    states_of(problem, "ditto", [(4,)], lambda_=5.0, kept=kept)
     x = v = problem.initial_weights
     features, labels = problem.clients[4]
     for b in toy.batch_orders(problem, [(4,)])[0][4]:
@@ -485,7 +485,7 @@ def toy_weights(weights):
 
 def test_a_personal_model_that_diverges_is_counted_and_costs_nothing_else(problem):
     """λ η_l = 2e20 leaves float32; the client still counts in the common model."""
-    settings = dict(client_learning_rate=0.2, strength=1e21)
+    settings = dict(client_learning_rate=0.2, lambda_=1e21)
     process = tff_algos.build("ditto", toy.plain_model(problem), **settings)
     kept = {}
     with shared.installed("tff"):

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tff_algos
 from simulation import runtimes
+from tests import metrics_page
 from tests.tff_algos import cases, shared, toy
 from tff_algos import registry
 
@@ -160,6 +161,7 @@ def test_a_non_finite_update_is_dropped_and_counted(runtime, problem, name):
     sizes = [len(y) for _, y in problem.clients]
     assert float(metrics[0]["num_examples"]) == sum(sizes[k] for k in (0, 2, 3))
     assert all(np.isfinite(float(v)) for m in metrics[:3] for v in m.values())
+    assert metrics_page.undefined(f"train/{column}" for column in metrics[0]) == []
     assert np.isnan(float(metrics[3]["loss"])), "no client is left, so there is no training loss"
 
 

@@ -34,7 +34,7 @@ from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec
 from tff_algos.weights import Weights, constants, each, move, subtract, zeros
 
 SPEC = MethodSpec(
@@ -61,6 +61,7 @@ SPEC = MethodSpec(
     ),
     server_learning_rate=1.0,
     client_optimizers=("sgd",),
+    aggregated=Aggregated(in_clear="their accumulators A_k"),
 )
 
 
@@ -103,7 +104,7 @@ def build(model: Model, local: client.LocalTraining, *, epsilon: float, b0: floa
         def step(at, carry):
             own, j = carry
             x_k = each(
-                lambda w, g, a: w - eta * g / tf.sqrt(a + j * epsilon**2),
+                lambda x_k, g, a: x_k - eta * g / tf.sqrt(a + j * epsilon**2),
                 at.weights,
                 at.gradient,
                 synchronised,
@@ -119,5 +120,11 @@ def build(model: Model, local: client.LocalTraining, *, epsilon: float, b0: floa
         return ServerState(x, mean.accumulator, state.round_num)
 
     return averaging.build(
-        model, local, client_update, server_update, initialize=initialize, broadcast=broadcast
+        model,
+        local,
+        client_update,
+        server_update,
+        initialize=initialize,
+        broadcast=broadcast,
+        aggregate=averaging.mean_each(Report._make, *Report._fields),
     )

@@ -131,6 +131,7 @@ SPEC = MethodSpec(
     ),
     server_learning_rate=1.0,
     client_weighting=None,
+    aggregated="needs each client's own update at the server",
 )
 
 
@@ -158,7 +159,7 @@ def build(
     tolerance: float,
     loss_floor: float,
 ) -> Method:
-    """Builds AdaFed (Algorithm 1); see the table above for the arguments."""
+    """Builds AdaFed (Algorithm 1); see the module's docstring for the symbols."""
 
     def client_update(broadcast: averaging.Broadcast, data):
         trained, moved, last_epoch_loss = _train(model, local, broadcast, data)
@@ -176,11 +177,7 @@ def build(
         counts = (weights > 0) & (tf.linalg.diag_part(gram) > 0)
         number = tf.reduce_sum(tf.cast(counts, tf.float64))
         losses = tf.maximum(tf.cast(reports.loss, tf.float64), loss_floor)
-        # In units of the largest F_k, which no power of a loss can put out of range.
-        largest = tf.reduce_max(client.zero_unless(counts, losses))
-        losses = tf.math.divide_no_nan(losses, largest)
-        targets = client.zero_unless(counts, losses**gamma)
-        unit = tf.clip_by_value(largest**gamma, np.finfo(np.float64).tiny, tf.float64.max)
+        targets, unit = _powers(losses, gamma, counts)
         if orthogonalization == "closed_form":
             coefficients = solve(gram, targets, counts, tolerance)
         else:
@@ -192,7 +189,7 @@ def build(
         square = vectors.squared_norm(u)
         longest = tf.reduce_max(tf.linalg.diag_part(gram))
         divisor = tf.maximum(square, tf.math.divide_no_nan(mean**2, longest))
-        d = each(lambda w: tf.math.divide_no_nan(w, divisor), u)
+        d = each(lambda u: tf.math.divide_no_nan(u, divisor), u)
         length = tf.math.divide_no_nan(tf.sqrt(square), divisor)
         mean_gradient = tf.math.divide_no_nan(tf.sqrt(tf.reduce_sum(gram)), number)
         factor = {
@@ -245,6 +242,17 @@ def _train(model, local, broadcast, data):
     carry = (slots, zeros(x), tf.constant(0), tf.zeros([]), tf.zeros([]))
     trained, (_, moved, _, loss, number) = client.take_steps(model, step, x, carry, data)
     return trained, moved, tf.math.divide_no_nan(loss, number)
+
+
+def _powers(losses, gamma, counts) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns F_k of the clients that count, in units of the largest, and that unit, float64.
+
+    In these units no power of a loss is out of range.
+    """
+    largest = tf.reduce_max(client.zero_unless(counts, losses))
+    losses = tf.math.divide_no_nan(losses, largest)
+    targets = client.zero_unless(counts, losses**gamma)
+    return targets, tf.clip_by_value(largest**gamma, np.finfo(np.float64).tiny, tf.float64.max)
 
 
 def solve(gram: tf.Tensor, targets: tf.Tensor, counts: tf.Tensor, tolerance: float) -> tf.Tensor:

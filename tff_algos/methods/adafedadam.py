@@ -54,11 +54,10 @@ import tensorflow as tf
 
 from hparams import By, Hparam
 from tff_algos import averaging, client
-from tff_algos.averaging import next_state
-from tff_algos.method import Method
+from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.parts import vectors
-from tff_algos.registry import MethodSpec, decay
+from tff_algos.registry import Aggregated, MethodSpec, decay
 from tff_algos.weights import Weights, constants, each, subtract, zeros
 
 
@@ -138,6 +137,7 @@ SPEC = MethodSpec(
     ),
     server_learning_rate=1e-3,
     keeps_client_optimizer=True,
+    aggregated=Aggregated("the mean of the normalised updates", own_weights=True),
 )
 
 # Above 1 / it and below it a power times a number of examples, and a sum of such, are float32's.
@@ -196,8 +196,8 @@ def build(
     grad_sample: int,
     certainty_floor: float,
 ) -> Method:
-    """Builds AdaFedAdam; see the table above for the arguments."""
-    del profile  # It is what the next three are by default.
+    """Builds AdaFedAdam; see the module's docstring for the symbols."""
+    del profile  # The defaults of three others follow it.
     relative = loss_reference == "initial"
     warmup, sample = lr_scale_warmup, grad_sample
 
@@ -206,67 +206,41 @@ def build(
         one, none = tf.constant(1.0, tf.float64), tf.constant(0)
         return ServerState(x, x if relative else (), zeros(x), zeros(x), one, one, none, none)
 
-    @tf.function(autograph=False)
     def prepare_broadcast(state: ServerState) -> Broadcast:
         return Broadcast(state.weights, state.initial, local.learning_rate(state.round_num))
 
-    @tf.function(autograph=False)
     def client_update(broadcast: Broadcast, data, client_state=None) -> averaging.ClientUpdate:
         x, initial, eta_k = broadcast
-        sampled = client.first_batches(data, sample) if sample else data
-        before = client.full_loss(model, x, sampled, training=bool(sample))
+        gradient, loss, ratio = _before_training(model, x, initial, data, sample)
         trained = client.train(model, local.optimizer(), eta_k, x, data, client_state=client_state)
         delta = subtract(trained.weights, x)
-        length, slope = (tf.sqrt(vectors.squared_norm(v)) for v in (delta, before.gradient))
-        finite = client.is_finite((delta, before.loss, length, slope))
+        length, slope = (tf.sqrt(vectors.squared_norm(v)) for v in (delta, gradient))
         s = tf.math.divide_no_nan(length, slope)
         update = each(lambda d: tf.math.divide_no_nan(-d, s), delta)
         certainty = tf.math.log(s / eta_k) + 1.0
-        ratio = before.loss
-        if relative:
-            reference = client.evaluate(model, initial, sampled)["loss"]
-            ratio = tf.math.divide_no_nan(ratio, reference)
         # Every positive number has all powers; the others have those that their signs have.
-        finite &= client.is_finite((ratio, tf.sign(ratio) ** alpha))
+        power = tf.sign(ratio) ** alpha
+        finite = client.is_finite((delta, loss, length, slope, ratio, power))
         report = Report(update, certainty, ratio)
         kept = client.keep_slots(client_state, data, finite, trained)
         weight = local.client_weight(data)
         return averaging.give(report, weight, trained, data, finite, s > 0, kept)
 
-    @tf.function(autograph=False)
-    def magnitude(ratio) -> tf.Tensor:
-        return tf.abs(ratio)
-
-    @tf.function(autograph=False)
     def weigh(largest, ratio, count) -> tf.Tensor:
         power = largest**alpha
         scale = tf.where((power > 1 / _LARGE) & (power < _LARGE), 1.0, largest)
         return count * tf.math.divide_no_nan(ratio, scale) ** alpha
 
-    @tf.function(autograph=False)
     def server_update(state: ServerState, mean, total_weight) -> averaging.Outcome:
         g, mean_certainty = mean
         certainty = tf.maximum(mean_certainty, certainty_floor)
-        b1, b2 = (
-            tf.constant(b, tf.float64) ** tf.cast(certainty, tf.float64) for b in (beta1, beta2)
-        )
-        c_m, c_v = state.c_m * b1, state.c_v * b2
-        m = each(lambda m, g: _mix(b1, m, g), state.m, g)
-        v = each(lambda v, g: _mix(b2, v, g**2), state.v, g)
-        steps = state.steps + 1
-        eta = local.server_learning_rate * tf.where(steps > warmup, certainty, 1.0)
-        m_scale, v_scale = (tf.cast(1.0 / (1.0 - c), tf.float32) for c in (c_m, c_v))
-        x = each(
-            lambda x, m, v: x - eta * (m_scale * m) / (tf.sqrt(v_scale * v) + epsilon),
-            state.weights,
-            m,
-            v,
-        )
+        scale = tf.where(state.steps + 1 > warmup, certainty, 1.0)
+        eta_t = local.server_learning_rate * scale
+        after = _take_step(state, g, certainty, eta_t, beta1, beta2, epsilon)
         clamped = tf.cast(mean_certainty < certainty_floor, tf.float32)
         own = collections.OrderedDict(certainty=certainty, certainty_clamped=clamped)
-        after = ServerState(x, state.initial, m, v, c_m, c_v, steps, state.round_num)
         return averaging.Outcome(
-            next_state(state, after, total_weight),
+            averaging.next_state(state, after, total_weight),
             client.zero_unless(total_weight > 0, own),
         )
 
@@ -274,24 +248,58 @@ def build(
         broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
         update = federation.map_clients(client_update, broadcast, clients, *client_states)
         report = update.report
-        magnitudes = federation.map_clients(magnitude, report.ratio)
+        magnitudes = federation.map_clients(tf.abs, report.ratio)
         largest = federation.broadcast(federation.max(magnitudes))
         weight = federation.map_clients(weigh, largest, report.ratio, update.weight)
-        mean = federation.mean((report.update, report.certainty), weight)
+        update_mean = mean_of_updates(federation, report.update, weight)
+        mean = update_mean, federation.mean(report.certainty, weight)
         total_weight = federation.sum(weight)
         outcome = federation.map_server(server_update, state, mean, total_weight)
         total = federation.sum(update.metrics)
         metrics = federation.map_server(averaging.summarize_with, total, outcome.metrics)
         return outcome.state, metrics, *([update.client_state] if client_states else [])
 
-    def adopt_weights(state: ServerState) -> ServerState:
-        if not relative:
-            return state
-        first = tf.equal(state.round_num, 0)
-        initial = each(lambda w, i: tf.where(first, w, i), state.weights, state.initial)
-        return state._replace(initial=initial)
+    return Method(
+        initialize,
+        next_round,
+        local.client_state(model),
+        adopt_weights=_adopt_weights if relative else None,
+    )
 
-    return Method(initialize, next_round, local.client_state(model), adopt_weights=adopt_weights)
+
+def _before_training(model: Model, x: Weights, initial: Weights, data, sample: int):
+    """Returns G, L and L / L⁰, or L again if there is no x⁰."""
+    sampled = client.first_batches(data, sample) if sample else data
+    loss, gradient = client.full_loss(model, x, sampled, training=bool(sample))
+    ratio = loss
+    if initial:
+        reference = client.evaluate(model, initial, sampled)["loss"]
+        ratio = tf.math.divide_no_nan(ratio, reference)
+    return gradient, loss, ratio
+
+
+def _take_step(state: ServerState, g, certainty, eta_t, beta1, beta2, epsilon) -> ServerState:
+    """Returns the state after the step of Algorithm 1: Adam whose decays are to the power C."""
+    b1, b2 = (tf.constant(b, tf.float64) ** tf.cast(certainty, tf.float64) for b in (beta1, beta2))
+    c_m, c_v = state.c_m * b1, state.c_v * b2
+    m = each(lambda m, g: _mix(b1, m, g), state.m, g)
+    v = each(lambda v, g: _mix(b2, v, g**2), state.v, g)
+    steps = state.steps + 1
+    m_scale, v_scale = (tf.cast(1.0 / (1.0 - c), tf.float32) for c in (c_m, c_v))
+    x = each(
+        lambda x, m, v: x - eta_t * (m_scale * m) / (tf.sqrt(v_scale * v) + epsilon),
+        state.weights,
+        m,
+        v,
+    )
+    return ServerState(x, state.initial, m, v, c_m, c_v, steps, state.round_num)
+
+
+def _adopt_weights(state: ServerState) -> ServerState:
+    """Lets weights that are set before the first round be x⁰, too."""
+    first = tf.equal(state.round_num, 0)
+    initial = each(lambda w, i: tf.where(first, w, i), state.weights, state.initial)
+    return state._replace(initial=initial)
 
 
 def _mix(b: tf.Tensor, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:

@@ -66,6 +66,7 @@ SPEC = MethodSpec(
     client_weighting=None,
     needs_num_clients=True,
     needs_index=True,
+    aggregated="adds up updates by the weights of a mixture, and averages none",
 )
 
 
@@ -117,7 +118,7 @@ def build(
     reported_model: str,
     num_clients: int,
 ) -> Method:
-    """Builds AFL; see the table above for the arguments, `num_clients` is N."""
+    """Builds AFL; see the module's docstring for the symbols, `num_clients` is N."""
 
     def initialize() -> ServerState:
         x = constants(model.initial_weights)

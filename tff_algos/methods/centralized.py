@@ -27,16 +27,14 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import tensorflow as tf
 
 from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.parts import server_slots
 from tff_algos.registry import MethodSpec, RoundPlan
-from tff_algos.weights import Weights, constants
 
 
 def _plan(settings, round_num, total_rounds):
@@ -64,73 +62,30 @@ SPEC = MethodSpec(
     client_weighting=None,
     draws_clients=False,
     plan=_plan,
+    aggregated="has one client, which holds all examples",
 )
 
 
-class ServerState(NamedTuple):
-    """What is kept between rounds.
-
-    Attributes:
-      weights: The model x, one tensor per model weight.
-      slots: s, the optimizer's state, TFF's, with every number as float32.
-      round_num: Rounds done, int32 scalar.
-    """
-
-    weights: Weights
-    slots: Any
-    round_num: tf.Tensor
-
-
-class Broadcast(NamedTuple):
-    """What the client receives: the model x, and s with this round's η in it."""
-
-    weights: Weights
-    slots: Any
-
-
-class Report(NamedTuple):
-    """What the client sends back: x and s after the round's last step."""
-
-    weights: Weights
-    slots: Any
-
-
 def build(model: Model, local: client.LocalTraining, *, steps_per_round: int | None) -> Method:
-    """Builds centralised training; see the module's docstring for the symbols.
-
-    Args:
-      model: The model to train.
-      local: The optimizer and its learning rate.
-      steps_per_round: Already in the plan of every round; the mathematics does not need it.
-    """
-    del steps_per_round
+    """Builds centralised training; see the module's docstring for the symbols. The slots are s."""
+    del steps_per_round  # It is the round's plan.
     optimizer = local.optimizer()
 
-    def initialize() -> ServerState:
-        x = constants(model.initial_weights)
-        slots = client.initial_slots(optimizer, x, local.learning_rate(tf.constant(0)))
-        floats = tf.nest.map_structure(lambda s: tf.cast(s, tf.float32), slots)
-        return ServerState(x, floats, tf.constant(0))
-
-    def broadcast(state: ServerState) -> Broadcast:
-        slots = state.slots.copy()
-        slots["learning_rate"] = local.learning_rate(state.round_num)
-        return Broadcast(state.weights, slots)
-
-    def client_update(broadcast: Broadcast, data):
-        x, slots = broadcast
-
-        def step(at, slots):
-            slots, x = optimizer.next(slots, at.weights, at.gradient)
-            return tuple(x), slots
-
-        trained, slots = client.take_steps(model, step, x, slots, data)
+    def client_update(broadcast: server_slots.Broadcast, data):
+        x, s, eta = broadcast
+        trained = client.train(model, optimizer, eta, x, data, slots=s)
         weight = tf.cast(client.has_examples(data), tf.float32)
-        return averaging.give(Report(trained.weights, slots), weight, trained, data)
+        return averaging.give((trained.weights, trained.slots), weight, trained, data)
 
-    def server_update(state: ServerState, mean: Report) -> ServerState:
-        return ServerState(mean.weights, mean.slots, state.round_num)
+    def server_update(state: server_slots.ServerState, mean):
+        x, s = mean
+        return state._replace(weights=x, slots=s)
 
     return averaging.build(
-        model, local, client_update, server_update, initialize=initialize, broadcast=broadcast
+        model,
+        local,
+        client_update,
+        server_update,
+        initialize=lambda: server_slots.initial_state(model, local, averaged=True),
+        broadcast=server_slots.send(local),
     )

@@ -37,7 +37,7 @@ from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec, decay
+from tff_algos.registry import Aggregated, MethodSpec, decay
 from tff_algos.weights import Weights, each, subtract, zeros
 
 MOMENTS = (
@@ -79,6 +79,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_weighting="uniform",
     client_optimizers=("sgd",),
+    aggregated=Aggregated(),
 )
 
 
@@ -120,7 +121,7 @@ def build(
             v = each(lambda v, g: beta2 * v + (1.0 - beta2) * g**2, v, at.gradient)
             correct1, correct2 = _correction(beta1, t), _correction(beta2, t)
             x_k = each(
-                lambda w, m, v: w - eta_l * (m / correct1) / (tf.sqrt(v / correct2) + epsilon),
+                lambda x_k, m, v: x_k - eta_l * (m / correct1) / (tf.sqrt(v / correct2) + epsilon),
                 at.weights,
                 m,
                 v,

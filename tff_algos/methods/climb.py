@@ -104,6 +104,7 @@ SPEC = MethodSpec(
     needs_num_clients=True,
     needs_index=True,
     plan=_plan,
+    aggregated="adds up updates by multipliers that it needs each client's loss for",
 )
 
 
@@ -129,7 +130,7 @@ class Broadcast(NamedTuple):
     """What every client receives: the model x, the weights w float32 `[N]`, and the rate η_l."""
 
     weights: Weights
-    shares: tf.Tensor
+    w: tf.Tensor
     learning_rate: tf.Tensor
 
 
@@ -176,18 +177,18 @@ def build(
         return ServerState(x, none, none, tf.fill([num_clients], False), tf.constant(0))
 
     def prepare_broadcast(state: ServerState) -> Broadcast:
-        shares = 1.0 + state.multipliers - tf.reduce_mean(state.multipliers)
+        w = 1.0 + state.multipliers - tf.reduce_mean(state.multipliers)
         eta_l = local.learning_rate(state.round_num)
-        return Broadcast(state.weights, tf.cast(shares, tf.float32), eta_l)
+        return Broadcast(state.weights, tf.cast(w, tf.float32), eta_l)
 
     def client_update(broadcast: Broadcast, data) -> ClientUpdate:
-        x, shares, eta_l = broadcast
+        x, w, eta_l = broadcast
         loss = client.evaluate(model, x, data)["loss"]
         # Who only reports a loss has no batch to train on.
         batches = data._replace(mask=data.mask * data.participates)
         trained = client.train(model, local.optimizer(), eta_l, x, batches)
-        share = tf.gather(shares, data.index)
-        delta = each(lambda w, c: share * (w - c), trained.weights, x)
+        w_k = tf.gather(w, data.index)
+        delta = each(lambda x_k, x: w_k * (x_k - x), trained.weights, x)
         finite = client.is_finite((delta, loss))
         drawn = data.participates > 0
         counted = tf.cast(finite & client.has_examples(data), tf.float32)
@@ -201,28 +202,17 @@ def build(
     def server_update(state: ServerState, total: Weights, number, reports: Report):
         mean = each(lambda d: tf.math.divide_no_nan(d, number), total)
         x = move(state.weights, local.server_learning_rate, mean)
-        # The first loss of a block counts.
-        is_new = (reports.counted > 0) & ~tf.gather(state.seen, reports.index)
-        places = tf.boolean_mask(reports.index, is_new)[:, None]
-        found = tf.boolean_mask(tf.cast(reports.loss, tf.float64), is_new)
-        losses = tf.tensor_scatter_nd_update(state.losses, places, found)
-        seen = tf.tensor_scatter_nd_update(state.seen, places, tf.ones_like(found, tf.bool))
+        losses, seen = _known_losses(state, reports)
         round_num = state.round_num + 1
         ends = tf.equal(round_num % primal_rounds, 0)
-        multipliers = tf.where(
-            ends & seen, _ascend(state.multipliers, losses, seen), state.multipliers
-        )
+        step = lr_lambda / num_clients
+        ascended = _ascend(state.multipliers, losses, seen, step, epsilon, lambda_max)
+        multipliers = tf.where(ends & seen, ascended, state.multipliers)
         largest = tf.cast(tf.reduce_max(multipliers), tf.float32)
         return averaging.Outcome(
             ServerState(x, multipliers, losses, seen & ~ends, round_num),
             collections.OrderedDict(largest_lambda=largest),
         )
-
-    def _ascend(multipliers, losses, seen):
-        counts = tf.cast(seen, tf.float64)
-        mean = tf.math.divide_no_nan(tf.reduce_sum(counts * losses), tf.reduce_sum(counts))
-        slope = losses - mean - epsilon
-        return tf.clip_by_value(multipliers + lr_lambda / num_clients * slope, 0.0, lambda_max)
 
     def next_round(federation, state, clients):
         broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state))
@@ -236,3 +226,22 @@ def build(
         return outcome.state, metrics
 
     return Method(initialize, next_round)
+
+
+def _known_losses(state: ServerState, reports: Report) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the L_k of the block and whether there is one; the first report of a block counts."""
+    is_new = (reports.counted > 0) & ~tf.gather(state.seen, reports.index)
+    places = tf.boolean_mask(reports.index, is_new)[:, None]
+    found = tf.boolean_mask(tf.cast(reports.loss, tf.float64), is_new)
+    losses = tf.tensor_scatter_nd_update(state.losses, places, found)
+    # An update of booleans has no kernel for a GPU.
+    new = tf.scatter_nd(places, tf.ones_like(found), tf.shape(state.losses))
+    return losses, state.seen | (new > 0)
+
+
+def _ascend(multipliers, losses, seen, step, epsilon, lambda_max) -> tf.Tensor:
+    """Returns λ after a step of length η_λ / N up the slope of those that have an L_k."""
+    counts = tf.cast(seen, tf.float64)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(counts * losses), tf.reduce_sum(counts))
+    slope = losses - mean - epsilon
+    return tf.clip_by_value(multipliers + step * slope, 0.0, lambda_max)

@@ -5,7 +5,7 @@ Li, Hu, Beirami, Smith: "Ditto: Fair and Robust Federated Learning Through Perso
 
   symbol   argument              default   from
   η_l      client_learning_rate  -         tuned
-  λ        strength              0.1       AdaFed, App. (best on most; the flag is --ditto_lambda)
+  λ        lambda_               0.1       AdaFed, App. (best on most)
   η        server_learning_rate  1         Algorithm 2: the mean of the clients' models
   1/|S|    client_weighting      uniform   Algorithm 2
 
@@ -36,9 +36,9 @@ import tensorflow as tf
 
 from hparams import Hparam
 from tff_algos import averaging, client
-from tff_algos.method import Method
+from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec
 from tff_algos.weights import Weights, each, move, subtract, zeros
 
 SPEC = MethodSpec(
@@ -50,18 +50,18 @@ SPEC = MethodSpec(
     ),
     hparams=(
         Hparam(
-            "strength",
+            "lambda_",
             0.1,
             "Pull lambda of a client's own model towards the common one: 0 is local training. The "
             "step diverges where client_learning_rate * lambda > 2.",
             source="AdaFed, App. (best on FEMNIST, Shakespeare, CINIC-10; grid 0.01 to 5)",
             minimum=0.0,
-            flag="ditto_lambda",
         ),
     ),
     server_learning_rate=1.0,
     client_weighting="uniform",
     client_optimizers=("sgd",),
+    aggregated=Aggregated(),
 )
 
 
@@ -72,15 +72,15 @@ class Report(NamedTuple):
     diverged: tf.Tensor
 
 
-def build(model: Model, local: client.LocalTraining, *, strength: float) -> Method:
-    """Builds Ditto; `strength` is λ, see the module's docstring for the symbols."""
+def build(model: Model, local: client.LocalTraining, *, lambda_: float) -> Method:
+    """Builds Ditto; see the module's docstring for the symbols."""
 
     def client_update(broadcast: averaging.Broadcast, data, client_state):
         x, eta_l = broadcast
 
         def step(at, v):
             at_v = at.gradient_at(v)
-            v = each(lambda v, g, c: v - eta_l * (g + strength * (v - c)), v, at_v, x)
+            v = each(lambda v, g, x: v - eta_l * (g + lambda_ * (v - x)), v, at_v, x)
             return each(lambda w, g: w - eta_l * g, at.weights, at.gradient), v
 
         own = client.recall(client_state, x)
@@ -93,7 +93,7 @@ def build(model: Model, local: client.LocalTraining, *, strength: float) -> Meth
         return averaging.give(report, weight, trained, data, finite, client_state=kept)
 
     def aggregate(federation, update):
-        delta = federation.mean(update.report.delta, update.weight)
+        delta = mean_of_updates(federation, update.report.delta, update.weight)
         return delta, federation.sum(update.report.diverged)
 
     def server_update(state: averaging.ServerState, delta: Weights, diverged):

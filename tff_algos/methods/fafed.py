@@ -36,7 +36,7 @@ from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec, decay
+from tff_algos.registry import Aggregated, MethodSpec, decay
 from tff_algos.weights import Weights, constants, each, move, subtract, zeros
 
 SPEC = MethodSpec(
@@ -65,6 +65,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_weighting="uniform",
     client_optimizers=("sgd",),
+    aggregated=Aggregated(in_clear="their moments m_k and v_k"),
 )
 
 
@@ -154,7 +155,7 @@ def build(
             )
             m = each(lambda m, c: tf.where(is_first, m, c), m, corrected)
             v = each(lambda v, g: beta * v + (1.0 - beta) * g**2, v, at.gradient)
-            x_k = each(lambda w, m, h: w - eta * m / h, at.weights, m, scale)
+            x_k = each(lambda x_k, m, h: x_k - eta * m / h, at.weights, m, scale)
             return x_k, (m, v, at.weights, tf.constant(False))
 
         carry = (m, v, x, tf.constant(True))
@@ -167,6 +168,8 @@ def build(
         after = ServerState(x, mean.m, mean.v, state.updates + 1, state.round_num)
         return averaging.next_state(state, after, total_weight)
 
+    mean_reports = averaging.mean_each(Report._make, *Report._fields)
+
     def next_round(federation, state, clients):
         start = federation.broadcast(federation.map_server(prepare_start, state))
         first = federation.map_clients(client_start, start, clients)
@@ -176,7 +179,7 @@ def build(
             federation.map_server(prepare_broadcast, state, gradient, square)
         )
         update = federation.map_clients(client_update, start, broadcast, clients)
-        mean = federation.mean(update.report, update.weight)
+        (mean,) = mean_reports(federation, update)
         total_weight = federation.sum(update.weight)
         metrics = federation.map_server(averaging.summarize, federation.sum(update.metrics))
         return federation.map_server(server_update, state, mean, total_weight), metrics

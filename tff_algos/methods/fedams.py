@@ -35,7 +35,7 @@ from tff_algos import client
 from tff_algos.method import Method
 from tff_algos.methods import fedopt
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec, decay
+from tff_algos.registry import Aggregated, MethodSpec, decay
 from tff_algos.weights import Weights, each, zeros
 
 _README = "FedAMS, README of the released code"
@@ -72,6 +72,7 @@ SPEC = MethodSpec(
     ),
     server_learning_rate=1.0,
     client_weighting="uniform",
+    aggregated=Aggregated(),
 )
 
 

@@ -38,10 +38,10 @@ import tensorflow as tf
 
 from hparams import Hparam
 from tff_algos import averaging, client
-from tff_algos.method import Method
+from tff_algos.method import Method, mean_of_updates
 from tff_algos.methods import client_adam
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec
 from tff_algos.weights import Weights, constants, each, move, subtract, zeros
 
 SPEC = MethodSpec(
@@ -69,6 +69,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_weighting="uniform",
     client_optimizers=("sgd",),
+    aggregated=Aggregated(in_clear="their moments m_k and v_k"),
 )
 
 ADJUSTMENTS = {
@@ -149,7 +150,7 @@ def build(
             correct1 = 1.0 + phi(tf.pow(beta1, tf.cast(t, tf.float32)))
             correct2 = 1.0 + phi(tf.pow(beta2, tf.cast(t, tf.float32)))
             x_k = each(
-                lambda w, m, v: w - eta_l * (m / correct1) / (tf.sqrt(v / correct2) + epsilon),
+                lambda x_k, m, v: x_k - eta_l * (m / correct1) / (tf.sqrt(v / correct2) + epsilon),
                 at.weights,
                 m,
                 v,
@@ -163,8 +164,9 @@ def build(
 
     def aggregate(federation, update):
         report = update.report
-        mean = federation.mean((report.delta, report.m, report.v), update.weight)
-        return mean, federation.max(report.steps)
+        delta = mean_of_updates(federation, report.delta, update.weight)
+        m, v = (federation.mean(moment, update.weight) for moment in (report.m, report.v))
+        return (delta, m, v), federation.max(report.steps)
 
     def server_update(state: ServerState, mean, longest) -> ServerState:
         delta, m, v = mean

@@ -178,6 +178,7 @@ SPEC = MethodSpec(
     ),
     server_learning_rate=1.0,
     staged=True,
+    aggregated="is several processes, which need single clients' losses",
 )
 
 _LABELLED_AT_ONCE = 10  # Clients.
@@ -268,7 +269,7 @@ def build(
     adafed_gamma: float | None,
     adafed_step_rule: str | None,
 ) -> FedCorr:
-    """Builds FedCorr; see the table above for the arguments.
+    """Builds FedCorr; see the module's docstring for the symbols.
 
     Raises:
       ModelError: If the model is not a classifier with class numbers as targets.

@@ -49,8 +49,9 @@ import tensorflow as tf
 from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
+from tff_algos.methods import fedopt
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec, RoundPlan
+from tff_algos.registry import Aggregated, MethodSpec, RoundPlan
 from tff_algos.weights import Weights, constants, each, zeros
 
 
@@ -130,6 +131,9 @@ def _spec(name, summary, *hparams):
         hparams=(*hparams, *_COMMON),
         client_optimizers=("sgd",),
         plan=_plan,
+        aggregated=Aggregated(
+            "P, the mean of the sums of moments P_k", in_clear="their moments m_k"
+        ),
     )
 
 
@@ -190,11 +194,7 @@ def build_fedda_adam(
 
     def step(x, p, g, v, s, rate):
         s = s * local_steps if bias_steps else s
-        # In float32, 1 - 0.99 alone is off by 6e-6.
-        correct1, correct2 = (
-            tf.cast(1.0 - tf.cast(b, tf.float64) ** tf.cast(s, tf.float64), tf.float32)
-            for b in (beta1, beta2)
-        )
+        correct1, correct2 = (tf.cast(fedopt.bias_left(b, s), tf.float32) for b in (beta1, beta2))
         v = each(lambda v, g: beta2 * v + (1.0 - beta2) * g**2, v, g)
         x = each(
             lambda x, p, v: x - rate * (p / correct1) / (tf.sqrt(v / correct2) + epsilon), x, p, v
@@ -245,10 +245,10 @@ def _build(
 
         def step(at, carry):
             m, p = carry
-            g = each(lambda g, w, c: g + mu * (w - c), at.gradient, at.weights, x)
+            g = each(lambda g, x_k, x: g + mu * (x_k - x), at.gradient, at.weights, x)
             m = each(lambda m, g: beta1 * m + (1.0 - beta1) * g, m, g)
             p = each(lambda p, m: p + m, p, m)
-            return each(lambda w, g: w - eta * g, at.weights, g), (m, p)
+            return each(lambda x_k, g: x_k - eta * g, at.weights, g), (m, p)
 
         trained, (m, p) = client.take_steps(model, step, x, (tuple(m), zeros(x)), data)
         if average_p:
@@ -265,5 +265,11 @@ def _build(
         return ServerState(x, tuple(m), tuple(v), steps, state.round_num)
 
     return averaging.build(
-        model, local, client_update, server_update, initialize=initialize, broadcast=broadcast
+        model,
+        local,
+        client_update,
+        server_update,
+        initialize=initialize,
+        broadcast=broadcast,
+        aggregate=averaging.mean_each(tuple, 0, 1),
     )

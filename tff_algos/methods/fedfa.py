@@ -91,6 +91,7 @@ SPEC = MethodSpec(
     client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
     needs_num_clients=True,
     needs_index=True,
+    aggregated="adds up updates by weights that it needs the whole cohort's accuracies for",
 )
 
 
@@ -153,7 +154,7 @@ def build(
     accuracy_metric: str,
     num_clients: int,
 ) -> Method:
-    """Builds FedFA; see the table above for the arguments, `num_clients` is N.
+    """Builds FedFA; see the module's docstring for the symbols, `num_clients` is N.
 
     Raises:
       HparamError: If the model has no metric of the name `accuracy_metric`.
@@ -182,14 +183,6 @@ def build(
         counts = client.has_examples(data)
         return averaging.give(report, standing.number, trained, data, counts=counts)
 
-    def information(total: Standing, own: Standing) -> Standing:
-        accuracy = _surprise(tf.math.divide_no_nan(own.accuracy, total.accuracy))
-        accuracy = tf.where(total.accuracy > 0, accuracy, 1.0)
-        frequency = _surprise(1.0 - tf.math.divide_no_nan(own.frequency, total.frequency))
-        alone = total.number <= 1.0
-        accuracy, frequency = (tf.where(alone, 1.0, v) for v in (accuracy, frequency))
-        return client.zero_unless(own.number > 0, Standing(accuracy, frequency, own.number))
-
     def weigh(total: Standing, own: Standing, delta: Weights) -> Weights:
         weight = alpha * tf.math.divide_no_nan(own.accuracy, total.accuracy)
         weight += beta * tf.math.divide_no_nan(own.frequency, total.frequency)
@@ -208,7 +201,7 @@ def build(
         update = federation.map_clients(client_update, message, clients)
         delta, standing = update.report.delta, update.report.standing
         total = federation.broadcast(federation.sum(standing))
-        standing = federation.map_clients(information, total, standing)
+        standing = federation.map_clients(_information, total, standing)
         total = federation.sum(standing)
         weighed = federation.map_clients(weigh, federation.broadcast(total), standing, delta)
         seen = federation.stack((update.report.index, update.weight))
@@ -216,6 +209,16 @@ def build(
         return state, federation.map_server(averaging.summarize, federation.sum(update.metrics))
 
     return Method(initialize, next_round)
+
+
+def _information(total: Standing, own: Standing) -> Standing:
+    """Returns A_k and R_k of a client, given Σ a and Σ f."""
+    accuracy = _surprise(tf.math.divide_no_nan(own.accuracy, total.accuracy))
+    accuracy = tf.where(total.accuracy > 0, accuracy, 1.0)
+    frequency = _surprise(1.0 - tf.math.divide_no_nan(own.frequency, total.frequency))
+    alone = total.number <= 1.0
+    accuracy, frequency = (tf.where(alone, 1.0, v) for v in (accuracy, frequency))
+    return client.zero_unless(own.number > 0, Standing(accuracy, frequency, own.number))
 
 
 def _surprise(share: tf.Tensor) -> tf.Tensor:

@@ -30,9 +30,9 @@ import tensorflow as tf
 
 from hparams import Hparam
 from tff_algos import averaging, client
-from tff_algos.method import Method
+from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec, RoundPlan
+from tff_algos.registry import Aggregated, MethodSpec, RoundPlan
 from tff_algos.weights import Weights, each, move, subtract
 
 
@@ -61,6 +61,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_optimizers=("sgd",),
     plan=_plan,
+    aggregated=Aggregated(in_clear="their full gradients"),
 )
 
 
@@ -93,7 +94,7 @@ def build(
 
         def step(at, carry):
             x_k = each(
-                lambda w, here, there, g: w - eta_k * (here - there + g),
+                lambda x_k, here, there, g: x_k - eta_k * (here - there + g),
                 at.weights,
                 at.gradient,
                 at.gradient_at(x),
@@ -115,7 +116,7 @@ def build(
         g = federation.mean(first.gradient, first.weight)
         broadcast = federation.broadcast(federation.map_server(prepare_broadcast, state, g))
         update = federation.map_clients(client_update, x, broadcast, clients)
-        delta = federation.mean(update.report, update.weight)
+        delta = mean_of_updates(federation, update.report, update.weight)
         total_weight = federation.sum(update.weight)
         metrics = federation.map_server(averaging.summarize, federation.sum(update.metrics))
         return federation.map_server(server_update, state, delta, total_weight), metrics

@@ -40,7 +40,7 @@ from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec
 from tff_algos.weights import Weights, each, move, subtract, zeros
 
 SPEC = MethodSpec(
@@ -58,6 +58,10 @@ SPEC = MethodSpec(
     ),
     server_learning_rate=1.0,
     client_optimizers=("adam", "sgd", "sgdm", "adagrad", "rmsprop", "yogi"),
+    aggregated=Aggregated(
+        "the mean of the corrected updates δ_k",
+        in_clear="(with fedlocal_correction=joint) their scales 1/Q",
+    ),
 )
 
 
@@ -101,7 +105,13 @@ def build(model: Model, local: client.LocalTraining, *, correction: str) -> Meth
         d = each(tf.math.divide_no_nan, mean.delta, mean.inverse) if joint else mean.delta
         return state._replace(weights=move(state.weights, local.server_learning_rate, d))
 
-    return averaging.build(model, local, client_update, server_update)
+    return averaging.build(
+        model,
+        local,
+        client_update,
+        server_update,
+        aggregate=averaging.mean_each(Report._make, *Report._fields),
+    )
 
 
 def _adagrad(learning_rate, initial_preconditioner_value=0.0, epsilon=1e-7):

@@ -77,6 +77,7 @@ SPEC = MethodSpec(
     ),
     server_learning_rate=1.0,
     client_weighting="uniform",
+    aggregated="needs each client's own update at the server",
 )
 
 
@@ -102,7 +103,7 @@ def build(
     server_lr_decay: float,
     iterations: int,
 ) -> Method:
-    """Builds FedMGDA+ (Algorithm 1); see the table above for the arguments."""
+    """Builds FedMGDA+ (Algorithm 1); see the module's docstring for the symbols."""
 
     def initialize() -> ServerState:
         rate = tf.constant(local.server_learning_rate)

@@ -38,7 +38,7 @@ from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.methods.fedprox import proximal_term
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec
 from tff_algos.weights import Weights, each
 
 SPEC = MethodSpec(
@@ -57,6 +57,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_optimizers=("sgd", "sgdm", "nesterov"),
     keeps_client_optimizer=True,
+    aggregated=Aggregated("the mean of the normalised updates d_k"),
 )
 
 
@@ -89,7 +90,7 @@ def build(model: Model, local: client.LocalTraining, *, mu: float) -> Method:
         pull = proximal_term(mu, x)
         trained = client.train(model, local.optimizer(), eta_l, x, data, pull, client_state)
         a = normaliser(data, eta_l)
-        d = each(lambda w, c: tf.math.divide_no_nan(c - w, a), trained.weights, x)
+        d = each(lambda x_k, x: tf.math.divide_no_nan(x - x_k, a), trained.weights, x)
         steps = tf.cast(client.num_steps(data), tf.float32) if mu else a
         weight, finite = local.client_weight(data), client.is_finite(d)
         kept = client.keep_slots(client_state, data, finite, trained)
@@ -101,5 +102,10 @@ def build(model: Model, local: client.LocalTraining, *, mu: float) -> Method:
         return state._replace(weights=x)
 
     return averaging.build(
-        model, local, client_update, server_update, client_state=local.client_state(model)
+        model,
+        local,
+        client_update,
+        server_update,
+        aggregate=averaging.mean_each(Report._make, *Report._fields),
+        client_state=local.client_state(model),
     )

@@ -17,6 +17,18 @@ plain step or one with momentum.
   β        momentum (fedavgm)    0.9        section 5.2
   p_k      client_weighting      examples   Algorithm 5
 
+    client:  x_k ← x ; each batch b: x_k ← x_k - η_l ∇f(x_k; b)
+    server:  g = -Σ p_k (x_k - x), the pseudo-gradient
+
+    fedavg      x ← x - η g
+    fedavgm     u ← β u + g ; x ← x - η u
+    fedadagrad  v ← v + g² ; x ← x - η g / (√v + τ)
+    fedadam     m ← β_1 m + (1 - β_1) g ; v ← β_2 v + (1 - β_2) g² ; x ← x - η c m / (√v + τ)
+    fedyogi     as fedadam, but v ← v + (1 - β_2) sign(g² - v) g²
+
+These are the forms of `variant=released`; c = √(1 - β_2^t) / (1 - β_1^t) corrects bias after t
+server steps. Any client optimizer may take the local step.
+
 Deviations from the paper:
   * `variant=released` (default) is the code that produced the published numbers: accumulators start
     at 0, Adam and Yogi correct bias as Keras does (τ is not scaled by the correction), and v is fed
@@ -28,16 +40,18 @@ Deviations from the paper:
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec, decay
+from tff_algos.registry import Aggregated, MethodSpec, decay
 from tff_algos.weights import Weights, constants, each, zeros
 
 _TAU = Hparam(
@@ -79,11 +93,15 @@ def _spec(name, summary, hparams=(), server_learning_rate=None):
         hparams=hparams,
         server_learning_rate=server_learning_rate,
         keeps_client_optimizer=True,
+        aggregated=Aggregated(),
     )
 
 
 SPECS = (
-    _spec("fedavg", "Federated averaging: the server takes the mean client update.", (), 1.0),
+    dataclasses.replace(
+        _spec("fedavg", "Federated averaging: the server takes the mean client update.", (), 1.0),
+        takes_server_optimizer=True,
+    ),
     _spec("fedavgm", "Federated averaging with server momentum.", (_MOMENTUM,), 1.0),
     _spec("fedadagrad", "Adagrad on the server.", (_TAU, _VARIANT)),
     _spec("fedadam", "Adam on the server.", (*_MOMENTS, _TAU, _VARIANT)),
@@ -175,14 +193,31 @@ class Accumulator(NamedTuple):
     v: Weights
 
 
-def build_fedavg(model: Model, local: client.LocalTraining) -> Method:
-    """FedAvg: x ← x - η g."""
+def build_fedavg(
+    model: Model, local: client.LocalTraining, *, server_optimizer: Any = None
+) -> Method:
+    """FedAvg: x ← x - η g; with one of TFF's optimizers, its step on g instead."""
+    if server_optimizer is not None:
+        return build_fedopt(model, local, _of_tff(server_optimizer))
     eta = local.server_learning_rate
 
     def step(slots, x, g):
         return slots, each(lambda x, g: x - eta * g, x, g)
 
     return build_fedopt(model, local, ServerOptimizer(lambda weights: (), step))
+
+
+def _of_tff(optimizer: tff.learning.optimizers.Optimizer) -> ServerOptimizer:
+    """Returns one of TFF's optimizers, whose learning rate is its own."""
+
+    def initialize(weights):
+        return optimizer.initialize(tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights))
+
+    def step(slots, x, g):
+        slots, x = optimizer.next(slots, tuple(x), g)
+        return slots, tuple(x)
+
+    return ServerOptimizer(initialize, step)
 
 
 def build_fedavgm(model: Model, local: client.LocalTraining, *, momentum: float) -> Method:

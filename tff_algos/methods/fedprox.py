@@ -27,7 +27,7 @@ from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec
 from tff_algos.weights import Weights, each
 
 SPEC = MethodSpec(
@@ -45,6 +45,7 @@ SPEC = MethodSpec(
     ),
     server_learning_rate=1.0,
     keeps_client_optimizer=True,
+    aggregated=Aggregated(),
 )
 
 
@@ -64,6 +65,6 @@ def proximal_term(mu: float, x: Weights) -> Callable:
     """Returns the `correct_gradient` of `client.train` that adds μ (x_k - x) to each gradient."""
 
     def add(gradient: Weights, x_k: Weights) -> Weights:
-        return each(lambda g, w, c: g + mu * (w - c), gradient, x_k, x)
+        return each(lambda g, x_k, x: g + mu * (x_k - x), gradient, x_k, x)
 
     return add

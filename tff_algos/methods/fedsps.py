@@ -33,7 +33,7 @@ from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec
 from tff_algos.weights import each, subtract
 
 SPEC = MethodSpec(
@@ -66,6 +66,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_weighting="uniform",
     client_optimizers=("sgd",),
+    aggregated=Aggregated(),
 )
 
 
@@ -87,7 +88,7 @@ def build(
             square = tf.add_n([tf.reduce_sum(g**2) for g in at.gradient])
             polyak = (at.loss - lower_bound) / (c * tf.maximum(square, 1e-12))
             gamma = tf.minimum(polyak, bound)
-            x_k = each(lambda w, g: w - gamma * g, at.weights, at.gradient)
+            x_k = each(lambda x_k, g: x_k - gamma * g, at.weights, at.gradient)
             return x_k, (gamma, tf.constant(False), known & tf.math.is_finite(at.loss))
 
         carry = (gamma_b, tf.constant(True), tf.constant(True))

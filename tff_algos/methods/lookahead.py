@@ -34,7 +34,7 @@ from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import server_slots
-from tff_algos.registry import MethodSpec, RoundPlan
+from tff_algos.registry import Aggregated, MethodSpec, RoundPlan
 from tff_algos.weights import move, subtract
 
 
@@ -66,6 +66,7 @@ SPEC = MethodSpec(
     server_learning_rate=0.5,
     client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
     plan=_plan,
+    aggregated=Aggregated(in_clear="(with lookahead_state=average) their optimizer's slots"),
 )
 
 
@@ -107,5 +108,6 @@ def build(model: Model, local: client.LocalTraining, *, local_steps: int, state:
         server_update,
         initialize=initialize,
         broadcast=server_slots.send(local),
+        aggregate=averaging.mean_each(tuple, 0, 1),
         client_state=no_slots if state == "keep" else None,
     )

@@ -27,7 +27,7 @@ from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import server_slots
-from tff_algos.registry import MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec
 from tff_algos.weights import move, subtract
 
 SPEC = MethodSpec(
@@ -36,6 +36,7 @@ SPEC = MethodSpec(
     paper="Liu et al., Accelerating Federated Learning via Momentum, arXiv 1910.03197",
     server_learning_rate=1.0,
     client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
+    aggregated=Aggregated(in_clear="their optimizer's slots"),
 )
 
 
@@ -61,4 +62,5 @@ def build(model: Model, local: client.LocalTraining) -> Method:
         server_update,
         initialize=lambda: server_slots.initial_state(model, local, averaged=True),
         broadcast=server_slots.send(local),
+        aggregate=averaging.mean_each(tuple, 0, 1),
     )

@@ -28,7 +28,7 @@ from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import server_slots
-from tff_algos.registry import MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec
 from tff_algos.weights import move, subtract
 
 SPEC = MethodSpec(
@@ -37,6 +37,7 @@ SPEC = MethodSpec(
     paper="Karimireddy et al., Mime, arXiv 2008.03606",
     server_learning_rate=1.0,
     client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
+    aggregated=Aggregated(in_clear="their full gradients"),
 )
 
 
@@ -71,4 +72,5 @@ def build(model: Model, local: client.LocalTraining) -> Method:
         server_update,
         initialize=lambda: server_slots.initial_state(model, local, averaged=False),
         broadcast=server_slots.send(local),
+        aggregate=averaging.mean_each(tuple, 0, 1),
     )

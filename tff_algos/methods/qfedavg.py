@@ -67,6 +67,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_weighting=None,
     keeps_client_optimizer=True,
+    aggregated="divides a sum of weighed updates by a sum of what weighs them",
 )
 
 
@@ -92,7 +93,7 @@ class Weighed(NamedTuple):
 
 
 def build(model: Model, local: client.LocalTraining, *, q: float, form: str) -> Method:
-    """Builds q-FedAvg (Algorithm 2); see the table above for the arguments."""
+    """Builds q-FedAvg (Algorithm 2); see the module's docstring for the symbols."""
 
     def client_update(broadcast: averaging.Broadcast, data, client_state=None):
         x, eta_l = broadcast

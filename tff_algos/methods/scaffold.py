@@ -37,9 +37,9 @@ import tensorflow as tf
 
 from hparams import Hparam
 from tff_algos import averaging, client
-from tff_algos.method import Method
+from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec
 from tff_algos.weights import Weights, constants, each, move, subtract, zeros
 
 SPEC = MethodSpec(
@@ -58,6 +58,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_optimizers=("sgd",),
     needs_num_clients=True,
+    aggregated=Aggregated(in_clear="the changes of their control variates"),
 )
 
 
@@ -104,12 +105,12 @@ def build(
 
         def add_control(gradient, x_k):
             del x_k
-            return each(lambda g, k, s: g - k + s, gradient, c_k, c)
+            return each(lambda g, c_k, c: g - c_k + c, gradient, c_k, c)
 
         trained = client.train(model, local.optimizer(), eta_l, x, data, add_control)
         delta = subtract(trained.weights, x)
         steps = tf.cast(client.num_steps(data), tf.float32)
-        after = each(lambda k, s, d: k - s - d / (steps * eta_l), c_k, c, delta)
+        after = each(lambda c_k, c, d: c_k - c - d / (steps * eta_l), c_k, c, delta)
         report = Report(delta, subtract(after, c_k), tf.ones([]))
         finite = client.is_finite(delta)
         counts = client.is_finite(report) & (steps > 0)
@@ -119,8 +120,9 @@ def build(
 
     def aggregate(federation, update):
         report = update.report
-        mean = federation.mean((report.delta, report.control_delta), update.weight)
-        return mean, federation.sum(report.number)
+        delta = mean_of_updates(federation, report.delta, update.weight)
+        control_delta = federation.mean(report.control_delta, update.weight)
+        return (delta, control_delta), federation.sum(report.number)
 
     def server_update(state: ServerState, mean, number) -> ServerState:
         delta, control_delta = mean

@@ -40,7 +40,7 @@ from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec
 from tff_algos.weights import Weights, constants, each, move, subtract, zeros
 
 SPEC = MethodSpec(
@@ -84,6 +84,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_weighting="uniform",
     client_optimizers=("sgd",),
+    aggregated=Aggregated(in_clear="their directions d_k"),
 )
 
 
@@ -108,13 +109,6 @@ class Start(NamedTuple):
 
     weights: Weights
     is_first: tf.Tensor
-
-
-class StartUpdate(NamedTuple):
-    """The first answer: ∇F_k(x) if asked for, else zeros, and the client's weight; 0 if dropped."""
-
-    gradient: Weights
-    weight: tf.Tensor
 
 
 class Broadcast(NamedTuple):
@@ -151,11 +145,9 @@ def build(
     def prepare_start(state: ServerState) -> Start:
         return Start(state.weights, tf.equal(state.steps, 0))
 
-    def client_start(start: Start, data) -> StartUpdate:
+    def client_start(start: Start, data) -> averaging.Gradient:
         asked = data._replace(mask=data.mask * tf.cast(start.is_first, tf.float32))
-        gradient = client.full_loss(model, start.weights, asked).gradient
-        finite = client.is_finite(gradient)
-        return client.zero_unless(finite, StartUpdate(gradient, local.client_weight(data)))
+        return averaging.give_gradient(model, local, start.weights, asked)
 
     def prepare_broadcast(state: ServerState, gradient: Weights) -> Broadcast:
         is_first = tf.equal(state.steps, 0)
@@ -168,7 +160,7 @@ def build(
         def step(at, carry):
             d, s = carry
             eta, forget = rate_and_forgetting(learning_rate, s)
-            ahead = each(lambda w, d: w - eta * d, at.weights, d)
+            ahead = each(lambda x_k, d: x_k - eta * d, at.weights, d)
             d = each(
                 lambda new, d, old: new + (1.0 - forget) * (d - old),
                 at.gradient_at(ahead),
@@ -187,13 +179,15 @@ def build(
         after = ServerState(x, tuple(d), state.steps + longest, state.round_num)
         return averaging.next_state(state, after, total_weight)
 
+    mean_reports = averaging.mean_each(tuple, "delta", "d")
+
     def next_round(federation, state, clients):
         start = federation.broadcast(federation.map_server(prepare_start, state))
         first = federation.map_clients(client_start, start, clients)
         gradient = federation.mean(first.gradient, first.weight)
         message = federation.broadcast(federation.map_server(prepare_broadcast, state, gradient))
         update = federation.map_clients(client_update, start, message, clients)
-        mean = federation.mean((update.report.delta, update.report.d), update.weight)
+        (mean,) = mean_reports(federation, update)
         longest = federation.max(update.report.steps)
         total_weight = federation.sum(update.weight)
         metrics = federation.map_server(averaging.summarize, federation.sum(update.metrics))

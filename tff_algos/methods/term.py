@@ -29,9 +29,9 @@ import tensorflow as tf
 
 from hparams import Hparam
 from tff_algos import averaging, client
-from tff_algos.method import Method
+from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
-from tff_algos.registry import MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec
 from tff_algos.weights import Weights, constants, move, subtract
 
 SPEC = MethodSpec(
@@ -57,6 +57,7 @@ SPEC = MethodSpec(
     ),
     server_learning_rate=1.0,
     client_weighting=None,
+    aggregated=Aggregated(own_weights=True),
 )
 
 
@@ -87,7 +88,7 @@ class Report(NamedTuple):
 
 
 def build(model: Model, local: client.LocalTraining, *, t: float, normalizer: str) -> Method:
-    """Builds TERM; see the table above for the arguments."""
+    """Builds TERM; see the module's docstring for the symbols."""
 
     def initialize() -> ServerState:
         return ServerState(constants(model.initial_weights), tf.constant(0.0), tf.constant(0))
@@ -122,7 +123,7 @@ def build(model: Model, local: client.LocalTraining, *, t: float, normalizer: st
         loss, number = update.report.loss, update.weight
         largest = federation.broadcast(federation.max(loss))
         weight = federation.map_clients(tilted_weight, largest, loss, number)
-        delta = federation.mean(update.report.delta, weight)
+        delta = mean_of_updates(federation, update.report.delta, weight)
         total = federation.sum((weight, number))
         metrics = federation.map_server(averaging.summarize, federation.sum(update.metrics))
         return federation.map_server(server_update, state, delta, total), metrics

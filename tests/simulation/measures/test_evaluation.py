@@ -78,6 +78,33 @@ def test_chunks_and_cache_change_nothing(model, data, chunk, monkeypatch):
                 np.testing.assert_array_equal(got.weights[name], want.weights[name])
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 64, 133, 134])
+def test_who_shares_the_chunks_out_finds_the_same_bits(model, data, chunk):
+    """Two evaluators of their own, each of which reads only its chunks, in any order."""
+    want = evaluation.Evaluator(model, chunk=chunk)
+    want = want(model.initial_weights, want.prepare(data))
+    asked = []
+
+    def spread(name, weights, number, size):
+        asked.append((name, number, size))
+        halves, found = (range(number // 2), range(number // 2, number)), {}
+        for part in reversed(halves):
+            other = evaluation.Evaluator(model, chunk=chunk)
+            tests = other.prepare(data, name="clients")
+            for _ in range(2):
+                found[part] = list(other.sums(weights, tests, part))
+        return [sums for part in halves for sums in found[part]]
+
+    evaluator = evaluation.Evaluator(model, chunk=chunk, spread=spread)
+    got = evaluator(model.initial_weights, evaluator.prepare(data, name="clients"))
+    assert asked == [("clients", -(-int(np.sum(data.sizes)) // chunk), chunk)]
+    for name in want.values:
+        assert got.values[name].tobytes() == want.values[name].tobytes()
+        assert got.weights[name].tobytes() == want.weights[name].tobytes()
+    evaluator(model.initial_weights, evaluator.prepare(data))
+    assert len(asked) == 1
+
+
 def test_data_is_read_once_if_it_fits(model, data):
     class Counting:
         client_ids, sizes = data.client_ids, data.sizes

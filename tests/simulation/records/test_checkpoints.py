@@ -87,3 +87,19 @@ def test_unfinished_write_is_no_checkpoint(small, monkeypatch):
     assert checkpoints.rounds(small) == [1, 2]
     checkpoints.save(small, 3, LEAVES, SETTINGS)
     assert sorted(os.listdir(small)) == [os.path.basename(path_of(small, r)) for r in (2, 3)]
+
+
+def test_what_is_too_old_goes_and_what_a_run_resumes_from_stays(tmp_path):
+    """A process killed between a checkpoint and the removal leaves three; two may be damaged."""
+    folder = str(tmp_path)
+    for r in (3, 6):
+        checkpoints.save(folder, r, LEAVES, SETTINGS)
+    for r in (9, 12):
+        (tmp_path / f"round_{r:08d}.checkpoint").write_bytes(b"damaged")
+    checkpoints.remove_old(folder, checkpoints.load_newest(folder)[0].round_num)
+    assert checkpoints.rounds(folder) == [3, 6, 9, 12]
+    checkpoints.save(folder, 9, LEAVES, SETTINGS)
+    assert checkpoints.rounds(folder) == [6, 9, 12]
+    assert checkpoints.load_newest(folder)[0].round_num == 9
+    checkpoints.remove_old(folder, 12)
+    assert checkpoints.rounds(folder) == [9, 12]

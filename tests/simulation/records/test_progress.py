@@ -1,48 +1,51 @@
+"""How long a run still takes is told by its recent rounds."""
+
 import io
-import sys
 
 import pytest
 
-from simulation.records import progress as progress_lib
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
+from simulation.records import progress
 
 
 @pytest.fixture()
 def clock(monkeypatch):
-    """Seconds that pass only when a test says so."""
+    """A clock that stands still until it is moved."""
     now = [100.0]
-    monkeypatch.setattr(progress_lib.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now
 
 
-def test_lines_elsewhere_are_few_and_the_last_round_has_one(clock, capsys):
-    progress = progress_lib.Progress(done=10, total=40)
-    for r in range(11, 41):
-        clock[0] += 1.0
-        progress.update(r, {"loss": r / 10, "accuracy": 0.5})
-    progress.close()
-    lines = capsys.readouterr().out.splitlines()
-    assert [int(line.split()[1].split("/")[0]) for line in lines] == [15, 20, 25, 30, 35, 40]
-    assert lines[1] == "round 20/40  loss 2  accuracy 0.5  1 s/round  00:20 left"
+def test_the_first_round_is_the_estimate_only_while_there_is_no_other(clock):
+    recent = progress.Recent()
+    assert recent.seconds() is None
+    for seconds, mean in ((60.0, 60.0), (2.0, 2.0), (4.0, 3.0)):
+        clock[0] += seconds
+        recent.ended()
+        assert recent.seconds() == pytest.approx(mean)
 
 
-def test_bar_on_a_terminal_shows_numbers_seconds_a_round_and_time_left(monkeypatch, capsys):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("COLUMNS", "200")
-    progress = progress_lib.Progress(done=0, total=2)
-    progress.update(1, {"loss": 0.12345})
-    progress.update(2, {"loss": 0.5, "accuracy": 0.25})
-    progress.close()
-    assert not capsys.readouterr().out
-    last = terminal.getvalue().split("\r")[-1]
-    assert "2/2" in last and "loss=0.5, accuracy=0.25" in last and "s/round" in last
+def test_rounds_long_ago_do_not_count(clock):
+    recent = progress.Recent()
+    for seconds in [5.0] * 30 + [1.0] * progress._RECENT_ROUNDS:
+        clock[0] += seconds
+        recent.ended()
+    assert recent.seconds() == pytest.approx(1.0)
 
 
-def test_warning_is_a_line_of_its_own(capsys):
-    progress_lib.Progress(done=0, total=2).warn("something")
-    assert capsys.readouterr().err == "warning: something\n"
+def test_lines_tell_the_time_left(clock, capsys):
+    """A first round of a minute, then three of 10 s: 96 rounds are left, which is 16 minutes."""
+    shown = progress.Progress(0, 100)
+    for round_num, seconds in enumerate((60.0, 10.0, 10.0, 10.0), 1):
+        clock[0] += seconds
+        shown.update(round_num, {"loss": 0.5})
+    assert capsys.readouterr().out.splitlines()[-1].endswith("10 s/round  16:00 left")
+
+
+def test_the_bar_tells_the_same(clock, monkeypatch):
+    monkeypatch.setattr(progress.sys, "stderr", io.StringIO())
+    bar = progress._Bar(0, 100)
+    for seconds in (60.0, 10.0, 10.0, 10.0):
+        clock[0] += seconds
+        bar.update()
+    assert "<16:00, 10.00s/round" in str(bar)
+    bar.close()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common import command_line
-from simulation.errors import DivergedError, RunError
+from simulation.errors import DivergedError, NoWorkersError, RunError
 from simulation.rounds import loop
 
 
@@ -260,3 +260,20 @@ def test_weights_of_another_model_are_refused():
     leaves = [np.zeros(4), np.int32(0)]
     with pytest.raises(RunError, match=r"shapes \[\(4,\)\], not \[\(3,\)\]"):
         loop.restore_state(State([np.zeros(3)], np.int32(0)), leaves)
+
+
+@pytest.mark.parametrize("lost_in", [0, 3, 4])
+def test_a_round_without_workers_leaves_a_checkpoint_of_the_one_before(lost_in):
+    class Deserted(FakeProcess):
+        def next(self, state, cohort):
+            if int(state.round_num) == lost_in:
+                raise NoWorkersError("nobody")
+            return super().next(state, cohort)
+
+    log = Log()
+    with pytest.raises(NoWorkersError):
+        run(Deserted(), log)
+    # Every three rounds there is one anyway, and none is written twice.
+    assert log.checkpoints == [
+        (r, float(r)) for r in sorted({0, 3, lost_in} & set(range(lost_in + 1)))
+    ]

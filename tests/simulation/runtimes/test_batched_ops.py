@@ -192,6 +192,35 @@ def test_loop_left_by_all_at_once_stays_one_loop():
     assert got[1].shape == (CLIENTS, 2)
 
 
+def test_loop_that_fills_and_reads_lists_stays_one_loop():
+    """Without a list of a client's own anywhere, which TensorFlow could only keep on the host."""
+
+    def run(x):
+        given = tf.TensorArray(tf.float32, 4, element_shape=[2]).unstack(x)
+        array = tf.TensorArray(tf.float32, 4, element_shape=[2])
+        shared = tf.TensorArray(tf.float32, 4, element_shape=[])
+
+        def body(i, total, array, shared):
+            total += given.read(i)
+            shared = shared.write(i, tf.cast(i, tf.float32))
+            return i + 1, total, array.write(3 - i, total), shared
+
+        after = tf.while_loop(lambda i, *_: i < 4, body, (0, tf.zeros([2]), array, shared))
+        return after[1], after[2].stack(), after[3].stack()
+
+    assert_same(run, normal(4, 2), loops=1)
+    _, graph = at_once(run, normal(4, 2))
+    graph_def = graph.as_graph_def()
+    nodes = [n for body in (graph_def, *graph_def.library.function) for n in _nodes(body)]
+    lists = [n for n in nodes if n.op.startswith("TensorList")]
+    assert len(lists) > 3
+    assert all(n.attr["element_dtype"].type != tf.variant.as_datatype_enum for n in lists)
+
+
+def _nodes(body):
+    return body.node if hasattr(body, "node") else body.node_def
+
+
 def test_loop_that_clients_leave_one_after_the_other():
     def run(x, steps):
         return tf.while_loop(lambda i, _: i < steps, lambda i, t: (i + 1, t + x[i]), (0, 0.0))[1]
@@ -199,6 +228,33 @@ def test_loop_that_clients_leave_one_after_the_other():
     x, steps = normal(5), np.array([0, 5, 2], np.int32)
     got, _ = at_once(run, x, steps)
     np.testing.assert_allclose(got, one_by_one(run, x, steps), rtol=1e-6)
+
+
+def test_squeeze_of_a_single_client_keeps_it():
+    x = np.arange(3.0, dtype=np.float32).reshape(1, 3, 1)
+    assert_same(tf.squeeze, x)
+    assert_same(lambda x: tf.squeeze(tf.reduce_sum(x, keepdims=True)), x)
+
+
+def test_branches_of_an_imported_graph():
+    """Both are computed, as of a function that is known by its definition only."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2], "x")
+        guard = tf.debugging.assert_less(tf.reduce_min(x), 5.0)
+        with tf.control_dependencies([guard]):
+            y = tf.cond(tf.reduce_sum(x) > 0, lambda: x * 2.0, lambda: tf.zeros([2]))
+        y = tf.identity(y, "y")
+    graph_def = graph.as_graph_def()
+
+    @tf.function(autograph=False)
+    def imported(x):
+        return tf.graph_util.import_graph_def(
+            graph_def, input_map={"x:0": x}, return_elements=["y:0"]
+        )[0]
+
+    assert_same(imported, np.array([[1, 2], [-3, 1], [0, 7]], np.float32))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        at_once(imported, np.array([[1, 2], [6, 7], [0, 1]], np.float32))
 
 
 def test_choice_by_client():

@@ -2,14 +2,15 @@ import lzma
 import os
 import sqlite3
 import struct
-import urllib.error
 
 import numpy as np
 import pytest
 
 import tasks
 from tasks.datasets import emnist_character
+from tasks.formats import downloads
 from tasks.task import DataError
+from tests.tasks.server import Server
 from tests.tasks.tffs_files import database, field, varint
 
 _NAME = "emnist_all.sqlite"
@@ -165,39 +166,60 @@ def test_fewer_examples_than_announced_are_refused(tmp_path):
 
 
 def test_a_failed_download_is_one_line(tmp_path, monkeypatch):
-    import tensorflow_federated as tff
-
-    def fail(only_digits, cache_dir):
-        raise urllib.error.URLError("Name or service\nnot known")
-
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(tff.simulation.datasets.emnist, "load_data", fail)
+    monkeypatch.setattr(downloads, "TFFS", "http://127.0.0.1:1/")
     with pytest.raises(DataError) as error:
         tasks.load("emnist_character")
-    _assert_refused(error, "downloaded", "Name or service not known")
+    _assert_refused(error, "downloaded", "refused")
+    assert not (tmp_path / ".tff" / _NAME).exists()
+
+
+def test_a_download_is_tffs_file_and_enters_tffs_cache_only_when_whole(tmp_path, monkeypatch):
+    _write(tmp_path / _NAME)
+    packed = lzma.compress((tmp_path / _NAME).read_bytes(), format=lzma.FORMAT_ALONE)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with Server() as server:
+        monkeypatch.setattr(downloads, "TFFS", server.url)
+        server.files[f"{_NAME}.lzma"], server.cut_after = packed, len(packed) // 2
+        with pytest.raises(DataError, match="same command"):
+            tasks.load("emnist_character")
+        assert not (tmp_path / ".tff" / _NAME).exists()
+        server.cut_after = None
+        _check(tasks.load("emnist_character"))
+        assert os.listdir(tmp_path / ".tff") == [_NAME]
+        assert server.asked[1][1] is not None
+        _check(tasks.load("emnist_character"))
+        assert len(server.asked) == 2
+
+
+def test_a_download_of_a_cut_off_file_does_not_enter_the_cache(tmp_path, monkeypatch):
+    _write(tmp_path / _NAME)
+    content = (tmp_path / _NAME).read_bytes()[:-4096]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with Server() as server:
+        monkeypatch.setattr(downloads, "TFFS", server.url)
+        server.files[f"{_NAME}.lzma"] = lzma.compress(content, format=lzma.FORMAT_ALONE)
+        with pytest.raises(DataError, match="cut off"):
+            tasks.load("emnist_character")
     assert os.listdir(tmp_path / ".tff") == []
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_download_enters_tffs_cache_only_when_whole(tmp_path, monkeypatch, whole):
+@pytest.mark.parametrize("name", ["emnist_all", "cifar100", "shakespeare", "stackoverflow"])
+def test_the_addresses_are_tffs(name, monkeypatch):
     import tensorflow_federated as tff
+    from tensorflow_federated.python.simulation.datasets import download
 
-    def download(only_digits, cache_dir):
-        assert not only_digits
-        path = os.path.join(cache_dir, _NAME)
-        _write(path)
-        if not whole:
-            os.truncate(path, os.path.getsize(path) - 4096)
+    asked = []
 
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(tff.simulation.datasets.emnist, "load_data", download)
-    if whole:
-        _check(tasks.load("emnist_character"))
-        assert os.listdir(tmp_path / ".tff") == [_NAME]
-    else:
-        with pytest.raises(DataError, match="cut off"):
-            tasks.load("emnist_character")
-        assert os.listdir(tmp_path / ".tff") == []
+    def get_compressed_file(origin, cache_dir):
+        asked.append(origin)
+        raise OSError
+
+    monkeypatch.setattr(download, "get_compressed_file", get_compressed_file)
+    module = getattr(tff.simulation.datasets, name.removesuffix("_all"))
+    with pytest.raises(OSError):
+        module.load_data()
+    assert asked == [f"{downloads.TFFS}{name}.sqlite.lzma"]
 
 
 def test_parsing_no_examples_gives_none():

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tasks
 from hparams import HparamError
 from tasks.datasets import shakespeare_character
-from tasks.formats import shakespeare_text
+from tasks.formats import downloads, shakespeare_text
 from tasks.models import losses, models
 from tasks.task import DataError
 from tests.tasks.tffs_files import database, field
@@ -275,14 +275,9 @@ def test_missing_and_damaged_files_are_one_line(tmp_path, damage):
 
 
 def test_a_failed_download_is_one_line(tmp_path, monkeypatch):
-    import tensorflow_federated as tff
-
-    def fail(cache_dir):
-        raise OSError("no\nnetwork")
-
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(tff.simulation.datasets.shakespeare, "load_data", fail)
-    with pytest.raises(DataError, match="no network"):
+    monkeypatch.setattr(downloads, "TFFS", "http://127.0.0.1:1/")
+    with pytest.raises(DataError, match="shakespeare.sqlite.lzma cannot be downloaded.*refused"):
         tasks.load("shakespeare_character")
 
 

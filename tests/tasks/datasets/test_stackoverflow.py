@@ -1,4 +1,5 @@
 import fcntl
+import hashlib
 import io
 import json
 import lzma
@@ -13,9 +14,10 @@ import tensorflow as tf
 import tasks
 from tasks import prepare
 from tasks.datasets import stackoverflow
-from tasks.formats import text
+from tasks.formats import downloads, text
 from tasks.models import losses, models
 from tasks.task import DataError
+from tests.tasks.server import Server
 from tests.tasks.tffs_files import database, field, varint
 
 _FILE = "stackoverflow.sqlite"
@@ -356,20 +358,57 @@ def test_other_counts_are_refused(tmp_path, name, content):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("function", ["load_data", "load_word_counts"])
-def test_a_failed_download_is_one_line(tmp_path, monkeypatch, function):
-    import tensorflow_federated as tff
-
-    def fail(**_):
-        raise OSError("no\nnetwork")
-
+@pytest.mark.parametrize("missing", ["database", "words"])
+def test_a_failed_download_is_one_line(tmp_path, monkeypatch, missing):
     (tmp_path / ".keras" / "datasets").mkdir(parents=True)
-    if function == "load_data":
+    if missing == "database":
         _write(tmp_path / ".keras" / "datasets", packed=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(tff.simulation.datasets.stackoverflow, function, fail)
-    with pytest.raises(DataError, match="no network"):
+    monkeypatch.setattr(downloads, "TFFS", "http://127.0.0.1:1/")
+    with pytest.raises(DataError, match="cannot be downloaded.*refused") as error:
         tasks.load("stackoverflow_word", vocab_size=10)
+    assert "\n" not in str(error.value)
+
+
+def test_counts_are_downloaded_into_kerass_cache_and_checked(tmp_path, monkeypatch):
+    import tensorflow_federated as tff
+
+    (tmp_path / "published").mkdir()
+    _write(tmp_path / "published")
+    (tmp_path / ".tff").mkdir()
+    (tmp_path / "published" / _FILE).rename(tmp_path / ".tff" / _FILE)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    names = ["stackoverflow.word_count", "stackoverflow.tag_count"]
+    with Server() as server:
+        monkeypatch.setattr(downloads, "TFFS", server.url)
+        for name in names:
+            path = tmp_path / "published" / f"{name}.tar.bz2"
+            server.files[path.name] = path.read_bytes()
+        with pytest.raises(DataError, match="sha256 1dc00256d6"):
+            _load_cached()
+        known = {
+            name: hashlib.sha256(server.files[f"{name}.tar.bz2"]).hexdigest() for name in names
+        }
+        monkeypatch.setattr(stackoverflow, "_SHA256", known)
+        assert _load_cached().train.examples(0).y.shape == (3, 3)
+        assert _load_cached() and len(server.asked) == 3
+    # TFF's own digests, and TFF takes what is there for its own download.
+    asked = []
+
+    def get_file(fname, origin, file_hash, **_):
+        asked.append((origin.rsplit("/", 1)[1], file_hash))
+        raise OSError
+
+    monkeypatch.undo()
+    monkeypatch.setattr(tf.keras.utils, "get_file", get_file)
+    for load in ("load_word_counts", "load_tag_counts"):
+        with pytest.raises(OSError):
+            getattr(tff.simulation.datasets.stackoverflow, load)()
+    assert dict(asked) == {f"{name}.tar.bz2": h for name, h in stackoverflow._SHA256.items()}
+
+
+def _load_cached():
+    return tasks.load("stackoverflow_tag", vocab_size=10, num_tags=3)
 
 
 def test_reads_tffs_and_kerass_caches(tmp_path, monkeypatch):

@@ -159,7 +159,7 @@ def test_damaged_manifests_are_one_line(tmp_path, damage):
     assert "ADVICE" in str(error.value)
 
 
-def test_a_failure_leaves_no_set_and_is_gone_on_from(tmp_path):
+def test_a_failure_leaves_no_set_and_is_resumed_from(tmp_path):
     read = []
 
     def counted(**arguments):
@@ -236,7 +236,7 @@ prepared.write(test_prepared.source(40, pause=0.01), sys.argv[1], "toy")
 def test_kills_at_any_moment_lose_little_and_never_leave_half_a_set(tmp_path):
     prepared.write(source(40), str(tmp_path / "whole"), "toy")
     wanted = _bytes(tmp_path / "whole" / "toy.prepared")
-    folder, rng, kills, gone_on = tmp_path / "killed", random.Random(3), 0, 0
+    folder, rng, kills, resumed = tmp_path / "killed", random.Random(3), 0, 0
     journal = folder / "toy.preparing" / "journal.jsonl"
     for turn in range(4):
         child = subprocess.Popen(
@@ -250,12 +250,12 @@ def test_kills_at_any_moment_lose_little_and_never_leave_half_a_set(tmp_path):
             time.sleep(rng.uniform(0, 0.1))
             child.send_signal(signal.SIGKILL)
         err = child.communicate()[1]
-        gone_on += "Going on after" in err
+        resumed += "Resuming after" in err
         assert child.returncode in (0, -signal.SIGKILL), err
         kills += child.returncode != 0
         if (folder / "toy.prepared").exists():
             assert _bytes(folder / "toy.prepared").keys() - {"journal.jsonl"} == wanted.keys()
-    assert kills >= 2 and gone_on >= 2
+    assert kills >= 2 and resumed >= 2
     assert prepared.verify(str(folder / "toy.prepared"), "", _ARRAYS)
     got = _bytes(folder / "toy.prepared")
     assert {k: v for k, v in got.items() if k != "journal.jsonl"} == wanted

@@ -1,0 +1,430 @@
+"""Which operations of methods and models TensorFlow could not run on a GPU; needs no GPU.
+
+    python -m benchmarks.gpu_kernels [--methods=fedavg,scaffold] [--tasks=emnist_character,...]
+
+Without `--methods`, or `--tasks`, all are walked; an empty list stands for none.
+
+TensorFlow's build for a GPU lists its GPU kernels on a machine without one, too. Here the graphs of
+a method's round, for the `tff` and for the `vectorized` runtime, and of a task's model, in the form
+that its layers take beside a GPU, are walked and each operation is looked up there. The exit code
+is 1 if an operation inside a loop has no GPU kernel and takes or gives what is on the GPU: that
+would be copied in every step.
+
+Not counted are copies between an operation on the GPU and one of 32-bit integers, which TensorFlow
+has on the host by its own convention (shapes, the count of a loop's steps, class numbers). Whether
+kernels are right and fast only a GPU can tell (`benchmarks.gpu_check`).
+"""
+
+import argparse
+import collections
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+from unittest import mock
+
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import tensorflow as tf
+import tensorflow_federated as tff
+from google.protobuf import message
+from tensorflow.python.framework import kernels, op_def_registry
+from tensorflow_federated.proto.v0 import computation_pb2
+from tensorflow_federated.python.core.impl.computation import computation_impl
+
+import tasks
+import tff_algos
+from simulation import runtimes, task_models
+from simulation.runtimes import vectorized
+from tasks.models import losses, models
+from tff_algos.client_data import Batch
+
+# Where an operation runs: on the GPU; on the host, with a GPU's kernel that by TensorFlow's own
+# convention has all its tensors there (32-bit integers, shapes); on the CPU, for want of another.
+GPU, HOST, CPU = "GPU", "host", "CPU"
+
+_WHILE = frozenset(["StatelessWhile", "While"])
+_LOOPS = _WHILE | {"For", "MapDefun"}
+# What the first version's control flow makes of a loop; all its parts would lie side by side.
+_FLAT_LOOPS = frozenset(["Enter", "RefEnter"])
+_ALWAYS_ON_HOST = frozenset([tf.string.as_datatype_enum, tf.resource.as_datatype_enum])
+# As arguments and results of functions; a kernel may have 32-bit integers on the GPU.
+_ON_HOST_IN_CALLS = _ALWAYS_ON_HOST | {tf.int32.as_datatype_enum}
+
+
+class Operation(NamedTuple):
+    """A kind of operation in a graph.
+
+    Attributes:
+      name: TensorFlow's name of it.
+      dtypes: The values of its type attributes, in order of the attributes' names.
+      place: `GPU`, `HOST` or `CPU`.
+      in_loop: Whether it is inside a loop.
+      copies: Whether a tensor that it takes or gives is copied between GPU and host for it.
+    """
+
+    name: str
+    dtypes: tuple[str, ...]
+    place: str
+    in_loop: bool
+    copies: bool
+
+
+class _Tensor(NamedTuple):
+    """Which argument a tensor is that an operation takes or gives, and whether on the host."""
+
+    argument: str
+    on_host: bool
+
+
+def _types(attributes, declared) -> list[int]:
+    """Returns the types that an attribute names, which may have been left at its default."""
+    value = attributes[declared.name] if declared.name in attributes else declared.default_value
+    return [value.type] if value.WhichOneof("value") == "type" else list(value.list.type)
+
+
+def _type_attributes(node) -> dict[str, list[int]]:
+    return {
+        declared.name: _types(node.attr, declared)
+        for declared in op_def_registry.get(node.op).attr
+        if declared.type in ("type", "list(type)")
+    }
+
+
+@functools.cache
+def _kernels_beside_a_gpu(op: str):
+    return [
+        kernel
+        for kernel in kernels.get_registered_kernels_for_op(op).kernel
+        if kernel.device_type in ("GPU", "DEFAULT")
+    ]
+
+
+def _kernel(node):
+    """Returns the kernel that a GPU would run an operation with, `None` if there is none."""
+    types = _type_attributes(node)
+    label = node.attr["_kernel"].s.decode() if "_kernel" in node.attr else ""
+    for kernel in _kernels_beside_a_gpu(node.op):
+        if kernel.label == label and all(
+            set(types.get(c.name, ())) <= set(c.allowed_values.list.type) for c in kernel.constraint
+        ):
+            return kernel
+    return None
+
+
+def place(node: tf.compat.v1.NodeDef) -> str:
+    """Returns where TensorFlow runs an operation on a machine with a GPU.
+
+    Args:
+      node: A node of a graph; its operation is TensorFlow's own, not a function of the graph.
+
+    Returns:
+      `GPU`, `HOST` or `CPU`.
+    """
+    kernel = _kernel(node)
+    if kernel is None:
+        return CPU
+    declared = op_def_registry.get(node.op)
+    arguments = {a.name for a in (*declared.input_arg, *declared.output_arg)}
+    return HOST if arguments and arguments <= set(kernel.host_memory_arg) else GPU
+
+
+def _tensors(node, arguments, kernel) -> list[_Tensor]:
+    """Returns the tensors of an operation's arguments, inputs or outputs, in order."""
+    declared = {a.name: a for a in op_def_registry.get(node.op).attr}
+    in_calls = node.op in _LOOPS or any(a.type == "func" for a in declared.values())
+    found = []
+    for argument in arguments:
+        if argument.type_list_attr:
+            types = _types(node.attr, declared[argument.type_list_attr])
+        else:
+            of_one = argument.type or _types(node.attr, declared[argument.type_attr])[0]
+            number = node.attr[argument.number_attr].i if argument.number_attr else 1
+            types = [of_one] * number
+        on_host = kernel is None or argument.name in kernel.host_memory_arg
+        for dtype in types:
+            always = dtype in (_ON_HOST_IN_CALLS if in_calls else _ALWAYS_ON_HOST)
+            found.append(_Tensor(argument.name, on_host or always))
+    return found
+
+
+class _Body:
+    """The operations of a graph or of one of its functions, and where their tensors are."""
+
+    def __init__(self, nodes, signature, functions):
+        self.nodes = nodes
+        self._functions = functions
+        self._outputs = {}
+        for argument in signature.input_arg if signature else ():
+            on_host = argument.type in _ON_HOST_IN_CALLS
+            self._outputs[argument.name] = [_Tensor(argument.name, on_host)]
+        # TensorFlow takes these out of a function before it runs it.
+        self._passes_on = {node.name: node.input[0] for node in nodes if node.op == "Identity"}
+        self._inputs = {}
+        for node in nodes:
+            self._inputs[node.name], self._outputs[node.name] = self._sides(node)
+
+    def _sides(self, node):
+        if node.op in self._functions:
+            signature = self._functions[node.op].signature
+            return [
+                [_Tensor(a.name, a.type in _ON_HOST_IN_CALLS) for a in arguments]
+                for arguments in (signature.input_arg, signature.output_arg)
+            ]
+        declared, kernel = op_def_registry.get(node.op), _kernel(node)
+        return [_tensors(node, a, kernel) for a in (declared.input_arg, declared.output_arg)]
+
+    def _source(self, name):
+        """Returns the tensor that a tensor is, passed on."""
+        while (node := name.split(":")[0]) in self._passes_on:
+            name = self._passes_on[node]
+        return name
+
+    def is_on_host(self, name: str) -> bool:
+        """Returns whether a tensor is: `node`, `node:index`, or `node:argument:index`."""
+        node, *rest = self._source(name).split(":")
+        outputs = self._outputs[node]
+        if len(rest) == 2:
+            outputs = [t for t in outputs if t.argument == rest[0]]
+        return outputs[int(rest[-1]) if rest else 0].on_host
+
+    def copying(self, wanted_on_host=()) -> set[str]:
+        """Returns the names of the nodes that take or give a tensor that is copied.
+
+        Args:
+          wanted_on_host: Tensors that are needed on the host, whatever it is that takes them.
+        """
+        found = {
+            self._source(name).split(":")[0] for name in wanted_on_host if not self.is_on_host(name)
+        }
+        for node in self.nodes:
+            if node.name in self._passes_on:
+                continue
+            given = [name for name in node.input if not name.startswith("^")]
+            for name, taken in zip(given, self._inputs[node.name], strict=True):
+                if self.is_on_host(name) != taken.on_host:
+                    found |= {node.name, self._source(name).split(":")[0]}
+        return found
+
+
+def operations(graph_def: tf.compat.v1.GraphDef, in_loop: bool = False) -> collections.Counter:
+    """Counts the operations of a graph and of all functions that it calls.
+
+    Of a function with an implementation for GPUs (Keras's LSTM), that one counts.
+
+    Args:
+      graph_def: The graph.
+      in_loop: Whether all of it is run in a loop.
+
+    Returns:
+      `Operation` → how many nodes there are of it, in all functions together.
+
+    Raises:
+      ValueError: If the graph has a loop of TensorFlow's first version, which cannot be told from
+        what is outside it.
+    """
+    functions = {f.signature.name: f for f in graph_def.library.function}
+    for_gpu = {
+        f.attr["api_implements"].s: name
+        for name, f in functions.items()
+        if f.attr["api_preferred_device"].s == b"GPU"
+    }
+    found, seen = collections.Counter(), set()
+
+    def called(node):
+        """Yields the functions of a node, and whether what they give is a loop's condition."""
+        if node.op in functions:
+            yield node.op, False
+        for key, value in node.attr.items():
+            for f in (value.func, *value.list.func):
+                if f.name in functions:
+                    yield f.name, node.op in _WHILE and key == "cond"
+
+    def visit(body, in_loop, wanted_on_host=()):
+        copying = body.copying(wanted_on_host)
+        for node in body.nodes:
+            if node.op in _FLAT_LOOPS:
+                raise ValueError(f"{node.name} is part of a loop of TensorFlow's first version.")
+            if node.op not in functions:
+                types = [t for _, ts in sorted(_type_attributes(node).items()) for t in ts]
+                names = tuple(tf.as_dtype(t).name for t in types)
+                kind = Operation(node.op, names, place(node), in_loop, node.name in copying)
+                found[kind] += 1
+            within = in_loop or node.op in _LOOPS
+            for name, is_condition in called(node):
+                name = for_gpu.get(functions[name].attr["api_implements"].s, name)
+                if (name, within) not in seen:
+                    seen.add((name, within))
+                    f = functions[name]
+                    wanted = f.ret.values() if is_condition else ()
+                    visit(_Body(f.node_def, f.signature, functions), within, wanted)
+
+    visit(_Body(graph_def.node, None, functions), in_loop)
+    return found
+
+
+def _tensorflow_graphs(proto: message.Message) -> Iterator[tf.compat.v1.GraphDef]:
+    """Yields the TensorFlow graphs within a TFF computation."""
+    if isinstance(proto, computation_pb2.TensorFlow):
+        yield tf.compat.v1.GraphDef.FromString(proto.graph_def.value)
+        return
+    for field, value in proto.ListFields():
+        if field.message_type is not None:
+            for part in value if field.label == field.LABEL_REPEATED else [value]:
+                yield from _tensorflow_graphs(part)
+
+
+def of_computation(computation) -> collections.Counter:
+    """Counts the operations of a TFF computation, clients' and server's, as `operations` does."""
+    proto = computation_impl.ConcreteComputation.get_proto(computation)
+    return sum(map(operations, _tensorflow_graphs(proto)), collections.Counter())
+
+
+def of_round(process) -> dict[str, collections.Counter]:
+    """Counts the operations of a round, as `operations` does.
+
+    Args:
+      process: What `tff_algos.build` gives; of a method of several processes those of all count.
+
+    Returns:
+      Runtime → the operations; without `vectorized` if the method or model has no such form.
+    """
+    if not hasattr(process, "method"):
+        parts = [getattr(part, "next", part) for part in vars(process).values()]
+        parts = [part for part in parts if isinstance(part, tff.Computation)]
+        return {"tff": sum(map(of_computation, parts), collections.Counter())}
+    found = {"tff": of_computation(process.next)}
+    with contextlib.suppress(vectorized.NotVectorizable):
+        program = vectorized.VectorizedProcess(process).program()
+        found["vectorized"] = operations(program.graph.as_graph_def())
+    return found
+
+
+def of_model(model: tff_algos.Model) -> collections.Counter:
+    """Counts the operations of a model's training step and of its evaluation, as if in a loop."""
+
+    def train(weights, x, y, mask, seed):
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            objective = model.forward(weights, Batch(x, y, mask), True, seed).objective
+        return tape.gradient(objective, weights)
+
+    def evaluate(weights, x, y, mask, seed):
+        return model.forward(weights, Batch(x, y, mask), False, seed)
+
+    specs = (
+        tuple(tf.TensorSpec(w.shape, w.dtype) for w in model.initial_weights),
+        model.x_spec,
+        model.y_spec,
+        tf.TensorSpec([None]),
+        tf.TensorSpec([2], tf.int32),
+    )
+    return sum(
+        (
+            operations(
+                tf.function(part, autograph=False)
+                .get_concrete_function(*specs)
+                .graph.as_graph_def(),
+                in_loop=True,
+            )
+            for part in (train, evaluate)
+        ),
+        collections.Counter(),
+    )
+
+
+@contextlib.contextmanager
+def layers_as_beside_a_gpu() -> Iterator[None]:
+    """Makes the layers that are called inside take the form that they have beside a GPU."""
+    devices = tf.config.list_physical_devices
+
+    def with_one(kind=None):
+        gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+        return [gpu] if kind == "GPU" else devices(kind)
+
+    with mock.patch.object(tf.config, "list_physical_devices", with_one):
+        yield
+
+
+def lacking(found: collections.Counter, in_loop: bool) -> list[str]:
+    """Returns the operations that only the CPU can carry out on tensors of the GPU, in words.
+
+    Args:
+      found: What `operations` has found.
+      in_loop: Whether those inside a loop are asked for, or those outside.
+    """
+    return sorted(
+        f"{o.name}[{', '.join(o.dtypes)}]"
+        for o in found
+        if o.place == CPU and o.copies and o.in_loop == in_loop
+    )
+
+
+def of_methods(names: list[str]) -> Iterator[tuple[str, collections.Counter]]:
+    """Yields (what, operations) of the methods' rounds with a softmax regression."""
+    model = tff_algos.from_keras(
+        models.softmax_regression(0),
+        loss=losses.sparse_softmax_cross_entropy,
+        metrics={"accuracy": losses.sparse_accuracy},
+        y_spec=tf.TensorSpec([None], tf.int32),
+    )
+    for name in names:
+        rate = tff_algos.get(name).server_learning_rate
+        process = tff_algos.build(
+            name,
+            model,
+            num_clients=10,
+            client_learning_rate=0.1,
+            **({"server_learning_rate": 0.1} if rate is None else {}),
+        )
+        for runtime, found in of_round(process).items():
+            yield f"{name}, {runtime}", found
+
+
+def of_tasks(names: list[str]) -> Iterator[tuple[str, collections.Counter]]:
+    """Yields (what, operations) of the tasks' models."""
+    for name in names:
+        few = {"num_clients": 2} if name == "clothing1m" else {}
+        task = tasks.load(name, use_synthetic_data=True, seed=0, **few)
+        with layers_as_beside_a_gpu():
+            model = task_models.build(task, 0).model
+            yield f"model of {name}", of_model(model)
+            process = tff_algos.build("fedavg", model, client_learning_rate=0.1)
+            rounds = of_round(process)
+        if "vectorized" in rounds:
+            yield f"fedavg on {name}, vectorized", rounds["vectorized"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints a table; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--methods", default=",".join(tff_algos.names()))
+    parser.add_argument("--tasks", default=",".join(tasks.names()))
+    options = parser.parse_args(arguments)
+    if not tf.test.is_built_with_cuda():
+        print("This TensorFlow was built without CUDA and knows no GPU kernels.", file=sys.stderr)
+        return 1
+    print("| graph | kinds | on the host | on the CPU with copies | of these in loops |")
+    print("| --- | --- | --- | --- | --- |")
+    failed = False
+    with runtimes.installed("tff"):
+        for of, names in ((of_methods, options.methods), (of_tasks, options.tasks)):
+            for what, found in of([name for name in names.split(",") if name]):
+                kinds = {(o.name, o.dtypes): o.place for o in found}
+                host = sum(where != GPU for where in kinds.values())
+                sides = [lacking(found, in_loop) for in_loop in (False, True)]
+                failed = failed or bool(sides[1])
+                words = " | ".join(", ".join(names) or "none" for names in sides)
+                print(f"| {what} | {len(kinds)} | {host} | {words} |", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

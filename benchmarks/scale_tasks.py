@@ -1,0 +1,59 @@
+"""The workloads of `benchmarks.scale` as tasks, which workers can make for themselves."""
+
+import numpy as np
+
+import tasks
+from hparams import Hparam
+
+_WORKLOADS = ("w1", "w4", "w6", "w10", "stateful")
+
+tasks.register(
+    tasks.TaskSpec(
+        name="scale",
+        summary="A workload of the speed benchmark with any number of clients.",
+        loader="benchmarks.scale_tasks:load",
+        hparams=(
+            Hparam("workload", "w1", "Name of the workload.", "choice", choices=_WORKLOADS),
+            Hparam("clients", 10, "Number of clients.", "choice", minimum=1),
+        ),
+        needs_data=True,
+    )
+)
+
+
+class Repeated:
+    """The clients of a workload, again and again; every client has examples of its own."""
+
+    def __init__(self, clients, number: int):
+        """Initialises for so many clients."""
+        self._clients = clients
+        self.client_ids = [f"{k:06d}" for k in range(number)]
+        self.sizes = np.array([len(clients[k % len(clients)][1]) for k in range(number)])
+
+    def examples(self, index: int) -> tasks.task.Examples:
+        """Returns the examples of a client: made when they are read, as from a file."""
+        x, y = self._clients[index % len(self._clients)]
+        shift = index // len(self._clients)
+        return tasks.task.Examples(np.roll(x, shift, 0), np.roll(y, shift, 0))
+
+
+def load(*, data_dir, seed, use_synthetic_data, workload, clients):
+    """Makes the task."""
+    from benchmarks import workloads
+
+    name = "w1" if workload == "stateful" else workload
+    made = workloads.WORKLOADS[name](data_dir)
+    data = Repeated(made.clients, clients)
+    few = Repeated(made.clients, 1)
+    return tasks.task.Task(
+        name="scale",
+        train=data,
+        test=None,
+        central_test=few.examples(0),
+        keras_model_fn=lambda seed: made.keras_model(),
+        loss=made.loss,
+        loss_reduction=made.loss_reduction,
+        metrics={},
+        primary_metric="loss",
+        higher_is_better=False,
+    )

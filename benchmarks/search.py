@@ -1,0 +1,100 @@
+"""What part of a grid's work successive halving takes, and whether it finds the grid's point.
+
+    python -m benchmarks.search [--items=benchmarks/sweeps] [--folder=DIR] [--csv=FILE]
+
+Searches the grids of items as `reproduce.py` does with their `[search]`, in this process and one
+run after the other, resuming runs from their checkpoints. Then the rest of each grid is run, and
+its best point by the same rule is compared with the one that was found.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import run_experiment
+from benchmarks import common
+from reproduction import items, results, search, sweep
+from reproduction.items import Setup
+
+
+def measure(setup: Setup, folder: str) -> list[dict]:
+    """Returns a record for each row of a set-up with a grid."""
+    rows = [row for row in setup.rows if len(setup.points(row)) > 1]
+
+    def plan(points, rounds=None):
+        seeds = setup.selection.get("seeds", setup.seeds)
+        return items.planned_runs(setup, points, points, seeds, root=folder, max_rounds=rounds)
+
+    def execute(runs):
+        for run in runs:
+            if not sweep.is_done(run):
+                run_experiment.main(list(run.command))
+
+    started = time.process_time()
+    found = search.search(setup, rows, plan, execute)
+    searched = time.process_time() - started
+    runs = plan({row: setup.points(row) for row in rows})
+    execute(runs)
+    of_grid = time.process_time() - started
+    best = results.choose(runs, setup)
+    records = []
+    for row in rows:
+        losses = {
+            tuple(run.point.items()): results.selection_value(run, setup.selection)
+            for run in runs
+            if run.row == row
+        }
+        ranked = sorted(losses.values())
+        own = losses[tuple(found[row].point.items())]
+        records.append(
+            {
+                "row": row,
+                "points": len(losses),
+                "rungs": " ".join(f"{n}@{r}" for r, n in found[row].rungs),
+                "share_of_rounds": round(found[row].share, 4),
+                "processor_seconds": round(searched, 1),
+                "of_grid_seconds": round(of_grid, 1),
+                "found": _point(found[row].point),
+                "grid": _point(best[row]),
+                "loss_found": round(own, 5),
+                "loss_grid": round(ranked[0], 5),
+                "rank_of_found": ranked.index(own) + 1,
+            }
+        )
+    return records
+
+
+def _point(point) -> str:
+    return " ".join(f"{flag}={items.format_value(value)}" for flag, value in point.items())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the benchmark, prints the records, writes a CSV; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--items", default="benchmarks/sweeps", help="folder of items")
+    parser.add_argument("--folder", default=None, help="where the runs go; else nowhere to stay")
+    parser.add_argument("--csv", default=None, help="file to write the records to")
+    options = parser.parse_args(arguments)
+    records = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for item in items.own_items(options.items):
+            for setup in item.setups.values():
+                records += measure(setup, options.folder or temporary)
+    for record in records:
+        print("\n".join(f"{name}: {value}" for name, value in record.items()), flush=True)
+    if options.csv:
+        common.write_csv(options.csv, records)
+    return 0
+
+
+if __name__ == "__main__":
+    command_line.begin()
+    command_line.run(main)

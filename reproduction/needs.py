@@ -1,0 +1,334 @@
+"""What a set-up takes that was not run: its data, and hours by the nearest measured workload.
+
+Hours are those of one run after the other. Where an item names the seconds that a round takes on
+one core (`seconds`), they count. Elsewhere, on the machine where workloads were measured, they are
+the examples of a round times the seconds that an example of the nearest measured workload takes in
+training; methods that compute more than FedAvg take longer than that.
+"""
+
+import functools
+import glob
+import os
+import pathlib
+from typing import NamedTuple
+
+import tasks
+from hparams import HparamError
+from reproduction.items import REPO, Row, Setup
+from simulation import experiment_flags
+
+MACHINE = "two cores of an AMD EPYC"
+
+_TFF = "https://storage.googleapis.com/tff-datasets-public"
+
+
+class Data(NamedTuple):
+    """Files that a task reads.
+
+    Attributes:
+      name: What they are, in words.
+      source: How to get them, as a request.
+      files: Patterns of files, any of which shows that they are there.
+      examples: Training examples that the publisher states.
+      clients: Number of clients where the settings do not tell it.
+    """
+
+    name: str
+    source: str
+    files: tuple[str, ...]
+    examples: int
+    clients: int = 0
+
+
+_EMNIST = Data(
+    "TFF's Federated EMNIST",
+    f"let TFF download it, or get {_TFF}/emnist_all.sqlite.lzma",
+    ("emnist_all.sqlite*",),
+    671_585,
+    3_400,
+)
+_STACK_OVERFLOW = Data(
+    "TFF's Stack Overflow",
+    f"let TFF download it, or get {_TFF}/stackoverflow.sqlite.lzma and the counts beside it",
+    ("stackoverflow.sqlite*", "stackoverflow*.prepared"),
+    # 135,818,730 sentences of 342,477 users, of whom each gives 1,000 at most.
+    342_477 * 300,
+    342_477,
+)
+DATA = {
+    "cifar10_image": Data(
+        "the whole CIFAR-10",
+        "get https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz, 170 MB",
+        ("cifar-10-*", "data_batch_1*", "cifar10/*/dataset_info.json"),
+        50_000,
+    ),
+    "cifar100_image": Data(
+        "the whole CIFAR-100",
+        f"let TFF download it, or get {_TFF}/cifar100.sqlite.lzma",
+        ("cifar100.sqlite*", "cifar-100-*", "cifar100/*/dataset_info.json"),
+        50_000,
+    ),
+    "cinic10": Data(
+        "CINIC-10",
+        "get https://datashare.ed.ac.uk/handle/10283/3192, 650 MB",
+        ("CINIC-10*", "cinic10*"),
+        90_000,
+    ),
+    "clothing1m": Data(
+        "Clothing1M and ResNet-50's ImageNet weights",
+        "ask for it as https://github.com/Cysu/noisy_label says",
+        ("noisy_train_key_list.txt", "clothing1m*"),
+        1_000_000,
+    ),
+    "emnist_autoencoder": _EMNIST,
+    "emnist_character": _EMNIST,
+    "fashion_mnist": Data(
+        "Fashion-MNIST",
+        "let Keras download it, or get the idx files of "
+        "https://github.com/zalandoresearch/fashion-mnist",
+        ("fashion*mnist", "train-images-idx3-ubyte*", "fashion_mnist/*/dataset_info.json"),
+        60_000,
+    ),
+    "femnist": Data(
+        "LEAF's FEMNIST",
+        "make it with https://github.com/TalwalkarLab/leaf (data/femnist/preprocess.sh)",
+        ("femnist*", "all_data_*.json"),
+        805_263 * 8 // 10,
+        3_550,
+    ),
+    "mnist_writers": Data(
+        "MNIST and QMNIST's writers",
+        "get the files of https://github.com/cvdfoundation/mnist and "
+        "https://github.com/facebookresearch/qmnist",
+        ("mnist/*idx3-ubyte*", "qmnist*"),
+        60_000,
+        539,
+    ),
+    "sent140": Data(
+        "LEAF's whole Sent140 and GloVe's vectors",
+        "make it with https://github.com/TalwalkarLab/leaf (data/sent140/preprocess.sh), and get "
+        "https://nlp.stanford.edu/data/glove.6B.zip",
+        ("sent140*",),
+        56_000,
+        697,
+    ),
+    "shakespeare_character": Data(
+        "TFF's Shakespeare, or the play text",
+        f"let TFF download it, or get {_TFF}/shakespeare.sqlite.lzma",
+        ("shakespeare.sqlite*", "t8.shakespeare.txt*", "shakespeare/t8.shakespeare.txt*"),
+        34_646,
+        715,
+    ),
+    "stackoverflow_tag": _STACK_OVERFLOW,
+    "stackoverflow_word": _STACK_OVERFLOW,
+    "tiny_imagenet": Data(
+        "Tiny ImageNet",
+        "get http://cs231n.stanford.edu/tiny-imagenet-200.zip, 240 MB",
+        ("tiny-imagenet-200*", "tiny_imagenet*"),
+        100_000,
+    ),
+}
+
+
+class Measured(NamedTuple):
+    """Seconds that an example takes in local training.
+
+    Attributes:
+      workload: Of which model, in words.
+      seconds: On `MACHINE`.
+    """
+
+    workload: str
+    seconds: float
+
+
+# docs/performance.md, "Evaluation"; of the MLP and ResNet-18 docs/tasks.md: 2.5 s for 135,000
+# images, 18 s for 1,000.
+_CNN = Measured("the EMNIST CNN", 273e-6)
+_TAGS = Measured("the tag regression", 60e-6)
+_LSTM = Measured("two LSTM layers over 80 characters", 2651e-6)
+_MLP = Measured("Fashion-MNIST's MLP", 19e-6)
+_SMALL = Measured("softmax regression", 0.8e-6)
+_RESNET = Measured("ResNet-18 on 24 x 24 pixels", 18e-3)
+
+
+def measured(task: str, settings: dict) -> Measured:
+    """Returns the measured workload that is nearest to a task's model.
+
+    Args:
+      task: Name of the task.
+      settings: Its settings.
+    """
+    model = settings.get("model")
+    if model in ("resnet18", "vgg11", "vgg11_dense") or task == "clothing1m":
+        # Convolutions take time by the number of pixels.
+        pixels = settings.get("crop") or (224 if task == "clothing1m" else 24)
+        return _RESNET._replace(seconds=_RESNET.seconds * (pixels / 24) ** 2)
+    if task in ("shakespeare_character", "stackoverflow_word", "sent140"):
+        return _LSTM
+    if task in ("stackoverflow_tag", "emnist_autoencoder"):
+        return _TAGS
+    if task == "synthetic":
+        return _SMALL
+    if task == "fashion_mnist" or model == "mlp":
+        return _MLP
+    return _CNN
+
+
+class RowNeeds(NamedTuple):
+    """What a row takes a round.
+
+    Attributes:
+      seconds: Seconds a round on `MACHINE`.
+      workload: The measured workload that they are by.
+    """
+
+    seconds: float
+    workload: str
+
+
+def of_row(setup: Setup, row: Row) -> RowNeeds | None:
+    """Returns what a row takes by the nearest measured workload.
+
+    Returns:
+      It; `None` for a row whose flag file is not whole, or a task of somebody else's.
+    """
+    # A flag file may leave to the grid what is chosen there; it makes no difference to the time.
+    settings = {**setup.points(row.name)[0], **row.settings}
+    return _of_flags(row.flagfile, tuple(settings.items()))
+
+
+@functools.cache
+def _of_flags(flagfile, settings):
+    flags = [f"--{flag}={value}" for flag, value in settings]
+    try:
+        request = experiment_flags.parse([f"--flagfile={REPO / flagfile}", *flags])
+    except HparamError:
+        return None
+    run, name = request.run, request.run["task"]
+    if name not in DATA and name != "synthetic":
+        return None
+    nearest = measured(name, dict(request.task))
+    return RowNeeds(_examples(request, run, name) * nearest.seconds, nearest.workload)
+
+
+def _examples(request, run, name) -> float:
+    """Returns the examples that clients train on in a round."""
+    known = tasks.get(name).clients and tasks.get(name).clients(dict(request.task), False)
+    data = DATA.get(name)
+    clients = known.number if known else data.clients
+    in_all = 100 * clients if data is None else data.examples
+    of_client = in_all / max(clients, 1)
+    if run["max_elements_per_client"]:
+        of_client = min(of_client, run["max_elements_per_client"])
+    plan = request.plan(0)
+    if plan.local_steps is not None:
+        of_client = plan.local_steps * run["client_batch_size"]
+    elif run["client_epochs_distribution"] == "uniform_1_3":
+        of_client *= 2
+    else:
+        of_client *= run["client_epochs_per_round"]
+    return of_client * min(run["clients_per_round"] or clients, clients)
+
+
+def tasks_of(setup: Setup) -> list[str]:
+    """Returns the tasks of a set-up's rows, each once."""
+    return list(dict.fromkeys(filter(None, (_task(r.flagfile) for r in setup.rows.values()))))
+
+
+@functools.cache
+def _task(flagfile) -> str | None:
+    flags = experiment_flags.expand_flagfiles([f"--flagfile={REPO / flagfile}"])
+    named = [flag.removeprefix("--task=") for flag in flags if flag.startswith("--task=")]
+    return named[-1] if named else None
+
+
+def data(setup: Setup) -> list[Data]:
+    """Returns the data that a set-up reads, each once."""
+    return list(dict.fromkeys(DATA[name] for name in tasks_of(setup) if name in DATA))
+
+
+def folders(data_dir: str | None = None) -> list[str]:
+    """Returns where data may lie: `data_dir`, TFF's, Keras's and TFDS's caches."""
+    home = os.path.expanduser("~")
+    tfds = os.environ.get("TFDS_DATA_DIR") or os.path.join(home, "tensorflow_datasets")
+    caches = [os.path.join(home, ".tff"), os.path.join(home, ".keras", "datasets"), tfds]
+    return [*([data_dir] if data_dir else []), *caches]
+
+
+def found(needed: Data, data_dir: str | None = None) -> str | None:
+    """Returns a path at which data seem to lie, `None` if there is none; files are not opened."""
+    for folder in folders(data_dir):
+        for pattern in needed.files:
+            for path in sorted(glob.glob(os.path.join(glob.escape(folder), pattern))):
+                return path
+    return None
+
+
+def told_data(setup: Setup, data_dir: str | None = None) -> str:
+    """Returns what data a set-up needs and whether they are on this machine, in words."""
+    parts = []
+    for needed in data(setup):
+        path = found(needed, data_dir)
+        where = f"found: {path}" if path else f"missing here: {needed.source}, set --data_dir"
+        parts.append(f"{needed.name} ({where})")
+    return "; ".join(parts)
+
+
+def hours(setup: Setup) -> tuple[float, str] | None:
+    """Returns the hours of a set-up's protocol, one run after the other, and what they are by.
+
+    Returns:
+      Hours, and `measured` or the names of the nearest measured workloads; `None` if unknown.
+    """
+    total, by = 0.0, {}
+    for name, row in setup.rows.items():
+        seconds = setup.seconds.get(name, setup.seconds.get("*"))
+        if seconds is None:
+            nearest = of_row(setup, row)
+            if nearest is None:
+                return None
+            seconds = nearest.seconds
+            by[nearest.workload] = None
+        total += runs_of_row(setup, name) * row.settings.get("total_rounds", setup.rounds) * seconds
+    return (total / 3600, ", ".join(by) or "measured") if total else None
+
+
+def runs_of_row(setup: Setup, row: str) -> int:
+    """Returns how many runs a row's protocol has: its grid on the rule's seeds, then the others."""
+    points = len(setup.points(row))
+    tried = len(setup.selection.get("seeds", setup.seeds)) if points > 1 else 0
+    return points * tried + len(setup.seeds) - min(tried, len(setup.seeds))
+
+
+def told_hours(setup: Setup) -> str:
+    """Returns what a set-up's protocol takes, in words."""
+    known = hours(setup)
+    if known is None:
+        return "its cost is not known"
+    number, by = known
+    told = f"about {number:,.{0 if number >= 10 else 1}f}"
+    if by == "measured":
+        return f"{told} core-hours"
+    return f"{told} hours of {MACHINE}, by the nearest measured workload ({by})"
+
+
+def told(setup: Setup) -> str:
+    """Returns data and hours of a set-up, the same on every machine, for pages."""
+    names = [f"needs {needed.name}" for needed in data(setup)]
+    return "; ".join([*names, told_hours(setup)])
+
+
+def page_of_data() -> str:
+    """Returns where the data of each task are from, as lines of Markdown."""
+    names = {}
+    for task, needed in DATA.items():
+        names.setdefault(needed, []).append(f"`{task}`")
+    return "\n".join(
+        f"- {', '.join(some)}: {needed.name}; {needed.source}." for needed, some in names.items()
+    )
+
+
+def is_here(setup: Setup, data_dir: str | pathlib.Path | None = None) -> bool:
+    """Returns whether all data of a set-up seem to be on this machine."""
+    return all(found(needed, data_dir and str(data_dir)) for needed in data(setup))

@@ -1,0 +1,198 @@
+"""Finding a grid's point by successive halving, in place of running the whole grid.
+
+Jamieson, Talwalkar: "Non-stochastic Best Arm Identification and Hyperparameter Optimization",
+AISTATS 2016, arXiv 1502.07943, Algorithm 1; with the rungs of Li et al.: "A System for Massively
+Parallel Hyperparameter Tuning", MLSys 2020, arXiv 1810.05934, Algorithm 1.
+
+All points of a row's grid are run for a few rounds. Of the points of a rung one in `factor`, those
+of least training loss by the item's `selection` at that rung, go on to the next, `factor` times as
+many rounds away: their own runs are resumed from their checkpoints, so no round is done twice. The
+last rung is the whole protocol. A run that diverged goes on nowhere.
+
+What a search costs is counted in client-examples (`train/num_examples`): the examples that clients
+have trained on, each epoch counted, over all points and seeds. With a budget a rung that would
+exceed it is not begun, and the best point of the last rung is taken.
+
+Test data play no part, as with whole grids. What is found need not be what the whole grid gives:
+a point that begins slowly may be dropped. So the scoreboard counts whole grids only.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hparams import Value
+from reproduction import results
+from reproduction.items import PlannedRun, ReproduceError, Setup
+
+Point = Mapping[str, Value]
+_EXAMPLES = "train/num_examples"
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a search came to.
+
+    Attributes:
+      point: The chosen point.
+      rungs: (rounds, points that reached them), first rung first.
+      examples: Client-examples that the search took.
+      share: The same as a share of those of the whole grid, from rounds; 1 is the whole grid.
+      stopped: Whether the budget ended it before the last rung.
+    """
+
+    point: Point
+    rungs: Sequence[tuple[int, int]]
+    examples: float
+    share: float
+    stopped: bool
+
+    def describe(self, row: str) -> str:
+        """Returns it as a sentence."""
+        steps = ", ".join(f"{points} to round {rounds}" for rounds, points in self.rungs)
+        chosen = ", ".join(f"{flag}={value:g}" for flag, value in self.point.items())
+        ended = " The budget ended the search." if self.stopped else ""
+        return (
+            f"{row}: {chosen}, found by successive halving ({steps}): {self.examples:,.0f} "
+            f"client-examples, {self.share:.1%} of the rounds of the whole grid.{ended}"
+        )
+
+
+def rungs(points: int, rounds: int, factor: int = 3, first: int | None = None) -> list[int]:
+    """Returns the rounds at which points are compared, the last being the whole protocol.
+
+    Args:
+      points: Number of points.
+      rounds: Rounds of the whole protocol.
+      factor: One in this number of points goes on.
+      first: Rounds of the first rung; by default so many that the last rung has fewer than
+        `factor` points.
+    """
+    if first is None:
+        levels = 0
+        while factor ** (levels + 1) <= points:
+            levels += 1
+        first = math.ceil(rounds / factor**levels)
+    reached = []
+    while first < rounds:
+        reached.append(first)
+        first *= factor
+    return [*reached, rounds]
+
+
+def search(
+    setup: Setup,
+    rows: Sequence[str],
+    plan: Callable[[Mapping[str, Sequence[Point]], int], list[PlannedRun]],
+    execute: Callable[[list[PlannedRun]], Any],
+) -> dict[str, Found]:
+    """Searches the grids of rows, all rows at a time.
+
+    Args:
+      setup: The set-up.
+      rows: Rows with a grid of more than one point.
+      plan: Row → points, and rounds → their runs on the seeds of the rule.
+      execute: Runs what is missing of them.
+
+    Returns:
+      Row → what was found.
+
+    Raises:
+      ReproduceError: If the rounds of a row depend on how many there are in all, so that a run
+        cannot be resumed for more of them.
+    """
+    factor, budget = setup.search.get("factor", 3), setup.search.get("budget")
+    left = {row: setup.points(row) for row in rows}
+    whole = {row: setup.rows[row].settings.get("total_rounds", setup.rounds) for row in rows}
+    steps = {
+        row: rungs(len(left[row]), whole[row], factor, setup.search.get("rounds")) for row in rows
+    }
+    for row in rows:
+        _refuse_what_cannot_grow(row, plan({row: left[row][:1]}, steps[row][0]), plan, left, whole)
+    histories = {row: [] for row in rows}
+    found = {}
+    while left:
+        rung = {row: steps[row][len(histories[row])] for row in left}
+        runs = {row: plan({row: left[row]}, rung[row]) for row in left}
+        execute([run for some in runs.values() for run in some])
+        for row in list(left):
+            histories[row].append((rung[row], left[row], runs[row]))
+            ranked = _ranked(runs[row], left[row], setup.selection, rung[row])
+            kept = ranked[: max(1, len(ranked) // factor)]
+            last = rung[row] == steps[row][-1]
+            stopped = not last and _exceeds(budget, histories[row], kept, steps[row])
+            if last or stopped:
+                of_row = _found(setup, row, ranked[0], histories[row], whole[row], stopped)
+                found[row] = of_row
+                del left[row]
+            else:
+                left[row] = kept
+    return {row: found[row] for row in rows}
+
+
+def _refuse_what_cannot_grow(row, short, plan, left, whole):
+    if short[0].folder != plan({row: left[row][:1]}, whole[row])[0].folder:
+        raise ReproduceError(
+            f"[search]: {row} asks for other rounds the more there are in all, so its runs cannot "
+            "be resumed for more of them: take the whole grid, --full_grid."
+        )
+
+
+def _ranked(runs, points, selection, rounds):
+    """Returns the points, least sum of losses over seeds first; of equal ones the earlier."""
+
+    def loss(point):
+        of_point = (run for run in runs if run.point == point)
+        return sum(results.selection_value(run, selection, rounds) for run in of_point)
+
+    return sorted(points, key=loss)
+
+
+def _examples(run, rounds) -> float:
+    at, values = run.read().values(_EXAMPLES)
+    return float(values[at <= rounds].sum())
+
+
+def _spent(history) -> float:
+    """Returns the client-examples of a search: each run as far as it got."""
+    reached = {run.folder: (run, rounds) for rounds, _, runs in history for run in runs}
+    return sum(_examples(run, rounds) for run, rounds in reached.values())
+
+
+def _exceeds(budget, history, kept, steps) -> bool:
+    if budget is None:
+        return False
+    rounds, _, runs = history[-1]
+    further = steps[len(history)] - rounds
+    next_rung = sum(_examples(r, rounds) / rounds * further for r in runs if r.point in kept)
+    return _spent(history) + next_rung > budget
+
+
+def _found(setup, row, point, history, whole, stopped) -> Found:
+    counts = [(rounds, len(points)) for rounds, points, _ in history]
+    share = _share(counts, len(setup.points(row)), whole)
+    return Found(dict(point), counts, _spent(history), share, stopped)
+
+
+def _share(counts, points, whole) -> float:
+    """Returns the rounds of a search as a share of those of its grid."""
+    done, before = 0, 0
+    for rounds, number in counts:
+        done += number * (rounds - before)
+        before = rounds
+    return done / (points * whole)
+
+
+def planned_share(setup: Setup, row: str) -> float:
+    """Returns the share of the rounds of a row's grid that its search is to take; 1 without one."""
+    number = len(setup.points(row))
+    if not setup.search or number < 2:
+        return 1.0
+    whole = setup.rows[row].settings.get("total_rounds", setup.rounds)
+    factor = setup.search.get("factor", 3)
+    counts, left = [], number
+    for rounds in rungs(number, whole, factor, setup.search.get("rounds")):
+        counts.append((rounds, left))
+        left = max(1, left // factor)
+    return _share(counts, number, whole)

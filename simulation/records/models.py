@@ -1,0 +1,128 @@
+"""The model that a run leaves, and weights that one begins with.
+
+`model/final.keras` is Keras's own file: `tf.keras.models.load_model` reads it without the suite
+where the model has layers of Keras only. Of a model that Keras cannot describe, such as one with a
+layer that does not tell its settings, the weights are left, `model/final.weights.h5`.
+"""
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Sequence
+
+import numpy as np
+
+from simulation.errors import RunError
+from simulation.records import files
+from tasks.task import Task
+
+FOLDER = "model"
+_WHOLE, _WEIGHTS = "final.keras", "final.weights.h5"
+
+
+def write(folder: str, task: Task, seed: int, weights: Sequence[np.ndarray]) -> str:
+    """Writes a task's model with other trainable weights.
+
+    Args:
+      folder: Folder of the experiment.
+      task: The task, whose model is left as it is.
+      seed: The run's seed.
+      weights: One array a trainable weight.
+
+    Returns:
+      Path of the file.
+
+    Raises:
+      OSError: If it cannot be written.
+    """
+    keras_model = task.keras_model_fn(seed)
+    before = [v.numpy() for v in keras_model.trainable_variables]
+    os.makedirs(os.path.join(folder, FOLDER), exist_ok=True)
+    remove(folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        _assign(keras_model, weights)
+        try:
+            name = _WHOLE
+            keras_model.save(os.path.join(temporary, name))
+        except (NotImplementedError, TypeError, ValueError):
+            name = _WEIGHTS
+            keras_model.save_weights(os.path.join(temporary, name))
+        finally:
+            _assign(keras_model, before)
+        with open(os.path.join(temporary, name), "rb") as file:
+            content = file.read()
+    path = os.path.join(folder, FOLDER, name)
+    files.write_atomically(path, content)
+    return path
+
+
+def remove(folder: str) -> None:
+    """Removes the model of an earlier end of the run, if there is one."""
+    for name in (_WHOLE, _WEIGHTS):
+        path = os.path.join(folder, FOLDER, name)
+        if os.path.exists(path):
+            os.remove(path)
+
+
+def beginning_with(task: Task, seed: int, path: str) -> Task:
+    """Returns a task whose model begins with the weights of a file.
+
+    Args:
+      task: The task.
+      seed: The run's seed.
+      path: `--initial_weights`: a `.keras` or `.h5` file, the folder of a SavedModel or of a run.
+
+    Raises:
+      RunError: If the file cannot be read, or is of another model.
+    """
+    keras_model = task.keras_model_fn(seed)
+    try:
+        _read(keras_model, os.path.expanduser(path))
+    except Exception as e:  # Whatever Keras, h5py and zipfile raise for a file that they can't use.
+        reason = " ".join(str(e).split())[:200]
+        raise RunError(
+            f"--initial_weights={path} cannot be taken for the model of {task.name}: {reason}"
+        ) from e
+    weights = keras_model.get_weights()
+    if not all(np.all(np.isfinite(w)) for w in weights):
+        raise RunError(f"--initial_weights={path} holds numbers that are not finite.")
+
+    def with_weights(seed):
+        made = task.keras_model_fn(seed)
+        made.set_weights(weights)
+        return made
+
+    # A run does not resume with others.
+    digested = {f"initial weight {i}": w for i, w in enumerate(weights)}
+    return dataclasses.replace(
+        task, keras_model_fn=with_weights, constants={**task.constants, **digested}
+    )
+
+
+def _read(keras_model, path):
+    if not os.path.exists(path):
+        raise OSError("there is no such file.")
+    for name in (_WHOLE, _WEIGHTS):
+        if os.path.exists(os.path.join(path, FOLDER, name)):
+            path = os.path.join(path, FOLDER, name)
+    if not os.path.isdir(path):
+        if not path.endswith((".keras", ".h5")):
+            raise OSError("a file must end in .keras or .h5.")
+        keras_model.load_weights(path)
+        return
+    if not os.path.exists(os.path.join(path, "saved_model.pb")):
+        raise OSError("the folder holds neither a SavedModel nor a finished run's model/.")
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(path)
+    found = getattr(loaded, "trainable_variables", None) or getattr(loaded, "variables", ())
+    _assign(keras_model, [v.numpy() for v in found])
+
+
+def _assign(keras_model, weights):
+    variables = keras_model.trainable_variables
+    shapes, found = [list(v.shape) for v in variables], [list(np.shape(w)) for w in weights]
+    if shapes != found:
+        raise ValueError(f"its trainable weights have shapes {found}, not {shapes}.")
+    for variable, weight in zip(variables, weights, strict=True):
+        variable.assign(weight)

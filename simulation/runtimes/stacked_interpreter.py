@@ -1,0 +1,137 @@
+"""TFF computations over stacked clients, as part of a graph: how `vectorized` runs an aggregator.
+
+The values are those of `tff_interpreter`, but what is placed at clients is a `Clients`: tensors
+with a first dimension for them. A map over clients is rewritten to take all of them at once, as a
+method's own functions are; what has no such form is refused. Only TFF's aggregate, by which the
+server folds what clients send, goes through them one after the other, as it is defined.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from simulation.runtimes import tff_context, tff_graphs, tff_interpreter
+from simulation.runtimes.batched_ops import NotVectorizable
+
+
+class Clients:
+    """A value at clients: nested tuples of tensors, and for each whether it has a row a client."""
+
+    __slots__ = ("stacked", "value")
+
+    def __init__(self, value: Any, stacked: Any):
+        self.value, self.stacked = value, stacked
+
+
+def same(value: Any) -> Clients:
+    """Returns a value that is the same at all clients."""
+    return Clients(value, tf.nest.map_structure(lambda _: False, value))
+
+
+def of_each(value: Any) -> Clients:
+    """Returns the value of tensors `[K, ...]`."""
+    return Clients(value, tf.nest.map_structure(lambda _: True, value))
+
+
+class StackedInterpreter(tff_interpreter.Interpreter):
+    """Turns building blocks into functions that add to the graph that is being built."""
+
+    def __init__(self, over_clients: Callable):
+        """Initialises the interpreter.
+
+        Args:
+          over_clients: `(fn, arguments, stacked, K) -> result [K, ...]`, which applies a function
+            of one client's tensors to those of all.
+        """
+        super().__init__(None, 1)
+        self._over_clients = over_clients
+
+    def run(self, computation: tff.Computation, argument: Any, num_clients: tf.Tensor) -> Any:
+        """Carries out a computation.
+
+        Args:
+          computation: The computation.
+          argument: Its argument, in this interpreter's values.
+          num_clients: K, int32 scalar.
+
+        Returns:
+          Its result, likewise.
+
+        Raises:
+          NotVectorizable: If a part of it has no form over several clients.
+        """
+        block = tff_context._to_native_form(computation).to_building_block()
+        try:
+            return self.resolve(block)({tff_interpreter.NUM_CLIENTS: num_clients})(argument)
+        except NotImplementedError as e:
+            raise NotVectorizable(f"{e} Use --runtime=tff.") from e
+
+    def _resolve_compiled(self, block):
+        if block.proto.WhichOneof("computation") != "tensorflow":
+            return super()._resolve_compiled(block)
+        graph = _Graph(block.proto.tensorflow)
+        return lambda env: graph
+
+    def _resolve_block(self, block):
+        variables = [(name, self.resolve(value)) for name, value in block.locals]
+        result = self.resolve(block.result)
+
+        def run(env):
+            env = dict(env)
+            for name, value in variables:
+                env[name] = value(env)
+            return result(env)
+
+        return run
+
+    def _value_at_clients(self, num_clients, value):
+        return same(value)
+
+    def _eval_at_clients(self, num_clients, function):
+        return of_each(self._over_clients(lambda: function(None), (), [], num_clients))
+
+    def _map(self, num_clients, argument):
+        function, values = argument
+        stacked = tf.nest.flatten(values.stacked)
+        return of_each(self._over_clients(function, (values.value,), stacked, num_clients))
+
+    def _map_all_equal(self, num_clients, argument):
+        function, values = argument
+        return same(function(values.value))
+
+    def _zip_at_clients(self, num_clients, value):
+        if isinstance(value, Clients):
+            return value
+        elements = [self._zip_at_clients(num_clients, element) for element in value]
+        return Clients(*(tuple(getattr(e, of) for e in elements) for of in ("value", "stacked")))
+
+    def _aggregate(self, num_clients, argument):
+        values, total, accumulate, _, report = argument
+
+        def of_client(k):
+            return tf.nest.map_structure(
+                lambda v, stacked: v[k] if stacked else v, values.value, values.stacked
+            )
+
+        total = tf.nest.map_structure(tf.convert_to_tensor, total)
+        _, total = tf.while_loop(
+            lambda k, total: k < num_clients,
+            lambda k, total: (k + 1, accumulate((total, of_client(k)))),
+            (tf.constant(0), total),
+        )
+        return report(total)
+
+    def _select(self, result_type, num_clients, argument):
+        raise NotImplementedError("A federated_select has no form over several clients.")
+
+
+class _Graph:
+    """A TensorFlow graph of a TFF computation, called within the graph that is being built."""
+
+    def __init__(self, tensorflow_pb):
+        self._graph = tff_graphs.load(tensorflow_pb)
+
+    def __call__(self, argument):
+        return self._graph.call_in_graph([] if argument is None else tf.nest.flatten(argument))

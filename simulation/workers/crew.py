@@ -1,0 +1,404 @@
+"""The driver's side of workers: who is there, who does what, and what if one is lost.
+
+A round's numbers come from the cut of its cohort alone, so all that is decided here may be decided
+anew at any time: which worker takes a chunk, that another does it again, that one more has come.
+"""
+
+import collections
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hparams import HparamError
+from simulation.errors import NoWorkersError, RunError
+from simulation.rounds.in_chunks import RoundCohort
+from simulation.runtimes.chunks import Chunk, Nodes
+from simulation.runtimes.plans import Plan
+from simulation.workers import worker as worker_lib
+from simulation.workers.placement import Prediction, shares
+from tasks.task import DataError
+
+# A chunk that so many workers were lost over is what they were lost for.
+_MOST_LOSSES = 3
+_SECONDS_BETWEEN_LOOKS = 1.0
+# The next order is there before the last one is done.
+_ORDERS_AHEAD = 2
+_SPEED_MEMORY = 0.8
+
+
+class _Member:
+    """A worker as the driver knows it."""
+
+    def __init__(self, number, actor, beginning):
+        self.number, self.actor = number, actor
+        # What tells that it has begun; `None` once it has.
+        self.beginning, self.facts = beginning, None
+        self.queue: collections.deque[Chunk] = collections.deque()
+        self.orders: dict[Any, list[Chunk]] = {}
+        self.holds: set[Chunk] = set()
+        self.speed = 1.0
+
+    @property
+    def name(self):
+        where = f" on {self.facts.host}" if self.facts else ""
+        return f"worker {self.number}{where}"
+
+
+class Crew:
+    """Workers of a run, as `simulation.rounds.in_chunks.Crew`."""
+
+    def __init__(
+        self,
+        ray: Any,
+        plan: Plan,
+        make: Callable[[], tuple[Any, Any]],
+        number: int,
+        *,
+        steps: Callable[[int], np.ndarray],
+        room: Callable[[], int],
+        timeout: float,
+        say: Callable[[str], None],
+    ):
+        """Starts the workers.
+
+        Args:
+          ray: The module, connected.
+          plan: The round.
+          make: Starts a worker; returns it, and a reference to its facts once it has begun.
+          number: How many workers there are to be.
+          steps: Round, from 0 → predicted local steps of each client of its cohort.
+          room: How many workers there is room for now.
+          timeout: Seconds without any worker after which the run stops.
+          say: Takes a line.
+        """
+        self._ray, self._plan, self._make, self._number = ray, plan, make, number
+        self._steps, self._room, self._timeout, self._say = steps, room, timeout, say
+        self._members: list[_Member] = []
+        self._numbers = itertools.count()
+        self._prediction = Prediction()
+        self._losses: collections.Counter = collections.Counter()
+        self._sent: list[Any] = []
+        # What a lost worker had to do and nobody has yet.
+        self._orphans: list[Chunk] = []
+        self._failed_starts = 0
+        # Bytes of the round at hand: down by reference, up, and of states both ways.
+        self.bytes: collections.Counter = collections.Counter()
+        self._recruit()
+
+    def close(self) -> None:
+        """Ends the workers."""
+        for member in self._members:
+            self._ray.kill(member.actor, no_restart=True)
+        self._members.clear()
+
+    def wait_for_all(self) -> None:
+        """Waits until all workers that the cluster has room for have begun.
+
+        Raises:
+          NoWorkersError: If there is none in time.
+          RunError: If one cannot do the run.
+        """
+        self._look(wait_for_all=True)
+
+    def ready(self) -> list[worker_lib.Facts]:
+        """Returns the facts of the workers that have begun."""
+        return [m.facts for m in self._members if m.facts]
+
+    def work(self, cohort: RoundCohort, phase: int, sent, states_of) -> Iterator[tuple[Nodes, Any]]:
+        """As `simulation.rounds.in_chunks.Crew.work`.
+
+        Raises:
+          NoWorkersError: If no worker is left and none comes in time.
+          RunError: If a worker fails at what it does.
+        """
+        if phase == 0:
+            self._begin_round(cohort)
+        self._send(phase, sent)
+        self._share_out(cohort, phase)
+        left = len(cohort.chunks)
+        while left:
+            if not self.ready():
+                self._look(wait=True)
+            orphans, self._orphans = self._orphans, []
+            self._deal(sorted(orphans))
+            for member in self._ready():
+                self._give_orders(member, cohort, phase, states_of)
+            for member, reference in self._done():
+                chunks = member.orders.pop(reference)
+                answer = self._answer(member, reference)
+                if answer is None:
+                    self._lose(member, chunks)
+                    continue
+                self._learn(member, chunks, answer.seconds)
+                member.holds.update(chunks)
+                left -= len(chunks)
+                self.bytes["up"] += _nbytes(answer.nodes)
+                self.bytes["nodes"] += len(answer.nodes)
+                self.bytes["states"] += _nbytes(answer.states)
+                yield answer.nodes, answer.states
+
+    def evaluate(
+        self, name: str, weights: Sequence[Any], number: int, size: int
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Has the workers evaluate, each neighbouring chunks of a test set.
+
+        Args:
+          name: The test set, of `simulation.measures.evaluations.TEST_SETS`.
+          weights: The model's trainable weights.
+          number: Number of its chunks.
+          size: Examples of a chunk.
+
+        Returns:
+          What `simulation.measures.evaluation.Evaluator.sums` gives, for all chunks in order.
+
+        Raises:
+          NoWorkersError: If no worker is left and none comes in time.
+          RunError: If a worker fails at what it does.
+        """
+        reference = self._ray.put([np.asarray(w) for w in weights])
+        found: dict[int, tuple[int, np.ndarray]] = {}
+        while len(found) < number:
+            self._look(wait=not self._ready())
+            left = [i for i in range(number) if i not in found]
+            ready, orders = self._ready(), {}
+            # What each has in memory is the same in every evaluation, if nobody comes or goes.
+            for member, places in zip(
+                ready, shares([1.0] * number, [1.0] * len(ready)), strict=True
+            ):
+                mine = [i for i in places if i in left]
+                if mine:
+                    part = range(mine[0], mine[-1] + 1)
+                    orders[member.actor.evaluate.remote(name, reference, part, size)] = member, part
+            for order, (member, part) in orders.items():
+                sums = self._answer(member, order)
+                if sums is None:
+                    self._lose(member, ())
+                else:
+                    found.update(zip(part, sums, strict=True))
+        return iter([found[i] for i in range(number)])
+
+    def _begin_round(self, cohort):
+        self._sent.clear()
+        self._losses.clear()
+        self.bytes.clear()
+        self._look(wait=not self._ready())
+        steps = self._steps(cohort.round_index)
+        self._steps_of = {c: steps[c.start : c.stop] for c in cohort.chunks}
+        self._cost_of = {c: self._prediction.seconds(s) for c, s in self._steps_of.items()}
+        for member in self._members:
+            member.holds.clear()
+
+    def _send(self, phase, sent):
+        earlier = {n for of in self._plan.phases[:phase] for n in of.received}
+        new = {n: sent(n) for n in self._plan.phases[phase].received if n not in earlier}
+        self.bytes["down"] += _nbytes(new)
+        self._sent.append(self._ray.put(new))
+
+    def _share_out(self, cohort, phase):
+        """Gives each worker what it has done in the phase before, and shares out the rest."""
+        free = dict.fromkeys(cohort.chunks)
+        for member in self._ready():
+            member.queue.clear()
+            if phase:
+                member.queue.extend(c for c in cohort.chunks if c in member.holds)
+                for chunk in member.queue:
+                    free.pop(chunk)
+        self._deal(list(free))
+
+    def _deal(self, chunks):
+        ready = self._ready()
+        if not ready:
+            self._orphans += chunks
+            return
+        costs = [self._cost_of[c] for c in chunks]
+        for member, places in zip(ready, shares(costs, [m.speed for m in ready]), strict=True):
+            member.queue.extend(chunks[i] for i in places)
+
+    def _give_orders(self, member, cohort, phase, states_of):
+        while len(member.orders) < _ORDERS_AHEAD:
+            if not member.queue:
+                self._steal(member)
+            if not member.queue:
+                return
+            chunks = self._half(member.queue)
+            order = worker_lib.Order(
+                cohort.round_index,
+                phase,
+                chunks,
+                len(cohort.chunks),
+                list(self._sent),
+                self._states(member, phase, chunks, states_of),
+                () if member.queue else self._following(member, cohort),
+            )
+            member.orders[member.actor.work.remote(order)] = chunks
+
+    def _half(self, queue):
+        """Takes the first half of a queue, by predicted time: others may help with the rest."""
+        left, taken = sum(self._cost_of[c] for c in queue) / 2, []
+        while queue and (not taken or self._cost_of[queue[0]] <= left):
+            taken.append(queue.popleft())
+            left -= self._cost_of[taken[-1]]
+        return taken
+
+    def _steal(self, member):
+        """Takes the last chunk of who has most left, unless who has it holds what it needs."""
+        others = [m for m in self._ready() if m is not member]
+        slowest = max(others, key=lambda m: len(m.queue) / m.speed, default=None)
+        if slowest is not None and slowest.queue and slowest.queue[-1] not in slowest.holds:
+            member.queue.append(slowest.queue.pop())
+
+    def _states(self, member, phase, chunks, states_of):
+        """Returns what the clients keep, where that is read in this phase or in a replay."""
+        states = {}
+        for chunk in chunks:
+            first = phase if chunk in member.holds else 0
+            if any(of.reads_states for of in self._plan.phases[first : phase + 1]):
+                states[chunk.index] = states_of(chunk)
+        self.bytes["states"] += _nbytes(states)
+        return states
+
+    def _following(self, member, cohort):
+        """Returns the chunks of the next round that a worker is likely to begin with."""
+        if not cohort.following:
+            return ()
+        ready = self._ready()
+        costs = [1.0] * len(cohort.following)
+        places = shares(costs, [m.speed for m in ready])[ready.index(member)]
+        return [cohort.following[i] for i in places[:2]]
+
+    def _learn(self, member, chunks, seconds):
+        for chunk, took in zip(chunks, seconds, strict=True):
+            steps = self._steps_of[chunk]
+            expected = self._cost_of[chunk]
+            self._prediction.learn(steps, took * member.speed)
+            if expected > 0 and took > 0 and self._prediction.known > 2 * len(self._members):
+                speed = np.clip(expected / took, 0.1, 10.0)
+                member.speed = _SPEED_MEMORY * member.speed + (1 - _SPEED_MEMORY) * float(speed)
+
+    def _ready(self):
+        return [m for m in self._members if m.facts]
+
+    def _done(self) -> Iterator[tuple[_Member, Any]]:
+        """Waits a little; yields the orders that are done, or whose worker is lost."""
+        owners = {reference: m for m in self._members for reference in m.orders}
+        if not owners:
+            return
+        done, _ = self._ray.wait(list(owners), num_returns=1, timeout=_SECONDS_BETWEEN_LOOKS)
+        for reference in done:
+            # It may have been lost, with its orders, while another was looked at.
+            if reference in owners[reference].orders:
+                yield owners[reference], reference
+
+    def _answer(self, member, reference):
+        """Returns what came of an order; `None` if its worker is lost.
+
+        Raises:
+          RunError: If the worker has failed.
+        """
+        exceptions = self._ray.exceptions
+        try:
+            return self._ray.get(reference)
+        except exceptions.RayTaskError as e:
+            raise _told(member.name, e) from e
+        except exceptions.RayError:
+            return None
+
+    def _lose(self, member, chunks):
+        """Has others do what a lost worker had to do."""
+        orphans = [*chunks, *itertools.chain(*member.orders.values()), *member.queue]
+        # What it was at may be what it was lost for; what waited behind is not.
+        self._losses[chunks[0] if chunks else None] += 1
+        if chunks and self._losses[chunks[0]] == _MOST_LOSSES:
+            raise RunError(
+                f"{_MOST_LOSSES} workers were lost over the same {chunks[0].stop - chunks[0].start}"
+                " clients, which may need more memory than a machine has: fewer workers a machine, "
+                "or a smaller --clients_per_chunk, take less."
+            )
+        member.orders.clear()
+        self._remove(member)
+        self._orphans += orphans
+        self._say(f"warning: {member.name} was lost; what it had to do is done again by others.")
+
+    def _remove(self, member):
+        self._members.remove(member)
+        self._ray.kill(member.actor, no_restart=True)
+
+    def _recruit(self):
+        """Starts workers in the place of those that are not there."""
+        while len(self._members) < self._number:
+            actor, beginning = self._make()
+            self._members.append(_Member(next(self._numbers), actor, beginning))
+
+    def _look(self, wait: bool = False, wait_for_all: bool = False):
+        """Takes in who has begun meanwhile; waits for one, or for all that there is room for.
+
+        Raises:
+          NoWorkersError: If there is none in time.
+        """
+        until = time.monotonic() + self._timeout
+        while True:
+            self._recruit()
+            starting = {m.beginning: m for m in self._members if not m.facts}
+            seconds = _SECONDS_BETWEEN_LOOKS if wait or wait_for_all else 0
+            if starting:
+                done, _ = self._ray.wait(list(starting), num_returns=1, timeout=seconds)
+                for reference in done:
+                    self._take_in(starting[reference])
+            ready = len(self._ready())
+            if ready >= (min(self._number, self._room()) if wait_for_all else int(wait)):
+                if ready or not wait_for_all:
+                    return
+            if time.monotonic() > until:
+                if ready:
+                    return
+                raise NoWorkersError(
+                    f"No worker was there for {self._timeout:g} seconds (--worker_timeout)."
+                )
+
+    def _take_in(self, member):
+        try:
+            facts = self._ray.get(member.beginning)
+        except self._ray.exceptions.RayTaskError as e:
+            raise _told(member.name, e) from e
+        except self._ray.exceptions.RayError as e:
+            self._remove(member)
+            self._failed_starts += 1
+            if self._failed_starts == _MOST_LOSSES:
+                raise RunError(
+                    f"{_MOST_LOSSES} workers were lost while they started, which may need more "
+                    f"memory than a machine has ({' '.join(str(e).split())[-300:]})."
+                ) from e
+            return
+        ours = worker_lib.versions()
+        for name, version in facts.versions.items():
+            if version != ours[name]:
+                raise RunError(
+                    f"A worker on {facts.host} has another version than this process: {name} "
+                    f"{version}, not {ours[name]}; all machines need the same environment and code."
+                )
+        member.facts, self._failed_starts = facts, 0
+
+
+def _told(name, error) -> Exception:
+    """Returns what a worker's error is to the user: one line."""
+    cause = error.cause
+    text = " ".join(str(cause).split()) or type(cause).__name__
+    if isinstance(cause, HparamError | RunError | DataError):
+        return type(cause)(f"{name}: {text}")
+    if isinstance(cause, MemoryError):
+        return RunError(f"{name} is out of memory; fewer workers a machine take less.")
+    return RunError(f"{name} failed: {type(cause).__name__}: {text[:500]}")
+
+
+def _nbytes(value) -> int:
+    """Returns the bytes of all arrays in a structure of containers."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        return sum(map(_nbytes, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_nbytes, value))
+    return 0

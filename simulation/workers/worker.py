@@ -1,0 +1,223 @@
+"""A worker: an actor of Ray that holds the task, the model and the method, and does chunks."""
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import pathlib
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from simulation.runtimes import cluster
+
+_SUITE = pathlib.Path(__file__).resolve().parents[2]
+_PACKAGES = ("tensorflow", "tensorflow-federated", "numpy", "keras", "ray")
+
+
+class Facts(NamedTuple):
+    """What a worker is.
+
+    Attributes:
+      node: Id of its machine in the cluster.
+      host: Name of the machine.
+      pid: Id of its process there.
+      versions: Name → version of what its numbers depend on.
+    """
+
+    node: str
+    host: str
+    pid: int
+    versions: Mapping[str, str]
+
+
+class Order(NamedTuple):
+    """What a worker is to do.
+
+    Attributes:
+      round_index: The round, from 0.
+      phase: The phase of the round.
+      chunks: The chunks, in order.
+      number: Number of all chunks of the round.
+      sent: For each phase up to this one a reference to its broadcasts, number → leaves.
+      states: Index of a chunk → what its clients keep, where that is needed.
+      following: Chunks of the next round that are likely to come here.
+    """
+
+    round_index: int
+    phase: int
+    chunks: Sequence[Any]
+    number: int
+    sent: Sequence[Any]
+    states: Mapping[int, Any]
+    following: Sequence[Any]
+
+
+class Answer(NamedTuple):
+    """What became of an order.
+
+    Attributes:
+      nodes: Nodes of the tree of chunks, as few as there can be.
+      states: Chunk → what its clients keep, of those that tell.
+      seconds: What each chunk took, in order.
+      busy: Seconds of the whole order.
+    """
+
+    nodes: Mapping[tuple[int, int], Any]
+    states: Mapping[Any, Any]
+    seconds: Sequence[float]
+    busy: float
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Returns what numbers depend on beside settings and data: versions, and the code itself."""
+    digest = hashlib.sha256()
+    for folder in ("tff_algos", "simulation", "tasks", "common", "."):
+        pattern = "*.py" if folder == "." else "**/*.py"
+        for path in sorted((_SUITE / folder).glob(pattern)):
+            digest.update(f"{path.relative_to(_SUITE)}\0".encode() + path.read_bytes())
+    return {
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in _PACKAGES},
+        "the suite's files": digest.hexdigest()[:12],
+    }
+
+
+class Worker:
+    """The actor; `begin` gives it a run, `work` parts of its rounds."""
+
+    def __init__(self, folder: str, cpus: float, share_gpu: bool):
+        """Initialises the process.
+
+        Args:
+          folder: The driver's working directory, which paths of its settings are relative to.
+          cpus: Cores that it has declared.
+          share_gpu: Whether others have a part of its GPU.
+        """
+        os.chdir(folder)
+        for path in (str(_SUITE), folder):
+            if path not in sys.path:
+                sys.path.append(path)
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        if share_gpu:
+            os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
+        self._cores = cluster.take_cores() if cpus >= 1 else []
+        self._threads = max(1, int(cpus))
+        from common import imports
+        from simulation import runtimes
+
+        imports.import_tensorflow()
+        runtimes.configure_threads()
+        self._desk = None
+
+    def facts(self) -> Facts:
+        """Returns what this worker is."""
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        return Facts(node, platform.node(), os.getpid(), versions())
+
+    def begin(self, request: Any, data: Mapping[str, str], node: str) -> Facts:
+        """Takes a run.
+
+        Args:
+          request: The run's settings, its runtime settled.
+          data: Digests of the data, which those of another machine must have.
+          node: Id of the driver's machine.
+
+        Returns:
+          What this worker is.
+
+        Raises:
+          HparamError: As a run itself.
+          RunError: As a run itself, and if the data differ.
+          tasks.task.DataError: As a run itself.
+        """
+        import importlib
+
+        from simulation import assembly
+        from simulation.errors import RunError
+        from simulation.rounds import in_chunks
+        from tasks import fingerprint
+
+        if self._desk is not None:
+            self._desk.close()
+        for module in filter(None, (request.run["import"] or "").split(",")):
+            importlib.import_module(module)
+        parts = assembly.assemble(request)
+        facts = self.facts()
+        if facts.node != node:
+            differing = fingerprint.differences(data, fingerprint.of_task(parts.task))
+            if differing:
+                raise RunError(f"its data differ from the run's: {differing[0]}")
+        self._plan = in_chunks.plan_of(parts.process, request.run["algorithm"])
+        self._desk = in_chunks.desk(
+            self._plan, parts.model.model, parts.cohorts, request.run, self._threads
+        )
+        self._sent = _Received(None)
+        self._begun, self._evaluator, self._tests = (request, parts), None, {}
+        return facts
+
+    def work(self, order: Order) -> Answer:
+        """Does chunks of a phase of a round."""
+        from simulation.runtimes import chunks
+
+        started = time.perf_counter()
+        if self._sent.round_index != order.round_index:
+            self._sent = _Received(order.round_index)
+        self._sent.refer(order.sent)
+        nodes, states, seconds = {}, {}, []
+        for done in self._desk.work(
+            order.round_index,
+            order.phase,
+            order.chunks,
+            self._sent,
+            lambda chunk: order.states.get(chunk.index),
+            order.following,
+        ):
+            nodes[0, done.chunk.index] = done.partials
+            nodes = chunks.combine(nodes, self._plan, order.phase, order.number)
+            if done.states is not None:
+                states[done.chunk] = done.states
+            seconds.append(done.seconds)
+        return Answer(nodes, states, seconds, time.perf_counter() - started)
+
+    def evaluate(self, name: str, weights: Sequence[Any], chunks: range, size: int) -> list[Any]:
+        """Evaluates chunks of a test set, see `simulation.measures.evaluation.Evaluator.sums`."""
+        from simulation.measures import evaluation, evaluations
+
+        if self._evaluator is None:
+            request, parts = self._begun
+            built = evaluations.with_classes(parts.task, request.run, parts.model)
+            self._evaluator = evaluation.Evaluator(*built, chunk=size)
+            self._tests = evaluations.test_sets(
+                self._evaluator, parts.task, request.run, named=True
+            )
+        return list(self._evaluator.sums(weights, self._tests[name], chunks))
+
+
+class _Received(dict):
+    """Broadcasts of a round by number, fetched once."""
+
+    def __init__(self, round_index):
+        super().__init__()
+        self.round_index, self._references, self._fetched = round_index, [], 0
+
+    def refer(self, references):
+        self._references = references
+
+    def __missing__(self, number):
+        import ray
+
+        for reference in self._references[self._fetched :]:
+            self._fetched += 1
+            self.update(ray.get(reference))
+            if number in self:
+                break
+        return dict.__getitem__(self, number) if number in self else self._absent(number)
+
+    def _absent(self, number):
+        raise KeyError(f"the server has sent no {number} in this round")

@@ -1,0 +1,148 @@
+import itertools
+
+import numpy as np
+import pytest
+from matplotlib import pyplot
+
+import tff_algos
+from common import figures
+from tests import canvas
+
+LONG = "mean test accuracy over all of the clients of the federation, weighted by their examples"
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    pyplot.close("all")
+
+
+# How people without the receptor for long and for medium waves see linear RGB: Machado, Oliveira
+# and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency", 2009.
+PROTANOPIA = [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0519]]
+DEUTERANOPIA = [[0.3673, 0.8606, -0.2280], [0.2801, 0.6726, 0.0472], [-0.0118, 0.0429, 0.9689]]
+TO_XYZ = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+
+
+def lab(colour, sight):
+    """Returns CIE L*a*b* of an sRGB colour `#rrggbb` as it is seen."""
+    srgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    xyz = np.array(TO_XYZ) @ np.clip(np.array(sight) @ linear, 0, 1)
+    x, y, z = np.cbrt(np.maximum(xyz / [0.9505, 1, 1.089], 1e-4))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("sight", [np.eye(3), PROTANOPIA, DEUTERANOPIA])
+def test_colours_differ_for_colour_blind_readers_and_from_paper(sight):
+    """A difference of 2.3 is just noticeable; 10 is told apart at a glance."""
+    for one, other in itertools.combinations([*figures.COLOURS, "#ffffff"], 2):
+        assert np.linalg.norm(lab(one, sight) - lab(other, sight)) > 10, (one, other)
+
+
+def test_every_method_has_a_look_of_its_own_and_the_same_in_every_figure():
+    names = tff_algos.names()
+    together = figures.looks(names)
+    assert len({(look.colour, look.dashes) for look in together.values()}) == len(names)
+    for name in ("fedavg", "scaffold", "adafed"):
+        assert figures.looks([name, "fedprox"])[name] == together[name]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi"],
+        ["fedavg", "qfedavg", "term", "fedmgda_plus", "afl", "ditto", "fedfa", "adafed"],
+        ["fedavg", "fedadam", "qfedavg", "qfedavg_reweight", "fednova", "fedprox", "adafedadam"],
+        ["fedavg", "fedadam", "fedams", "fedsps", "fafed", "fedcada"],
+        ["fedda_sgdm", "fedda_adam", "fedda_adagrad", "fedavg", "fedavgm", "fedadam", "fedadagrad"],
+        ["fedavg", "my_method", "another_one", "fedadam"],
+        [f"adafed gamma={g}" for g in range(8)],
+    ],
+)
+def test_what_a_paper_shows_together_differs_in_colour(names):
+    assert len({look.colour for look in figures.looks(names).values()}) == len(names)
+
+
+def test_settings_of_several_methods_share_the_methods_colour_and_differ_in_style():
+    names = [f"{m} l={i}" for m in ("fedda_adam", "fedda_sgdm") for i in range(5)]
+    looks = figures.looks(names)
+    assert len({look.colour for look in looks.values()}) == 2
+    assert len(set(looks.values())) == 10
+
+
+def test_equal_lines_show_both():
+    """The first is wider than the second, which lies on it."""
+    assert figures.width(0, 2) > figures.width(1, 2) + 1
+    places = [figures.sparse(i, 2, 100) for i in range(2)]
+    first, second = (set(range(start, 100, step)) for start, step in places)
+    assert first and second and not first & second
+
+
+def labelled():
+    figure, axes = figures.panels()
+    axes[0, 0].plot([1, 2], label="fedavg")
+    axes[0, 0].set(xlabel=LONG, ylabel=LONG, title=LONG)
+    figures.legend(figure)
+    return figure
+
+
+def test_long_words_are_broken_and_nothing_leaves_the_canvas():
+    assert canvas.hidden(figures.fit(labelled())) == []
+    name = "fedavg_with_a_name_that_has_no_blank_and_goes_on_and_on_and_on_and_on"
+    figure, axes = figures.panels(2)
+    axes[0, 0].plot([1, 2], label=name)
+    axes[0, 1].set(title=name, ylabel=name)
+    figures.legend(figure, [figures.note(LONG)])
+    assert canvas.hidden(figures.fit(figure)) == []
+
+
+def test_the_check_sees_what_is_hidden():
+    """Each of what the check is for, made on purpose."""
+    figure, axes = figures.panels()
+    axes[0, 0].set_ylabel(LONG)
+    assert any("leaves the canvas" in p for p in canvas.hidden(figure)), "a label too long"
+    figure, axes = figures.panels()
+    axes[0, 0].set_ylabel("accuracy")
+    figure.set_layout_engine("none")
+    axes[0, 0].set_position([0, 0, 1, 1])
+    assert any("leaves the canvas" in p for p in canvas.hidden(figure)), "no room for it"
+    figure, axes = figures.panels()
+    axes[0, 0].plot([0, 1, 2], label="fedavg")
+    axes[0, 0].set_ylim(0, 1)
+    assert any("'fedavg' is cut" in p for p in canvas.hidden(figure))
+    figure, axes = figures.panels()
+    axes[0, 0].plot([1, 2], label="fedavg")
+    figure.legend(loc="center")
+    assert any("lies on" in p for p in canvas.hidden(figure)), "a legend on the panel"
+    figure, axes = figures.panels()
+    axes[0, 0].set_xticks(range(60), [f"round {i}" for i in range(60)])
+    assert any("lie on one another" in p for p in canvas.hidden(figure))
+
+
+def test_panels_have_their_size_whatever_stands_around_them():
+    sizes = []
+    for make in (labelled, lambda: figures.panels()[0]):
+        figure = figures.fit(make())
+        box = figure.axes[0].get_window_extent()
+        sizes.append((box.width, box.height))
+    assert sizes[0] == pytest.approx(sizes[1], abs=2)
+
+
+def test_fitting_twice_changes_nothing():
+    figure = figures.fit(labelled())
+    size, words = figure.get_size_inches(), figure.axes[0].get_ylabel()
+    figures.fit(figure)
+    assert figure.get_size_inches() == pytest.approx(size, abs=0.02)
+    assert figure.axes[0].get_ylabel() == words
+
+
+def test_ticks_of_rounds_are_whole_numbers():
+    figure, axes = figures.panels()
+    axes[0, 0].plot([0, 1, 2, 3], [1, 2, 3, 4])
+    figures.whole_numbers(axes[0, 0].xaxis)
+    figure.draw_without_rendering()
+    assert all(float(t).is_integer() for t in axes[0, 0].get_xticks())
+    figures.ticks_at(axes[0, 0].xaxis, [1, 2])
+    figure.draw_without_rendering()
+    assert [t.get_text() for t in axes[0, 0].get_xticklabels()] == ["1", "2"]

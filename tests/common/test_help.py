@@ -1,0 +1,71 @@
+"""Every command of `python -m` answers `--help` at once, and for itself alone."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+_REPO = pathlib.Path(__file__).resolve().parent.parent.parent
+_ROOMS = ("benchmarks", "common", "reproduction", "simulation", "tasks", "tff_algos", "tools")
+_SECONDS = 4.0  # Of processor time; TensorFlow alone takes longer to import.
+
+
+def _is_command(path):
+    text = path.read_text()
+    if path.name == "command_line.py":  # Its docstring shows how a command begins.
+        return False
+    return 'if __name__ == "__main__":' in text or "runpy.run_module(" in text
+
+
+def _commands():
+    paths = [p for room in _ROOMS for p in sorted((_REPO / room).rglob("*.py"))]
+    return [str(p.relative_to(_REPO)) for p in [*_REPO.glob("*.py"), *paths] if _is_command(p)]
+
+
+def _command(path):
+    if "peers" in path:  # Scripts: their environments do not have the suite.
+        return [sys.executable, path]
+    return [sys.executable, "-m", path.removesuffix(".py").replace("/", ".")]
+
+
+def test_commands_are_found():
+    assert {"run_experiment.py", "benchmarks/side.py", "tasks/prepare.py"} < set(_commands())
+    assert len(_commands()) > 25
+
+
+@pytest.mark.parametrize("path", _commands())
+def test_help_is_there_at_once_without_noise_and_into_a_closed_pipe(path):
+    before = os.times()
+    # Else a line is written when it is printed, and trouble at the end would not show.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    options = {
+        "env": environment,
+        "cwd": _REPO,
+        "stdin": subprocess.DEVNULL,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
+    done = subprocess.run([*_command(path), "--help"], stdout=subprocess.PIPE, **options)
+    after = os.times()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout) > 40
+    taken = sum(after[2:4]) - sum(before[2:4])
+    assert taken < _SECONDS
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed:
+        done = subprocess.run([*_command(path), "--help"], stdout=closed, **options)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("path", [p for p in _commands() if p.startswith("benchmarks/")])
+def test_docstrings_that_stand_for_help_name_every_flag(path):
+    text = (_REPO / path).read_text()
+    if "answer_help(__doc__)" not in text:
+        return
+    docstring, code = text.split('"""', 2)[1:]
+    for flag, rest in re.findall(r'add_argument\(\s*"(--\w+)"([^\n]*)', code):
+        assert flag in docstring or "SUPPRESS" in rest, flag

@@ -1,0 +1,140 @@
+"""A user's own sweeps: items in a folder of their own, and what is said of those that are wrong."""
+
+import csv
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+import reproduce
+from reproduction import items
+from reproduction.items import ReproduceError
+from simulation import experiment_flags
+
+REPO = pathlib.Path(__file__).resolve().parent.parent.parent
+EXAMPLE = REPO / "examples" / "own_sweep"
+PAGE = (REPO / "docs" / "items.md").read_text()
+
+
+def test_the_example_is_an_item_of_whole_commands(tmp_path):
+    (item,) = items.own_items(str(EXAMPLE))
+    (setup,) = item.setups.values()
+    assert (item.paper, item.name, setup.home) == ("own_sweep", "blobs", EXAMPLE)
+    points = {row: setup.points(row) for row in setup.rows}
+    runs = items.planned_runs(setup, setup.rows, points, [1], root=str(tmp_path))
+    assert len(runs) == 4 and {run.home for run in runs} == {str(EXAMPLE)}
+    for run in runs:
+        request = experiment_flags.parse(run.command)
+        assert request.run["total_rounds"] == setup.rounds, "the item's, not the flag file's"
+        assert request.run["task"] == "moving_blobs"
+    assert runs[-1].folder == tmp_path / "own_sweep/blobs/blobs" / runs[-1].name
+
+
+def test_the_page_shows_the_example_and_names_every_field():
+    shown = tomllib.loads(re.search(r"```toml\n(.*?)```", PAGE, re.S).group(1))
+    whole = tomllib.loads((EXAMPLE / "blobs.toml").read_text())
+    shown_setup, setup = shown["setups"]["blobs"], whole["setups"]["blobs"]
+    assert shown_setup.pop("columns") == setup["columns"][:1]
+    assert all(setup[key] == value for key, value in shown_setup.items())
+    fields = PAGE.split("## Fields")[1].split("## Search")[0]
+    named = {
+        n
+        for line in fields.splitlines()
+        if line.startswith("| `")
+        for n in re.findall(r"`(\w+)`", line.split("|")[1])
+    }
+    assert named == set(items.FIELDS)
+
+
+WHOLE = """
+title = "T"
+[setups.s]
+title = "S"
+rounds = 3
+seeds = [1]
+columns = [{ name = "a", metric = "eval/accuracy" }]
+selection = { metric = "train/loss", last_rounds = 2 }
+[setups.s.rows]
+fedavg = "a.flags"
+[setups.s.grid]
+fedavg = { client_learning_rate = [0.1, 0.2] }
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("rounds = 3", "rounds = 0", "rounds must be a whole number above 0, found 0"),
+        ("rounds = 3", "", "rounds is missing"),
+        ("rounds = 3", "round = 3", "unknown key round. Did you mean rounds?"),
+        ("seeds = [1]", 'seeds = "1"', "seeds must be a list of whole numbers"),
+        ('name = "a", ', "", "columns must be a list of tables with name and metric"),
+        ('"a.flags"', '"b.flags"', "rows.fedavg: there is no flag file"),
+        ("[0.1, 0.2]", "0.1", "grid must be a table row = { flag = [values] }"),
+        ("fedavg = {", "fedadam = {", "grid.fedadam: there is no such row"),
+        (", last_rounds = 2", "", "selection is missing"),
+        ("seeds = [1]", "seeds = [1]\nsearch = { factor = 1 }", "search must be a table of factor"),
+        ("[0.1, 0.2] }", "[0.1] }\n[setups.s.search]\nfactor = 2", "search has no grid"),
+        ('title = "S"', "title = 3", "title must be a text, found 3"),
+        ('title = "T"', "title = ", "cannot be read"),
+        ("[setups.s", "[other.s", "it has no [setups.NAME]"),
+    ],
+)
+def test_what_is_wrong_is_one_line(tmp_path, capsys, old, new, says):
+    (tmp_path / "a.flags").write_text("--task=synthetic\n")
+    assert old in WHOLE
+    text = WHOLE.replace(old, new)
+    (tmp_path / "x.toml").write_text(text)
+    assert reproduce.main([f"--items={tmp_path}", "--item=x", "--dry_run"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {tmp_path}/x.toml") and says in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--items={folder}", "--item=y"], "--item=y is unknown; {folder} has: x."),
+        (["--items={folder}", "--paper=adafed", "--item=x"], "set one of them"),
+        (["--items={folder}/nowhere", "--item=x"], "has no .toml file"),
+    ],
+)
+def test_flags_that_name_nothing(tmp_path, capsys, flags, says):
+    (tmp_path / "a.flags").write_text("--task=synthetic\n")
+    (tmp_path / "x.toml").write_text(WHOLE)
+    assert reproduce.main([flag.format(folder=tmp_path) for flag in flags]) == 1
+    assert says.format(folder=tmp_path) in capsys.readouterr().err
+
+
+def test_a_whole_item_is_listed_from_anywhere(tmp_path, capsys):
+    (tmp_path / "a.flags").write_text("--task=synthetic\n")
+    (tmp_path / "x.toml").write_text(WHOLE)
+    assert reproduce.main([f"--items={tmp_path}", "--list"]) == 0
+    assert f"--items={tmp_path} --item=x: T" in capsys.readouterr().out
+    with pytest.raises(ReproduceError, match="is unknown"):
+        items.load_item(tmp_path.name, "x")
+
+
+@pytest.mark.long
+def test_the_example_is_searched_and_resumed(tmp_path):
+    """Three points to round 3, one of them to round 9 in its own folder, by its own checkpoint."""
+    command = [sys.executable, str(REPO / "reproduce.py"), f"--items={EXAMPLE}", "--item=blobs"]
+    command += ["--rows=clipped_fedavg", "--seeds=1", f"--root_output_dir={tmp_path / 'runs'}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    told = re.search(r"clipped_fedavg: (\S+), found by successive halving \((.*?)\)", done.stdout)
+    assert told.group(2) == "3 to round 3, 1 to round 9"
+    folder = tmp_path / "runs/own_sweep/blobs/blobs"
+    rounds = {
+        path.parent.name: json.loads(path.read_text())["rounds"]
+        for path in folder.glob("*/summary.json")
+    }
+    assert sorted(rounds.values()) == [3, 3, 9]
+    (best,) = (name for name, reached in rounds.items() if reached == 9)
+    hparams = json.loads((folder / best / "hparams.json").read_text())
+    assert [start["round_num"] for start in hparams["resumed"]] == [3]
+    with open(folder / "results.csv", newline="") as f:
+        assert {row["chosen_by"] for row in csv.DictReader(f)} == {"search"}

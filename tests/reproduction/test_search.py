@@ -1,0 +1,141 @@
+"""Successive halving, on runs whose losses are written by hand."""
+
+import csv
+import dataclasses
+
+import pytest
+
+from reproduction import items, results, score, search
+from reproduction.items import ReproduceError
+from tests.test_reproduce import toy_setup
+
+RATES = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0]
+# Loss after r rounds of each rate; the last but one begins best and ends worst of the three.
+FINAL = {rate: abs(i - 5) for i, rate in enumerate(RATES)}
+
+
+def loss(rate, r):
+    return FINAL[rate] + (10.0 / r if rate != 1.0 else -1.5 + r / 9)
+
+
+def made(runs, losses=loss, examples=100.0):
+    """Carries runs on to their rounds, as the sweep does."""
+    for run in runs:
+        run.folder.mkdir(parents=True, exist_ok=True)
+        rate = run.point["client_learning_rate"]
+        done = run.read().last_round if (run.folder / "metrics.csv").exists() else 0
+        with open(run.folder / "metrics.csv", "w", newline="") as f:
+            writer = csv.writer(f)
+            writer.writerow(["round_num", "train/loss", "train/num_examples"])
+            writer.writerow([0, "", ""])
+            for r in range(1, max(done, run.rounds) + 1):
+                writer.writerow([r, losses(rate, r), examples])
+
+
+def setup_of(**how):
+    return toy_setup(
+        rounds=9,
+        seeds=[1],
+        grid={"a": {"client_learning_rate": RATES}},
+        rows={"a": items.Row("a", "papers/adafedadam/flags/table5_synthetic_fedavg.flags", {})},
+        search=how,
+        selection={"metric": "train/loss", "last_rounds": 3},
+    )
+
+
+def searched(setup, root, **options):
+    executed = []
+
+    def plan(points, rounds):
+        return items.planned_runs(setup, points, points, [1], root=str(root), max_rounds=rounds)
+
+    def execute(runs):
+        executed.append([(run.point["client_learning_rate"], run.rounds) for run in runs])
+        made(runs, **options)
+
+    return search.search(setup, ["a"], plan, execute)["a"], executed
+
+
+@pytest.mark.parametrize(
+    ("given", "reached"),
+    [
+        ((9, 81), [9, 27, 81]),
+        ((72, 81), [3, 9, 27, 81]),
+        ((2, 100), [100]),
+        ((3, 100), [34, 100]),
+        ((16, 100, 4), [7, 28, 100]),
+        ((9, 100, 3, 20), [20, 60, 100]),
+        ((9, 10, 3, 50), [10]),
+    ],
+)
+def test_rungs(given, reached):
+    assert search.rungs(*given) == reached
+
+
+def test_a_third_goes_on_by_its_own_runs(tmp_path):
+    """Losses at round 1: |i - 5| + 10, but -1.4 at rate 1.0; at round 3: its three neighbours."""
+    found, executed = searched(setup_of(factor=3), tmp_path)
+    assert executed[0] == [(rate, 1) for rate in RATES]
+    assert executed[1] == [(1.0, 3), (0.3, 3), (0.1, 3)], "least loss first"
+    assert len(executed[2]) == 1 and executed[2][0][1] == 9
+    assert found.rungs == [(1, 9), (3, 3), (9, 1)]
+    # 9 runs of a round, two further of 3, six further of 1.
+    assert found.examples == 100 * (9 + 3 * 2 + 6)
+    assert found.share == pytest.approx((9 + 6 + 6) / (9 * 9))
+    assert not found.stopped
+    assert search.planned_share(setup_of(factor=3), "a") == found.share
+    assert search.planned_share(setup_of(), "a") == 1
+    assert len(list((tmp_path / "p/i/s").iterdir())) == 9, "one folder a point"
+    assert "25.9% of the rounds of the whole grid" in found.describe("a")
+
+
+def test_the_search_gives_the_grids_point_where_order_does_not_change(tmp_path):
+    def steady(rate, r):
+        return FINAL[rate] + 10.0 / r
+
+    found, _ = searched(setup_of(factor=3), tmp_path, losses=steady)
+    setup = setup_of()
+    runs = items.planned_runs(setup, ["a"], {"a": setup.points("a")}, [1], root=str(tmp_path))
+    made(runs, losses=steady)
+    scores = {run.name: results.selection_value(run, setup.selection, 9) for run in runs}
+    best = min(runs, key=lambda run: scores[run.name])
+    assert found.point == best.point == {"client_learning_rate": 0.3}
+
+
+def test_a_budget_ends_the_search_before_the_rung_that_exceeds_it(tmp_path):
+    found, executed = searched(setup_of(factor=3, budget=1499), tmp_path)
+    assert len(executed) == 1 and found.stopped and found.examples == 900
+    found, executed = searched(setup_of(factor=3, budget=1500), tmp_path / "more")
+    assert len(executed) == 2 and found.examples == 1500 and found.stopped
+    assert found.describe("a").endswith("The budget ended the search.")
+
+
+def test_what_diverged_goes_on_nowhere_and_what_has_more_rounds_is_judged_at_the_rung(tmp_path):
+    setup = setup_of(factor=3)
+    runs = items.planned_runs(setup, ["a"], {"a": setup.points("a")}, [1], root=str(tmp_path))
+    made(runs)
+    at_one = {
+        r.point["client_learning_rate"]: results.selection_value(r, setup.selection, 1)
+        for r in runs
+    }
+    assert at_one[0.3] == pytest.approx(10.0) and min(at_one, key=at_one.get) == 1.0
+    short = runs[5]
+    with open(short.folder / "metrics.csv", "w") as f:
+        f.write("round_num,train/loss,train/num_examples\n0,,\n1,nan,100\n2,1.0,100\n")
+    assert results.selection_value(short, setup.selection, 1) == float("inf")
+    assert results.selection_value(short, setup.selection, 3) == float("inf")
+
+
+def test_a_method_whose_rounds_depend_on_their_number_is_refused(tmp_path):
+    flagfile = "papers/fedda/flags/mnist_writers_fedda_adam.flags"
+    setup = dataclasses.replace(
+        setup_of(factor=3), rounds=300, rows={"a": items.Row("a", flagfile, {})}
+    )
+    with pytest.raises(ReproduceError, match="a asks for other rounds .* --full_grid"):
+        searched(setup, tmp_path)
+
+
+def test_the_scoreboard_counts_whole_grids_only():
+    record = {"rounds": "9", "protocol_rounds": "9", "seeds": "1"}
+    assert score.is_whole(setup_of(), record)
+    assert not score.is_whole(setup_of(), {**record, "chosen_by": "search"})

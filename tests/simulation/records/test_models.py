@@ -1,0 +1,118 @@
+"""The model that a run leaves, and runs that begin with the weights of a file."""
+
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import simulation
+from hparams import HparamError
+from simulation.errors import RunError
+from simulation.records import models
+from tests.simulation import toy_extension  # noqa: F401  (registers the task)
+
+TOY = {
+    "task": "toy",
+    "algorithm": "fedavg",
+    "total_rounds": 2,
+    "clients_per_round": 3,
+    "client_batch_size": 3,
+    "client_learning_rate": 0.3,
+    "runtime": "tff",
+    "progress": False,
+}
+
+
+def run(folder, **changes):
+    return simulation.run(**{**TOY, "root_output_dir": folder, **changes})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("models"))
+
+
+def initial_loss(result):
+    return result.rounds["eval/loss"][0]
+
+
+def test_the_model_is_keras_own(finished):
+    loaded = tf.keras.models.load_model(pathlib.Path(finished.folder) / "model" / "final.keras")
+    for a, b in zip(loaded.trainable_variables, finished.weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("kind", ["run", "keras", "h5", "weights", "saved_model"])
+def test_a_run_begins_with_the_weights_of_a_file(finished, tmp_path, kind):
+    loaded = tf.keras.models.load_model(pathlib.Path(finished.folder) / "model" / "final.keras")
+    path = pathlib.Path(finished.folder)
+    if kind == "saved_model":
+        path = tmp_path / "saved"
+        tf.saved_model.save(loaded, str(path))
+    elif kind != "run":
+        path = tmp_path / {"keras": "a.keras", "h5": "a.h5", "weights": "a.weights.h5"}[kind]
+        (loaded.save_weights if kind == "weights" else loaded.save)(path)
+    result = run(tmp_path, initial_weights=path)
+    want = finished.rounds["eval/loss"].iloc[-1]
+    assert initial_loss(result) == pytest.approx(want, rel=1e-6)
+    again = run(tmp_path, initial_weights=path, total_rounds=3)
+    assert len(again.rounds) == 4 and initial_loss(again) == initial_loss(result)
+
+
+def test_a_run_does_not_resume_with_other_weights(finished, tmp_path):
+    file = tmp_path / "w.keras"
+    source = pathlib.Path(finished.folder) / "model" / "final.keras"
+    file.write_bytes(source.read_bytes())
+    run(tmp_path, initial_weights=file)
+    other = tf.keras.models.load_model(file)
+    other.set_weights([w + 1 for w in other.get_weights()])
+    other.save(file)
+    with pytest.raises(RunError, match="what differs: initial weight"):
+        run(tmp_path, initial_weights=file, total_rounds=3)
+
+
+def test_files_that_do_not_fit_are_refused_in_one_line(finished, tmp_path):
+    other = tf.keras.Sequential([tf.keras.layers.Dense(9, input_shape=(5,))])
+    other.save(tmp_path / "other.keras")
+    other.save_weights(tmp_path / "other.weights.h5")
+    tf.saved_model.save(other, str(tmp_path / "other"))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.h5").write_text("no weights")
+    (tmp_path / "text.keras").write_text("no model")
+    (tmp_path / "text.txt").write_text("")
+    names = ["other.keras", "other.weights.h5", "other", "empty", "text.h5", "text.keras"]
+    for name in [*names, "text.txt", "missing.keras"]:
+        with pytest.raises(RunError, match="cannot be taken for the model of toy: ") as e:
+            run(tmp_path, initial_weights=tmp_path / name)
+        assert "\n" not in str(e.value)
+    with pytest.raises(HparamError, match="no meaning beside model"):
+        run(tmp_path, initial_weights=finished.folder, model=other)
+
+
+class _Unspoken(tf.keras.layers.Layer):
+    """Has a setting that no file can hold, and does not tell it."""
+
+    def __init__(self, units, anything):
+        super().__init__()
+        self.anything = anything
+        self.dense = tf.keras.layers.Dense(units)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def test_of_a_model_that_keras_cannot_describe_the_weights_are_left(tmp_path):
+    class Anything:
+        @staticmethod
+        def keras_model_fn(seed):
+            tf.keras.utils.set_random_seed(seed)
+            return tf.keras.Sequential([tf.keras.Input((3,)), _Unspoken(2, object())])
+
+    weights = [np.full((3, 2), 2.0, np.float32), np.ones(2, np.float32)]
+    path = models.write(str(tmp_path), Anything, 0, weights)
+    assert path.endswith("final.weights.h5")
+    other = Anything.keras_model_fn(1)
+    other.load_weights(path)
+    for a, b in zip(other.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -1,0 +1,51 @@
+"""Profiles of rounds, for TensorBoard."""
+
+import csv
+import pathlib
+
+import pytest
+
+import run_experiment
+from hparams import HparamError
+from simulation import experiment_flags
+
+_RUN = (
+    *("--task=synthetic", "--algorithm=fedadam", "--total_rounds=4", "--clients_per_round=2"),
+    *("--client_batch_size=5", "--client_learning_rate=0.1", "--server_learning_rate=0.1"),
+    *("--synthetic_num_clients=6", "--synthetic_max_examples=20"),
+)
+
+
+@pytest.mark.parametrize(("text", "rounds"), [("3", (3, 3)), ("2-5", (2, 5)), ("7-7", (7, 7))])
+def test_rounds(text, rounds):
+    assert experiment_flags.profiled_rounds(text) == rounds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0-3", "5-2", "-1", "2-", "one", "1,2", "1.5"])
+def test_what_names_no_rounds_is_refused(text):
+    with pytest.raises(HparamError, match=f"--profile={text} must be a round"):
+        experiment_flags.profiled_rounds(text)
+
+
+def _rows(folder: pathlib.Path):
+    with open(folder / "metrics.csv", newline="") as f:
+        rows = csv.DictReader(f)
+        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+def test_a_profile_is_written_and_changes_no_bit(tmp_path, capfd):
+    given = [*_RUN, f"--root_output_dir={tmp_path}"]
+    assert run_experiment.main([*given, "--experiment_name=plain"]) == 0
+    assert run_experiment.main([*given, "--experiment_name=seen", "--profile=2-3"]) == 0
+    told = capfd.readouterr().out
+    assert f"Profile of round 2-3 in {tmp_path}/seen/plugins/profile." in told
+    assert _rows(tmp_path / "seen") == _rows(tmp_path / "plain")
+    (found,) = (tmp_path / "seen" / "plugins" / "profile").rglob("*.xplane.pb")
+    assert found.stat().st_size > 1000
+    # A range that ends before the run, of one that is resumed: nothing to record.
+    assert (
+        run_experiment.main([*given, "--experiment_name=plain", "--total_rounds=5", "--profile=2"])
+        == 0
+    )
+    assert "--profile=2: no such round was done" in capfd.readouterr().out
+    assert not (tmp_path / "plain" / "plugins").exists()

@@ -1,0 +1,383 @@
+"""Workers do rounds to the bit as one process does, whoever of them is lost."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import types
+
+import numpy as np
+import pytest
+
+from common import imports
+
+imports.import_tensorflow()
+
+import tff_algos  # noqa: E402
+from hparams import HparamError  # noqa: E402
+from simulation import assembly, experiment_flags, runtimes  # noqa: E402
+from simulation.errors import NoWorkersError, RunError  # noqa: E402
+from simulation.measures import evaluation, evaluations  # noqa: E402
+from simulation.rounds import in_chunks  # noqa: E402
+from simulation.runtimes import chunks, cluster  # noqa: E402
+from simulation.workers import crew as crew_lib  # noqa: E402
+from simulation.workers import placement, worker  # noqa: E402
+from tasks.task import DataError  # noqa: E402
+from tests.simulation import toy_extension  # noqa: E402, F401
+from tests.simulation.runtimes.test_chunks import assert_same_bits, leaves  # noqa: E402
+from tests.tff_algos import cases  # noqa: E402
+from tff_algos import process as process_lib  # noqa: E402
+
+ROUNDS = 4
+# One of each family: one exchange, several, stacked vectors, client state, all clients, all
+# clients' examples as one.
+QUICK = ("fedadam", "fedfa", "adafed", "scaffold", "climb", "centralized")
+METHODS = [n for n in tff_algos.names() if not tff_algos.get(n).staged]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks_of_tests(monkeypatch):
+    """The 36 examples that clients are tested on make six chunks."""
+    monkeypatch.setattr(evaluation, "_MIN_CHUNK", 6)
+    monkeypatch.setattr(evaluation, "_MAX_CHUNK", 6)
+
+
+@pytest.fixture(scope="module")
+def ray():
+    with cluster.connected(None, num_cpus=4) as module:
+        yield module
+
+
+class Actors:
+    """Workers that tests share: to start one takes longer than all of a test's rounds."""
+
+    def __init__(self, ray):
+        self._ray, self._actors, self._begun = ray, [], None
+
+    def begin(self, request, number):
+        """Returns what gives these workers, which have begun with a run, one after the other."""
+        remote = self._ray.remote(worker.Worker).options(num_cpus=0.5)
+        while len(self._actors) < number:
+            self._actors.append(remote.remote(os.getcwd(), 0.5, False))
+        references = [a.begin.remote(request, {}, own_node(self._ray)) for a in self._actors]
+        self._ray.get(references)
+        return lambda: iter(zip(self._actors, references, strict=True))
+
+    def forget(self, actor):
+        self._actors.remove(actor)
+
+
+def own_node(ray):
+    return ray.get_runtime_context().get_node_id()
+
+
+@pytest.fixture(scope="module")
+def actors(ray):
+    return Actors(ray)
+
+
+def request_of(name, runtime="tff", **more):
+    """Returns a run of a method's first case on six clients, one of whom comes in a chunk."""
+    training, own = {}, {}
+    shared = {h.name for h in tff_algos.TRAINING_HPARAMS}
+    settings = cases.CASES[name][0].settings if name in cases.CASES else {}
+    for key, value in {"client_learning_rate": 0.3, **settings}.items():
+        (training if key in shared else own)[key] = value
+    spec = tff_algos.get(name)
+    flags = {h.flag_name(name): own[h.name] for h in spec.hparams if h.name in own}
+    if spec.server_learning_rate is None:
+        training.setdefault("server_learning_rate", 0.1)
+    if spec.draws_clients:
+        more.setdefault("clients_per_round", 5)
+    given = dict(
+        task="toy",
+        algorithm=name,
+        total_rounds=ROUNDS,
+        client_batch_size=3,
+        clients_per_chunk=1,
+        runtime=runtime,
+        **more,
+    )
+    request = experiment_flags.from_python({**given, **training, **flags})
+    run = {**request.run, "import": "tests.simulation.toy_extension"}
+    return dataclasses.replace(request, run=run)
+
+
+class Run:
+    """The rounds of a request."""
+
+    def __init__(self, request):
+        self.request, self.parts = request, assembly.assemble(request)
+        self.plan = in_chunks.plan_of(self.parts.process, request.run["algorithm"])
+
+    def alone(self):
+        desk = in_chunks.desk(
+            self.plan, self.parts.model.model, self.parts.cohorts, self.request.run, 2
+        )
+        return in_chunks.Alone(desk)
+
+    def crew(self, ray, make, number, timeout=60.0, said=None):
+        return crew_lib.Crew(
+            ray,
+            self.plan,
+            make,
+            number,
+            steps=self.parts.cohorts.steps,
+            room=lambda: number,
+            timeout=timeout,
+            say=(said if said is not None else []).append,
+        )
+
+    def rounds(self, crews, states_bytes=1 << 30):
+        """Returns the leaves of all states, metrics and client states; a crew for each round."""
+        process, found, kept = self.parts.process, [], {}
+        with runtimes.installed(self.request.run["runtime"], 2):
+            bound, state = runtimes.bind(process), None
+            for r, crew in enumerate(crews):
+                chunked = in_chunks.ChunkedProcess(bound, self.plan, crew, states_bytes)
+                state = chunked.initialize() if state is None else state
+                ids, cohort = in_chunks.cohort(self.parts.cohorts, 1, r, ROUNDS)
+                given = []
+                if process.method.client_state is not None:
+                    first = process_lib.initial_client_state(process.method)
+                    given = [[kept.get(k, first) for k in ids]]
+                output = chunked.next(state, cohort, *given)
+                if given:
+                    kept.update(zip(ids, output.client_states, strict=True))
+                state = output.state
+                found.append((state, dict(output.metrics)))
+        return leaves([found, sorted(kept.items())])
+
+
+def same_again(shared):
+    """Returns a maker of workers that gives those that are there, and then none that come."""
+    given = shared()
+    return lambda: next(given)
+
+
+RUNS = [
+    pytest.param(name, runtime, marks=[] if quick else pytest.mark.long)
+    for name in METHODS
+    for runtime in ("tff", "vectorized")
+    for quick in [name in QUICK and (runtime == "tff" or name == "fedadam")]
+]
+
+
+@pytest.mark.parametrize(("name", "runtime"), RUNS)
+def test_any_number_of_workers_gives_the_same_bits(name, runtime, ray, actors):
+    """1, 2 and 4 workers, and one that takes over from two."""
+    request = request_of(name, runtime)
+    run = Run(request)
+    alone = run.rounds([run.alone()] * ROUNDS)
+    shared = actors.begin(request, 4)
+    crews = {n: run.crew(ray, same_again(shared), n) for n in (1, 2, 4)}
+    for crew in crews.values():
+        assert_same_bits(run.rounds([crew] * ROUNDS), alone)
+    assert_same_bits(run.rounds([crews[2], crews[2], crews[1], crews[4]]), alone)
+
+
+class Disturbed:
+    """A crew of which a worker is killed while a phase is under way."""
+
+    def __init__(self, crew, at_round, at_phase):
+        self.crew, self._at, self.killed = crew, (at_round, at_phase), False
+
+    def work(self, cohort, phase, sent, states_of):
+        for answer in self.crew.work(cohort, phase, sent, states_of):
+            yield answer
+            if not self.killed and (cohort.round_index, phase) >= self._at:
+                self.killed = True
+                os.kill(self.crew.ready()[0].pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[] if n in ("fedfa", "scaffold") else pytest.mark.long)
+        for n in METHODS
+    ],
+)
+def test_a_worker_that_is_killed_in_a_round_leaves_no_trace(name, ray, actors):
+    """What it held for later phases is made again by others; one line tells."""
+    request = request_of(name)
+    run = Run(request)
+    alone = run.rounds([run.alone()] * ROUNDS)
+    shared = list(actors.begin(request, 3)())
+    given, said = iter(shared), []
+    never = types.SimpleNamespace(remote=lambda *_: None)
+
+    def make():
+        # The third comes for the one that is lost.
+        return next(given, None) or (types.SimpleNamespace(work=never), ray.put(None))
+
+    crew = run.crew(ray, make, 2, said=said)
+    crew.wait_for_all()
+    disturbed = Disturbed(crew, 1, len(run.plan.phases) - 1)
+    found = run.rounds([disturbed] * ROUNDS)
+    actors.forget(shared[0][0])
+    assert_same_bits(found, alone)
+    assert disturbed.killed and [s for s in said if "was lost" in s] == said and len(said) == 1
+    assert shared[2][0] in [m.actor for m in crew._members]
+
+
+def test_workers_share_an_evaluation_and_survive_one_another(ray, actors):
+    request = request_of("fedadam")
+    run = Run(request)
+    settings, model = request.run, run.parts.model
+
+    def evaluated(spread):
+        measured = evaluations.Evaluations(
+            run.parts.task, run.parts.train, settings, model, run.parts.process, spread
+        )
+        return measured(model.model.initial_weights, None, None)
+
+    alone = evaluated(None)
+    shared, said = list(actors.begin(request, 3)()), []
+    given = iter(shared)
+    crew = run.crew(ray, lambda: next(given, None) or (None, ray.put(None)), 2, said=said)
+    crew.wait_for_all()
+    for kill in (False, True):
+        if kill:
+            os.kill(crew.ready()[0].pid, signal.SIGKILL)
+            actors.forget(shared[0][0])
+        found = evaluated(crew.evaluate)
+        assert found.columns == alone.columns
+        assert_same_bits(leaves(found.clients), leaves(alone.clients))
+    assert len(said) == 1 and "was lost" in said[0]
+
+
+def test_without_workers_a_round_ends_in_time_with_a_line(ray, actors):
+    request = request_of("fedadam")
+    run = Run(request)
+    never_begins = ray.remote(_sleep).options(num_cpus=0)
+
+    def make():
+        return types.SimpleNamespace(), never_begins.remote()
+
+    crew = run.crew(ray, make, 2, timeout=0.5)
+    with pytest.raises(NoWorkersError, match=r"^No worker was there for 0.5 seconds"):
+        run.rounds([crew])
+
+
+def _sleep():
+    import time
+
+    time.sleep(60)
+
+
+def test_a_worker_of_another_version_is_refused(ray):
+    run = Run(request_of("fedadam"))
+    facts = worker.Facts("n", "elsewhere", 1, {**worker.versions(), "numpy": "0.1"})
+    crew = run.crew(ray, lambda: (None, ray.put(facts)), 1)
+    with pytest.raises(RunError, match="elsewhere has another version .* numpy 0.1, not"):
+        crew.wait_for_all()
+
+
+def test_a_worker_without_the_data_says_so(ray, actors, tmp_path):
+    """The driver has had them; where the worker is there is no such folder."""
+    request = request_of("fedadam")
+    run = Run(request)
+    (actor, _), *_ = actors.begin(request, 1)()
+    elsewhere = experiment_flags.from_python(
+        dict(
+            task="fashion_mnist",
+            algorithm="fedadam",
+            total_rounds=1,
+            clients_per_round=4,
+            client_batch_size=3,
+            client_learning_rate=0.1,
+            server_learning_rate=0.1,
+            data_dir=str(tmp_path / "not_there"),
+            runtime="tff",
+        )
+    )
+    begun = actor.begin.remote(elsewhere, {}, own_node(ray))
+    with pytest.raises(DataError, match="^worker 0: .*not_there") as error:
+        run.crew(ray, lambda: (actor, begun), 1).wait_for_all()
+    assert "\n" not in str(error.value)
+
+
+def test_data_of_another_machine_must_be_the_runs(ray, actors):
+    request = request_of("fedadam")
+    run = Run(request)
+    (actor, _), *_ = actors.begin(request, 1)()
+    begun = actor.begin.remote(request, {"client_ids": "others"}, "another node")
+    with pytest.raises(RunError, match="^worker 0: its data differ from the run's"):
+        run.crew(ray, lambda: (actor, begun), 1).wait_for_all()
+
+
+def refused(**settings):
+    with pytest.raises((HparamError, RunError)) as error:
+        request = request_of("fedadam", **settings)
+        with contextlib.ExitStack() as stack:
+            from simulation.workers import start
+
+            start.crew(request, {}, None, None, print, stack)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_bad_settings_are_one_line_each(monkeypatch):
+    assert "--clients_per_chunk=1 would do" in refused(workers=6)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert "need 4 cores, but there are 2" in refused(workers=4)
+    assert refused(cpus_per_worker=0.5) == "--cpus_per_worker is not used without --workers."
+    given = dict(task="toy", algorithm="fedadam", total_rounds=1, clients_per_round=4)
+    given |= dict(client_batch_size=3, client_learning_rate=0.1, server_learning_rate=0.1)
+    with pytest.raises(HparamError, match="--clients_per_chunk is not set; .*=1 would do"):
+        experiment_flags.from_python({**given, "workers": 1})
+    with pytest.raises(HparamError, match="native"):
+        experiment_flags.from_python({**given, "clients_per_chunk": 2, "runtime": "native"})
+    with pytest.raises(HparamError, match="fedcorr"):
+        experiment_flags.from_python({**given, "algorithm": "fedcorr", "clients_per_chunk": 2})
+    with pytest.raises(HparamError, match="needs a model by name"):
+        experiment_flags.from_python(
+            {**given, "workers": 1, "clients_per_chunk": 1}, model=lambda seed: None
+        )
+
+
+def test_shares_are_neighbours_and_go_by_predicted_time():
+    assert placement.shares([1.0] * 8, [1.0, 1.0]) == [range(4), range(4, 8)]
+    assert placement.shares([1.0] * 8, [3.0, 1.0]) == [range(6), range(6, 8)]
+    assert placement.shares([7.0, 1, 1, 1, 1, 1, 1, 1], [1.0, 1.0]) == [range(1), range(1, 8)]
+    assert placement.shares([], [1.0, 1.0]) == [range(0), range(0)]
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        costs = rng.exponential(size=rng.integers(1, 40))
+        speeds = rng.uniform(0.5, 2, rng.integers(1, 9))
+        found = placement.shares(costs, speeds)
+        assert [i for places in found for i in places] == list(range(len(costs)))
+        times = [sum(costs[i] for i in p) / s for p, s in zip(found, speeds, strict=True)]
+        # Nobody has more than a fair share and the chunks at its two ends.
+        assert max(times) <= costs.sum() / speeds.sum() + max(costs) / min(speeds) + 1e-9
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0])
+def test_prediction_finds_how_time_goes_with_steps(power):
+    rng = np.random.default_rng(1)
+    prediction = placement.Prediction()
+    for _ in range(50):
+        steps = rng.integers(1, 100, 8)
+        prediction.learn(steps, 0.02 * np.sum(steps**power) * rng.uniform(0.95, 1.05))
+    steps = np.array([3, 50, 7])
+    assert prediction.seconds(steps) == pytest.approx(0.02 * np.sum(steps**power), rel=0.05)
+
+
+def test_totals_do_not_depend_on_who_brings_what():
+    """Any grouping of chunks, in any order, comes to the same bits."""
+    word = types.SimpleNamespace(number=5, kind="sum")
+    plan = types.SimpleNamespace(phases=[types.SimpleNamespace(aggregates=[word])])
+    rng = np.random.default_rng(2)
+    for number in (1, 2, 3, 5, 8, 13):
+        values = rng.normal(size=(number, 100)).astype(np.float32)
+        expected = None
+        for _ in range(10):
+            totals = chunks.Totals(plan, 0, number)
+            order = rng.permutation(number)
+            for group in np.array_split(order, rng.integers(1, number + 1)):
+                nodes = {(0, int(i)): {5: [values[i]]} for i in group}
+                totals.add(chunks.combine(nodes, plan, 0, number))
+            (found,) = totals.whole()[5]
+            expected = found if expected is None else expected
+            assert found.tobytes() == expected.tobytes()
+        np.testing.assert_allclose(expected, values.sum(0), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,364 @@
+"""TFF's aggregators in the place of the mean of updates: as in TFF's own averaging, and seeded."""
+
+import functools
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import tff_algos
+from hparams import HparamError
+from simulation import runtimes
+from simulation.runtimes.batched_ops import NotVectorizable
+from tests.tff_algos import shared, toy
+from tff_algos import aggregation, aggregators, registry
+
+RATES = {"client_learning_rate": 0.3, "server_learning_rate": 1.0}
+UNIFORM = {**RATES, "client_weighting": "uniform"}
+NOISELESS = {"aggregator": "dp", "aggregator_noise_multiplier": 0.0}
+NOISY = {"aggregator": "dp", "aggregator_noise_multiplier": 0.3}
+# Quantises the kernel of nine numbers, not the bias.
+QUANTISED = {"aggregator": "compressed", "aggregator_threshold": 4}
+COHORT = 4
+SETTINGS = [
+    {"aggregator": "robust"},
+    {**NOISY, "client_weighting": "uniform"},
+    QUANTISED,
+    {"aggregator": "secure"},
+]
+IDS = [settings["aggregator"] for settings in SETTINGS]
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return shared.problem()
+
+
+@functools.cache
+def build(name="fedavg", seed=5, **settings):
+    model = toy.plain_model(shared.problem())
+    settings = {**RATES, "clients_per_round": COHORT, **settings}
+    return tff_algos.build(name, model, num_clients=toy.NUM_CLIENTS, seed=seed, **settings)
+
+
+def datasets(problem, spoiled=()):
+    for k, (x, y) in enumerate(problem.clients):
+        x = np.full_like(x, np.nan) if k in spoiled else x
+        pairs = (x.astype(np.float32), y.astype(np.int32))
+        yield tf.data.Dataset.from_tensor_slices(pairs).batch(3)
+
+
+def theirs(problem, factory, weighted):
+    def model():
+        return tff.learning.models.from_keras_model(
+            toy.keras_model(problem),
+            loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            input_spec=(tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int32)),
+        )
+
+    build_theirs = getattr(
+        tff.learning.algorithms,
+        "build_weighted_fed_avg" if weighted else "build_unweighted_fed_avg",
+    )
+    return build_theirs(
+        model,
+        client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.3),
+        server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
+        model_aggregator=factory,
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "factory"),
+    [
+        ({"aggregator": "robust"}, tff.learning.robust_aggregator),
+        ({"aggregator": "secure"}, tff.learning.secure_aggregator),
+        # Nothing is large enough to be quantised.
+        ({"aggregator": "compressed"}, tff.learning.compression_aggregator),
+        ({**NOISELESS, **UNIFORM}, functools.partial(tff.learning.dp_aggregator, 0.0, COHORT)),
+        ({**NOISELESS, **UNIFORM, "aggregator_zeroing": False}, functools.partial(
+            tff.learning.dp_aggregator, 0.0, COHORT, zeroing=False)),
+    ],
+    ids=["robust", "secure", "compressed", "dp", "dp-no-zeroing"],
+)  # fmt: skip
+def test_is_tffs_averaging_under_the_same_aggregator(problem, settings, factory):
+    """Weights and all of the aggregator's state, also after a round with a client dropped."""
+    own, factory = build(**settings), factory()
+    weighted = isinstance(factory, tff.aggregators.WeightedAggregationFactory)
+    tffs = theirs(problem, factory, weighted)
+    their_next, _ = aggregation._in_clear(tffs.next)
+    with shared.installed("tff"):
+        state, their_state = own.initialize(), tffs.initialize()
+        their_state = tffs.set_model_weights(their_state, own.get_model_weights(state))
+        for spoiled in ((), (1,), (), ()):
+            clients = list(datasets(problem, spoiled))
+            state = own.next(state, [tff_algos.from_dataset(d) for d in clients]).state
+            their_state = their_next(their_state, clients).state
+        got = own.get_model_weights(state).trainable
+        want = tffs.get_model_weights(their_state).trainable
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-6, atol=1e-6)
+    ours = {k: v for k, v in _numbers(state.aggregator).items() if not k.endswith("drawn")}
+    expected = _numbers(their_state.aggregator)
+    assert len(ours) == len(expected)
+    np.testing.assert_allclose(list(ours.values()), list(expected.values()), rtol=1e-6)
+
+
+def _numbers(state):
+    """Returns the numbers of a state by their paths, without the layer that counts the draws."""
+    paths = {}
+
+    def look(path, value):
+        if hasattr(value, "_asdict"):
+            value = value._asdict()
+        if isinstance(value, dict):
+            for key, v in value.items():
+                look(path if key == "query" else f"{path}/{key}", v)
+        elif isinstance(value, (list, tuple)):
+            for i, v in enumerate(value):
+                look(f"{path}/{i}", v)
+        elif not isinstance(value, bytes):
+            paths[path] = float(value)
+
+    look("", state)
+    return paths
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=IDS)
+@pytest.mark.parametrize("runtime", ["vectorized", pytest.param("native", marks=pytest.mark.long)])
+def test_runtimes_agree(problem, runtime, settings):
+    process = build("fedavgm", **settings)
+    spoiled = {(1, 2)}
+    with shared.installed("tff"):
+        want, want_metrics = toy.run(process, problem, spoiled=spoiled)
+    with shared.installed(runtime):
+        got, got_metrics = toy.run(process, problem, spoiled=spoiled)
+    # A number on the brink of rounding up or down may go the other way.
+    atol = 0.02 if settings is QUANTISED else 1e-5
+    for a, b in zip(want, got, strict=True):
+        for x, y in zip(a.weights, b.weights, strict=True):
+            np.testing.assert_allclose(y, x, atol=atol)
+    assert [list(m) for m in got_metrics] == [list(m) for m in want_metrics]
+    names = [n for n in want_metrics[0] if n.startswith("aggregator/")]
+    assert "aggregator/zeroing/zeroed_count" in names or "aggregator/zeroed_count" in names
+    for a, b in zip(want_metrics, got_metrics, strict=True):
+        values = [[float(m[n]) for n in names] for m in (a, b)]
+        np.testing.assert_allclose(values[1], values[0], rtol=1e-4)
+
+
+AGGREGATED = [
+    n for n in registry.names() if not isinstance(registry.get(n).aggregated, str)
+    and registry.get(n).builder.startswith("tff_algos.")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", shared.methods(AGGREGATED, long=set(AGGREGATED) - {"fedavg", "scaffold", "fedda_adam"})
+)
+def test_tffs_plain_mean_is_the_methods_own(problem, name):
+    """What a method declares to be its mean of updates is, whatever else it averages."""
+    settings = shared.settings(name)
+    model = toy.plain_model(problem)
+    with shared.installed("tff"):
+        plain = tff_algos.build(name, model, num_clients=toy.NUM_CLIENTS, **settings)
+        factory = tff.aggregators.MeanFactory()
+        other = tff_algos.build(
+            name, model, num_clients=toy.NUM_CLIENTS, model_aggregator=factory, **settings
+        )
+        want, want_metrics = toy.run(plain, problem)
+        got, got_metrics = toy.run(other, problem)
+    for a, b in zip(want, got, strict=True):
+        assert b._fields == (*a._fields, "aggregator")
+        for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b[:-1]), strict=True):
+            np.testing.assert_allclose(y, x, rtol=1e-5, atol=1e-6)
+    assert [list(m) for m in got_metrics] == [list(m) for m in want_metrics]
+
+
+def test_a_round_in_which_nobody_counts_leaves_the_state(problem):
+    process = build(**NOISY, client_weighting="uniform")
+    everybody = {(0, k) for k in range(toy.NUM_CLIENTS)}
+    with shared.installed("tff"):
+        initial = process.initialize()
+        states, metrics = toy.run(process, problem, spoiled=everybody)
+    before, after = tf.nest.flatten(initial.aggregator), tf.nest.flatten(states[0].aggregator)
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    for a, b in zip(initial.weights, states[0].weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert int(states[0].round_num) == 1 and metrics[0]["clients_dropped"] == len(toy.COHORTS[0])
+    assert any(
+        not np.array_equal(*p)
+        for p in zip(after, tf.nest.flatten(states[1].aggregator), strict=True)
+    )
+
+
+def test_setting_weights_keeps_the_aggregators_state(problem):
+    process = build("adafedadam", aggregator="robust")
+    with shared.installed("tff"):
+        states, _ = toy.run(process, problem)
+        weights = process.get_model_weights(states[0])
+        reset = process.set_model_weights(states[-1], weights)
+    assert type(reset) is type(states[-1])
+    np.testing.assert_array_equal(reset.weights[0], states[0].weights[0])
+    for a, b in zip(*(tf.nest.flatten(s.aggregator) for s in (reset, states[-1])), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+class _Updates:
+    """An aggregator alone, on updates that are given."""
+
+    def __init__(self, factory, size):
+        model = toy.plain_model(shared.problem())._replace(
+            initial_weights=(np.zeros([size], np.float32),)
+        )
+        self.aggregator = aggregation.Aggregator(factory, model)
+        self.state = self.aggregator.initial_state
+
+    def next(self, *updates):
+        values = [(u.astype(np.float32),) for u in updates]
+        weights = [[1.0] * len(values)] if self.aggregator.weighted else []
+        output = self.aggregator.next(self.state, values, *weights)
+        self.state = output.state
+        return output.result[0]
+
+
+def test_dp_noise_has_its_distribution():
+    """Independent normal draws of TFF's deviation, other ones in every round and for every seed."""
+    multiplier, clients, size = 0.2, 10.0, 40000
+    with shared.installed("tff"):
+        updates = _Updates(aggregators.dp(multiplier, clients, seed=[1, 2], zeroing=False), size)
+        first, second = updates.next(np.zeros(size)), updates.next(np.zeros(size))
+        other = _Updates(
+            aggregators.dp(multiplier, clients, seed=[1, 3], zeroing=False), size
+        ).next(np.zeros(size))
+        again = _Updates(
+            aggregators.dp(multiplier, clients, seed=[1, 2], zeroing=False), size
+        ).next(np.zeros(size))
+    np.testing.assert_array_equal(first, again)
+    # adaptive_clip_noise_params: (z^-2 - (2 b)^-2)^-1/2 with b = clients / 20; the clip is 0.1.
+    deviation = (multiplier**-2 - (2 * clients / 20) ** -2) ** -0.5 * 0.1 / clients
+    for draws in (first, other):
+        standard = np.sort(draws / deviation)
+        assert abs(np.mean(standard)) < 4 / np.sqrt(size)
+        assert abs(np.std(standard) - 1) < 4 / np.sqrt(2 * size)
+        assert abs(np.mean(np.abs(standard) < 1) - 0.6827) < 0.01
+    for a, b in ((first, second), (first, other)):
+        assert abs(np.corrcoef(a, b)[0, 1]) < 0.025
+    assert not np.array_equal(first, other)
+
+
+def test_rounding_is_unbiased_and_a_function_of_the_seed():
+    size, bits = 300, 2
+    x = np.random.default_rng(0).normal(size=size).astype(np.float32)
+    # Clients differ by less than a step, and so do the draws of what is rounded.
+    clients = [x * np.float32(1 + 1e-5 * k) for k in range(400)]
+    step = (x.max() - x.min()) / (2**bits - 1)
+
+    def mean(seed, updates):
+        factory = aggregators.compressed(
+            bits=bits, threshold=10, seed=seed, zeroing=False, clipping=False
+        )
+        return _Updates(factory, size).next(*updates)
+
+    with shared.installed("tff"):
+        one, again, other = (mean([s, 7], clients[:1]) for s in (1, 1, 2))
+        many = mean([1, 7], clients)
+    np.testing.assert_array_equal(one, again)
+    assert not np.array_equal(one, other)
+    assert np.all(np.abs(one - x) <= step * 1.001) and np.any(np.abs(one - x) > step / 3)
+    # The mean of 400 roundings is off by at most 4 of its deviations of step / 2 / 20 each.
+    assert np.max(np.abs(many - np.mean(clients, axis=0))) < 4.5 * step / 40
+
+
+class _Unique(tff.aggregators.UnweightedAggregationFactory):
+    """Sums values after an operation that has no form over several clients."""
+
+    def create(self, value_type):
+        inner = tff.aggregators.SumFactory().create(value_type)
+
+        @tff.tensorflow.computation(value_type)
+        def work(value):
+            return tf.nest.map_structure(
+                lambda v: v + tf.cast(tf.size(tf.unique(tf.reshape(v, [-1]))[0]), v.dtype) * 0,
+                value,
+            )
+
+        @tff.federated_computation(
+            inner.initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
+        )
+        def next_fn(state, value):
+            return inner.next(state, tff.federated_map(work, value))
+
+        return tff.templates.AggregationProcess(inner.initialize, next_fn)
+
+
+def test_vectorized_refuses_by_name_and_auto_knows(problem):
+    process = build(model_aggregator=_Unique(), client_weighting="uniform")
+    with shared.installed("vectorized") as context:
+        with pytest.raises(NotVectorizable, match="Unique.*Use --runtime=tff"):
+            context.bind(process).program()
+        name, reason = runtimes.choose(process)
+        assert name == "tff" and "Unique" in reason
+        assert runtimes.choose(build(aggregator="robust"))[0] == "vectorized"
+    with shared.installed("tff"):
+        toy.run(process, problem)
+
+
+def test_a_users_own_dp_names_its_generator():
+    factory = tff.learning.dp_aggregator(0.3, 4)
+    with pytest.warns(RuntimeWarning, match="draws from a generator without a seed .Random"):
+        build(model_aggregator=factory, client_weighting="uniform")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        build(seed=77, **NOISY, client_weighting="uniform")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "says"),
+    [
+        ("adafed", {"aggregator": "robust"}, "adafed, which needs each client's own update"),
+        ("fedmgda_plus", {"aggregator": "robust"}, "which needs each client's own update"),
+        ("fedavg", NOISY, "aggregator=dp counts all clients alike; set client_weighting=uniform"),
+        ("fedavg", {"aggregator": "dp", **UNIFORM}, "noise_multiplier must be set with aggregator"),
+        ("term", NOISY, "aggregator=dp has no meaning in term: .* weights are its own"),
+        ("term", {"aggregator": "secure"}, "sums weights as whole numbers"),
+        ("scaffold", {"aggregator": "secure"}, "whose clients also send the changes of their con"),
+        ("fedavg", {"aggregator_bits": 3}, "aggregator_bits is not used with aggregator=mean"),
+        ("fedavg", {**NOISY, **UNIFORM, "aggregator_bits": 3}, "not used with aggregator=dp"),
+        (
+            "fedavg",
+            {**UNIFORM, "aggregator": "dp", "aggregator_noise_multiplier": 40.0},
+            "aggregator=dp: clipped_count_stddev = .* too low",
+        ),
+        (
+            "fedavg",
+            {**NOISY, **UNIFORM, "clients_per_round": None},
+            "aggregator=dp needs aggregator_clients_per_round",
+        ),
+        ("fedavg", {"model_aggregator": "robust"}, "must be a weighted or unweighted factory of t"),
+        (
+            "fedavg",
+            {"model_aggregator": tff.aggregators.SumFactory()},
+            "model_aggregator=SumFactory counts all clients alike; set client_weighting=uniform",
+        ),
+        (
+            "fedavg",
+            {"model_aggregator": tff.aggregators.MeanFactory(), "aggregator": "robust"},
+            "two aggregators; give one",
+        ),
+    ],
+)  # fmt: skip
+def test_refusals_are_one_line(name, settings, says):
+    with pytest.raises(HparamError, match=says) as e:
+        build(name, **settings)
+    assert "\n" not in str(e.value)
+
+
+def test_every_method_says_what_an_aggregator_does_to_it():
+    for name in AGGREGATED:
+        assert registry.get(name).aggregated.what
+    of_suite = {n: str(registry.get(n).builder) for n in registry.names()}
+    others = {n for n, builder in of_suite.items() if builder.startswith("tff_algos.")}
+    for name in others - set(AGGREGATED):
+        assert registry.get(name).aggregated != registry.MethodSpec.aggregated, name

@@ -1,0 +1,163 @@
+"""What users put into Keras models: works in a round of TFF's, or is refused in one line."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tff_algos
+from simulation import runtimes
+from tests.tff_algos import shared
+from tff_algos.keras_bridge import from_keras
+from tff_algos.model import ModelError
+
+L = tf.keras.layers
+X = np.random.default_rng(0).normal(2.0, 3.0, (7, 4)).astype(np.float32)
+Y = np.array([0, 1, 2, 0, 1, 2, 1], np.int32)
+RATE = 0.1
+
+
+def dense(**options):
+    return L.Dense(3, kernel_initializer="ones", **options)
+
+
+def normalized():
+    layer = L.Normalization()
+    layer.adapt(X)
+    return tf.keras.Sequential([L.InputLayer((4,)), layer, dense()])
+
+
+def with_constants():
+    inputs = tf.keras.Input((4,))
+    scaled = 0.5 * inputs + tf.constant([1.0, 2.0, 3.0, 4.0])
+    return tf.keras.Model(inputs, dense()(tf.concat([scaled, inputs], axis=1)))
+
+
+class _Subclassed(tf.keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = L.Dense(5, kernel_initializer="ones"), dense()
+
+    def call(self, inputs, training=None):
+        return self.last(tf.nn.relu(self.first(inputs)))
+
+
+def subclassed():
+    model = _Subclassed()
+    model(X)
+    return model
+
+
+def one_step(model, x=X, y=Y, runtime="tff"):
+    """The weights after a round of one client that takes one step on all examples."""
+    process = tff_algos.build("fedavg", model, client_learning_rate=RATE)
+    data = tff_algos.batch_client(x, y, batch_size=len(x), shuffle=False)
+    with shared.installed(runtime):
+        bound = runtimes.bind(process)
+        return bound.next(bound.initialize(), [data]).state.weights
+
+
+def step_of_keras(keras_model, loss, x=X, y=Y):
+    with tf.GradientTape() as tape:
+        value = loss(y, keras_model(x))
+    gradient = tape.gradient(value, keras_model.trainable_variables)
+    pairs = zip(keras_model.trainable_variables, gradient, strict=True)
+    return [v.numpy() - RATE * g.numpy() for v, g in pairs]
+
+
+@pytest.mark.parametrize("runtime", ["tff", "vectorized"])
+@pytest.mark.parametrize("make", [normalized, with_constants, subclassed])
+def test_models_train_as_in_keras(make, runtime):
+    keras_model = make()
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    spec = tf.TensorSpec([None, 4]) if make is subclassed else None
+    got = one_step(from_keras(keras_model, loss=loss, x_spec=spec), runtime=runtime)
+    for a, b in zip(got, step_of_keras(keras_model, loss), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+LOSSES = {
+    "mse": ("mse", tf.keras.losses.MeanSquaredError()),
+    "class": (tf.keras.losses.MeanAbsoluteError, tf.keras.losses.MeanAbsoluteError()),
+    "summed": (
+        tf.keras.losses.MeanSquaredError(reduction="sum"),
+        tf.keras.losses.MeanSquaredError(reduction="sum"),
+    ),
+    "function": (tf.keras.losses.mean_squared_error, tf.keras.losses.MeanSquaredError()),
+}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_regression_without_a_spec_of_targets(kind):
+    """Float64 targets, which NumPy makes, become the model's."""
+    keras_model = tf.keras.Sequential([L.InputLayer((4,)), dense()])
+    given, loss = LOSSES[kind]
+    model = from_keras(keras_model, loss=given)
+    assert model.y_spec == tf.TensorSpec([None, 3], tf.float32)
+    y = np.random.default_rng(1).normal(size=(7, 3))
+    got = one_step(model, X.astype(np.float64), y)
+    for a, b in zip(got, step_of_keras(keras_model, loss, y=y.astype(np.float32)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+def test_targets_of_classes():
+    keras_model = tf.keras.Sequential([L.InputLayer((4,)), dense(activation="softmax")])
+    for loss in ("sparse_categorical_crossentropy", lambda y, outputs: outputs[:, 0]):
+        assert from_keras(keras_model, loss=loss).y_spec == tf.TensorSpec([None], tf.int32)
+
+
+def test_metrics_by_name_and_as_objects():
+    kernel = tf.keras.initializers.GlorotUniform(seed=1)  # No two outputs are equal.
+    layer = L.Dense(3, activation="softmax", kernel_initializer=kernel)
+    keras_model = tf.keras.Sequential([L.InputLayer((4,)), layer])
+    metrics = [
+        "sparse_categorical_accuracy",
+        tf.keras.metrics.SparseTopKCategoricalAccuracy(k=2, name="top_2"),
+    ]
+    model = from_keras(keras_model, loss="sparse_categorical_crossentropy", metrics=metrics)
+    assert model.metric_names == ("loss", "sparse_categorical_accuracy", "top_2")
+    outputs = keras_model(X).numpy()
+    process = tff_algos.build("fedavg", model, client_learning_rate=0.0)
+    data = tff_algos.batch_client(X, Y.astype(np.int64), batch_size=3)
+    with shared.installed("tff"):
+        got = process.next(process.initialize(), [data]).metrics
+    order = np.argsort(-outputs, axis=1)
+    assert float(got["sparse_categorical_accuracy"]) == pytest.approx(np.mean(order[:, 0] == Y))
+    assert float(got["top_2"]) == pytest.approx(np.mean(np.any(order[:, :2] == Y[:, None], 1)))
+
+
+def of_policy(name):
+    policy = tf.keras.mixed_precision.Policy(name)
+    return tf.keras.Sequential([L.InputLayer((4,)), dense(dtype=policy)])
+
+
+def two_outputs():
+    inputs = tf.keras.Input((4,))
+    return tf.keras.Model(inputs, [dense()(inputs), dense()(inputs)])
+
+
+PLAIN = {"loss": "sparse_categorical_crossentropy"}
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "says"),
+    [
+        (lambda: of_policy("mixed_float16"), PLAIN, "computes in float16, .* policy 'float32'"),
+        (lambda: of_policy("mixed_bfloat16"), PLAIN, "computes in bfloat16"),
+        (lambda: of_policy("float64"), PLAIN, "is float64, .*set_floatx.'float32'"),
+        (two_outputs, PLAIN, "has 2 outputs; it must have one tensor"),
+        (subclassed, PLAIN, "no known input shape; .* x_spec if it is subclassed"),
+        (_Subclassed, {**PLAIN, "x_spec": tf.TensorSpec([None, 4])}, "no weights yet; call it"),
+        (normalized, {"loss": "msee"}, "loss='msee' is not the name of one of Keras's losses"),
+        (normalized, {"loss": 3}, "loss must be a function of .y, outputs., .* found a int"),
+        (normalized, {**PLAIN, "metrics": ["accuracy"]}, "Metric 'accuracy' is not the name of"),
+        (
+            normalized,
+            {**PLAIN, "metrics": [tf.keras.metrics.AUC(name="auc")]},
+            "Metric 'auc' .AUC. is not a mean over examples",
+        ),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_cure(make, options, says):
+    with pytest.raises(ModelError, match=says) as e:
+        from_keras(make(), **options)
+    assert "\n" not in str(e.value)

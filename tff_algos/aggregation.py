@@ -1,0 +1,315 @@
+"""One of TFF's aggregators in the place of a method's mean of the clients' updates.
+
+Any `tff.aggregators` factory of one value will do, weighted or not: its process is made for updates
+like the model's weights, and the round that a method writes down carries it out by the word
+`tff_algos.method.Federation.aggregate`. The aggregator's state is the last field of the method's
+server state, `aggregator`, in TFF's own structure; its measurements are metrics of the round,
+`aggregator/<path>`.
+
+A round in which nobody counts, so that the weights of the mean sum to zero, leaves the aggregator's
+state as it was, like everything else at the server but `round_num`. Clients that do not count in
+another round (dropped, or without examples) send zeros with weight zero, as in TFF's own federated
+averaging: a weighted mean leaves them out; but a norm of zero goes into the quantiles that clipping
+and zeroing adapt to, and an aggregator that knows no weights counts them in its denominator. That
+of differential privacy is the number of clients that were expected, whoever came.
+
+Secure sums are intrinsics that none of the runtimes here have. They are replaced by clear sums of
+the same integers: a simulation of secure aggregation, which keeps nothing from anybody.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+from tensorflow.python.framework import op_def_registry  # The only list of stateful ops.
+
+# TFF's own forms of what it has no public name for: secure sums in clear, and all the TensorFlow of
+# a computation at the server as one graph.
+from tensorflow_federated.python.core.backends.mapreduce import form_utils
+from tensorflow_federated.python.core.backends.test import compiler as test_compiler
+from tensorflow_federated.python.core.impl.compiler import transformation_utils
+from tensorflow_federated.python.core.impl.computation import computation_impl
+from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
+from tensorflow_federated.python.core.impl.types import type_conversions
+
+from hparams import HparamError
+from tff_algos import registry
+from tff_algos.method import Federation, Method
+from tff_algos.model import Model
+
+_WEIGHTED = tff.aggregators.WeightedAggregationFactory
+_UNWEIGHTED = tff.aggregators.UnweightedAggregationFactory
+
+
+class Aggregator:
+    """An aggregation process of TFF's for updates of one model.
+
+    Attributes:
+      next: `(state, value[, weight]) -> (state, result, measurements)`, a TFF computation without
+        secure intrinsics.
+      initial_state: Arrays in the structure of the process's state.
+      weighted: Whether it takes clients' weights, float32 scalars.
+      is_simulation: Whether it has secure sums, which are carried out in clear.
+    """
+
+    def __init__(self, factory: Any, model: Model):
+        """Makes the process of a factory.
+
+        Args:
+          factory: A `tff.aggregators` factory, weighted or not.
+          model: The model, whose weights updates are like.
+
+        Raises:
+          HparamError: If it is no factory, or makes no process for such updates.
+        """
+        self.weighted = isinstance(factory, _WEIGHTED)
+        if not self.weighted and not isinstance(factory, _UNWEIGHTED):
+            raise HparamError(
+                "model_aggregator must be a weighted or unweighted factory of tff.aggregators, "
+                f"found a {type(factory).__name__}."
+            )
+        update = tff.to_type(
+            tuple(tff.TensorType(w.dtype.type, w.shape) for w in model.initial_weights)
+        )
+        weight = [tff.TensorType(np.float32)] if self.weighted else []
+        try:
+            with _quietly():
+                process = factory.create(update, *weight)
+        except (TypeError, ValueError) as e:
+            raise HparamError(
+                f"model_aggregator={type(factory).__name__} cannot aggregate this model's updates: "
+                f"{' '.join(str(e).split())}"
+            ) from e
+        if process.next.type_signature.result.result.member.compact_representation() != (
+            update.compact_representation()
+        ):
+            raise HparamError(
+                f"model_aggregator={type(factory).__name__} must give one value like the model's "
+                "weights, which a server can step by."
+            )
+        with _quietly():
+            self.next, self.is_simulation = _in_clear(process.next)
+        self.initial_state = _initial_state(process.initialize)
+
+    def stateful_draw(self) -> str | None:
+        """Returns the name of an operation that draws from no seed; `None` if there is none."""
+        found = []
+
+        def look(block):
+            if isinstance(block, tff.framework.CompiledComputation):
+                graph = tf.compat.v1.GraphDef.FromString(block.proto.tensorflow.graph_def.value)
+                nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+                found.extend(n.op for n in nodes if _draws(n.op))
+            return block, False
+
+        transformation_utils.transform_postorder(self.next.to_building_block(), look)
+        return found[0] if found else None
+
+
+@contextlib.contextmanager
+def _quietly():
+    """Within it TensorFlow does not tell that TFF's secure sums leave their assertions unused."""
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _draws(op: str) -> bool:
+    declared = op_def_registry.get(op)
+    names = ("Random", "Multinomial", "TruncatedNormal")
+    return declared is not None and declared.is_stateful and any(name in op for name in names)
+
+
+def _in_clear(computation: tff.Computation) -> tuple[tff.Computation, bool]:
+    """Returns a computation with clear sums in place of secure ones, and whether it had any."""
+    block, changed = test_compiler._replace_secure_intrinsics_with_insecure_bodies(
+        computation.to_building_block()
+    )
+    if not changed:
+        return computation, False
+    return (
+        computation_impl.ConcreteComputation(
+            computation_proto=block.proto,
+            context_stack=context_stack_impl.context_stack,
+            # The proto does not know Python's containers.
+            annotated_type=computation.type_signature,
+        ),
+        True,
+    )
+
+
+def _initial_state(initialize: tff.Computation) -> Any:
+    """Returns what a process starts from, arrays in the Python containers of its type.
+
+    A session of TensorFlow runs it, since a process is built where no runtime is installed.
+    """
+    local = form_utils.get_state_initialization_computation(initialize)
+    proto = computation_impl.ConcreteComputation.get_proto(local).tensorflow
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(
+            tf.compat.v1.GraphDef.FromString(proto.graph_def.value), name=""
+        )
+        with tf.compat.v1.Session(graph=graph) as session:
+            if proto.initialize_op:
+                session.run(proto.initialize_op)
+            feeds = {}
+            if proto.session_token_tensor_name:
+                feeds[proto.session_token_tensor_name] = b""
+            values = iter(session.run(_tensor_names(proto.result), feeds))
+    return pack(initialize.type_signature.result.member, values)
+
+
+def _tensor_names(binding) -> list[str]:
+    if binding.WhichOneof("binding") == "tensor":
+        return [binding.tensor.tensor_name]
+    return [name for element in binding.struct.element for name in _tensor_names(element)]
+
+
+def pack(type_spec: tff.Type, values: Any) -> Any:
+    """Returns values in the Python containers of a TFF type.
+
+    Args:
+      type_spec: Type of a structure of tensors.
+      values: Iterator over a value for each tensor, in TFF's order.
+    """
+    if not isinstance(type_spec, tff.StructType):
+        return next(values)
+    elements = [
+        (name, pack(element, values)) for name, element in tff.structure.iter_elements(type_spec)
+    ]
+    return type_conversions.type_to_py_container(tff.structure.Struct(elements), type_spec)
+
+
+def unpack(type_spec: tff.Type, value: Any) -> Any:
+    """Returns a structure of a TFF type as nested tuples, in TFF's order: the reverse of `pack`."""
+    if not isinstance(type_spec, tff.StructType):
+        return value
+    elements = enumerate(tff.structure.iter_elements(type_spec))
+    return tuple(
+        unpack(element, value[name if isinstance(value, collections.abc.Mapping) else i])
+        for i, (name, element) in elements
+    )
+
+
+class _Aggregating:
+    """A federation in which an aggregator takes the place of the mean of the updates."""
+
+    def __init__(self, federation: Federation, aggregator: Aggregator, state: Any):
+        self._federation, self._aggregator, self._state = federation, aggregator, state
+        self.output, self.total_weight = None, None
+
+    def __getattr__(self, word):
+        return getattr(self._federation, word)
+
+    def mean_of_updates(self, value, weight):
+        assert self.output is None, "a method has one mean of updates a round"
+        self.output = self._federation.aggregate(self._aggregator, self._state, value, weight)
+        self.total_weight = self._federation.sum(weight)
+        return self.output.result
+
+
+def with_aggregator(method: Method, aggregator: Aggregator) -> Method:
+    """Returns a method whose mean of updates an aggregator takes the place of.
+
+    Args:
+      method: A method that has such a mean (`method.mean_of_updates`).
+      aggregator: The aggregator.
+
+    Returns:
+      The method; its state has the field `aggregator` in addition.
+    """
+    traced = tf.function(method.initialize, autograph=False).get_concrete_function()
+    own_type = type(traced.structured_outputs)
+    state_type = collections.namedtuple(own_type.__name__, [*own_type._fields, "aggregator"])
+
+    def initialize():
+        state = tf.nest.map_structure(tf.constant, aggregator.initial_state)
+        return state_type(*method.initialize(), state)
+
+    def own_part(state):
+        return own_type(*state[:-1])
+
+    def end_round(own, before, after, total_weight):
+        # The structures are equal, but one may be of other containers than the other.
+        chosen = [
+            tf.where(total_weight > 0, a, b)
+            for a, b in zip(tf.nest.flatten(after), tf.nest.flatten(before), strict=True)
+        ]
+        return state_type(*own, tf.nest.pack_sequence_as(before, chosen))
+
+    def add_measurements(metrics, measurements):
+        return collections.OrderedDict([*metrics.items(), *_scalars("aggregator", measurements)])
+
+    def next_round(federation, state, clients, *client_states):
+        aggregating = _Aggregating(federation, aggregator, state.aggregator)
+        own = federation.map_server(own_part, state)
+        own, metrics, *states_after = method.next_round(aggregating, own, clients, *client_states)
+        output = aggregating.output
+        assert output is not None, "the method does not call mean_of_updates"
+        after = federation.map_server(
+            end_round, own, state.aggregator, output.state, aggregating.total_weight
+        )
+        metrics = federation.map_server(add_measurements, metrics, output.measurements)
+        return after, metrics, *states_after
+
+    def adopt_weights(state):
+        return state_type(*method.adopt_weights(own_part(state)), state.aggregator)
+
+    return method._replace(
+        initialize=initialize,
+        next_round=next_round,
+        adopt_weights=adopt_weights if method.adopt_weights else None,
+    )
+
+
+def _scalars(name: str, value: Any) -> list[tuple[str, tf.Tensor]]:
+    """Returns the scalars of a structure of tensors by their paths, as float32."""
+    if tf.is_tensor(value):
+        is_number = value.shape.rank == 0 and (value.dtype.is_floating or value.dtype.is_integer)
+        return [(name, tf.cast(value, tf.float32))] if is_number else []
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, tff.structure.Struct):
+        value = tff.structure.to_odict_or_tuple(value)
+    items = value.items() if hasattr(value, "items") else enumerate(value)
+    return [pair for key, v in items for pair in _scalars(f"{name}/{key}", v)]
+
+
+def wrap(
+    spec: registry.MethodSpec, settings: Any, model: Model, factory: Any
+) -> Callable[[Method], Method]:
+    """Returns what puts a user's factory into a method.
+
+    Args:
+      spec: The method's specification.
+      settings: The training settings.
+      model: The model.
+      factory: A `tff.aggregators` factory.
+
+    Raises:
+      HparamError: If it is no factory, or the method has no place for it.
+    """
+    aggregator = Aggregator(factory, model)
+    name = f"model_aggregator={type(factory).__name__}"
+    registry.check_aggregated(spec, settings, name, aggregator.weighted)
+    drawn = aggregator.stateful_draw()
+    if drawn:
+        warnings.warn(
+            f"{name} draws from a generator without a seed ({drawn}): no two runs are alike, nor "
+            "is a resumed one. The settings aggregator=dp and compressed draw from the run's seed.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return lambda method: with_aggregator(method, aggregator)

@@ -1,0 +1,264 @@
+"""The aggregators that have a name: TFF's own, with what they draw drawn from a seed.
+
+`robust` and `secure` are `tff.learning.robust_aggregator` and `secure_aggregator`. `dp` and
+`compressed` are `dp_aggregator` and `compression_aggregator` in every constant, but TFF's noise and
+TFF's rounding come from generators without a seed, so that no run could be repeated; here they are
+pure functions of a seed. At zero noise `dp` is TFF's to the last bit, as is `compressed` for
+tensors that are not quantised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+import tensorflow_federated as tff
+import tensorflow_privacy as tfp
+from tensorflow_federated.python.aggregators import differential_privacy
+from tensorflow_model_optimization.python.core.internal import tensor_encoding as te
+from tensorflow_model_optimization.python.core.internal.tensor_encoding import stages
+
+from hparams import HparamError
+from tff_algos import random
+
+
+def build(settings: Mapping[str, Any], seed: int, clients_per_round: int | None) -> Any:
+    """Returns the factory that `aggregator` names.
+
+    Args:
+      settings: The training settings, `aggregator` not being `mean`.
+      seed: Seed of what the aggregator draws, at least 0.
+      clients_per_round: How many clients a round has, if that is known.
+
+    Returns:
+      A `tff.aggregators` factory.
+
+    Raises:
+      HparamError: If `dp` is not told how many clients to expect.
+    """
+    word = settings["aggregator"]
+    zeroing, clipping = settings["aggregator_zeroing"], settings["aggregator_clipping"]
+    if word == "robust":
+        return tff.learning.robust_aggregator(zeroing=zeroing, clipping=clipping)
+    if word == "secure":
+        return tff.learning.secure_aggregator(zeroing=zeroing, clipping=clipping)
+    words = random.seed_words([[seed, 0xA66]], 2)[0].astype("int32")
+    if word == "compressed":
+        return compressed(
+            bits=settings["aggregator_bits"],
+            threshold=settings["aggregator_threshold"],
+            seed=words,
+            zeroing=zeroing,
+            clipping=clipping,
+        )
+    expected = settings["aggregator_clients_per_round"] or clients_per_round
+    if expected is None:
+        raise HparamError("aggregator=dp needs aggregator_clients_per_round.")
+    multiplier = settings["aggregator_noise_multiplier"]
+    try:
+        return dp(multiplier, float(expected), seed=words, zeroing=zeroing)
+    except ValueError as e:
+        raise HparamError(f"aggregator=dp: {' '.join(str(e).split())}") from e
+
+
+def compressed(*, bits: int, threshold: int, seed: Any, zeroing: bool, clipping: bool) -> Any:
+    """Returns `tff.learning.compression_aggregator`, weighted, with rounding from a seed.
+
+    Args:
+      bits: Bits of a quantised number, 1 to 16.
+      threshold: Tensors of more numbers than this are quantised.
+      seed: int32 `[2]`.
+      zeroing: Whether updates far larger than those before are zeroed.
+      clipping: Whether updates are clipped.
+    """
+
+    def encoder(spec):
+        if spec.shape.num_elements() > threshold:
+            return te.encoders.as_gather_encoder(_quantization(bits, seed), spec)
+        return te.encoders.as_gather_encoder(te.encoders.identity(), spec)
+
+    def mean(inner):
+        del inner  # TFF's mean of sums that are not compressed.
+        return tff.aggregators.MeanFactory(tff.aggregators.EncodedSumFactory(encoder))
+
+    # TFF lets the innermost factory be replaced, so that all around it is its own.
+    return tff.learning.robust_aggregator(
+        zeroing=zeroing, clipping=clipping, debug_measurements_fn=mean
+    )
+
+
+def _quantization(bits, seed):
+    packing = stages.BitpackingEncodingStage(bits)
+    rounding, flatten = _SeededQuantization(bits, seed), stages.FlattenEncodingStage()
+    composed = te.core.EncoderComposer(packing).add_parent(rounding, rounding.ENCODED_VALUES_KEY)
+    return composed.add_parent(flatten, flatten.ENCODED_VALUES_KEY).make()
+
+
+@te.core.tf_style_encoding_stage
+class _SeededQuantization(te.core.EncodingStageInterface):
+    """TFF's uniform quantisation; which way a number is rounded is drawn from a seed.
+
+    To tell clients and rounds apart, what is to be rounded is part of the seed.
+    """
+
+    ENCODED_VALUES_KEY = "quantized_values"
+    _RANGE_KEY = "min_max"
+
+    def __init__(self, bits, seed):
+        self._levels, self._seed = 2**bits - 1, seed
+
+    name = property(lambda self: "seeded_quantization")
+    compressible_tensors_keys = property(lambda self: [self.ENCODED_VALUES_KEY])
+    commutes_with_sum = property(lambda self: False)
+    decode_needs_input_shape = property(lambda self: False)
+
+    def get_params(self):
+        return {}, {}
+
+    def encode(self, x, encode_params):
+        del encode_params
+        low, high = tf.reduce_min(x), tf.reduce_max(x)
+        scaled = tf.math.divide_no_nan(x - low, high - low) * self._levels
+        below = tf.floor(scaled)
+        draws = random.uniform(tf.shape(x), _hash(x) + self._seed)
+        quantized = below + tf.cast(draws < scaled - below, x.dtype)
+        return {self.ENCODED_VALUES_KEY: quantized, self._RANGE_KEY: tf.stack([low, high])}
+
+    def decode(self, encoded_tensors, decode_params, num_summands=None, shape=None):
+        del decode_params, num_summands, shape
+        low, high = tf.unstack(encoded_tensors[self._RANGE_KEY])
+        return encoded_tensors[self.ENCODED_VALUES_KEY] / self._levels * (high - low) + low
+
+
+def _hash(x: tf.Tensor) -> tf.Tensor:
+    """Returns int32 `[2]` that depend on all bits of a float32 vector and on their order."""
+    bits = tf.bitcast(x, tf.int32)
+    odd = 2 * tf.range(tf.size(bits)) + 1
+    mixed = tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, 15))
+    return tf.stack([tf.reduce_sum(bits * odd), tf.reduce_sum(mixed * odd)])
+
+
+def dp(noise_multiplier: float, clients_per_round: float, *, seed: Any, zeroing: bool) -> Any:
+    """Returns `tff.learning.dp_aggregator` with noise from a seed.
+
+    Args:
+      noise_multiplier: Standard deviation of the noise over the clipping norm, in all: a part of it
+        is spent on the clipping norm's adaptation. 0 is no noise.
+      clients_per_round: What the noised sum is divided by.
+      seed: int32 `[2]`.
+      zeroing: Whether updates far larger than those before are zeroed, before they are clipped.
+
+    Raises:
+      ValueError: If there is more noise than so few clients allow.
+    """
+    multiplier, count_stddev = differential_privacy.adaptive_clip_noise_params(
+        noise_multiplier, clients_per_round, None
+    )
+    query = _SeededQuery(
+        multiplier, count_stddev, clients_per_round, seed, initial_clip=0.1, quantile=0.5
+    )
+    factory = tff.aggregators.DifferentiallyPrivateFactory(
+        tfp.NormalizedQuery(query, denominator=clients_per_round)
+    )
+    if not zeroing:
+        return factory
+    # As `tff.learning.dp_aggregator`, where this has no name of its own.
+    norm = tff.aggregators.PrivateQuantileEstimationProcess.no_noise(
+        initial_estimate=10.0,
+        target_quantile=0.98,
+        learning_rate=math.log(10.0),
+        multiplier=2.0,
+        increment=1.0,
+    )
+    return tff.aggregators.zeroing_factory(norm, factory)
+
+
+class _Draws:
+    """Where the Gaussian sums of a query get their seed: set while its noise is made."""
+
+    def __init__(self):
+        self._seed, self._drawn = None, 0
+
+    @contextlib.contextmanager
+    def seeded(self, seed):
+        self._seed, self._drawn = seed, 0
+        try:
+            yield
+        finally:
+            self._seed = None
+
+    def normal(self, like, stddev):
+        self._drawn += 1
+        seed = random.fold_in(self._seed, layer=self._drawn)
+        return stddev * random.normal(tf.shape(like), seed)
+
+
+class _GaussianSum(tfp.GaussianSumQuery):
+    """TFP's Gaussian sum, with noise from `_Draws`."""
+
+    def __init__(self, l2_norm_clip, stddev, draws):
+        super().__init__(l2_norm_clip, stddev)
+        self._draws = draws
+
+    def get_noised_result(self, sample_state, global_state):
+        stddev = global_state.stddev
+        _, global_state, event = super().get_noised_result((), global_state)
+        noised = tf.nest.map_structure(
+            lambda v: v + tf.cast(self._draws.normal(v, stddev), v.dtype), sample_state
+        )
+        return noised, global_state, event
+
+
+class _SeededState(NamedTuple):
+    """State of TFP's query, and how often noise was made, int32 scalar."""
+
+    query: Any
+    drawn: Any
+
+
+class _SeededQuery(tfp.SumAggregationDPQuery):
+    """`tfp.QuantileAdaptiveClipSumQuery` with noise from a seed and the number of draws so far."""
+
+    def __init__(
+        self, multiplier, count_stddev, clients_per_round, seed, *, initial_clip, quantile
+    ):
+        self._seed, self._draws = seed, _Draws()
+        query = tfp.QuantileAdaptiveClipSumQuery(
+            initial_l2_norm_clip=initial_clip,
+            noise_multiplier=multiplier,
+            target_unclipped_quantile=quantile,
+            learning_rate=0.2,
+            clipped_count_stddev=count_stddev,
+            expected_num_records=clients_per_round,
+            geometric_update=True,
+        )
+        # TFP has no way to say where its two sums draw from.
+        query._sum_query = _GaussianSum(initial_clip, multiplier * initial_clip, self._draws)
+        query._quantile_estimator_query._below_estimate_query = tfp.NormalizedQuery(
+            _GaussianSum(0.5, count_stddev, self._draws), denominator=clients_per_round
+        )
+        self._query = query
+
+    def initial_global_state(self):
+        return _SeededState(self._query.initial_global_state(), tf.constant(0))
+
+    def derive_sample_params(self, global_state):
+        return self._query.derive_sample_params(global_state.query)
+
+    def initial_sample_state(self, template):
+        return self._query.initial_sample_state(template)
+
+    def preprocess_record(self, params, record):
+        return self._query.preprocess_record(params, record)
+
+    def get_noised_result(self, sample_state, global_state):
+        seed = random.fold_in(tf.constant(self._seed), step=global_state.drawn)
+        with self._draws.seeded(seed):
+            result, query, event = self._query.get_noised_result(sample_state, global_state.query)
+        return result, _SeededState(query, global_state.drawn + 1), event
+
+    def derive_metrics(self, global_state):
+        return self._query.derive_metrics(global_state.query)

@@ -1,0 +1,98 @@
+"""A process whose clients are TFF sequences: what TFF's own tools around a process ask for."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_algos import random
+from tff_algos.client_data import ClientData
+from tff_algos.process import Process
+
+
+def taking_datasets(process: Process, batch_size: int) -> tff.learning.templates.LearningProcess:
+    """Returns a process whose `next` is typed to take a `tf.data.Dataset` of each client.
+
+    `next` of `build`'s processes takes data sets, too, if Python calls it; but its type is that of
+    arrays, and TFF's tools go by types, as `compose_dataset_computation_with_learning_process` of
+    `tff.simulation` does. Here data sets become arrays within TFF.
+
+    Args:
+      process: The process of a method whose clients keep nothing.
+      batch_size: The largest number of examples in a batch.
+
+    Returns:
+      A process of sequences of pairs (x, y) of batches, of the dtypes of the model's specs. What a
+      client draws depends on the round and on its examples.
+
+    Raises:
+      TypeError: If its clients keep something, so that `next` has more than a state and clients.
+      ValueError: If the method tells clients apart, which data sets do not.
+    """
+    if not isinstance(process, Process):
+        raise TypeError(
+            "taking_datasets wants a tff.learning.templates.LearningProcess of tff_algos.build; "
+            f"found a {type(process).__name__}, whose next takes more than a state and clients."
+        )
+    model = process.model
+    specs = model.x_spec, model.y_spec
+    nobody = ClientData(*[None] * 7, index=-1)
+    process.check_clients([nobody])
+
+    def padded(x, y):
+        number = tf.shape(y)[0]
+        missing = tf.debugging.assert_less_equal(
+            number, batch_size, f"a batch has more than batch_size={batch_size} examples"
+        )
+        with tf.control_dependencies([missing] if missing is not None else []):
+            rest = batch_size - number
+
+        def pad(values, spec):
+            values = tf.pad(values, [[0, rest]] + [[0, 0]] * (spec.shape.rank - 1))
+            return tf.ensure_shape(values, [batch_size, *spec.shape[1:]])
+
+        mask = tf.cast(tf.range(batch_size) < number, tf.float32)
+        return pad(x, specs[0]), pad(y, specs[1]), mask
+
+    elements = tuple(tff.TensorType(s.dtype.as_numpy_dtype, s.shape) for s in specs)
+
+    @tff.tensorflow.computation(tff.SequenceType(elements), np.int32)
+    def arrays(dataset, round_num):
+        # A step without examples changes nothing, and an empty data set has one to stack then.
+        last = tuple(tf.zeros([batch_size, *s.shape[1:]], s.dtype) for s in specs)
+        steps = dataset.map(padded).concatenate(
+            tf.data.Dataset.from_tensors((*last, tf.zeros([batch_size])))
+        )
+        x, y, mask = steps.batch(np.iinfo(np.int64).max).get_single_element()
+        seen = tf.bitcast(tf.reduce_sum(tf.cast(x, tf.float32)), tf.int32)
+        return ClientData(
+            x=x,
+            y=y,
+            mask=mask,
+            steps_per_epoch=tf.reduce_sum(tf.cast(tf.reduce_any(mask > 0, 1), tf.int32)),
+            num_examples=tf.cast(tf.reduce_sum(mask), tf.int32),
+            participates=tf.ones([]),
+            seed=random.fold_in(tf.stack([round_num, seen]), step=1),
+            index=tf.constant(-1),
+        )
+
+    state_type = process.initialize.type_signature.result
+
+    @tff.tensorflow.computation(state_type.member)
+    def round_num_of(state):
+        return state.round_num
+
+    @tff.federated_computation(
+        state_type, tff.FederatedType(tff.SequenceType(elements), tff.CLIENTS)
+    )
+    def next_fn(state, clients):
+        round_num = tff.federated_broadcast(tff.federated_map(round_num_of, state))
+        return process.next(state, tff.federated_map(arrays, (clients, round_num)))
+
+    return tff.learning.templates.LearningProcess(
+        initialize_fn=process.initialize,
+        next_fn=next_fn,
+        get_model_weights=process.get_model_weights,
+        set_model_weights=process.set_model_weights,
+    )

@@ -1,0 +1,274 @@
+"""TFF's models as pure functions of their weights, and whatever else `build` takes as a model.
+
+A `FunctionalModel` is called on a batch's real examples, since its loss need not be a mean of what
+single examples give. A `VariableModel` is called likewise, with tensors in the place of its
+variables; what it writes to the variables of its metrics is lost, and so are its metrics: they are
+not sums over examples. Both models run in `tff` and `native`; those that TFF made of a Keras model
+are taken apart and run like one that `from_keras` was given (`tff_algos.keras_bridge`).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_algos import keras_bridge
+from tff_algos.model import Forward, Model, ModelError
+
+_FUNCTIONAL, _VARIABLE = tff.learning.models.FunctionalModel, tff.learning.models.VariableModel
+
+
+def as_model(model: Any) -> Model:
+    """Returns what `build` was given for a model as a `Model`.
+
+    Args:
+      model: A `Model`, a compiled Keras model, a `tff.learning.models.FunctionalModel` or
+        `VariableModel`, or a function without arguments that makes one of them.
+
+    Raises:
+      ModelError: If it is none, or cannot be a pure function of its weights.
+    """
+    if isinstance(model, Model):
+        return model
+    if isinstance(model, tf.keras.Model):
+        return _from_compiled(model)
+    if isinstance(model, _FUNCTIONAL):
+        return from_functional(model)
+    if isinstance(model, _VARIABLE):
+        return from_variable(model)
+    if callable(model):
+        made = model()
+        if not callable(made) or isinstance(made, tf.keras.Model):
+            return as_model(made)
+    raise ModelError(
+        "model must be a tff_algos.Model (from_keras makes one), a compiled Keras model, a "
+        "FunctionalModel or VariableModel of tff.learning.models, or a function that makes one of "
+        f"them; found a {type(model).__name__}."
+    )
+
+
+def _from_compiled(keras_model: tf.keras.Model) -> Model:
+    loss = getattr(keras_model, "loss", None)
+    if loss is None:
+        raise ModelError(
+            f"Keras model {keras_model.name!r} does not say its loss: compile it with one, or give "
+            "tff_algos.from_keras(model, loss=...)."
+        )
+    container = keras_model.compiled_metrics
+    metrics = getattr(container, "_user_metrics", None) or ()
+    return keras_bridge.from_keras(keras_model, loss=loss, metrics=metrics)
+
+
+def from_functional(model: _FUNCTIONAL) -> Model:
+    """Makes a `Model` of a `tff.learning.models.FunctionalModel`.
+
+    Its non-trainable weights stay what they are. Only its loss is measured.
+
+    Raises:
+      ModelError: If it was made of a Keras model that `from_keras` refuses.
+    """
+    predict = _closure(model._predict_on_batch_fn)
+    if "keras_model" in predict:
+        # TFF's function builds the Keras model anew at every call, and in graphs of TFF only; that
+        # it did so once, too, has left the model itself unusable to Keras.
+        keras_model = predict["keras_model"]
+        if isinstance(keras_model, tf.keras.Model):
+            keras_model = tf.keras.models.clone_model(keras_model)
+        else:
+            keras_model = keras_model()
+        parts = keras_model.trainable_variables, keras_model.non_trainable_variables
+        for variables, values in zip(parts, model.initial_weights, strict=True):
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+        _, y_spec = _specs(model.input_spec)
+        loss = _closure(model._loss_fn)["loss_fn"]
+        return keras_bridge.from_keras(keras_model, loss=loss, y_spec=y_spec)
+    trainable, fixed = (tuple(map(np.asarray, w)) for w in model.initial_weights)
+    x_spec, y_spec = _specs(model.input_spec)
+
+    def outputs(weights, x, training=False):
+        given = (tuple(weights), tuple(map(tf.constant, fixed)))
+        return model.predict_on_batch(given, x, training)
+
+    def loss(weights, x, y, training):
+        return model.loss(outputs(weights, x, training), y)
+
+    _refuse_stateful_ops(type(model).__name__, loss, trainable, x_spec, y_spec)
+    return Model(trainable, x_spec, y_spec, _forward(loss), outputs, ("loss",))
+
+
+def from_variable(model: _VARIABLE) -> Model:
+    """Makes a `Model` of a `tff.learning.models.VariableModel`.
+
+    Its variables at this moment become the initial weights; it is not changed. Only its loss is
+    measured.
+
+    Raises:
+      ModelError: If a trainable variable is not held by an attribute of the model, itself or in a
+        list, tuple or dictionary, so that no tensor can take its place.
+    """
+    if hasattr(model, "_keras_model"):
+        return _from_tffs_keras_model(model)
+    if hasattr(model, "_functional_model"):
+        return from_functional(model._functional_model)
+    x_spec, y_spec = _specs(model.input_spec)
+    variables = list(model.trainable_variables)
+    held = {id(v) for value in vars(model).values() for v in _leaves(value)}
+    for variable in variables:
+        if id(variable) not in held:
+            raise ModelError(
+                f"Variable {variable.name!r} of {type(model).__name__} is not held by an attribute "
+                "of it, so no other weight can take its place; hold it as `self.<name>`."
+            )
+    initial = tuple(np.asarray(v.read_value()) for v in variables)
+    others = [(v, v.numpy()) for value in vars(model).values() for v in _leaves(value)]
+    places = {id(v): i for i, v in enumerate(variables)}
+
+    @contextlib.contextmanager
+    def swapped(weights):
+        tensors = {id(v): _Written(tf.constant(value)) for v, value in others}
+        tensors.update((key, weights[i]) for key, i in places.items())
+        before = dict(vars(model))
+        try:
+            for name, value in before.items():
+                model.__dict__[name] = _replaced(value, tensors)
+            yield
+        finally:
+            model.__dict__.update(before)
+
+    # TFF's models wrap it in `tf.function`, whose traces hold the variables.
+    forward_pass = inspect.getattr_static(type(model), "forward_pass")
+    forward_pass = getattr(forward_pass, "python_function", forward_pass)
+
+    def loss(weights, x, y, training):
+        with swapped(weights):
+            batch = _batch(model.input_spec, x, y)
+            return forward_pass(model, batch, training=training).loss
+
+    _refuse_stateful_ops(type(model).__name__, loss, initial, x_spec, y_spec)
+    return Model(initial, x_spec, y_spec, _forward(loss), None, ("loss",))
+
+
+class _Written:
+    """Stands for a variable that is no weight: what is written to it is lost."""
+
+    def __init__(self, value):
+        self._value = value
+
+    def read_value(self):
+        return self._value
+
+    value = numpy = read_value
+
+    def assign(self, value, *args, **kwargs):
+        return tf.convert_to_tensor(value)
+
+    def assign_add(self, value, *args, **kwargs):
+        return self._value + tf.cast(value, self._value.dtype)
+
+    def assign_sub(self, value, *args, **kwargs):
+        return self._value - tf.cast(value, self._value.dtype)
+
+    def __getattr__(self, name):
+        return getattr(self._value, name)
+
+
+tf.register_tensor_conversion_function(
+    _Written, lambda value, dtype=None, name=None, as_ref=False: value.read_value()
+)
+
+
+def _leaves(value) -> list[tf.Variable]:
+    """Returns the variables in an attribute's value."""
+    if isinstance(value, tf.Variable):
+        return [value]
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [v for element in value for v in _leaves(element)]
+
+
+def _replaced(value, tensors):
+    if isinstance(value, tf.Variable):
+        return tensors[id(value)]
+    if not _leaves(value):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _replaced(element, tensors) for key, element in value.items()}
+    elements = [_replaced(element, tensors) for element in value]
+    return value._make(elements) if hasattr(value, "_make") else type(value)(elements)
+
+
+def _from_tffs_keras_model(model) -> Model:
+    if len(model._loss_fns) != 1:
+        raise ModelError(
+            f"Model {model._keras_model.name!r} has {len(model._loss_fns)} losses; it must have "
+            "one: make a Model of one loss over all outputs."
+        )
+    x_spec, y_spec = _specs(model.input_spec)
+    # TFF adds counts of its own, which are no means over examples.
+    means = [m for m in model._metrics if isinstance(m, tf.keras.metrics.MeanMetricWrapper)]
+    return keras_bridge.from_keras(
+        model._keras_model, loss=model._loss_fns[0], metrics=means, y_spec=y_spec, x_spec=x_spec
+    )
+
+
+def _closure(function) -> Mapping[str, Any]:
+    function = getattr(function, "python_function", function)
+    return inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
+
+
+def _specs(input_spec) -> tuple[tf.TensorSpec, tf.TensorSpec]:
+    """Returns the specs of a batch of inputs and of targets, with unknown batch sizes."""
+    x, y = (input_spec["x"], input_spec["y"]) if _named(input_spec) else input_spec
+    for name, spec in (("x", x), ("y", y)):
+        if not isinstance(spec, tf.TensorSpec) or spec.shape.rank in (0, None):
+            raise ModelError(
+                f"input_spec: {name} must be one batch, a tf.TensorSpec [None, ...]; found {spec}."
+            )
+    return tuple(tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) for spec in (x, y))
+
+
+def _named(input_spec) -> bool:
+    return isinstance(input_spec, Mapping)
+
+
+def _batch(input_spec, x, y):
+    return collections.OrderedDict(x=x, y=y) if _named(input_spec) else (x, y)
+
+
+def _refuse_stateful_ops(name, loss, weights, x_spec, y_spec):
+    specs = tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights)
+    for spec in specs:
+        if spec.dtype != tf.float32:
+            raise ModelError(
+                f"A weight of this {name} is {spec.dtype.name}; methods compute in float32."
+            )
+    traced = tf.function(
+        lambda weights, x, y: loss(weights, x, y, True), autograph=False
+    ).get_concrete_function(specs, x_spec, y_spec)
+    keras_bridge.refuse_stateful_ops(traced.graph, [])
+
+
+def _forward(loss: Callable) -> Callable:
+    """Returns `Model.forward` of `(weights, x, y, training) -> mean loss of a batch`."""
+
+    def forward(weights, batch, training, seed):
+        del seed  # It draws nothing, or it had been refused.
+        real = tf.ensure_shape(batch.mask, [None]) > 0
+        x, y = tf.boolean_mask(batch.x, real), tf.boolean_mask(batch.y, real)
+        objective = tf.cast(loss(tuple(weights), x, y, training), tf.float32)
+        # A batch without a real example has none, and takes no part.
+        objective = tf.where(tf.reduce_any(real), objective, 0.0)
+        counts = tf.cast(real, tf.float32)
+        return Forward(objective, collections.OrderedDict(loss=(objective * counts, counts)))
+
+    return forward
