@@ -279,6 +279,7 @@ def check_sweep(a_sweep, damages):
             one_line(e)
 
 
+@pytest.mark.long
 @fuzz.QUICK
 @given(damages=st.lists(fuzz.DAMAGES, min_size=1, max_size=2))
 def test_any_damage_to_the_folder_of_a_sweep(a_sweep, damages):

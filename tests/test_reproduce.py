@@ -454,7 +454,7 @@ def test_rows_are_run_and_a_table_comes_out(tmp_path):
     assert "| fedavg   | ours" in done.stdout and "| fedavg   | paper" in done.stdout
     assert "The rounds differ" in done.stdout
     assert "What differs most, after fewer rounds than the paper's, is fedavg's" in done.stdout
-    assert "Columns (docs/metrics.md): avg `fairness/accuracy_avg_w` x 100; std" in done.stdout
+    assert "Columns (docs/metrics.md): avg `fairness/accuracy_avg_t` x 100; std" in done.stdout
     folder = tmp_path / "adafedadam" / "table5" / "synthetic"
     for name in ("curves", "results"):
         assert (folder / f"{name}.png").read_bytes()[:4] == b"\x89PNG"

@@ -31,6 +31,7 @@ def test_imports_stay_out_of_garbage_collection_which_goes_on(collects):
     )
 
 
+@pytest.mark.long
 def test_what_is_not_used_is_imported_when_it_is():
     run(
         "imports.import_tensorflow()",

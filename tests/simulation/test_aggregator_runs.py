@@ -34,7 +34,8 @@ def run(folder, **changes):
     return pathlib.Path(folder) / "toy_fedavgm"
 
 
-@pytest.mark.parametrize("runtime", [pytest.param("tff", marks=pytest.mark.long), "vectorized"])
+@pytest.mark.long
+@pytest.mark.parametrize("runtime", ["tff", "vectorized"])
 def test_a_resumed_run_draws_the_same_noise(traced_once, tmp_path, runtime):
     whole = run(tmp_path / "whole", runtime=runtime, **DP)
     run(tmp_path / "parts", runtime=runtime, total_rounds=2, **DP)

@@ -137,7 +137,7 @@ def test_one_chunk_is_the_whole_round_bit_by_bit(name, index, runtime):
         assert_same_bits(found, whole)
 
 
-@pytest.mark.quick_cases("adafed-0-tff", "fedfa-0-tff", "scaffold-0-vectorized")
+@pytest.mark.quick_cases("adafed-0-tff", "fedfa-0-tff")
 @pytest.mark.parametrize(
     ("name", "index", "runtime"), [p for runtime in RUNTIMES for p in of_methods(runtime)]
 )

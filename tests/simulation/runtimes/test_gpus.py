@@ -88,6 +88,7 @@ def test_what_is_for_a_gpu_is_refused_without_one(monkeypatch, asked, flag):
     runtimes.configure_gpus(None, False)
 
 
+@pytest.mark.long
 def test_a_run_uses_no_operation_that_determinism_refuses_on_a_cpu(tmp_path):
     """Such as draws of a generator without a seed; what only a GPU refuses, a GPU must tell."""
     code = (

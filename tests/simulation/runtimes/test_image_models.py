@@ -56,6 +56,7 @@ def _after_two_rounds(process, runtime, *cohorts):
             yield [np.asarray(w) for w in bound.get_model_weights(state).trainable]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("runtime", ["vectorized", pytest.param("native", marks=pytest.mark.long)])
 def test_runtimes_distort_alike(runtime):
     clients, process = _clients(12), _process(_small, 12, 8)

@@ -398,6 +398,7 @@ def test_a_machine_without_the_working_directory_is_one_line(ray, monkeypatch):
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "when",
     ["while they started", pytest.param("over the same 1 clients", marks=pytest.mark.long)],
@@ -491,6 +492,7 @@ def test_no_machine_with_room_for_a_worker_is_one_line(ray, monkeypatch):
     assert found == "No machine has 1 CPUs and 0.5 GPUs for a worker."
 
 
+@pytest.mark.long
 def test_a_task_and_a_model_given_in_python_go_to_the_workers(ray, actors):
     """Also where other processes could not find their functions by name."""
     task = tasks.load("toy", data_dir=None, seed=3, use_synthetic_data=False, dropout=0.0)

@@ -175,7 +175,7 @@ def _many(seed, shift):
     return problem._replace(initial_weights=weights)
 
 
-@pytest.mark.quick_cases("tff-gram_schmidt", "vectorized-closed_form")
+@pytest.mark.quick_cases("vectorized-closed_form")
 @pytest.mark.parametrize(
     ("runtime", "form"),
     [
