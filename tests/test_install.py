@@ -7,6 +7,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sysconfig
 import tomllib
 
 import pytest
@@ -75,8 +76,11 @@ def test_overrides_hold_and_say_why():
 
 def test_the_tests_run_with_what_is_locked():
     wrong = {}
+    # Not all of sys.path: Ray, once imported, puts a psutil of its own there.
+    path = [sysconfig.get_path("purelib")]
     for name, version in _pins("requirements.txt").items():
-        installed = Version(importlib.metadata.version(name))
+        (found,) = importlib.metadata.distributions(name=name, path=path)
+        installed = Version(found.version)
         if installed != version:
             wrong[name] = (installed, version)
     assert not wrong
