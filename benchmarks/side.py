@@ -5,6 +5,7 @@
 Sides:
   * `tff`, `vectorized`, `auto`: this suite's runtimes, each round's inputs made while the round
     before is under way, as in a run.
+  * `vectorized_chunks`: `vectorized` in chunks of 16 clients (`--clients_per_chunk`).
   * `tff_serial`: `tff` with one client at a time.
   * `tff_worker`, `tff_worker_file`: TFF's `build_weighted_fed_avg` as shipped, in its own C++
     worker and with its fastest loop over a client's data, which are held in memory or read from a
@@ -38,17 +39,26 @@ from benchmarks.peers import protocol
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 _OURS = ("tff", "vectorized", "auto", "tff_serial")
-SIDES = (*_OURS, "tff_worker", "tff_worker_file", "plain_tf", "plain_jax", "floor")
+_CHUNK = 16
+SIDES = (
+    *_OURS,
+    "vectorized_chunks",
+    "tff_worker",
+    "tff_worker_file",
+    "plain_tf",
+    "plain_jax",
+    "floor",
+)
 
 
-def batched_cohort(workload, round_index):
-    """Returns the data of a workload's clients in a round."""
+def batched_cohort(workload, round_index, clients=None):
+    """Returns the data of a workload's clients in a round, of all or of a range of them."""
     import tff_algos
 
-    clients = range(len(workload.clients))
+    clients = range(len(workload.clients)) if clients is None else clients
     seeds = [(round_index, k) for k in clients]
     return tff_algos.batch_cohort(
-        workload.clients,
+        [workload.clients[k] for k in clients],
         batch_size=workload.batch_size,
         order_seeds=seeds,
         dropout_seeds=seeds,
@@ -92,6 +102,42 @@ def _our_rounds(runtime, workload):
             ) as cohort_of:
                 for r in numbers:
                     state = bound.next(state, cohort_of(r)).state
+
+        yield rounds
+
+
+@contextlib.contextmanager
+def _rounds_in_chunks(workload):
+    import tff_algos
+    from simulation import runtimes
+    from simulation.rounds import in_chunks
+    from simulation.runtimes import chunks, plans
+
+    runtimes.configure_threads()
+    process = tff_algos.build(
+        "fedavg", pure_model(workload), client_learning_rate=workload.learning_rate
+    )
+
+    def data_of(round_index, chunk, given):
+        del given
+        return batched_cohort(workload, round_index, range(chunk.start, chunk.stop))
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(runtimes.installed("vectorized"))
+        plan = plans.Plan(process.method, process.model)
+        hands = chunks.AtOnce(plan, process.model, at_least=1)
+        desk = chunks.Desk(plan, hands, data_of, len(os.sched_getaffinity(0)))
+        crew = in_chunks.Alone({"": desk})
+        stack.callback(crew.close)
+        cut = chunks.cut(len(workload.clients), _CHUNK)
+        bound = in_chunks.ChunkedProcess(runtimes.bind(process), plan, crew)
+        state = bound.initialize()
+
+        def rounds(numbers):
+            nonlocal state
+            for r in numbers:
+                following = cut if r + 1 < numbers.stop else ()
+                state = bound.next(state, in_chunks.RoundCohort(r, cut, following)).state
 
         yield rounds
 
@@ -288,7 +334,7 @@ def main() -> None:
     options = parser.parse_args()
     side = options.side
     answers = protocol.take_over_output()
-    if side in _OURS:
+    if side in (*_OURS, "vectorized_chunks"):
         from common import imports
 
         imports.import_tensorflow()
@@ -304,6 +350,7 @@ def main() -> None:
             "plain_tf": _plain_tf_rounds,
             "plain_jax": _plain_jax_rounds,
             "floor": _floor_rounds,
+            "vectorized_chunks": _rounds_in_chunks,
         }
         a_side = others[side](workload)
     with a_side as rounds:
