@@ -1,6 +1,6 @@
 """Where the time of a client's training goes: the shares of TensorFlow's operations.
 
-    python -m benchmarks.operations [--workloads=w7,w8,w9] [--csv=FILE]
+    python -m benchmarks.operations [--workloads=w7,w8,w9,w10] [--csv=FILE]
 
 The first client of a workload of `benchmarks.speed` is trained for its round, alone and in one
 thread, under TensorFlow's profiler. Operations of like kind count together; what is less than a
@@ -114,7 +114,7 @@ def _times(space) -> tuple[collections.Counter, collections.Counter]:
 def main() -> None:
     """Runs the benchmark, prints a Markdown table, writes a CSV."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workloads", default="w7,w8,w9")
+    parser.add_argument("--workloads", default="w7,w8,w9,w10")
     parser.add_argument("--csv", default=None, help="file to write the records to")
     options = parser.parse_args()
     runtimes.configure_threads()
