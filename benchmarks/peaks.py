@@ -218,7 +218,7 @@ def measure(case: Case) -> dict:
             rounds_per_checkpoint=_ROUNDS,
             root_output_dir=folder,
         )
-    return {**found, "model": sum(w.nbytes for w in result.weights)}
+    return {**found, "model": memory.nbytes(result.weights)}
 
 
 def in_a_process_of_its_own(case: Case) -> dict:

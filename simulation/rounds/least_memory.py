@@ -59,19 +59,11 @@ class Share(NamedTuple):
 def sizes_of(plan: plans.Plan, model: Model) -> Sizes:
     """Returns the sizes of a round."""
     return Sizes(
-        model=sum(w.nbytes for w in model.initial_weights),
+        model=memory.nbytes(model.initial_weights),
         stacked=plan.stacked_bytes(),
-        kept=max(nbytes(plan.spec(list(phase.kept))) for phase in plan.phases),
+        kept=max(memory.nbytes(plan.spec(list(phase.kept))) for phase in plan.phases),
         # Clients that only find something out keep nothing.
-        state=nbytes(plan.specs.get(plans.CLIENT_STATES, ())),
-    )
-
-
-def nbytes(specs: Any) -> int:
-    """Returns the bytes of a structure of `tf.TensorSpec`s; an unknown dimension counts as 1."""
-    return sum(
-        int(np.prod([d or 1 for d in spec.shape.as_list()], dtype=np.int64)) * spec.dtype.size
-        for spec in tf.nest.flatten(specs)
+        state=memory.nbytes(plan.specs.get(plans.CLIENT_STATES, ())),
     )
 
 
@@ -182,8 +174,9 @@ def require(
       HparamError: If it would not fit.
     """
     name = settings["algorithm"]
-    data = nbytes((model.x_spec, model.y_spec)) * cohorts.examples(cohorts.largest_round())
-    least = Sizes(sum(w.nbytes for w in model.initial_weights))
+    of_example = memory.nbytes((model.x_spec, model.y_spec))
+    data = of_example * cohorts.examples(cohorts.largest_round())
+    least = Sizes(memory.nbytes(model.initial_weights))
     can_cut = True
     if all_plans is None and _MOST_VECTORS * least.model * len(data) > memory.available():
         try:

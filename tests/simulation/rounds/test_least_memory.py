@@ -168,7 +168,7 @@ def model_bytes(task, model):
     settings = {"seed": 0, "precision": "float32", "loss_scale": None}
     built = task_models.build(loaded, settings).model
     number = sum(w.size for w in built.initial_weights)
-    return 4 * number, least_memory.nbytes((built.x_spec, built.y_spec))
+    return 4 * number, memory.nbytes((built.x_spec, built.y_spec))
 
 
 @functools.cache
