@@ -56,10 +56,15 @@ class Share(NamedTuple):
     cure: str
 
 
-def sizes_of(plan: plans.Plan, model: Model) -> Sizes:
-    """Returns the sizes of a round."""
+def sizes_of(plan: plans.Plan, model: int) -> Sizes:
+    """Returns the sizes of a round.
+
+    Args:
+      plan: The round.
+      model: Bytes of the model's weights.
+    """
     return Sizes(
-        model=memory.nbytes(model.initial_weights),
+        model=model,
         stacked=plan.stacked_bytes(),
         kept=max(memory.nbytes(plan.spec(list(phase.kept))) for phase in plan.phases),
         # Clients that only find something out keep nothing.
@@ -176,15 +181,15 @@ def require(
     name = settings["algorithm"]
     of_example = memory.nbytes((model.x_spec, model.y_spec))
     data = of_example * cohorts.examples(cohorts.largest_round())
-    least = Sizes(memory.nbytes(model.initial_weights))
+    of_model = memory.nbytes(model.initial_weights)
     can_cut = True
-    if all_plans is None and _MOST_VECTORS * least.model * len(data) > memory.available():
+    if all_plans is None and _MOST_VECTORS * of_model * len(data) > memory.available():
         try:
             all_plans = in_chunks.plans_of(process, name)
         except RunError:
             # It still takes what every round does.
             can_cut = False
-    sizes = [sizes_of(plan, model) for plan in (all_plans or {}).values()] or [least]
+    sizes = [sizes_of(plan, of_model) for plan in (all_plans or {}).values()] or [Sizes(of_model)]
     shares = max(
         (
             of_round(
