@@ -26,7 +26,7 @@ from tasks.task import DataError
 # A chunk that so many workers were lost over is what they were lost for.
 _MOST_LOSSES = 3
 _SECONDS_BETWEEN_LOOKS = 1.0
-_SECONDS_TO_ANSWER = 30.0
+_SECONDS_FOR_FACTS = 30.0
 # The next order is there before the last one is done.
 _ORDERS_AHEAD = 2
 _SPEED_MEMORY = 0.8
@@ -456,7 +456,7 @@ class Crew:
             # Other code may be what it has failed for.
             with contextlib.suppress(exceptions.RayError):
                 answer = member.actor.facts.remote()
-                _require_versions(self._ray.get(answer, timeout=_SECONDS_TO_ANSWER))
+                _require_versions(self._ray.get(answer, timeout=_SECONDS_FOR_FACTS))
             raise _told(member.name, e) from e
         except exceptions.RayError as e:
             if getattr(e, "actor_init_failed", False):
