@@ -7,12 +7,9 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-
 import tasks
 import tff_algos
 from simulation.rounds.cohorts import cohort_data
-from tff_algos.process import Process
 from tff_algos.registry import RoundPlan
 
 
@@ -45,8 +42,10 @@ def machine() -> str:
     return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
-def build(task: tasks.task.Task, learning_rate: float) -> Process:
+def build(task: tasks.task.Task, learning_rate: float) -> "tff_algos.process.Process":
     """Builds FedAvg on a task, seed 1."""
+    import tensorflow as tf
+
     y = task.train.examples(0).y
     model = tff_algos.from_keras(
         task.keras_model_fn(1),

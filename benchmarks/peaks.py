@@ -107,40 +107,28 @@ def dense(hidden: int):
     return tf.keras.Sequential(layers)
 
 
-def _task(case):
-    """Returns the task of a case in Python, the examples of a minibatch, and the client's rate."""
+def _workload(case):
+    """Returns what the clients of a case do, see `benchmarks.workloads`."""
     import numpy as np
+    import tensorflow as tf
 
-    import tasks
     from benchmarks import workloads
-    from benchmarks.scale_tasks import Repeated
     from tasks.models import losses
 
     if case.workload:
-        made = workloads.WORKLOADS[case.workload](None)
-        clients, model = made.clients, made.keras_model
-        loss, reduction = made.loss, made.loss_reduction
-        batch_size, rate = made.batch_size, made.learning_rate
-    else:
-        rng = np.random.default_rng(0)
-        x = rng.random((_EXAMPLES, 784), np.float32)
-        clients = [(x, rng.integers(0, 10, _EXAMPLES).astype(np.int32))]
-        model = functools.partial(dense, case.hidden)
-        loss, reduction = losses.sparse_softmax_cross_entropy, "mean"
-        batch_size, rate = _BATCH, 0.01
-    task = tasks.task.Task(
-        name="peaks",
-        train=Repeated(clients, case.clients),
-        test=None,
-        central_test=Repeated(clients, 1).examples(0),
-        keras_model_fn=lambda seed: model(),
-        loss=loss,
-        loss_reduction=reduction,
-        metrics={},
-        primary_metric="loss",
-        higher_is_better=False,
+        return workloads.WORKLOADS[case.workload](None)
+    rng = np.random.default_rng(0)
+    x = rng.random((_EXAMPLES, 784), np.float32)
+    return workloads.Workload(
+        "dense",
+        functools.partial(dense, case.hidden),
+        losses.sparse_softmax_cross_entropy,
+        "mean",
+        tf.TensorSpec([None], tf.int32),
+        [(x, rng.integers(0, 10, _EXAMPLES).astype(np.int32))],
+        _BATCH,
+        0.01,
     )
-    return task, batch_size, rate
 
 
 def _resident(pid: int) -> int:
@@ -183,6 +171,7 @@ def measure(case: Case) -> dict:
     from common import imports
 
     imports.import_tensorflow()
+    from benchmarks import scale_tasks
     from common import memory
     from simulation import in_python
     from simulation.rounds import least_memory, loop
@@ -201,24 +190,24 @@ def measure(case: Case) -> dict:
     # Else it would not be looked at, since there is enough memory.
     least_memory._MOST_VECTORS = 1 << 40
     memory.require, loop.run = noted, watched
-    task, batch_size, rate = _task(case)
+    workload = _workload(case)
     with tempfile.TemporaryDirectory() as folder:
         result = in_python.run(
-            task=task,
+            task=scale_tasks.task_of("peaks", workload, case.clients),
             algorithm=case.method,
             progress=False,
             runtime=case.runtime,
             clients_per_round=case.clients,
             clients_per_chunk=case.chunk or None,
-            client_batch_size=batch_size,
-            client_learning_rate=rate,
+            client_batch_size=workload.batch_size,
+            client_learning_rate=workload.learning_rate,
             server_learning_rate=1.0,
             total_rounds=_ROUNDS,
             rounds_per_eval=_ROUNDS,
             rounds_per_checkpoint=_ROUNDS,
             root_output_dir=folder,
         )
-    return {**found, "model": sum(w.nbytes for w in result.weights)}
+    return {**found, "model": memory.nbytes(result.weights)}
 
 
 def in_a_process_of_its_own(case: Case) -> dict:

@@ -159,17 +159,6 @@ def _section(records: list[dict], columns: dict[str, str]) -> str:
     return "\n".join([_measured(records), *(["", *_table(records, columns)] if records else [])])
 
 
-def _padding() -> float:
-    """Returns padded work over useful work of W5."""
-    from benchmarks import workloads
-    from simulation.runtimes import vectorized
-
-    workload = workloads.WORKLOADS["w5"](None)
-    steps = [-(-len(y) // workload.batch_size) for _, y in workload.clients]
-    blocks = vectorized.blocks_of(steps, [workload.batch_size] * len(steps))
-    return sum(len(b) * max(steps[k] for k in b) for b in blocks) / sum(steps)
-
-
 def main() -> None:
     """Writes the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -183,9 +172,7 @@ def main() -> None:
     sections = {
         name: _section(_read(options.results, name), columns) for name, columns in _COLUMNS.items()
     }
-    text = template.format(
-        speed=_speed(_read(options.results, "speed")), padding=f"{_padding():.2f}", **sections
-    )
+    text = template.format(speed=_speed(_read(options.results, "speed")), **sections)
     with open(options.output, "w") as f:
         f.write(text)
     print(f"{os.path.normpath(options.output)} on {common.machine()}")

@@ -1,5 +1,7 @@
 """The workloads of `benchmarks.scale` as tasks, which workers can make for themselves."""
 
+from typing import Any
+
 import numpy as np
 
 import tasks
@@ -37,23 +39,32 @@ class Repeated:
         return tasks.task.Examples(np.roll(x, shift, 0), np.roll(y, shift, 0))
 
 
+def task_of(name: str, workload: Any, clients: int) -> tasks.task.Task:
+    """Returns a workload of so many clients as a task, without metrics.
+
+    Args:
+      name: Of the task.
+      workload: A `benchmarks.workloads.Workload`.
+      clients: Number of clients.
+    """
+    train = Repeated(workload.clients, clients)
+    return tasks.task.Task(
+        name=name,
+        train=train,
+        test=None,
+        central_test=train.examples(0),
+        keras_model_fn=lambda seed: workload.keras_model(),
+        loss=workload.loss,
+        loss_reduction=workload.loss_reduction,
+        metrics={},
+        primary_metric="loss",
+        higher_is_better=False,
+    )
+
+
 def load(*, data_dir, seed, use_synthetic_data, workload, clients):
     """Makes the task."""
     from benchmarks import workloads
 
     name = "w1" if workload == "stateful" else workload
-    made = workloads.WORKLOADS[name](data_dir)
-    data = Repeated(made.clients, clients)
-    few = Repeated(made.clients, 1)
-    return tasks.task.Task(
-        name="scale",
-        train=data,
-        test=None,
-        central_test=few.examples(0),
-        keras_model_fn=lambda seed: made.keras_model(),
-        loss=made.loss,
-        loss_reduction=made.loss_reduction,
-        metrics={},
-        primary_metric="loss",
-        higher_is_better=False,
-    )
+    return task_of("scale", workloads.WORKLOADS[name](data_dir), clients)

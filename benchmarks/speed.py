@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 import psutil
 
-from benchmarks import common, workloads
+from benchmarks import common
 from benchmarks.peers import protocol
 from benchmarks.side import SIDES
 
@@ -69,6 +69,8 @@ def _command(side: str, workload: str, data_dir: str | None, folder: str) -> lis
         raise RuntimeError(f"{side} has no environment: make venv-peers PEERS={side}")
     path = os.path.join(folder, f"{workload}.npz")
     if not os.path.exists(path):
+        from benchmarks import workloads  # TensorFlow, which nothing else here needs.
+
         w = workloads.WORKLOADS[workload](data_dir)
         numbers = w.batch_size, w.learning_rate, w.rounds_a_turn
         protocol.write(path, protocol.Work(workload, w.clients, *numbers))

@@ -1,8 +1,11 @@
 """Refuses what would not fit into memory before any of it is allocated."""
 
 import contextlib
+import math
+import operator
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from hparams import HparamError
 
@@ -35,6 +38,32 @@ def require(num_bytes: float, what: str, advice: str) -> None:
 def gib(num_bytes: float) -> str:
     """Returns a number of bytes in words."""
     return f"{num_bytes / 2**30:,.1f} GiB"
+
+
+def size_of(shape: Iterable[int | None], dtype: Any) -> int:
+    """Returns the bytes of an array that need not exist.
+
+    Args:
+      shape: Its shape; a dimension that is unknown (`None`) counts as 1.
+      dtype: Its type, of NumPy or TensorFlow.
+    """
+    numbers = math.prod(1 if length is None else operator.index(length) for length in shape)
+    return numbers * (dtype.itemsize if hasattr(dtype, "itemsize") else dtype.size)
+
+
+def nbytes(structure: Any) -> int:
+    """Returns the bytes of all arrays in a structure of mappings, lists and tuples.
+
+    What has a shape and a dtype is an array: of NumPy, a tensor, a `tf.TensorSpec`, and what is
+    only made when it is needed. All else (`None`, a number of Python) counts as nothing.
+    """
+    if isinstance(structure, Mapping):
+        return sum(map(nbytes, structure.values()))
+    if isinstance(structure, list | tuple):
+        return sum(map(nbytes, structure))
+    if not hasattr(structure, "shape"):
+        return 0
+    return size_of(structure.shape, structure.dtype)
 
 
 def available() -> int:

@@ -11,7 +11,8 @@ import glob
 import os
 import pathlib
 import posixpath
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import tasks
 from hparams import HparamError
@@ -61,13 +62,25 @@ DATA = {
     "cifar10_image": Data(
         "the whole CIFAR-10",
         "get https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz, 170 MB",
-        ("cifar-10-*", "data_batch_1*", "cifar10/*/dataset_info.json"),
+        (
+            "cifar-10-*",
+            "data_batch_1*",
+            "cifar10/cifar-10-*",
+            "cifar10/data_batch_1*",
+            "cifar10/*/dataset_info.json",
+        ),
         50_000,
     ),
     "cifar100_image": Data(
         "the whole CIFAR-100",
         f"let TFF download it, or get {_TFF}/cifar100.sqlite.lzma",
-        ("cifar100.sqlite*", "cifar-100-*", "cifar100/*/dataset_info.json"),
+        (
+            "cifar100.sqlite*",
+            "cifar-100-*",
+            "cifar100/cifar100.sqlite*",
+            "cifar100/cifar-100-*",
+            "cifar100/*/dataset_info.json",
+        ),
         50_000,
     ),
     "cinic10": Data(
@@ -110,7 +123,13 @@ DATA = {
         "LEAF's whole Sent140 and GloVe's vectors",
         "make it with https://github.com/TalwalkarLab/leaf (data/sent140/preprocess.sh), and get "
         "https://nlp.stanford.edu/data/glove.6B.zip",
-        ("sent140*",),
+        (
+            "sent140.prepared",
+            "sent140/data",
+            "sent140/train",
+            "sent140/all_data",
+            "sentiment140/*/dataset_info.json",
+        ),
         56_000,
         697,
     ),
@@ -129,6 +148,30 @@ DATA = {
         ("tiny-imagenet-200*", "tiny_imagenet*"),
         100_000,
     ),
+}
+# What a task reads in place of that by one of its settings.
+_BY_SETTING = {
+    ("emnist_autoencoder", "source", "mnist"): DATA["mnist_writers"],
+    ("sent140", "source", "lines"): Data(
+        "a tenth of LEAF's sample of Sent140",
+        "set --data_dir to the folder of sent140_k30_test_part.jsonl.gz",
+        ("sent140/sent140_k30_test_part.jsonl.gz", "sent140_k30_test_part.jsonl.gz"),
+        5_644,
+        877,
+    ),
+}
+
+
+def _or_a_part(task, name, folder):
+    whole = DATA[task]
+    files = (*whole.files, f"{folder}/labels.npz", "labels.npz")
+    return whole._replace(name=f"{name} or a part of it", files=files)
+
+
+# What will do for a set-up that says that its data are not the paper's.
+_BY_STAND_IN = {
+    "cifar10_image": _or_a_part("cifar10_image", "CIFAR-10", "cifar10"),
+    "cifar100_image": _or_a_part("cifar100_image", "CIFAR-100", "cifar100"),
 }
 
 
@@ -217,7 +260,7 @@ def _of_flags(flagfile, settings):
 def _examples(request, run, name) -> float:
     """Returns the examples that clients train on in a round."""
     known = tasks.get(name).clients and tasks.get(name).clients(dict(request.task), False)
-    data = DATA.get(name)
+    data = _read_by(request.in_force)
     clients = known.number if known else data.clients
     in_all = 100 * clients if data is None else data.examples
     of_client = in_all / max(clients, 1)
@@ -235,19 +278,34 @@ def _examples(request, run, name) -> float:
 
 def tasks_of(setup: Setup) -> list[str]:
     """Returns the tasks of a set-up's rows, each once."""
-    return list(dict.fromkeys(filter(None, (_task(r.flagfile) for r in setup.rows.values()))))
+    named = (_flags(row.flagfile).get("task") for row in setup.rows.values())
+    return list(dict.fromkeys(filter(None, named)))
 
 
 @functools.cache
-def _task(flagfile) -> str | None:
+def _flags(flagfile) -> Mapping[str, str]:
+    """Returns the flags of a flag file that are written `--name=value`, the last of each name."""
     flags = experiment_flags.expand_flagfiles([f"--flagfile={REPO / flagfile}"])
-    named = [flag.removeprefix("--task=") for flag in flags if flag.startswith("--task=")]
-    return named[-1] if named else None
+    return dict(flag.removeprefix("--").split("=", 1) for flag in flags if "=" in flag)
+
+
+def _read_by(flags: Mapping[str, Any]) -> Data | None:
+    """Returns what runs with these flags read; `None` for no files, or a task of others."""
+    task = flags.get("task")
+    for (name, setting, value), needed in _BY_SETTING.items():
+        if name == task and flags.get(f"{task}_{setting}") == value:
+            return needed
+    return DATA.get(task)
 
 
 def data(setup: Setup) -> list[Data]:
     """Returns the data that a set-up reads, each once."""
-    return list(dict.fromkeys(DATA[name] for name in tasks_of(setup) if name in DATA))
+    found = []
+    for row in setup.rows.values():
+        flags = {**_flags(row.flagfile), **row.settings}
+        instead = _BY_STAND_IN.get(flags.get("task")) if setup.stand_in else None
+        found.append(instead or _read_by(flags))
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def folders(data_dir: str | None = None) -> list[str]:

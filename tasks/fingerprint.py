@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from common import memory
 from tasks import task as task_lib
 from tasks.task import DataError, FederatedData, Task
 
@@ -97,7 +98,7 @@ def _digest(arrays: Sequence[Any]) -> str:
         if not array.shape:
             digest.update(np.asarray(array).tobytes())
             continue
-        row = max(1, int(np.prod(array.shape[1:])) * np.dtype(array.dtype).itemsize)
+        row = max(1, memory.size_of(array.shape[1:], np.dtype(array.dtype)))
         rows = max(1, _CHUNK // row)
         for start in range(0, array.shape[0], rows):
             part = np.asarray(array[start : start + rows])

@@ -156,15 +156,12 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param(signal.SIGKILL, id="SIGKILL"),
-        *(pytest.param(how, id=how.name, marks=pytest.mark.long) for how in _SIGNALS[1:]),
-        pytest.param("raise", marks=pytest.mark.long),
-        pytest.param("end", marks=pytest.mark.long),
-    ],
-)
+def _called(how):
+    return getattr(how, "name", how)
+
+
+@pytest.mark.quick_cases("SIGKILL")
+@pytest.mark.parametrize("how", [*_SIGNALS, "raise", "end"], ids=_called)
 def test_ray_of_a_sweep(tmp_path, how):
     waits = isinstance(how, signal.Signals)
     with running("-c", _RAY, tmp_path, "wait" if waits else how) as started:
@@ -322,29 +319,12 @@ _BEFORE_ROUNDS = [
     "simulation.runtimes:bind",
     "simulation.trackers:opened",
 ]
-_QUICK_STOPS = [
-    *(("absl", how) for how in _STOPS),
-    *(("simulation.experiment_flags:parse", how) for how in _STOPS),
-    ("tensorflow", signal.SIGTERM),
-    ("simulation.runtimes:bind", signal.SIGHUP),
-]
 
 
-@pytest.mark.quick_cases("absl-SIG*", "simulation.experiment_flags:parse-SIGINT", "tensorflow-*")
+@pytest.mark.quick_cases("absl-*", "simulation.experiment_flags:parse-SIGINT", "tensorflow-SIGTERM")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("at", "how"),
-    [
-        pytest.param(
-            at,
-            how,
-            id=f"{at}-{how.name}",
-            marks=[] if (at, how) in _QUICK_STOPS else pytest.mark.long,
-        )
-        for at in _BEFORE_ROUNDS
-        for how in _STOPS
-    ],
-)
+@pytest.mark.parametrize("how", _STOPS, ids=_called)
+@pytest.mark.parametrize("at", _BEFORE_ROUNDS)
 def test_stopped_before_the_first_round(tmp_path, at, how):
     arguments = [*_ARGUMENTS, "--total_rounds=1", f"--root_output_dir={tmp_path}"]
     with running("-c", _SIGNAL_TO_ITSELF, at, int(how), "run_experiment.py", *arguments) as started:
@@ -358,11 +338,7 @@ def test_stopped_before_the_first_round(tmp_path, at, how):
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "how",
-    [signal.SIGHUP, *(pytest.param(how, marks=pytest.mark.long) for how in _STOPS[:2])],
-    ids=lambda how: how.name,
-)
+@pytest.mark.parametrize("how", _STOPS, ids=_called)
 def test_what_is_ignored_stays_ignored(tmp_path, how):
     """As SIGHUP is under `nohup`, and SIGINT in the background of a script."""
     arguments = [*_ARGUMENTS, "--total_rounds=1", f"--root_output_dir={tmp_path}"]
@@ -386,23 +362,12 @@ _ERRORS = {
     "full disk": "OSError(errno.ENOSPC, 'No space left on device')",
     "exception": "ZeroDivisionError('on purpose')",
 }
-_QUICK_RUN = ("native", signal.SIGKILL)
 
 
+@pytest.mark.quick_cases("native-SIGKILL")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("runtime", "how"),
-    [
-        pytest.param(
-            runtime,
-            how,
-            id=f"{runtime}-{getattr(how, 'name', how)}",
-            marks=[] if (runtime, how) == _QUICK_RUN else pytest.mark.long,
-        )
-        for runtime in ("tff", "native", "vectorized")
-        for how in [*_SIGNALS, *_ERRORS, "end"]
-    ],
-)
+@pytest.mark.parametrize("how", [*_SIGNALS, *_ERRORS, "end"], ids=_called)
+@pytest.mark.parametrize("runtime", ["tff", "native", "vectorized"])
 def test_run_experiment(tmp_path, runtime, how):
     (tmp_path / "at_round_3.py").write_text(_AT_ROUND_3.format(error=_ERRORS.get(how)))
     arguments = [

@@ -677,13 +677,8 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "disturbances",
-    [
-        pytest.param(SOME_DISTURBANCES, id="some"),
-        pytest.param(ALL_DISTURBANCES, id="all", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.quick_cases("some")
+@pytest.mark.parametrize("disturbances", [SOME_DISTURBANCES, ALL_DISTURBANCES], ids=["some", "all"])
 def test_killed_again_and_again_it_ends_as_if_it_had_not_been(
     uninterrupted, tmp_path, disturbances
 ):

@@ -150,7 +150,7 @@ def batch_cohort(
         layouts.append(layout)
         rows_bytes += layout.mask.size * np.dtype(np.int64).itemsize
         if len(y):
-            of_client = layout.mask.size * sum(np.asarray(a).nbytes for a in (x, y)) // len(y)
+            of_client = layout.mask.size * memory.nbytes([np.asarray(x), np.asarray(y)]) // len(y)
             most_bytes = max(most_bytes, of_client)
     # The examples themselves, `Gathered`, are laid out when and where a client works on them.
     _require_room(rows_bytes + most_bytes)

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import tff_algos
+from common import memory
 from simulation.runtimes import graph_calls
 from tasks.task import Examples, FederatedData
 
@@ -294,8 +295,7 @@ class TestSet:
         self.name = name
         self.sizes = np.asarray(data.sizes, np.int64)
         self._data, self._model, self._chunk = data, model, chunk
-        per_example = int(np.prod(model.x_spec.shape[1:])) * model.x_spec.dtype.size
-        per_example += int(np.prod(model.y_spec.shape[1:])) * model.y_spec.dtype.size
+        per_example = memory.nbytes((model.x_spec, model.y_spec))
         fits = per_example * int(np.sum(self.sizes)) <= cache_bytes
         self.number = -(-int(np.sum(self.sizes)) // chunk)
         self._cached = {} if fits else None

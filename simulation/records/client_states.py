@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from common import memory
 from simulation.errors import RunError
 from simulation.runtimes import eager_tensors
 from tff_algos.process import StackedStates
@@ -59,7 +60,7 @@ class ClientStates:
         self._path = path
         self._initial = initial
         self._leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(initial)]
-        self._capacity = memory_bytes // max(1, sum(leaf.nbytes for leaf in self._leaves))
+        self._capacity = memory_bytes // max(1, memory.nbytes(self._leaves))
         # In the order of use: which of the rows has a client's state. A client that is in neither
         # has its newest state in the file, if any.
         self._recent: collections.OrderedDict[str, int] = collections.OrderedDict()

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from common import memory
 from simulation.errors import RunError
 from simulation.rounds import staged
 from simulation.rounds.cohorts import Cohorts
@@ -336,7 +337,7 @@ class _States:
 
     def add(self, states) -> None:
         for chunk, of_clients in states.items():
-            self._bytes += sum(leaf.nbytes for leaves in of_clients for leaf in leaves)
+            self._bytes += memory.nbytes(of_clients)
             if self._bytes <= self._most:
                 self._held[chunk] = of_clients
                 continue

@@ -56,22 +56,19 @@ class Share(NamedTuple):
     cure: str
 
 
-def sizes_of(plan: plans.Plan, model: Model) -> Sizes:
-    """Returns the sizes of a round."""
+def sizes_of(plan: plans.Plan, model: int) -> Sizes:
+    """Returns the sizes of a round.
+
+    Args:
+      plan: The round.
+      model: Bytes of the model's weights.
+    """
     return Sizes(
-        model=sum(w.nbytes for w in model.initial_weights),
+        model=model,
         stacked=plan.stacked_bytes(),
-        kept=max(nbytes(plan.spec(list(phase.kept))) for phase in plan.phases),
+        kept=max(memory.nbytes(plan.spec(list(phase.kept))) for phase in plan.phases),
         # Clients that only find something out keep nothing.
-        state=nbytes(plan.specs.get(plans.CLIENT_STATES, ())),
-    )
-
-
-def nbytes(specs: Any) -> int:
-    """Returns the bytes of a structure of `tf.TensorSpec`s; an unknown dimension counts as 1."""
-    return sum(
-        int(np.prod([d or 1 for d in spec.shape.as_list()], dtype=np.int64)) * spec.dtype.size
-        for spec in tf.nest.flatten(specs)
+        state=memory.nbytes(plan.specs.get(plans.CLIENT_STATES, ())),
     )
 
 
@@ -182,16 +179,17 @@ def require(
       HparamError: If it would not fit.
     """
     name = settings["algorithm"]
-    data = nbytes((model.x_spec, model.y_spec)) * cohorts.examples(cohorts.largest_round())
-    least = Sizes(sum(w.nbytes for w in model.initial_weights))
+    of_example = memory.nbytes((model.x_spec, model.y_spec))
+    data = of_example * cohorts.examples(cohorts.largest_round())
+    of_model = memory.nbytes(model.initial_weights)
     can_cut = True
-    if all_plans is None and _MOST_VECTORS * least.model * len(data) > memory.available():
+    if all_plans is None and _MOST_VECTORS * of_model * len(data) > memory.available():
         try:
             all_plans = in_chunks.plans_of(process, name)
         except RunError:
             # It still takes what every round does.
             can_cut = False
-    sizes = [sizes_of(plan, model) for plan in (all_plans or {}).values()] or [least]
+    sizes = [sizes_of(plan, of_model) for plan in (all_plans or {}).values()] or [Sizes(of_model)]
     shares = max(
         (
             of_round(

@@ -137,14 +137,12 @@ def bind(process: Any) -> Bound:
 
 
 def _prepare_arrays(clients):
-    import numpy as np
-
     from common import memory
     from tff_algos import client_data
 
     # All at once, and in TFF's worker once more.
     memory.require(
-        2 * sum(int(np.prod(a.shape)) * a.dtype.itemsize for c in clients for a in (c.x, c.y)),
+        2 * memory.nbytes([(c.x, c.y) for c in clients]),
         f"The examples of {len(clients):,} clients at once, here and in TFF's worker,",
         "--runtime=tff, fewer clients a round or fewer epochs take less",
     )

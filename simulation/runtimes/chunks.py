@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
+from common import memory
 from simulation.runtimes import eager_tensors, graph_calls, tff_streams, vectorized
 from simulation.runtimes.plans import (
     CLIENT_STATES,
@@ -453,15 +454,6 @@ def _one_array(rows):
     return eager_tensors.adopt(joined)
 
 
-def nbytes(prepared: Any) -> int:
-    """Returns about how much memory a chunk's prepared data takes."""
-    if isinstance(prepared, vectorized.Cohort):
-        return sum(t.shape.num_elements() * t.dtype.size for t in tf.nest.flatten(prepared))
-    if isinstance(prepared, list | tuple):
-        return sum(map(nbytes, prepared))
-    return int(np.prod(prepared.shape, dtype=np.int64)) * np.dtype(prepared.dtype).itemsize
-
-
 class Chunk(NamedTuple):
     """A part of a round's cohort.
 
@@ -565,7 +557,7 @@ class Desk:
         with self._lock:
             if phase < self._last_to_read:
                 self._held[key] = prepared
-                while sum(map(nbytes, self._held.values())) > _HELD_BYTES and len(self._held) > 1:
+                while memory.nbytes(self._held) > _HELD_BYTES and len(self._held) > 1:
                     self._held.popitem(last=False)
             else:
                 self._held.pop(key, None)

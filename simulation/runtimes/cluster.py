@@ -17,7 +17,7 @@ from simulation.runtimes import supervisor
 
 # In the environment of all that is started on this machine.
 _MARK = "REPRODUCE_SWEEP"
-_SECONDS_TO_ANSWER = 20.0
+_SECONDS_TO_CONNECT = 20.0
 
 
 @contextlib.contextmanager
@@ -73,7 +73,7 @@ def _knock(address):
             where += f", {address},"
         host, colon, port = address.removeprefix("ray://").rpartition(":")
         if colon:  # Or it is a name of Ray's own.
-            socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_ANSWER).close()
+            socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT).close()
     except (OSError, ValueError, OverflowError) as e:
         raise RunError(f"{where} can't be reached: {e}") from e
     return address

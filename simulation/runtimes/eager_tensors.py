@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
+from common import memory
 from tff_algos.client_data import Gathered
 
 # TensorFlow takes over an array's memory if it starts at a multiple of this, and else copies it.
@@ -31,10 +32,10 @@ def lean(tensor: tf.Tensor) -> tf.Tensor:
 def empty(shape, dtype: np.dtype) -> np.ndarray:
     """Returns an uninitialised array whose memory TensorFlow can take over, see `adopt`."""
     dtype = np.dtype(dtype)
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    buffer = np.empty(nbytes + _ALIGNMENT, np.uint8)
+    size = memory.size_of(shape, dtype)
+    buffer = np.empty(size + _ALIGNMENT, np.uint8)
     start = -buffer.__array_interface__["data"][0] % _ALIGNMENT
-    return buffer[start : start + nbytes].view(dtype).reshape(shape)
+    return buffer[start : start + size].view(dtype).reshape(shape)
 
 
 def adopt(array: np.ndarray) -> tf.Tensor:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from common import memory
 from simulation.runtimes import eager_tensors, graph_calls
 from tff_algos import process as process_lib
 from tff_algos.client_data import ClientData
@@ -348,28 +349,15 @@ class Plan:
 
     def stacked_bytes(self) -> int:
         """Returns how many bytes of one client the server holds side by side with the others'."""
-        return sum(
-            np.prod(spec.shape, dtype=np.int64) * spec.dtype.size
-            for word in self._words
-            if word.kind == "stack"
-            for spec in tf.nest.flatten(self.spec(word.arguments))
-        )
+        stacked = [word.arguments for word in self._words if word.kind == "stack"]
+        return memory.nbytes(self.spec(stacked))
 
     def sent_bytes(self) -> tuple[int, int]:
         """Returns the bytes of all broadcasts, and of all partial aggregates but stacked rows."""
-
-        def size(structure):
-            return sum(
-                int(np.prod(s.shape, dtype=np.int64)) * s.dtype.size
-                for s in tf.nest.flatten(structure)
-            )
-
         down = {n for phase in self.phases for n in phase.received}
         up = [w for w in self._words if w.kind in ("mean", "sum", "max")]
-        return sum(size(self.specs[n]) for n in down), sum(
-            size(self.spec(word.arguments[0] if word.kind == "mean" else word.arguments))
-            for word in up
-        )
+        sent = [word.arguments[0] if word.kind == "mean" else word.arguments for word in up]
+        return memory.nbytes([self.specs[n] for n in down]), memory.nbytes(self.spec(sent))
 
     def server(self, state: Any) -> "ServerRound":
         """Returns the server's side of a round that begins with a state."""

@@ -175,9 +175,7 @@ def _require_room(clients, blocks):
         return len(block) * int(np.prod(np.max([clients[k].mask.shape for k in block], axis=0)))
 
     first = clients[0]
-    of_slot = sum(
-        int(np.prod(a.shape[2:], dtype=np.int64)) * a.dtype.itemsize for a in (first.x, first.y)
-    )
+    of_slot = sum(memory.size_of(a.shape[2:], a.dtype) for a in (first.x, first.y))
     memory.require(
         of_slot * sum(map(slots, blocks)),
         f"The examples of {len(clients):,} clients at once",

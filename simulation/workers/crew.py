@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from common import memory
 from hparams import HparamError
 from simulation.errors import NoWorkersError, RunError
 from simulation.rounds.in_chunks import RoundCohort
@@ -25,7 +26,7 @@ from tasks.task import DataError
 # A chunk that so many workers were lost over is what they were lost for.
 _MOST_LOSSES = 3
 _SECONDS_BETWEEN_LOOKS = 1.0
-_SECONDS_TO_ANSWER = 30.0
+_SECONDS_FOR_FACTS = 30.0
 # The next order is there before the last one is done.
 _ORDERS_AHEAD = 2
 _SPEED_MEMORY = 0.8
@@ -152,10 +153,10 @@ class Crew:
                 member.holds.update(chunks)
                 self._at_work.add(member.number)
                 left -= len(chunks)
-                self.bytes["up"] += _nbytes(answer.nodes)
+                self.bytes["up"] += memory.nbytes(answer.nodes)
                 self.bytes["nodes"] += len(answer.nodes)
                 self.bytes["orders"] += 1
-                self.bytes["states"] += _nbytes(answer.states)
+                self.bytes["states"] += memory.nbytes(answer.states)
                 yield answer.nodes, answer.states
 
     def evaluate(
@@ -221,7 +222,7 @@ class Crew:
         for client in clients:
             own = own_of(client)
             block.append((client, own and [np.asarray(w) for w in own]))
-            held += _nbytes(block[-1][1])
+            held += memory.nbytes(block[-1][1])
             if held > _PERSONAL_BYTES:
                 yield from done(block)
                 block, held = [], 0
@@ -280,7 +281,7 @@ class Crew:
         phases = self._plans[cohort.process].phases
         earlier = {n for of in phases[:phase] for n in of.received}
         new = {n: sent(n) for n in phases[phase].received if n not in earlier}
-        self.bytes["down"] += _nbytes(new)
+        self.bytes["down"] += memory.nbytes(new)
         self._sent.append(self._ray.put(new))
 
     def _share_out(self, cohort, phase):
@@ -345,7 +346,7 @@ class Crew:
             first = phase if chunk in member.holds else 0
             if any(of.reads_states for of in phases[first : phase + 1]):
                 states[chunk.index] = states_of(chunk)
-        self.bytes["states"] += _nbytes(states)
+        self.bytes["states"] += memory.nbytes(states)
         return states
 
     def _following(self, member, cohort):
@@ -455,7 +456,7 @@ class Crew:
             # Other code may be what it has failed for.
             with contextlib.suppress(exceptions.RayError):
                 answer = member.actor.facts.remote()
-                _require_versions(self._ray.get(answer, timeout=_SECONDS_TO_ANSWER))
+                _require_versions(self._ray.get(answer, timeout=_SECONDS_FOR_FACTS))
             raise _told(member.name, e) from e
         except exceptions.RayError as e:
             if getattr(e, "actor_init_failed", False):
@@ -495,14 +496,3 @@ def _told(name, error) -> Exception:
     if isinstance(cause, MemoryError):
         return RunError(f"{name} is out of memory; fewer workers a machine take less.")
     return RunError(f"{name} failed: {type(cause).__name__}: {text[:500]}")
-
-
-def _nbytes(value) -> int:
-    """Returns the bytes of all arrays in a structure of containers."""
-    if isinstance(value, np.ndarray | np.generic):
-        return value.nbytes
-    if isinstance(value, Mapping):
-        return sum(map(_nbytes, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(_nbytes, value))
-    return 0

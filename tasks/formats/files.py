@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from common import memory
 from hparams import HparamError
 from tasks.task import DataError
 
@@ -321,7 +322,7 @@ def read_npy(stream: BinaryIO, shape: Sequence[int | None], kinds: str) -> np.nd
     if not fits or dtype.kind not in kinds or dtype.hasobject:
         wanted = tuple("n" if length is None else length for length in shape)
         raise ValueError(f"an array of shape {found} and type {dtype}, where {wanted} belongs")
-    size = int(np.prod(found, dtype=object)) * dtype.itemsize
+    size = memory.size_of(found, dtype)
     data = read_at_most(stream, min(size, MAX_BYTES))
     if len(data) != size:
         raise ValueError(f"its header announces {size} bytes, it has {len(data)}")
@@ -345,6 +346,6 @@ def check_dataset(dataset: Any, kinds: str) -> None:
     if not hasattr(dataset, "dtype") or dataset.dtype.kind not in kinds:
         raise ValueError(f"{dataset.name} is no dataset of the right type")
     stored = dataset.id.get_storage_size()
-    size = int(np.prod(dataset.shape, dtype=object)) * dataset.dtype.itemsize
+    size = memory.nbytes(dataset)
     if size > stored * _DEFLATE:
         raise ValueError(f"{dataset.name} announces {size} bytes and has {stored}")

@@ -5,6 +5,7 @@ import struct
 
 import numpy as np
 
+from common import memory
 from tasks.formats import files
 from tasks.task import DataError
 
@@ -49,7 +50,7 @@ def read(path: str, num_dims: int, advice: str) -> np.ndarray:
     if dtype is None or data[3] != num_dims:
         raise DataError(f"{path} is not an idx file of {num_dims} dimension(s); {advice}")
     shape = struct.unpack_from(f">{num_dims}I", data, 4)
-    announced = header + int(np.prod(shape, dtype=object)) * dtype.itemsize
+    announced = header + memory.size_of(shape, dtype)
     if len(data) != announced:
         raise DataError(
             f"{path} is damaged: its header announces {announced} bytes, it has {len(data)}; "

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import filelock
 import numpy as np
 
+from common import memory
 from tasks.formats import files as files_lib
 from tasks.task import DataError, files
 
@@ -520,7 +521,7 @@ def _map(folder, name, dtype, shape, manifest, advice):
     with files_lib.reading(path, advice):
         size = os.path.getsize(path)
     shape = (announced,) if shape is None else shape
-    needed = int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
+    needed = memory.size_of(shape, np.dtype(dtype))
     if not size == announced == needed:
         raise DataError(
             f"{path} is damaged: it has {size} bytes of {max(announced, needed)}; {advice}"

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 # Models with what no other has: pooling, sparse inputs.
-_FEW = ("emnist_character", "stackoverflow_tag")
 _SIXTEEN_BITS = ("float16", "bfloat16")
 
 
@@ -125,17 +124,8 @@ def test_an_operation_of_the_cpu_in_a_clients_step_is_found():
 
 @pytest.mark.quick_cases("float32-emnist_character")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in _FEW else [pytest.mark.long])
-        for name in tasks.names()
-    ],
-)
-@pytest.mark.parametrize(
-    "precision",
-    ["float32", *(pytest.param(f"mixed_{p}", marks=pytest.mark.long) for p in _SIXTEEN_BITS)],
-)
+@pytest.mark.parametrize("name", tasks.names())
+@pytest.mark.parametrize("precision", ["float32", *(f"mixed_{p}" for p in _SIXTEEN_BITS)])
 def test_nothing_of_a_tasks_model_lacks_a_gpu_kernel(name, precision):
     graphs = dict(gpu_kernels.of_tasks([name], precision))
     model = graphs.pop(f"model of {name}")

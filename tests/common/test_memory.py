@@ -1,7 +1,8 @@
-"""What is free: of the machine, and of control groups of both versions."""
+"""What is free, of the machine and of control groups of both versions, and what arrays take."""
 
 import types
 
+import numpy as np
 import psutil
 import pytest
 
@@ -71,6 +72,30 @@ def test_groups_of_the_first_version(groups):
 def test_free_swap_counts(groups, monkeypatch):
     monkeypatch.setattr(psutil, "swap_memory", lambda: types.SimpleNamespace(free=2 * GIB))
     assert memory.available() == 66 * GIB
+
+
+def test_bytes_of_arrays_and_of_specs():
+    import tensorflow as tf
+
+    from tff_algos.client_data import Gathered
+
+    x = np.zeros((4, 3), np.float32)
+    assert memory.nbytes(x) == memory.nbytes(tf.constant(x)) == x.nbytes == 48
+    assert memory.nbytes(tf.TensorSpec([4, 3], tf.float32)) == 48
+    assert memory.nbytes(tf.TensorSpec([None, 3], tf.bfloat16)) == 6
+    assert memory.nbytes(np.zeros((0, 5))) == memory.nbytes(tf.TensorSpec([0, 5])) == 0
+    assert memory.nbytes(np.float64(1)) == memory.nbytes(tf.TensorSpec([], tf.int64)) == 8
+    rows = np.zeros((2, 7), np.int64)
+    assert memory.nbytes(Gathered(x, rows, None)) == 2 * 7 * 3 * 4
+    assert memory.nbytes({"a": [x, (x, None)], "b": {"c": x[0]}, "d": 1.0}) == 2 * 48 + 12
+    assert memory.nbytes(()) == 0
+
+
+def test_bytes_of_an_array_that_need_not_exist():
+    assert memory.size_of((2, None, 3), np.dtype(np.uint8)) == 6
+    # As a damaged header may announce.
+    assert memory.size_of((2**40, 2**40), np.dtype(np.int64)) == 2**83
+    assert memory.size_of(np.full(2, 2**40), np.dtype(np.int64)) == 2**83
 
 
 def test_more_than_is_free_is_refused_in_a_line(monkeypatch):

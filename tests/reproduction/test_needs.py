@@ -69,6 +69,48 @@ def test_data_are_found_where_caches_have_them(tmp_path, monkeypatch):
     assert f"found: {mine}/cifar-100-python.tar.gz" in needs.told_data(setup, str(mine))
 
 
+def test_a_stand_in_needs_its_own_data(tmp_path):
+    """And what it stands in for is still missing."""
+    fedopt, adafed = (
+        items.load_item(*of).setups
+        for of in (("adaptive_federated_optimization", "table1"), ("adafed", "table1"))
+    )
+    pairs = {
+        "mnist/train-images-idx3-ubyte.gz": (fedopt["mnist_ae"], fedopt["emnist_ae"]),
+        "cifar10/labels.npz": (adafed["cifar10_setup1_subset"], adafed["cifar10_setup1"]),
+        "sent140/sent140_k30_test_part.jsonl.gz": (TABLE5["sent140_tenth"], TABLE5["sent140"]),
+    }
+    for held, (stand_in, papers) in pairs.items():
+        folder = tmp_path / held.partition("/")[0]
+        told = needs.told_data(stand_in, str(folder))
+        assert "missing in" in told and needs.data(papers)[0].name not in told
+        path = folder / held
+        path.parent.mkdir(parents=True)
+        path.write_text("")
+        assert f"(found: {path})" in needs.told_data(stand_in, str(folder))
+        assert "(missing in" in needs.told_data(papers, str(folder))
+    assert "MNIST and QMNIST's writers (" in needs.told_data(fedopt["mnist_ae"])
+
+
+def test_the_whole_will_do_for_a_part(tmp_path):
+    setups = items.load_item("adafed", "table1").setups
+    path = tmp_path / "cifar10" / "cifar-10-batches-py"
+    path.mkdir(parents=True)
+    for name, what in (
+        ("cifar10_setup1", "the whole CIFAR-10"),
+        ("cifar10_setup1_subset", "CIFAR-10 or a part of it"),
+    ):
+        assert needs.told_data(setups[name], str(tmp_path)) == f"{what} (found: {path})"
+
+
+def test_examples_are_those_that_a_setting_has_a_task_read():
+    """MNIST's 60,000 digits of 539 writers, not the 671,585 characters of 3,400."""
+    setup = dataclasses.replace(TABLE1["mnist_ae"], seconds={})
+    number, by = needs.hours(setup)
+    assert number == pytest.approx(5 * 3000 * 10 * 60_000 / 539 * 60e-6 / 3600)
+    assert by == "the tag regression"
+
+
 @pytest.fixture
 def bucket():
     """An fsspec file system, of which nothing is remembered."""

@@ -556,7 +556,8 @@ def test_databases_damaged_in_every_way(copies, form):
         _damage_database(copies(form), statements)
 
 
-@pytest.mark.parametrize("times", [30, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.quick_cases("*-30")
+@pytest.mark.parametrize("times", [30, 1000])
 @pytest.mark.parametrize("form", _SQL_FORMS)
 def test_databases_with_text_that_is_none(copies, form, times):
     copy, rng = copies(form), random.Random(times)

@@ -315,8 +315,8 @@ def _numbers(loaded):
 _BARE = ("fashion_mnist", "cifar10_compact", "cifar100_binary", "cifar100_h5")
 
 
-@pytest.mark.quick_cases("[!t]*", "tfds_sent140*")
-@pytest.mark.parametrize("times", [8, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.quick_cases("[!t]*-8", "tfds_sent140*-8")
+@pytest.mark.parametrize("times", [8, 200])
 @pytest.mark.parametrize("form", published_forms.FORMS)
 def test_a_bit_that_alters_what_is_read_is_noticed(form, times, tmp_path):
     """In any file of every form."""

@@ -18,9 +18,7 @@ _OWN = [n for n in tasks.names() if str(tasks.get(n).loader).startswith("tasks.d
 _each_task = pytest.mark.parametrize("name", _OWN)
 # Of the tasks whose model is a ResNet, `cifar100_image` stands for all where that is what matters.
 LIKE_CIFAR100 = ("cifar10_image", "cinic10", "clothing1m", "tiny_imagenet")
-_one_of_each_kind = pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.long] * (n in LIKE_CIFAR100)) for n in _OWN]
-)
+_one_of_each_kind = pytest.mark.quick_cases(*(n for n in _OWN if n not in LIKE_CIFAR100))
 
 
 @pytest.fixture(scope="module")
@@ -260,6 +258,7 @@ def test_federated_data_keep_their_word(name, load):
 
 
 @_one_of_each_kind
+@_each_task
 def test_model_loss_and_metrics_fit_the_data(name, load, model):
     task = load(name)
     assert task.primary_metric in task.metrics
@@ -291,6 +290,7 @@ def test_settings_in_force_are_recorded(name, load):
 
 
 @_one_of_each_kind
+@_each_task
 def test_synthetic_data_do_not_change(name, load, model):
     again = tasks.load(name, seed=3, use_synthetic_data=True)
     np.testing.assert_array_equal(load(name).train.examples(1).x, again.train.examples(1).x)

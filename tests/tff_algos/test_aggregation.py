@@ -28,14 +28,6 @@ SETTINGS = [
     QUANTISED,
     {"aggregator": "secure"},
 ]
-_QUICK = ("robust", "dp")
-
-
-def tiered(settings, *values, name=None):
-    """Returns the parameter of a test; those of `_QUICK` are of the quick tier."""
-    name = name or settings["aggregator"]
-    marks = [] if name in _QUICK else [pytest.mark.long]
-    return pytest.param(settings, *values, id=name, marks=marks)
 
 
 @pytest.fixture(scope="module")
@@ -81,19 +73,17 @@ def theirs(problem, factory, weighted):
 @pytest.mark.parametrize(
     ("settings", "factory"),
     [
-        tiered({"aggregator": "robust"}, tff.learning.robust_aggregator),
-        tiered({"aggregator": "secure"}, tff.learning.secure_aggregator),
+        ({"aggregator": "robust"}, tff.learning.robust_aggregator),
+        ({"aggregator": "secure"}, tff.learning.secure_aggregator),
         # Nothing is large enough to be quantised.
-        tiered({"aggregator": "compressed"}, tff.learning.compression_aggregator),
-        tiered(
-            {**NOISELESS, **UNIFORM}, functools.partial(tff.learning.dp_aggregator, 0.0, COHORT)
-        ),
-        tiered(
+        ({"aggregator": "compressed"}, tff.learning.compression_aggregator),
+        ({**NOISELESS, **UNIFORM}, functools.partial(tff.learning.dp_aggregator, 0.0, COHORT)),
+        (
             {**NOISELESS, **UNIFORM, "aggregator_zeroing": False},
             functools.partial(tff.learning.dp_aggregator, 0.0, COHORT, zeroing=False),
-            name="dp-no-zeroing",
         ),
     ],
+    ids=["robust", "secure", "compressed", "dp", "dp-no-zeroing"],
 )
 def test_is_tffs_averaging_under_the_same_aggregator(problem, settings, factory):
     """Weights and all of the aggregator's state, also after a round with a client dropped."""
@@ -139,8 +129,8 @@ def _numbers(state):
 
 
 @pytest.mark.quick_cases("vectorized-robust")
-@pytest.mark.parametrize("settings", map(tiered, SETTINGS))
-@pytest.mark.parametrize("runtime", ["vectorized", pytest.param("native", marks=pytest.mark.long)])
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings["aggregator"])
+@pytest.mark.parametrize("runtime", ["vectorized", "native"])
 def test_runtimes_agree(problem, runtime, settings):
     process = build("fedavgm", **settings)
     spoiled = {(1, 2)}

@@ -19,7 +19,7 @@ from tff_algos.client import LocalTraining
 COHORT = (1, 2)
 EMPTY = 5  # The client of `sparse` without examples.
 ALL_CASES = [
-    pytest.param(name, case, id=f"{name}-{i}", marks=[pytest.mark.long] if i else [])
+    pytest.param(name, case, id=f"{name}-{i}")
     for name in METHODS
     for i, case in enumerate(cases.CASES[name])
 ]
@@ -52,6 +52,7 @@ def assert_same_state(got, want, atol=1e-6):
 # A client without examples.
 
 
+@pytest.mark.quick_cases("*-0")
 @pytest.mark.parametrize(("name", "case"), ALL_CASES)
 def test_a_client_without_examples_has_no_part(sparse, model, name, case):
     """The server's state is as without it, what it keeps stays, and the oracle agrees.
@@ -104,6 +105,7 @@ def _scaled_losses(model):
     return model._replace(forward=forward)
 
 
+@pytest.mark.quick_cases("*-0")
 @pytest.mark.parametrize(("name", "case"), ALL_CASES)
 def test_a_client_whose_loss_is_not_finite_is_dropped(problem, model, name, case):
     """By every method that uses losses; the others go by the gradient alone, whatever the loss."""
@@ -182,15 +184,9 @@ def test_a_round_starts_from_the_weights_that_were_set(problem, model, name):
     assert int(after.round_num) == 2
 
 
-# Where more than the weights has to change; the other methods share one line.
-SET_IN_RUNTIMES = [
-    pytest.param(name, marks=[] if name in ("afl", "adafedadam") else [pytest.mark.long])
-    for name in METHODS
-]
-
-
+# Where more than the weights has to change; most methods share one line.
 @pytest.mark.quick_cases("afl")
-@pytest.mark.parametrize("name", SET_IN_RUNTIMES)
+@pytest.mark.parametrize("name", METHODS)
 def test_set_model_weights_in_every_runtime(problem, name):
     """Weights, a round, other weights, a round: as without graphs or TFF."""
     model = toy.plain_model(problem)

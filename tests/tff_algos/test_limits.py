@@ -130,14 +130,8 @@ _CENTRAL = {
 
 
 @pytest.mark.quick_cases("None-adam", "3-sgdm")
-@pytest.mark.parametrize(
-    ("steps", "name"),
-    [
-        *((None, name) for name in _CENTRAL),
-        (3, "sgdm"),
-        *(pytest.param(3, n, marks=pytest.mark.long) for n in _CENTRAL if n != "sgdm"),
-    ],
-)
+@pytest.mark.parametrize("name", _CENTRAL)
+@pytest.mark.parametrize("steps", [None, 3])
 def test_centralized_is_one_optimizer_on_the_pooled_examples(problem, name, steps):
     """Batches as the loop draws them, a rate that falls tenfold; the optimizer never restarts."""
     ours, theirs = _CENTRAL[name]

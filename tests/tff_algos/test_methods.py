@@ -157,24 +157,21 @@ def test_a_non_finite_update_is_dropped_and_counted(runtime, problem, name):
     assert np.isnan(float(metrics[3]["loss"])), "no client is left, so there is no training loss"
 
 
-def mutations_by_tier():
-    """Of every method one mutation in the quick tier, of whatever kind, and the others in the long.
-
-    Yields:
-      The parameters of the test.
-    """
+def one_mutation_and_the_others():
+    """Yields parameters of a test: of every method one mutation, of whatever kind, and the rest."""
     for name in METHODS:
         mutations = cases.MUTATIONS.get(name, [None])
         # The same one whatever other methods there are.
-        quick = zlib.crc32(name.encode()) % len(mutations)
-        one = [mutations[quick]]
-        others = mutations[:quick] + mutations[quick + 1 :]
+        place = zlib.crc32(name.encode()) % len(mutations)
+        one = [mutations[place]]
+        others = mutations[:place] + mutations[place + 1 :]
         group = pytest.mark.xdist_group(name)
         yield pytest.param(name, one, id=name, marks=group)
-        yield pytest.param(name, others, id=f"{name}-others", marks=[group, pytest.mark.long])
+        yield pytest.param(name, others, id=f"{name}-others", marks=group)
 
 
-@pytest.mark.parametrize(("name", "mutations"), mutations_by_tier())
+@pytest.mark.quick_cases(*METHODS)
+@pytest.mark.parametrize(("name", "mutations"), one_mutation_and_the_others())
 def test_mutations_are_caught(problem, model, name, mutations):
     """One sign, weight or write-back flipped: some case's oracle must disagree."""
     wanted = [(case, oracle(case, problem)) for case in cases.CASES[name]]

@@ -44,14 +44,7 @@ def test_the_model_is_keras_own(finished):
 
 
 @pytest.mark.quick_cases("run")
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "run",
-        "h5",
-        *(pytest.param(k, marks=pytest.mark.long) for k in ("keras", "weights", "saved_model")),
-    ],
-)
+@pytest.mark.parametrize("kind", ["run", "h5", "keras", "weights", "saved_model"])
 def test_a_run_begins_with_the_weights_of_a_file(finished, tmp_path, kind):
     loaded = tf.keras.models.load_model(pathlib.Path(finished.folder) / "model" / "final.keras")
     path = pathlib.Path(finished.folder)

@@ -106,26 +106,23 @@ def test_of_the_next_round_only_so_much_data_is_made_as_is_worked_on_at_once():
 
 
 METHODS = [n for n in cases.CASES if not tff_algos.get(n).staged]
-# One of each family: several exchanges, stacked vectors, all clients; one exchange, client state.
-QUICK = {"tff": ("fedfa", "adafed", "climb"), "vectorized": ("fedadam", "scaffold")}
-
 # Where TensorFlow rewrites the program of a whole round across its words; by a last bit.
 REWRITTEN = [("adafedadam", index, "vectorized") for index in (2, 4, 5)]
 
 
-def of_methods(runtime):
-    return [
-        pytest.param(name, index, runtime, marks=[] if quick else pytest.mark.long)
+_each_case = pytest.mark.parametrize(
+    ("name", "index", "runtime"),
+    [
+        (name, index, runtime)
+        for runtime in RUNTIMES
         for name in METHODS
         for index in range(len(cases.CASES[name]))
-        for quick in [name in QUICK[runtime] and index == 0]
-    ]
+    ],
+)
 
 
 @pytest.mark.quick_cases("scaffold-0-vectorized", "fedfa-0-tff")
-@pytest.mark.parametrize(
-    ("name", "index", "runtime"), [p for runtime in RUNTIMES for p in of_methods(runtime)]
-)
+@_each_case
 def test_one_chunk_is_the_whole_round_bit_by_bit(name, index, runtime):
     whole = run_whole(name, index, runtime)
     found = run_in_chunks(name, index, runtime, None)
@@ -138,9 +135,7 @@ def test_one_chunk_is_the_whole_round_bit_by_bit(name, index, runtime):
 
 
 @pytest.mark.quick_cases("adafed-0-tff", "fedfa-0-tff")
-@pytest.mark.parametrize(
-    ("name", "index", "runtime"), [p for runtime in RUNTIMES for p in of_methods(runtime)]
-)
+@_each_case
 def test_a_cut_is_all_that_is_seen_of_chunks(name, index, runtime):
     """Threads, chunks at once and their order leave no trace; the cut does in last bits only."""
     cohorts = (*toy.COHORTS[:2], tuple(range(toy.NUM_CLIENTS)))
@@ -151,9 +146,11 @@ def test_a_cut_is_all_that_is_seen_of_chunks(name, index, runtime):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "index", "runtime"), [p for runtime in RUNTIMES for p in of_methods(runtime)]
+# One of each family: several exchanges, stacked vectors, all clients; one exchange, client state.
+@pytest.mark.quick_cases(
+    "fedfa-0-tff", "adafed-0-tff", "climb-0-tff", "fedadam-0-vectorized", "scaffold-0-vectorized"
 )
+@_each_case
 def test_who_takes_a_chunk_over_replays_what_was_done_for_it(name, index, runtime):
     """Chunks forget what they kept, are done in another order, and come in as subtrees."""
     cohorts = (*toy.COHORTS[:2], tuple(range(toy.NUM_CLIENTS)))

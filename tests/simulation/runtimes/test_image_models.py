@@ -57,7 +57,7 @@ def _after_two_rounds(process, runtime, *cohorts):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("runtime", ["vectorized", pytest.param("native", marks=pytest.mark.long)])
+@pytest.mark.parametrize("runtime", ["vectorized", "native"])
 def test_runtimes_distort_alike(runtime):
     clients, process = _clients(12), _process(_small, 12, 8)
     (expected,) = _after_two_rounds(process, "tff", clients)

@@ -47,7 +47,8 @@ def _clients(number):
     ]
 
 
-@pytest.mark.parametrize("runtime", ["tff", pytest.param("native", marks=pytest.mark.long)])
+@pytest.mark.quick_cases("*-tff")
+@pytest.mark.parametrize("runtime", ["tff", "native"])
 @pytest.mark.parametrize("number", [0, 1, 20])
 def test_rows_are_the_clients_in_cohort_order(runtime, number):
     clients = _clients(number)

@@ -34,9 +34,6 @@ from tests.tff_algos import cases  # noqa: E402
 from tff_algos import process as process_lib  # noqa: E402
 
 ROUNDS = 4
-# Several exchanges, client state; `vectorized` has one exchange. The tests of chunks have stacked
-# vectors and a cohort of all clients too.
-QUICK = ("fedfa", "scaffold")
 METHODS = [n for n in tff_algos.names() if not tff_algos.get(n).staged]
 
 
@@ -160,15 +157,11 @@ def same_again(shared):
     return lambda: next(given)
 
 
-RUNS = [
-    pytest.param(name, runtime, marks=[] if quick else pytest.mark.long)
-    for name in METHODS
-    for runtime in ("tff", "vectorized")
-    for quick in [(name in QUICK) if runtime == "tff" else (name == "fedadam")]
-]
-
-
-@pytest.mark.parametrize(("name", "runtime"), RUNS)
+# Several exchanges, client state; `vectorized` has one exchange. The tests of chunks have stacked
+# vectors and a cohort of all clients too.
+@pytest.mark.quick_cases("fedfa-tff", "scaffold-tff", "fedadam-vectorized")
+@pytest.mark.parametrize("runtime", ["tff", "vectorized"])
+@pytest.mark.parametrize("name", METHODS)
 def test_any_number_of_workers_gives_the_same_bits(name, runtime, ray, actors):
     """1, 2 and 4 workers, and one that takes over from two."""
     request = request_of(name, runtime)
@@ -195,10 +188,8 @@ class Disturbed:
                 os.kill(self.crew.ready()[0].pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n == "fedfa" else pytest.mark.long) for n in METHODS],
-)
+@pytest.mark.quick_cases("fedfa")
+@pytest.mark.parametrize("name", METHODS)
 def test_a_worker_that_is_killed_in_a_round_leaves_no_trace(name, ray, actors):
     """What it held for later phases is made again by others; one line tells."""
     request = request_of(name)
@@ -223,7 +214,7 @@ def test_a_worker_that_is_killed_in_a_round_leaves_no_trace(name, ray, actors):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("aggregation", ["fedavg", pytest.param("adafed", marks=pytest.mark.long)])
+@pytest.mark.parametrize("aggregation", ["fedavg", "adafed"])
 def test_a_method_of_several_processes_in_chunks_and_on_workers(aggregation, ray, actors):
     """One chunk has the bits of TFF's computations; workers leave no trace, nor does one lost."""
     stages = dict(iterations=2, stage1_clients=3, stage2_rounds=2, confidence=0.3, clean_level=0.5)
@@ -266,7 +257,7 @@ def test_a_method_of_several_processes_in_chunks_and_on_workers(aggregation, ray
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["fedadam", pytest.param("ditto", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["fedadam", "ditto"])
 def test_workers_share_evaluations(name, ray, actors, tmp_path, monkeypatch):
     """Of the server's model, of clients' own, on test and training examples; a worker is killed."""
     # Two clients' models at a time.
@@ -399,10 +390,7 @@ def test_a_machine_without_the_working_directory_is_one_line(ray, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "when",
-    ["while they started", pytest.param("over the same 1 clients", marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize("when", ["while they started", "over the same 1 clients"])
 def test_workers_that_are_lost_again_and_again_end_the_run(when, ray):
     """A client that fits no memory would otherwise kill every worker that comes."""
 

@@ -165,7 +165,7 @@ def adafed_mean(x, reports):
 
 
 @pytest.mark.quick_cases("mixup-tff")
-@pytest.mark.parametrize("runtime", ["tff", pytest.param("native", marks=pytest.mark.long)])
+@pytest.mark.parametrize("runtime", ["tff", "native"])
 @pytest.mark.parametrize("kind", ["mixup", "plain", "adafed"])
 def test_oracle(runtime, kind):
     problem = make_problem()
