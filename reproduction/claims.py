@@ -86,7 +86,7 @@ class _Results:
             if row not in setup.rows or column not in {c["name"] for c in setup.columns}:
                 raise ReproduceError(f"{self._paper}/{name} has no {column} of {row}.")
             why = self._status(row, name) or ("not yet run" if setup.planned else "not run")
-            raise _NotThereError(f"on a stand-in {why}" if setup.stand_in else why)
+            raise _NotThereError(f"on a stand-in, {why}" if setup.stand_in else why)
         self.read.append((setup, table[row, column]))
         return float(table[row, column]["value"])
 
