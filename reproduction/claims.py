@@ -8,13 +8,15 @@
     expression  what has to be true of them; blank for a claim that nothing here was run for
     remark      why nothing was, or what else must be said
 
-An expression is Python's comparisons, `and`, `or`, `not`, numbers, + and -, over three functions of
-the recorded means. Rows and columns are those of results.csv; `setup` is another `<item>/<setup>`.
+An expression is Python's comparisons, `and`, `or`, `not`, numbers, + and -, over four functions of
+the recorded means. Rows and columns are those of the set-up; `setup` is another `<item>/<setup>`.
+What is declared and has no value yet leaves the claim untested.
 
     value(row, column, setup)   the mean
-    first(row, column)          whether the row is above all others; the page then shows by how
-                                much, beside the paper's own lead where published.csv has it
-    lowest(row, column)         whether it is below all others, likewise
+    first(row, column, *but)    whether the row is above all others but those named; the page then
+                                shows by how much, beside the paper's own lead where published.csv
+                                has it. Rows that diverged are passed over
+    lowest(row, column, *but)   whether it is below them, likewise
     dominated(row, prefix, column, column)  whether some row whose name begins with the prefix is
                                 below the row in both columns
 """
@@ -54,6 +56,10 @@ class Verdict(NamedTuple):
     shown: str
 
 
+class _NotThereError(Exception):
+    """A number that the item declares and no recorded run gives; its text says why."""
+
+
 class _Results:
     """Recorded results as an expression sees them; notes what it looked at."""
 
@@ -77,24 +83,41 @@ class _Results:
     def _cell(self, row, column, name):
         setup, table = self._table(name)
         if (row, column) not in table:
-            raise ReproduceError(f"{self._paper}/{name} has no recorded {column} of {row}.")
+            if row not in setup.rows or column not in {c["name"] for c in setup.columns}:
+                raise ReproduceError(f"{self._paper}/{name} has no {column} of {row}.")
+            why = self._status(row, name) or ("not yet run" if setup.planned else "not run")
+            raise _NotThereError(f"on a stand-in, {why}" if setup.stand_in else why)
         self.read.append((setup, table[row, column]))
         return float(table[row, column]["value"])
+
+    def _status(self, row, name):
+        """Returns why a recorded row has no value; blank if it has one, or nothing is recorded."""
+        setup, table = self._table(name)
+        if any(r == row for r, _ in table):
+            return ""
+        lines = score.recorded(setup)
+        return next((f"{row} {line['status']}" for line in lines if line["row"] == row), "")
 
     def value(self, row, column, setup=None):
         return self._cell(row, column, setup or self._default)
 
-    def first(self, row, column):
-        return self._lead(row, column, 1)
+    def first(self, row, column, *but):
+        return self._lead(row, column, but, 1)
 
-    def lowest(self, row, column):
-        return self._lead(row, column, -1)
+    def lowest(self, row, column, *but):
+        return self._lead(row, column, but, -1)
 
-    def _lead(self, row, column, sign):
+    def _lead(self, row, column, but, sign):
         setup, table = self._table(self._default)
+        for name in but:
+            if name not in setup.rows:
+                raise ReproduceError(f"{self._paper}/{self._default} has no row {name}.")
         own = self._cell(row, column, self._default)
-        others = {r: self._cell(r, column, self._default) for r, c in table if c == column}
-        del others[row]
+        others = {
+            r: self._cell(r, column, self._default)
+            for r in setup.rows
+            if r not in (row, *but) and "diverged" not in self._status(r, self._default)
+        }
         best = max(others, key=lambda r: sign * others[r])
         lead = f"{row} {_number(own)}, {best} {_number(others[best])}"
         # Only where both have a spread: what one seed shows is said by the row itself.
@@ -171,7 +194,7 @@ def _evaluate(node, data: _Results) -> Any:
 
 
 def judge(paper: str, claim: Mapping[str, str]) -> Verdict:
-    """Returns what the recorded results say of a claim.
+    """Returns what the recorded results say of a claim; untested if a number is still missing.
 
     Only rows with all rounds and seeds of the protocol, on the paper's data and model, decide. What
     others show is reported, and the claim stays untested.
@@ -181,18 +204,21 @@ def judge(paper: str, claim: Mapping[str, str]) -> Verdict:
       claim: A line of claims.csv.
 
     Raises:
-      ReproduceError: If the expression is none, or names what was not recorded.
+      ReproduceError: If the expression is none, or names what no item declares.
     """
     if not claim["expression"]:
         return Verdict(claim, UNTESTED, claim["remark"])
     data = _Results(paper, claim["setup"])
+    remark = [claim["remark"]] if claim["remark"] else []
     try:
         holds = _evaluate(ast.parse(claim["expression"], mode="eval"), data)
+    except _NotThereError as why:
+        return Verdict(claim, UNTESTED, "; ".join([str(why), *remark]))
     except SyntaxError as error:
         raise ReproduceError(
             f"{claim['expression']!r} in claims.csv of {paper}: {error}."
         ) from None
-    shown = "; ".join([*data.leads, *([claim["remark"]] if claim["remark"] else [])])
+    shown = "; ".join([*data.leads, *remark])
     flaws = []
     if any(setup.stand_in for setup, _ in data.read):
         flaws.append("on a stand-in")

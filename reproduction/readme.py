@@ -206,7 +206,8 @@ def _claims(paper: str) -> str:
     lines = []
     for claim, verdict, shown in claims.of_paper(paper):
         setup = claim["setup"]
-        runs = f"[{setup}]({setup}/results.csv)" if claim["expression"] else ""
+        path = f"{setup}/results.csv"
+        runs = f"[{setup}]({path})" if (PAPERS / paper / path).exists() else setup
         lines.append([claim["claim"], claim["source"], f"*{verdict}*", shown, runs])
     return _table(lines, ["the paper says", "where", "here", "what shows it", "runs"])
 

@@ -34,6 +34,8 @@ _CLASSES = (
     "ankle_boot",
 )
 _NUM_CLASSES = len(_CLASSES)
+_SIDE = 28
+_RESIZED_AT_ONCE = 10_000
 _FILES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
@@ -154,6 +156,17 @@ SPEC = TaskSpec(
             ),
             source="choice; neither FedCAda nor AdaFed says",
         ),
+        Hparam(
+            name="side",
+            default=_SIDE,
+            help=(
+                "Pixels on a side of an image: 28, as published, or more, by bilinear "
+                "interpolation. The model has as many more inputs."
+            ),
+            minimum=_SIDE,
+            maximum=224,
+            source="AdaFed D.1 speaks of images resized to 32x32, and not of how",
+        ),
         settings.init("torch", "FedCAda and AdaFed (PyTorch)"),
     ),
 )
@@ -167,6 +180,7 @@ def load(
     partition: str,
     classes: str | None,
     pixels: str,
+    side: int,
     init: str,
     **chosen: Any,
 ) -> Task:
@@ -175,8 +189,8 @@ def load(
     The training set is assigned to the clients, each client's share is split into its own train and
     test, and the official test set is the central test. With `partition=class` a client has its
     class's official training images to train on and its official test images as its test, labels
-    number the clients' classes, and an accuracy of each class is added. Pixels are float32, see
-    `pixels`.
+    number the clients' classes, and an accuracy of each class is added. Images are float32
+    `[side, side, 1]`, see `pixels`.
 
     Raises:
       HparamError: If the partition is impossible.
@@ -191,6 +205,8 @@ def load(
     else:
         train, test, origin = _read(data_dir)
 
+    if side != _SIDE:
+        train, test = ((_resized(images, side), labels) for images, labels in (train, test))
     scale = _unit if pixels == "unit" else _standardized
     metrics = {"accuracy": losses.sparse_accuracy}
     if partition == "class":
@@ -207,6 +223,7 @@ def load(
         **data,
         keras_model_fn=functools.partial(
             models.mlp,
+            input_shape=(side, side, 1),
             num_classes=len(client_ids) if partition == "class" else _NUM_CLASSES,
             init=init,
         ),
@@ -261,6 +278,16 @@ def _one_class_each(images, labels, classes, client_ids, scale) -> ArrayFederate
     places = np.full(_NUM_CLASSES, -1, np.int32)
     places[classes] = np.arange(len(classes))
     return ArrayFederatedData(images, places[labels], rows, client_ids, scale)
+
+
+def _resized(images: np.ndarray, side: int) -> np.ndarray:
+    """Returns bytes `[n, side, side, 1]` of bytes `[n, 28, 28, 1]`, by bilinear interpolation."""
+    resized = np.empty((len(images), side, side, 1), np.uint8)
+    # In parts, since TensorFlow's result is float32.
+    for start in range(0, len(images), _RESIZED_AT_ONCE):
+        part = slice(start, start + _RESIZED_AT_ONCE)
+        resized[part] = np.rint(tf.image.resize(images[part], (side, side), "bilinear"))
+    return resized
 
 
 def _unit(images: np.ndarray) -> np.ndarray:

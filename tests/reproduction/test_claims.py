@@ -1,6 +1,7 @@
 """What papers claim, judged by the recorded results."""
 
 import csv
+import dataclasses
 import re
 import tomllib
 
@@ -21,7 +22,7 @@ def recomputed(paper, line):
     """The verdict by pandas and Python's own evaluation, from the files alone."""
     if not line["expression"]:
         return "untested here"
-    tables, whole = {}, []
+    tables, whole, missing = {}, [], []
 
     def table(name=line["setup"]):
         item, setup = name.split("/")
@@ -41,13 +42,28 @@ def recomputed(paper, line):
         others = points[points.index.str.startswith(prefix)]
         return bool((others < points.loc[row]).all(axis=1).any())
 
+    def value(row, name, setup=line["setup"]):
+        found = column(name, setup)[row]
+        missing.append(pd.isna(found))
+        return found
+
+    def others(row, name, but):
+        rest = column(name).drop([row, *but])
+        missing.append(bool(rest.isna().any()))
+        return rest
+
     known = {
-        "value": lambda row, name, setup=line["setup"]: column(name, setup)[row],
-        "first": lambda row, name: column(name)[row] > column(name).drop(row).max(),
-        "lowest": lambda row, name: column(name)[row] < column(name).drop(row).min(),
+        "value": value,
+        "first": lambda row, name, *but: value(row, name) > others(row, name, but).max(),
+        "lowest": lambda row, name, *but: value(row, name) < others(row, name, but).min(),
         "dominated": dominated,
     }
-    holds = eval(line["expression"], known)
+    try:
+        holds = eval(line["expression"], known)
+    except (FileNotFoundError, KeyError):
+        return "untested here"
+    if any(missing):
+        return "untested here"
     if not all(whole):
         return "untested here"
     return "holds" if holds else "does not"
@@ -86,11 +102,15 @@ def test_dominated_means_below_in_every_column(monkeypatch):
 
 
 SETUP = next(iter(items.load_item("adafedadam", "table5").setups.values()))
+ABC = dataclasses.replace(SETUP, rows=dict.fromkeys("abc"), columns=[{"name": "avg"}])
 
 
 @pytest.fixture
 def recorded(monkeypatch):
     """Three rows of a set-up that was run whole: a 3 ± 0.1, b 2 ± 0.1, c 2.95 ± 0.1."""
+    item = items.load_item("adafedadam", "table5")
+    item = dataclasses.replace(item, setups={SETUP.name: ABC})
+    monkeypatch.setattr(items, "load_item", lambda paper, name: item)
     lines = [
         {"row": row, "column": "avg", "value": value, "spread": "0.1", "seeds": "1 2 3"}
         | {"rounds": "500", "protocol_rounds": "500", "status": "complete"}
@@ -118,6 +138,8 @@ def judge(expression):
         ('first("c", "avg")', "does not", "c 2.95, a 3, within two standard errors"),
         ('lowest("b", "avg")', "holds", "b 2, c 2.95"),
         ('not lowest("a", "avg")', "holds", "a 3, b 2"),
+        ('first("c", "avg", "a")', "holds", "c 2.95, b 2"),
+        ('lowest("c", "avg", "b")', "holds", "c 2.95, a 3, within two standard errors"),
         ('first("a", "avg") and first("b", "avg")', "does not", None),
         ('first("a", "avg") or first("b", "avg")', "holds", None),
         ('dominated("a", "b", "avg")', "holds", "a by b"),
@@ -128,6 +150,26 @@ def test_what_an_expression_comes_to(recorded, expression, verdict, shown):
     found = judge(expression)
     assert found.verdict == verdict
     assert shown is None or found.shown == shown
+
+
+@pytest.mark.parametrize("expression", ['first("a", "avg")', 'value("a", "avg") > 2'])
+def test_what_was_not_run_decides_nothing(recorded, expression):
+    recorded.clear()
+    assert judge(expression)[1:] == ("untested here", "not run")
+
+
+def test_a_row_that_is_missing_is_no_row_that_is_beaten(recorded):
+    del recorded[2]
+    assert judge('value("a", "avg") > value("b", "avg")').verdict == "holds"
+    assert judge('first("a", "avg")')[1:] == ("untested here", "not run")
+    assert judge('first("a", "avg", "c")').verdict == "holds"
+
+
+def test_a_row_that_diverged_is_passed_over_by_first_alone(recorded):
+    recorded[2].update(value="", spread="", rounds="", status="diverged (seed 1)")
+    assert judge('first("a", "avg")')[1:] == ("holds", "a 3, b 2")
+    for expression in ('first("c", "avg")', 'value("a", "avg") > value("c", "avg")'):
+        assert judge(expression)[1:] == ("untested here", "c diverged (seed 1)")
 
 
 @pytest.mark.parametrize("change", [{"seeds": "1"}, {"rounds": "499"}])
@@ -146,7 +188,9 @@ def test_what_is_not_the_whole_protocol_decides_nothing(recorded, change):
         ('value("a", "avg") * 2 > 1', "can't hold"),
         ("value.__class__", "can't hold"),
         ('value("a", "avg") is 3', "can't hold"),
-        ('value("d", "avg") > 1', "no recorded avg of d"),
+        ('value("d", "avg") > 1', "no avg of d"),
+        ('value("a", "std") > 1', "no std of a"),
+        ('first("a", "avg", "d")', "no row d"),
         ('value("a", "avg", "table5/other") > 1', "no set-up other"),
         ('value("a", "avg") >', "claims.csv of adafedadam"),
     ],

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tasks
 from hparams import HparamError
+from tasks.datasets import fashion_mnist
 from tasks.task import DataError
 
 _FILES = [
@@ -120,6 +121,40 @@ def test_standardized_pixels(tmp_path):
             assert of(standardized).x.dtype == np.float32
 
 
+def _bilinear(image, side):
+    """An image at another size, from the four pixels around each new pixel's centre."""
+    old = len(image)
+    at = np.clip((np.arange(side) + 0.5) * old / side - 0.5, 0, old - 1)
+    low = np.minimum(at.astype(int), old - 2)
+    share = at - low
+    rows = image[low] * (1 - share)[:, None] + image[low + 1] * share[:, None]
+    return rows[:, low] * (1 - share) + rows[:, low + 1] * share
+
+
+@pytest.mark.parametrize("partition", ["iid", "class"])
+def test_images_of_32_by_32_pixels(tmp_path, partition, monkeypatch):
+    _write_set(tmp_path)
+    monkeypatch.setattr(fashion_mnist, "_RESIZED_AT_ONCE", 70)
+    small, large = (
+        tasks.load("fashion_mnist", data_dir=str(tmp_path), seed=1, partition=partition, side=side)
+        for side in (28, 32)
+    )
+    for of in (
+        lambda t: t.train.examples(1),
+        lambda t: t.test.examples(1),
+        lambda t: t.central_test,
+    ):
+        np.testing.assert_array_equal(of(large).y, of(small).y)
+        want = [_bilinear(image, 32) for image in of(small).x[..., 0].astype(np.float64)]
+        assert of(large).x.shape == (len(want), 32, 32, 1) and of(large).x.dtype == np.float32
+        # Half a step of a byte.
+        np.testing.assert_allclose(of(large).x[..., 0], want, atol=0.5001 / 255)
+    model = large.keras_model_fn(0)
+    assert model.input_shape == (None, 32, 32, 1)
+    # 1024-200-200 and an output for each class.
+    assert model.count_params() == 245_200 + 201 * (10 if partition == "iid" else 3)
+
+
 def test_the_mean_and_deviation_are_those_of_the_training_images(data_dir):
     task = tasks.load(
         "fashion_mnist", data_dir=str(data_dir), seed=1, partition="iid", test_fraction=0.0
@@ -143,6 +178,7 @@ def test_the_mean_and_deviation_are_those_of_the_training_images(data_dir):
         ({"shards_per_client": 3}, "partition=shards"),
         ({"alpha": 0.0}, "> 0"),
         ({"test_fraction": 1.0}, "test_fraction"),
+        ({"side": 27}, "side"),
         ({"partition": "pathological"}, "partition"),
         ({"num_clients": 4000, "use_synthetic_data": False}, "num_clients=4000"),
     ],
