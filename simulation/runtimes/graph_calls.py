@@ -3,10 +3,14 @@
 import contextlib
 import copy
 import functools
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 
+import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
-from tensorflow.python.eager import context  # What `tf.function` itself calls graphs with.
+
+# What `tf.function` itself calls graphs with.
+from tensorflow.python.eager import cancellation, context, execute
 
 
 @contextlib.contextmanager
@@ -27,6 +31,28 @@ def calling(executor: str = "") -> Iterator[None]:
         yield
     finally:
         ctx.function_call_options = before
+
+
+def make_ready(name: bytes, arguments: Sequence[tf.Tensor], num_outputs: int) -> None:
+    """Has TensorFlow optimise a function for calls from eager code, without running it.
+
+    TensorFlow does so at the first call, and threads that meet it at once each do it for
+    themselves. What it has done once it keeps, for calls under the same options.
+
+    Args:
+      name: The function, as TensorFlow's context knows it.
+      arguments: Its flat arguments; only their dtypes and devices matter.
+      num_outputs: How many tensors it gives.
+    """
+    ctx = context.context()
+    options = tuple(itertools.chain(*ctx.function_call_options.as_attrs().items()))
+    cancelled = cancellation.CancellationManager()
+    cancelled.start_cancel()
+    # What TensorFlow cannot optimise fails when it is called, with the names of its operations.
+    with contextlib.suppress(tf.errors.OpError):
+        execute.execute_with_cancellation(
+            name.decode(), num_outputs, list(arguments), options, ctx, cancelled
+        )
 
 
 # As operations of their own they wait for a thread of a pool that is as large as the machine has

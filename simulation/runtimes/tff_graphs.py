@@ -196,7 +196,7 @@ class Graph:
         fetches = _binding_tensor_names(tensorflow_pb.result)
         self.appends_rows = _appends_rows(graph_def, fetches)
         self._assemble = _assembler(tensorflow_pb.result)
-        self._function = None
+        self._function, self._ready, self._making_ready = None, False, threading.Lock()
         if fetches:
             self._function = _function_of(graph_def, feeds, fetches, f"graph{suffix}")
 
@@ -208,9 +208,20 @@ class Graph:
         if argument is not None:
             _flatten(argument, flat)
             flat = [eager_tensors.copy_of(x) if type(x) in ARRAYS else x for x in flat]
+        flat += self._extra_arguments
         with graph_calls.calling():
-            outputs = self._function(*flat, *self._extra_arguments)
+            self._make_ready(flat)
+            outputs = self._function(*flat)
         return self._assemble(map(eager_tensors.lean, outputs))
+
+    def _make_ready(self, flat: list[tf.Tensor]):
+        if self._ready:
+            return
+        with self._making_ready:
+            if not self._ready:
+                number = len(self._function.function_type.flat_outputs)
+                graph_calls.make_ready(self._function.name, flat, number)
+                self._ready = True
 
     def call_in_graph(self, flat: list[tf.Tensor]):
         """Returns the value for flat arguments, as part of the graph that is being built."""
