@@ -82,4 +82,7 @@ def _options(executor: str, config: bytes):
     proto = config_pb2.ConfigProto.FromString(config)
     rewriting = proto.graph_options.rewrite_options
     rewriting.memory_optimization = rewriting.NO_MEM_OPT
+    if not tf.config.list_physical_devices("GPU"):
+        # It would infer all shapes and then change nothing: only on a GPU it has a choice.
+        rewriting.layout_optimizer = rewriting.OFF
     return context.FunctionCallOptions(executor, proto)
