@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
@@ -11,6 +12,7 @@ from tensorflow.core.protobuf import config_pb2
 
 # What `tf.function` itself calls graphs with.
 from tensorflow.python.eager import cancellation, context, execute
+from tensorflow.python.eager.polymorphic_function import atomic_function
 
 
 @contextlib.contextmanager
@@ -33,26 +35,45 @@ def calling(executor: str = "") -> Iterator[None]:
         ctx.function_call_options = before
 
 
-def make_ready(name: bytes, arguments: Sequence[tf.Tensor], num_outputs: int) -> None:
-    """Has TensorFlow optimise a function for calls from eager code, without running it.
+class Shared:
+    """A function that several threads may call at once, of which the first one has it optimised.
 
-    TensorFlow does so at the first call, and threads that meet it at once each do it for
-    themselves. What it has done once it keeps, for calls under the same options.
-
-    Args:
-      name: The function, as TensorFlow's context knows it.
-      arguments: Its flat arguments; only their dtypes and devices matter.
-      num_outputs: How many tensors it gives.
+    TensorFlow optimises a function when it is called for the first time, and threads that meet it
+    at once would each do so for themselves. What was optimised once all threads find.
     """
-    ctx = context.context()
-    options = tuple(itertools.chain(*ctx.function_call_options.as_attrs().items()))
-    cancelled = cancellation.CancellationManager()
-    cancelled.start_cancel()
-    # What TensorFlow cannot optimise fails when it is called, with the names of its operations.
-    with contextlib.suppress(tf.errors.OpError):
-        execute.execute_with_cancellation(
-            name.decode(), num_outputs, list(arguments), options, ctx, cancelled
-        )
+
+    def __init__(self, function: atomic_function.AtomicFunction):
+        """Initialises from a function of flat tensors."""
+        self._function = function
+        self._ready, self._making_ready = False, threading.Lock()
+
+    def __call__(self, *arguments: tf.Tensor) -> Sequence[tf.Tensor]:
+        """Calls the function, within `calling()`."""
+        with calling():
+            if not self._ready:
+                with self._making_ready:
+                    if not self._ready:
+                        self.make_ready(*arguments)
+                        self._ready = True
+            return self._function(*arguments)
+
+    def make_ready(self, *arguments: tf.Tensor):
+        """Has TensorFlow optimise the function, without running it.
+
+        Args:
+          *arguments: Its arguments; only their dtypes and devices matter.
+        """
+        ctx = context.context()
+        options = itertools.chain(*ctx.function_call_options.as_attrs().items())
+        number = len(self._function.function_type.flat_outputs)
+        # A call that ends before it begins.
+        cancelled = cancellation.CancellationManager()
+        cancelled.start_cancel()
+        # What cannot be optimised fails again where it is called, with the names of operations.
+        with contextlib.suppress(tf.errors.OpError):
+            execute.execute_with_cancellation(
+                self._function.name.decode(), number, [*arguments], (*options,), ctx, cancelled
+            )
 
 
 # As operations of their own they wait for a thread of a pool that is as large as the machine has

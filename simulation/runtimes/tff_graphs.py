@@ -196,9 +196,10 @@ class Graph:
         fetches = _binding_tensor_names(tensorflow_pb.result)
         self.appends_rows = _appends_rows(graph_def, fetches)
         self._assemble = _assembler(tensorflow_pb.result)
-        self._function, self._ready, self._making_ready = None, False, threading.Lock()
+        self._function = None
         if fetches:
             self._function = _function_of(graph_def, feeds, fetches, f"graph{suffix}")
+            self._shared = graph_calls.Shared(self._function)
 
     def __call__(self, argument):
         """Returns the graph's value for an argument, `None` for a graph without parameter."""
@@ -208,20 +209,8 @@ class Graph:
         if argument is not None:
             _flatten(argument, flat)
             flat = [eager_tensors.copy_of(x) if type(x) in ARRAYS else x for x in flat]
-        flat += self._extra_arguments
-        with graph_calls.calling():
-            self._make_ready(flat)
-            outputs = self._function(*flat)
+        outputs = self._shared(*flat, *self._extra_arguments)
         return self._assemble(map(eager_tensors.lean, outputs))
-
-    def _make_ready(self, flat: list[tf.Tensor]):
-        if self._ready:
-            return
-        with self._making_ready:
-            if not self._ready:
-                number = len(self._function.function_type.flat_outputs)
-                graph_calls.make_ready(self._function.name, flat, number)
-                self._ready = True
 
     def call_in_graph(self, flat: list[tf.Tensor]):
         """Returns the value for flat arguments, as part of the graph that is being built."""

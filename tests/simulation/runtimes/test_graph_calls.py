@@ -61,11 +61,10 @@ def test_making_ready_runs_nothing():
     def work(x):
         return tf.numpy_function(noticed, [x], tf.float32)
 
-    function = work.get_concrete_function()
-    with graph_calls.calling():
-        graph_calls.make_ready(function._inference_function.name, [tf.constant(1.0)], 1)
-        assert not calls
-        function(tf.constant(2.0))
+    shared = graph_calls.Shared(work.get_concrete_function()._inference_function)
+    shared.make_ready(tf.constant(1.0))
+    assert not calls
+    assert shared(tf.constant(2.0))[0].numpy() == 2.0
     assert calls == [2.0]
 
 
