@@ -10,6 +10,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
+from common import memory
 from hparams import HparamError
 
 # What TensorFlow, Keras and TFF import for features that nothing here has: conversion of JAX
@@ -65,14 +66,9 @@ def _postponed():
 @contextlib.contextmanager
 def _uncollected():
     """Keeps what is made within a `with` statement from the garbage collector permanently."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    with memory.without_collection():
         yield
         gc.freeze()
-    finally:
-        if collects:
-            gc.enable()
 
 
 def import_tensorflow() -> None:

@@ -25,6 +25,7 @@ import tensorflow as tf
 from keras.src.mixed_precision import autocast_variable
 from tensorflow.python.framework import op_def_registry  # The only list of stateful ops.
 
+from common import memory
 from tff_algos import random
 from tff_algos.client_data import Batch
 from tff_algos.model import Forward, Model, ModelError, elementwise
@@ -51,6 +52,7 @@ _SPATIAL_DROPOUT = (
 )
 
 
+@memory.without_collection()
 def from_keras(
     keras_model: tf.keras.Model,
     *,

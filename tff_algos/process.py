@@ -13,6 +13,7 @@ from tensorflow_federated.python.core.impl.computation import computation_impl
 from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
 
 import hparams as hparams_lib
+from common import memory
 from tff_algos import driver, registry, tff_models
 from tff_algos.client import LocalTraining
 from tff_algos.client_data import ClientData, check_indices, of_model
@@ -256,6 +257,7 @@ def to_process(
     )
 
 
+@memory.without_collection()
 def build(
     name: str,
     model: Any,

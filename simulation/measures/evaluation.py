@@ -160,8 +160,7 @@ class Evaluator:
         """Yields what every chunk gives, in order, with a chunk a core under way."""
 
         def forward(x, y, mask, clients):
-            with graph_calls.calling():
-                sums = self._forward(*weights, x, y, mask)
+            (sums,) = self._forward(*weights, x, y, mask)
             return sums.numpy()[:, :, : len(clients)], clients
 
         cores = len(os.sched_getaffinity(0))
@@ -186,11 +185,13 @@ class Evaluator:
 
         # Called with tensors one by one: a structure would take longer to bind than a small model
         # takes for a chunk.
-        return tf.function(forward, autograph=False).get_concrete_function(
+        traced = tf.function(forward, autograph=False).get_concrete_function(
             *(tf.TensorSpec(w.shape, w.dtype) for w in model.initial_weights),
             *(tf.TensorSpec([chunk, *s.shape[1:]], s.dtype) for s in (model.x_spec, model.y_spec)),
             tf.TensorSpec([chunk], tf.float32),
         )
+        called = graph_calls.Shared(traced._inference_function)
+        return lambda *tensors: called(*tensors, *traced.captured_inputs)
 
 
 class PersonalEvaluator:

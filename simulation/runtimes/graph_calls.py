@@ -3,10 +3,16 @@
 import contextlib
 import copy
 import functools
-from collections.abc import Iterator
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
 
+import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
-from tensorflow.python.eager import context  # What `tf.function` itself calls graphs with.
+
+# What `tf.function` itself calls graphs with.
+from tensorflow.python.eager import cancellation, context, execute
+from tensorflow.python.eager.polymorphic_function import atomic_function
 
 
 @contextlib.contextmanager
@@ -27,6 +33,47 @@ def calling(executor: str = "") -> Iterator[None]:
         yield
     finally:
         ctx.function_call_options = before
+
+
+class Shared:
+    """A function that several threads may call at once, of which the first one has it optimised.
+
+    TensorFlow optimises a function when it is called for the first time, and threads that meet it
+    at once would each do so for themselves. What was optimised once all threads find.
+    """
+
+    def __init__(self, function: atomic_function.AtomicFunction):
+        """Initialises from a function of flat tensors."""
+        self._function = function
+        self._ready, self._making_ready = False, threading.Lock()
+
+    def __call__(self, *arguments: tf.Tensor) -> Sequence[tf.Tensor]:
+        """Calls the function, within `calling()`."""
+        with calling():
+            if not self._ready:
+                with self._making_ready:
+                    if not self._ready:
+                        self.make_ready(*arguments)
+                        self._ready = True
+            return self._function(*arguments)
+
+    def make_ready(self, *arguments: tf.Tensor):
+        """Has TensorFlow optimise the function, without running it.
+
+        Args:
+          *arguments: Its arguments; only their dtypes and devices matter.
+        """
+        ctx = context.context()
+        options = itertools.chain(*ctx.function_call_options.as_attrs().items())
+        number = len(self._function.function_type.flat_outputs)
+        # A call that ends before it begins.
+        cancelled = cancellation.CancellationManager()
+        cancelled.start_cancel()
+        # What cannot be optimised fails again where it is called, with the names of operations.
+        with contextlib.suppress(tf.errors.OpError):
+            execute.execute_with_cancellation(
+                self._function.name.decode(), number, [*arguments], (*options,), ctx, cancelled
+            )
 
 
 # As operations of their own they wait for a thread of a pool that is as large as the machine has
@@ -56,4 +103,7 @@ def _options(executor: str, config: bytes):
     proto = config_pb2.ConfigProto.FromString(config)
     rewriting = proto.graph_options.rewrite_options
     rewriting.memory_optimization = rewriting.NO_MEM_OPT
+    if not tf.config.list_physical_devices("GPU"):
+        # It would infer all shapes and then change nothing: only on a GPU it has a choice.
+        rewriting.layout_optimizer = rewriting.OFF
     return context.FunctionCallOptions(executor, proto)

@@ -173,18 +173,18 @@ class Call:
             return fn(*tf.nest.pack_sequence_as(specs, tensors))
 
         with graph_calls.calling():
-            self._graph = tf.function(flat, autograph=False).get_concrete_function(
+            graph = tf.function(flat, autograph=False).get_concrete_function(
                 *tf.nest.flatten(specs)
             )
-        given = self._graph.structured_outputs
+        # Binding arguments by signature would take longer than a small graph does.
+        self._shared = graph_calls.Shared(graph._inference_function)
+        self._captured = graph.captured_inputs
+        given = graph.structured_outputs
         self.structure = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), given)
 
     def __call__(self, tensors: Sequence[Any]) -> list[tf.Tensor]:
         """Returns the leaves of what it gives, for the leaves of its arguments."""
-        with graph_calls.calling():
-            # Binding arguments by signature would take longer than a small graph does.
-            given = self._graph._inference_function(*tensors, *self._graph.captured_inputs)
-        return list(map(eager_tensors.lean, given))
+        return list(map(eager_tensors.lean, self._shared(*tensors, *self._captured)))
 
 
 def data_spec(model: Model) -> ClientData:

@@ -36,6 +36,7 @@ from tensorflow_federated.python.core.environments.tensorflow_backend import (
 )
 from tensorflow_federated.python.core.impl.compiler import transformations
 
+from common import memory
 from simulation.runtimes import tff_interpreter, tff_values
 
 _MAX_COMPILED_COMPUTATIONS = 128
@@ -126,11 +127,12 @@ class InProcessContext(tff.framework.SyncContext):
             ingest = (
                 tff_values.ingester(parameter, "The argument") if parameter is not None else None
             )
-            compiled = (
-                ingest,
-                self._interpreter.resolve(_to_native_form(comp)),
-                tff_values.egester(result),
-            )
+            with memory.without_collection():
+                compiled = (
+                    ingest,
+                    self._interpreter.resolve(_to_native_form(comp)),
+                    tff_values.egester(result),
+                )
             self._compiled[id(comp)] = (comp, compiled)
             if len(self._compiled) > _MAX_COMPILED_COMPUTATIONS:
                 self._compiled.popitem(last=False)

@@ -199,6 +199,7 @@ class Graph:
         self._function = None
         if fetches:
             self._function = _function_of(graph_def, feeds, fetches, f"graph{suffix}")
+            self._shared = graph_calls.Shared(self._function)
 
     def __call__(self, argument):
         """Returns the graph's value for an argument, `None` for a graph without parameter."""
@@ -208,8 +209,7 @@ class Graph:
         if argument is not None:
             _flatten(argument, flat)
             flat = [eager_tensors.copy_of(x) if type(x) in ARRAYS else x for x in flat]
-        with graph_calls.calling():
-            outputs = self._function(*flat, *self._extra_arguments)
+        outputs = self._shared(*flat, *self._extra_arguments)
         return self._assemble(map(eager_tensors.lean, outputs))
 
     def call_in_graph(self, flat: list[tf.Tensor]):

@@ -1,5 +1,6 @@
 """What is free, of the machine and of control groups of both versions, and what arrays take."""
 
+import gc
 import types
 
 import numpy as np
@@ -106,3 +107,18 @@ def test_more_than_is_free_is_refused_in_a_line(monkeypatch):
     assert str(error.value) == (
         "It would take 3.5 GiB of memory, but 3.0 GiB are free; less takes less."
     )
+
+
+def test_collection_pauses_until_the_end_and_only_for_who_began():
+    @memory.without_collection()
+    def fails():
+        assert not gc.isenabled()
+        with memory.without_collection():
+            pass
+        assert not gc.isenabled()
+        raise ValueError
+
+    assert gc.isenabled()
+    with pytest.raises(ValueError):
+        fails()
+    assert gc.isenabled()

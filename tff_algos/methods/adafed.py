@@ -330,6 +330,7 @@ def gram_schmidt(gram: tf.Tensor, targets: tf.Tensor, tolerance: float) -> tf.Te
     """
     number = tf.shape(gram)[0]
     unit_vectors = tf.linalg.diag(tf.ones_like(targets))
+    lengths = squared_lengths(gram)
 
     def add(k, basis, a):
         rest = unit_vectors[k]
@@ -339,12 +340,12 @@ def gram_schmidt(gram: tf.Tensor, targets: tf.Tensor, tolerance: float) -> tf.Te
                 tf.linalg.matvec(basis, tf.linalg.matvec(gram, rest)),
                 transpose_a=True,
             )
-        square = tf.tensordot(rest, tf.linalg.matvec(gram, rest), 1)
-        open_square = tf.tensordot(rest**2, squared_lengths(gram), 1)
+        square = vectors.dot(rest, tf.linalg.matvec(gram, rest))
+        open_square = vectors.dot(rest**2, lengths)
         real = share_of_real(tf.math.divide_no_nan(square, open_square), tolerance)
         norm = tf.sqrt(tf.where(real > 0, square, tf.ones_like(square)))
         q = tf.where(real > 0, rest / norm, tf.zeros_like(rest))
-        missing = targets[k] - tf.tensordot(gram[k], a, 1)
+        missing = targets[k] - vectors.dot(gram[k], a)
         basis = tf.tensor_scatter_nd_add(basis, [[k]], (tf.sqrt(real) * q)[None])
         return k + 1, basis, a + real * missing / norm * q
 

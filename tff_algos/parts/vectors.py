@@ -69,6 +69,14 @@ def _over_blocks(leaf: tf.Tensor, add: Callable, total, start: int = 0, stride: 
     return tf.while_loop(lambda i, _: i < number, body, carry, parallel_iterations=1)[1]
 
 
+def dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """Returns ⟨a, b⟩ of two vectors `[K]`, with the bits of `tf.tensordot`.
+
+    That has a dozen operations ask for the shapes first, which takes longer than the product.
+    """
+    return tf.reshape(tf.matmul(tf.expand_dims(a, 0), tf.expand_dims(b, 1)), [])
+
+
 def squared_norm(vector: Weights) -> tf.Tensor:
     """Returns ‖v‖² of one vector, in its own precision."""
     return tf.add_n([tf.reduce_sum(leaf**2) for leaf in vector])
@@ -115,20 +123,21 @@ def box_minimum(
     half = tf.fill(tf.shape(center), tf.constant(0.5, tf.float64))
     start = tf.where(counts, tf.math.divide_no_nan(center - low, width), half)
     number = tf.cast(tf.size(center), tf.float64)
+    own = tf.linalg.diag_part(hessian)
 
-    def newton(i, _, s, t, z, w, y):
+    def gap_of(s, t, z, w):
+        return (dot(z, s) + dot(w, t)) / (2.0 * number)
+
+    def newton(i, _, gap, s, t, z, w, y):
         # t is 1 - s, kept apart as it may be far below what 1 - s can tell from 0; z, w, y are the
         # multipliers of s >= 0, t >= 0 and the sum.
-        gap = (tf.tensordot(z, s, 1) + tf.tensordot(w, t, 1)) / (2.0 * number)
         mu = 0.1 * gap
         # M may be singular. The last term keeps the step defined and leaves its goal alone.
-        curvature = hessian + tf.linalg.diag(z / s + w / t + 1e-11)
+        curvature = tf.linalg.set_diag(hessian, own + (z / s + w / t + 1e-11))
         gradient = tf.linalg.matvec(hessian, s) + linear + width * y - mu / s + mu / t
         solved = tf.linalg.solve(curvature, tf.stack([gradient, width], axis=1))
-        missing = total - tf.tensordot(width, s, 1)
-        dy = tf.math.divide_no_nan(
-            -missing - tf.tensordot(width, solved[:, 0], 1), tf.tensordot(width, solved[:, 1], 1)
-        )
+        missing = total - dot(width, s)
+        dy = tf.math.divide_no_nan(-missing - dot(width, solved[:, 0]), dot(width, solved[:, 1]))
         ds = -solved[:, 0] - dy * solved[:, 1]
         dz = mu / s - z - z / s * ds
         dw = mu / t - w + w / t * ds
@@ -136,19 +145,20 @@ def box_minimum(
         change = tf.concat([ds, -ds, dz, dw], 0)
         limits = tf.where(change < 0, -positive / change, tf.ones_like(change))
         step = tf.minimum(0.995 * tf.reduce_min(limits), 1.0)
-        # At the end of float64's range a further step could only do harm.
-        step = tf.where((gap > 1e-18) & tf.math.is_finite(step), step, 0.0)
+        step = tf.where(tf.math.is_finite(step), step, 0.0)
         after = (s + step * ds, t - step * ds, z + step * dz, w + step * dw, y + step * dy)
         before = (s, t, z, w, y)
-        chosen = (tf.where(step > 0, a, b) for a, b in zip(after, before, strict=True))
-        return i + 1, step > 0, *chosen
+        chosen = [tf.where(step > 0, a, b) for a, b in zip(after, before, strict=True)]
+        return i + 1, step > 0, gap_of(*chosen[:4]), *chosen
 
-    def goes_on(i, moved, *_):
-        # Where a step was not taken, the next ones would be the same.
-        return (i < iterations) & moved
+    def goes_on(i, moved, gap, *_):
+        # Where a step was not taken, the next ones would be the same. At the end of float64's range
+        # a further one could only do harm.
+        return (i < iterations) & moved & (gap > 1e-18)
 
     ones = tf.ones_like(center)
+    begin = (start, 1.0 - start, ones, ones)
     zero = tf.constant(0.0, tf.float64)
-    carry = (tf.constant(0), tf.constant(True), start, 1.0 - start, ones, ones, zero)
-    s = tf.while_loop(goes_on, newton, carry, parallel_iterations=1)[2]
+    carry = (tf.constant(0), tf.constant(True), gap_of(*begin), *begin, zero)
+    s = tf.while_loop(goes_on, newton, carry, parallel_iterations=1)[3]
     return low + width * s

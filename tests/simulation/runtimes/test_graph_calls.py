@@ -1,4 +1,9 @@
+import collections
 import concurrent.futures
+import os
+import re
+import subprocess
+import sys
 
 import numpy as np
 import tensorflow as tf
@@ -43,6 +48,58 @@ def test_options_hold_in_one_thread_until_the_end():
             elsewhere = pool.submit(lambda: ctx.function_call_options.executor_type).result()
         assert not elsewhere
     assert ctx.function_call_options is before
+
+
+def test_making_ready_runs_nothing():
+    calls = []
+
+    def noticed(x):
+        calls.append(x)
+        return x
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.float32)])
+    def work(x):
+        return tf.numpy_function(noticed, [x], tf.float32)
+
+    shared = graph_calls.Shared(work.get_concrete_function()._inference_function)
+    shared.make_ready(tf.constant(1.0))
+    assert not calls
+    assert shared(tf.constant(2.0))[0].numpy() == 2.0
+    assert calls == [2.0]
+
+
+_FOUR_THREADS = """
+import numpy as np, tensorflow as tf, tensorflow_federated as tff
+from simulation import runtimes
+
+def work(x):
+    for i in range(300):
+        x = tf.sin(x) * float(i + 1)
+    return x
+
+work = tff.tensorflow.computation(work, np.float32)
+
+@tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+def total(values):
+    return tff.federated_sum(tff.federated_map(work, values))
+
+with runtimes.installed("tff", 4):
+    total([np.float32(k) for k in range(4)])
+runtimes.forget_tffs_own_context()
+"""
+
+
+def test_threads_that_meet_a_graph_at_once_do_not_all_optimise_it():
+    told = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "meta_optimizer=1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", _FOUR_THREADS],
+        env={**os.environ, **told},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    started = re.findall(r"Starting optimization for grappler item: (graph_\w+)", ended.stderr)
+    assert started and set(collections.Counter(started).values()) == {1}
 
 
 def test_what_was_traced_before_can_keep_a_function_out_of_the_executor_of_one_thread():
