@@ -85,7 +85,18 @@ def test_the_floor_does_the_arithmetic_it_stands_for(monkeypatch):
 
 def test_the_floor_takes_the_steps_it_stands_for(monkeypatch):
     monkeypatch.setattr(floor.os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr(floor, "_products", lambda _: lambda: None)
+    take = floor._seconds
+
+    def products():
+        pass
+
+    # A measured time could be that of something else on the machine.
+    def seconds(pool, works):
+        take(pool, works)
+        return 0.0 if works == [products] else 1.0
+
+    monkeypatch.setattr(floor, "_products", lambda _: products)
+    monkeypatch.setattr(floor, "_seconds", seconds)
     vectors = []
     run = floor.rounds(round_of("w2", [250, 100]))
     run(range(0))  # Finds out what takes longer.
