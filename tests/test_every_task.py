@@ -17,7 +17,7 @@ from simulation import runtimes, task_models
 from simulation.measures import evaluation
 from tasks import images
 from tests import metrics_page
-from tests.tasks.test_registry import LIKE_CIFAR100
+from tests.tasks.test_registry import LIKE_CIFAR100, OWN
 from tff_algos.client_data import Batch
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
@@ -43,7 +43,7 @@ def few_tests(monkeypatch):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", tasks.names())
+@pytest.mark.parametrize("name", OWN)
 def test_one_round_with_the_runtime_that_auto_is(name, request, tmp_path, capsys):
     if name in _RESNETS:
         request.getfixturevalue("few_tests")
@@ -72,9 +72,9 @@ def test_one_round_with_the_runtime_that_auto_is(name, request, tmp_path, capsys
     assert before["eval/loss"] != after["eval/loss"]
 
 
-@pytest.mark.quick_cases(*(name for name in tasks.names() if name not in LIKE_CIFAR100))
+@pytest.mark.quick_cases(*(name for name in OWN if name not in LIKE_CIFAR100))
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", tasks.names())
+@pytest.mark.parametrize("name", OWN)
 def test_one_round_without_metrics(name):
     task = tasks.load(name, use_synthetic_data=True, seed=0, **_SETTINGS.get(name, {}))
     examples = task.train.examples(0)
@@ -112,7 +112,7 @@ def _gradient(task, examples, precision, loss_scale):
 
 @pytest.mark.quick_cases("emnist_character")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", tasks.names())
+@pytest.mark.parametrize("name", OWN)
 def test_gradients_in_16_bits_are_those_of_float32_in_the_main(name):
     task = tasks.load(name, use_synthetic_data=True, seed=0, **_SETTINGS.get(name, {}))
     examples = task.train.examples(0)
@@ -125,7 +125,7 @@ def test_gradients_in_16_bits_are_those_of_float32_in_the_main(name):
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", tasks.names())
+@pytest.mark.parametrize("name", OWN)
 def test_two_rounds(name, tmp_path):
     command = [
         sys.executable,

@@ -5,10 +5,10 @@ import collections
 import pytest
 import tensorflow as tf
 
-import tasks
 import tff_algos
 from benchmarks import gpu_kernels
 from tests.oracles import problem as problem_lib
+from tests.tasks.test_registry import OWN
 from tests.tff_algos import shared, toy
 from tff_algos import registry
 
@@ -124,7 +124,7 @@ def test_an_operation_of_the_cpu_in_a_clients_step_is_found():
 
 @pytest.mark.quick_cases("float32-emnist_character")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", tasks.names())
+@pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("precision", ["float32", *(f"mixed_{p}" for p in _SIXTEEN_BITS)])
 def test_nothing_of_a_tasks_model_lacks_a_gpu_kernel(name, precision):
     graphs = dict(gpu_kernels.of_tasks([name], precision))

@@ -13,12 +13,12 @@ import hparams
 import tasks
 from tests import copy_of_suite
 
-# Tests of other files register tasks of their own.
-_OWN = [n for n in tasks.names() if str(tasks.get(n).loader).startswith("tasks.datasets.")]
-_each_task = pytest.mark.parametrize("name", _OWN)
+# The tasks of the suite: tests of other files register tasks of their own.
+OWN = [n for n in tasks.names() if str(tasks.get(n).loader).startswith("tasks.datasets.")]
+_each_task = pytest.mark.parametrize("name", OWN)
 # Of the tasks whose model is a ResNet, `cifar100_image` stands for all where that is what matters.
 LIKE_CIFAR100 = ("cifar10_image", "cinic10", "clothing1m", "tiny_imagenet")
-_one_of_each_kind = pytest.mark.quick_cases(*(n for n in _OWN if n not in LIKE_CIFAR100))
+_one_of_each_kind = pytest.mark.quick_cases(*(n for n in OWN if n not in LIKE_CIFAR100))
 
 
 @pytest.fixture(scope="module")
