@@ -144,8 +144,8 @@ flags.DEFINE_bool(
 flags.DEFINE_bool(
     "list",
     False,
-    "List papers, items, set-ups and rows, and what those take that were not run: data, found or "
-    "missing, and hours.",
+    "List papers, items, set-ups and rows, all or those of --paper, --item and --setup, and what "
+    "those take that were not run: data, found or missing, and hours.",
     flag_values=FLAGS,
 )
 flags.DEFINE_bool("help", False, "Print this.", flag_values=FLAGS)
@@ -370,50 +370,71 @@ def _write_readmes() -> None:
     print("\n".join(f"{path} is up to date now" for path in changed) or "All pages are up to date.")
 
 
-def _redraw(options) -> None:
+def _redraw() -> None:
     """Draws recorded figures again."""
     from reproduction import drawing  # Its libraries take seconds to import.
 
-    wanted = items.all_items(options.paper) if options.paper else items.all_items()
-    for item in wanted:
-        for setup in item.setups.values():
-            if options.item in (None, item.name) and options.setup in (None, setup.name):
-                for path in drawing.draw_again(setup, readme.recorded_folder(setup), (".png",)):
-                    print(path)
+    for item in _asked_items():
+        for setup in _asked_setups(item).values():
+            for path in drawing.draw_again(setup, readme.recorded_folder(setup), (".png",)):
+                print(path)
+
+
+# Rows of a set-up that --list names: a heat map has hundreds.
+_MOST_LISTED = 30
 
 
 def _list() -> None:
     if FLAGS.data_dir and remote.is_address(FLAGS.data_dir):
         needs.paths_at(FLAGS.data_dir)  # An address that cannot be read is all there is to tell.
-    for item in items.own_items(FLAGS.items) if FLAGS.items else items.all_items():
+    for item in _asked_items():
         where = f"--items={FLAGS.items}" if FLAGS.items else f"--paper={item.paper}"
         print(f"{where} --item={item.name}: {item.title}")
-        for name, setup in item.setups.items():
-            of = f" --rows={','.join(setup.rows)}" if setup.rows else ""
+        for name, setup in _asked_setups(item).items():
+            rows = list(setup.rows)
+            if len(rows) > _MOST_LISTED and not FLAGS.setup:
+                rows[3:] = [f"... and {len(rows) - 3} more, which --list with this --setup names"]
+            of = f" --rows={','.join(rows)}" if rows else ""
             print(f"  --setup={name}{of}: {setup.title}")
             if setup.rows and not score.recorded(setup):
                 told = [needs.told_data(setup, FLAGS.data_dir), needs.told_hours(setup)]
                 print(f"    takes {'; '.join(filter(None, told))}")
 
 
-def _asked_item() -> items.Item:
-    """Returns the item that the flags name.
+def _asked_items() -> list[items.Item]:
+    """Returns the item that the flags name, or all of a paper, a folder or the suite.
 
     Raises:
-      ReproduceError: If there is none, or it is wrong.
+      ReproduceError: If there is none, or one is wrong.
     """
-    if not FLAGS.items:
-        if not FLAGS.paper or not FLAGS.item:
-            raise ReproduceError("--paper and --item must be set; --list shows what there is.")
-        return items.load_item(FLAGS.paper, FLAGS.item)
-    if FLAGS.paper:
-        raise ReproduceError("--paper and --items name the same thing: set one of them.")
-    known = {item.name: item for item in items.own_items(FLAGS.items)}
-    if FLAGS.item not in known:
-        raise ReproduceError(
-            f"--item={FLAGS.item} is unknown; {FLAGS.items} has: {', '.join(known)}."
-        )
-    return known[FLAGS.item]
+    if FLAGS.items:
+        if FLAGS.paper:
+            raise ReproduceError("--paper and --items name the same thing: set one of them.")
+        known = {item.name: item for item in items.own_items(FLAGS.items)}
+        if FLAGS.item not in (None, *known):
+            raise ReproduceError(
+                f"--item={FLAGS.item} is unknown; {FLAGS.items} has: {', '.join(known)}."
+            )
+        return [known[FLAGS.item]] if FLAGS.item else list(known.values())
+    if FLAGS.item:
+        if not FLAGS.paper:
+            raise ReproduceError("--item needs --paper; --list shows what there is.")
+        return [items.load_item(FLAGS.paper, FLAGS.item)]
+    return items.all_items(FLAGS.paper)
+
+
+def _asked_setups(item) -> dict[str, items.Setup]:
+    """Returns an item's set-ups, or the one that the flags name.
+
+    Raises:
+      ReproduceError: If an item that the flags name has no such set-up.
+    """
+    if not FLAGS.setup:
+        return item.setups
+    if FLAGS.item and FLAGS.setup not in item.setups:
+        known = ", ".join(item.setups)
+        raise ReproduceError(f"--setup={FLAGS.setup} is unknown; known: {known}.")
+    return {name: setup for name, setup in item.setups.items() if name == FLAGS.setup}
 
 
 def _parse(arguments) -> list[str]:
@@ -462,7 +483,7 @@ def main(arguments: list[str]) -> int:
             _write_readmes()
             return 0
         if FLAGS.redraw:
-            _redraw(FLAGS)
+            _redraw()
             return 0
         if FLAGS.compare:
             from reproduction import compare
@@ -470,11 +491,12 @@ def main(arguments: list[str]) -> int:
             output = pathlib.Path(FLAGS.root_output_dir) / "compare"
             print(compare.report([*FLAGS.compare, *rest], FLAGS.column, output))
             return 0
-        setups = _asked_item().setups
-        if FLAGS.setup and FLAGS.setup not in setups:
-            raise ReproduceError(f"--setup={FLAGS.setup} is unknown; known: {', '.join(setups)}.")
-        for name in [FLAGS.setup] if FLAGS.setup else setups:
-            reproduce(setups[name], FLAGS)
+        if not FLAGS.item:
+            needed = "--item" if FLAGS.items else "--paper and --item"
+            raise ReproduceError(f"{needed} must be set; --list shows what there is.")
+        (item,) = _asked_items()
+        for setup in _asked_setups(item).values():
+            reproduce(setup, FLAGS)
         if FLAGS.record and not FLAGS.items:
             _write_readmes()
         return 0

@@ -186,14 +186,18 @@ def load_item(paper: str, item: str) -> Item:
     Raises:
       ReproduceError: If there is no such paper or item, or its file is no TOML.
     """
-    known = sorted({p.parent.name for p in PAPERS.glob("*/*.toml")})
-    if paper not in known:
-        raise ReproduceError(f"--paper={paper} is unknown; known: {', '.join(known)}.")
+    _check_paper(paper)
     path = PAPERS / paper / f"{item}.toml"
     if path not in PAPERS.glob(f"{paper}/*.toml"):
         items = ", ".join(i.name for i in all_items(paper))
         raise ReproduceError(f"--item={item} is unknown; {paper} has: {items}.")
     return read_item(path)
+
+
+def _check_paper(paper):
+    known = sorted({p.parent.name for p in PAPERS.glob("*/*.toml")})
+    if paper not in known:
+        raise ReproduceError(f"--paper={paper} is unknown; known: {', '.join(known)}.")
 
 
 def own_items(folder: str) -> list[Item]:
@@ -232,8 +236,14 @@ def read_item(path: pathlib.Path) -> Item:
     return Item(path.parent.name, path.stem, title, read)
 
 
-def all_items(paper: str = "*") -> list[Item]:
-    """Returns all items of a paper, or of all papers: tables before figures, by their numbers."""
+def all_items(paper: str | None = None) -> list[Item]:
+    """Returns all items of a paper, or of all papers: tables before figures, by their numbers.
+
+    Raises:
+      ReproduceError: If there is no such paper, or a file is wrong.
+    """
+    if paper is not None:
+        _check_paper(paper)
 
     def order(path):
         kind = path.stem.rstrip("0123456789")
@@ -242,7 +252,7 @@ def all_items(paper: str = "*") -> list[Item]:
         rank = kinds.index(kind) if kind in kinds else len(kinds)
         return path.parent.name, rank, kind, int(number or 0)
 
-    paths = sorted(PAPERS.glob(f"{paper}/*.toml"), key=order)
+    paths = sorted(PAPERS.glob(f"{paper or '*'}/*.toml"), key=order)
     return [load_item(path.parent.name, path.stem) for path in paths]
 
 

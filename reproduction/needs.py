@@ -140,6 +140,17 @@ DATA = {
         34_646,
         715,
     ),
+    "stackexchange": Data(
+        "posts of Math Educators, spring 2014",
+        "set --data_dir to the folder of matheducators_2014_posts.jsonl.gz, made of "
+        "https://archive.org/details/stackexchange",
+        (
+            "matheducators_2014_posts.jsonl.gz",
+            "stackexchange/matheducators_2014_posts.jsonl.gz",
+        ),
+        15_660,
+        360,
+    ),
     "stackoverflow_tag": _STACK_OVERFLOW,
     "stackoverflow_word": _STACK_OVERFLOW,
     "tiny_imagenet": Data(
@@ -209,9 +220,10 @@ def measured(task: str, settings: dict) -> Measured:
         # Convolutions take time by the number of pixels.
         pixels = settings.get("crop") or (224 if task == "clothing1m" else 24)
         return _RESNET._replace(seconds=_RESNET.seconds * (pixels / 24) ** 2)
-    if task in ("shakespeare_character", "stackoverflow_word", "sent140"):
+    words = task == "stackoverflow_word" or settings.get("kind") == "word"
+    if words or task in ("shakespeare_character", "sent140"):
         return _LSTM
-    if task in ("stackoverflow_tag", "emnist_autoencoder"):
+    if task in ("stackoverflow_tag", "stackexchange", "emnist_autoencoder"):
         return _TAGS
     if task == "synthetic":
         return _SMALL

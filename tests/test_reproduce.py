@@ -422,12 +422,28 @@ def test_wrong_requests_end_with_one_line(arguments, says, code):
     assert done.stderr.startswith("error: ")
 
 
-def test_list_names_every_item():
-    done = subprocess.run(
-        [sys.executable, "reproduce.py", "--list"], cwd=REPO, capture_output=True, text=True
+def listed(*flags):
+    return subprocess.run(
+        [sys.executable, "reproduce.py", "--list", *flags], cwd=REPO, capture_output=True, text=True
     )
+
+
+def test_list_names_every_item_and_no_heat_maps_points():
+    text = listed().stdout
     for item in ITEMS:
-        assert f"--paper={item.paper} --item={item.name}" in done.stdout
+        assert f"--paper={item.paper} --item={item.name}" in text
+    assert len(max(text.splitlines(), key=len)) < 1_000
+
+
+def test_list_is_of_the_paper_the_item_and_the_set_up_that_are_asked_for():
+    text = listed("--paper=fedda").stdout
+    assert {line.split()[0] for line in text.splitlines() if line[0] != " "} == {"--paper=fedda"}
+    fig2 = ("--paper=adaptive_federated_optimization", "--item=fig2")
+    assert "... and 213 more, which --list with this --setup names: " in listed(*fig2).stdout
+    assert listed(*fig2, "--setup=so_nwp").stdout.count("server_learning_rate=") == 216
+    for wrong in (["--paper=x"], ["--item=fig2"], [*fig2, "--setup=x"]):
+        done = listed(*wrong)
+        assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 def reproduce_table5(tmp_path, *flags):

@@ -31,6 +31,11 @@ def test_hours_of_rows_never_run_are_by_the_nearest_measured_workload():
     assert needs.told(setup).startswith("needs TFF's Federated EMNIST; ")
 
 
+def test_stack_exchange_is_measured_by_what_it_predicts():
+    assert needs.measured("stackexchange", {"kind": "tag"}).workload == "the tag regression"
+    assert "LSTM" in needs.measured("stackexchange", {"kind": "word"}).workload
+
+
 def test_more_pixels_take_longer():
     small, large = (
         needs.measured("cifar10_image", {"model": "vgg11", "crop": c}) for c in (24, 32)
@@ -42,6 +47,8 @@ def test_every_set_up_that_was_not_run_says_what_it_takes():
     for item in items.all_items():
         for setup in item.setups.values():
             if setup.rows:
+                read = [name for name in needs.tasks_of(setup) if name != "synthetic"]
+                assert bool(needs.data(setup)) == bool(read), (setup.paper, setup.item, setup.name)
                 assert needs.hours(setup) is not None, (setup.paper, setup.item, setup.name)
                 assert needs.tasks_of(setup)
 
