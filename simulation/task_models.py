@@ -40,7 +40,7 @@ def build(
     """
     import tensorflow as tf
 
-    y = task.train.examples(0).y
+    x, y = task.train.examples(0)[:2]
     try:
         with _policy(settings["precision"]):
             keras_model = task.keras_model_fn(settings["seed"])
@@ -49,13 +49,38 @@ def build(
             keras_model,
             loss=task.loss,
             metrics={**task.metrics, **(further_metrics or {})},
+            x_spec=_input_spec(keras_model, x),
             y_spec=tf.TensorSpec([None, *y.shape[1:]], y.dtype),
             loss_reduction=task.loss_reduction,
             loss_scale=settings["loss_scale"],
         )
     except tff_algos.ModelError as e:
         raise RunError(f"The model of task {task.name} cannot be used: {e}") from e
-    return TaskModel(model, int(np.prod(keras_model.output_shape[1:])))
+    shape = getattr(keras_model, "output_shape", None)
+    if shape is None or None in shape[1:]:
+        shape = keras_model.compute_output_shape(model.x_spec.shape)
+    return TaskModel(model, int(np.prod(shape[1:])))
+
+
+def _input_spec(keras_model: Any, x: np.ndarray) -> Any:
+    """Returns the spec of a batch of inputs; what a model leaves open is as the examples have it.
+
+    So it is with sequences of any length, and with a subclassed model, which knows no shape.
+    """
+    import tensorflow as tf
+
+    inputs = getattr(keras_model, "inputs", None)
+    if not keras_model.built or (inputs and len(inputs) != 1):
+        return None  # Refused, with what to do.
+    if not inputs:
+        return tf.TensorSpec([None, *x.shape[1:]], x.dtype)
+    shape = inputs[0].shape
+    if shape.rank == x.ndim:
+        shape = [
+            None,
+            *(b if a is None else a for a, b in zip(shape[1:], x.shape[1:], strict=True)),
+        ]
+    return tf.TensorSpec(shape, inputs[0].dtype)
 
 
 def _require_precision(keras_model: Any, name: str) -> None:

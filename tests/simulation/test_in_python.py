@@ -21,6 +21,7 @@ import tasks
 from hparams import HparamError
 from simulation.errors import DivergedError, RunError
 from simulation.records import checkpoints
+from tasks import task as task_lib
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 from tests.test_run_experiment import assert_same_run, bytes_of
 
@@ -224,6 +225,48 @@ def test_a_task_and_a_model_of_ones_own(tmp_path):
     whole = run(tmp_path, task=own_task(), model=_begun_with(before), total_rounds=6,
                 experiment_name="whole")  # fmt: skip
     assert all(map(np.array_equal, resumed.weights, whole.weights))
+
+
+class Subclassed(tf.keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.dense = tf.keras.layers.Embedding(5, 4), tf.keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(tf.reduce_mean(self.embed(x), axis=1))
+
+
+def subclassed(_):
+    model = Subclassed()
+    model(tf.zeros([1, 6], tf.int32))
+    return model
+
+
+def of_any_length(_):
+    x = tf.keras.Input((None,), dtype=tf.int32)
+    h = tf.keras.layers.Embedding(5, 4)(x)
+    return tf.keras.Model(x, tf.keras.layers.Conv1D(3, 2, padding="same")(h))
+
+
+@pytest.mark.parametrize(
+    ("model", "y_shape"), [(subclassed, (9,)), (of_any_length, (9, 6))], ids=["subclassed", "open"]
+)
+def test_what_a_model_leaves_open_is_as_the_examples_have_it(tmp_path, model, y_shape):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 5, (9, 6)).astype(np.int32)
+    y = rng.integers(0, 3, y_shape).astype(np.int32)
+    data = task_lib.ArrayFederatedData(x, y, np.split(np.arange(9), [4, 6]))
+
+    def loss(y, outputs):
+        values = tf.keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
+        return tf.reshape(values, [tf.shape(y)[0], -1])[:, 0]
+
+    task = own_task(
+        train=data, test=data, central_test=task_lib.Examples(x, y), loss=loss, metrics={"l": loss},
+        primary_metric="l", higher_is_better=False,
+    )  # fmt: skip
+    rows = run(tmp_path, task=task, model=model, clients_per_round=3, total_rounds=2).rounds
+    assert np.isfinite(rows["eval/loss"].iloc[-1])
 
 
 def _begun_with(weights):
