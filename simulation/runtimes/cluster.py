@@ -59,7 +59,7 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[Any]
 
 
 def _knock(address):
-    """Refuses an address at which nobody listens; Ray would wait there for minutes.
+    """Refuses an address at which no Ray listens; Ray itself would wait there for minutes.
 
     Returns:
       The address, and for `auto` where that is: of a cluster that is gone, Ray keeps it.
@@ -74,9 +74,25 @@ def _knock(address):
         host, colon, port = address.removeprefix("ray://").rpartition(":")
         if colon:  # Or it is a name of Ray's own.
             socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT).close()
+            if not _is_ray(f"{host}:{port}"):
+                raise RunError(f"{where} can't be reached: what answers there is not Ray.")
     except (OSError, ValueError, OverflowError) as e:
         raise RunError(f"{where} can't be reached: {e}") from e
     return address
+
+
+def _is_ray(address):
+    """Returns whether what listens there speaks as Ray does."""
+    import grpc
+    from ray._private import grpc_utils, ray_constants
+
+    options = ray_constants.GLOBAL_GRPC_OPTIONS
+    with contextlib.closing(grpc_utils.init_grpc_channel(address, options)) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(_SECONDS_TO_CONNECT)
+        except grpc.FutureTimeoutError:
+            return False
+    return True
 
 
 @contextlib.contextmanager

@@ -4,8 +4,10 @@ import csv
 import os
 import pathlib
 import signal
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 import uuid
 
@@ -98,6 +100,24 @@ def test_no_cluster_at_the_address_is_one_line(address):
         with cluster.connected(address):
             pass
     assert "\n" not in str(error.value)
+
+
+def test_what_answers_at_the_address_but_is_not_ray_is_one_line(monkeypatch):
+    monkeypatch.setattr(cluster, "_SECONDS_TO_CONNECT", 0.5)
+    with socketserver.TCPServer(("127.0.0.1", 0), OfTheWeb) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_address[1]}"
+        with pytest.raises(RunError, match="what answers there is not Ray.$") as error:
+            with cluster.connected(address):
+                pass
+        server.shutdown()
+    assert str(error.value).startswith(f"--ray_address={address} can't be reached: ")
+
+
+class OfTheWeb(socketserver.BaseRequestHandler):
+    def handle(self):
+        self.request.recv(100)
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
 @pytest.mark.parametrize("left", [None, "127.0.0.1:1"])
