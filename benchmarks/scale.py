@@ -5,7 +5,8 @@
 Parts, each in minutes, to be run on a quiet machine:
   * `machinery`: processor's time of a round with one worker over that of one without workers, Ray's
     own processes included, on W1, W6 and W4 with 1,000 clients.
-  * `two`: clock of two workers of one core each over one of one core, W1.
+  * `two`: clock of two workers of one core each over one of one core, W1; and how much longer the
+    clients' work takes in all with two, and which share of the clock they are at it.
   * `bytes`: bytes of a round beside the ideal: the model to each worker, an aggregate from each of
     its subtrees of chunks.
   * `memory`: peak memory of the driver for cohorts of 100, 1,000 and 10,000 clients, with and
@@ -197,17 +198,40 @@ def _by_kind():
 
 
 def _two(turns):
-    found = {}
-    for workers in (1, 2):
-        with contextlib.ExitStack() as stack:
-            rounds = _Rounds(stack, "w1", 10, 1, workers)
-            found[workers] = _medians(rounds, turns)
+    with contextlib.ExitStack() as stack:
+        rounds = _Rounds(stack, "w1", 10, 1, 2)
+        crew, at_work = rounds.crew, []
+        members, learn = list(crew._members), crew._learn
+
+        def learn_and_note(process, member, chunks, seconds):
+            at_work.extend(seconds)
+            learn(process, member, chunks, seconds)
+
+        crew._learn = learn_and_note
+        # Both are there all the time, and the second has leave in every other turn.
+        clock, busy = {1: [], 2: []}, {1: [], 2: []}
+        for turn in range(turns + 1):
+            for workers in (1, 2):
+                crew._number, crew._members[:] = workers, members[:workers]
+                rounds()
+                for _ in range(3):
+                    at_work.clear()
+                    seconds, _ = rounds()
+                    if turn:
+                        clock[workers].append(seconds)
+                        busy[workers].append(sum(at_work))
+        crew._number, crew._members[:] = 2, members
+    one, two = (statistics.median(clock[n]) for n in (1, 2))
     yield dict(
         part="two",
         what="w1, 10 chunks of a client",
-        one_seconds=found[1][0],
-        two_seconds=found[2][0],
-        ratio=found[1][0] / found[2][0],
+        one_seconds=one,
+        two_seconds=two,
+        ratio=one / two,
+        # The rest is what each loses to the other, which has the same memory, and to the driver.
+        work_with_two=statistics.median(busy[2]) / statistics.median(busy[1]),
+        at_work_of_one=statistics.median(busy[1]) / one,
+        at_work_of_two=statistics.median(busy[2]) / 2 / two,
     )
 
 

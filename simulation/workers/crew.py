@@ -144,11 +144,11 @@ class Crew:
             for member in self._ready():
                 self._give_orders(member, cohort, phase, states_of)
             for member, reference in self._done():
-                chunks = member.orders.pop(reference)
                 answer = self._answer(member, reference)
                 if answer is None:
-                    self._lose(member, chunks)
+                    self._lose(member)
                     continue
+                chunks = member.orders.pop(reference)
                 self._learn(cohort.process, member, chunks, answer.seconds)
                 member.holds.update(chunks)
                 self._at_work.add(member.number)
@@ -256,7 +256,7 @@ class Crew:
             for reference, (member, part) in orders.items():
                 given = self._answer(member, reference)
                 if given is None:
-                    self._lose(member, ())
+                    self._lose(member)
                 else:
                     found.update(zip(part, given, strict=True))
         return [found[i] for i in range(number)]
@@ -396,10 +396,11 @@ class Crew:
         except exceptions.RayError:
             return None
 
-    def _lose(self, member, chunks):
+    def _lose(self, member):
         """Has others do what a lost worker had to do."""
-        orphans = [*chunks, *itertools.chain(*member.orders.values()), *member.queue]
-        # What it was at may be what it was lost for; what waited behind is not.
+        orphans = [*itertools.chain(*member.orders.values()), *member.queue]
+        # What it was at, its oldest order, may be what it was lost for; what waited behind is not.
+        chunks = next(iter(member.orders.values()), ())
         self._losses[chunks[0] if chunks else None] += 1
         if chunks and self._losses[chunks[0]] == _MOST_LOSSES:
             raise RunError(
