@@ -7,6 +7,8 @@ Parts, each in minutes, to be run on a quiet machine:
     own processes included, on W1, W6 and W4 with 1,000 clients.
   * `two`: clock of two workers of one core each over one of one core, W1; and how much longer the
     clients' work takes in all with two, and which share of the clock they are at it.
+  * `cores`: how much two cores can do more than one: a process on one of them does W1 without
+    workers, in turns alone and beside another one that does the same on the other core.
   * `bytes`: bytes of a round beside the ideal: the model to each worker, an aggregate from each of
     its subtrees of chunks.
   * `memory`: peak memory of the driver for cohorts of 100, 1,000 and 10,000 clients, with and
@@ -18,8 +20,8 @@ Parts, each in minutes, to be run on a quiet machine:
   * `predict`: seconds a round for 8, 64 and 512 workers by simulation, from what it measures first:
     a client's and a step's time, the driver's for an order, and rates of broadcasts and sums.
 
-Clients' data are made by the workers, as in a run. `--cohort`, `--workers` and `--runtime` are for
-the process that `memory` starts for each measurement.
+Clients' data are made by the workers, as in a run. `--cohort`, `--workers`, `--runtime` and
+`--core` are for the processes that `memory` and `cores` start.
 """
 
 import argparse
@@ -27,6 +29,7 @@ import contextlib
 import dataclasses
 import os
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -233,6 +236,45 @@ def _two(turns):
         at_work_of_one=statistics.median(busy[1]) / one,
         at_work_of_two=statistics.median(busy[2]) / 2 / two,
     )
+
+
+def _cores(turns):
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for core in cores:
+            command = [sys.executable, "-m", "benchmarks.scale", "one_core", f"--core={core}"]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            process.stdout.readline()
+            process.send_signal(signal.SIGSTOP)
+            processes.append(process)
+        one, other = processes
+        one.send_signal(signal.SIGCONT)
+        found = {False: [], True: []}
+        for _ in range(turns):
+            for both in (False, True):
+                other.send_signal(signal.SIGCONT if both else signal.SIGSTOP)
+                one.stdout.readline()  # The round in which the other one came or went.
+                found[both] += [float(one.stdout.readline()) for _ in range(3)]
+    alone, beside = (statistics.median(found[both]) for both in (False, True))
+    yield dict(
+        part="cores",
+        what="w1, 10 chunks of a client",
+        alone_seconds=alone,
+        beside_seconds=beside,
+        at_most=2 * alone / beside,
+    )
+
+
+def _one_core(core):
+    os.sched_setaffinity(0, {core})
+    with contextlib.ExitStack() as stack:
+        rounds = _Rounds(stack, "w1", 10, 1, 0)
+        rounds()
+        while True:
+            print(rounds()[0], flush=True)
 
 
 def _bytes(turns):
@@ -548,6 +590,7 @@ def _seconds(call):
 _PARTS = {
     "machinery": _machinery,
     "two": _two,
+    "cores": _cores,
     "bytes": _bytes,
     "memory": _memory,
     "states": _states,
@@ -559,7 +602,7 @@ _PARTS = {
 def main() -> None:
     """Runs a part and prints what it found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=[*_PARTS, "one_memory"])
+    parser.add_argument("part", choices=[*_PARTS, "one_memory", "one_core"])
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--csv")
     parser.add_argument("--workloads", default="w1,w4,w6", help="of the machinery")
@@ -567,6 +610,7 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, default=100)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--runtime", default="tff")
+    parser.add_argument("--core", type=int, default=0)
     given = parser.parse_args()
     _DATA["workloads"] = given.workloads.split(",")
     if given.data_dir:
@@ -574,6 +618,8 @@ def main() -> None:
     if given.part == "one_memory":
         _one_memory(given.cohort, given.workers, given.runtime)
         return
+    if given.part == "one_core":
+        _one_core(given.core)
     records = []
     for record in _PARTS[given.part](given.turns):
         records.append(record)
