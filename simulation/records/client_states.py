@@ -97,12 +97,21 @@ class ClientStates:
         )
 
     def _check_run(self, run_id):
-        self._db.execute("INSERT OR IGNORE INTO facts VALUES ('run_id', ?)", [run_id])
+        insert = "INSERT OR IGNORE INTO facts VALUES ('run_id', ?)"
+        self._db.execute(insert, [run_id])
+        if self._fact("run_id") != run_id and self._holds_nothing():
+            # Left by a first start that was killed before its folder had the run's id.
+            self._db.execute("DELETE FROM facts")
+            self._db.execute(insert, [run_id])
         if self._fact("run_id") != run_id:
             raise RunError(
                 f"{self._path} belongs to another run; restore this run's, or choose another "
                 "--experiment_name."
             )
+
+    def _holds_nothing(self):
+        states = self._db.execute("SELECT 1 FROM states LIMIT 1").fetchone()
+        return states is None and not self._fact("round")
 
     def _check_form(self):
         form = hashlib.sha256(repr([(a.shape, a.dtype.str) for a in self._leaves]).encode())

@@ -103,6 +103,28 @@ def test_another_form_and_damage_are_refused(tmp_path):
         opened(tmp_path / "missing" / "s")
 
 
+def of_run(path, run_id, initial=INITIAL):
+    return client_states.ClientStates(str(path), initial, 100 * SIZE, run_id)
+
+
+def test_a_file_of_nothing_is_taken_over_and_one_with_states_is_not(tmp_path):
+    """A first start may be killed before the folder has the id of its run."""
+    path = tmp_path / "s"
+    of_run(path, "first", np.zeros(3)).close()
+    states = of_run(path, "second")
+    states.go_on_from(0)
+    states.write({"a": state(1)}, 1)
+    states.close()
+    assert numbers(of_run(path, "third"), ["a"]) == [0], "nothing was committed"
+    states = of_run(path, "third")
+    states.write({"a": state(1)}, 1)
+    states.commit(1)
+    states.close()
+    with pytest.raises(RunError, match="belongs to another run"):
+        of_run(path, "fourth")
+    assert numbers(of_run(path, "third"), ["a"]) == [1]
+
+
 def test_text_that_is_none_is_refused_or_repaired(tmp_path):
     states = opened(tmp_path / "s")
     states.write({f"client {k}": state(k) for k in range(1, 4)}, 1)
