@@ -35,6 +35,7 @@ import os
 import platform
 import secrets
 import shutil
+import socket
 import subprocess
 import time
 import typing
@@ -559,6 +560,10 @@ def _seal_of(content):
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+# Of an event file: somebody may look at the run.
+_SECONDS_TO_FLUSH = 10.0
+
+
 class TensorBoard:
     """An event file in the run's folder: the numbers of metrics.csv, and the run's settings.
 
@@ -588,17 +593,22 @@ class TensorBoard:
         Raises:
           OSError: If they cannot be written.
         """
-        # Imports TensorFlow, and errors before this must come fast.
+        # Errors before this must come fast.
+        import tensorflow as tf
+        from tensorboard.compat.proto import event_pb2
         from tensorboard.plugins.hparams import summary
-        from tensorboard.summary.writer import event_file_writer
 
         self._first, self._total_rounds, self._last = frozenset(first), total_rounds, None
         for path in glob.glob(os.path.join(glob.escape(folder), "events.out.tfevents.*")):
             os.remove(path)
         # Of earlier versions.
         shutil.rmtree(os.path.join(folder, "tensorboard"), ignore_errors=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
         with _tensorflows_errors():
-            self._writer = event_file_writer.EventFileWriter(folder)
+            # TensorBoard's own writer has a thread, which on a full disk ends in a traceback.
+            self._writer = tf.io.TFRecordWriter(os.path.join(folder, name))
+        self._add(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._flush()
         shown = {name: value for name, value in (settings or {}).items() if value is not None}
         if shown:
             self._add_summary(summary.session_start_pb(shown), 0)
@@ -607,10 +617,10 @@ class TensorBoard:
             self.write(int(row[ROUND]), values)
 
     def write(self, round_num: int, values: Mapping[str, float]) -> None:
-        """Writes the scalars of a round, which are on disk some time later.
+        """Writes the scalars of a round, which can be read some time later.
 
         Raises:
-          OSError: If those of an earlier round could not be written.
+          OSError: If these or those of an earlier round cannot be written.
         """
         from tensorboard.compat.proto import summary_pb2
 
@@ -619,6 +629,8 @@ class TensorBoard:
         tags += [(first_tag(name), value) for name, value in tags if name in self._first]
         scalars = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in tags]
         self._add_summary(summary_pb2.Summary(value=scalars), round_num)
+        if time.monotonic() > self._flushed + _SECONDS_TO_FLUSH:
+            self._flush()
 
     def _add_summary(self, summary, step):
         from tensorboard.compat.proto import event_pb2
@@ -626,8 +638,16 @@ class TensorBoard:
         event = event_pb2.Event(wall_time=time.time(), step=step)
         # The class of the summary may be TensorFlow's own.
         event.summary.ParseFromString(summary.SerializeToString())
+        self._add(event)
+
+    def _add(self, event):
         with _tensorflows_errors():
-            self._writer.add_event(event)
+            self._writer.write(event.SerializeToString())
+
+    def _flush(self):
+        with _tensorflows_errors():
+            self._writer.flush()
+        self._flushed = time.monotonic()
 
     def close(self) -> None:
         """Brings everything to the event file.
