@@ -155,7 +155,8 @@ class Child:
         self._receiver.close()
         self._process.close()
         for kind in ("out", "err"):
-            os.remove(f"{self._log}.{kind}")
+            # A child that is killed early enough has made none.
+            pathlib.Path(f"{self._log}.{kind}").unlink(missing_ok=True)
         return outcome
 
     def _outcome(self):

@@ -22,10 +22,9 @@ CASES = [
     for runtime in runtimes_lib.RUNTIMES
     if (family, runtime) != ("staged", "vectorized")
 ]
+_ROUNDS_OF_A_METHOD = 40
 # Moments within a round are drawn from so many rounds' time: also the work between checkpoints.
 _ROUNDS_OF_DELAY = 3
-# One kill in so many hits the start of a process, before its first round.
-_AT_START = 8
 
 
 @pytest.mark.long
@@ -33,44 +32,54 @@ _AT_START = 8
 @pytest.mark.parametrize(("family", "runtime"), CASES)
 def test_killed_at_random_moments(family, runtime, tmp_path, record_property):
     """Each kill hits a round of its own, from the first to the last, after a random delay."""
+    draws = random.Random(f"{family} {runtime}")
     always = runs.FAMILIES[family].always
-    arguments = runs.command(family, runtime)
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "killed").mkdir()
+    kill_at_random(runs.command(family, runtime), runs.ROUNDS, KILLS, 8, draws, tmp_path, always)
+    record_property("kills", KILLS)
+
+
+def kill_at_random(arguments, rounds, kills, at_start, draws, folder, always=()):
+    """Kills a run so many times; one kill of `at_start` hits the start, before the first round."""
+    whole, killed = folder / "whole", folder / "killed"
+    whole.mkdir()
+    killed.mkdir()
     started = time.monotonic()
-    child = runs.Child(arguments, tmp_path / "whole", always)
+    child = runs.Child(arguments, whole, always)
     assert child.wait_for_round(0)
     start_seconds = time.monotonic() - started
     # The first round includes what is traced and compiled for it.
     assert child.wait_for_round(2)
     started = time.monotonic()
-    assert child.wait_for_round(runs.ROUNDS)
-    round_seconds = (time.monotonic() - started) / (runs.ROUNDS - 2)
+    assert child.wait_for_round(rounds)
+    round_seconds = (time.monotonic() - started) / (rounds - 2)
     assert child.wait().code == 0
 
-    draws = random.Random(f"{family} {runtime}")
     # In ascending order: whatever a kill costs, the run has not ended before the last.
-    moments = [draws.randrange(runs.ROUNDS) for _ in range(KILLS)]
-    for i, moment in enumerate(sorted(moments)):
+    moments = sorted(draws.randrange(rounds) for _ in range(kills))
+    for i, moment in enumerate(moments):
         # On a busy machine the kill may come late; the run then waits for it.
-        latest = min(moment + _ROUNDS_OF_DELAY + 1, runs.ROUNDS)
+        latest = min(moment + _ROUNDS_OF_DELAY + 1, rounds)
         wait = functools.partial(disturb.stop_at_round, latest)
-        child = runs.Child(arguments, tmp_path / "killed", [*always, wait])
-        if i % _AT_START == _AT_START - 1:
+        child = runs.Child(arguments, killed, [*always, wait])
+        if i % at_start == at_start - 1:
             time.sleep(draws.uniform(0, start_seconds))
         elif child.wait_for_round(moment):
             time.sleep(draws.uniform(0, _ROUNDS_OF_DELAY * round_seconds))
         child.signal(signal.SIGKILL)
         outcome = child.wait()
         assert outcome.code == runs.KILLED and not outcome.err, outcome
-    record_property("kills", KILLS)
-    runs.finish(arguments, tmp_path / "killed", always)
-    runs.assert_same(runs.results(tmp_path / "killed"), runs.results(tmp_path / "whole"))
+    runs.finish(arguments, killed, always)
+    runs.assert_same(runs.results(killed), runs.results(whole))
 
 
 def of_method(name, runtime):
     """Returns the arguments of a run of any method."""
-    arguments = [*runs.COMMON, f"--algorithm={name}", f"--runtime={runtime}", "--total_rounds=40"]
+    arguments = [
+        *runs.COMMON,
+        f"--algorithm={name}",
+        f"--runtime={runtime}",
+        f"--total_rounds={_ROUNDS_OF_A_METHOD}",
+    ]
     if tff_algos.get(name).server_learning_rate is None:
         arguments.append("--server_learning_rate=0.1")
     if name == "centralized":
@@ -93,23 +102,10 @@ def of_method(name, runtime):
 )
 def test_every_method_killed_at_random_moments(name, runtime, tmp_path, record_property):
     """From before its first round to its end."""
-    arguments = of_method(name, runtime)
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "killed").mkdir()
-    started = time.monotonic()
-    runs.finish(arguments, tmp_path / "whole")
-    seconds = time.monotonic() - started
     draws = random.Random(f"{name} {runtime}")
-    kills = 0
-    for _ in range(KILLS_OF_A_METHOD):
-        child = runs.Child(arguments, tmp_path / "killed")
-        time.sleep(draws.uniform(0, seconds))
-        child.signal(signal.SIGKILL)
-        kills += child.wait().code == runs.KILLED
-    assert kills > 0
-    record_property("kills", kills)
-    runs.finish(arguments, tmp_path / "killed")
-    runs.assert_same(runs.results(tmp_path / "killed"), runs.results(tmp_path / "whole"))
+    arguments = of_method(name, runtime)
+    kill_at_random(arguments, _ROUNDS_OF_A_METHOD, KILLS_OF_A_METHOD, 3, draws, tmp_path)
+    record_property("kills", KILLS_OF_A_METHOD)
 
 
 _PARTS = 6
