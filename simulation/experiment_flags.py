@@ -94,7 +94,7 @@ RUN_HPARAMS = (
     _flag(
         "client_batch_size",
         None,
-        "Examples of a client's minibatch (B). Must be set.",
+        "Examples of a client's minibatch (B); of a client that has fewer, all. Must be set.",
         "none",
         type=int,
         minimum=1,

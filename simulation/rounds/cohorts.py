@@ -90,7 +90,21 @@ def cohort_data(
 
 def _data_of(train, plan, settings, round_index, who):
     examples = [_pooled(train)] if who.pooled else [train.examples(c) for c in who.clients]
+    settings = {**settings, "client_batch_size": batch_size(train, settings, who.pooled)}
     return batched(examples, plan, settings, round_index, who.clients, who.participates)
+
+
+def batch_size(train: FederatedData, settings: Mapping[str, Any], pooled: bool = False) -> int:
+    """Returns the examples of a minibatch: no more than any client has, the rest would be padding.
+
+    Args:
+      train: What the clients train on.
+      settings: The run's settings.
+      pooled: Whether one client has the examples of all.
+    """
+    sizes = np.asarray(train.sizes, np.int64)
+    most = int(sizes.sum() if pooled else sizes.max(initial=0))
+    return min(settings["client_batch_size"], max(most, 1))
 
 
 def cohort(
@@ -230,10 +244,9 @@ class Cohorts:
         sizes = np.asarray(self._train.sizes, np.int64)
         sizes = np.sum(sizes)[None] if who.pooled else sizes[who.clients]
         if plan.local_steps is not None:
+            size = batch_size(self._train, settings, who.pooled)
             whole = plan.batches == "full_batch"
-            return plan.local_steps * (
-                sizes if whole else settings["client_batch_size"] * (sizes > 0)
-            )
+            return plan.local_steps * (sizes if whole else size * (sizes > 0))
         # A distribution's least is one.
         fixed = settings["client_epochs_distribution"] == "fixed"
         epochs = settings["client_epochs_per_round"] if fixed else 1

@@ -28,7 +28,8 @@ class TrainingClients:
     def __init__(self, train: FederatedData, settings: Mapping[str, Any]):
         """Initialises from what the clients train on and the run's settings."""
         self._train = train
-        self._settings = settings
+        size = cohorts.batch_size(train, settings)
+        self._settings = {**settings, "client_batch_size": size}
         self.num_examples = np.asarray(train.sizes, np.int64)
 
     def labels(self, client: int) -> np.ndarray:

@@ -111,6 +111,24 @@ def test_number_of_examples_counts_those_that_no_step_holds(train):
     assert [int(c.num_examples) for c in stepped] == [5, 9, 1, 0, 12]
 
 
+@pytest.mark.parametrize(
+    ("plan", "most"),
+    [
+        (RoundPlan(cohort="all"), 12),
+        (RoundPlan(cohort="all", local_steps=3), 12),
+        (RoundPlan(cohort="pooled"), 27),
+    ],
+)
+def test_a_batch_size_beyond_all_data_is_all_of_a_client_without_padding(train, plan, most):
+    data = cohort(train, plan=plan, client_batch_size=10**6)
+    assert {d.x.shape[1] for d in data} == {most}
+    assert equal(data, cohort(train, plan=plan, client_batch_size=most))
+    assert sum(d.mask[:1].sum() for d in data) == 27, "each step has all examples"
+    settings = {**SETTINGS, "client_batch_size": 10**6, "total_rounds": 1}
+    at_least = cohorts.Cohorts(train, settings, lambda r: plan).examples(0)
+    assert (at_least <= [d.mask.size for d in data]).all(), "no more is asked for than is laid out"
+
+
 def test_first_examples_of_a_client_only(train):
     for data in cohort(train, plan=RoundPlan(cohort="all"), first=3):
         seen = set(data.y[data.mask > 0].tolist())
