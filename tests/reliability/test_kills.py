@@ -84,6 +84,8 @@ def of_method(name, runtime):
         arguments.append("--server_learning_rate=0.1")
     if name == "centralized":
         arguments.remove("--clients_per_round=3")
+    if name == "lookahead" or name.startswith("fedda_"):  # Their clients' steps are settings.
+        arguments.remove("--client_epochs_per_round=2")
     if name == "fedcorr":  # All three stages in the rounds there are.
         arguments += ["--fedcorr_stage1_clients=4", "--fedcorr_stage2_rounds=8"]
     return arguments
