@@ -15,6 +15,7 @@ import pytest
 
 from reproduction import sweep
 from reproduction.items import ReproduceError
+from simulation import experiment_flags
 from tests.reproduction import sweep_driver
 
 REPO = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -155,6 +156,28 @@ def test_a_sweep_gives_up_where_every_machine_is_lost(monkeypatch, tmp_path, fla
     runs = sweep_driver.short_runs(flagfile, tmp_path, 2)
     with pytest.raises(ReproduceError, match="lost 3 times; start again to resume"):
         sweep.execute(runs, sweep.Resources(retries=2))
+
+
+def test_a_run_stopped_on_its_way_to_more_rounds_is_ended_where_it_is(
+    monkeypatch, tmp_path, flagfile
+):
+    """As after a search that was killed in its second rung, and begins again with the first."""
+    commands = {}
+
+    class Listening(Connection):
+        def _start(self, repository, command, folder, url, home):
+            commands[pathlib.Path(folder).name] = command
+            return super()._start(repository, command, folder, url, home)
+
+    connect_to(monkeypatch, [Listening([])])
+    runs = sweep_driver.short_runs(flagfile, tmp_path, 3, rounds=10)
+    for run, rounds in zip(runs, (7, 10, 25), strict=True):
+        run.folder.mkdir(parents=True)
+        rows = "".join(f"{r},\n" for r in range(rounds + 1))
+        (run.folder / "metrics.csv").write_text(f"round_num,train/loss\n{rows}")
+    sweep.execute(runs, sweep.Resources())
+    asked = [experiment_flags.parse(commands[r.folder.name]).run["total_rounds"] for r in runs]
+    assert asked == [10, 10, 25]
 
 
 @pytest.mark.long
