@@ -213,6 +213,8 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
         _draw(setup, options)
         return
 
+    if options.record:
+        _check_place(setup, options.root_output_dir)
     if options.full_grid:
         setup = dataclasses.replace(setup, search={})
 
@@ -296,6 +298,17 @@ def _searched(setup, rows, points, seeds, plan, resources):
     chosen = {row: found[row].point if row in found else dict(points[row][0]) for row in rows}
     runs += plan({row: points[row] for row in wide}, seeds)
     return runs, chosen, [found[row].describe(row) for row in wide]
+
+
+def _check_place(setup, root) -> None:
+    """Refuses runs in the folder that --record empties before it copies their results there."""
+    target = readme.recorded_folder(setup).resolve()
+    for part in (setup.folder, f"{setup.item}/{setup.name}"):
+        if pathlib.Path(root, setup.paper, part).resolve().is_relative_to(target):
+            raise ReproduceError(
+                f"--record replaces all that is in {target}, and --root_output_dir={root} has the "
+                "runs there; choose another --root_output_dir."
+            )
 
 
 def _check_figures(setup) -> None:
