@@ -365,7 +365,11 @@ def _kept(url, folder):
 
     def push_now_and_then():
         while not stop.wait(_SECONDS_BETWEEN_PUSHES):
-            storage.push(folder, url)
+            try:
+                storage.push(folder, url)
+            except ReproduceError as e:
+                # The next one may do; the last one has to.
+                print(f"warning: {e}", file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=push_now_and_then, daemon=True)
     thread.start()

@@ -8,6 +8,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 
@@ -178,6 +179,22 @@ def test_a_run_stopped_on_its_way_to_more_rounds_is_ended_where_it_is(
     sweep.execute(runs, sweep.Resources())
     asked = [experiment_flags.parse(commands[r.folder.name]).run["total_rounds"] for r in runs]
     assert asked == [10, 10, 25]
+
+
+def test_a_storage_that_fails_for_a_time_is_tried_again(monkeypatch, tmp_path, capsys):
+    failing, copied = [True], threading.Event()
+
+    def push(folder, url):
+        if failing:
+            failing.pop()
+            raise ReproduceError("--storage: s3://b cannot be used: no answer")
+        copied.set()
+
+    monkeypatch.setattr(sweep.storage, "push", push)
+    monkeypatch.setattr(sweep, "_SECONDS_BETWEEN_PUSHES", 0.01)
+    with sweep._kept("s3://b", tmp_path):
+        assert copied.wait(10)
+    assert capsys.readouterr().err == "warning: --storage: s3://b cannot be used: no answer\n"
 
 
 @pytest.mark.long
