@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 import os
+import pathlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -363,7 +364,8 @@ def read_all(path: str) -> dict[str, dict[str, np.ndarray]]:
         raise RunError(f"There is no {path}: the run's clients keep nothing.")
     newest = "SELECT client, state, MAX(round) FROM states GROUP BY client ORDER BY client"
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        address = f"{pathlib.Path(path).absolute().as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as db:
             row = db.execute("SELECT value FROM facts WHERE name = 'layout'").fetchone()
             rows = db.execute(newest).fetchall()
         layout = None if row is None else json.loads(row[0])

@@ -103,6 +103,19 @@ def test_another_form_and_damage_are_refused(tmp_path):
         opened(tmp_path / "missing" / "s")
 
 
+@pytest.mark.parametrize("name", ["rate 0.1", "a#b", "a?b=c", "50%25", "ü", "-a"])
+def test_states_are_read_whatever_their_folder_is_called(tmp_path, monkeypatch, name):
+    path = tmp_path / name / "states.sqlite"
+    path.parent.mkdir()
+    states = opened(path)
+    states.write({"c": state(1)}, 1)
+    states.commit(1)
+    states.close()
+    monkeypatch.chdir(tmp_path)
+    for asked in (str(path), f"{name}/states.sqlite"):
+        assert list(client_states.read_all(asked)) == ["c"]
+
+
 def of_run(path, run_id, initial=INITIAL):
     return client_states.ClientStates(str(path), initial, 100 * SIZE, run_id)
 
