@@ -486,6 +486,7 @@ def main(arguments: list[str]) -> int:
         if FLAGS.help:
             print(f"{__doc__}\n{FLAGS.get_help()}")
             return 0
+        experiment_flags.check_place(FLAGS.root_output_dir)
         if FLAGS.items:
             # Modules that their flag files import may lie beside them.
             sys.path.append(os.path.abspath(FLAGS.items))

@@ -411,6 +411,7 @@ def test_budgets(parts, budget):
         (["adafedadam"], "only flags", 1),
         (["--compare", "nowhere"], "nowhere holds no run", 1),
         (["--paper=adafedadam", "--item=fig6"], "set --data_dir", 1),
+        (["--list", "--root_output_dir=gs://b/x"], "gs://b/x is an address", 1),
     ],
 )
 def test_wrong_requests_end_with_one_line(arguments, says, code):

@@ -532,6 +532,7 @@ def test_wrong_input_is_refused_in_one_line_before_tensorflow_is_imported(finish
         ([*SMALL, *new, "--track_clients=0,6"], 2, "there is no client '6'"),
         ([*SMALL, *new, "--synthetic_alpha=1"], 2, "alpha is not used with generator=leaf"),
         ([*SMALL, *new, "--synthetic_label_noise=0.1"], 2, "not used with noisy_clients=0.0"),
+        ([*SMALL, *new, "--initial_weights=nowhere.keras"], 1, "there is no such file"),
         *(([*SMALL, *new, flag], 1, "make venv-tracking") for flag in missing),
         (["--task=synthetic", "--algorithm=fedadam", "--help"], 0, ""),
         (here, 0, ""),

@@ -146,6 +146,7 @@ def test_all_missing_flags_are_listed_at_once():
         (["--flagfile=/no/such/file"], ["--flagfile", "/no/such/file"]),
         (["--import=no_such_module"], ["--import=no_such_module", "ModuleNotFoundError"]),
         (["--experiment_name"], ["experiment_name"]),
+        (["--root_output_dir=s3://bucket/x"], ["s3://bucket/x is an address", "--storage"]),
         (["stray"], ["'stray'", "--name=value"]),
         (["--flagfile=/"], ["--flagfile=/", "Is a directory"]),
         (["--flagfile=/dev/zero"], ["--flagfile=/dev/zero", "longer than"]),
