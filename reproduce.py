@@ -463,6 +463,9 @@ def _parse(arguments) -> list[str]:
         rest = FLAGS(["reproduce.py", *experiment_flags.expand_flagfiles(arguments)])[1:]
     except ValueError as e:  # `--noflag=value`, and HparamError of a flag file.
         raise flags.Error(str(e)) from e
+    for name in ("root_output_dir", "data_dir", "items"):
+        # As in the runs' own flags.
+        FLAGS[name].value = FLAGS[name].value and os.path.expanduser(FLAGS[name].value)
     for name, most in _MOST.items():
         # NaN is neither less nor more than a bound.
         if not 0 <= FLAGS[name].value <= most:

@@ -423,6 +423,13 @@ def test_wrong_requests_end_with_one_line(arguments, says, code):
     assert done.stderr.startswith("error: ")
 
 
+def test_a_tilde_is_the_home_that_the_shell_left_it_to_be(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    reproduce._parse(["--root_output_dir=~/runs", "--data_dir=~"])
+    found = reproduce.FLAGS.root_output_dir, reproduce.FLAGS.data_dir, reproduce.FLAGS.items
+    assert found == ("/home/me/runs", "/home/me", None)
+
+
 def listed(*flags):
     return subprocess.run(
         [sys.executable, "reproduce.py", "--list", *flags], cwd=REPO, capture_output=True, text=True

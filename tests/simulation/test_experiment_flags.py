@@ -183,6 +183,19 @@ def test_the_most_rounds_take_no_longer_to_check_than_one():
         assert parse(f"--total_rounds={MAX_INT}", base=own).run["total_rounds"] == MAX_INT
 
 
+def test_a_tilde_is_the_home_that_the_shell_left_it_to_be(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    base = [*(b for b in BASE if "--task" not in b), "--task=femnist"]
+    request = parse("--root_output_dir=~/runs", "--data_dir=~", base=base)
+    assert (request.run["root_output_dir"], request.run["data_dir"]) == (
+        "/home/me/runs",
+        "/home/me",
+    )
+    assert request.in_force["root_output_dir"] == "/home/me/runs"
+    request = parse("--data_dir=s3://bucket/~", base=base)
+    assert (request.run["root_output_dir"], request.run["data_dir"]) == ("results", "s3://bucket/~")
+
+
 @pytest.mark.parametrize("task", [n for n in tasks.names() if tasks.get(n).clients])
 def test_more_clients_than_the_task_has_are_refused_before_its_data_are_read(task):
     base = [*(b for b in BASE if "--task" not in b), f"--task={task}"]
