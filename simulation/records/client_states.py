@@ -39,6 +39,8 @@ CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value NOT NULL);
 """
 
 _MODULUS = 1 << 256
+# How long to wait for somebody who reads the file, such as `read_all` or a copy of the run.
+_SECONDS_FOR_READERS = 600.0
 
 
 class ClientStates:
@@ -71,7 +73,9 @@ class ClientStates:
         # Sum of the digests of each client's newest row.
         self._sum = 0
         with self._explained():
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(
+                path, timeout=_SECONDS_FOR_READERS, isolation_level=None, check_same_thread=False
+            )
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
             self._check_run(run_id)
