@@ -471,7 +471,8 @@ class Experiment:
 
         settings, task, folder = self.request.run, self._task, self._folder
         device = runtimes.device_description()
-        for path in self._point.damaged:
+        damaged = self._point.damaged
+        for path in damaged:
             caller.say(f"warning: checkpoint {path} is damaged; an older one is used.")
         start = f"Resuming after round {round_num}" if round_num else "Starting"
         caller.say(
@@ -484,6 +485,8 @@ class Experiment:
         described = outputs.describe_start(caller.command, device, round_num)
         recorder.write_start(folder, self.request, task, described)
         folder.write_data_digests(self._data)
+        # Else they would count among the newest two, which are all that is kept.
+        folder.remove(*(os.path.join("checkpoints", os.path.basename(p)) for p in damaged))
         folder.remove("summary.json", "client_metrics.csv")
         models.remove(folder.path)
 
