@@ -340,6 +340,12 @@ def test_every_whole_number_has_a_bound(flag):
     assert hparam.check(largest) == largest < 2**32
 
 
+def test_a_whole_number_that_is_no_number_with_a_point_is_refused():
+    """Python's own have no bound; on a command line it would be infinite."""
+    with pytest.raises(HparamError, match="^--x must be a smaller number.$"):
+        Hparam("x", 0.5, "Help.", "choice").check(10**400, "--x")
+
+
 def test_flags_declared_differently_are_refused(own_registries, monkeypatch):
     clash = Hparam("tau", 0.5, "Other.", "choice", flag="fedadam_tau")
     extension(
