@@ -173,7 +173,10 @@ class Hparam:
                 return None
             raise HparamError(f"{label} must be set to {self._kind()}.")
         if self.type is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            try:
+                value = float(value)
+            except OverflowError as e:
+                raise HparamError(f"{label} must be a smaller number.") from e
         if not isinstance(value, self.type) or (self.type is int and isinstance(value, bool)):
             raise HparamError(f"{label}={_short(repr(value))} must be {self._kind()}.")
         if self.type is str:

@@ -213,6 +213,8 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
         _draw(setup, options)
         return
 
+    if options.record:
+        _check_place(setup, options.root_output_dir)
     if options.full_grid:
         setup = dataclasses.replace(setup, search={})
 
@@ -296,6 +298,17 @@ def _searched(setup, rows, points, seeds, plan, resources):
     chosen = {row: found[row].point if row in found else dict(points[row][0]) for row in rows}
     runs += plan({row: points[row] for row in wide}, seeds)
     return runs, chosen, [found[row].describe(row) for row in wide]
+
+
+def _check_place(setup, root) -> None:
+    """Refuses runs in the folder that --record empties before it copies their results there."""
+    target = readme.recorded_folder(setup).resolve()
+    for part in (setup.folder, f"{setup.item}/{setup.name}"):
+        if pathlib.Path(root, setup.paper, part).resolve().is_relative_to(target):
+            raise ReproduceError(
+                f"--record replaces all that is in {target}, and --root_output_dir={root} has the "
+                "runs there; choose another --root_output_dir."
+            )
 
 
 def _check_figures(setup) -> None:
@@ -450,6 +463,9 @@ def _parse(arguments) -> list[str]:
         rest = FLAGS(["reproduce.py", *experiment_flags.expand_flagfiles(arguments)])[1:]
     except ValueError as e:  # `--noflag=value`, and HparamError of a flag file.
         raise flags.Error(str(e)) from e
+    for name in ("root_output_dir", "data_dir", "items"):
+        # As in the runs' own flags.
+        FLAGS[name].value = FLAGS[name].value and os.path.expanduser(FLAGS[name].value)
     for name, most in _MOST.items():
         # NaN is neither less nor more than a bound.
         if not 0 <= FLAGS[name].value <= most:
@@ -473,6 +489,7 @@ def main(arguments: list[str]) -> int:
         if FLAGS.help:
             print(f"{__doc__}\n{FLAGS.get_help()}")
             return 0
+        experiment_flags.check_place(FLAGS.root_output_dir)
         if FLAGS.items:
             # Modules that their flag files import may lie beside them.
             sys.path.append(os.path.abspath(FLAGS.items))

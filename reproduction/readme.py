@@ -15,6 +15,7 @@ import tabulate
 from reproduction import claims, needs, results, score
 from reproduction.items import PAPERS, Item, Setup, all_items
 from reproduction.score import STATUSES, recorded, recorded_folder
+from simulation.records import files
 
 
 def record(setup: Setup, folder: pathlib.Path) -> None:
@@ -305,6 +306,7 @@ def write() -> list[pathlib.Path]:
     changed = []
     for path, text in pages().items():
         if path.read_text() != text:
-            path.write_text(text)
+            # Most of a page is written by hand.
+            files.write_atomically(str(path), text.encode())
             changed.append(path)
     return changed

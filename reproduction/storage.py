@@ -1,29 +1,35 @@
 """A run's folder and its copy in a folder or at an fsspec URL (s3://, gs://, file://, ...).
 
-A copy can be gone on from whenever the copying stopped: everything new is brought there under
-other names first, then renamed, the rounds' table and clients' states before the checkpoints that
-rely on them, and only then what no longer exists is removed.
+A run can be gone on from its copy whenever the copying stopped. What is copied belongs together: a
+checkpoint, the clients' states that were there at the same time, and a table with rows at least as
+far. Everything new is brought there under other names first; a list of it says that it is whole,
+and from then on it counts, also before it is renamed. Only then what no longer exists is removed.
 """
 
 import contextlib
+import json
 import os
 import pathlib
 import posixpath
 import shutil
 import sqlite3
 import tempfile
+from typing import BinaryIO
 
 import fsspec
 
 from reproduction.items import ReproduceError
 
-_TABLE = "metrics.csv"
 # What is not worth copying: held only while a run works, or made from other files.
 _LOCAL = (".lock", "tensorboard")
 _EVENTS = "events.out.tfevents."
 _STATE = "checkpoints"
 _DATABASE = ".sqlite"
 _PART = ".part"
+# Names of what a copy has under other names, once that is whole.
+_LIST = ".copied.part"
+# How often a run may remove all checkpoints that were found while its database is read.
+_TRIES = 10
 
 
 def join(url: str, *parts: str) -> str:
@@ -56,29 +62,44 @@ def _files(root: pathlib.Path) -> list[str]:
     )
 
 
-def _place(name):
-    """Orders what is copied: the table, databases, the rest, checkpoints last."""
-    if name == _TABLE:
-        return 0, name
-    if name.endswith(_DATABASE):
-        return 1, name
-    return (3 if name.startswith(_STATE) else 2), name
+def _opened(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, BinaryIO]:
+    """Opens the files of a run that may be under way, as they belong together.
+
+    Returns:
+      Name → file, closed with the stack; empty if its checkpoints change faster than they are read.
+    """
+    for _ in range(_TRIES):
+        names = _files(folder)
+        states = [name for name in names if name.startswith(_STATE)]
+        # A database has what goes with each checkpoint that is there before it is read and after.
+        databases = {n: _backup(folder / n, stack) for n in names if n.endswith(_DATABASE)}
+        kept = _open_all(folder, states, stack)
+        if kept or not states:
+            break
+    else:
+        return {}
+    others = [name for name in names if name not in states and name not in databases]
+    return {**_open_all(folder, others, stack), **databases, **kept}
 
 
-def _read(path: pathlib.Path) -> bytes:
-    """Reads a file; a database in use is read as it is between two transactions."""
-    if not path.name.endswith(_DATABASE):
-        return path.read_bytes()
-    if not path.exists():
-        raise FileNotFoundError(path)
-    with tempfile.TemporaryDirectory() as folder:
-        copy = os.path.join(folder, path.name)
-        with (
-            contextlib.closing(sqlite3.connect(path)) as source,
-            contextlib.closing(sqlite3.connect(copy)) as target,
-        ):
-            source.backup(target)
-        return pathlib.Path(copy).read_bytes()
+def _open_all(folder, names, stack):
+    opened = {}
+    for name in names:
+        # What is removed meanwhile is an old checkpoint, or the results of a run that goes on.
+        with contextlib.suppress(FileNotFoundError):
+            opened[name] = stack.enter_context(open(folder / name, "rb"))
+    return opened
+
+
+def _backup(path, stack):
+    """Opens a copy of a database, which may be in use, as it is between two transactions."""
+    copy = os.path.join(stack.enter_context(tempfile.TemporaryDirectory()), path.name)
+    with (
+        contextlib.closing(sqlite3.connect(path)) as source,
+        contextlib.closing(sqlite3.connect(copy)) as target,
+    ):
+        source.backup(target)
+    return stack.enter_context(open(copy, "rb"))
 
 
 def push(folder: str | os.PathLike, url: str) -> None:
@@ -98,27 +119,42 @@ def push(folder: str | os.PathLike, url: str) -> None:
 def _push(folder, url):
     folder = pathlib.Path(folder)
     system, root = _open(url)
-    # Listed before anything else is copied, so that the table's rows and the database's states
-    # reach at least to these checkpoints.
-    names = sorted(_files(folder), key=_place)
-    copied = []
-    for name in names:
-        target = posixpath.join(root, name)
-        if name.startswith(_STATE) and system.exists(target):
-            continue  # Checkpoints are never changed.
-        try:
-            content = _read(folder / name)
-        except FileNotFoundError:
-            continue  # An old checkpoint, removed meanwhile.
-        system.makedirs(posixpath.dirname(target), exist_ok=True)
-        system.pipe_file(target + _PART, content)
-        copied.append(target)
-    for target in copied:
-        system.mv(target + _PART, target)
+    _rename(system, root)
+    with contextlib.ExitStack() as stack:
+        opened, copied = _opened(folder, stack), []
+        for name, file in opened.items():
+            target = posixpath.join(root, name)
+            if name.startswith(_STATE) and system.exists(target):
+                continue  # Checkpoints are never changed.
+            system.makedirs(posixpath.dirname(target), exist_ok=True)
+            system.pipe_file(target + _PART, file.read())
+            copied.append(name)
+    if not copied:
+        return
+    system.pipe_file(posixpath.join(root, _LIST), json.dumps(copied).encode())
+    _rename(system, root)
     for target in system.find(root):
         name = posixpath.relpath(target, root)
-        if name not in names and not (folder / name).exists():
+        if name not in opened and not (folder / name).exists():
             system.rm_file(target)
+
+
+def _rename(system, root):
+    """Gives what a push has brought the names that it is to have, if that is whole."""
+    for name in _listed(system, root):
+        target = posixpath.join(root, name)
+        if system.exists(target + _PART):
+            system.mv(target + _PART, target)
+    if system.exists(posixpath.join(root, _LIST)):
+        system.rm_file(posixpath.join(root, _LIST))
+
+
+def _listed(system, root) -> list[str]:
+    """Returns the names of what is whole under other names."""
+    try:
+        return json.loads(system.cat_file(posixpath.join(root, _LIST)))
+    except (FileNotFoundError, ValueError):  # ValueError: its writing was interrupted.
+        return []
 
 
 def pull(url: str, folder: str | os.PathLike, results_only: bool = False) -> None:
@@ -142,14 +178,17 @@ def _pull(url, folder, results_only):
     if not system.exists(root):
         return
     found = {posixpath.relpath(target, root): target for target in system.find(root)}
-    # Of a run that this machine began and another resumed: its own files are older.
-    if not results_only and any(name.startswith(_STATE) for name in found):
-        shutil.rmtree(folder / _STATE, ignore_errors=True)
-        for path in folder.glob(f"*{_DATABASE}*"):
-            path.unlink()
+    found |= {n: found[n + _PART] for n in _listed(system, root) if n + _PART in found}
+    found = {name: target for name, target in found.items() if not name.endswith(_PART)}
+    if not results_only:
+        if any(name.startswith(_STATE) for name in found):
+            # Of a run that this machine began and another resumed: its own files are older.
+            shutil.rmtree(folder / _STATE, ignore_errors=True)
+            for path in folder.glob(f"*{_DATABASE}*"):
+                path.unlink()
+        elif any((folder / _STATE).glob("*")):
+            return  # The copy is of the run's start, before its first checkpoint.
     for name, target in found.items():
-        if name.endswith(_PART):
-            continue
         if results_only and (name.startswith(_STATE) or name.endswith(_DATABASE)):
             continue
         path = folder / name

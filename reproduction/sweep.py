@@ -191,7 +191,7 @@ def estimate(
     result = []
     for row in dict.fromkeys(run.row for run in runs):
         missing = [run for run in runs if run.row == row and not is_done(run)]
-        rounds = sum(run.rounds - board.rounds_done(run) for run in missing)
+        rounds = sum(max(0, run.rounds - board.rounds_done(run)) for run in missing)
         neighbours = [s for some in measured.values() for s in some]
         if row in measured:
             seconds, source = statistics.mean(measured[row]), "measured"
@@ -290,7 +290,7 @@ class _Sweep:
         return min(room, self._resources.jobs or room)
 
     def _start(self, run, left, room):
-        command = [*run.command]
+        command = [*run.command, *_rounds_beyond(run)]
         if self._deadline is not None:
             # As if all that is left came in waves that fill the room.
             minutes = (self._deadline - time.monotonic()) / 60 / -(-left // room)
@@ -307,6 +307,19 @@ class _Sweep:
             raise _NodeLost from e
         except self._ray.exceptions.RayError as e:
             return Outcome(None, type(e).__name__)
+
+
+def _rounds_beyond(run) -> list[str]:
+    """Returns the flag that ends a run where it is, if that is beyond the rounds asked for.
+
+    So it is with one that was stopped on its way to more of them: at a search's next rung, or
+    before a smaller budget. It cannot go back, and only lacks its results.
+    """
+    try:
+        done = board.rounds_done(run)
+    except RunError:
+        return []  # The run itself says what is damaged.
+    return [f"--total_rounds={done}"] if done > run.rounds else []
 
 
 def _url(resources, run) -> str:
@@ -352,7 +365,11 @@ def _kept(url, folder):
 
     def push_now_and_then():
         while not stop.wait(_SECONDS_BETWEEN_PUSHES):
-            storage.push(folder, url)
+            try:
+                storage.push(folder, url)
+            except ReproduceError as e:
+                # The next one may do; the last one has to.
+                print(f"warning: {e}", file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=push_now_and_then, daemon=True)
     thread.start()

@@ -18,7 +18,7 @@ from hparams import HparamError
 from simulation import assembly, experiment_flags, runtimes
 from simulation.errors import RunError
 from simulation.experiment_flags import Request
-from simulation.records import checkpoints, files, outputs, trackers
+from simulation.records import checkpoints, files, models, outputs, trackers
 from simulation.records.progress import Progress
 from simulation.rounds import cohorts
 from tasks import fingerprint
@@ -131,6 +131,8 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
         if point.checkpoint is not None:
             folder.check_seal(point.checkpoint)
             _check_same_plans(request, point.checkpoint)
+        if settings["initial_weights"] is not None:
+            models.find(settings["initial_weights"])
         return _work(request, folder, point, caller, started)
 
 
@@ -465,11 +467,12 @@ class Experiment:
 
     def _write_start(self, caller, round_num):
         """Tells of this start and leaves in the folder only what goes with it."""
-        from simulation.records import models, recorder
+        from simulation.records import recorder
 
         settings, task, folder = self.request.run, self._task, self._folder
         device = runtimes.device_description()
-        for path in self._point.damaged:
+        damaged = self._point.damaged
+        for path in damaged:
             caller.say(f"warning: checkpoint {path} is damaged; an older one is used.")
         start = f"Resuming after round {round_num}" if round_num else "Starting"
         caller.say(
@@ -482,11 +485,13 @@ class Experiment:
         described = outputs.describe_start(caller.command, device, round_num)
         recorder.write_start(folder, self.request, task, described)
         folder.write_data_digests(self._data)
+        # Else they would count among the newest two, which are all that is kept.
+        folder.remove(*(os.path.join("checkpoints", os.path.basename(p)) for p in damaged))
         folder.remove("summary.json", "client_metrics.csv")
         models.remove(folder.path)
 
     def _write_results(self, final, round_num, weights, say):
-        from simulation.records import models, recorder
+        from simulation.records import recorder
 
         folder, total_rounds = self._folder, self.request.run["total_rounds"]
         with files.explained(folder.path):

@@ -713,6 +713,10 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
         raise HparamError("--num_validation_examples=0 must be -1 (all) or >= 1.")
     if run["profile"] is not None:
         profiled_rounds(run["profile"])
+    check_place(run["root_output_dir"])
+    for flag in ("root_output_dir", "data_dir"):
+        # A shell leaves the tilde in `--flag=~/x`; a folder of that name is dangerous to remove.
+        run[flag] = run[flag] and os.path.expanduser(run[flag])
     if method_spec.staged and run["runtime"] == "vectorized":
         raise HparamError(
             f"--runtime=vectorized cannot run {method_spec.name}, a method of several processes; "
@@ -745,6 +749,22 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
 
 def _by_flag(spec, settings):
     return {h.flag_name(spec.name): settings[h.name] for h in spec.hparams}
+
+
+def check_place(root: str) -> None:
+    """Refuses to write results to an address, as `s3://bucket/folder` is.
+
+    Args:
+      root: `--root_output_dir`.
+
+    Raises:
+      HparamError: If it is one.
+    """
+    if "://" in root:
+        raise HparamError(
+            f"--root_output_dir={root} is an address: results lie in a folder of this machine; "
+            "reproduce.py --storage keeps a copy at an address."
+        )
 
 
 def profiled_rounds(text: str) -> tuple[int, int]:

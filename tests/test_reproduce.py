@@ -411,6 +411,7 @@ def test_budgets(parts, budget):
         (["adafedadam"], "only flags", 1),
         (["--compare", "nowhere"], "nowhere holds no run", 1),
         (["--paper=adafedadam", "--item=fig6"], "set --data_dir", 1),
+        (["--list", "--root_output_dir=gs://b/x"], "gs://b/x is an address", 1),
     ],
 )
 def test_wrong_requests_end_with_one_line(arguments, says, code):
@@ -420,6 +421,13 @@ def test_wrong_requests_end_with_one_line(arguments, says, code):
     assert done.returncode == code
     assert len(done.stderr.splitlines()) == 1 and says in done.stderr
     assert done.stderr.startswith("error: ")
+
+
+def test_a_tilde_is_the_home_that_the_shell_left_it_to_be(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    reproduce._parse(["--root_output_dir=~/runs", "--data_dir=~"])
+    found = reproduce.FLAGS.root_output_dir, reproduce.FLAGS.data_dir, reproduce.FLAGS.items
+    assert found == ("/home/me/runs", "/home/me", None)
 
 
 def listed(*flags):

@@ -307,8 +307,8 @@ def test_run_can_be_extended_and_equals_one_of_that_length(finished, tmp_path):
 
 def test_damaged_newest_checkpoint_costs_rounds_not_the_run(finished, tmp_path, capfd):
     arguments = [*SMALL, f"--root_output_dir={tmp_path}", "--rounds_per_eval=2"]
-    arguments += ["--rounds_per_checkpoint=1"]
-    assert run_experiment.main([*arguments, "--total_rounds=3"]) == 0
+    short = [*arguments, "--rounds_per_checkpoint=1", "--total_rounds=3"]
+    assert run_experiment.main(short) == 0
     folder = tmp_path / "synthetic_fedavg"
     newest = sorted((folder / "checkpoints").iterdir())[-1]
     newest.write_bytes(newest.read_bytes()[:-5])
@@ -316,6 +316,8 @@ def test_damaged_newest_checkpoint_costs_rounds_not_the_run(finished, tmp_path, 
     assert run_experiment.main(arguments) == 0
     assert f"{newest} is damaged" in capfd.readouterr().out
     assert_same_run(folder, finished)
+    # The damaged one is none of the two that are kept.
+    assert checkpoints.rounds(str(folder / "checkpoints")) == [2, 4]
 
 
 def test_out_of_time_stops_with_results_and_goes_on(finished, tmp_path, capfd):
@@ -532,6 +534,7 @@ def test_wrong_input_is_refused_in_one_line_before_tensorflow_is_imported(finish
         ([*SMALL, *new, "--track_clients=0,6"], 2, "there is no client '6'"),
         ([*SMALL, *new, "--synthetic_alpha=1"], 2, "alpha is not used with generator=leaf"),
         ([*SMALL, *new, "--synthetic_label_noise=0.1"], 2, "not used with noisy_clients=0.0"),
+        ([*SMALL, *new, "--initial_weights=nowhere.keras"], 1, "there is no such file"),
         *(([*SMALL, *new, flag], 1, "make venv-tracking") for flag in missing),
         (["--task=synthetic", "--algorithm=fedadam", "--help"], 0, ""),
         (here, 0, ""),

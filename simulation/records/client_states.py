@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 import os
+import pathlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -38,6 +39,8 @@ CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value NOT NULL);
 """
 
 _MODULUS = 1 << 256
+# How long to wait for somebody who reads the file, such as `read_all` or a copy of the run.
+_SECONDS_FOR_READERS = 600.0
 
 
 class ClientStates:
@@ -70,7 +73,9 @@ class ClientStates:
         # Sum of the digests of each client's newest row.
         self._sum = 0
         with self._explained():
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(
+                path, timeout=_SECONDS_FOR_READERS, isolation_level=None, check_same_thread=False
+            )
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
             self._check_run(run_id)
@@ -363,7 +368,8 @@ def read_all(path: str) -> dict[str, dict[str, np.ndarray]]:
         raise RunError(f"There is no {path}: the run's clients keep nothing.")
     newest = "SELECT client, state, MAX(round) FROM states GROUP BY client ORDER BY client"
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        address = f"{pathlib.Path(path).absolute().as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as db:
             row = db.execute("SELECT value FROM facts WHERE name = 'layout'").fetchone()
             rows = db.execute(newest).fetchall()
         layout = None if row is None else json.loads(row[0])

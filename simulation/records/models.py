@@ -75,9 +75,9 @@ def beginning_with(task: Task, seed: int, path: str) -> Task:
     Raises:
       RunError: If the file cannot be read, or is of another model.
     """
-    keras_model = task.keras_model_fn(seed)
+    keras_model, found = task.keras_model_fn(seed), find(path)
     try:
-        _read(keras_model, os.path.expanduser(path))
+        _read(keras_model, found)
     except Exception as e:  # Whatever Keras, h5py and zipfile raise for a file that they can't use.
         reason = " ".join(str(e).split())[:200]
         raise RunError(
@@ -99,19 +99,34 @@ def beginning_with(task: Task, seed: int, path: str) -> Task:
     )
 
 
-def _read(keras_model, path):
-    if not os.path.exists(path):
-        raise OSError("there is no such file.")
+def find(path: str) -> str:
+    """Returns the file of weights, or the folder of a SavedModel, that `--initial_weights` names.
+
+    Raises:
+      RunError: If there is none.
+    """
+
+    def refuse(reason):
+        raise RunError(f"--initial_weights={path} cannot be taken: {reason}")
+
+    found = os.path.expanduser(path)
+    if not os.path.exists(found):
+        refuse("there is no such file.")
     for name in (_WHOLE, _WEIGHTS):
-        if os.path.exists(os.path.join(path, FOLDER, name)):
-            path = os.path.join(path, FOLDER, name)
+        if os.path.exists(os.path.join(found, FOLDER, name)):
+            return os.path.join(found, FOLDER, name)
+    if not os.path.isdir(found):
+        if not found.endswith((".keras", ".h5")):
+            refuse("a file must end in .keras or .h5.")
+    elif not os.path.exists(os.path.join(found, "saved_model.pb")):
+        refuse("the folder holds neither a SavedModel nor a finished run's model/.")
+    return found
+
+
+def _read(keras_model, path):
     if not os.path.isdir(path):
-        if not path.endswith((".keras", ".h5")):
-            raise OSError("a file must end in .keras or .h5.")
         keras_model.load_weights(path)
         return
-    if not os.path.exists(os.path.join(path, "saved_model.pb")):
-        raise OSError("the folder holds neither a SavedModel nor a finished run's model/.")
     import tensorflow as tf
 
     loaded = tf.saved_model.load(path)

@@ -34,7 +34,6 @@ import math
 import os
 import platform
 import secrets
-import shutil
 import socket
 import subprocess
 import time
@@ -601,8 +600,6 @@ class TensorBoard:
         self._first, self._total_rounds, self._last = frozenset(first), total_rounds, None
         for path in glob.glob(os.path.join(glob.escape(folder), "events.out.tfevents.*")):
             os.remove(path)
-        # Of earlier versions.
-        shutil.rmtree(os.path.join(folder, "tensorboard"), ignore_errors=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
         with _tensorflows_errors():
             # TensorBoard's own writer has a thread, which on a full disk ends in a traceback.

@@ -4,6 +4,7 @@ Both are optional (`make venv-tracking`). A resumed run continues the same entry
 there twice: what an earlier process has sent is not sent again.
 """
 
+import contextlib
 import hashlib
 import importlib.util
 import math
@@ -50,7 +51,7 @@ def opened(
       rows: Rows of metrics.csv that are kept.
 
     Returns:
-      Objects with `write(round_num, values)` and `close()`.
+      Objects with `write(round_num, values)` and `close()`, which raise a `RunError` as well.
 
     Raises:
       RunError: If a tracker is not installed or can't be reached.
@@ -62,18 +63,39 @@ def opened(
     ):
         if where is None:
             continue
-        try:
-            tracker = kind(where, os.path.abspath(folder), flags)
-        except ImportError as e:
-            raise RunError(f"{kind.__name__} is not installed: {_INSTALL}.") from e
-        except Exception as e:  # Whatever the service's client raises is the user's to read.
-            told = " ".join(str(e).split())
-            raise RunError(f"{kind.__name__} cannot be used: {type(e).__name__}: {told}") from e
+        tracker = _InOneLine(kind, where, os.path.abspath(folder), flags)
         trackers.append(tracker)
         for row in rows:
             values = {k: float(v) for k, v in row.items() if k != outputs.ROUND and v}
             tracker.write(int(row[outputs.ROUND]), values)
     return trackers
+
+
+class _InOneLine:
+    """A tracker of which whatever goes wrong is a `RunError`: a service can fail at any round."""
+
+    def __init__(self, kind, *arguments):
+        self._name = kind.__name__
+        with self._told():
+            self._tracker = kind(*arguments)
+
+    @contextlib.contextmanager
+    def _told(self):
+        try:
+            yield
+        except ImportError as e:
+            raise RunError(f"{self._name} is not installed: {_INSTALL}.") from e
+        except Exception as e:  # Whatever the service's client raises is the user's to read.
+            told = " ".join(str(e).split())
+            raise RunError(f"{self._name} cannot be used: {type(e).__name__}: {told}") from e
+
+    def write(self, round_num, values):
+        with self._told():
+            self._tracker.write(round_num, values)
+
+    def close(self):
+        with self._told():
+            self._tracker.close()
 
 
 class WeightsAndBiases:

@@ -11,8 +11,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from reproduction import items, sweep  # noqa: E402
 
 
-def short_runs(flagfile, root, number):
-    """Returns runs of the flag file that differ by seed."""
+def short_runs(flagfile, root, number, rounds=None):
+    """Returns runs of the flag file that differ by seed, of so many rounds if that is given."""
     setup = items.Setup(
         paper="p",
         item="i",
@@ -42,7 +42,8 @@ def short_runs(flagfile, root, number):
         seconds={},
         widen={},
     )
-    return items.planned_runs(setup, setup.rows, {"fedavgm": [{}]}, setup.seeds, root=root)
+    points = {"fedavgm": [{}]}
+    return items.planned_runs(setup, setup.rows, points, setup.seeds, root=root, max_rounds=rounds)
 
 
 def main(flagfile, root, number, address=None):

@@ -4,6 +4,7 @@ import csv
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -32,6 +33,20 @@ def test_the_example_is_an_item_of_whole_commands(tmp_path):
         assert request.run["total_rounds"] == setup.rounds, "the item's, not the flag file's"
         assert request.run["task"] == "moving_blobs"
     assert runs[-1].folder == tmp_path / "own_sweep/blobs/blobs" / runs[-1].name
+
+
+@pytest.mark.parametrize("root", [".", "own_sweep/blobs/blobs"])
+def test_runs_are_not_recorded_over_themselves(tmp_path, capsys, root):
+    home = tmp_path / "own_sweep"
+    shutil.copytree(EXAMPLE, home)
+    made = tmp_path / root / "own_sweep" / "blobs" / "blobs" / "run" / "hparams.json"
+    made.parent.mkdir(parents=True)
+    made.touch()
+    flags = [f"--items={home}", "--item=blobs", "--record", f"--root_output_dir={tmp_path / root}"]
+    assert reproduce.main([*flags, "--dry_run"]) == 1
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1 and "choose another --root_output_dir" in error
+    assert made.exists()
 
 
 def test_the_page_shows_the_example_and_names_every_field():

@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import os
 import pathlib
 
 import pytest
@@ -240,6 +241,19 @@ def test_recording_replaces_what_was_there(tmp_path, monkeypatch):
     monkeypatch.setattr(readme, "recorded_folder", lambda _: target)
     readme.record(setup, made)
     assert {p.name for p in target.iterdir()} == {"results.csv", "curves.csv", "curves.png"}
+
+
+def test_a_page_that_cannot_be_written_stays(tmp_path, monkeypatch):
+    """On a full disk what is written by hand is not lost."""
+    page = tmp_path / "README.md"
+    page.write_text("by hand")
+    monkeypatch.setattr(readme, "pages", lambda: {page: "by hand, and a table"})
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", lambda _: os.write(-1, b""))
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            readme.write()
+    assert page.read_text() == "by hand"
+    assert readme.write() == [page] and page.read_text() == "by hand, and a table"
 
 
 def test_a_figure_that_is_drawn_without_runs_says_that_it_stands_in():

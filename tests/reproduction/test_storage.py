@@ -70,14 +70,38 @@ def test_no_copy_is_nothing_to_bring(tmp_path, url):
     assert read(tmp_path / "a") == FILES
 
 
-@pytest.mark.parametrize("after", range(12))
+def go_on(folder, *rounds):
+    """Leaves a run's folder as it is when the last of some rounds is in a checkpoint."""
+    write(folder, {f"checkpoints/{r}.npz": str(r) for r in rounds})
+    for path in (folder / "checkpoints").iterdir():
+        if path.name not in [f"{r}.npz" for r in rounds]:
+            path.unlink()
+    table = "".join(f"{r}\n" for r in range(max(rounds) + 1))
+    write(folder, {"metrics.csv": f"round_num\n{table}"})
+    with contextlib.closing(sqlite3.connect(folder / "client_states.sqlite")) as database:
+        database.execute("create table if not exists states (round)")
+        database.execute("delete from states")
+        database.executemany("insert into states values (?)", [[r] for r in rounds])
+        database.commit()
+
+
+def assert_can_be_gone_on_from(folder):
+    """Checks that table and database have what the newest checkpoint of a folder needs."""
+    rounds = [int(line) for line in (folder / "metrics.csv").read_text().splitlines()[1:]]
+    newest = max(int(path.stem) for path in (folder / "checkpoints").iterdir())
+    assert rounds == list(range(len(rounds))) and newest <= max(rounds)
+    with contextlib.closing(sqlite3.connect(folder / "client_states.sqlite")) as database:
+        assert (newest,) in database.execute("select round from states").fetchall()
+    return newest
+
+
+@pytest.mark.parametrize("after", range(16))
 def test_a_copy_that_stopped_half_way_can_be_gone_on_from(tmp_path, monkeypatch, after):
-    """Whatever was copied last: the table has a row for every checkpoint, and one is whole."""
+    """Whatever was copied last, and so can one of a machine that copies after that."""
     url = str(tmp_path / "copy")
-    write(tmp_path / "a", FILES)
+    go_on(tmp_path / "a", 0, 1)
     storage.push(tmp_path / "a", url)
-    write(tmp_path / "a", {"checkpoints/2.npz": "two", "metrics.csv": "round_num\n0\n1\n2\n"})
-    (tmp_path / "a" / "checkpoints" / "0.npz").unlink()
+    go_on(tmp_path / "a", 4, 5)
     system = type(fsspec.filesystem("file"))
     calls = []
 
@@ -101,11 +125,46 @@ def test_a_copy_that_stopped_half_way_can_be_gone_on_from(tmp_path, monkeypatch,
         pass
     monkeypatch.undo()
     storage.pull(url, tmp_path / "b")
-    found = read(tmp_path / "b")
-    rounds = [int(line) for line in found["metrics.csv"].splitlines()[1:]]
-    states = [int(n.split("/")[1][0]) for n in found if n.startswith("checkpoints/")]
-    assert states and max(states) <= max(rounds)
-    assert rounds == list(range(len(rounds)))
+    assert assert_can_be_gone_on_from(tmp_path / "b") in (1, 5)
+    go_on(tmp_path / "b", 6, 7)
+    storage.push(tmp_path / "b", url)
+    storage.pull(url, tmp_path / "c")
+    assert assert_can_be_gone_on_from(tmp_path / "c") == 7
+    assert not list((tmp_path / "copy").rglob("*.part"))
+
+
+def test_a_copy_of_a_run_that_goes_on_meanwhile_can_be_gone_on_from(tmp_path, monkeypatch):
+    """While the copy is made, the run removes all checkpoints that it had, and their states."""
+    url = str(tmp_path / "copy")
+    go_on(tmp_path / "a", 0, 1)
+    storage.push(tmp_path / "a", url)
+    go_on(tmp_path / "a", 2, 3)
+    system, rounds = type(fsspec.filesystem("file")), iter(range(4, 100))
+    original = system.pipe_file
+
+    def slowly(*arguments, **named):
+        original(*arguments, **named)
+        r = next(rounds)
+        go_on(tmp_path / "a", r, r + 1)
+
+    monkeypatch.setattr(system, "pipe_file", slowly)
+    storage.push(tmp_path / "a", url)
+    storage.pull(url, tmp_path / "b")
+    assert assert_can_be_gone_on_from(tmp_path / "b") == 3
+
+
+@pytest.mark.parametrize("copied", [["metrics.csv"], ["checkpoints/1.npz.part"]])
+def test_a_copy_without_a_checkpoint_does_not_replace_one(tmp_path, url, copied):
+    """Made while a run evaluated its initial model, or of which nothing is whole yet."""
+    write(tmp_path / "start", {"metrics.csv": "round_num\n"})
+    storage.push(tmp_path / "start", url)
+    system, root = fsspec.core.url_to_fs(url)
+    for name in copied:
+        system.makedirs(f"{root}/checkpoints", exist_ok=True)
+        system.pipe_file(f"{root}/{name}", b"round_num\n")
+    write(tmp_path / "a", FILES)
+    storage.pull(url, tmp_path / "a")
+    assert read(tmp_path / "a") == FILES
 
 
 def test_a_database_in_use_is_copied_between_transactions(tmp_path, url):

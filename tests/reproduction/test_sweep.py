@@ -8,6 +8,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 
@@ -15,6 +16,7 @@ import pytest
 
 from reproduction import sweep
 from reproduction.items import ReproduceError
+from simulation import experiment_flags
 from tests.reproduction import sweep_driver
 
 REPO = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -155,6 +157,44 @@ def test_a_sweep_gives_up_where_every_machine_is_lost(monkeypatch, tmp_path, fla
     runs = sweep_driver.short_runs(flagfile, tmp_path, 2)
     with pytest.raises(ReproduceError, match="lost 3 times; start again to resume"):
         sweep.execute(runs, sweep.Resources(retries=2))
+
+
+def test_a_run_stopped_on_its_way_to_more_rounds_is_ended_where_it_is(
+    monkeypatch, tmp_path, flagfile
+):
+    """As after a search that was killed in its second rung, and begins again with the first."""
+    commands = {}
+
+    class Listening(Connection):
+        def _start(self, repository, command, folder, url, home):
+            commands[pathlib.Path(folder).name] = command
+            return super()._start(repository, command, folder, url, home)
+
+    connect_to(monkeypatch, [Listening([])])
+    runs = sweep_driver.short_runs(flagfile, tmp_path, 3, rounds=10)
+    for run, rounds in zip(runs, (7, 10, 25), strict=True):
+        run.folder.mkdir(parents=True)
+        rows = "".join(f"{r},\n" for r in range(rounds + 1))
+        (run.folder / "metrics.csv").write_text(f"round_num,train/loss\n{rows}")
+    sweep.execute(runs, sweep.Resources())
+    asked = [experiment_flags.parse(commands[r.folder.name]).run["total_rounds"] for r in runs]
+    assert asked == [10, 10, 25]
+
+
+def test_a_storage_that_fails_for_a_time_is_tried_again(monkeypatch, tmp_path, capsys):
+    failing, copied = [True], threading.Event()
+
+    def push(folder, url):
+        if failing:
+            failing.pop()
+            raise ReproduceError("--storage: s3://b cannot be used: no answer")
+        copied.set()
+
+    monkeypatch.setattr(sweep.storage, "push", push)
+    monkeypatch.setattr(sweep, "_SECONDS_BETWEEN_PUSHES", 0.01)
+    with sweep._kept("s3://b", tmp_path):
+        assert copied.wait(10)
+    assert capsys.readouterr().err == "warning: --storage: s3://b cannot be used: no answer\n"
 
 
 @pytest.mark.long

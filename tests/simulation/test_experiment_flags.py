@@ -146,6 +146,7 @@ def test_all_missing_flags_are_listed_at_once():
         (["--flagfile=/no/such/file"], ["--flagfile", "/no/such/file"]),
         (["--import=no_such_module"], ["--import=no_such_module", "ModuleNotFoundError"]),
         (["--experiment_name"], ["experiment_name"]),
+        (["--root_output_dir=s3://bucket/x"], ["s3://bucket/x is an address", "--storage"]),
         (["stray"], ["'stray'", "--name=value"]),
         (["--flagfile=/"], ["--flagfile=/", "Is a directory"]),
         (["--flagfile=/dev/zero"], ["--flagfile=/dev/zero", "longer than"]),
@@ -180,6 +181,19 @@ def test_the_most_rounds_take_no_longer_to_check_than_one():
         if tff_algos.get(name).server_learning_rate is None:
             own.append("--server_learning_rate=0.1")
         assert parse(f"--total_rounds={MAX_INT}", base=own).run["total_rounds"] == MAX_INT
+
+
+def test_a_tilde_is_the_home_that_the_shell_left_it_to_be(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    base = [*(b for b in BASE if "--task" not in b), "--task=femnist"]
+    request = parse("--root_output_dir=~/runs", "--data_dir=~", base=base)
+    assert (request.run["root_output_dir"], request.run["data_dir"]) == (
+        "/home/me/runs",
+        "/home/me",
+    )
+    assert request.in_force["root_output_dir"] == "/home/me/runs"
+    request = parse("--data_dir=s3://bucket/~", base=base)
+    assert (request.run["root_output_dir"], request.run["data_dir"]) == ("results", "s3://bucket/~")
 
 
 @pytest.mark.parametrize("task", [n for n in tasks.names() if tasks.get(n).clients])
@@ -324,6 +338,12 @@ def test_every_whole_number_has_a_bound(flag):
             hparam.check(number, f"--{flag}")
     largest = int(hparam.maximum or MAX_INT)
     assert hparam.check(largest) == largest < 2**32
+
+
+def test_a_whole_number_that_is_no_number_with_a_point_is_refused():
+    """Python's own have no bound; on a command line it would be infinite."""
+    with pytest.raises(HparamError, match="^--x must be a smaller number.$"):
+        Hparam("x", 0.5, "Help.", "choice").check(10**400, "--x")
 
 
 def test_flags_declared_differently_are_refused(own_registries, monkeypatch):

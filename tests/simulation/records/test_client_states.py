@@ -1,9 +1,11 @@
+import contextlib
 import os
 import random
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from typing import NamedTuple
 
@@ -101,6 +103,35 @@ def test_another_form_and_damage_are_refused(tmp_path):
         opened(tmp_path / "t")
     with pytest.raises(OSError, match="unable to open"):
         opened(tmp_path / "missing" / "s")
+
+
+@pytest.mark.parametrize("name", ["rate 0.1", "a#b", "a?b=c", "50%25", "ü", "-a"])
+def test_states_are_read_whatever_their_folder_is_called(tmp_path, monkeypatch, name):
+    path = tmp_path / name / "states.sqlite"
+    path.parent.mkdir()
+    states = opened(path)
+    states.write({"c": state(1)}, 1)
+    states.commit(1)
+    states.close()
+    monkeypatch.chdir(tmp_path)
+    for asked in (str(path), f"{name}/states.sqlite"):
+        assert list(client_states.read_all(asked)) == ["c"]
+
+
+def test_somebody_who_reads_for_long_ends_no_run(tmp_path):
+    """As `read_all` and a copy of a large file do; SQLite itself would wait for five seconds."""
+    states = opened(tmp_path / "s")
+    states.write({"c": state(1)}, 1)
+    reader = sqlite3.connect(tmp_path / "s", isolation_level=None, check_same_thread=False)
+    with contextlib.closing(reader):
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM states").fetchall()
+        ends = threading.Timer(5.5, reader.execute, ["COMMIT"])
+        ends.start()
+        states.commit(1)
+        ends.join()
+    states.close()
+    assert list(client_states.read_all(str(tmp_path / "s"))) == ["c"]
 
 
 def of_run(path, run_id, initial=INITIAL):

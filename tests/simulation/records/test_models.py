@@ -82,9 +82,13 @@ def test_files_that_do_not_fit_are_refused_in_one_line(finished, tmp_path):
     (tmp_path / "text.h5").write_text("no weights")
     (tmp_path / "text.keras").write_text("no model")
     (tmp_path / "text.txt").write_text("")
-    names = ["other.keras", "other.weights.h5", "other", "empty", "text.h5", "text.keras"]
-    for name in [*names, "text.txt", "missing.keras"]:
-        with pytest.raises(RunError, match="cannot be taken for the model of toy: ") as e:
+    of_another = ["other.keras", "other.weights.h5", "other", "text.h5", "text.keras"]
+    reasons = {name: "cannot be taken for the model of toy: " for name in of_another}
+    reasons["empty"] = "cannot be taken: the folder holds neither"
+    reasons["text.txt"] = "cannot be taken: a file must end in"
+    reasons["missing.keras"] = "cannot be taken: there is no such file"
+    for name, reason in reasons.items():
+        with pytest.raises(RunError, match=reason) as e:
             run(tmp_path, initial_weights=tmp_path / name)
         assert "\n" not in str(e.value)
     with pytest.raises(HparamError, match="no meaning beside model"):

@@ -243,6 +243,15 @@ def test_unwritable_folder_is_one_line(tmp_path):
             pass
 
 
+def test_tensorboard_leaves_an_experiment_of_that_name(tmp_path):
+    """`--experiment_name=` has the results in --root_output_dir itself, beside the others."""
+    other = tmp_path / "tensorboard" / "hparams.json"
+    other.parent.mkdir()
+    other.touch()
+    outputs.TensorBoard(str(tmp_path), []).close()
+    assert other.exists()
+
+
 @pytest.mark.parametrize("flushed_after", [0.0, 10.0])
 def test_tensorboard_tells_of_a_full_disk_as_the_system_does(
     tmp_path, monkeypatch, capfd, flushed_after

@@ -79,3 +79,30 @@ def test_what_is_not_installed_is_one_line(tmp_path, monkeypatch, setting):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(RunError, match="is not installed: make venv-tracking"):
         open_trackers(tmp_path, ROWS, **{setting: "x"})
+
+
+@pytest.mark.parametrize("fails", ["__init__", "write", "close"])
+def test_a_service_that_fails_at_any_time_is_one_line(tmp_path, monkeypatch, fails):
+    """As MLflow does when its server is gone, with an exception of its own."""
+
+    class Service:
+        def __init__(self, *arguments):
+            self.does("__init__")
+
+        def write(self, round_num, values):
+            self.does("write")
+
+        def close(self):
+            self.does("close")
+
+        def does(self, what):
+            if what == fails:
+                raise RuntimeError("API request failed:\nno answer")
+
+    monkeypatch.setattr(trackers, "MLflow", Service)
+    with pytest.raises(RunError) as e:
+        (tracker,) = open_trackers(tmp_path, [], mlflow_uri="http://gone")
+        tracker.write(1, {"eval/accuracy": 0.5})
+        tracker.close()
+    told = "Service cannot be used: RuntimeError: API request failed: no answer"
+    assert str(e.value) == told
