@@ -6,6 +6,7 @@ equal weights give equal numbers.
 """
 
 import collections
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 import tff_algos
 from common import memory
+from simulation.errors import NoWorkersError
 from simulation.runtimes import graph_calls
 from tasks.task import Examples, FederatedData
 
@@ -85,7 +87,7 @@ class Evaluator:
           chunk: Examples of a chunk; by default what the two above allow.
           spread: `(name of a test set, weights, number of its chunks, examples of a chunk) -> what
             `sums` of other evaluators gives for all chunks, in order`; has them share the work on
-            test sets that have a name.
+            test sets that have a name. Where it raises a `NoWorkersError`, this one does the work.
         """
         self.model, self._spread = model, spread
         numbers = max(int(np.prod(model.x_spec.shape[1:])), num_outputs, 1)
@@ -119,9 +121,12 @@ class Evaluator:
         Raises:
           ValueError: If there are no examples.
         """
+        found = None
         if self._spread is not None and tests.name is not None:
-            found = self._spread(tests.name, weights, tests.number, self._chunk)
-        else:
+            # The round before is done: with its row it can be kept, and the next one is refused.
+            with contextlib.suppress(NoWorkersError):
+                found = self._spread(tests.name, weights, tests.number, self._chunk)
+        if found is None:
             found = self.sums(weights, tests)
         totals = None
         for first, sums in found:
@@ -234,9 +239,11 @@ class PersonalEvaluator:
         clients = np.flatnonzero(sizes).tolist()
         if not clients:
             raise ValueError("There are no examples to evaluate on.")
+        found = None
         if self._spread is not None and name is not None:
-            found = dict(self._spread(name, weights, own_of, clients, sizes[clients]))
-        else:
+            with contextlib.suppress(NoWorkersError):
+                found = dict(self._spread(name, weights, own_of, clients, sizes[clients]))
+        if found is None:
             found = dict(self.each(weights, ((k, own_of(k)) for k in clients), data))
 
         def gathered(field):

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tff_algos
+from simulation.errors import NoWorkersError
 from simulation.measures import evaluation
 from tasks.task import ArrayFederatedData, Examples
 from tests.oracles import problem as problem_lib
@@ -52,6 +53,21 @@ def test_every_client_as_the_closed_form_has_it(problem, model, data):
         weights = problem.initial_weights
         assert values["loss"][k] == pytest.approx(problem_lib.mean_loss(weights, x, y), rel=1e-5)
         assert values["accuracy"][k] == pytest.approx(problem_lib.accuracy(weights, x, y))
+
+
+def test_where_nobody_is_left_to_share_the_work_it_is_done_here(model, data):
+    """The round before it is done, and can only be kept with its row."""
+
+    def nobody(*_):
+        raise NoWorkersError("No worker was there.")
+
+    alone, left = evaluation.Evaluator(model), evaluation.Evaluator(model, spread=nobody)
+    want, got = (e(model.initial_weights, e.prepare(data, name="test")) for e in (alone, left))
+    assert all(np.array_equal(want.values[k], got.values[k]) for k in want.values)
+    own = {k: [w + 1 for w in model.initial_weights] for k in (2, 4)}.get
+    alone, left = (evaluation.PersonalEvaluator(model, s) for s in (None, nobody))
+    want, got = (e(model.initial_weights, own, data, "test") for e in (alone, left))
+    assert all(np.array_equal(want.values[k], got.values[k]) for k in want.values)
 
 
 def test_pooled_weighs_examples(problem, model, data):
