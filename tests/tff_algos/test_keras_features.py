@@ -102,6 +102,34 @@ def test_regression_without_a_spec_of_targets(kind):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.quick_cases("*-float32-tff")
+@pytest.mark.parametrize("runtime", ["tff", "vectorized"])
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+@pytest.mark.parametrize(
+    "prepare",
+    [lambda x: x / tf.reduce_sum(x, -1, keepdims=True), tf.math.log],
+    ids=["shares", "logarithm"],
+)
+def test_models_that_do_not_take_zeros_train_on_padded_batches(prepare, dtype, runtime):
+    to_float = L.Lambda(lambda x: prepare(tf.cast(x, tf.float32)))
+    keras_model = tf.keras.Sequential([L.InputLayer((4,), dtype=dtype), to_float, dense()])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    x = np.random.default_rng(0).integers(1, 9, (7, 4)).astype(dtype)
+    # In one step, in which the second client has two examples only.
+    clients = [tff_algos.batch_client(x, Y, batch_size=10, shuffle=False)]
+    clients.append(tff_algos.batch_client(x[:2], Y[:2], batch_size=10, shuffle=False))
+    process = tff_algos.build(
+        "fedavg", from_keras(keras_model, loss=loss), client_learning_rate=RATE
+    )
+    with shared.installed(runtime):
+        bound = runtimes.bind(process)
+        after = bound.next(bound.initialize(), clients)
+    assert float(after.metrics["clients_dropped"]) == 0
+    alone = [step_of_keras(keras_model, loss, x[:n], Y[:n]) for n in (7, 2)]
+    for got, first, second in zip(after.state.weights, *alone, strict=True):
+        np.testing.assert_allclose(got, (7 * first + 2 * second) / 9, rtol=2e-5, atol=2e-6)
+
+
 def test_targets_of_classes():
     keras_model = tf.keras.Sequential([L.InputLayer((4,)), dense(activation="softmax")])
     for loss in ("sparse_categorical_crossentropy", lambda y, outputs: outputs[:, 0]):
