@@ -100,7 +100,7 @@ def from_keras(
         raise ModelError(f"Model {keras_model.name!r} has no weights yet; call it once.")
     # Keras walks through all that the model holds to find them.
     layers = [m for m in keras_model.submodules if isinstance(m, tf.keras.layers.Layer)]
-    _refuse_dtypes(keras_model, layers, loss_scale)
+    _refuse_weights(keras_model, layers, loss_scale)
     given, loss, metrics = loss, _elementwise(loss), _metrics(metrics)
     if loss_reduction is None:
         summed = getattr(given, "reduction", None) == tf.keras.losses.Reduction.SUM
@@ -158,7 +158,7 @@ def _inputs_of(keras_model: tf.keras.Model) -> tf.TensorSpec:
     return tf.TensorSpec([None, *x.shape[1:]], x.dtype)
 
 
-def _refuse_dtypes(
+def _refuse_weights(
     keras_model: tf.keras.Model,
     layers: Sequence[tf.keras.layers.Layer],
     loss_scale: float | None,
@@ -176,6 +176,11 @@ def _refuse_dtypes(
                 f"Variable {variable.name!r} of model {keras_model.name!r} is "
                 f"{variable.dtype.name}, but methods compute in float32; make the model with "
                 "tf.keras.backend.set_floatx('float32')."
+            )
+        if variable.constraint is not None:
+            raise ModelError(
+                f"Variable {variable.name!r} of model {keras_model.name!r} has a constraint, which "
+                "no method keeps to; make its layer without."
             )
 
 
@@ -432,16 +437,17 @@ def _seeded_call(layer, seeds, in_training):
     call = layer.call
 
     def seeded(inputs, training=None):
-        del training
+        training = in_training if training is None else training
         uniform = functools.partial(random.uniform, seed=next(seeds))
-        return call(inputs, training=in_training, uniform=uniform)
+        return call(inputs, training=training, uniform=uniform)
 
     return seeded
 
 
 def _dropout_call(layer, seeds, in_training, inputs, training=None):
-    del training
-    if not in_training or layer.rate == 0:
+    # Who makes a model may have settled it for a part of it, `base(x, training=False)`.
+    training = in_training if training is None else training
+    if not training or layer.rate == 0:
         return tf.identity(inputs)
     seed = next(seeds)
     if isinstance(layer, _SPATIAL_DROPOUT) or layer.noise_shape is not None:

@@ -298,6 +298,10 @@ def two_outputs():
     return tf.keras.Model(inputs, [dense()(inputs), dense()(inputs)])
 
 
+def constrained():
+    return tf.keras.Sequential([L.InputLayer((4,)), dense(kernel_constraint="non_neg")])
+
+
 PLAIN = {"loss": "sparse_categorical_crossentropy"}
 
 
@@ -307,6 +311,7 @@ PLAIN = {"loss": "sparse_categorical_crossentropy"}
         (lambda: of_policy("mixed_float16"), PLAIN, "computes in float16, .* give .* a loss_scale"),
         (lambda: of_policy("float16"), PLAIN | {"loss_scale": 2.0}, "is float16, .*set_floatx"),
         (lambda: of_policy("float64"), PLAIN, "is float64, .*set_floatx.'float32'"),
+        (constrained, PLAIN, "has a constraint, which no method keeps to"),
         (two_outputs, PLAIN, "has 2 outputs; it must have one tensor"),
         (subclassed, PLAIN, "no known input shape; .* x_spec if it is subclassed"),
         (_Subclassed, {**PLAIN, "x_spec": tf.TensorSpec([None, 4])}, "no weights yet; call it"),
