@@ -35,8 +35,9 @@ class ClientData(NamedTuple):
     """All that one client works on in one round.
 
     Attributes:
-      x: Inputs, `[steps, batch, ...]`.
-      y: Targets, `[steps, batch, ...]`.
+      x: Inputs, `[steps, batch, ...]`. Padding of a minibatch is zero in signed whole numbers, and
+        else a copy of an example of the client's.
+      y: Targets, `[steps, batch, ...]`, likewise.
       mask: float32 `[steps, batch]`, 1 for a real example, 0 for padding.
       steps_per_epoch: int32 scalar; the first that many steps hold every local example once
         (unless the round asked for fewer steps than that, or started within an epoch).
@@ -94,6 +95,17 @@ class Gathered:
         out = np.empty(self.shape, self.dtype)
         self.into(out)
         return out if dtype is None else out.astype(dtype, copy=False)
+
+
+def _is_zero_in_padding(values: np.ndarray) -> bool:
+    # A row of zeros is not always an example: of its logarithm, or of shares of its sum, no
+    # gradient is finite, whatever the row weighs. So the first example stands there. Signed whole
+    # numbers may be tokens, of which padding takes no time.
+    return values.dtype.kind == "i"
+
+
+def _gathered(values: np.ndarray, rows: np.ndarray, padding: np.ndarray | None) -> Gathered:
+    return Gathered(values, rows, padding if _is_zero_in_padding(values) else None)
 
 
 def arrays(data: ClientData) -> ClientData:
@@ -163,8 +175,8 @@ def batch_cohort(
         rows = _rows(sizes[k], layout, of_epochs)
         cohort.append(
             ClientData(
-                x=Gathered(np.asarray(x), rows, layout.padding),
-                y=Gathered(np.asarray(y), rows, layout.padding),
+                x=_gathered(np.asarray(x), rows, layout.padding),
+                y=_gathered(np.asarray(y), rows, layout.padding),
                 mask=layout.mask,
                 steps_per_epoch=layout.steps_per_epoch,
                 num_examples=np.int32(sizes[k]),
@@ -428,17 +440,23 @@ def from_dataset(dataset, *, dropout_seed: Sequence[int] = (0,), index: int = -1
         )
     if not all(isinstance(b, tuple) and len(b) == 2 for b in batches):
         raise ValueError("Each element of the dataset must be a pair (x, y) of batched arrays.")
-    size = max(len(y) for _, y in batches)
+    counts = np.array([len(y) for _, y in batches])
+    size = counts.max()
+    mask = (np.arange(size) < counts[:, np.newaxis]).astype(np.float32)
 
-    def pad(values):
-        return np.pad(values, [(0, size - len(values))] + [(0, 0)] * (values.ndim - 1))
+    def stacked(values):
+        padded = np.zeros((len(values), size, *values[0].shape[1:]), values[0].dtype)
+        if counts[0] and not _is_zero_in_padding(padded):
+            padded[:] = values[0][0]
+        padded[mask > 0] = np.concatenate(values)
+        return padded
 
     return ClientData(
-        x=np.stack([pad(x) for x, _ in batches]),
-        y=np.stack([pad(y) for _, y in batches]),
-        mask=np.stack([pad(np.ones(len(y), np.float32)) for _, y in batches]),
+        x=stacked([x for x, _ in batches]),
+        y=stacked([y for _, y in batches]),
+        mask=mask,
         steps_per_epoch=np.int32(len(batches)),
-        num_examples=np.int32(sum(len(y) for _, y in batches)),
+        num_examples=np.int32(counts.sum()),
         participates=np.float32(1),
         seed=random.seed_words([dropout_seed], 2).view(np.int32)[0],
         index=np.int32(index),

@@ -15,6 +15,7 @@ import collections
 import contextlib
 import functools
 import inspect
+import itertools
 import operator
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from keras.src.mixed_precision import autocast_variable
+from keras.src.utils import losses_utils
 from tensorflow.python.framework import op_def_registry  # The only list of stateful ops.
 
 from common import memory
@@ -73,7 +75,9 @@ def from_keras(
       keras_model: A built Keras 2 model with a single input tensor and a single output.
       loss: Elementwise loss `(y, outputs) -> values [batch, ...]` or `(values, weights)`, e.g.
         `tf.keras.losses.sparse_categorical_crossentropy` wrapped for logits; or the name of one of
-        Keras's, or an object of theirs.
+        Keras's, or an object of theirs. Positions that a mask of Keras's leaves out of the outputs
+        (padding of an `Embedding` with `mask_zero`, say) weigh nothing in losses and metrics of
+        Keras's, and in no other.
       metrics: Elementwise metrics by name, in the same form, or a list of names and objects of
         Keras's metrics that are means over examples; reported as weighted means.
       y_spec: Batch of targets; by default what the loss asks for, where it is one of Keras's, and
@@ -96,7 +100,7 @@ def from_keras(
         raise ModelError(f"Model {keras_model.name!r} has no weights yet; call it once.")
     # Keras walks through all that the model holds to find them.
     layers = [m for m in keras_model.submodules if isinstance(m, tf.keras.layers.Layer)]
-    _refuse_dtypes(keras_model, layers, loss_scale)
+    _refuse_weights(keras_model, layers, loss_scale)
     given, loss, metrics = loss, _elementwise(loss), _metrics(metrics)
     if loss_reduction is None:
         summed = getattr(given, "reduction", None) == tf.keras.losses.Reduction.SUM
@@ -154,7 +158,7 @@ def _inputs_of(keras_model: tf.keras.Model) -> tf.TensorSpec:
     return tf.TensorSpec([None, *x.shape[1:]], x.dtype)
 
 
-def _refuse_dtypes(
+def _refuse_weights(
     keras_model: tf.keras.Model,
     layers: Sequence[tf.keras.layers.Layer],
     loss_scale: float | None,
@@ -173,6 +177,11 @@ def _refuse_dtypes(
                 f"{variable.dtype.name}, but methods compute in float32; make the model with "
                 "tf.keras.backend.set_floatx('float32')."
             )
+        if variable.constraint is not None:
+            raise ModelError(
+                f"Variable {variable.name!r} of model {keras_model.name!r} has a constraint, which "
+                "no method keeps to; make its layer without."
+            )
 
 
 def _elementwise(loss: Any) -> Callable:
@@ -185,13 +194,45 @@ def _elementwise(loss: Any) -> Callable:
     if isinstance(loss, type):
         loss = loss()
     if isinstance(loss, tf.keras.losses.Loss):
-        return loss.call
+        return _as_compiled(loss.call)
+    if _is_of_keras(loss):
+        return _as_compiled(loss)
     if not callable(loss):
         raise ModelError(
             "loss must be a function of (y, outputs), a loss of Keras's or its name; found a "
             f"{type(loss).__name__}."
         )
     return loss
+
+
+def _is_of_keras(function: Any) -> bool:
+    return (getattr(function, "__module__", None) or "").startswith("keras.")
+
+
+def _as_compiled(function: Callable) -> Callable:
+    """Returns a loss or metric of Keras's as a model that is compiled with it has it.
+
+    Targets `[batch]` of outputs `[batch, n]` are `[batch, 1]`, dimensions of 1 that one side lacks
+    are left out, and masks, the outputs' and that of `ignore_class`, become weights.
+    """
+
+    def compiled(y, outputs):
+        y, of_outputs = tf.convert_to_tensor(y), losses_utils.get_mask(outputs)
+        if y.shape.rank == 1 and outputs.shape.rank == 2:
+            y = y[:, tf.newaxis]
+        outputs, y = losses_utils.squeeze_or_expand_dimensions(outputs, y)
+        values = function(y, outputs)
+        masks = [m for m in (of_outputs, losses_utils.get_mask(values)) if m is not None]
+        if not masks:
+            return values
+        if any(m.shape.rank != values.shape.rank for m in masks):
+            raise ModelError(
+                f"The outputs have a mask {masks[0].shape}, but a loss or metric of Keras's gave "
+                f"values {values.shape}: give it targets of as many dimensions as the outputs."
+            )
+        return values, tf.cast(tf.reduce_all(masks, axis=0), values.dtype)
+
+    return compiled
 
 
 def _metrics(metrics: Any) -> Mapping[str, Callable]:
@@ -210,17 +251,17 @@ def _elementwise_metric(name, metric) -> Callable:
                 f"Metric {metric!r} is not the name of one of Keras's elementwise metrics, such as "
                 "'sparse_categorical_accuracy'."
             )
-        return found
+        return _as_compiled(found)
     if isinstance(metric, type):
         metric = metric()
     if isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
-        return functools.partial(metric._fn, **metric._fn_kwargs)
+        return _as_compiled(functools.partial(metric._fn, **metric._fn_kwargs))
     if isinstance(metric, tf.keras.metrics.Metric) or not callable(metric):
         raise ModelError(
             f"Metric {name!r} ({type(metric).__name__}) is not a mean over examples, so clients' "
             "values cannot be added up; give an elementwise function of (y, outputs)."
         )
-    return metric
+    return _as_compiled(metric) if _is_of_keras(metric) else metric
 
 
 def _targets_of(loss: Any, outputs: tf.TensorSpec) -> tf.TensorSpec:
@@ -231,7 +272,7 @@ def _targets_of(loss: Any, outputs: tf.TensorSpec) -> tf.TensorSpec:
         loss = loss()
     function = getattr(loss, "fn", loss)
     sparse = tf.keras.losses.sparse_categorical_crossentropy
-    of_keras = getattr(function, "__module__", "").startswith("keras.")
+    of_keras = _is_of_keras(function)
     if not of_keras or getattr(function, "__name__", "") == sparse.__name__:
         positions = outputs.shape[1:-1] if of_keras else []
         return tf.TensorSpec([None, *positions], tf.int32)
@@ -278,13 +319,17 @@ def _functional(
             for holder, key, value in constants:
                 _swap_item(stack, holder, key, tf.constant(value))
             for place, layer in enumerate(drawing):
-                layer_seed = random.fold_in(seed, layer=place + 1)
-                _swap(stack, [(layer, "call")], _seeded_call(layer, layer_seed, training))
+                # One for each time that the model calls the layer.
+                places = itertools.count(place + 1, len(drawing))
+                seeds = (random.fold_in(seed, layer=p) for p in places)
+                _swap(stack, [(layer, "call")], _seeded_call(layer, seeds, training))
             for layer in preparing if change else ():
                 _swap(stack, [(layer, "call")], _changed_call(layer.call, change))
             outputs = keras_model(x, training=training)
         if getattr(outputs, "dtype", None) in _SIXTEEN_BITS:
+            mask = losses_utils.get_mask(outputs)
             outputs = tf.cast(outputs, tf.float32)
+            outputs._keras_mask = mask
         penalty = tf.add_n([tf.zeros([])] + [fn(weights[i]) for i, fn in penalties])
         return outputs, penalty
 
@@ -385,23 +430,26 @@ def _changed_call(call, change):
     return changed
 
 
-def _seeded_call(layer, seed, in_training):
+def _seeded_call(layer, seeds, in_training):
     """Returns what takes the place of the layer's `call`."""
     if isinstance(layer, tf.keras.layers.Dropout):
-        return functools.partial(_dropout_call, layer, seed, in_training)
-    call, uniform = layer.call, functools.partial(random.uniform, seed=seed)
+        return functools.partial(_dropout_call, layer, seeds, in_training)
+    call = layer.call
 
     def seeded(inputs, training=None):
-        del training
-        return call(inputs, training=in_training, uniform=uniform)
+        training = in_training if training is None else training
+        uniform = functools.partial(random.uniform, seed=next(seeds))
+        return call(inputs, training=training, uniform=uniform)
 
     return seeded
 
 
-def _dropout_call(layer, seed, in_training, inputs, training=None):
-    del training
-    if not in_training or layer.rate == 0:
+def _dropout_call(layer, seeds, in_training, inputs, training=None):
+    # Who makes a model may have settled it for a part of it, `base(x, training=False)`.
+    training = in_training if training is None else training
+    if not training or layer.rate == 0:
         return tf.identity(inputs)
+    seed = next(seeds)
     if isinstance(layer, _SPATIAL_DROPOUT) or layer.noise_shape is not None:
         return random.dropout(inputs, layer.rate, seed, layer._get_noise_shape(inputs))
     return random.dropout(inputs, layer.rate, seed)

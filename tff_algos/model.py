@@ -69,10 +69,18 @@ def elementwise(
 
     Returns:
       Sums of weighted values and sums of weights, each float32 `[batch]`, zero for padding.
+
+    Raises:
+      ModelError: If the function does not tell examples apart.
     """
     result = fn(y, outputs)
     values, weights = result if isinstance(result, tuple) else (result, None)
     values = tf.cast(values, tf.float32)
+    if values.shape.rank == 0:
+        raise ModelError(
+            "A loss or metric gave one number for the whole batch, padding included; it must give "
+            "one for every example: take the mean over its own numbers only."
+        )
     weights = tf.ones_like(values) if weights is None else tf.cast(weights, tf.float32)
     positions = list(range(1, values.shape.rank))
     # Padding may have no finite loss, and 0 * inf is not 0.

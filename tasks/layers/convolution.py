@@ -26,8 +26,8 @@ class Conv2D(as_written.AsWritten, tf.keras.layers.Conv2D):
     """Keras's convolution, with equal weights, and faster on a CPU.
 
     Outputs of more than nine pixels are equal to Keras's; others, and all gradients, up to the
-    order of float32 sums. With a GPU in the machine, or with channels first, the layer runs Keras's
-    own code.
+    order of float32 sums. With a GPU in the machine, with channels first, or with inputs of more
+    dimensions, the layer runs Keras's own code.
     """
 
     def call(self, inputs):
@@ -39,7 +39,8 @@ class Conv2D(as_written.AsWritten, tf.keras.layers.Conv2D):
         Returns:
           `[batch, new height, new width, filters]`.
         """
-        if self.data_format != "channels_last" or tf.config.list_physical_devices("GPU"):
+        plain = self.data_format == "channels_last" and inputs.shape.rank == 4
+        if not plain or tf.config.list_physical_devices("GPU"):
             return super().call(inputs)
         outputs = self._product(inputs)
         if outputs is None:
@@ -47,7 +48,7 @@ class Conv2D(as_written.AsWritten, tf.keras.layers.Conv2D):
                 return super().call(inputs)
             outputs = self.convolution_op(inputs, self.kernel)
         if self.use_bias:
-            outputs = _add_bias(outputs, self.bias)
+            outputs = _add_bias(outputs, tf.convert_to_tensor(self.bias))
         return outputs if self.activation is None else self.activation(outputs)
 
     def _product(self, x):

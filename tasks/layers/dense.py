@@ -16,7 +16,8 @@ class Dense(as_written.AsWritten, tf.keras.layers.Dense):
     """Keras's dense layer, with equal outputs, and a faster backward pass on a CPU.
 
     Gradients are Keras's up to the order of float32 sums. With a GPU in the machine, with other
-    inputs than `[batch, features]`, or with a kernel of one block, the layer runs Keras's own code.
+    inputs than floats `[batch, features]`, or with a kernel of one block, the layer runs Keras's
+    own code.
     """
 
     def call(self, inputs):
@@ -30,7 +31,8 @@ class Dense(as_written.AsWritten, tf.keras.layers.Dense):
         """
         features, units = self.kernel.shape
         rows = max(1, _BLOCK_NUMBERS // units)
-        if features <= rows or inputs.shape.rank != 2 or tf.config.list_physical_devices("GPU"):
+        plain = inputs.shape.rank == 2 and inputs.dtype == self.compute_dtype
+        if features <= rows or not plain or tf.config.list_physical_devices("GPU"):
             return super().call(inputs)
 
         @tf.custom_gradient
@@ -42,7 +44,7 @@ class Dense(as_written.AsWritten, tf.keras.layers.Dense):
 
             return tf.matmul(x, kernel), gradient
 
-        outputs = product(inputs, self.kernel)
+        outputs = product(inputs, tf.convert_to_tensor(self.kernel))
         if self.use_bias:
             outputs = tf.nn.bias_add(outputs, self.bias)
         return outputs if self.activation is None else self.activation(outputs)

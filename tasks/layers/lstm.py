@@ -58,7 +58,7 @@ class LSTM(as_written.AsWritten, tf.keras.layers.LSTM):
         Args:
           units: Size of the state and of the output.
           **kwargs: Arguments of `tf.keras.layers.LSTM`: `return_sequences`, initialisers, weight
-            regularisers and constraints, `unit_forget_bias`, `name` and so on.
+            regularisers, `unit_forget_bias`, `name` and so on.
 
         Raises:
           ValueError: If an argument asks for what this layer does not do (dropout, say).
@@ -278,6 +278,8 @@ class _Sorted:
                 a, b = (tf.pad(state, tf.gather(self._new, place)) for state in (a, b))
             else:
                 a, b = (tf.slice(s, [0, 0], tf.gather(self._sizes, place)) for s in (a, b))
+            for state in (a, b):
+                state.set_shape(anything)  # A single unit could be any number of them.
             rows = tf.slice(inputs, tf.gather(self._starts, place), tf.gather(self._rows, place))
             steps = tf.reshape(rows, [self._block, -1, inputs.shape[-1]])
             outputs = []

@@ -13,7 +13,8 @@ from tasks.layers import as_written, vectorizable
 class SparseInputDense(as_written.AsWritten, tf.keras.layers.Dense):
     """Keras's dense layer, with equal weights, outputs and gradients up to the order of sums.
 
-    With a GPU in the machine, and over several clients at once, it runs Keras's own code.
+    With a GPU in the machine, over several clients at once, and with other inputs than floats
+    `[batch, inputs]`, it runs Keras's own code.
     """
 
     def call(self, inputs):
@@ -25,7 +26,8 @@ class SparseInputDense(as_written.AsWritten, tf.keras.layers.Dense):
         Returns:
           `[batch, units]`.
         """
-        if tf.config.list_physical_devices("GPU") or vectorizable.required():
+        plain = inputs.shape.rank == 2 and inputs.dtype == self.compute_dtype
+        if not plain or tf.config.list_physical_devices("GPU") or vectorizable.required():
             return super().call(inputs)
         outputs = _product(inputs, tf.convert_to_tensor(self.kernel))
         if self.use_bias:

@@ -56,12 +56,13 @@ def _of_many_classes(y: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     def values(logits):
         probabilities = tf.nn.softmax(logits)
         # The largest probability has all its digits, that of the label may be rounded to zero.
-        log_sum = tf.reduce_max(logits, 1) - tf.math.log(tf.reduce_max(probabilities, 1))
+        # Logits are taken from each other first: next to a large one the logarithm loses its own.
+        behind = tf.reduce_max(logits, 1) - tf.gather_nd(logits, at_label)
 
         def gradient(dy):
             return tf.tensor_scatter_nd_sub(probabilities * dy[:, tf.newaxis], at_label, dy)
 
-        return log_sum - tf.gather_nd(logits, at_label), gradient
+        return behind - tf.math.log(tf.reduce_max(probabilities, 1)), gradient
 
     return values(logits)
 
@@ -101,6 +102,13 @@ def accuracy_of_class(label: int) -> Callable:
     return accuracy
 
 
+def _difference(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    y_true, y_pred = tf.convert_to_tensor(y_true), tf.convert_to_tensor(y_pred)
+    # Targets [B] would be compared with the predictions [B, 1] of all examples.
+    y_true.shape.assert_is_compatible_with(y_pred.shape)
+    return y_pred - tf.cast(y_true, y_pred.dtype)
+
+
 def squared_error(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     """Returns the mean over an example's numbers of the squared difference.
 
@@ -110,8 +118,11 @@ def squared_error(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
 
     Returns:
       Errors `[B]`, of the predictions' dtype.
+
+    Raises:
+      ValueError: If the shapes differ.
     """
-    return tf.reduce_mean(tf.square(y_pred - tf.cast(y_true, y_pred.dtype)), axis=-1)
+    return tf.reduce_mean(tf.square(_difference(y_true, y_pred)), axis=-1)
 
 
 def absolute_error(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
@@ -123,8 +134,11 @@ def absolute_error(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
 
     Returns:
       Errors `[B]`, of the predictions' dtype.
+
+    Raises:
+      ValueError: If the shapes differ.
     """
-    return tf.reduce_mean(tf.abs(y_pred - tf.cast(y_true, y_pred.dtype)), axis=-1)
+    return tf.reduce_mean(tf.abs(_difference(y_true, y_pred)), axis=-1)
 
 
 def sequence_cross_entropy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -213,7 +227,9 @@ def recall_at(k: int) -> Callable:
         # One by one, since top_k does not vectorise.
         for _ in range(min(k, num_labels)):
             left = tf.where(predicted > 0, y_pred.dtype.min, y_pred)
-            predicted += tf.one_hot(tf.argmax(left, axis=-1), num_labels, dtype=y_pred.dtype)
+            largest = tf.one_hot(tf.argmax(left, axis=-1), num_labels, dtype=y_pred.dtype)
+            # Where only infinitely small logits are left, the largest may be one found before.
+            predicted = tf.maximum(predicted, largest)
         return predicted, tf.cast(y_true, y_pred.dtype)
 
     return recall

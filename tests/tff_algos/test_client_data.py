@@ -35,9 +35,11 @@ def test_every_epoch_holds_every_example_once(n, size, epochs, seed):
         real = data.mask[part].astype(bool)
         np.testing.assert_array_equal(np.sort(data.y[part][real]), y)
         np.testing.assert_array_equal(data.x[part][real][:, 1], 2 * data.y[part][real])
-        # Only the last batch of an epoch may be partial, and padding is zero.
+        # Only the last batch of an epoch may be partial. Padding of whole numbers is zero, and of
+        # others the first example.
         assert np.all(real.reshape(-1)[:n]) and not np.any(real.reshape(-1)[n:])
         np.testing.assert_array_equal(data.y[part][~real], 0)
+        np.testing.assert_array_equal(data.x[part][~real], np.tile(x[:1], ((~real).sum(), 1)))
     assert float(client.num_examples(data)) == n
 
 

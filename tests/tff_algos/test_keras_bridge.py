@@ -187,6 +187,35 @@ def test_dropout_layers_of_a_model_draw_differently():
     assert 0.18 < kept < 0.32, "a quarter survives two independent halvings"
 
 
+@pytest.mark.parametrize("layer", [L.Dropout(0.5), _Noise()], ids=["dropout", "uniform"])
+def test_a_layer_that_is_used_twice_draws_twice(layer):
+    inputs = L.Input((500,))
+    keras_model = tf.keras.Model(inputs, L.Concatenate()([layer(inputs), layer(inputs)]))
+    seen = []
+    model = from_keras(keras_model, loss=lambda y, o: seen.append(o) or o[:, 0])
+    b = Batch(np.ones((1, 500), np.float32), np.zeros(1, np.int32), np.ones(1, np.float32))
+    for _ in range(2):
+        model.forward([], b, training=True, seed=NO_SEED)
+    first, again = (o.numpy().reshape(2, 500) for o in seen[-2:])
+    np.testing.assert_array_equal(first, again)
+    assert abs(np.corrcoef(first)[0, 1]) < 0.2
+
+
+@pytest.mark.parametrize("settled", [True, False])
+@pytest.mark.parametrize("layer", [L.Dropout(0.5), _Noise()], ids=["dropout", "uniform"])
+def test_whether_a_part_is_in_training_may_be_settled(layer, settled):
+    """As Keras has it, whose frozen models are called with `training=False`."""
+    inputs = L.Input((500,))
+    part = tf.keras.Sequential([L.InputLayer((500,)), layer])
+    keras_model = tf.keras.Model(inputs, part(inputs, training=settled))
+    seen = []
+    model = from_keras(keras_model, loss=lambda y, o: seen.append(o) or o[:, 0])
+    b = Batch(np.ones((1, 500), np.float32), np.zeros(1, np.int32), np.ones(1, np.float32))
+    for training in (True, False):
+        model.forward([], b, training=training, seed=NO_SEED)
+        assert np.any(seen.pop() != 1) == settled == np.any(keras_model(b.x, training) != 1)
+
+
 def test_a_frozen_embedding_is_constant():
     keras_model = tf.keras.Sequential(
         [L.InputLayer((4,), dtype=tf.int32), L.Embedding(5, 2, trainable=False), L.Flatten()]

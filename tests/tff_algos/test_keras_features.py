@@ -102,6 +102,113 @@ def test_regression_without_a_spec_of_targets(kind):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
 
+def _one_number():
+    return tf.keras.Sequential([L.InputLayer((4,)), L.Dense(1, activation="sigmoid")])
+
+
+def _evaluated(model, x, y, padding=2):
+    """Returns loss and metrics of a batch with some padding, and its gradient."""
+    mask = np.ones(len(x) + padding, np.float32)
+    mask[len(x) :] = 0
+    filled = [np.concatenate([a, np.ones_like(a[:1]).repeat(padding, 0)]) for a in (x, y)]
+    batch = Batch(*map(tf.constant, [*filled, mask]))
+    weights = [tf.constant(w) for w in model.initial_weights]
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        forward = model.forward(weights, batch, True, tf.zeros([2], tf.int32))
+    means = [tf.reduce_sum(v) / tf.reduce_sum(w) for v, w in forward.metrics.values()]
+    np.testing.assert_allclose(forward.objective, means[0], rtol=1e-6)
+    return means, list(map(tf.convert_to_tensor, tape.gradient(forward.objective, weights)))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    ["mse", tf.keras.losses.mean_absolute_error, "binary_crossentropy", tf.keras.losses.Huber()],
+    ids=["name", "function", "crossentropy", "object"],
+)
+def test_a_number_an_example_is_compared_with_its_own_target(loss):
+    """Targets `[batch]` of outputs `[batch, 1]`, which a compiled model of Keras's takes."""
+    keras_model, y = _one_number(), np.array([1, 0, 0, 1, 1, 0, 1], np.float32)
+    metrics = ["binary_accuracy", tf.keras.metrics.MeanAbsoluteError(name="mae")]
+    keras_model.compile(loss=loss, metrics=metrics)
+    wanted = keras_model.evaluate(X, y, batch_size=len(X), verbose=0)
+    model = from_keras(keras_model, loss=loss, metrics=metrics, y_spec=tf.TensorSpec([None]))
+    np.testing.assert_allclose(_evaluated(model, X, y)[0], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("ignored", [None, 3])
+def test_what_keras_masks_weighs_nothing_in_its_losses(ignored, policy):
+    lengths = np.array([[5], [2], [0], [3]])
+    tokens = np.random.default_rng(0).integers(1, 6, (4, 5)) * (np.arange(5) < lengths)
+    tokens = tokens.astype(np.int32)
+    tf.keras.mixed_precision.set_global_policy(policy)
+    try:
+        layers = [L.InputLayer((5,), dtype=tf.int32), L.Embedding(6, 4, mask_zero=True), L.Dense(6)]
+        keras_model = tf.keras.Sequential(layers)
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=ignored)
+    metrics = ["sparse_categorical_accuracy"]
+    model = from_keras(keras_model, loss=loss, metrics=metrics)
+    (value, accuracy), (_, kernel, _) = _evaluated(model, tokens, tokens)
+
+    counted, real = (tokens > 0) & (tokens != ignored), tokens > 0
+    logits = tf.cast(keras_model(tokens), tf.float32)
+    each = tf.nn.sparse_softmax_cross_entropy_with_logits(tokens, logits).numpy()
+    digits = 1e-5 if policy == "float32" else 1e-2
+    np.testing.assert_allclose(value, each[counted].mean(), rtol=digits)
+    hits = logits.numpy().argmax(-1) == tokens
+    np.testing.assert_allclose(accuracy, hits[real].mean(), rtol=1e-6)
+    errors = (tf.nn.softmax(logits) - tf.one_hot(tokens, 6)).numpy() * counted[..., None]
+    embedded = keras_model.layers[0](tokens).numpy().astype(np.float32)
+    expected = np.einsum("bti,btj->ij", embedded, errors) / counted.sum()
+    np.testing.assert_allclose(kernel, expected, atol=digits * np.abs(expected).max())
+
+
+def test_a_mask_that_does_not_fit_is_refused():
+    layers = [L.InputLayer((5,), dtype=tf.int32), L.Embedding(6, 4, mask_zero=True), L.Dense(1)]
+    spec = tf.TensorSpec([None, 5])
+    model = from_keras(tf.keras.Sequential(layers), loss="mse", y_spec=spec)
+    x = np.ones((3, 5), np.int32)
+    with pytest.raises(ModelError, match="have a mask .* targets of as many dimensions"):
+        _evaluated(model, x, x.astype(np.float32))
+
+
+def test_one_loss_for_the_whole_batch_is_refused():
+    model = from_keras(_one_number(), loss=lambda y, outputs: tf.reduce_mean(outputs))
+    with pytest.raises(ModelError, match="one number for the whole batch"):
+        _evaluated(model, X, Y)
+
+
+@pytest.mark.quick_cases("*-float32-tff")
+@pytest.mark.parametrize("runtime", ["tff", "vectorized"])
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+@pytest.mark.parametrize(
+    "prepare",
+    [lambda x: x / tf.reduce_sum(x, -1, keepdims=True), tf.math.log],
+    ids=["shares", "logarithm"],
+)
+def test_models_that_do_not_take_zeros_train_on_padded_batches(prepare, dtype, runtime):
+    to_float = L.Lambda(lambda x: prepare(tf.cast(x, tf.float32)))
+    keras_model = tf.keras.Sequential([L.InputLayer((4,), dtype=dtype), to_float, dense()])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    x = np.random.default_rng(0).integers(1, 9, (7, 4)).astype(dtype)
+    # In one step, in which the second client has two examples only.
+    clients = [tff_algos.batch_client(x, Y, batch_size=10, shuffle=False)]
+    clients.append(tff_algos.batch_client(x[:2], Y[:2], batch_size=10, shuffle=False))
+    process = tff_algos.build(
+        "fedavg", from_keras(keras_model, loss=loss), client_learning_rate=RATE
+    )
+    with shared.installed(runtime):
+        bound = runtimes.bind(process)
+        after = bound.next(bound.initialize(), clients)
+    assert float(after.metrics["clients_dropped"]) == 0
+    alone = [step_of_keras(keras_model, loss, x[:n], Y[:n]) for n in (7, 2)]
+    for got, first, second in zip(after.state.weights, *alone, strict=True):
+        np.testing.assert_allclose(got, (7 * first + 2 * second) / 9, rtol=2e-5, atol=2e-6)
+
+
 def test_targets_of_classes():
     keras_model = tf.keras.Sequential([L.InputLayer((4,)), dense(activation="softmax")])
     for loss in ("sparse_categorical_crossentropy", lambda y, outputs: outputs[:, 0]):
@@ -191,6 +298,10 @@ def two_outputs():
     return tf.keras.Model(inputs, [dense()(inputs), dense()(inputs)])
 
 
+def constrained():
+    return tf.keras.Sequential([L.InputLayer((4,)), dense(kernel_constraint="non_neg")])
+
+
 PLAIN = {"loss": "sparse_categorical_crossentropy"}
 
 
@@ -200,6 +311,7 @@ PLAIN = {"loss": "sparse_categorical_crossentropy"}
         (lambda: of_policy("mixed_float16"), PLAIN, "computes in float16, .* give .* a loss_scale"),
         (lambda: of_policy("float16"), PLAIN | {"loss_scale": 2.0}, "is float16, .*set_floatx"),
         (lambda: of_policy("float64"), PLAIN, "is float64, .*set_floatx.'float32'"),
+        (constrained, PLAIN, "has a constraint, which no method keeps to"),
         (two_outputs, PLAIN, "has 2 outputs; it must have one tensor"),
         (subclassed, PLAIN, "no known input shape; .* x_spec if it is subclassed"),
         (_Subclassed, {**PLAIN, "x_spec": tf.TensorSpec([None, 4])}, "no weights yet; call it"),

@@ -89,3 +89,28 @@ def test_the_bias_is_summed_apart_from_the_filter():
     graph = traced.get_concrete_function(tf.TensorSpec([2, 8, 8, 3])).graph
     # TensorFlow joins `BiasAddGrad` with the filter's gradient.
     assert "BiasAddGrad" not in {op.type for op in graph.get_operations()}
+
+
+@pytest.mark.parametrize("size", [3, 6], ids=["few pixels", "many"])
+def test_inputs_of_more_dimensions_are_kerass(size):
+    x = np.random.default_rng(0).normal(size=(2, 3, size, size, 2)).astype(np.float32)
+    ours, keras = (cls(4, 3, padding="same") for cls in (Conv2D, tf.keras.layers.Conv2D))
+    for layer in (keras, ours):
+        layer.build(x.shape)
+        layer.set_weights(keras.get_weights())
+    for a, b in zip(value_and_gradients(ours, x), value_and_gradients(keras, x), strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("size", [3, 6], ids=["few pixels", "many"])
+def test_computes_in_16_bits_outside_of_the_suite(size):
+    x = np.random.default_rng(0).normal(size=(2, size, size, 2)).astype(np.float32)
+    policy = tf.keras.mixed_precision.Policy("mixed_float16")
+    exact, ours = Conv2D(4, 3, padding="same"), Conv2D(4, 3, padding="same", dtype=policy)
+    for layer in (exact, ours):
+        layer.build(x.shape)
+        layer.set_weights([exact.get_weights()[0], np.arange(4)])
+    got = ours(x)
+    assert got.dtype == tf.float16
+    np.testing.assert_allclose(got, exact(x), atol=0.01)

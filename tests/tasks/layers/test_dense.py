@@ -53,3 +53,18 @@ def test_has_a_form_over_a_cohort():
         return value_and_gradients(layer, x)
 
     assert_same(run, np.random.default_rng(0).normal(size=(3, 4, FEATURES)).astype(np.float32))
+
+
+def test_whole_numbers_are_cast_as_kerass():
+    x = np.random.default_rng(0).integers(0, 3, (6, FEATURES))
+    got, wanted = (layer_like(cls)(x) for cls in (Dense, tf.keras.layers.Dense))
+    assert np.any(wanted)
+    np.testing.assert_array_equal(got, wanted)
+
+
+def test_computes_in_16_bits_outside_of_the_suite():
+    x = np.random.default_rng(0).normal(size=(6, FEATURES)).astype(np.float32)
+    policy = tf.keras.mixed_precision.Policy("mixed_float16")
+    got, wanted = layer_like(Dense, dtype=policy)(x), layer_like(Dense)(x)
+    assert got.dtype == tf.float16
+    np.testing.assert_allclose(got, wanted, atol=0.01 * np.abs(wanted).max())

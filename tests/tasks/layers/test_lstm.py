@@ -234,6 +234,22 @@ def test_padding_is_left_out_and_nothing_else_changes(
     assert not outputs.numpy().reshape(-1, _UNITS)[~computed].any()
 
 
+@pytest.mark.parametrize("return_sequences", [False, True], ids=["last", "sequences"])
+def test_one_unit_is_kerass(return_sequences):
+    ours, keras = (c(1, return_sequences=return_sequences) for c in (LSTM, tf.keras.layers.LSTM))
+    for layer in (ours, keras):
+        layer.build((None, None, _INPUTS))
+        layer.set_weights(ours.get_weights())
+
+    @tf.function(autograph=False)
+    def run(x, mask):
+        return [_value_and_gradients(layer, x, mask) for layer in (ours, keras)]
+
+    for a, b in zip(*run(_x(), _MASK), strict=True):
+        assert a.shape == b.shape and np.any(b)
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
 def test_initial_weights_are_kerass():
     for kwargs in ({}, {"unit_forget_bias": False, "bias_initializer": "ones"}):
         made = []

@@ -37,6 +37,15 @@ def test_value_and_gradients_are_kerass(kwargs, share):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "x", [_inputs(0.2).astype(np.int32), np.stack([_inputs(0.2)] * 2)], ids=["whole", "positions"]
+)
+def test_other_inputs_are_kerass(x):
+    got, wanted = (layer(x) for layer in _layers())
+    assert np.any(wanted)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_kerass_code_over_several_clients_and_on_a_gpu(monkeypatch):
     layer, _ = _layers()
 

@@ -51,6 +51,27 @@ def test_cross_entropy_of_many_classes_is_numpys_and_so_is_its_gradient(shape):
     np.testing.assert_allclose(gradient, factors[..., None] * wanted, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.parametrize("size", [1e5, 1e30])
+def test_cross_entropy_of_many_classes_keeps_its_digits_next_to_large_logits(size):
+    logits = np.full([2, 1200], size, np.float32)
+    logits[1, :600] *= -1
+    values = losses.sparse_softmax_cross_entropy(np.array([7, 700]), logits)
+    np.testing.assert_allclose(values, np.log([1200, 600]), rtol=1e-6)
+    values = losses.sparse_softmax_cross_entropy(np.array([7, 7]), 10 * logits)
+    np.testing.assert_allclose(values, [np.log(1200), 20 * size + np.log(600)], rtol=1e-6)
+
+
+def test_cross_entropy_of_many_classes_is_not_finite_where_tensorflows_is_not():
+    logits = np.random.default_rng(0).normal(size=(5, 1200)).astype(np.float32)
+    logits[0, 3], logits[1, 3], logits[2, 3], logits[3] = np.nan, np.inf, -np.inf, -np.inf
+    for label in (3, 7):
+        y = np.full(5, label)
+        got = losses.sparse_softmax_cross_entropy(y, logits)
+        wanted = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+        assert np.isfinite(wanted).sum() == (1 if label == 3 else 2)
+
+
 def test_cross_entropy_of_many_classes_is_tensorflows_over_several_clients():
     def run(y, logits):
         return losses.sparse_softmax_cross_entropy(y, logits)
@@ -141,3 +162,14 @@ def test_recall_and_squared_error_are_numpys():
     assert np.sum(hits * counts) / np.sum(counts) == pytest.approx(found / tags.sum())
     mse = [np.mean((t.astype(np.float64) - s) ** 2) for t, s in zip(tags, scores, strict=True)]
     np.testing.assert_allclose(losses.squared_error(tags, scores), mse, rtol=1e-5)
+
+
+def test_recall_counts_no_label_twice():
+    scores = tf.constant([[1.0, -np.inf, -np.inf, -np.inf]])
+    assert np.max(losses.recall_at(3)(tf.ones([1, 4]), scores)[0]) == 1
+
+
+@pytest.mark.parametrize("error", [losses.squared_error, losses.absolute_error])
+def test_errors_refuse_targets_of_another_shape(error):
+    with pytest.raises(ValueError, match="incompatible"):
+        error(np.zeros(3, np.float32), np.zeros((3, 1), np.float32))
