@@ -15,7 +15,7 @@ Nothing falls back to a loop over clients: `NotVectorizable` names an operation 
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ from simulation.runtimes import (
     tff_context,
 )
 from simulation.runtimes.batched_ops import NotVectorizable
+from simulation.runtimes.plans import field_of
 from tasks.layers import vectorizable
 from tff_algos import aggregation, client
 from tff_algos import process as process_lib
@@ -272,12 +273,6 @@ class _Placed:
         return self._select(key)
 
 
-def _field(value, key):
-    if isinstance(value, Mapping):
-        return value[key] if isinstance(key, str) else list(value.values())[key]
-    return getattr(value, key) if isinstance(key, str) else value[key]
-
-
 class _AtClients(_Placed):
     """A value of each client: for each block a structure of tensors `[clients, ...]`."""
 
@@ -285,7 +280,7 @@ class _AtClients(_Placed):
         self.__dict__["_blocks"] = tuple(blocks)
 
     def _select(self, key):
-        return _AtClients([_field(block, key) for block in self._blocks])
+        return _AtClients([field_of(block, key) for block in self._blocks])
 
 
 class _Broadcast(_Placed):
@@ -295,7 +290,7 @@ class _Broadcast(_Placed):
         self.__dict__["_value"] = value
 
     def _select(self, key):
-        return _Broadcast(_field(self._value, key))
+        return _Broadcast(field_of(self._value, key))
 
 
 class Aggregate(NamedTuple):
