@@ -274,7 +274,8 @@ class AtOnce:
         given = [tf.convert_to_tensor(leaf) for leaf in given]
         program = self._program(phase, number)
         with graph_calls.calling(self._programs.executors[phase, number]):
-            outputs = program._inference_function(*given)
+            # TensorFlow gives nothing in place of an empty list.
+            outputs = program._inference_function(*given) or []
         outputs = tf.nest.pack_sequence_as(program.structured_outputs, list(outputs))
         partials = {}
         for word, values in zip(of_phase.aggregates, outputs["aggregates"], strict=True):
