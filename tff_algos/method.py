@@ -9,6 +9,7 @@ functions over a whole cohort at once.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -138,6 +139,12 @@ def _as_from_eager_code():
         switches.pop()
 
 
+def least(dtype: Any) -> float:
+    """Returns what is no larger than any number of a type: with it a maximum may begin."""
+    dtype = tf.as_dtype(dtype)
+    return -math.inf if dtype.is_floating else dtype.min
+
+
 class TffFederation:
     """The words of a round as TFF intrinsics; for use inside a `tff.federated_computation`."""
 
@@ -216,7 +223,7 @@ class TffFederation:
         @tff.tensorflow.computation
         def smallest():
             return tff.types.structure_from_tensor_type_tree(
-                lambda t: tf.fill(t.shape, tf.as_dtype(t.dtype).min), value_type
+                lambda t: tf.fill(t.shape, tf.constant(least(t.dtype), t.dtype)), value_type
             )
 
         @tff.tensorflow.computation(value_type, value_type)

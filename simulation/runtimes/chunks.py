@@ -32,6 +32,7 @@ from simulation.runtimes.plans import (
     part_of,
 )
 from tff_algos.client_data import ClientData, Gathered
+from tff_algos.method import least
 from tff_algos.model import Model
 
 # Number of an aggregate → its leaves. Of a mean the last one is the sum of weights; of stacked rows
@@ -197,7 +198,7 @@ class _Fold:
         totals = []
         for word in self._folded:
             for spec in tf.nest.flatten(self._specs[word.number]):
-                first = spec.dtype.min if word.kind == "max" else 0
+                first = least(spec.dtype) if word.kind == "max" else 0
                 totals.append(tf.fill(spec.shape, tf.constant(first, spec.dtype)))
         return totals
 
