@@ -331,7 +331,8 @@ class VectorizedFederation:
 
     def map_server(self, fn, *values):
         """As `tff_algos.method.Federation.map_server`."""
-        return _fresh(fn)(*values)
+        # A function's own numbers come as they are, where it is no `tf.function`.
+        return tf.nest.map_structure(tf.convert_to_tensor, _fresh(fn)(*values))
 
     def map_clients(self, fn, *values):
         """As `tff_algos.method.Federation.map_clients`.
