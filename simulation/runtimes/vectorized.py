@@ -230,7 +230,16 @@ def _stack(clients: list[ClientData]) -> ClientData:
 
 
 def stack_states(client_states: Sequence[Any], cohort: Cohort) -> tuple:
-    """Returns the states of the cohort's clients as structures of tensors, one for each block."""
+    """Returns the states of the cohort's clients as structures of tensors, one for each block.
+
+    Raises:
+      ValueError: If they are of another number of clients.
+    """
+    if len(client_states) != len(cohort.places):
+        # One state for all would be taken for each client's.
+        raise ValueError(
+            f"A cohort of {len(cohort.places)} clients with the states of {len(client_states)}."
+        )
     if isinstance(client_states, process_lib.StackedStates):
         stacked = client_states.stacked
     else:
@@ -243,6 +252,16 @@ def stack_states(client_states: Sequence[Any], cohort: Cohort) -> tuple:
         tf.nest.map_structure(lambda values: eager_tensors.adopt(values[members]), stacked)  # noqa: B023
         for members in np.split(in_blocks, ends[:-1])
     )
+
+
+def _check_state(leaves, program):
+    # A program takes what can be broadcast, too, and then gives other numbers.
+    for leaf, like in zip(leaves, program.inputs, strict=False):
+        if leaf.dtype != like.dtype or not like.shape.is_compatible_with(leaf.shape):
+            raise TypeError(
+                f"The state must hold {like.dtype.name} {like.shape.as_list()}, found "
+                f"{leaf.dtype.name} {leaf.shape.as_list()}."
+            )
 
 
 def _block_spec(model: Model) -> ClientData:
@@ -584,18 +603,20 @@ class VectorizedProcess:
 
         Raises:
           NotVectorizable: If an operation has no form over several clients.
-          ValueError: If there is no client.
+          TypeError: If the state holds arrays of other types or shapes than the method's.
+          ValueError: If there is no client, or the states are of another number of clients.
         """
         if not isinstance(clients, Cohort):
             clients = self.prepare(of_model(clients, self._process.model, int(state.round_num)))
         cohort = clients
+        program = self.program(len(cohort.blocks))
         given = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(state)]
         # The state after the round has as many.
         number = len(given)
+        _check_state(given, program)
         given += tf.nest.flatten(cohort)
         if client_states is not None:
             given += tf.nest.flatten(stack_states(client_states, cohort))
-        program = self.program(len(cohort.blocks))
         with graph_calls.calling(self._programs.executors[len(cohort.blocks)]):
             # Binding arguments by signature would take longer than a small model's step does.
             outputs = program._inference_function(*given)
