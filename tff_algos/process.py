@@ -223,7 +223,9 @@ def to_process(
         @tff.federated_computation(*placed)
         def next_fn(state, clients):
             state, metrics = method.next_round(federation, state, clients)
-            return tff.learning.templates.LearningProcessOutput(federation.zip(state), metrics)
+            return tff.learning.templates.LearningProcessOutput(
+                federation.zip(state), federation.zip(metrics)
+            )
 
     else:
         client_state = tff.tensorflow.computation(

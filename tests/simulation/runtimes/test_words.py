@@ -92,7 +92,10 @@ def nothing(federation, state, clients):
 
 
 def alone(federation, state, clients):
-    return federation.map_server(lambda s: (after(s, s.weights[0] + 1), {"one": 1.0}), state)
+    weights = federation.map_server(lambda s: s.weights[0] + 1, state)
+    number = federation.map_server(lambda number: number + 1, state.round_num)
+    one = federation.map_server(lambda s: 1.0, state)
+    return State((weights,), number, state.extra), collections.OrderedDict(one=one)
 
 
 def extremes(federation, state, clients):
