@@ -9,6 +9,7 @@ functions over a whole cohort at once.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -138,6 +139,12 @@ def _as_from_eager_code():
         switches.pop()
 
 
+def least(dtype: Any) -> float:
+    """Returns what is no larger than any number of a type: with it a maximum may begin."""
+    dtype = tf.as_dtype(dtype)
+    return -math.inf if dtype.is_floating else dtype.min
+
+
 class TffFederation:
     """The words of a round as TFF intrinsics; for use inside a `tff.federated_computation`."""
 
@@ -155,7 +162,7 @@ class TffFederation:
 
     def _map(self, fn, values):
         # A value that was put together from several is a struct of placed values; TFF zips it.
-        values = [self._zip(v) for v in values]
+        values = [self.zip(v) for v in values]
         members = tuple(v.type_signature.member for v in values)
         # Always a function, since directly in TFF's graph `==` stays what it is; always a new one,
         # since its trace would be kept for eager code, which other runtimes trace as they need it.
@@ -171,7 +178,8 @@ class TffFederation:
         parameter, argument = (members, tuple(values)) if several else (members[0], values[0])
         return tff.federated_map(tff.tensorflow.computation(computation, parameter), argument)
 
-    def _zip(self, value):
+    def zip(self, value):
+        """Returns a value as one that is placed, where it was put together from several."""
         value = tff.to_value(value, None)
         if isinstance(value.type_signature, tff.FederatedType):
             return value
@@ -179,7 +187,7 @@ class TffFederation:
 
     def mean(self, value, weight):
         """As `Federation.mean`."""
-        value, weight = self._zip(value), self._zip(weight)
+        value, weight = self.zip(value), self.zip(weight)
         value_type, weight_type = value.type_signature.member, weight.type_signature.member
 
         @tff.tensorflow.computation
@@ -206,17 +214,17 @@ class TffFederation:
 
     def sum(self, value):
         """As `Federation.sum`."""
-        return tff.federated_sum(self._zip(value))
+        return tff.federated_sum(self.zip(value))
 
     def max(self, value):
         """As `Federation.max`."""
-        value = self._zip(value)
+        value = self.zip(value)
         value_type = value.type_signature.member
 
         @tff.tensorflow.computation
         def smallest():
             return tff.types.structure_from_tensor_type_tree(
-                lambda t: tf.fill(t.shape, tf.as_dtype(t.dtype).min), value_type
+                lambda t: tf.fill(t.shape, tf.constant(least(t.dtype), t.dtype)), value_type
             )
 
         @tff.tensorflow.computation(value_type, value_type)
@@ -236,7 +244,7 @@ class TffFederation:
         what is there for every client, which is quadratic in the cohort; the in-process runtime
         knows the aggregate by `APPEND_ROWS` and stacks once.
         """
-        value = self._zip(value)
+        value = self.zip(value)
         value_type = value.type_signature.member
         grown_type = tff.types.structure_from_tensor_type_tree(
             lambda t: tff.TensorType(t.dtype, [None, *t.shape]), value_type
@@ -267,7 +275,7 @@ class TffFederation:
     def aggregate(self, process, state, value, weight):
         """As `Federation.aggregate`."""
         of_clients = (value, weight) if process.weighted else (value,)
-        return process.next(state, *map(self._zip, of_clients))
+        return process.next(state, *map(self.zip, of_clients))
 
 
 def _zeros(type_spec):

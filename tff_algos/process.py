@@ -217,12 +217,15 @@ def to_process(
         at_server,
         tff.FederatedType(client_data_type(model), tff.CLIENTS),
     ]
+    federation = TffFederation()
     if method.client_state is None:
 
         @tff.federated_computation(*placed)
         def next_fn(state, clients):
-            state, metrics = method.next_round(TffFederation(), state, clients)
-            return tff.learning.templates.LearningProcessOutput(state, metrics)
+            state, metrics = method.next_round(federation, state, clients)
+            return tff.learning.templates.LearningProcessOutput(
+                federation.zip(state), federation.zip(metrics)
+            )
 
     else:
         client_state = tff.tensorflow.computation(
@@ -232,7 +235,8 @@ def to_process(
 
         @tff.federated_computation(*placed)
         def next_fn(state, clients, client_states):
-            return RoundOutput(*method.next_round(TffFederation(), state, clients, client_states))
+            state, metrics, kept = method.next_round(federation, state, clients, client_states)
+            return RoundOutput(federation.zip(state), metrics, federation.zip(kept))
 
     @tff.tensorflow.computation(state_type)
     def get_model_weights(state):

@@ -156,7 +156,7 @@ def _initialize(method):
     """
     import tensorflow as tf
 
-    state = tf.nest.map_structure(lambda t: t.numpy(), method.initialize())
+    state = tf.nest.map_structure(lambda t: tf.convert_to_tensor(t).numpy(), method.initialize())
     gc.collect()
     # What is free, glibc keeps, until it is asked for it.
     with contextlib.suppress(OSError, AttributeError):

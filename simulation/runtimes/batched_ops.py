@@ -326,10 +326,14 @@ def _convert_l2_loss(op_input):
 def _convert_squeeze(op_input):
     """As pfor, but where all dimensions of 1 go that of the clients stays, were there but one."""
     shape = op_input.op.inputs[0].shape
-    if op_input.get_attr("squeeze_dims") or not shape.is_fully_defined():
+    if op_input.get_attr("squeeze_dims"):
         return _originals["Squeeze"](op_input)
-    ones = [i + 1 for i, size in enumerate(shape) if size == 1]
     x = op_input.stacked_input(0)
+    if not shape.is_fully_defined():
+        sizes = tf.shape(x)
+        others = tf.boolean_mask(sizes[1:], tf.not_equal(sizes[1:], 1))
+        return _wrap(tf.reshape(x, tf.concat([sizes[:1], others], 0)))
+    ones = [i + 1 for i, size in enumerate(shape) if size == 1]
     return _wrap(tf.squeeze(x, ones) if ones else x)
 
 

@@ -32,6 +32,7 @@ from simulation.runtimes.plans import (
     part_of,
 )
 from tff_algos.client_data import ClientData, Gathered
+from tff_algos.method import least
 from tff_algos.model import Model
 
 # Number of an aggregate → its leaves. Of a mean the last one is the sum of weights; of stacked rows
@@ -197,7 +198,7 @@ class _Fold:
         totals = []
         for word in self._folded:
             for spec in tf.nest.flatten(self._specs[word.number]):
-                first = spec.dtype.min if word.kind == "max" else 0
+                first = least(spec.dtype) if word.kind == "max" else 0
                 totals.append(tf.fill(spec.shape, tf.constant(first, spec.dtype)))
         return totals
 
@@ -274,7 +275,8 @@ class AtOnce:
         given = [tf.convert_to_tensor(leaf) for leaf in given]
         program = self._program(phase, number)
         with graph_calls.calling(self._programs.executors[phase, number]):
-            outputs = program._inference_function(*given)
+            # TensorFlow gives nothing in place of an empty list.
+            outputs = program._inference_function(*given) or []
         outputs = tf.nest.pack_sequence_as(program.structured_outputs, list(outputs))
         partials = {}
         for word, values in zip(of_phase.aggregates, outputs["aggregates"], strict=True):
@@ -519,7 +521,10 @@ class Desk:
           at_once: Chunks to work on at the same time.
         """
         self._plan, self._hands, self._data_of, self._at_once = plan, hands, data_of, at_once
-        reading = [phase for phase, of in enumerate(plan.phases) if of.reads_data]
+        # Who takes clients at once sees in their data which of them share a block.
+        sees_blocks = isinstance(hands, AtOnce)
+        self._reads = [of.reads_data or sees_blocks for of in plan.phases]
+        reading = [phase for phase, reads in enumerate(self._reads) if reads]
         self._last_to_read = max(reading, default=0)
         self._reader = concurrent.futures.ThreadPoolExecutor(1, "chunk-data")
         self._workers = concurrent.futures.ThreadPoolExecutor(at_once, "chunk")
@@ -604,7 +609,7 @@ class Desk:
                     order = round_index, phase, chunk, received, states, given
                     under_way.append(self._workers.submit(self._work, *order))
                 # One more than are worked on, since there is always one to begin with next.
-                if self._reads(phase):
+                if self._reads[phase]:
                     coming = list(itertools.islice(waiting, self._at_once + 1))
                     self.ahead(round_index, coming, given)
                 if not waiting:
@@ -618,9 +623,6 @@ class Desk:
         first = phase if self._kept.get(chunk, (-1,))[0] == phase - 1 else 0
         reads = any(of.reads_states for of in self._plan.phases[first : phase + 1])
         return states_of(chunk) if reads else None
-
-    def _reads(self, phase):
-        return self._plan.phases[phase].reads_data
 
     def _work(self, round_index, phase, chunk, received, states, given):
         done, kept = self._kept.pop(chunk, (-1, None))
@@ -636,7 +638,7 @@ class Desk:
 
     def _of_phase(self, round_index, phase, chunk, received, states, given, kept):
         prepared = range(chunk.stop - chunk.start)
-        if self._reads(phase) or isinstance(self._hands, AtOnce):
+        if self._reads[phase]:
             prepared = self._data(round_index, chunk, phase, given)
         started = time.perf_counter()
         part = self._hands.work(phase, prepared, received, states, kept)

@@ -55,7 +55,8 @@ class Shared:
                     if not self._ready:
                         self.make_ready(*arguments)
                         self._ready = True
-            return self._function(*arguments)
+            # TensorFlow gives nothing in place of an empty list.
+            return self._function(*arguments) or []
 
     def make_ready(self, *arguments: tf.Tensor):
         """Has TensorFlow optimise the function, without running it.

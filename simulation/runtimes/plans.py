@@ -13,6 +13,7 @@ refuses an aggregate that depends on another.
 """
 
 import collections
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -37,16 +38,22 @@ class NotDivisibleError(ValueError):
 
 
 class Symbol:
-    """A value that a round speaks of, or a part of one; fields are selected as in TFF's values.
+    """A value that a round speaks of, or a part of one; taken apart as TFF's values are.
 
     All names without an underscore at their beginning are names of fields.
     """
 
-    __slots__ = ("_key",)
+    __slots__ = ("_key", "_spec")
 
-    def __init__(self, number: int, path: tuple = ()):
-        """Initialises the symbol of what a word gives, or of what selections make of it."""
-        self._key = number, path
+    def __init__(self, number: int, spec: Any, path: tuple = ()):
+        """Initialises the symbol of what a word gives, or of what selections make of it.
+
+        Args:
+          number: The word's number.
+          spec: The value's `tf.TensorSpec`s.
+          path: Keys of the selections.
+        """
+        self._key, self._spec = (number, path), spec
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -54,8 +61,14 @@ class Symbol:
         return self[name]
 
     def __getitem__(self, key):
+        if isinstance(key, slice):
+            return tuple(self)[key]
         number, path = self._key
-        return Symbol(number, (*path, key))
+        return Symbol(number, field_of(self._spec, key), (*path, key))
+
+    def __iter__(self):
+        # A spec itself has no length, and neither has a tensor parts.
+        return (self[i] for i in range(len(self._spec)))
 
 
 def key_of(symbol: Symbol) -> tuple[int, tuple]:
@@ -76,13 +89,14 @@ def part_of(values: Mapping[int, Any], symbol: Symbol) -> Any:
       symbol: The symbol.
     """
     number, path = key_of(symbol)
-    value = values[number]
-    for key in path:
-        if isinstance(value, Mapping):
-            value = value[key] if isinstance(key, str) else list(value.values())[key]
-        else:
-            value = getattr(value, key) if isinstance(key, str) else value[key]
-    return value
+    return functools.reduce(field_of, path, values[number])
+
+
+def field_of(value: Any, key: str | int) -> Any:
+    """Returns a part of a structure by name or place, as TFF's values allow."""
+    if isinstance(value, Mapping):
+        return value[key] if isinstance(key, str) else list(value.values())[key]
+    return getattr(value, key) if isinstance(key, str) else value[key]
 
 
 class Word(NamedTuple):
@@ -106,8 +120,9 @@ class Word(NamedTuple):
 class _Recorder:
     """Words that write themselves down."""
 
-    def __init__(self):
+    def __init__(self, trace, specs):
         self.words: list[Word] = []
+        self._trace, self._specs = trace, specs
         # Phase of each value, and whether it is the server's.
         self._of = {STATE: (0, True), CLIENTS: (0, False), CLIENT_STATES: (0, False)}
 
@@ -144,7 +159,8 @@ class _Recorder:
         phase = max((self._of[number_of(s)][0] for s in _symbols(arguments)), default=0)
         self.words.append(Word(number, kind, fn, arguments, phase))
         self._of[number] = phase + (kind in AGGREGATES), at_server
-        return Symbol(number)
+        self._trace(self.words[-1])
+        return Symbol(number, self._specs[number])
 
 
 def _symbols(structure):
@@ -257,13 +273,6 @@ class Plan:
         Raises:
           NotDivisibleError: If it cannot be said to a part of the cohort.
         """
-        recorder = _Recorder()
-        given = [Symbol(STATE), Symbol(CLIENTS)]
-        if method.client_state is not None:
-            given.append(Symbol(CLIENT_STATES))
-        self.state_after, self.metrics, *kept = method.next_round(recorder, *given)
-        self.client_states = kept[0] if kept else None
-        self._words = recorder.words
         initial = tf.function(method.initialize, autograph=False).get_concrete_function()
         self.state_spec = tf.nest.map_structure(
             lambda t: tf.TensorSpec(t.shape, t.dtype), initial.structured_outputs
@@ -272,9 +281,12 @@ class Plan:
         self.specs = {STATE: self.state_spec, CLIENTS: data if takes is None else takes(data)}
         if method.client_state is not None:
             self.specs[CLIENT_STATES] = process_lib.client_state_spec(method)
+        given = [Symbol(number, self.specs[number]) for number in sorted(self.specs)]
         self.calls = {}
-        for word in self._words:
-            self._trace(word)
+        recorder = _Recorder(self._trace, self.specs)
+        self.state_after, self.metrics, *kept = method.next_round(recorder, *given)
+        self.client_states = kept[0] if kept else None
+        self._words = recorder.words
         self.states_spec = self.specs.get(CLIENT_STATES)
         if kept and self.states_spec is None:
             self.states_spec = self.spec(self.client_states)

@@ -15,7 +15,7 @@ Nothing falls back to a loop over clients: `NotVectorizable` names an operation 
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ from simulation.runtimes import (
     tff_context,
 )
 from simulation.runtimes.batched_ops import NotVectorizable
+from simulation.runtimes.plans import field_of
 from tasks.layers import vectorizable
 from tff_algos import aggregation, client
 from tff_algos import process as process_lib
@@ -229,7 +230,16 @@ def _stack(clients: list[ClientData]) -> ClientData:
 
 
 def stack_states(client_states: Sequence[Any], cohort: Cohort) -> tuple:
-    """Returns the states of the cohort's clients as structures of tensors, one for each block."""
+    """Returns the states of the cohort's clients as structures of tensors, one for each block.
+
+    Raises:
+      ValueError: If they are of another number of clients.
+    """
+    if len(client_states) != len(cohort.places):
+        # One state for all would be taken for each client's.
+        raise ValueError(
+            f"A cohort of {len(cohort.places)} clients with the states of {len(client_states)}."
+        )
     if isinstance(client_states, process_lib.StackedStates):
         stacked = client_states.stacked
     else:
@@ -242,6 +252,16 @@ def stack_states(client_states: Sequence[Any], cohort: Cohort) -> tuple:
         tf.nest.map_structure(lambda values: eager_tensors.adopt(values[members]), stacked)  # noqa: B023
         for members in np.split(in_blocks, ends[:-1])
     )
+
+
+def _check_state(leaves, program):
+    # A program takes what can be broadcast, too, and then gives other numbers.
+    for leaf, like in zip(leaves, program.inputs, strict=False):
+        if leaf.dtype != like.dtype or not like.shape.is_compatible_with(leaf.shape):
+            raise TypeError(
+                f"The state must hold {like.dtype.name} {like.shape.as_list()}, found "
+                f"{leaf.dtype.name} {leaf.shape.as_list()}."
+            )
 
 
 def _block_spec(model: Model) -> ClientData:
@@ -272,12 +292,6 @@ class _Placed:
         return self._select(key)
 
 
-def _field(value, key):
-    if isinstance(value, Mapping):
-        return value[key] if isinstance(key, str) else list(value.values())[key]
-    return getattr(value, key) if isinstance(key, str) else value[key]
-
-
 class _AtClients(_Placed):
     """A value of each client: for each block a structure of tensors `[clients, ...]`."""
 
@@ -285,7 +299,7 @@ class _AtClients(_Placed):
         self.__dict__["_blocks"] = tuple(blocks)
 
     def _select(self, key):
-        return _AtClients([_field(block, key) for block in self._blocks])
+        return _AtClients([field_of(block, key) for block in self._blocks])
 
 
 class _Broadcast(_Placed):
@@ -295,7 +309,7 @@ class _Broadcast(_Placed):
         self.__dict__["_value"] = value
 
     def _select(self, key):
-        return _Broadcast(_field(self._value, key))
+        return _Broadcast(field_of(self._value, key))
 
 
 class Aggregate(NamedTuple):
@@ -336,7 +350,8 @@ class VectorizedFederation:
 
     def map_server(self, fn, *values):
         """As `tff_algos.method.Federation.map_server`."""
-        return _fresh(fn)(*values)
+        # A function's own numbers come as they are, where it is no `tf.function`.
+        return tf.nest.map_structure(tf.convert_to_tensor, _fresh(fn)(*values))
 
     def map_clients(self, fn, *values):
         """As `tff_algos.method.Federation.map_clients`.
@@ -588,18 +603,20 @@ class VectorizedProcess:
 
         Raises:
           NotVectorizable: If an operation has no form over several clients.
-          ValueError: If there is no client.
+          TypeError: If the state holds arrays of other types or shapes than the method's.
+          ValueError: If there is no client, or the states are of another number of clients.
         """
         if not isinstance(clients, Cohort):
             clients = self.prepare(of_model(clients, self._process.model, int(state.round_num)))
         cohort = clients
+        program = self.program(len(cohort.blocks))
         given = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(state)]
         # The state after the round has as many.
         number = len(given)
+        _check_state(given, program)
         given += tf.nest.flatten(cohort)
         if client_states is not None:
             given += tf.nest.flatten(stack_states(client_states, cohort))
-        program = self.program(len(cohort.blocks))
         with graph_calls.calling(self._programs.executors[len(cohort.blocks)]):
             # Binding arguments by signature would take longer than a small model's step does.
             outputs = program._inference_function(*given)

@@ -235,6 +235,9 @@ def test_squeeze_of_a_single_client_keeps_it():
     x = np.arange(3.0, dtype=np.float32).reshape(1, 3, 1)
     assert_same(tf.squeeze, x)
     assert_same(lambda x: tf.squeeze(tf.reduce_sum(x, keepdims=True)), x)
+    # A minibatch, whose size is not known before the graph runs.
+    for clients in (1, 2):
+        assert_same(tf.squeeze, np.repeat(x, clients, 0), ragged={0})
 
 
 def test_branches_of_an_imported_graph():

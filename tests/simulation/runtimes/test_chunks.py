@@ -105,6 +105,23 @@ def test_of_the_next_round_only_so_much_data_is_made_as_is_worked_on_at_once():
     assert sorted(made) == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0)]
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_data_are_made_once_a_round_whichever_phases_read_them(runtime):
+    process, plan, made = built("term"), plan_of("term"), []
+    assert [phase.reads_data for phase in plan.phases] == [True, False]
+    data = list(toy.client_rounds(PROBLEM, [tuple(range(5))], process.plan))[0]
+
+    def data_of(round_index, chunk, given):
+        made.append(chunk.start)
+        return data[chunk.start : chunk.stop]
+
+    crew = in_chunks.Alone({"": chunks.Desk(plan, hands_of("term", 0, runtime, 1, 1), data_of)})
+    with runtimes.installed(runtime):
+        chunked = in_chunks.ChunkedProcess(runtimes.bind(process), plan, crew)
+        chunked.next(chunked.initialize(), in_chunks.RoundCohort(0, chunks.cut(5, 2)))
+    assert sorted(made) == [0, 2, 4]
+
+
 METHODS = [n for n in cases.CASES if not tff_algos.get(n).staged]
 # Where TensorFlow rewrites the program of a whole round across its words; by a last bit.
 REWRITTEN = [("adafedadam", index, "vectorized") for index in (2, 4, 5)]

@@ -331,6 +331,25 @@ def test_inputs_of_another_form_are_refused(problem, process):
     ):
         with pytest.raises(TypeError, match=text):
             whole.prepare([data._replace(**wrong)])
+    # What could be broadcast, and would give other numbers.
+    state = process.initialize()
+    for wrong, text in (
+        ({"weights": (state.weights[0], np.float32([1]))}, r"float32 \[3\], found float32 \[1\]"),
+        ({"weights": (np.float32(1), state.weights[1])}, r"float32 \[3, 3\], found float32 \[\]"),
+        ({"round_num": np.int64(0)}, r"int32 \[\], found int64 \[\]"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            whole.next(state._replace(**wrong), [data])
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (1, 40, 2)], ids=["a_block", "blocks"])
+def test_states_of_another_number_of_clients_are_refused(problem, sizes):
+    process = shared.process("scaffold")
+    whole = vectorized.VectorizedProcess(process)
+    clients, kept = cohort(problem, 0, sizes), process.initial_client_state()
+    for number in (1, 2, 4):
+        with pytest.raises(ValueError, match=f"cohort of 3 clients with the states of {number}"):
+            whole.next(process.initialize(), clients, [kept] * number)
 
 
 def test_values_are_selected_by_name_and_place():
