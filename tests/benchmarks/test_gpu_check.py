@@ -48,7 +48,9 @@ def test_a_loop_over_clients_is_seen(process, monkeypatch):
             return program._inference_function(*flat)
 
         return types.SimpleNamespace(
-            _inference_function=run, structured_outputs=program.structured_outputs
+            _inference_function=run,
+            inputs=program.inputs,
+            structured_outputs=program.structured_outputs,
         )
 
     monkeypatch.setattr(process, "program", looping)
