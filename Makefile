@@ -19,6 +19,8 @@ LOCK := .lock
 RUN := $(BIN)/python reproduce.py --paper=adafedadam --item=table5 --setup=synthetic --rows=fedavg,fedadam
 # Wheels only, so that nothing is compiled; jax 0.4.13 and promise, which are pure Python, have none.
 FORMATS := --only-binary :all: --no-binary jax --no-binary promise
+# Tests start hundreds of processes, each of which would compile the suite for itself.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-input --no-deps --require-hashes $(FORMATS)
 
 # The check runs the interpreter: a name on PATH may be a shim with no interpreter behind it.
@@ -58,10 +60,10 @@ run-full: venv  ## the same for all of its rounds
 	$(RUN)
 
 test: venv  ## run the quick tests
-	$(BIN)/python -m pytest -n 2 --dist=loadgroup --no-loadscope-reorder -m "not long" tests
+	$(PYTEST) -n 2 --dist=loadgroup --no-loadscope-reorder -m "not long" tests
 
 test-long: venv  ## run every test that has not passed at this commit (SHARD=2/8: the second of eight parts)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -p tests.shards --shard=$(SHARD) tests
+	$(PYTEST) -n 2 --dist worksteal -p tests.shards --shard=$(SHARD) tests
 
 reliability: venv  ## bring docs/reliability.md up to date with what make test-long found
 	$(BIN)/python -m tests.reliability.report
