@@ -239,16 +239,13 @@ def test_loops_over_lists_of_tensors_in_one_block_end():
         y_spec=tf.TensorSpec([None], tf.int32),
     )
     rng = np.random.default_rng(0)
-    cohorts = [
-        [
-            tff_algos.batch_client(
-                rng.random((5, 4, 2), np.float32), np.arange(5, dtype=np.int32) % 3, batch_size=2
-            )
-            for _ in range(size)
-        ]
-        for size in (1, 2)
+    cohort = [
+        tff_algos.batch_client(
+            rng.random((5, 4, 2), np.float32), np.arange(5, dtype=np.int32) % 3, batch_size=2
+        )
+        for _ in range(2)
     ]
-    whole = assert_same_rounds(tff_algos.build("fedavg", model, **RATES), cohorts)
+    whole = assert_same_rounds(tff_algos.build("fedavg", model, **RATES), [cohort])
     assert whole._programs.executors == {1: ""}
 
 
