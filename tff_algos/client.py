@@ -434,7 +434,9 @@ class FullLoss(NamedTuple):
     Attributes:
       loss: F_k(x), float32 scalar: the mean over examples (positions, where they have weights),
         regularisers included; 0 for a client without examples.
-      gradient: ∇F_k(x), one tensor per model weight.
+      gradient: ∇F_k(x), one tensor per model weight. Where training minimises a minibatch's summed
+        loss it is what minibatch gradients are on average, each counting as many times as it has
+        examples, as in TFF's MimeLite: steps and this are then of one scale.
     """
 
     loss: tf.Tensor
@@ -454,24 +456,30 @@ def full_loss(model: Model, weights: Any, data: ClientData, training: bool = Fal
       A `FullLoss`.
     """
     weights = tuple(tf.convert_to_tensor(w) for w in weights)
+    data = first_epoch(data)
+    summed = model.loss_reduction == "sum"
 
     def step(carry, batch, seed):
         loss, weight, gradient = carry
         with tf.GradientTape() as tape:
             tape.watch(weights)
-            metrics = model.forward(weights, batch, training=training, seed=seed).metrics
-            values, counts = metrics["loss"]
+            forward = model.forward(weights, batch, training=training, seed=seed)
+            values, counts = forward.metrics["loss"]
             total = tf.reduce_sum(values)
-        change = tape.gradient(total, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            minimised = forward.objective * tf.reduce_sum(batch.mask) if summed else total
+        change = tape.gradient(
+            minimised, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
         gradient = tuple(g + tf.convert_to_tensor(c) for g, c in zip(gradient, change, strict=True))
         return loss + total, weight + tf.reduce_sum(counts), gradient
 
     zeros = tuple(tf.zeros_like(w) for w in weights)
     carry = (tf.zeros([]), tf.zeros([]), zeros)
-    loss, weight, gradient = for_each_batch(step, carry, first_epoch(data))
+    loss, weight, gradient = for_each_batch(step, carry, data)
+    number = tf.reduce_sum(data.mask) if summed else weight
     return FullLoss(
         tf.math.divide_no_nan(loss, weight),
-        tuple(tf.math.divide_no_nan(g, weight) for g in gradient),
+        tuple(tf.math.divide_no_nan(g, number) for g in gradient),
     )
 
 

@@ -45,6 +45,8 @@ class Model(NamedTuple):
       forward_on_changed: `(weights, batch, training, seed, change) -> Forward`: as `forward`, but
         with `change` applied to what the model makes of its inputs first (cropped and scaled images
         of bytes, say); `None` if a model's inputs are used as they are.
+      loss_reduction: Whether `objective` is the `mean` or the `sum` of what the metric `loss`
+        measures in a batch.
     """
 
     initial_weights: tuple[np.ndarray, ...]
@@ -54,6 +56,7 @@ class Model(NamedTuple):
     outputs: Callable[..., tf.Tensor] | None = None
     metric_names: tuple[str, ...] | None = None
     forward_on_changed: Callable[..., Forward] | None = None
+    loss_reduction: str = "mean"
 
 
 def elementwise(

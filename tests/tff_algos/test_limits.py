@@ -510,3 +510,36 @@ def test_climbs_multipliers_rise_where_losses_exceed_the_mean(problem):
     np.testing.assert_allclose(states[1].multipliers, np.maximum(2.0 / 5 * above, 0), atol=1e-6)
     np.testing.assert_array_equal(states[2].multipliers, states[1].multipliers)
     assert 0 < np.count_nonzero(states[1].multipliers) < 5
+
+
+# Those whose formula has a loss itself; all others have its gradients, or ratios of losses.
+_BY_LOSS = {"afl", "climb", "qfedavg", "term"}
+
+
+@pytest.mark.quick_cases("adafedadam", "fafed", "fedlin", "mimelite", "stem")
+@pytest.mark.parametrize(
+    "name",
+    [n for n in tff_algos.names() if n not in _BY_LOSS and not tff_algos.get(n).staged],
+)
+def test_a_summed_loss_is_a_mean_one_times_the_examples_of_a_minibatch(name):
+    """All minibatches are full: what training minimises and full gradients have one scale."""
+    problem, cohorts = problem_lib.make_problem(num_examples=(3, 6, 9)), [(0, 1), (1, 2)]
+    model, size = toy.eager_model(problem), toy.BATCH_SIZE
+
+    def summed(weights, batch, training, seed):
+        plain = model.forward(weights, batch, training, seed)
+        return plain._replace(objective=size * plain.objective)
+
+    def multiplied(weights, batch, training, seed):
+        plain = summed(weights, batch, training, seed)
+        values, counts = plain.metrics["loss"]
+        plain.metrics["loss"] = size * values, counts
+        return plain
+
+    def states(forward, **attributes):
+        changed = model._replace(forward=forward, **attributes)
+        settings = {"client_learning_rate": 0.02, "server_learning_rate": 1.0}
+        return list(toy.run_eagerly(name, problem, changed, cohorts, **settings))
+
+    got = states(summed, loss_reduction="sum")
+    assert_same(got, [state.weights for state in states(multiplied)])
