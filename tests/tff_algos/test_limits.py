@@ -416,6 +416,29 @@ def test_lookahead_that_keeps_its_optimizer_is_one_long_run_of_it(problem):
     assert_same(states, want)
 
 
+@pytest.mark.quick_cases("adam-lookahead", "yogi-mfl", "sgdm-mfl")
+@pytest.mark.parametrize("name", ["lookahead", "mfl"])
+@pytest.mark.parametrize("optimizer", ["sgdm", "adagrad", "adam", "adamw", "rmsprop", "yogi"])
+def test_an_optimizers_settings_are_not_averaged(problem, name, optimizer):
+    """Weights 1, 3, 4 and 7 leave no mean of 0.9 exactly 0.9; settings must not wander."""
+    settings = {"client_optimizer": optimizer, "client_learning_rate": 0.01}
+    if name == "lookahead":
+        settings["state"] = "average"
+    states = states_of(problem, name, **settings)
+    made = client_optimizer(**settings)
+    for state in states:
+        for key, value in made.get_hparams(state.slots).items():
+            if key != "learning_rate":
+                np.testing.assert_array_equal(value, np.float32(made.initialize(())[key]), key)
+
+
+def client_optimizer(client_optimizer, **settings):
+    """One of TFF's with its own defaults."""
+    if client_optimizer == "sgdm":
+        return tff.learning.optimizers.build_sgdm(0.01, 0.9)
+    return getattr(tff.learning.optimizers, f"build_{client_optimizer}")(0.01)
+
+
 def test_client_adams_first_step_is_adams(problem):
     """m̂ = g and v̂ = g², whatever β: x - η_l g / (|g| + ε), in every round if reset."""
     cohorts, plan = [(4,)] * 2, steps_plan(1, full=True)
