@@ -213,6 +213,12 @@ def test_every_client_optimizer_builds_and_steps(problem):
             r"client_lr_decay_rate is not used with client_lr_schedule=constant \(.*exp_decay",
         ),
         ("fedavg", {"client_learning_rate": float("nan")}, "finite"),
+        *(
+            (name, RATES | {"num_clients": number}, "must be a whole number, at least 1")
+            for name in METHODS
+            if registry.get(name).needs_num_clients
+            for number in (0, -1, 2.5, "5")
+        ),
     ],
 )
 def test_refusals(name, settings, says):
