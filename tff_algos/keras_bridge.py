@@ -121,7 +121,8 @@ def from_keras(
         if loss_reduction == "mean":
             total = tf.math.divide_no_nan(total, tf.reduce_sum(counts))
         if loss_scale:
-            total = _with_gradient_times(loss_scale, total)
+            # Gradients of a client's whole set are taken through what is measured.
+            total, sums = (_with_gradient_times(loss_scale, value) for value in (total, sums))
         values = collections.OrderedDict(loss=(sums + penalty * counts, counts))
         for name, fn in metrics.items():
             values[name] = elementwise(fn, batch.y, outputs, mask)

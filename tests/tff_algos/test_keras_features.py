@@ -7,6 +7,7 @@ import tensorflow as tf
 import tff_algos
 from simulation import runtimes
 from tests.tff_algos import shared
+from tff_algos import client
 from tff_algos.client_data import Batch
 from tff_algos.keras_bridge import from_keras
 from tff_algos.model import ModelError
@@ -278,6 +279,41 @@ def test_a_loss_scale_keeps_gradients_that_float16_does_not_hold():
         right = np.allclose(gradients[0], 1e-6, rtol=0.01)
         assert right == (scale == 2.0**15), (scale, gradients)
     assert not np.all(np.isfinite(values[2.0**40][1][1])), "what overflows shows"
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    ("policy", "loss_scale", "digits"),
+    [
+        ("float32", None, 1e-6),
+        ("float32", 1024.0, 1e-6),
+        ("mixed_float16", 1024.0, 2e-3),
+        ("mixed_bfloat16", None, 2e-2),
+    ],
+)
+def test_the_full_gradient_of_one_minibatch_is_that_of_its_step(
+    policy, loss_scale, digits, reduction
+):
+    """Both are taken back through the model, one from what training minimises, one from F_k."""
+    layer = dense(
+        dtype=tf.keras.mixed_precision.Policy(policy),
+        kernel_regularizer=tf.keras.regularizers.L2(0.1),
+    )
+    model = from_keras(
+        tf.keras.Sequential([L.InputLayer((4,)), layer]),
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        loss_scale=loss_scale,
+        loss_reduction=reduction,
+    )
+    data = tff_algos.batch_client(X, Y, batch_size=10, shuffle=False)
+    batch = Batch(data.x[0], data.y[0], data.mask[0])
+    weights = tuple(map(tf.constant, model.initial_weights))
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        objective = model.forward(weights, batch, True, tf.zeros([2], tf.int32)).objective
+    want = tape.gradient(objective, weights)
+    for a, b in zip(client.full_loss(model, weights, data).gradient, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=digits * np.abs(b).max())
 
 
 def test_the_rows_of_an_embedding_have_a_loss_scale():
