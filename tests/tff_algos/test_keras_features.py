@@ -182,7 +182,8 @@ def test_one_loss_for_the_whole_batch_is_refused():
         _evaluated(model, X, Y)
 
 
-@pytest.mark.quick_cases("*-float32-tff")
+@pytest.mark.quick_cases("*-float32-tff-10", "logarithm-float32-vectorized-2")
+@pytest.mark.parametrize("width", [10, 2])
 @pytest.mark.parametrize("runtime", ["tff", "vectorized"])
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
 @pytest.mark.parametrize(
@@ -190,14 +191,14 @@ def test_one_loss_for_the_whole_batch_is_refused():
     [lambda x: x / tf.reduce_sum(x, -1, keepdims=True), tf.math.log],
     ids=["shares", "logarithm"],
 )
-def test_models_that_do_not_take_zeros_train_on_padded_batches(prepare, dtype, runtime):
+def test_models_that_do_not_take_zeros_train_on_padded_batches(prepare, dtype, runtime, width):
     to_float = L.Lambda(lambda x: prepare(tf.cast(x, tf.float32)))
     keras_model = tf.keras.Sequential([L.InputLayer((4,), dtype=dtype), to_float, dense()])
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     x = np.random.default_rng(0).integers(1, 9, (7, 4)).astype(dtype)
     # In one step, in which the second client has two examples only.
     clients = [tff_algos.batch_client(x, Y, batch_size=10, shuffle=False)]
-    clients.append(tff_algos.batch_client(x[:2], Y[:2], batch_size=10, shuffle=False))
+    clients.append(tff_algos.batch_client(x[:2], Y[:2], batch_size=width, shuffle=False))
     process = tff_algos.build(
         "fedavg", from_keras(keras_model, loss=loss), client_learning_rate=RATE
     )
