@@ -194,7 +194,9 @@ def build(
         divisor = tf.maximum(square, tf.math.divide_no_nan(mean**2, longest))
         d = each(lambda u: tf.math.divide_no_nan(u, divisor), u)
         length = tf.math.divide_no_nan(tf.sqrt(square), divisor)
-        mean_gradient = tf.math.divide_no_nan(tf.sqrt(tf.reduce_sum(gram)), number)
+        # Of updates whose sum is zero, rounding may leave less than nothing.
+        square_of_sum = tf.maximum(tf.reduce_sum(gram), 0.0)
+        mean_gradient = tf.math.divide_no_nan(tf.sqrt(square_of_sum), number)
         factor = {
             "min": smallest,
             "mean": mean,
