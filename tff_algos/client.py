@@ -458,6 +458,8 @@ def full_loss(model: Model, weights: Any, data: ClientData, training: bool = Fal
     weights = tuple(tf.convert_to_tensor(w) for w in weights)
     data = first_epoch(data)
     summed = model.loss_reduction == "sum"
+    # A loss scale multiplies the objective alone, and 16 bits may not hold the gradient of a sum.
+    of_objective = summed or model.loss_scale is not None
 
     def step(carry, batch, seed):
         loss, weight, gradient = carry
@@ -465,13 +467,18 @@ def full_loss(model: Model, weights: Any, data: ClientData, training: bool = Fal
             tape.watch(weights)
             forward = model.forward(weights, batch, training=training, seed=seed)
             values, counts = forward.metrics["loss"]
-            total = tf.reduce_sum(values)
-            minimised = forward.objective * tf.reduce_sum(batch.mask) if summed else total
+            total, number = tf.reduce_sum(values), tf.reduce_sum(counts)
         change = tape.gradient(
-            minimised, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            forward.objective if of_objective else total,
+            weights,
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
-        gradient = tuple(g + tf.convert_to_tensor(c) for g, c in zip(gradient, change, strict=True))
-        return loss + total, weight + tf.reduce_sum(counts), gradient
+        change = tuple(map(tf.convert_to_tensor, change))
+        if of_objective:
+            times = tf.reduce_sum(batch.mask) if summed else number
+            change = tuple(times * c for c in change)
+        gradient = tuple(g + c for g, c in zip(gradient, change, strict=True))
+        return loss + total, weight + number, gradient
 
     zeros = tuple(tf.zeros_like(w) for w in weights)
     carry = (tf.zeros([]), tf.zeros([]), zeros)

@@ -121,8 +121,7 @@ def from_keras(
         if loss_reduction == "mean":
             total = tf.math.divide_no_nan(total, tf.reduce_sum(counts))
         if loss_scale:
-            # Gradients of a client's whole set are taken through what is measured.
-            total, sums = (_with_gradient_times(loss_scale, value) for value in (total, sums))
+            total = _with_gradient_times(loss_scale, total)
         values = collections.OrderedDict(loss=(sums + penalty * counts, counts))
         for name, fn in metrics.items():
             values[name] = elementwise(fn, batch.y, outputs, mask)
@@ -142,6 +141,7 @@ def from_keras(
         ("loss", *metrics),
         forward_on_changed=forward if any(map(_prepares, layers)) else None,
         loss_reduction=loss_reduction,
+        loss_scale=loss_scale,
     )
 
 

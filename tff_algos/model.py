@@ -47,6 +47,8 @@ class Model(NamedTuple):
         of bytes, say); `None` if a model's inputs are used as they are.
       loss_reduction: Whether `objective` is the `mean` or the `sum` of what the metric `loss`
         measures in a batch.
+      loss_scale: What the model multiplies the gradient of `objective` by, and of nothing else,
+        while it goes back through layers of 16 bits; `None` if there is no such factor.
     """
 
     initial_weights: tuple[np.ndarray, ...]
@@ -57,6 +59,7 @@ class Model(NamedTuple):
     metric_names: tuple[str, ...] | None = None
     forward_on_changed: Callable[..., Forward] | None = None
     loss_reduction: str = "mean"
+    loss_scale: float | None = None
 
 
 def elementwise(

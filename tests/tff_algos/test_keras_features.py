@@ -295,7 +295,7 @@ def test_a_loss_scale_keeps_gradients_that_float16_does_not_hold():
 def test_the_full_gradient_of_one_minibatch_is_that_of_its_step(
     policy, loss_scale, digits, reduction
 ):
-    """Both are taken back through the model, one from what training minimises, one from F_k."""
+    """Of inputs so large that float16 does not hold the scaled gradients of all added up."""
     layer = dense(
         dtype=tf.keras.mixed_precision.Policy(policy),
         kernel_regularizer=tf.keras.regularizers.L2(0.1),
@@ -306,7 +306,8 @@ def test_the_full_gradient_of_one_minibatch_is_that_of_its_step(
         loss_scale=loss_scale,
         loss_reduction=reduction,
     )
-    data = tff_algos.batch_client(X, Y, batch_size=10, shuffle=False)
+    x = (X * (60 / np.abs(X).max())).astype(np.float32)
+    data = tff_algos.batch_client(x, Y, batch_size=10, shuffle=False)
     batch = Batch(data.x[0], data.y[0], data.mask[0])
     weights = tuple(map(tf.constant, model.initial_weights))
     with tf.GradientTape() as tape:
