@@ -490,6 +490,23 @@ def full_loss(model: Model, weights: Any, data: ClientData, training: bool = Fal
     )
 
 
+def objective(model: Model, loss: tf.Tensor, data: ClientData) -> tf.Tensor:
+    """Returns a client's mean loss at the scale of what training minimises.
+
+    That is the loss itself, or times the examples of a minibatch (their mean, each minibatch
+    counting as many times as it has examples) where training minimises a sum.
+
+    Args:
+      model: The model.
+      loss: F_k(x), float32 scalar.
+      data: The client's data; its first epoch is read.
+    """
+    if model.loss_reduction != "sum":
+        return loss
+    sizes = tf.reduce_sum(first_epoch(data).mask, axis=1)
+    return loss * tf.math.divide_no_nan(tf.reduce_sum(sizes**2), tf.reduce_sum(sizes))
+
+
 def evaluate(
     model: Model, weights: Any, data: ClientData
 ) -> collections.OrderedDict[str, tf.Tensor]:

@@ -68,6 +68,8 @@ def test_full_gradient_of_a_summed_loss_is_of_the_scale_of_minibatches(problem):
         gradient = [g + len(b) ** 2 / 10 * c for g, c in zip(gradient, of_batch, strict=True)]
     for g, w in zip(got.gradient, gradient, strict=True):
         np.testing.assert_allclose(g, w, atol=1e-5)
+    scaled = client.objective(model, got.loss, toy.client_data(problem, 0, 4))
+    np.testing.assert_allclose(scaled, want * (3 * 3**2 + 1) / 10, rtol=1e-5)
 
 
 def test_counts(problem):
