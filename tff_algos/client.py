@@ -434,7 +434,9 @@ class FullLoss(NamedTuple):
     Attributes:
       loss: F_k(x), float32 scalar: the mean over examples (positions, where they have weights),
         regularisers included; 0 for a client without examples.
-      gradient: ∇F_k(x), one tensor per model weight.
+      gradient: ∇F_k(x), one tensor per model weight. Where training minimises a minibatch's summed
+        loss it is what minibatch gradients are on average, each counting as many times as it has
+        examples, as in TFF's MimeLite: steps and this are then of one scale.
     """
 
     loss: tf.Tensor
@@ -454,25 +456,55 @@ def full_loss(model: Model, weights: Any, data: ClientData, training: bool = Fal
       A `FullLoss`.
     """
     weights = tuple(tf.convert_to_tensor(w) for w in weights)
+    data = first_epoch(data)
+    summed = model.loss_reduction == "sum"
+    # A loss scale multiplies the objective alone, and 16 bits may not hold the gradient of a sum.
+    of_objective = summed or model.loss_scale is not None
 
     def step(carry, batch, seed):
         loss, weight, gradient = carry
         with tf.GradientTape() as tape:
             tape.watch(weights)
-            metrics = model.forward(weights, batch, training=training, seed=seed).metrics
-            values, counts = metrics["loss"]
-            total = tf.reduce_sum(values)
-        change = tape.gradient(total, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        gradient = tuple(g + tf.convert_to_tensor(c) for g, c in zip(gradient, change, strict=True))
-        return loss + total, weight + tf.reduce_sum(counts), gradient
+            forward = model.forward(weights, batch, training=training, seed=seed)
+            values, counts = forward.metrics["loss"]
+            total, number = tf.reduce_sum(values), tf.reduce_sum(counts)
+        change = tape.gradient(
+            forward.objective if of_objective else total,
+            weights,
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+        change = tuple(map(tf.convert_to_tensor, change))
+        if of_objective:
+            times = tf.reduce_sum(batch.mask) if summed else number
+            change = tuple(times * c for c in change)
+        gradient = tuple(g + c for g, c in zip(gradient, change, strict=True))
+        return loss + total, weight + number, gradient
 
     zeros = tuple(tf.zeros_like(w) for w in weights)
     carry = (tf.zeros([]), tf.zeros([]), zeros)
-    loss, weight, gradient = for_each_batch(step, carry, first_epoch(data))
+    loss, weight, gradient = for_each_batch(step, carry, data)
+    number = tf.reduce_sum(data.mask) if summed else weight
     return FullLoss(
         tf.math.divide_no_nan(loss, weight),
-        tuple(tf.math.divide_no_nan(g, weight) for g in gradient),
+        tuple(tf.math.divide_no_nan(g, number) for g in gradient),
     )
+
+
+def objective(model: Model, loss: tf.Tensor, data: ClientData) -> tf.Tensor:
+    """Returns a client's mean loss at the scale of what training minimises.
+
+    That is the loss itself, or times the examples of a minibatch (their mean, each minibatch
+    counting as many times as it has examples) where training minimises a sum.
+
+    Args:
+      model: The model.
+      loss: F_k(x), float32 scalar.
+      data: The client's data; its first epoch is read.
+    """
+    if model.loss_reduction != "sum":
+        return loss
+    sizes = tf.reduce_sum(first_epoch(data).mask, axis=1)
+    return loss * tf.math.divide_no_nan(tf.reduce_sum(sizes**2), tf.reduce_sum(sizes))
 
 
 def evaluate(

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_algos import random
-from tff_algos.client_data import ClientData
+from tff_algos.client_data import ClientData, is_zero_in_padding
 from tff_algos.process import Process
 
 
@@ -49,7 +49,10 @@ def taking_datasets(process: Process, batch_size: int) -> tff.learning.templates
             rest = batch_size - number
 
         def pad(values, spec):
-            values = tf.pad(values, [[0, rest]] + [[0, 0]] * (spec.shape.rank - 1))
+            first = values[:1]
+            if is_zero_in_padding(np.dtype(spec.dtype.as_numpy_dtype)):
+                first = tf.zeros_like(first)
+            values = tf.concat([values, tf.repeat(first, rest, axis=0)], 0)
             return tf.ensure_shape(values, [batch_size, *spec.shape[1:]])
 
         mask = tf.cast(tf.range(batch_size) < number, tf.float32)
@@ -61,11 +64,13 @@ def taking_datasets(process: Process, batch_size: int) -> tff.learning.templates
     def arrays(dataset, round_num):
         # A step without examples changes nothing, and an empty data set has one to stack then.
         last = tuple(tf.zeros([batch_size, *s.shape[1:]], s.dtype) for s in specs)
-        steps = dataset.map(padded).concatenate(
-            tf.data.Dataset.from_tensors((*last, tf.zeros([batch_size])))
-        )
+        last = tf.data.Dataset.from_tensors((*last, tf.zeros([batch_size])))
+        full = dataset.filter(lambda x, y: tf.shape(y)[0] > 0)
+        steps = full.map(padded).concatenate(last)
         x, y, mask = steps.batch(np.iinfo(np.int64).max).get_single_element()
-        seen = tf.bitcast(tf.reduce_sum(tf.cast(x, tf.float32)), tf.int32)
+        real = tf.reshape(mask > 0, tf.concat([tf.shape(mask), [1] * (x.shape.rank - 2)], 0))
+        examples = tf.where(real, tf.cast(x, tf.float32), 0.0)
+        seen = tf.bitcast(tf.reduce_sum(examples), tf.int32)
         return ClientData(
             x=x,
             y=y,

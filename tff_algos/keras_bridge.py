@@ -140,6 +140,8 @@ def from_keras(
         outputs,
         ("loss", *metrics),
         forward_on_changed=forward if any(map(_prepares, layers)) else None,
+        loss_reduction=loss_reduction,
+        loss_scale=loss_scale,
     )
 
 

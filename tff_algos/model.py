@@ -45,6 +45,10 @@ class Model(NamedTuple):
       forward_on_changed: `(weights, batch, training, seed, change) -> Forward`: as `forward`, but
         with `change` applied to what the model makes of its inputs first (cropped and scaled images
         of bytes, say); `None` if a model's inputs are used as they are.
+      loss_reduction: Whether `objective` is the `mean` or the `sum` of what the metric `loss`
+        measures in a batch.
+      loss_scale: What the model multiplies the gradient of `objective` by, and of nothing else,
+        while it goes back through layers of 16 bits; `None` if there is no such factor.
     """
 
     initial_weights: tuple[np.ndarray, ...]
@@ -54,6 +58,8 @@ class Model(NamedTuple):
     outputs: Callable[..., tf.Tensor] | None = None
     metric_names: tuple[str, ...] | None = None
     forward_on_changed: Callable[..., Forward] | None = None
+    loss_reduction: str = "mean"
+    loss_scale: float | None = None
 
 
 def elementwise(

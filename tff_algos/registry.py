@@ -270,7 +270,7 @@ TRAINING_HPARAMS = (
         "client_momentum",
         _by_optimizer("client_momentum", 0.9),
         "Momentum (buffer <- momentum * buffer + gradient).",
-        source="AdaFedAdam, Table 3",
+        source="AdaFedAdam, App. C.1",
         minimum=0.0,
         maximum=1.0,
         exclusive_maximum=True,

@@ -35,7 +35,14 @@ from simulation.runtimes.plans import field_of
 from tasks.layers import vectorizable
 from tff_algos import aggregation, client
 from tff_algos import process as process_lib
-from tff_algos.client_data import Batch, ClientData, Gathered, arrays, of_model
+from tff_algos.client_data import (
+    Batch,
+    ClientData,
+    Gathered,
+    arrays,
+    is_zero_in_padding,
+    of_model,
+)
 from tff_algos.model import Model
 
 __all__ = [
@@ -222,6 +229,9 @@ def _stack(clients: list[ClientData]) -> ClientData:
                 values.into(place)
             else:
                 place[:] = values
+            fills = ragged and place.size and name != "mask"
+            if fills and not is_zero_in_padding(block.dtype):
+                block[k, : values.shape[0], values.shape[1] :] = place[0, 0]
         padded[name] = block
     rest = {
         name: np.array([getattr(c, name) for c in clients], dtype) for name, dtype in _ONCE.items()

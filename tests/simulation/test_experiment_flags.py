@@ -261,7 +261,7 @@ def test_help_of_a_method_and_task_shows_what_applies_with_default_range_and_sou
     assert "--fedavgm_momentum" not in text and "--fashion_mnist" not in text
     assert "--data_dir" not in text
     flat = " ".join(text.split())
-    assert "(default: 0.9; in [0, 1); source: Adaptive Federated Optimization, section 5.2" in flat
+    assert "(default: 0.9; in [0, 1); source: Adaptive Federated Optimization, section 4" in flat
 
 
 def test_help_of_an_unknown_method_is_an_error():

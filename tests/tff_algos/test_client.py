@@ -46,6 +46,32 @@ def test_full_loss_counts_regularisers_once(problem):
     np.testing.assert_allclose(got.gradient[0], gradient[0] + 0.2 * kernel, atol=1e-6)
 
 
+def test_full_gradient_of_a_summed_loss_is_of_the_scale_of_minibatches(problem):
+    """Σ n_b ∇(sum of b) / n, a regulariser once; the loss stays a mean."""
+    layers = [
+        tf.keras.layers.InputLayer((3,)),
+        tf.keras.layers.Dense(3, kernel_regularizer=tf.keras.regularizers.L2(0.1)),
+    ]
+    keras_model = tf.keras.Sequential(layers)
+    keras_model.set_weights([w.astype(np.float32) for w in problem.initial_weights])
+    model = tff_algos.from_keras(keras_model, loss=toy.cross_entropy, loss_reduction="sum")
+    x, y = problem.clients[4]
+    kernel, bias = problem.initial_weights
+    got = client.full_loss(model, model.initial_weights, toy.client_data(problem, 0, 4))
+    want = problem_lib.mean_loss((kernel, bias), x, y) + 0.1 * np.sum(kernel**2)
+    np.testing.assert_allclose(got.loss, want, rtol=1e-5)
+    epoch = toy.batch_orders(problem, [(4,)])[0][4][:4]
+    assert [len(b) for b in epoch] == [3, 3, 3, 1]
+    gradient = [0.2 * kernel, 0.0]
+    for b in epoch:
+        of_batch = problem_lib.gradient((kernel, bias), x[b], y[b])
+        gradient = [g + len(b) ** 2 / 10 * c for g, c in zip(gradient, of_batch, strict=True)]
+    for g, w in zip(got.gradient, gradient, strict=True):
+        np.testing.assert_allclose(g, w, atol=1e-5)
+    scaled = client.objective(model, got.loss, toy.client_data(problem, 0, 4))
+    np.testing.assert_allclose(scaled, want * (3 * 3**2 + 1) / 10, rtol=1e-5)
+
+
 def test_counts(problem):
     data = toy.client_data(problem, 0, 4)
     assert float(client.num_examples(data)) == 10

@@ -202,6 +202,26 @@ def test_from_dataset_equals_unshuffled_batches():
         from_dataset(tf.data.Dataset.from_tensor_slices(x).batch(2))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_batches_of_a_dataset_that_a_filter_left_empty_are_no_steps(dtype):
+    """A client takes as many steps as have examples, from the first on."""
+    x, y = examples(8)
+    kept = (y >= 0) & (np.arange(8) // 2 != 1) & (np.arange(8) != 7)
+
+    def filtered(keep):
+        pairs = tf.data.Dataset.from_tensor_slices((x.astype(dtype), y, keep)).batch(2)
+        return pairs.map(lambda x, y, k: (tf.boolean_mask(x, k), tf.boolean_mask(y, k)))
+
+    for keep in (kept, kept & (np.arange(8) > 1)):
+        batches = list(filtered(keep).as_numpy_iterator())
+        assert [len(b) for _, b in batches].count(0) == 1 + (not keep[0])
+        got = from_dataset(filtered(keep))
+        want = batch_client(x[keep].astype(dtype), y[keep], batch_size=2, shuffle=False)
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert from_dataset(filtered(y < 0)).num_examples == 0
+
+
 @pytest.mark.parametrize("stacked", [False, True])
 def test_masked_out_step_changes_nothing(stacked):
     x, y = examples(4)

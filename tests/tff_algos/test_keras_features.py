@@ -7,6 +7,7 @@ import tensorflow as tf
 import tff_algos
 from simulation import runtimes
 from tests.tff_algos import shared
+from tff_algos import client
 from tff_algos.client_data import Batch
 from tff_algos.keras_bridge import from_keras
 from tff_algos.model import ModelError
@@ -181,7 +182,8 @@ def test_one_loss_for_the_whole_batch_is_refused():
         _evaluated(model, X, Y)
 
 
-@pytest.mark.quick_cases("*-float32-tff")
+@pytest.mark.quick_cases("*-float32-tff-10", "logarithm-float32-vectorized-2")
+@pytest.mark.parametrize("width", [10, 2])
 @pytest.mark.parametrize("runtime", ["tff", "vectorized"])
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
 @pytest.mark.parametrize(
@@ -189,14 +191,14 @@ def test_one_loss_for_the_whole_batch_is_refused():
     [lambda x: x / tf.reduce_sum(x, -1, keepdims=True), tf.math.log],
     ids=["shares", "logarithm"],
 )
-def test_models_that_do_not_take_zeros_train_on_padded_batches(prepare, dtype, runtime):
+def test_models_that_do_not_take_zeros_train_on_padded_batches(prepare, dtype, runtime, width):
     to_float = L.Lambda(lambda x: prepare(tf.cast(x, tf.float32)))
     keras_model = tf.keras.Sequential([L.InputLayer((4,), dtype=dtype), to_float, dense()])
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     x = np.random.default_rng(0).integers(1, 9, (7, 4)).astype(dtype)
     # In one step, in which the second client has two examples only.
     clients = [tff_algos.batch_client(x, Y, batch_size=10, shuffle=False)]
-    clients.append(tff_algos.batch_client(x[:2], Y[:2], batch_size=10, shuffle=False))
+    clients.append(tff_algos.batch_client(x[:2], Y[:2], batch_size=width, shuffle=False))
     process = tff_algos.build(
         "fedavg", from_keras(keras_model, loss=loss), client_learning_rate=RATE
     )
@@ -278,6 +280,42 @@ def test_a_loss_scale_keeps_gradients_that_float16_does_not_hold():
         right = np.allclose(gradients[0], 1e-6, rtol=0.01)
         assert right == (scale == 2.0**15), (scale, gradients)
     assert not np.all(np.isfinite(values[2.0**40][1][1])), "what overflows shows"
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    ("policy", "loss_scale", "digits"),
+    [
+        ("float32", None, 1e-6),
+        ("float32", 1024.0, 1e-6),
+        ("mixed_float16", 1024.0, 2e-3),
+        ("mixed_bfloat16", None, 2e-2),
+    ],
+)
+def test_the_full_gradient_of_one_minibatch_is_that_of_its_step(
+    policy, loss_scale, digits, reduction
+):
+    """Of inputs so large that float16 does not hold the scaled gradients of all added up."""
+    layer = dense(
+        dtype=tf.keras.mixed_precision.Policy(policy),
+        kernel_regularizer=tf.keras.regularizers.L2(0.1),
+    )
+    model = from_keras(
+        tf.keras.Sequential([L.InputLayer((4,)), layer]),
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        loss_scale=loss_scale,
+        loss_reduction=reduction,
+    )
+    x = (X * (60 / np.abs(X).max())).astype(np.float32)
+    data = tff_algos.batch_client(x, Y, batch_size=10, shuffle=False)
+    batch = Batch(data.x[0], data.y[0], data.mask[0])
+    weights = tuple(map(tf.constant, model.initial_weights))
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        objective = model.forward(weights, batch, True, tf.zeros([2], tf.int32)).objective
+    want = tape.gradient(objective, weights)
+    for a, b in zip(client.full_loss(model, weights, data).gradient, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=digits * np.abs(b).max())
 
 
 def test_the_rows_of_an_embedding_have_a_loss_scale():

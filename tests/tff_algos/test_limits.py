@@ -416,6 +416,29 @@ def test_lookahead_that_keeps_its_optimizer_is_one_long_run_of_it(problem):
     assert_same(states, want)
 
 
+@pytest.mark.quick_cases("adam-lookahead", "yogi-mfl", "sgdm-mfl")
+@pytest.mark.parametrize("name", ["lookahead", "mfl"])
+@pytest.mark.parametrize("optimizer", ["sgdm", "adagrad", "adam", "adamw", "rmsprop", "yogi"])
+def test_an_optimizers_settings_are_not_averaged(problem, name, optimizer):
+    """Weights 1, 3, 4 and 7 leave no mean of 0.9 exactly 0.9; settings must not wander."""
+    settings = {"client_optimizer": optimizer, "client_learning_rate": 0.01}
+    if name == "lookahead":
+        settings["state"] = "average"
+    states = states_of(problem, name, **settings)
+    made = client_optimizer(**settings)
+    for state in states:
+        for key, value in made.get_hparams(state.slots).items():
+            if key != "learning_rate":
+                np.testing.assert_array_equal(value, np.float32(made.initialize(())[key]), key)
+
+
+def client_optimizer(client_optimizer, **settings):
+    """One of TFF's with its own defaults."""
+    if client_optimizer == "sgdm":
+        return tff.learning.optimizers.build_sgdm(0.01, 0.9)
+    return getattr(tff.learning.optimizers, f"build_{client_optimizer}")(0.01)
+
+
 def test_client_adams_first_step_is_adams(problem):
     """m̂ = g and v̂ = g², whatever β: x - η_l g / (|g| + ε), in every round if reset."""
     cohorts, plan = [(4,)] * 2, steps_plan(1, full=True)
@@ -510,3 +533,36 @@ def test_climbs_multipliers_rise_where_losses_exceed_the_mean(problem):
     np.testing.assert_allclose(states[1].multipliers, np.maximum(2.0 / 5 * above, 0), atol=1e-6)
     np.testing.assert_array_equal(states[2].multipliers, states[1].multipliers)
     assert 0 < np.count_nonzero(states[1].multipliers) < 5
+
+
+# Those whose settings are in units of the mean loss.
+_BY_LOSS = {"afl", "climb", "term"}
+
+
+@pytest.mark.quick_cases("adafedadam", "fafed", "fedlin", "mimelite", "qfedavg", "stem")
+@pytest.mark.parametrize(
+    "name",
+    [n for n in tff_algos.names() if n not in _BY_LOSS and not tff_algos.get(n).staged],
+)
+def test_a_summed_loss_is_a_mean_one_times_the_examples_of_a_minibatch(name):
+    """All minibatches are full: what training minimises and full gradients have one scale."""
+    problem, cohorts = problem_lib.make_problem(num_examples=(3, 6, 9)), [(0, 1), (1, 2)]
+    model, size = toy.eager_model(problem), toy.BATCH_SIZE
+
+    def summed(weights, batch, training, seed):
+        plain = model.forward(weights, batch, training, seed)
+        return plain._replace(objective=size * plain.objective)
+
+    def multiplied(weights, batch, training, seed):
+        plain = summed(weights, batch, training, seed)
+        values, counts = plain.metrics["loss"]
+        plain.metrics["loss"] = size * values, counts
+        return plain
+
+    def states(forward, **attributes):
+        changed = model._replace(forward=forward, **attributes)
+        settings = {"client_learning_rate": 0.02, "server_learning_rate": 1.0}
+        return list(toy.run_eagerly(name, problem, changed, cohorts, **settings))
+
+    got = states(summed, loss_reduction="sum")
+    assert_same(got, [state.weights for state in states(multiplied)])

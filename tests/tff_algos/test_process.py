@@ -43,6 +43,37 @@ def test_runs_unchanged_in_a_stock_tff_loop(problem, runtime, name):
         assert_runs_in_a_stock_loop(problem, shared.process(name))
 
 
+def test_data_sets_within_tff_are_the_arrays_of_their_examples():
+    """Padding of which no logarithm is finite, and a batch that a filter left empty."""
+    layers = [
+        tf.keras.layers.InputLayer((3,)),
+        tf.keras.layers.Lambda(tf.math.log),
+        tf.keras.layers.Dense(3, kernel_initializer="zeros"),
+    ]
+    model = tff_algos.from_keras(tf.keras.Sequential(layers), loss=toy.cross_entropy)
+    process = tff_algos.build("fedavg", model, client_learning_rate=0.1)
+    x = np.random.default_rng(0).uniform(1, 9, (11, 3)).astype(np.float32)
+    y = np.arange(11, dtype=np.int32) % 3
+
+    keep = np.arange(11) // 4 != 1
+
+    def datasets():
+        for n in (11, 7, 0):
+            pairs = tf.data.Dataset.from_tensor_slices((x[:n], y[:n], keep[:n])).batch(4)
+            yield pairs.map(lambda x, y, k: (tf.boolean_mask(x, k), tf.boolean_mask(y, k)))
+
+    with shared.installed("tff"):
+        within = tff_algos.taking_datasets(process, 4)
+        got = within.next(within.initialize(), list(datasets()))
+        rows = [np.flatnonzero(keep[:n]) for n in (11, 7)]
+        clients = [tff_algos.batch_client(x[r], y[r], batch_size=4, shuffle=False) for r in rows]
+        want = process.next(process.initialize(), clients)
+    assert (got.metrics["num_clients"], got.metrics["num_examples"]) == (3, 7 + 4)
+    assert got.metrics["clients_dropped"] == want.metrics["clients_dropped"] == 0
+    for a, b in zip(got.state.weights, want.state.weights, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.quick_cases("fedavg")
 @pytest.mark.parametrize("name", shared.methods(METHODS))
 def test_runs_from_a_function_that_makes_a_keras_model(problem, name):
@@ -182,6 +213,12 @@ def test_every_client_optimizer_builds_and_steps(problem):
             r"client_lr_decay_rate is not used with client_lr_schedule=constant \(.*exp_decay",
         ),
         ("fedavg", {"client_learning_rate": float("nan")}, "finite"),
+        *(
+            (name, RATES | {"num_clients": number}, "must be a whole number, at least 1")
+            for name in METHODS
+            if registry.get(name).needs_num_clients
+            for number in (0, -1, 2.5, "5")
+        ),
     ],
 )
 def test_refusals(name, settings, says):

@@ -5,8 +5,8 @@ Wu, Huang, Hu, Huang: "Faster Adaptive Federated Learning", AAAI 2023, arXiv 221
 
   symbol   argument              default   from
   η        client_learning_rate  -         tuned
-  α        alpha                 0.1       FedCAda's grid 0.1, 0.5, 0.9
-  β        beta                  0.99      FedCAda
+  α        alpha                 0.1       FedCAda, section 4.1 (0.1 or 0.9, as β_1)
+  β        beta                  0.99      FedCAda, section 4.1 (as β_2)
   ρ        rho                   0.01      the third-party code that was read
   -        server_learning_rate  1         the mean of the clients' models
   1/K      client_weighting      uniform   Algorithm 1
@@ -48,11 +48,11 @@ SPEC = MethodSpec(
             "alpha",
             0.1,
             "How much of the gradient estimate a step forgets (alpha).",
-            source="FedCAda's grid 0.1, 0.5, 0.9",
+            source="FedCAda, section 4.1 (0.1 or 0.9, as beta_1)",
             minimum=0.0,
             maximum=1.0,
         ),
-        decay("beta", 0.99, "Decay beta of the second moment.", "FedCAda"),
+        decay("beta", 0.99, "Decay beta of the second moment.", "FedCAda, section 4.1"),
         Hparam(
             "rho",
             0.01,

@@ -48,6 +48,7 @@ Deviations from the paper:
   * Points whose neighbours are all equally far, so that the estimate is negative or above 1000, are
     left out of LID_k; the code keeps them. A client of one example, or one whose update is not
     finite, has no LID in that iteration; the mean over those that it has takes the sum's place.
+    If an l_i is not finite, neither LID_k nor any l_i of that iteration count.
   * A client of n_k ≤ k examples takes its n_k - 1 neighbours.
   * The mixtures start from the best split of the sorted values instead of k-means with a draw.
     Where all values are equal there is one component: nothing noisy.
@@ -229,7 +230,7 @@ class VisitedClient(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a client of stage 1 finds at x_k; all zero if its update is dropped.
+    """What a client of stage 1 finds at x_k; all zero if that or its update is not finite.
 
     Attributes:
       dimensionality: LID_k, float32 scalar.
@@ -524,7 +525,7 @@ def _first_stage(model, trained, local, beta, neighbors) -> Method:
         measured = Measured(*dimensionality.estimate(scores, neighbors), losses)
         delta = subtract(result.weights, x)
         finite = client.is_finite(delta)
-        measured = client.zero_unless(finite, measured)
+        measured = client.zero_unless(finite & client.is_finite(measured), measured)
         weight = local.client_weight(data)
         return averaging.give(delta, weight, result, data, finite, client_state=measured)
 

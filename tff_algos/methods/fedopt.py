@@ -10,11 +10,11 @@ plain step or one with momentum.
   η        server_learning_rate  1 (fedavg, the mean of the clients' models; else tuned, Tables 8
                                  fedavgm),  and 9
                                  -
-  β_1      beta1                 0.9        section 5.2
-  β_2      beta2                 0.99       section 5.2
-  τ        tau                   1e-3       section 5.3, recommended single value
+  β_1      beta1                 0.9        section 4
+  β_2      beta2                 0.99       section 4
+  τ        tau                   1e-3       section 5.2, recommended single value
   -        variant               released   Tables 1, 8 and 9; see below
-  β        momentum (fedavgm)    0.9        section 5.2
+  β        momentum (fedavgm)    0.9        section 4
   p_k      client_weighting      examples   Algorithm 5
 
     client:  x_k ← x ; each batch b: x_k ← x_k - η_l ∇f(x_k; b)
@@ -33,7 +33,7 @@ Deviations from the paper:
   * `variant=released` (default) is the code that produced the published numbers: accumulators start
     at 0, Adam and Yogi correct bias as Keras does (τ is not scaled by the correction), and v is fed
     with the raw pseudo-gradient. `variant=algorithm2` is Algorithm 2 as printed, with v_{-1} = τ².
-  * In `algorithm2`, FedAdagrad has no moving average (β_1 = 0), as section 5.2 uses it.
+  * In `algorithm2`, FedAdagrad has no moving average (β_1 = 0), as App. B.1 uses it.
   * A client whose update is not finite counts nothing. If no client is left, the round changes
     neither weights nor optimizer; only the round number moves on.
 """
@@ -58,7 +58,7 @@ _TAU = Hparam(
     "tau",
     1e-3,
     "Degree of adaptivity tau, added outside the root: smaller is more adaptive.",
-    source="Adaptive Federated Optimization, section 5.3 (recommended single value)",
+    source="Adaptive Federated Optimization, section 5.2 (recommended single value)",
     minimum=0.0,
     exclusive_minimum=True,
 )
@@ -74,7 +74,7 @@ _VARIANT = Hparam(
     flag="fedopt_variant",
 )
 
-_SECTION = "Adaptive Federated Optimization, section 5.2"
+_SECTION = "Adaptive Federated Optimization, section 4"
 _MOMENTS = (
     decay("beta1", 0.9, "Decay beta_1 of the server's moving average.", f"{_SECTION} (0.9, 0.99)"),
     decay("beta2", 0.99, "Decay beta_2 of the server's moving average.", f"{_SECTION} (0.9, 0.99)"),

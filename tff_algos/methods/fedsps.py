@@ -4,8 +4,8 @@ Mukherjee, Loizou, Stich: "Locally Adaptive Federated Learning", arXiv 2307.0630
 equation 4; a baseline of FedCAda.
 
   symbol   argument              default   from
-  γ_b      client_learning_rate  -         tuned; FedCAda's grid 0.1, 0.5, 1, 5
-  c        c                     0.5       choice within FedCAda's grid 0.1, 0.2, 0.5, 1
+  γ_b      client_learning_rate  -         tuned in FedCAda; its values are not given
+  c        c                     0.5       choice; tuned in FedCAda, its values are not given
   ℓ*       lower_bound           0         the paper's choice for non-negative losses
   -        smoothing             false     the paper uses it for non-convex models
   η        server_learning_rate  1         Algorithm 1: the mean of the clients' models
@@ -45,7 +45,7 @@ SPEC = MethodSpec(
             "c",
             0.5,
             "Divisor c of the Polyak step; the client learning rate is its bound gamma_b.",
-            source="choice within FedCAda's grid 0.1, 0.2, 0.5, 1",
+            source="choice; FedCAda tunes it and gives no values",
             minimum=0.0,
             exclusive_minimum=True,
         ),

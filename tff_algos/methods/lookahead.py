@@ -96,6 +96,8 @@ def build(model: Model, local: client.LocalTraining, *, local_steps: int, state:
 
     def server_update(state: server_slots.ServerState, mean):
         delta, slots = mean
+        if average:
+            slots = server_slots.with_settings_of(optimizer, slots, state.slots)
         return state._replace(weights=move(state.weights, alpha, delta), slots=slots)
 
     def no_slots():

@@ -52,6 +52,7 @@ def build(model: Model, local: client.LocalTraining) -> Method:
 
     def server_update(state: server_slots.ServerState, mean):
         delta, d = mean
+        d = server_slots.with_settings_of(optimizer, d, state.slots)
         x = move(state.weights, local.server_learning_rate, delta)
         return state._replace(weights=x, slots=d)
 

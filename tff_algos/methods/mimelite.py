@@ -2,7 +2,7 @@
 
 Karimireddy et al.: "Breaking the Centralized Barrier for Cross-Device Federated Learning" (Mime),
 NeurIPS 2021, arXiv 2008.03606, Algorithm 1 (MimeLite: without control variates); a baseline of
-FedDA. The same as `tff.learning.algorithms.build_weighted_mime_lite`.
+FedDA. As `tff.learning.algorithms.build_weighted_mime_lite`, but for what is said below.
 
   symbol   argument              default    from
   η        client_learning_rate  -          tuned
@@ -19,7 +19,8 @@ Deviations from the paper:
   * As in TFF, a client's step puts its gradient through one update of the frozen state: with
     momentum β it is β u + g.
   * TFF's optimizers: Adagrad has ε inside the root and its accumulator starts at 0.1.
-  * The learning rate is that of the round, also in the state's own update.
+  * The learning rate is that of the round.
+  * c_k is with dropout off; TFF's is with dropout on.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ Deviations from the paper:
   * The paper draws clients in proportion to n_k; here the cohort is the run's, which is uniform,
     and n_k enters nowhere. So `client_weighting` has no meaning.
   * 1e-10 is added to the loss, as in the authors' code: L^(q-1) must exist.
+  * Where training minimises the sum of a minibatch's losses, L is of that scale, as w is.
   * `form=reweight` is x ← x + η Σ L^q Δ_k / Σ L^q, without the estimate of the Lipschitz constant:
     the q-FedAvg rows of AdaFedAdam's tables fit it and not the form above.
   * A client is dropped if its update or its loss is not finite, or if its loss is negative and has
@@ -97,7 +98,7 @@ def build(model: Model, local: client.LocalTraining, *, q: float, form: str) -> 
 
     def client_update(broadcast: averaging.Broadcast, data, client_state=None):
         x, eta_l = broadcast
-        loss = client.evaluate(model, x, data)["loss"] + 1e-10
+        loss = client.objective(model, client.evaluate(model, x, data)["loss"], data) + 1e-10
         trained = client.train(model, local.optimizer(), eta_l, x, data, client_state=client_state)
         report = Report(subtract(x, trained.weights), loss)
         # Every positive number has all powers; the others have those that their signs have.

@@ -49,6 +49,20 @@ def initial_state(model: Model, local: client.LocalTraining, averaged: bool) -> 
     return ServerState(constants(model.initial_weights), slots, tf.constant(0))
 
 
+def with_settings_of(optimizer: Any, slots: Any, before: Any) -> Any:
+    """Returns slots that are means over clients, with the optimizer's settings as they were.
+
+    They are in the slots, too (β₁, ε), and equal on all clients; but a mean of equal numbers is
+    rounded, and in some thousand rounds 1 - β₂ would be off by a percent.
+
+    Args:
+      optimizer: The clients' optimizer, one of TFF's.
+      slots: The means.
+      before: The slots that the clients received.
+    """
+    return optimizer.set_hparams(slots, optimizer.get_hparams(before))
+
+
 def send(local: client.LocalTraining) -> Callable:
     """Returns `state -> Broadcast`, with the round's client learning rate."""
     return lambda state: Broadcast(state.weights, state.slots, local.learning_rate(state.round_num))

@@ -168,6 +168,17 @@ def test_no_step_is_longer_than_the_longest_update(rule):
         assert moved <= 150 * mean + 1e-5, "at the optimum nothing is left to do"
 
 
+def test_updates_whose_sum_is_zero_make_no_step_of_the_length_of_their_mean():
+    """Their inner products add up to zero but for rounding, of either sign."""
+    step, rng = _server(dict(step_rule="unit")), np.random.default_rng(0)
+    for _ in range(8):
+        g = np.round(rng.normal(size=(7, 9)) * 2**18) * 2.0 ** rng.integers(-20, 20, size=9)
+        g = np.vstack([g, -g.sum(0)])
+        np.testing.assert_array_equal(g, g.astype(np.float32))
+        moved = step(g, rng.uniform(0.5, 2.0, size=8))
+        assert np.linalg.norm(moved) <= 1e-6 * np.linalg.norm(g)
+
+
 def _many(seed, shift):
     problem = problem_lib.make_problem(seed, [3 + k % 6 for k in range(30)])
     # The same shift for every class leaves probabilities, and so gradients, as they are.

@@ -437,6 +437,30 @@ def test_a_client_whose_update_is_not_finite_is_dropped_and_not_judged():
     assert np.isfinite(last.losses).all() and last.visits[0] == 2
 
 
+def test_losses_that_are_not_finite_are_not_judged():
+    """x_k is finite but too large for an example: a mixture of such losses cannot be fitted."""
+    problem, noisy = make_problem(), 2
+    clients = ToyClients(problem)
+    in_order = clients.in_order
+    driver = build(problem)
+    with shared.installed("tff"):
+        (*_, before), _ = run(driver, clients, 3)
+        assert before.noisy[noisy]
+
+        def spoiled(k, labels):
+            data = in_order(k, labels)
+            data.x[:1] *= np.nan if k == noisy else 1.0
+            return data
+
+        clients.in_order = spoiled
+        (*_, after), metrics = run(driver, clients, 6, before)
+    assert not any(m["clients_dropped"] for m in metrics)
+    stays = np.repeat(np.arange(len(SIZES)) == noisy, SIZES)
+    np.testing.assert_array_equal(after.losses == before.losses, stays)
+    assert np.isfinite(after.losses).all()
+    assert (after.visits[noisy], after.visits[0]) == (1, 2)
+
+
 @pytest.mark.long
 def test_labels_change_for_noisy_clients_only_and_the_given_ones_stay():
     problem = make_problem()
