@@ -199,9 +199,11 @@ class Evaluations:
 
     def _fairness(self, prefix, clients):
         task = self._task
+        # Of a client whose words or tags are none of the vocabulary's there is nothing to compare.
+        measured = clients.weights[task.primary_metric] > 0
         statistics = fairness.summarize(
             clients.by_client()[task.primary_metric],
-            clients.sizes,
+            np.where(measured, clients.sizes, 0),
             train_sizes=self._train_sizes,
             higher_is_better=task.higher_is_better,
         )
