@@ -193,8 +193,7 @@ def _of_partition(partitions, partition, num_clients, alpha) -> tuple[Hparam, ..
             default=beside(alpha[0], "pachinko", "multinomial", "dirichlet"),
             help="Concentration of the Dirichlet distribution, smaller is less even.",
             source=alpha[1],
-            minimum=0,
-            exclusive_minimum=True,
+            **settings.CONCENTRATIONS,
         ),
         Hparam(
             name="size_sigma",
@@ -202,6 +201,8 @@ def _of_partition(partitions, partition, num_clients, alpha) -> tuple[Hparam, ..
             help="Standard deviation of the logarithms of clients' sizes; 0: equal sizes.",
             source="choice; FedOpt: equal sizes",
             minimum=0,
+            # The exponential of a few hundred more is infinite.
+            maximum=100,
         ),
         settings.MIN_SHARE,
         Hparam(

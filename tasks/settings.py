@@ -7,6 +7,9 @@ from tasks.registry import Clients
 
 # More than any set has training examples.
 MAX_CLIENTS = 1_000_000
+# Of concentrations of Dirichlet distributions. NumPy draws from one of 1e-12 for hours, and shares
+# with one of 1e308 are all 0.
+CONCENTRATIONS = {"minimum": 1e-5, "maximum": 1e12}
 
 
 def generated(settings: Mapping[str, Value], synthetic: bool) -> Clients:

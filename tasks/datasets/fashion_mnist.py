@@ -120,8 +120,7 @@ SPEC = TaskSpec(
             default=By("partition", {"dirichlet": 0.1}),
             help="Concentration of the Dirichlet distribution, smaller is less even.",
             source="FedCAda Table 1: Dir(0.1)",
-            minimum=0,
-            exclusive_minimum=True,
+            **settings.CONCENTRATIONS,
         ),
         settings.MIN_SHARE,
         Hparam(

@@ -176,7 +176,7 @@ def test_the_mean_and_deviation_are_those_of_the_training_images(data_dir):
         ({"partition": "iid", "alpha": 0.1}, "partition=dirichlet"),
         ({"partition": "shards", "min_share": 0.1}, "partition=dirichlet"),
         ({"shards_per_client": 3}, "partition=shards"),
-        ({"alpha": 0.0}, "> 0"),
+        ({"alpha": 0.0}, r"in \[1e-05, 1e\+12\]"),
         ({"test_fraction": 1.0}, "test_fraction"),
         ({"side": 27}, "side"),
         ({"partition": "pathological"}, "partition"),
