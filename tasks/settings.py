@@ -64,11 +64,16 @@ def text_init(default: str, source: str, lstm_kernel: str = "Glorot's uniform ru
     )
 
 
-def partition_seed(what: str) -> Hparam:
-    """Returns the setting of a seed that is the run's where it is not set."""
+def partition_seed(what: str, default: By | None = None) -> Hparam:
+    """Returns the setting of a seed that is the run's where it is not set.
+
+    Args:
+      what: What it is the seed of.
+      default: Beside which other settings nothing is drawn by it, if there are such.
+    """
     return Hparam(
         name="partition_seed",
-        default=None,
+        default=default,
         type=int,
         help=f"Seed of {what}; not set: the run's --seed.",
         source="choice",

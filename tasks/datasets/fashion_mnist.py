@@ -143,7 +143,10 @@ SPEC = TaskSpec(
             maximum=1,
             exclusive_maximum=True,
         ),
-        settings.partition_seed("the partition and of the clients' train/test splits"),
+        settings.partition_seed(
+            "the partition and of the clients' train/test splits",
+            By("partition", {"class": NOT_USED}, otherwise=None),
+        ),
         Hparam(
             name="pixels",
             default="unit",
