@@ -231,6 +231,12 @@ def test_a_failed_download_is_one_line(monkeypatch):
     assert "\n" not in text and _FILES[0] in text and "--data_dir" in text
 
 
+def test_the_files_of_mnist_are_refused(data_dir):
+    """They have the same names and form."""
+    with pytest.raises(DataError, match="60,000 labels are not the publisher's"):
+        tasks.load("fashion_mnist", data_dir=str(data_dir / "mnist"))
+
+
 def test_real_data(data_dir):
     task = tasks.load("fashion_mnist", data_dir=str(data_dir), seed=1)
     assert len(task.train.client_ids) == 20
