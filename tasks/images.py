@@ -44,8 +44,7 @@ _TESTS = (
         help=(
             "Clients' own tests: `none`; `split` takes a share of each client's images; "
             "`official` assigns the official test images so that each client's have the label "
-            "distribution of its training images. The official test images are the central "
-            "test in any case."
+            "distribution of its training images. None of this changes the central test."
         ),
         source="FedOpt: none; AdaFedAdam and FedCAda: split; AdaFed does not say",
         choices=("none", "split", "official"),
