@@ -1,6 +1,7 @@
 """Weights & Biases and MLflow, without a network; skipped where they are not installed."""
 
 import pathlib
+import time
 
 import pytest
 
@@ -55,6 +56,10 @@ def test_weights_and_biases_keeps_a_run_on_disk(tmp_path, monkeypatch):
     tracker.write(1, {"eval/accuracy": 0.5})
     tracker.close()
     (path,) = pathlib.Path(folder).rglob("*.wandb")
+    # A process of its own writes the file, which the end of the run does not wait for.
+    waits_until = time.monotonic() + 30
+    while not path.stat().st_size and time.monotonic() < waits_until:
+        time.sleep(0.05)
     store = datastore.DataStore()
     store.open_for_scan(str(path))
     history, run = {}, None
