@@ -252,7 +252,7 @@ def resolve(owner: str, hparams: Sequence[Hparam], given: Mapping[str, Any]) -> 
                         f"(its default: {h.describe_default()})."
                     )
                 value = value if value is not None else None if default is NOT_USED else default
-            elif name not in given:
+            elif value is None:
                 value = h.default
             values[name] = h.check(value, f"{owner}: {name}")
         return values[name]

@@ -44,8 +44,7 @@ _TESTS = (
         help=(
             "Clients' own tests: `none`; `split` takes a share of each client's images; "
             "`official` assigns the official test images so that each client's have the label "
-            "distribution of its training images. The official test images are the central "
-            "test in any case."
+            "distribution of its training images. None of this changes the central test."
         ),
         source="FedOpt: none; AdaFedAdam and FedCAda: split; AdaFed does not say",
         choices=("none", "split", "official"),
@@ -193,8 +192,7 @@ def _of_partition(partitions, partition, num_clients, alpha) -> tuple[Hparam, ..
             default=beside(alpha[0], "pachinko", "multinomial", "dirichlet"),
             help="Concentration of the Dirichlet distribution, smaller is less even.",
             source=alpha[1],
-            minimum=0,
-            exclusive_minimum=True,
+            **settings.CONCENTRATIONS,
         ),
         Hparam(
             name="size_sigma",
@@ -202,6 +200,8 @@ def _of_partition(partitions, partition, num_clients, alpha) -> tuple[Hparam, ..
             help="Standard deviation of the logarithms of clients' sizes; 0: equal sizes.",
             source="choice; FedOpt: equal sizes",
             minimum=0,
+            # The exponential of a few hundred more is infinite.
+            maximum=100,
         ),
         settings.MIN_SHARE,
         Hparam(

@@ -196,12 +196,14 @@ def _parser(spec: tasks.TaskSpec | None) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--task", required=True, help=f"one of {', '.join(tasks.names())}")
-    parser.add_argument("--data_dir", help="folder with the task's data files")
+    # A shell leaves the tilde in `--flag=~/x`.
+    path = {"type": os.path.expanduser}
+    parser.add_argument("--data_dir", help="folder with the task's data files", **path)
     parser.add_argument("--seed", type=int, default=0, help="the run's --seed; default: 0")
     parser.add_argument(
         "--use_synthetic_data", action="store_true", help="show data made by the task instead"
     )
-    parser.add_argument("--output", required=True, help="file to write, as PNG and as PDF")
+    parser.add_argument("--output", required=True, help="file to write, as PNG and as PDF", **path)
     parser.add_argument(
         "--max_clients",
         type=int,

@@ -43,8 +43,12 @@ def main(arguments: list[str]) -> int:
         epilog=f"Tasks: {', '.join(names)}. The others read their files as they are.",
     )
     parser.add_argument("--task", required=True, help="what the data are for")
-    parser.add_argument("--source", required=True, help="folder of the raw files")
-    parser.add_argument("--data_dir", help="folder to make the data in; default: --source")
+    # A shell leaves the tilde in `--flag=~/x`.
+    folder = {"type": os.path.expanduser}
+    parser.add_argument("--source", required=True, help="folder of the raw files", **folder)
+    parser.add_argument(
+        "--data_dir", help="folder to make the data in; default: --source", **folder
+    )
     options = parser.parse_args(arguments)
     try:
         prepare = tasks.get(options.task).prepare_fn()

@@ -7,6 +7,9 @@ from tasks.registry import Clients
 
 # More than any set has training examples.
 MAX_CLIENTS = 1_000_000
+# Of concentrations of Dirichlet distributions. NumPy draws from one of 1e-12 for hours, and shares
+# with one of 1e308 are all 0.
+CONCENTRATIONS = {"minimum": 1e-5, "maximum": 1e12}
 
 
 def generated(settings: Mapping[str, Value], synthetic: bool) -> Clients:
@@ -61,11 +64,16 @@ def text_init(default: str, source: str, lstm_kernel: str = "Glorot's uniform ru
     )
 
 
-def partition_seed(what: str) -> Hparam:
-    """Returns the setting of a seed that is the run's where it is not set."""
+def partition_seed(what: str, default: By | None = None) -> Hparam:
+    """Returns the setting of a seed that is the run's where it is not set.
+
+    Args:
+      what: What it is the seed of.
+      default: Beside which other settings nothing is drawn by it, if there are such.
+    """
     return Hparam(
         name="partition_seed",
-        default=None,
+        default=default,
         type=int,
         help=f"Seed of {what}; not set: the run's --seed.",
         source="choice",

@@ -1,6 +1,7 @@
 """From a method's name and a model to a TFF process."""
 
 import functools
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -308,6 +309,10 @@ def build(
     if spec.needs_num_clients:
         if num_clients is None:
             raise hparams_lib.HparamError(f"{name} needs num_clients, the number of all clients.")
+        if not isinstance(num_clients, numbers.Integral) or num_clients < 1:
+            raise hparams_lib.HparamError(
+                f"num_clients={num_clients!r} must be a whole number, at least 1."
+            )
         own["num_clients"] = num_clients
     model = tff_models.as_model(model)
     local = LocalTraining(training, client_optimizer)

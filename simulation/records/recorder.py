@@ -74,7 +74,9 @@ class Recorder:
                 total_rounds=settings["total_rounds"],
             )
             self._copies = [board]
-        self._copies += trackers.opened(request.run, folder.path, request.in_force, self.kept)
+        self._copies += trackers.opened(
+            request.run, folder.path, folder.run_id, request.in_force, self.kept
+        )
         self._progress = progress(round_num, request.run["total_rounds"])
 
     def __enter__(self):

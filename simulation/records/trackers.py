@@ -39,6 +39,7 @@ def require_installed(settings: Mapping[str, Any]) -> None:
 def opened(
     settings: Mapping[str, Any],
     folder: str,
+    run_id: str,
     flags: Mapping[str, Any],
     rows: Iterable[Mapping[str, str]],
 ) -> list:
@@ -46,7 +47,9 @@ def opened(
 
     Args:
       settings: The run's settings; `wandb_project` and `mlflow_uri` are read.
-      folder: Folder of the run, by which a resumed run finds its entry.
+      folder: Folder of the run. By it and the id a resumed run finds its entry: neither a copy of
+        the folder nor a run that begins anew in it continues there.
+      run_id: The run's id.
       flags: Every setting in force, for the record.
       rows: Rows of metrics.csv that are kept.
 
@@ -57,13 +60,15 @@ def opened(
       RunError: If a tracker is not installed or can't be reached.
     """
     trackers = []
+    folder = os.path.abspath(folder)
+    identity = hashlib.sha256(f"{run_id} {folder}".encode()).hexdigest()[:16]
     for kind, where in (
         (WeightsAndBiases, settings["wandb_project"]),
         (MLflow, settings["mlflow_uri"]),
     ):
         if where is None:
             continue
-        tracker = _InOneLine(kind, where, os.path.abspath(folder), flags)
+        tracker = _InOneLine(kind, where, folder, identity, flags)
         trackers.append(tracker)
         for row in rows:
             values = {k: float(v) for k, v in row.items() if k != outputs.ROUND and v}
@@ -101,8 +106,8 @@ class _InOneLine:
 class WeightsAndBiases:
     """A run of Weights & Biases; `WANDB_MODE=offline` keeps it on disk."""
 
-    def __init__(self, project: str, folder: str, flags: Mapping[str, Any]):
-        """Opens the run of `folder` in a project.
+    def __init__(self, project: str, folder: str, identity: str, flags: Mapping[str, Any]):
+        """Opens the run of this identity in a project.
 
         Raises:
           ImportError: If wandb is not installed.
@@ -111,8 +116,7 @@ class WeightsAndBiases:
 
         self._run = wandb.init(
             project=project,
-            # The folder's own, so that a resumed run is the same run.
-            id=hashlib.sha256(folder.encode()).hexdigest()[:16],
+            id=identity,
             name=os.path.basename(folder),
             # Kept on disk there is nothing to continue: its parts join when they are sent.
             resume=None if os.environ.get("WANDB_MODE") == "offline" else "allow",
@@ -135,8 +139,8 @@ class WeightsAndBiases:
 class MLflow:
     """A run of MLflow, in an experiment named after the task."""
 
-    def __init__(self, uri: str, folder: str, flags: Mapping[str, Any]):
-        """Opens the run of `folder` at a tracking address (a folder, `http://...`).
+    def __init__(self, uri: str, folder: str, identity: str, flags: Mapping[str, Any]):
+        """Opens the run of this identity at a tracking address (a folder, `http://...`).
 
         Raises:
           ImportError: If MLflow is not installed.
@@ -149,7 +153,7 @@ class MLflow:
         experiment = self._client.get_experiment_by_name(task)
         create = self._client.create_experiment
         identifier = experiment.experiment_id if experiment else create(task)
-        found = self._client.search_runs([identifier], f"tags.folder = '{folder}'")
+        found = self._client.search_runs([identifier], f"tags.identity = '{identity}'")
         if found:
             self._id = found[0].info.run_id
             sent = [
@@ -160,7 +164,8 @@ class MLflow:
             self._client.update_run(self._id, "RUNNING")
             return
         name = os.path.basename(folder)
-        run = self._client.create_run(identifier, tags={"folder": folder}, run_name=name)
+        tags = {"folder": folder, "identity": identity}
+        run = self._client.create_run(identifier, tags=tags, run_name=name)
         self._id, self._next = run.info.run_id, 0
         for flag, value in flags.items():
             self._client.log_param(self._id, flag, str(value)[:500])

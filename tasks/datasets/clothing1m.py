@@ -90,17 +90,16 @@ SPEC = TaskSpec(
             default=By("partition", {"skewed": 0.7}),
             help="Probability p that a client has a kind.",
             source="FedCorr's released code",
-            minimum=0,
+            # Clients draw until they have a kind.
+            minimum=1e-4,
             maximum=1,
-            exclusive_minimum=True,
         ),
         Hparam(
             name="alpha",
             default=By("partition", {"skewed": 10.0}),
             help="Concentration of the clients' shares of a kind.",
             source="FedCorr's released code",
-            minimum=0,
-            exclusive_minimum=True,
+            **settings.CONCENTRATIONS,
         ),
         settings.partition_seed("the partition"),
         Hparam(

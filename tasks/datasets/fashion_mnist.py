@@ -120,8 +120,7 @@ SPEC = TaskSpec(
             default=By("partition", {"dirichlet": 0.1}),
             help="Concentration of the Dirichlet distribution, smaller is less even.",
             source="FedCAda Table 1: Dir(0.1)",
-            minimum=0,
-            exclusive_minimum=True,
+            **settings.CONCENTRATIONS,
         ),
         settings.MIN_SHARE,
         Hparam(
@@ -144,7 +143,10 @@ SPEC = TaskSpec(
             maximum=1,
             exclusive_maximum=True,
         ),
-        settings.partition_seed("the partition and of the clients' train/test splits"),
+        settings.partition_seed(
+            "the partition and of the clients' train/test splits",
+            By("partition", {"class": NOT_USED}, otherwise=None),
+        ),
         Hparam(
             name="pixels",
             default="unit",
@@ -328,8 +330,11 @@ def _read(data_dir: str | None) -> tuple[_Labelled, _Labelled, dict[str, Any]]:
     for name, path in zip(_FILES, paths, strict=True):
         if path is None:
             raise DataError(f"{os.path.join(data_dir, name)}.gz is missing; {_ADVICE}")
-    train = idx.read_labelled_images(paths[0], paths[1], _ADVICE)
-    return train, idx.read_labelled_images(paths[2], paths[3], _ADVICE), {}
+    train, test = (
+        idx.read_labelled_images(*pair, _ADVICE, _NUM_CLASSES, _TFDS.published(split))
+        for split, pair in (("train", paths[:2]), ("test", paths[2:]))
+    )
+    return train, test, {}
 
 
 def _keras_file(name: str) -> str:

@@ -178,7 +178,9 @@ def _read(
     for name, path in paths.items():
         if path is None:
             raise DataError(f"{os.path.join(data_dir, name)}.gz is missing; {_ADVICE}")
-    images, labels = idx.read_labelled_images(*paths.values(), _ADVICE)
+    images, labels = idx.read_labelled_images(
+        *paths.values(), _ADVICE, _NUM_CLASSES, _TFDS.published(part)
+    )
     return images, labels, _read_writers(part, data_dir, labels)
 
 

@@ -147,7 +147,7 @@ SPEC = TaskSpec(
             minimum=1,
             maximum=1_000_000,
         ),
-        settings.partition_seed("the accounts' train/test splits"),
+        settings.partition_seed("the accounts' train/test splits", By("split", {"local": None})),
         settings.text_init("torch", "AdaFedAdam (PyTorch)"),
     ),
 )
@@ -165,7 +165,7 @@ def load(
     embedding: str,
     embedding_file: str | None,
     vocab_size: int | None,
-    partition_seed: int,
+    partition_seed: int | None,
     init: str,
 ) -> Task:
     """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.

@@ -1,5 +1,6 @@
 """Reads idx files, the format of MNIST and its kin, plain or gzip-compressed."""
 
+import hashlib
 import os
 import struct
 
@@ -60,7 +61,11 @@ def read(path: str, num_dims: int, advice: str) -> np.ndarray:
 
 
 def read_labelled_images(
-    images_path: str, labels_path: str, advice: str, num_classes: int = 10
+    images_path: str,
+    labels_path: str,
+    advice: str,
+    num_classes: int = 10,
+    published: tuple[int, str] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Reads a pair of idx files as MNIST has them.
 
@@ -69,6 +74,8 @@ def read_labelled_images(
       labels_path: Their labels.
       advice: Where to get the files and how to point at them, for error texts.
       num_classes: Labels must be below it.
+      published: Number of the publisher's labels, and the SHA-256 of them, a byte each. As many
+        others are refused: sets of the same form have files of the same names. Fewer are a part.
 
     Returns:
       Images uint8 `[n, 28, 28, 1]` and labels int32 `[n]`.
@@ -90,4 +97,8 @@ def read_labelled_images(
         )
     with files.decoding(labels_path, advice, "is damaged"):
         files.check_labels(labels, num_classes)
+        size, sha256 = published or (0, "")
+        digest = hashlib.sha256(labels.astype(np.uint8).tobytes()).hexdigest()
+        if len(labels) == size and digest != sha256:
+            raise ValueError(f"its {size:,} labels are not the publisher's; another set's?")
     return images[..., np.newaxis], labels.astype(np.int32)

@@ -45,6 +45,10 @@ class Set(NamedTuple):
     labels: Mapping[str, str] = {}
     first: Mapping[str, Sequence[int]] = {}
 
+    def published(self, split: str) -> tuple[int, str]:
+        """Returns the number of a split's labels and their SHA-256, which must be known."""
+        return self.sizes[split], self.labels[split]
+
     @property
     def folder(self) -> str:
         """The set's folder below the one that TFDS calls `data_dir`."""

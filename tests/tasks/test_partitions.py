@@ -3,8 +3,9 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
+import tasks
 from hparams import HparamError
-from tasks import partitions
+from tasks import partitions, settings
 
 _SEEDS = st.integers(0, 2**31)
 
@@ -361,3 +362,26 @@ def test_a_clients_split_does_not_depend_on_the_others():
     np.testing.assert_array_equal(alone[0][1], among[0][1])
     first, second = partitions.split_train_test([mine, mine], 0.25, 5)[0]
     assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("concentration", settings.CONCENTRATIONS.values())
+def test_the_ends_of_ranges_can_be_drawn(concentration):
+    coarse, fine = _tree(60, 0)
+    for parts in (
+        partitions.dirichlet_by_class(fine, 4, concentration, 0, min_size=0),
+        partitions.pachinko(coarse, fine, [15] * 4, concentration, concentration, 0),
+        partitions.some_classes_dirichlet(fine, 1, 1e-4, concentration, 0),
+        partitions.some_classes_dirichlet(fine, 1, 1.0, concentration, 0),
+    ):
+        assert all(np.all(np.diff(part) > 0) for part in parts) and sum(map(len, parts))
+    assert sum(partitions.lognormal_sizes(60, 4, 100.0, 0)) == 60
+
+
+def test_every_concentration_is_one_that_can_be_drawn():
+    found = [
+        (h.minimum, h.maximum)
+        for name in tasks.names()
+        for h in tasks.get(name).hparams
+        if "oncentration" in h.help
+    ]
+    assert len(found) >= 7 and set(found) == {tuple(settings.CONCENTRATIONS.values())}

@@ -162,6 +162,12 @@ def test_defaults_are_in_range_and_explained(name):
 
 
 @_each_task
+def test_none_is_a_setting_that_is_not_given(name):
+    spec = tasks.get(name)
+    assert spec.resolve({setting.name: None for setting in spec.hparams}) == spec.resolve({})
+
+
+@_each_task
 def test_settings_that_do_not_apply_are_refused_before_anything_is_loaded(name):
     spec = tasks.get(name)
     for setting, values in _conditional(spec):

@@ -1,12 +1,18 @@
 """What a run measures of its clients, against NumPy."""
 
+import functools
+
 import numpy as np
 import pytest
 
 import simulation
 import tasks
 from hparams import HparamError
+from simulation import task_models
+from simulation.measures import evaluations, fairness
 from simulation.records import client_states
+from tasks.models import losses, models
+from tasks.task import ArrayFederatedData, Task
 
 SETTINGS = {
     "task": "synthetic",
@@ -87,3 +93,42 @@ def test_clients_without_tests_have_no_local_data_to_measure(tmp_path):
             evaluate_all_local_data=True,
             **(of_all | {"task": "cifar10_image", "cifar10_image_model": "mlp"}),
         )
+
+
+def test_clients_of_whom_nothing_can_be_measured_are_left_out():
+    """Of no example of theirs the metric says anything, as of sentences of unknown words alone."""
+    x = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
+    y = np.repeat([0, 1, 1, 0, 0, 1], 2).astype(np.int32)
+    rows = [*np.split(np.arange(12), [4, 6, 9]), np.arange(0)]
+    data = ArrayFederatedData(x, y, rows)
+    task = Task(
+        name="own",
+        train=data,
+        test=data,
+        central_test=None,
+        keras_model_fn=functools.partial(models.softmax_regression, num_inputs=2, num_classes=2),
+        loss=losses.sparse_softmax_cross_entropy,
+        metrics={"found": losses.accuracy_of_class(0)},
+        primary_metric="found",
+    )
+    settings = {
+        "seed": 0,
+        "precision": "float32",
+        "loss_scale": None,
+        "num_validation_examples": -1,
+        "evaluate_classes": False,
+        "evaluate_all_local_data": False,
+        "track_clients": None,
+    }
+    built = task_models.build(task, settings)
+    kernel, bias = weights = [np.asarray(w) for w in built.model.initial_weights]
+    measured = evaluations.Evaluations(task, data, settings, built, process=None)
+    found = measured(weights, None, None).columns
+    left = [0, 2, 3]  # Of class 0 the others have no example.
+    hits = np.argmax(x @ kernel + bias, 1) == y
+    values = np.array([np.mean(hits[rows[k]][y[rows[k]] == 0]) for k in left])
+    sizes = data.sizes[left]
+    want = fairness.summarize(values, sizes, train_sizes=sizes)
+    assert np.isfinite(want["avg_u"])
+    for name, value in want.items():
+        assert found[f"fairness/found_{name}"] == pytest.approx(value, nan_ok=True), name

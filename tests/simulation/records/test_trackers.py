@@ -1,6 +1,7 @@
 """Weights & Biases and MLflow, without a network; skipped where they are not installed."""
 
 import pathlib
+import time
 
 import pytest
 
@@ -11,9 +12,9 @@ FLAGS = {"task": "synthetic", "algorithm": "fedavg", "client_learning_rate": 0.1
 ROWS = [{"round_num": "0", "eval/accuracy": "0.1"}]
 
 
-def open_trackers(folder, rows, **settings):
+def open_trackers(folder, rows, run_id="a", **settings):
     asked = {"wandb_project": None, "mlflow_uri": None, **settings}
-    return trackers.opened(asked, str(folder), FLAGS, rows)
+    return trackers.opened(asked, str(folder), run_id, FLAGS, rows)
 
 
 def test_none_is_asked_for(tmp_path):
@@ -55,6 +56,10 @@ def test_weights_and_biases_keeps_a_run_on_disk(tmp_path, monkeypatch):
     tracker.write(1, {"eval/accuracy": 0.5})
     tracker.close()
     (path,) = pathlib.Path(folder).rglob("*.wandb")
+    # A process of its own writes the file, which the end of the run does not wait for.
+    waits_until = time.monotonic() + 30
+    while not path.stat().st_size and time.monotonic() < waits_until:
+        time.sleep(0.05)
     store = datastore.DataStore()
     store.open_for_scan(str(path))
     history, run = {}, None
@@ -106,3 +111,22 @@ def test_a_service_that_fails_at_any_time_is_one_line(tmp_path, monkeypatch, fai
         tracker.close()
     told = "Service cannot be used: RuntimeError: API request failed: no answer"
     assert str(e.value) == told
+
+
+@pytest.mark.parametrize("setting", ["wandb_project", "mlflow_uri"])
+def test_an_entry_is_that_of_one_run_in_one_folder(tmp_path, monkeypatch, setting):
+    """A run that begins anew in a folder must not go on where an earlier one had got to."""
+    found = []
+
+    class Service:
+        def __init__(self, where, folder, identity, flags):
+            found.append(identity)
+
+        def write(self, round_num, values):
+            pass
+
+    for kind in ("WeightsAndBiases", "MLflow"):
+        monkeypatch.setattr(trackers, kind, Service)
+    for folder, run_id in (("run", "a"), ("run", "a"), ("run", "b"), ("copy", "a")):
+        open_trackers(tmp_path / folder, ROWS, run_id, **{setting: "x"})
+    assert found[0] == found[1] and len(set(found)) == 3 and all(i.isalnum() for i in found)

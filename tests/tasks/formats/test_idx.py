@@ -1,4 +1,5 @@
 import gzip
+import hashlib
 import struct
 
 import numpy as np
@@ -106,6 +107,18 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path, images, labels,
     with pytest.raises(DataError) as error:
         idx.read_labelled_images(*_pair(tmp_path, images, labels), _ADVICE)
     _assert_one_clear_line(error, tmp_path / named)
+
+
+def test_as_many_labels_as_published_are_the_published_ones(tmp_path):
+    labels = [9, 0, 4]
+    paths = _pair(tmp_path, _images(3), labels)
+    sha256 = hashlib.sha256(bytes(labels)).hexdigest()
+    for published in ((3, sha256), (4, "another"), None):
+        y = idx.read_labelled_images(*paths, _ADVICE, published=published)[1]
+        assert y.tolist() == labels
+    with pytest.raises(DataError) as error:
+        idx.read_labelled_images(*paths, _ADVICE, published=(3, "another"))
+    _assert_one_clear_line(error, tmp_path / "labels.gz")
 
 
 def test_finds_files_in_the_folder_and_in_its_own(tmp_path):

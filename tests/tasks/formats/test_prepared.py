@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from tasks import prepare
+from tasks import plot, prepare
 from tasks.formats import prepared
 from tasks.task import DataError
 
@@ -280,6 +280,15 @@ def test_the_command_prints_counts_beside_the_published(tmp_path, capfd):
     assert "clients: 1 (published: 3,550)" in out and "examples: 3 (published: 805,263)" in out
     assert prepare.main(arguments) == 0
     assert "whole and unchanged" in capfd.readouterr().out
+
+
+def test_a_tilde_is_the_home_that_the_shell_left_it_to_be(tmp_path, monkeypatch):
+    _leaf_files(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert prepare.main(["--task=femnist", "--source=~", "--data_dir=~/out"]) == 0
+    assert (tmp_path / "out" / "femnist.prepared").is_dir()
+    given = plot._parser(None).parse_args(["--task=x", "--data_dir=~/a", "--output=~/b"])
+    assert (given.data_dir, given.output) == (f"{tmp_path}/a", f"{tmp_path}/b")
 
 
 @pytest.mark.parametrize(
