@@ -132,6 +132,14 @@ def test_what_two_tables_show_is_counted_once():
     assert seventh.rows_compared == 10
 
 
+def test_a_stand_in_is_of_the_papers_configuration():
+    """Table 4's Shakespeare has a stand-in and Table 14's has none: four numbers are the same."""
+    tables = {i.name: i for i in items.all_items("adafed")}
+    seen = set()
+    score.count(score.cells(tables["table4"]), seen)
+    assert score.count(score.cells(tables["table14"]), seen).repeated == 4 + 4
+
+
 def test_a_whole_row_needs_every_cell():
     def row(name, *statuses):
         return [score.Cell("t", "s", name, str(i), s, (name, i)) for i, s in enumerate(statuses)]
@@ -171,6 +179,9 @@ def test_where_in_its_grid_a_point_lies(chosen, told):
     assert score.place_in_grid(setup, "fedadam", [*runs, other]) == ""
 
 
+DIVERGED = {"value": "", "seeds": "1 2 3", "rounds": "", "status": "diverged (seed 2)"}
+
+
 @pytest.mark.parametrize(
     ("record", "changes", "status"),
     [
@@ -185,6 +196,10 @@ def test_where_in_its_grid_a_point_lies(chosen, told):
         ),
         ({"value": "", "seeds": "1 2 3", "rounds": ""}, {"planned": True}, "not yet run"),
         ({"value": "", "seeds": "1 2 3", "rounds": ""}, {}, "needs data or hours"),
+        (DIVERGED, {}, "not reproduced"),
+        ({**DIVERGED, "seeds": "1"}, {}, "partial"),
+        ({**DIVERGED, "chosen_by": "search"}, {}, "partial"),
+        (DIVERGED, {"stand_in": "other data"}, "stand-in"),
     ],
 )
 def test_statuses(monkeypatch, record, changes, status):
