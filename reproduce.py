@@ -215,6 +215,7 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
 
     if options.record:
         _check_place(setup, options.root_output_dir)
+        readme.check_loses_nothing(setup, dict.fromkeys(rows, (list(map(str, seeds)), None)))
     if options.full_grid:
         setup = dataclasses.replace(setup, search={})
 

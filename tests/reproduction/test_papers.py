@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 
+import reproduce
 from common import figures
 from reproduction import drawing, items, readme, results, score
 from tests import canvas
@@ -256,6 +257,40 @@ def test_recording_replaces_what_was_there(tmp_path, monkeypatch):
     monkeypatch.setattr(readme, "recorded_folder", lambda _: target)
     readme.record(setup, made)
     assert {p.name for p in target.iterdir()} == {"results.csv", "curves.csv", "curves.png"}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "new", "lost"),
+    [
+        (["fedavg,1 2 3,1000", "fedadam,1 2 3,1000"], ["fedavg,1 2 3,1000"], "its row fedadam"),
+        (["fedavg,1 2 3,1000"], ["fedavg,1 2 4,1000"], "seeds of fedavg"),
+        (["fedavg,1 2 3,1000"], ["fedavg,1 2 3,999"], "rounds of fedavg"),
+        (["fedavg,1,60"], ["fedavg,1 2 3,1000", "fedadam,1 2 3,1000"], None),
+        (["former,1 2 3,1000"], ["fedavg,1,60"], None),
+        (["fedavg,1 2 3,1000"], ["fedavg,1 2 3,"], None),  # diverged
+        (["fedavg,1 2 3,"], ["fedavg,1 2 3,1000"], None),
+    ],
+)
+def test_a_part_does_not_replace_the_whole(tmp_path, monkeypatch, recorded, new, lost):
+    made, target = tmp_path / "made", tmp_path / "recorded"
+    for folder, lines in ((made, new), (target, recorded)):
+        folder.mkdir()
+        (folder / "results.csv").write_text("\n".join(["row,seeds,rounds", *lines]))
+    monkeypatch.setattr(readme, "recorded_folder", lambda _: target)
+    if lost is None:
+        readme.record(SETUP, made)
+        assert (target / "results.csv").read_text() == (made / "results.csv").read_text()
+        return
+    with pytest.raises(items.ReproduceError, match=f"{lost} would be lost"):
+        readme.record(SETUP, made)
+    assert recorded[0] in (target / "results.csv").read_text()
+
+
+def test_a_part_of_what_is_recorded_is_refused_before_it_is_run(capsys):
+    flags = ["--paper=adafedadam", "--item=table5", "--setup=synthetic", "--rows=fedavg"]
+    assert reproduce.main([*flags, "--record", "--dry_run"]) == 1
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1 and "its row fedadam would be lost" in error
 
 
 def test_a_page_that_cannot_be_written_stays(tmp_path, monkeypatch):
