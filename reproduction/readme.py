@@ -192,7 +192,7 @@ def _earlier(setup) -> str:
     return (
         f"By round and client: {links}, as drawn when the runs were made. Their values were not "
         "kept, so these cannot be drawn again: accuracies are fractions of 1, bands are one "
-        "standard deviation over seeds, rounds in a title are the paper's, and words may be cut."
+        "standard deviation over seeds, rounds in a title are the protocol's, and words may be cut."
     )
 
 
@@ -233,8 +233,10 @@ def _overview(items: Sequence[Item]) -> str:
         states = []
         for setup in item.setups.values():
             if recorded(setup) or any(recorded_folder(setup).glob("*.png")):
-                whole = all(score.is_whole(setup, r) for r in recorded(setup) if r["rounds"])
-                state = "run" if whole else "partial"
+                rows = recorded(setup)
+                whole = all(score.is_whole(setup, r) for r in rows if r["rounds"])
+                missing = rows and not {r["row"] for r in rows} >= setup.rows.keys()
+                state = "run" if whole and not missing else "partial"
                 if setup.stand_in:
                     state += ", stand-in"
             else:

@@ -325,13 +325,16 @@ def caveats(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
     lines = []
     if setup.stand_in:
         lines.append(f"A stand-in, not the paper's experiment: {setup.stand_in}.")
-    short = sorted({(r["row"], r["rounds"]) for r in rows if _is_short(r)})
+    short = sorted({(r["row"], r["rounds"], r["protocol_rounds"]) for r in rows if _is_short(r)})
     if short:
-        reached = ", ".join(f"{row} {n}" for row, n in short)
+        reached = ", ".join(f"{row} {n} of {protocol}" for row, n, protocol in short)
         lines.append(
-            f"The rounds differ: the paper's numbers are after {setup.rounds} rounds, ours are "
-            f"after fewer ({reached}), so they do not compare. Without --budget all are done."
+            f"The rounds differ: here are fewer than in the protocol ({reached}), so these numbers "
+            "do not compare with the paper's. Without --budget all are done."
         )
+    wide = max((c.get("last_rounds", 1) for c in setup.columns), default=1)
+    if any((n + 1) // 2 < wide for _, n, _ in short):
+        lines.append("Means of the last rounds are over no more than the second half of a run.")
     seeds = {len(r["seeds"].split()) for r in rows}
     if seeds and min(seeds) < len(setup.seeds):
         lines.append(f"The seeds differ: {len(setup.seeds)} in the protocol, here {min(seeds)}.")

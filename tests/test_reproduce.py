@@ -194,7 +194,11 @@ def test_results_are_means_over_seeds_with_their_spread(runs, monkeypatch):
     first = records[0]
     assert first["value"] == pytest.approx(85) and first["spread"] == pytest.approx(50**0.5)
     assert (first["seeds"], first["rounds"], first["status"]) == ("1 2", 2, "partial")
-    assert "The rounds differ" in " ".join(results.caveats(records, SETUP))
+    told = results.caveats(records, SETUP)
+    assert told[0].startswith("The rounds differ: here are fewer than in the protocol (a 2 of 3, b")
+    assert not any("second half" in line for line in told)
+    wide = toy_setup(columns=[{**SETUP.columns[0], "last_rounds": 2}])
+    assert "Means of the last rounds" in results.caveats(records, wide)[1]
     theirs = {("a", "acc"): {"value": "91.5", "spread": "0.3"}}
     monkeypatch.setattr(results, "published", lambda setup: theirs)
     table = results.format_table(records, SETUP)
