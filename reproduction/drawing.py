@@ -64,15 +64,19 @@ def draw(
 
     Args:
       setup: The set-up.
-      runs: Its runs; those that have not begun, or diverged, are left out where they must be.
+      runs: Its runs; those that have not begun are left out, and where a final model is needed rows
+        of which a run has none.
       chosen: Row → chosen point.
       folder: Where the files go; results.csv and runs.csv are there if `results` is to be drawn.
 
     Returns:
       Paths of the figures written; none for a figure that no run has anything for.
     """
-    begun = [r for r in runs if r.point == chosen[r.row] and len(r.read().rounds)]
-    ended = [r for r in begun if r.read().summary]
+    wanted_runs = [r for r in runs if r.point == chosen[r.row]]
+    begun = [r for r in wanted_runs if len(r.read().rounds)]
+    # The other seeds of a row that lacks one are not its mean.
+    lacking = {r.row for r in wanted_runs if not r.read().summary}
+    ended = [r for r in begun if r.row not in lacking]
     folder.mkdir(parents=True, exist_ok=True)
     for old in (path for kind in KINDS for path in folder.glob(f"{kind}*.*")):
         if old.suffix in (".png", ".pdf", ".csv"):
@@ -309,25 +313,31 @@ def _rate_points(setup, runs, wanted):
 def _rates(setup, points, wanted):
     return plots.rate_heat_maps(
         points,
-        label=_column_label(setup, setup.columns[0], points),
+        label=_column_label(setup, setup.columns[0], _with_values(points)),
         higher_is_better=setup.higher_is_better,
         title=_title(setup, points),
     )
 
 
 def _title(setup, points) -> str:
-    reached = int(points.rounds.min())
+    reached = int(_with_values(points).rounds.min())
     whole = f"after {reached:,} rounds"
     if reached < setup.rounds:
-        whole += f" of the paper's {setup.rounds:,}"
+        whole += f" of the protocol's {setup.rounds:,}"
     return _heading(setup, whole)
+
+
+def _with_values(points) -> pd.DataFrame:
+    """Returns the points of runs that did not diverge, whose rounds a value is after; or all."""
+    valued = points[points.value.notna()]
+    return valued if len(valued) else points
 
 
 def _best_rate_points(setup, runs, wanted):
     points = _rate_points(setup, runs, wanted)
     losses = {"metric": "eval/loss", "last_rounds": 100}
     points["loss"] = [
-        results.column_value(run, losses) if run.read().summary is not None else float("inf")
+        results.column_value(run, losses) if run.read().summary is not None else float("nan")
         for run in runs
     ]
     return points
@@ -350,7 +360,7 @@ def _tau_points(setup, runs, wanted):
 def _tau(setup, points, wanted):
     return plots.tau_curves(
         points.drop(columns="rounds"),
-        ylabel=_column_label(setup, setup.columns[0], points),
+        ylabel=_column_label(setup, setup.columns[0], _with_values(points)),
         higher_is_better=setup.higher_is_better,
         title=_title(setup, points),
     )
@@ -363,11 +373,13 @@ def _setting_points(setup, runs, wanted):
 
 
 def _setting(setup, points, wanted):
+    # Where rounds are the setting the axis has them.
+    of_rounds = wanted["setting"] == "total_rounds"
     return plots.by_setting(
         points,
         setting=wanted["setting"].replace("_", " "),
-        ylabel=_column_label(setup, setup.columns[0], points),
-        title=_title(setup, points),
+        ylabel=_column_label(setup, setup.columns[0], _with_values(points)),
+        title=_heading(setup) if of_rounds else _title(setup, points),
     )
 
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 
 import reproduce
@@ -262,6 +263,39 @@ def test_figures_are_drawn(runs, tmp_path, wanted):
         shutil.rmtree(run.folder)
     again = drawing.draw_again(setup, tmp_path / "plots")
     assert [pathlib.Path(path).read_bytes() for path in again] == contents, "from the CSV alone"
+
+
+def test_figures_go_by_rows_of_which_no_run_diverged(runs, tmp_path):
+    """Row a at 1.0 has no end with seed 1, and one round: no mean, no title, no worst loss."""
+    (runs[2].folder / "summary.json").unlink()
+    text = (runs[2].folder / "metrics.csv").read_text().splitlines(keepends=True)
+    (runs[2].folder / "metrics.csv").write_text("".join(text[:3]))
+    for run in runs:
+        flags = experiment_flags.parse(run.command).in_force
+        (run.folder / "hparams.json").write_text(json.dumps({"flags": dict(flags)}))
+        (run.folder / "client_metrics.csv").write_text(
+            "client_id,train_examples,test_examples,accuracy\n0,1,1,0.5\n1,1,1,0.7\n"
+        )
+    setup = toy_setup(
+        figures=[{"kind": "density", "column": "accuracy"}, {"kind": "best_rates"}],
+        columns=[{"name": "acc", "metric": "eval/accuracy", "scale": 100, "last_rounds": 2}],
+    )
+    chosen = {"a": {"server_learning_rate": 1.0}, "b": {"server_learning_rate": 0.5}}
+    drawing.draw(setup, runs, chosen, tmp_path)
+    assert set(pd.read_csv(tmp_path / "density.csv").method) == {"b"}
+    points = pd.read_csv(tmp_path / "best_rates_2.csv")
+    assert points.rounds.tolist() == [1, 3, 3, 3] and points.loss.isna().all()
+    figure = dict(drawing.drawn(setup, tmp_path))["best_rates_2"]
+    assert figure.axes[0].get_title("left") == "Toy; after 3 rounds"
+
+
+def test_a_figure_over_numbers_of_rounds_has_them_on_its_axis_alone(tmp_path):
+    rows = [("a", 1, 50, 0.5, 50), ("a", 1, 1000, 0.7, 1000)]
+    columns = ["method", "seed", "setting", "value", "rounds"]
+    pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "setting.csv", index=False)
+    setup = toy_setup(figures=[{"kind": "setting", "setting": "total_rounds"}], rounds=1500)
+    ((_, figure),) = drawing.drawn(setup, tmp_path)
+    assert figure.axes[0].get_title("left") == "Toy"
 
 
 def test_a_results_figure_is_drawn_from_the_records(runs, tmp_path):
