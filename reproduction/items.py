@@ -381,12 +381,9 @@ def _checked(where, home, fields):
     for row, file in rows.items():
         if not (home / file).is_file():
             refuse(f"rows.{row}: there is no flag file {home / file}.")
-    full = fields.get("sweep", {})
-    for key in ("sweep", "grid", "seconds"):
-        for row in fields.get(key, {}):
-            known = row in rows or row == "*" or row.split(" ")[0] in full
-            if not known:
-                refuse(f"{key}.{row}: there is no such row.")
+    for row in fields.get("sweep", {}):
+        if row not in rows:
+            refuse(f"sweep.{row}: there is no such row.")
     grids = fields.get("grid", {}).values()
     wide = any(len(values) > 1 for flags in grids for values in flags.values())
     if wide and not fields.get("selection", {}).keys() >= {"metric", "last_rounds"}:
@@ -397,6 +394,26 @@ def _checked(where, home, fields):
         refuse("search has no grid of more than one point.")
     if fields.get("search") and fields.get("widen"):
         refuse("widen does not go with search.")
+
+
+def _check_full_rows(where, rows, fields):
+    """Refuses what would be passed over: of rows, or of settings to widen, that there are not."""
+    for key, known in (("grid", rows), ("seconds", [*rows, "*"])):
+        for row in fields.get(key, {}):
+            if row not in known:
+                near = difflib.get_close_matches(row, rows, n=1)
+                meant = f" Did you mean {near[0]}?" if near else ""
+                raise ReproduceError(f"{where}: {key}.{row}: there is no such row.{meant}")
+    grids = fields.get("grid", {}).values()
+    numbers = {
+        flag
+        for grid in grids
+        for flag, values in grid.items()
+        if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    }
+    for flag in fields.get("widen", {}).get("flags", ()) if grids else ():
+        if flag not in numbers:
+            raise ReproduceError(f"{where}: widen.flags: no grid has numbers of {flag}.")
 
 
 def _setup(path, name, fields) -> Setup:
@@ -414,6 +431,7 @@ def _setup(path, name, fields) -> Setup:
             settings = dict(zip(flags, values, strict=True))
             full = " ".join([row, *_words(row, settings)])
             rows[full] = Row(full, flagfile, settings)
+    _check_full_rows(where, rows, fields)
     optional = {
         "rounds": 0,
         "seeds": [],

@@ -248,7 +248,9 @@ def place_in_grid(setup: Setup, row: str, runs: Sequence[Mapping[str, str]]) -> 
     of_row = [r for r in runs if r["row"] == row]
     chosen = [r for r in of_row if r["chosen"] == "True"]
     told, tried = [], False
-    for flag in setup.grid.get(row, {}):
+    for flag, given in setup.grid.get(row, {}).items():
+        if any(isinstance(v, bool | str) for v in given):
+            continue  # Words have no edges.
         values = sorted({float(r[flag]) for r in of_row if r.get(flag)})
         if len(values) < 2 or not chosen:
             continue

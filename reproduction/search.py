@@ -24,7 +24,7 @@ from typing import Any
 
 from hparams import Value
 from reproduction import results
-from reproduction.items import PlannedRun, ReproduceError, Setup
+from reproduction.items import PlannedRun, ReproduceError, Setup, format_value
 
 Point = Mapping[str, Value]
 _EXAMPLES = "train/num_examples"
@@ -51,7 +51,7 @@ class Found:
     def describe(self, row: str) -> str:
         """Returns it as a sentence."""
         steps = ", ".join(f"{points} to round {rounds}" for rounds, points in self.rungs)
-        chosen = ", ".join(f"{flag}={value:g}" for flag, value in self.point.items())
+        chosen = ", ".join(f"{flag}={format_value(v)}" for flag, v in self.point.items())
         ended = " The budget ended the search." if self.stopped else ""
         return (
             f"{row}: {chosen}, found by successive halving ({steps}): {self.examples:,.0f} "

@@ -91,6 +91,16 @@ fedavg = { client_learning_rate = [0.1, 0.2] }
         ('"a.flags"', '"b.flags"', "rows.fedavg: there is no flag file"),
         ("[0.1, 0.2]", "0.1", "grid must be a table row = { flag = [values] }"),
         ("fedavg = {", "fedadam = {", "grid.fedadam: there is no such row"),
+        (
+            "[setups.s.grid]",
+            "[setups.s.sweep]\nfedavg = { seed = [4] }\n[setups.s.grid]",
+            "grid.fedavg: there is no such row. Did you mean fedavg seed=4?",
+        ),
+        (
+            "rounds = 3",
+            'rounds = 3\nwiden = { times = 1, flags = ["client_rate"] }',
+            "widen.flags: no grid has numbers of client_rate",
+        ),
         (", last_rounds = 2", "", "selection is missing"),
         ("seeds = [1]", "seeds = [1]\nsearch = { factor = 1 }", "search must be a table of factor"),
         ("[0.1, 0.2] }", "[0.1] }\n[setups.s.search]\nfactor = 2", "search has no grid"),

@@ -90,6 +90,16 @@ def test_a_third_goes_on_by_its_own_runs(tmp_path):
     assert "25.9% of the rounds of the whole grid" in found.describe("a")
 
 
+def test_settings_of_a_grid_may_be_words():
+    found = search.Found({"client_optimizer": "adam", "rate": 0.1}, [(9, 2)], 10.0, 1.0, False)
+    assert found.describe("a").startswith("a: client_optimizer=adam, rate=0.1, found by")
+    grid = {"a": {"client_optimizer": ["sgd", "adam"]}}
+    setup = dataclasses.replace(setup_of(), grid=grid, search={})
+    runs = [{"row": "a", "client_optimizer": "adam", "chosen": "True"}]
+    runs += [{"row": "a", "client_optimizer": "sgd", "chosen": "False"}]
+    assert score.place_in_grid(setup, "a", runs) == ""
+
+
 def test_the_search_gives_the_grids_point_where_order_does_not_change(tmp_path):
     def steady(rate, r):
         return FINAL[rate] + 10.0 / r
