@@ -18,6 +18,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import time
 from typing import NoReturn
 
 from common import command_line
@@ -236,13 +237,20 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
     if any(len(some) > 1 for some in points.values()):
         tried_seeds = [s for s in setup.selection.get("seeds", seeds) if s in seeds] or seeds
     runs = plan(points, tried_seeds)
+    others = [seed for seed in seeds if seed not in tried_seeds]
     if options.dry_run:
-        others = [seed for seed in seeds if seed not in tried_seeds]
         # Which point is chosen makes no difference to the time.
         further = plan({row: points[row][:1] for row in rows}, others)
         _dry_run(setup, [*runs, *further], resources)
         return
     _check_figures(setup)
+    started = time.monotonic()
+
+    def minutes_left(share=1.0):
+        if max_minutes is None:
+            return None
+        return share * max(0.0, max_minutes - (time.monotonic() - started) / 60)
+
     if setup.search:
         if options.budget:
             raise ReproduceError(
@@ -251,15 +259,16 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
         runs, chosen, told = _searched(setup, rows, points, tried_seeds, plan, resources)
     else:
         told = []
+        share = len(runs) / (len(runs) + len(rows) * len(others))
         runs, chosen = search.whole_grid(
             setup,
             points,
             lambda some: plan(some, tried_seeds),
-            lambda some: sweep.execute(some, resources, max_minutes),
+            lambda some: sweep.execute(some, resources, minutes_left(share)),
         )
     further = plan({row: [chosen[row]] for row in rows}, seeds)
-    if len(tried_seeds) < len(seeds) or setup.search:
-        sweep.execute(further, resources, max_minutes)
+    if others or setup.search:
+        sweep.execute(further, resources, minutes_left())
     runs = list({run.folder: run for run in [*runs, *further]}.values())
 
     from reproduction import drawing  # Its libraries take seconds to import.

@@ -97,14 +97,16 @@ def whole_grid(
       execute: Runs what is missing of them.
 
     Returns:
-      All runs, and row → the best point.
+      All runs, and row → the best point. After runs that time cut short nothing is tried beyond.
     """
     for widenings_left in range(setup.widen.get("times", 0), -1, -1):
         runs = plan(points)
         execute(runs)
         chosen = results.choose(runs, setup)
         new = {row: beyond(setup, row, points[row], chosen[row]) for row in points}
-        if not widenings_left or not any(new.values()):
+        ended = ((run.read().summary, run) for run in runs)
+        cut = any(summary and summary["rounds"] < run.rounds for summary, run in ended)
+        if cut or not widenings_left or not any(new.values()):
             break
         points = {row: [*points[row], *new[row]] for row in points}
     return runs, chosen

@@ -509,6 +509,23 @@ def reproduce_table5(tmp_path, *flags):
     )
 
 
+def test_a_budget_of_time_is_for_all_runs_together(tmp_path, monkeypatch):
+    """Seven rows, one of five points: 11 runs of seed 1 to choose by, 14 of the other two seeds."""
+    given, now = [], [0.0]
+
+    def execute(runs, resources, max_minutes):
+        given.append((len(runs), round(max_minutes, 6)))
+        now[0] += 60 * max_minutes
+        if len(given) > 1:
+            raise items.ReproduceError("enough")
+
+    monkeypatch.setattr(sweep, "execute", execute)
+    monkeypatch.setattr(reproduce.time, "monotonic", lambda: now[0])
+    table = ["--paper=adafedadam", "--item=table5", "--setup=synthetic", "--seeds=1,2,3"]
+    reproduce.main([*table, f"--root_output_dir={tmp_path}", "--budget=minutes=25"])
+    assert given == [(11, 11), (21, 14)]
+
+
 def test_rows_are_run_and_a_table_comes_out(tmp_path):
     """The whole way, cut short by its time, as `make run` goes it."""
     done = reproduce_table5(tmp_path, "--rows=fedavg", "--budget=minutes=0.02")
