@@ -110,8 +110,8 @@ flags.DEFINE_list(
     "budget",
     None,
     "Less than the whole protocol: rounds=N, at most N of each run; hours=H or minutes=M for "
-    "all runs together, shared out equally: a run that it cuts short resumes next time. Every "
-    "result says what it stands on.",
+    "all runs of a set-up together, shared out equally: a run that it cuts short resumes next "
+    "time. Every result says what it stands on.",
     flag_values=FLAGS,
 )
 flags.DEFINE_bool(
