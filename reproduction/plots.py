@@ -57,6 +57,7 @@ def curves(
     """Draws values over rounds: a line per method, the mean over seeds, and a band around it.
 
     The band is one sample standard deviation over seeds (ddof 1) on either side; one seed has none.
+    A line ends where the first of its seeds does.
     Where lines lie much closer in the second half of the rounds than over all of them, that half is
     shown again in a panel of its own.
 
@@ -77,6 +78,9 @@ def curves(
         raise RunError(f"No run has a value of {quantity.label}.")
     if points.duplicated(["method", "seed", "round_num"]).any():
         raise RunError("Two of the runs have the same settings and the same seed.")
+    # Where one seed diverged or was cut short, the mean of the others is no mean of all.
+    ends = points.groupby(["method", "seed"]).round_num.max().groupby("method").min()
+    points = points[points.round_num <= points.method.map(ends)]
     points = points.assign(value=quantity.factor * points.value)
     half = points.round_num.max() / 2
     zoomed = not log and _has_detail(points, half)
@@ -750,8 +754,9 @@ def _pareto_points(runs, options) -> pd.DataFrame:
                 ),
             }
         )
-    by = ["method", "parameter"]
-    return pd.DataFrame(rows).groupby(by, sort=False, dropna=False).mean().reset_index()
+    points = pd.DataFrame(rows).groupby(["method", "parameter"], sort=False, dropna=False)
+    # A setting at which one seed diverged has no mean.
+    return points.agg(lambda v: v.mean(skipna=False)).dropna().reset_index()
 
 
 _KINDS = (

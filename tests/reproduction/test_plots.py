@@ -190,6 +190,14 @@ def test_curves_show_mean_and_spread_over_seeds():
     assert at_one.min() == pytest.approx(2 - 2**0.5) and at_one.max() == pytest.approx(2 + 2**0.5)
 
 
+def test_a_curve_ends_where_the_first_of_its_seeds_does():
+    points = pd.concat([points_of([1.0, 2.0, 3.0]), points_of([3.0, 4.0], seed=1)])
+    quantity = quantities.Quantity("accuracy")
+    axes = plots.curves(points, quantity=quantity, protocol=3).axes[0]
+    np.testing.assert_allclose(lines(axes)["fedavg"], [[1, 2], [2, 3]])
+    assert axes.get_xlabel() == "round (2 of the protocol's 3)"
+
+
 def test_curves_are_smoothed_within_a_seed():
     """Over values: an evaluation every ten rounds has ten rounds between two of them."""
     points = points_of([0.0, 2.0, 4.0])
