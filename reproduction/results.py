@@ -53,7 +53,9 @@ def column_value(run: PlannedRun, column: Mapping[str, Any]) -> float:
         value = run_folders.mean_of_last(found, metric, column["last_rounds"])
     elif "best" in column:
         pick = {"max": max, "min": min}[column["best"]]
-        value = pick(found.values(metric)[1].tolist(), default=float("nan"))
+        # Beside NaN no number is more or less.
+        numbers = [v for v in found.values(metric)[1].tolist() if v == v]
+        value = pick(numbers, default=float("nan"))
     else:
         value = found.summary["final"].get(metric)
         value = float("nan") if value is None else value

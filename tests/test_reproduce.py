@@ -250,6 +250,16 @@ def test_columns(runs, column, value):
     assert found == pytest.approx(value)
 
 
+def test_the_best_of_a_run_is_a_number_if_there_is_one(runs):
+    column = {"name": "x", "metric": "train/loss", "best": "min"}
+    assert results.column_value(runs[0], column) == 1
+    path = runs[0].folder / "metrics.csv"
+    path.write_text(path.read_text().replace("1,9,", "1,nan,"))
+    assert results.column_value(runs[0], column) == 1
+    value = results.column_value(runs[-1], column)
+    assert value != value
+
+
 @pytest.mark.quick_cases("curves", "best_rates")
 @pytest.mark.parametrize(
     "wanted",
