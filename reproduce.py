@@ -243,7 +243,9 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
         further = plan({row: points[row][:1] for row in rows}, others)
         _dry_run(setup, [*runs, *further], resources)
         return
-    _check_figures(setup)
+    from reproduction import drawing  # Its libraries take seconds to import.
+
+    drawing.check(setup, runs)
     started = time.monotonic()
 
     def minutes_left(share=1.0):
@@ -270,8 +272,6 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
     if others or setup.search:
         sweep.execute(further, resources, minutes_left())
     runs = list({run.folder: run for run in [*runs, *further]}.values())
-
-    from reproduction import drawing  # Its libraries take seconds to import.
 
     records = results.records(runs, setup, chosen)
     folder = pathlib.Path(options.root_output_dir) / setup.paper / setup.item / setup.name
@@ -318,18 +318,6 @@ def _check_place(setup, root) -> None:
             raise ReproduceError(
                 f"--record replaces all that is in {target}, and --root_output_dir={root} has the "
                 "runs there; choose another --root_output_dir."
-            )
-
-
-def _check_figures(setup) -> None:
-    """Refuses figures that nothing draws, before hours of runs."""
-    from reproduction import drawing  # Its libraries take seconds to import.
-
-    for figure in setup.figures:
-        if figure["kind"] not in drawing.KINDS:
-            raise ReproduceError(
-                f"{setup.item} {setup.name}: figures: kind {figure['kind']} is unknown; known: "
-                f"{', '.join(drawing.KINDS)}."
             )
 
 

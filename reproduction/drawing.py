@@ -30,11 +30,12 @@ from matplotlib.figure import Figure
 
 from common import figures
 from reproduction import plots, quantities, results, run_folders
-from reproduction.items import PlannedRun, Setup
+from reproduction.items import PlannedRun, ReproduceError, Setup
 from simulation import experiment_flags
 
 # Panels of `results`, one a column of the table.
 _MOST_PANELS = 3
+_RATES = ("client_learning_rate", "server_learning_rate")
 
 
 class Kind(NamedTuple):
@@ -46,12 +47,55 @@ class Kind(NamedTuple):
       figure: Draws a set-up's figure from that table and that line.
       of_ended: Whether it needs a final model; others show a run that diverged as far as it came.
       swept: Whether it shows every row's results over settings, so that `results` would repeat it.
+      takes: Keys that its line of `figures` must have.
+      columns: Columns that the set-up must have.
+      flags: Flags that every row must have, with a number; `{method}` is a row's, `{setting}` the
+        line's.
     """
 
     table: Callable[[Setup, Sequence[PlannedRun], Mapping[str, Any]], pd.DataFrame | None]
     figure: Callable[[Setup, pd.DataFrame, Mapping[str, Any]], Figure]
     of_ended: bool = False
     swept: bool = False
+    takes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+
+def check(setup: Setup, runs: Sequence[PlannedRun]) -> None:
+    """Refuses figures that could not be drawn, before hours of runs.
+
+    Args:
+      setup: The set-up.
+      runs: Its planned runs.
+
+    Raises:
+      ReproduceError: If a kind of figure is unknown, or the set-up or a run lacks what it shows.
+    """
+
+    def refuse(text):
+        raise ReproduceError(f"{setup.item} {setup.name}: figures: {text}")
+
+    rows = {run.row: run for run in runs}
+    for wanted in setup.figures:
+        name = wanted["kind"]
+        if name not in KINDS:
+            refuse(f"kind {name} is unknown; known: {', '.join(KINDS)}.")
+        kind = KINDS[name]
+        for key in kind.takes:
+            if not isinstance(wanted.get(key), str):
+                refuse(f"{name} needs {key}, a text.")
+        for column in kind.columns:
+            if column not in {c["name"] for c in setup.columns}:
+                refuse(f"{name} needs a column {column}.")
+        for row, run in rows.items() if kind.flags else ():
+            in_force = experiment_flags.parse(run.command).in_force
+            for flag in kind.flags:
+                flag = flag.replace("{setting}", str(wanted.get("setting")))
+                flag = flag.format(method=in_force["algorithm"])
+                value = in_force.get(flag)
+                if not isinstance(value, int | float) or isinstance(value, bool):
+                    refuse(f"{name} needs a number as --{flag} of {row}.")
 
 
 def draw(
@@ -306,7 +350,7 @@ def _settings_and_values(setup, runs, *flags) -> pd.DataFrame:
 
 
 def _rate_points(setup, runs, wanted):
-    points = _settings_and_values(setup, runs, "client_learning_rate", "server_learning_rate")
+    points = _settings_and_values(setup, runs, *_RATES)
     return points.assign(rounds=[run.read().last_round for run in runs])
 
 
@@ -429,14 +473,18 @@ def _similarity(setup, table, wanted):
 
 KINDS = {
     "curves": Kind(_curve_points, _curves),
-    "density": Kind(_client_values, _density, of_ended=True),
-    "pareto": Kind(_pareto_points, _pareto, of_ended=True, swept=True),
-    "rates": Kind(_rate_points, _rates, swept=True),
-    "best_rates": Kind(_best_rate_points, _best_rates, swept=True),
-    "tau": Kind(_tau_points, _tau, swept=True),
-    "setting": Kind(_setting_points, _setting, swept=True),
+    "density": Kind(_client_values, _density, of_ended=True, takes=("column",)),
+    "pareto": Kind(
+        _pareto_points, _pareto, of_ended=True, swept=True, columns=("mean_error", "error_rsd")
+    ),
+    "rates": Kind(_rate_points, _rates, swept=True, flags=_RATES),
+    "best_rates": Kind(_best_rate_points, _best_rates, swept=True, flags=_RATES),
+    "tau": Kind(_tau_points, _tau, swept=True, flags=("{method}_tau",)),
+    "setting": Kind(
+        _setting_points, _setting, swept=True, takes=("setting",), flags=("{setting}",)
+    ),
     "improved": Kind(_improved_points, _improved),
     "client_losses": Kind(_loss_points, _client_losses),
     "direction": Kind(_direction_points, _direction),
-    "similarity": Kind(_similarity_points, _similarity, of_ended=True),
+    "similarity": Kind(_similarity_points, _similarity, of_ended=True, takes=("part",)),
 }

@@ -276,6 +276,32 @@ def _is_count(value) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# Key of a column → whether a value will do.
+_OF_COLUMN = {
+    "name": lambda v: isinstance(v, str),
+    "metric": lambda v: isinstance(v, str),
+    "reading_of": lambda v: isinstance(v, str),
+    "scale": _is_number,
+    "offset": _is_number,
+    "power": _is_number,
+    "digits": lambda v: v == 0 or _is_count(v),
+    "last_rounds": _is_count,
+    "best": lambda v: v in ("max", "min"),
+}
+
+
+def _is_column(value) -> bool:
+    return (
+        isinstance(value, dict)
+        and {"name", "metric"} <= value.keys() <= _OF_COLUMN.keys()
+        and all(_OF_COLUMN[key](v) for key, v in value.items())
+    )
+
+
 _TEXT = ("a text", lambda v: isinstance(v, str))
 _BOOL = ("true or false", lambda v: isinstance(v, bool))
 _TEXTS = ("a table of texts", _is_texts)
@@ -324,12 +350,8 @@ FIELDS = {
         ),
     ),
     "columns": (
-        "a list of tables with name and metric",
-        lambda v: (
-            isinstance(v, list)
-            and all(isinstance(c, dict) and isinstance(c.get("name"), str) for c in v)
-            and all(isinstance(c.get("metric"), str) for c in v)
-        ),
+        "a list of tables with name and metric, and of docs/items.md's other keys alone",
+        lambda v: isinstance(v, list) and all(map(_is_column, v)),
     ),
     "curve": _TEXT,
     "curve_label": _TEXT,
@@ -406,10 +428,7 @@ def _check_full_rows(where, rows, fields):
                 raise ReproduceError(f"{where}: {key}.{row}: there is no such row.{meant}")
     grids = fields.get("grid", {}).values()
     numbers = {
-        flag
-        for grid in grids
-        for flag, values in grid.items()
-        if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+        flag for grid in grids for flag, values in grid.items() if all(map(_is_number, values))
     }
     for flag in fields.get("widen", {}).get("flags", ()) if grids else ():
         if flag not in numbers:

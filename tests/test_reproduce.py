@@ -59,6 +59,7 @@ def test_every_run_of_every_item_is_a_valid_command(tmp_path, setup):
         assert request.run["seed"] == request.run["client_datasets_random_seed"] == run.seed
         for flag, value in {**setup.rows[run.row].settings, **run.point}.items():
             assert request.in_force[flag] == value
+    drawing.check(setup, runs)
 
 
 def test_runs_are_planned_from_any_folder(tmp_path, monkeypatch):
@@ -316,6 +317,24 @@ def test_figures_go_by_rows_of_which_no_run_diverged(runs, tmp_path):
     assert points.rounds.tolist() == [1, 3, 3, 3] and points.loss.isna().all()
     figure = dict(drawing.drawn(setup, tmp_path))["best_rates_2"]
     assert figure.axes[0].get_title("left") == "Toy; after 3 rounds"
+
+
+@pytest.mark.parametrize(
+    ("figure", "says"),
+    [
+        ({"kind": "curve"}, "kind curve is unknown; known: curves, "),
+        ({"kind": "density"}, "density needs column, a text."),
+        ({"kind": "setting"}, "setting needs setting, a text."),
+        ({"kind": "setting", "setting": "rate"}, "setting needs a number as --rate of a."),
+        ({"kind": "setting", "setting": "task"}, "setting needs a number as --task of a."),
+        ({"kind": "tau"}, "tau needs a number as --fedavg_tau of a."),
+        ({"kind": "pareto"}, "pareto needs a column mean_error."),
+    ],
+)
+def test_figures_that_could_not_be_drawn_are_refused_before_the_runs(tmp_path, figure, says):
+    setup = toy_setup(figures=[{"kind": "curves"}, figure])
+    with pytest.raises(items.ReproduceError, match=f"i s: figures: {says}"):
+        drawing.check(setup, plan(setup, tmp_path))
 
 
 def test_a_figure_over_numbers_of_rounds_has_them_on_its_axis_alone(tmp_path):
