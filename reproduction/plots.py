@@ -720,7 +720,6 @@ def _draw(options, runs) -> Figure:
         )
     column = options.column or "eval/accuracy"
     quantity = quantities.of_column(column)
-    label = f"{quantity.label}, mean of the last {options.last_rounds} rounds"
     rates = {
         "client_learning_rate": "client_learning_rate",
         "server_learning_rate": "server_learning_rate",
@@ -728,6 +727,10 @@ def _draw(options, runs) -> Figure:
     settings = {"tau": "{method}_tau", **rates} if kind == "tau" else rates
     points = run_folders.grid(runs, column, options.last_rounds, **settings)
     points = points.assign(value=quantity.factor * points.value)
+    # A run that was cut short has fewer, see `run_folders.mean_of_last`.
+    ended = [run for run, value in zip(runs, points.value, strict=True) if value == value]
+    last = min(options.last_rounds, *(max(1, len(r.rounds) // 2) for r in ended or runs))
+    label = f"{quantity.label}, mean of the last {last} rounds"
     if kind == "tau":
         return tau_curves(points, ylabel=label, higher_is_better=higher, title=title)
     if kind == "rates":

@@ -376,6 +376,19 @@ def test_every_kind_draws_from_folders_of_runs(tmp_path, capsys):
     assert str(tmp_path / "tau.pdf") in capsys.readouterr().out
 
 
+def test_a_label_says_over_how_many_rounds_a_mean_is(tmp_path):
+    """Half of four rounds; the run that diverged after one has none."""
+    runs = []
+    for i, values in enumerate(([0.1, 0.2, 0.3, 0.4], [float("nan")])):
+        rates = {"client_learning_rate": 0.1, "server_learning_rate": 10.0**i}
+        folder = make_run(tmp_path, f"r{i}", accuracies(*values), algorithm="fedadam", **rates)
+        runs.append(run_folders.read_run(folder))
+    options = plots._parser().parse_args(["rates", "run", "--output=x", "--last_rounds=100"])
+    figure = plots._draw(options, runs)
+    labels = [" ".join(axes.get_ylabel().split()) for axes in figure.axes]
+    assert "accuracy (%), mean of the last 2 rounds" in labels
+
+
 def test_pareto_points_are_means_over_seeds(tmp_path):
     runs = []
     for seed, error in ((0, 0.2), (1, 0.4)):
