@@ -216,7 +216,8 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
 
     if options.record:
         _check_place(setup, options.root_output_dir)
-        readme.check_loses_nothing(setup, dict.fromkeys(rows, (list(map(str, seeds)), None)))
+        known = list(map(str, seeds)), max_rounds
+        readme.check_loses_nothing(setup, dict.fromkeys(rows, known))
     if options.full_grid:
         setup = dataclasses.replace(setup, search={})
 

@@ -26,8 +26,8 @@ def check_loses_nothing(
 
     Args:
       setup: The set-up.
-      rows: Row → seeds and rounds of what is to be recorded; `None` for rounds not known yet, or of
-        a run that diverged.
+      rows: Row → seeds and most rounds of what is to be recorded; `None` for rounds not known yet,
+        or of a run that diverged.
 
     Raises:
       ReproduceError: If a recorded row of the item has more.

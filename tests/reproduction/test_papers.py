@@ -286,11 +286,20 @@ def test_a_part_does_not_replace_the_whole(tmp_path, monkeypatch, recorded, new,
     assert recorded[0] in (target / "results.csv").read_text()
 
 
-def test_a_part_of_what_is_recorded_is_refused_before_it_is_run(capsys):
-    flags = ["--paper=adafedadam", "--item=table5", "--setup=synthetic", "--rows=fedavg"]
+@pytest.mark.parametrize(
+    ("part", "lost"),
+    [
+        ("--rows=fedavg", "its row fedadam"),
+        ("--seeds=1", "seeds of fedavg"),
+        ("--budget=rounds=999", "rounds of fedavg"),
+        ("--budget=hours=1", "seeds of fedavg"),
+    ],
+)
+def test_a_part_of_what_is_recorded_is_refused_before_it_is_run(capsys, part, lost):
+    flags = ["--paper=adafedadam", "--item=table5", "--setup=synthetic", part]
     assert reproduce.main([*flags, "--record", "--dry_run"]) == 1
     error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1 and "its row fedadam would be lost" in error
+    assert len(error.splitlines()) == 1 and f"and {lost} would be lost" in error
 
 
 def test_a_page_that_cannot_be_written_stays(tmp_path, monkeypatch):
