@@ -18,6 +18,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import time
 from typing import NoReturn
 
 from common import command_line
@@ -109,8 +110,8 @@ flags.DEFINE_list(
     "budget",
     None,
     "Less than the whole protocol: rounds=N, at most N of each run; hours=H or minutes=M for "
-    "all runs together, shared out equally: a run that it cuts short resumes next time. Every "
-    "result says what it stands on.",
+    "all runs of a set-up together, shared out equally: a run that it cuts short resumes next "
+    "time. Every result says what it stands on.",
     flag_values=FLAGS,
 )
 flags.DEFINE_bool(
@@ -215,6 +216,8 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
 
     if options.record:
         _check_place(setup, options.root_output_dir)
+        known = list(map(str, seeds)), max_rounds
+        readme.check_loses_nothing(setup, dict.fromkeys(rows, known))
     if options.full_grid:
         setup = dataclasses.replace(setup, search={})
 
@@ -235,13 +238,22 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
     if any(len(some) > 1 for some in points.values()):
         tried_seeds = [s for s in setup.selection.get("seeds", seeds) if s in seeds] or seeds
     runs = plan(points, tried_seeds)
+    others = [seed for seed in seeds if seed not in tried_seeds]
     if options.dry_run:
-        others = [seed for seed in seeds if seed not in tried_seeds]
         # Which point is chosen makes no difference to the time.
         further = plan({row: points[row][:1] for row in rows}, others)
         _dry_run(setup, [*runs, *further], resources)
         return
-    _check_figures(setup)
+    from reproduction import drawing  # Its libraries take seconds to import.
+
+    drawing.check(setup, runs)
+    started = time.monotonic()
+
+    def minutes_left(share=1.0):
+        if max_minutes is None:
+            return None
+        return share * max(0.0, max_minutes - (time.monotonic() - started) / 60)
+
     if setup.search:
         if options.budget:
             raise ReproduceError(
@@ -250,18 +262,17 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
         runs, chosen, told = _searched(setup, rows, points, tried_seeds, plan, resources)
     else:
         told = []
+        share = len(runs) / (len(runs) + len(rows) * len(others))
         runs, chosen = search.whole_grid(
             setup,
             points,
             lambda some: plan(some, tried_seeds),
-            lambda some: sweep.execute(some, resources, max_minutes),
+            lambda some: sweep.execute(some, resources, minutes_left(share)),
         )
     further = plan({row: [chosen[row]] for row in rows}, seeds)
-    if len(tried_seeds) < len(seeds) or setup.search:
-        sweep.execute(further, resources, max_minutes)
+    if others or setup.search:
+        sweep.execute(further, resources, minutes_left())
     runs = list({run.folder: run for run in [*runs, *further]}.values())
-
-    from reproduction import drawing  # Its libraries take seconds to import.
 
     records = results.records(runs, setup, chosen)
     folder = pathlib.Path(options.root_output_dir) / setup.paper / setup.item / setup.name
@@ -308,18 +319,6 @@ def _check_place(setup, root) -> None:
             raise ReproduceError(
                 f"--record replaces all that is in {target}, and --root_output_dir={root} has the "
                 "runs there; choose another --root_output_dir."
-            )
-
-
-def _check_figures(setup) -> None:
-    """Refuses figures that nothing draws, before hours of runs."""
-    from reproduction import drawing  # Its libraries take seconds to import.
-
-    for figure in setup.figures:
-        if figure["kind"] not in drawing.KINDS:
-            raise ReproduceError(
-                f"{setup.item} {setup.name}: figures: kind {figure['kind']} is unknown; known: "
-                f"{', '.join(drawing.KINDS)}."
             )
 
 

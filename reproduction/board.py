@@ -8,6 +8,7 @@ import rich.live
 import rich.table
 
 from reproduction.items import PlannedRun
+from simulation.errors import RunError
 
 _SECONDS_BETWEEN_LINES = 30.0
 
@@ -58,7 +59,7 @@ class Board:
             self._live.update(self._table())
         elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            where = ", ".join(f"{r.name} {rounds_done(r)}/{r.rounds}" for r in self._going)
+            where = ", ".join(f"{r.name} {_seen(r)[0]}/{r.rounds}" for r in self._going)
             print(f"[{self._done}/{self._total} done] {where}", flush=True)
 
     def _print(self, text):
@@ -72,18 +73,26 @@ class Board:
         for name in ("run", "round", "of", "loss", "s a round", "minutes"):
             table.add_column(name, justify="left" if name == "run" else "right")
         for run, since in self._going.items():
-            loss, seconds = (
-                run.read().values(column)[1][-1:] for column in ("train/loss", "time/round_seconds")
-            )
+            rounds, loss, seconds = _seen(run)
             table.add_row(
                 run.name,
-                str(rounds_done(run)),
+                str(rounds),
                 str(run.rounds),
                 f"{loss[0]:.4g}" if len(loss) else "",
                 f"{seconds[0]:.3g}" if len(seconds) else "",
                 f"{(time.monotonic() - since) / 60:.1f}",
             )
         return table
+
+
+def _seen(run):
+    """Returns rounds, and the last loss and seconds a round, if any, of a run that is under way."""
+    try:
+        found = run.read()
+        columns = ("train/loss", "time/round_seconds")
+        return found.last_round, *(found.values(column)[1][-1:] for column in columns)
+    except RunError:
+        return 0, (), ()  # The run itself says what is damaged.
 
 
 def rounds_done(run: PlannedRun) -> int:

@@ -76,7 +76,8 @@ class _Results:
             if setup not in setups:
                 raise ReproduceError(f"{self._paper}/{item} has no set-up {setup}.")
             lines = score.recorded(setups[setup])
-            found = {(r["row"], r["column"]): r for r in lines if r["value"] not in ("", None)}
+            missing = ("", "nan", None)
+            found = {(r["row"], r["column"]): r for r in lines if r["value"] not in missing}
             self._tables[name] = setups[setup], found
         return self._tables[name]
 
@@ -118,6 +119,8 @@ class _Results:
             for r in setup.rows
             if r not in (row, *but) and "diverged" not in self._status(r, self._default)
         }
+        if not others:
+            raise _NotThereError("all other rows diverged")
         best = max(others, key=lambda r: sign * others[r])
         lead = f"{row} {_number(own)}, {best} {_number(others[best])}"
         # Only where both have a spread: what one seed shows is said by the row itself.
@@ -130,8 +133,8 @@ class _Results:
             if c == column
         }
         their_row = setup.published_rows.get(row, row)
-        if their_row in theirs:
-            printed = theirs.pop(their_row)
+        printed = theirs.pop(their_row, None)
+        if printed is not None and theirs:
             next_best = max(theirs, key=lambda r: sign * theirs[r])
             lead += f" (paper: {_number(printed)}, {next_best} {_number(theirs[next_best])})"
         self.leads.append(lead)

@@ -168,7 +168,7 @@ def report(folders: Sequence[str], column: str, output: pathlib.Path) -> str:
         {
             "": label,
             "seeds": " ".join(map(str, sorted(of_label.seed))),
-            "round": of_label.round_num.min(),
+            "round": " to ".join(map(str, sorted({*of_label.round_num.agg(["min", "max"])}))),
             "mean": f"{of_label.value.mean():.4g}",
             "spread": f"{of_label.value.std():.4g}" if len(of_label) > 1 else "one seed",
         }

@@ -30,11 +30,12 @@ from matplotlib.figure import Figure
 
 from common import figures
 from reproduction import plots, quantities, results, run_folders
-from reproduction.items import PlannedRun, Setup
+from reproduction.items import PlannedRun, ReproduceError, Setup
 from simulation import experiment_flags
 
 # Panels of `results`, one a column of the table.
 _MOST_PANELS = 3
+_RATES = ("client_learning_rate", "server_learning_rate")
 
 
 class Kind(NamedTuple):
@@ -46,12 +47,55 @@ class Kind(NamedTuple):
       figure: Draws a set-up's figure from that table and that line.
       of_ended: Whether it needs a final model; others show a run that diverged as far as it came.
       swept: Whether it shows every row's results over settings, so that `results` would repeat it.
+      takes: Keys that its line of `figures` must have.
+      columns: Columns that the set-up must have.
+      flags: Flags that every row must have, with a number; `{method}` is a row's, `{setting}` the
+        line's.
     """
 
     table: Callable[[Setup, Sequence[PlannedRun], Mapping[str, Any]], pd.DataFrame | None]
     figure: Callable[[Setup, pd.DataFrame, Mapping[str, Any]], Figure]
     of_ended: bool = False
     swept: bool = False
+    takes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+
+def check(setup: Setup, runs: Sequence[PlannedRun]) -> None:
+    """Refuses figures that could not be drawn, before hours of runs.
+
+    Args:
+      setup: The set-up.
+      runs: Its planned runs.
+
+    Raises:
+      ReproduceError: If a kind of figure is unknown, or the set-up or a run lacks what it shows.
+    """
+
+    def refuse(text):
+        raise ReproduceError(f"{setup.item} {setup.name}: figures: {text}")
+
+    rows = {run.row: run for run in runs}
+    for wanted in setup.figures:
+        name = wanted["kind"]
+        if name not in KINDS:
+            refuse(f"kind {name} is unknown; known: {', '.join(KINDS)}.")
+        kind = KINDS[name]
+        for key in kind.takes:
+            if not isinstance(wanted.get(key), str):
+                refuse(f"{name} needs {key}, a text.")
+        for column in kind.columns:
+            if column not in {c["name"] for c in setup.columns}:
+                refuse(f"{name} needs a column {column}.")
+        for row, run in rows.items() if kind.flags else ():
+            in_force = experiment_flags.parse(run.command).in_force
+            for flag in kind.flags:
+                flag = flag.replace("{setting}", str(wanted.get("setting")))
+                flag = flag.format(method=in_force["algorithm"])
+                value = in_force.get(flag)
+                if not isinstance(value, int | float) or isinstance(value, bool):
+                    refuse(f"{name} needs a number as --{flag} of {row}.")
 
 
 def draw(
@@ -64,15 +108,19 @@ def draw(
 
     Args:
       setup: The set-up.
-      runs: Its runs; those that have not begun, or diverged, are left out where they must be.
+      runs: Its runs; those that have not begun are left out, and where a final model is needed rows
+        of which a run has none.
       chosen: Row → chosen point.
       folder: Where the files go; results.csv and runs.csv are there if `results` is to be drawn.
 
     Returns:
       Paths of the figures written; none for a figure that no run has anything for.
     """
-    begun = [r for r in runs if r.point == chosen[r.row] and len(r.read().rounds)]
-    ended = [r for r in begun if r.read().summary]
+    wanted_runs = [r for r in runs if r.point == chosen[r.row]]
+    begun = [r for r in wanted_runs if len(r.read().rounds)]
+    # The other seeds of a row that lacks one are not its mean.
+    lacking = {r.row for r in wanted_runs if not r.read().summary}
+    ended = [r for r in begun if r.row not in lacking]
     folder.mkdir(parents=True, exist_ok=True)
     for old in (path for kind in KINDS for path in folder.glob(f"{kind}*.*")):
         if old.suffix in (".png", ".pdf", ".csv"):
@@ -302,32 +350,38 @@ def _settings_and_values(setup, runs, *flags) -> pd.DataFrame:
 
 
 def _rate_points(setup, runs, wanted):
-    points = _settings_and_values(setup, runs, "client_learning_rate", "server_learning_rate")
+    points = _settings_and_values(setup, runs, *_RATES)
     return points.assign(rounds=[run.read().last_round for run in runs])
 
 
 def _rates(setup, points, wanted):
     return plots.rate_heat_maps(
         points,
-        label=_column_label(setup, setup.columns[0], points),
+        label=_column_label(setup, setup.columns[0], _with_values(points)),
         higher_is_better=setup.higher_is_better,
         title=_title(setup, points),
     )
 
 
 def _title(setup, points) -> str:
-    reached = int(points.rounds.min())
+    reached = int(_with_values(points).rounds.min())
     whole = f"after {reached:,} rounds"
     if reached < setup.rounds:
-        whole += f" of the paper's {setup.rounds:,}"
+        whole += f" of the protocol's {setup.rounds:,}"
     return _heading(setup, whole)
+
+
+def _with_values(points) -> pd.DataFrame:
+    """Returns the points of runs that did not diverge, whose rounds a value is after; or all."""
+    valued = points[points.value.notna()]
+    return valued if len(valued) else points
 
 
 def _best_rate_points(setup, runs, wanted):
     points = _rate_points(setup, runs, wanted)
     losses = {"metric": "eval/loss", "last_rounds": 100}
     points["loss"] = [
-        results.column_value(run, losses) if run.read().summary is not None else float("inf")
+        results.column_value(run, losses) if run.read().summary is not None else float("nan")
         for run in runs
     ]
     return points
@@ -350,7 +404,7 @@ def _tau_points(setup, runs, wanted):
 def _tau(setup, points, wanted):
     return plots.tau_curves(
         points.drop(columns="rounds"),
-        ylabel=_column_label(setup, setup.columns[0], points),
+        ylabel=_column_label(setup, setup.columns[0], _with_values(points)),
         higher_is_better=setup.higher_is_better,
         title=_title(setup, points),
     )
@@ -363,11 +417,13 @@ def _setting_points(setup, runs, wanted):
 
 
 def _setting(setup, points, wanted):
+    # Where rounds are the setting the axis has them.
+    of_rounds = wanted["setting"] == "total_rounds"
     return plots.by_setting(
         points,
         setting=wanted["setting"].replace("_", " "),
-        ylabel=_column_label(setup, setup.columns[0], points),
-        title=_title(setup, points),
+        ylabel=_column_label(setup, setup.columns[0], _with_values(points)),
+        title=_heading(setup) if of_rounds else _title(setup, points),
     )
 
 
@@ -417,14 +473,18 @@ def _similarity(setup, table, wanted):
 
 KINDS = {
     "curves": Kind(_curve_points, _curves),
-    "density": Kind(_client_values, _density, of_ended=True),
-    "pareto": Kind(_pareto_points, _pareto, of_ended=True, swept=True),
-    "rates": Kind(_rate_points, _rates, swept=True),
-    "best_rates": Kind(_best_rate_points, _best_rates, swept=True),
-    "tau": Kind(_tau_points, _tau, swept=True),
-    "setting": Kind(_setting_points, _setting, swept=True),
+    "density": Kind(_client_values, _density, of_ended=True, takes=("column",)),
+    "pareto": Kind(
+        _pareto_points, _pareto, of_ended=True, swept=True, columns=("mean_error", "error_rsd")
+    ),
+    "rates": Kind(_rate_points, _rates, swept=True, flags=_RATES),
+    "best_rates": Kind(_best_rate_points, _best_rates, swept=True, flags=_RATES),
+    "tau": Kind(_tau_points, _tau, swept=True, flags=("{method}_tau",)),
+    "setting": Kind(
+        _setting_points, _setting, swept=True, takes=("setting",), flags=("{setting}",)
+    ),
     "improved": Kind(_improved_points, _improved),
     "client_losses": Kind(_loss_points, _client_losses),
     "direction": Kind(_direction_points, _direction),
-    "similarity": Kind(_similarity_points, _similarity, of_ended=True),
+    "similarity": Kind(_similarity_points, _similarity, of_ended=True, takes=("part",)),
 }

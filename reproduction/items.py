@@ -276,6 +276,32 @@ def _is_count(value) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# Key of a column → whether a value will do.
+_OF_COLUMN = {
+    "name": lambda v: isinstance(v, str),
+    "metric": lambda v: isinstance(v, str),
+    "reading_of": lambda v: isinstance(v, str),
+    "scale": _is_number,
+    "offset": _is_number,
+    "power": _is_number,
+    "digits": lambda v: v == 0 or _is_count(v),
+    "last_rounds": _is_count,
+    "best": lambda v: v in ("max", "min"),
+}
+
+
+def _is_column(value) -> bool:
+    return (
+        isinstance(value, dict)
+        and {"name", "metric"} <= value.keys() <= _OF_COLUMN.keys()
+        and all(_OF_COLUMN[key](v) for key, v in value.items())
+    )
+
+
 _TEXT = ("a text", lambda v: isinstance(v, str))
 _BOOL = ("true or false", lambda v: isinstance(v, bool))
 _TEXTS = ("a table of texts", _is_texts)
@@ -324,12 +350,8 @@ FIELDS = {
         ),
     ),
     "columns": (
-        "a list of tables with name and metric",
-        lambda v: (
-            isinstance(v, list)
-            and all(isinstance(c, dict) and isinstance(c.get("name"), str) for c in v)
-            and all(isinstance(c.get("metric"), str) for c in v)
-        ),
+        "a list of tables with name and metric, and of docs/items.md's other keys alone",
+        lambda v: isinstance(v, list) and all(map(_is_column, v)),
     ),
     "curve": _TEXT,
     "curve_label": _TEXT,
@@ -381,12 +403,9 @@ def _checked(where, home, fields):
     for row, file in rows.items():
         if not (home / file).is_file():
             refuse(f"rows.{row}: there is no flag file {home / file}.")
-    full = fields.get("sweep", {})
-    for key in ("sweep", "grid", "seconds"):
-        for row in fields.get(key, {}):
-            known = row in rows or row == "*" or row.split(" ")[0] in full
-            if not known:
-                refuse(f"{key}.{row}: there is no such row.")
+    for row in fields.get("sweep", {}):
+        if row not in rows:
+            refuse(f"sweep.{row}: there is no such row.")
     grids = fields.get("grid", {}).values()
     wide = any(len(values) > 1 for flags in grids for values in flags.values())
     if wide and not fields.get("selection", {}).keys() >= {"metric", "last_rounds"}:
@@ -397,6 +416,23 @@ def _checked(where, home, fields):
         refuse("search has no grid of more than one point.")
     if fields.get("search") and fields.get("widen"):
         refuse("widen does not go with search.")
+
+
+def _check_full_rows(where, rows, fields):
+    """Refuses what would be passed over: of rows, or of settings to widen, that there are not."""
+    for key, known in (("grid", rows), ("seconds", [*rows, "*"])):
+        for row in fields.get(key, {}):
+            if row not in known:
+                near = difflib.get_close_matches(row, rows, n=1)
+                meant = f" Did you mean {near[0]}?" if near else ""
+                raise ReproduceError(f"{where}: {key}.{row}: there is no such row.{meant}")
+    grids = fields.get("grid", {}).values()
+    numbers = {
+        flag for grid in grids for flag, values in grid.items() if all(map(_is_number, values))
+    }
+    for flag in fields.get("widen", {}).get("flags", ()) if grids else ():
+        if flag not in numbers:
+            raise ReproduceError(f"{where}: widen.flags: no grid has numbers of {flag}.")
 
 
 def _setup(path, name, fields) -> Setup:
@@ -414,6 +450,7 @@ def _setup(path, name, fields) -> Setup:
             settings = dict(zip(flags, values, strict=True))
             full = " ".join([row, *_words(row, settings)])
             rows[full] = Row(full, flagfile, settings)
+    _check_full_rows(where, rows, fields)
     optional = {
         "rounds": 0,
         "seeds": [],

@@ -57,6 +57,7 @@ def curves(
     """Draws values over rounds: a line per method, the mean over seeds, and a band around it.
 
     The band is one sample standard deviation over seeds (ddof 1) on either side; one seed has none.
+    A line ends where the first of its seeds does.
     Where lines lie much closer in the second half of the rounds than over all of them, that half is
     shown again in a panel of its own.
 
@@ -68,7 +69,7 @@ def curves(
       log: Whether the values' axis is logarithmic.
       published: Method → the published final value, in the unit of the axis; a mark at the panel's
         right edge.
-      protocol: The rounds that the paper ran, which is said where they differ from those shown.
+      protocol: The rounds of the protocol, which are said where they differ from those shown.
 
     Raises:
       RunError: If there is no value, or there are two of a method, a seed and a round.
@@ -77,6 +78,9 @@ def curves(
         raise RunError(f"No run has a value of {quantity.label}.")
     if points.duplicated(["method", "seed", "round_num"]).any():
         raise RunError("Two of the runs have the same settings and the same seed.")
+    # Where one seed diverged or was cut short, the mean of the others is no mean of all.
+    ends = points.groupby(["method", "seed"]).round_num.max().groupby("method").min()
+    points = points[points.round_num <= points.method.map(ends)]
     points = points.assign(value=quantity.factor * points.value)
     half = points.round_num.max() / 2
     zoomed = not log and _has_detail(points, half)
@@ -102,7 +106,7 @@ def curves(
         after = f", after {protocol:,} rounds" if differs else ""
         further.append(figures.mark("D", f"published{after}", mfc="white"))
     if smooth > 1:
-        further.append(figures.note(f"running mean of {smooth} rounds"))
+        further.append(figures.note(f"running mean of {smooth} values"))
     figures.legend(figure, further)
     return figures.fit(figure)
 
@@ -119,7 +123,7 @@ def _title(figure, title):
 def _rounds(points, protocol) -> str:
     shown = points.round_num.max()
     if protocol and shown < protocol:
-        return f"{_ROUND} ({shown:,} of the paper's {protocol:,})"
+        return f"{_ROUND} ({shown:,} of the protocol's {protocol:,})"
     return _ROUND
 
 
@@ -503,7 +507,7 @@ def rate_heat_maps(
 
     Args:
       points: Columns `method`, `seed`, `client_learning_rate`, `server_learning_rate`, `value`;
-        NaN is a run that diverged, shown as a cross.
+        NaN is a run that diverged, shown as a cross; pairs of rates that nobody tried stay blank.
       label: What the values are, with their unit.
       higher_is_better: Whether bright should be high.
       scale: Factor on the values.
@@ -526,6 +530,7 @@ def rate_heat_maps(
             dropna=False,
         )
         table = scale * table.sort_index()
+        tried = set(zip(group.server_learning_rate, group.client_learning_rate, strict=True))
         image = panel.imshow(
             table,
             origin="lower",
@@ -535,6 +540,8 @@ def rate_heat_maps(
             vmax=values.max(),
         )
         for (i, j), value in np.ndenumerate(table.to_numpy()):
+            if (table.index[i], table.columns[j]) not in tried:
+                continue
             # What is not finite has no colour.
             dark = np.isfinite(value) and np.mean(image.cmap(image.norm(value))[:3]) < 0.5
             panel.text(
@@ -623,16 +630,18 @@ def by_setting(
     span a factor of ten.
 
     Args:
-      points: Columns `method`, `seed`, `setting` (numbers) and `value`, NaN where a run diverged.
+      points: Columns `method`, `seed`, `setting` (numbers) and `value`, NaN where a run diverged:
+        such a setting has no point.
       setting: Name of the setting.
       ylabel: What the values are, with their unit.
       title: Title of the figure.
     """
     lines = {}
-    for method, group in points.dropna(subset="value").groupby("method", sort=False):
+    for method, group in points.groupby("method", sort=False):
         values = group.groupby("setting").value
-        mean = values.mean()
-        lines[method] = mean.index, mean, values.std()
+        # A setting at which one seed diverged has no mean.
+        mean = values.agg(lambda v: v.mean(skipna=False)).dropna()
+        lines[method] = mean.index, mean, values.std().loc[mean.index]
     seeds = points.groupby(["method", "setting"]).seed.nunique().max()
     told = f"± one standard deviation over {seeds} seeds"
     entry = figures.bar(told) if seeds > 1 else figures.note("one seed")
@@ -711,7 +720,6 @@ def _draw(options, runs) -> Figure:
         )
     column = options.column or "eval/accuracy"
     quantity = quantities.of_column(column)
-    label = f"{quantity.label}, mean of the last {options.last_rounds} rounds"
     rates = {
         "client_learning_rate": "client_learning_rate",
         "server_learning_rate": "server_learning_rate",
@@ -719,6 +727,10 @@ def _draw(options, runs) -> Figure:
     settings = {"tau": "{method}_tau", **rates} if kind == "tau" else rates
     points = run_folders.grid(runs, column, options.last_rounds, **settings)
     points = points.assign(value=quantity.factor * points.value)
+    # A run that was cut short has fewer, see `run_folders.mean_of_last`.
+    ended = [run for run, value in zip(runs, points.value, strict=True) if value == value]
+    last = min(options.last_rounds, *(max(1, len(r.rounds) // 2) for r in ended or runs))
+    label = f"{quantity.label}, mean of the last {last} rounds"
     if kind == "tau":
         return tau_curves(points, ylabel=label, higher_is_better=higher, title=title)
     if kind == "rates":
@@ -745,8 +757,9 @@ def _pareto_points(runs, options) -> pd.DataFrame:
                 ),
             }
         )
-    by = ["method", "parameter"]
-    return pd.DataFrame(rows).groupby(by, sort=False, dropna=False).mean().reset_index()
+    points = pd.DataFrame(rows).groupby(["method", "parameter"], sort=False, dropna=False)
+    # A setting at which one seed diverged has no mean.
+    return points.agg(lambda v: v.mean(skipna=False)).dropna().reset_index()
 
 
 _KINDS = (
@@ -775,7 +788,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--column", help="column of metrics.csv (density, pareto: the metric's name)")
     add("--parameter", default="alpha", help="pareto: the swept setting, without its method's name")
     add("--last_rounds", type=int, default=100, help="rounds over which a result is averaged")
-    add("--smooth", type=int, default=1, help="rounds of a running mean")
+    add("--smooth", type=int, default=1, help="values of a running mean")
     add("--lower_is_better", action="store_true", help="for losses and errors")
     add("--title", help="title of the figure")
     add("--log", action="store_true", help="curves: a logarithmic axis of values")

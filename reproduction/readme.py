@@ -4,18 +4,61 @@ What is between `<!-- begin NAME -->` and `<!-- end NAME -->` is made from the i
 and the results recorded in `papers/<paper>/<item>/<setup>/`; the rest is written by hand and stays.
 """
 
+import csv
 import pathlib
 import re
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import tabulate
 
 from reproduction import claims, needs, results, score
-from reproduction.items import PAPERS, Item, Setup, all_items
+from reproduction.items import PAPERS, Item, ReproduceError, Setup, all_items
 from reproduction.score import STATUSES, recorded, recorded_folder
 from simulation.records import files
+
+
+def check_loses_nothing(
+    setup: Setup, rows: Mapping[str, tuple[Collection[str], int | None]]
+) -> None:
+    """Refuses to record less than there is: fewer rows, seeds or rounds.
+
+    Args:
+      setup: The set-up.
+      rows: Row → seeds and most rounds of what is to be recorded; `None` for rounds not known yet,
+        or of a run that diverged.
+
+    Raises:
+      ReproduceError: If a recorded row of the item has more.
+    """
+    path = recorded_folder(setup) / "results.csv"
+    for row, (seeds, rounds) in _extent(path).items():
+        if row not in setup.rows:
+            continue
+        lost = ""
+        if row not in rows:
+            lost = f"its row {row}"
+        elif not set(seeds) <= set(rows[row][0]):
+            lost = f"seeds of {row}"
+        elif rounds and (rows[row][1] or rounds) < rounds:
+            lost = f"rounds of {row}"
+        if lost:
+            raise ReproduceError(
+                f"--record replaces all that is in {path.parent}, and {lost} would be lost; do "
+                "without --rows, --seeds and --budget, or remove that folder first."
+            )
+
+
+def _extent(path) -> dict[str, tuple[list[str], int | None]]:
+    """Returns row → seeds and rounds of a results.csv; nothing if there is none."""
+    if not path.exists():
+        return {}
+    with open(path, newline="") as f:
+        return {
+            r["row"]: (r["seeds"].split(), int(r["rounds"]) if r["rounds"] else None)
+            for r in csv.DictReader(f)
+        }
 
 
 def record(setup: Setup, folder: pathlib.Path) -> None:
@@ -24,7 +67,11 @@ def record(setup: Setup, folder: pathlib.Path) -> None:
     Args:
       setup: The set-up.
       folder: Where `reproduce.py` wrote them.
+
+    Raises:
+      ReproduceError: If what is there has more rows, seeds or rounds.
     """
+    check_loses_nothing(setup, _extent(folder / "results.csv"))
     target = recorded_folder(setup)
     target.mkdir(parents=True, exist_ok=True)
     for old in target.iterdir():
@@ -145,7 +192,7 @@ def _earlier(setup) -> str:
     return (
         f"By round and client: {links}, as drawn when the runs were made. Their values were not "
         "kept, so these cannot be drawn again: accuracies are fractions of 1, bands are one "
-        "standard deviation over seeds, rounds in a title are the paper's, and words may be cut."
+        "standard deviation over seeds, rounds in a title are the protocol's, and words may be cut."
     )
 
 
@@ -186,8 +233,10 @@ def _overview(items: Sequence[Item]) -> str:
         states = []
         for setup in item.setups.values():
             if recorded(setup) or any(recorded_folder(setup).glob("*.png")):
-                whole = all(score.is_whole(setup, r) for r in recorded(setup) if r["rounds"])
-                state = "run" if whole else "partial"
+                rows = recorded(setup)
+                whole = all(score.is_whole(setup, r) for r in rows if r["rounds"])
+                missing = rows and not {r["row"] for r in rows} >= setup.rows.keys()
+                state = "run" if whole and not missing else "partial"
                 if setup.stand_in:
                     state += ", stand-in"
             else:

@@ -53,16 +53,42 @@ def column_value(run: PlannedRun, column: Mapping[str, Any]) -> float:
         value = run_folders.mean_of_last(found, metric, column["last_rounds"])
     elif "best" in column:
         pick = {"max": max, "min": min}[column["best"]]
-        value = pick(found.values(metric)[1].tolist(), default=float("nan"))
+        # Beside NaN no number is more or less.
+        numbers = [v for v in found.values(metric)[1].tolist() if v == v]
+        value = pick(numbers, default=float("nan"))
     else:
         value = found.summary["final"].get(metric)
         value = float("nan") if value is None else value
     return (value * column.get("scale", 1) + column.get("offset", 0)) ** column.get("power", 1)
 
 
+def _selection_values(runs, setup) -> dict[PlannedRun, float]:
+    """Returns the number of the rule for each run; empty without a rule, which only grids need.
+
+    Where time cut some of a row's runs short, it is for all of them that after the rounds of the
+    shortest one of the seeds that all points have; a search compares at its rungs.
+    """
+    found = {}
+    if not setup.selection.keys() >= {"metric", "last_rounds"}:
+        return found
+    for row in dict.fromkeys(run.row for run in runs):
+        of_row = [run for run in runs if run.row == row]
+        seeds = {}
+        for run in of_row:
+            seeds.setdefault(tuple(run.point.items()), set()).add(run.seed)
+        tried = set.intersection(*seeds.values())
+        ended = {run: run.read().last_round for run in of_row if run.read().summary}
+        reached = {rounds for run, rounds in ended.items() if run.seed in tried}
+        at = min(reached) if len(reached) > 1 and not setup.search else None
+        for run in of_row:
+            rounds = at if run in ended and run.seed in tried else None
+            found[run] = selection_value(run, setup.selection, rounds)
+    return found
+
+
 def choose(runs: Sequence[PlannedRun], setup: Setup) -> dict[str, Mapping[str, Any]]:
     """Returns for each row the best point of its grid by the set-up's rule, over all seeds."""
-    chosen = {}
+    chosen, values = {}, _selection_values(runs, setup)
     for row in dict.fromkeys(run.row for run in runs):
         points = {}
         for run in runs:
@@ -71,10 +97,7 @@ def choose(runs: Sequence[PlannedRun], setup: Setup) -> dict[str, Mapping[str, A
         if len(points) == 1:
             chosen[row] = dict(next(iter(points)))
             continue
-        scores = {
-            point: sum(selection_value(run, setup.selection) for run in some)
-            for point, some in points.items()
-        }
+        scores = {point: sum(values[run] for run in some) for point, some in points.items()}
         chosen[row] = dict(min(scores, key=scores.get))
     return chosen
 
@@ -115,7 +138,8 @@ def records(
                 for column in setup.columns
             ]
             continue
-        reached = min(s["rounds"] for s in summaries)
+        rounds = [s["rounds"] for s in summaries]
+        reached, most = min(rounds), max(rounds)
         protocol = best[0].protocol_rounds
         whole = reached >= protocol and {run.seed for run in best} >= set(setup.seeds)
         common |= {
@@ -123,6 +147,8 @@ def records(
             "protocol_rounds": protocol,
             "status": "complete" if whole else "partial",
         }
+        if most > reached:
+            common["status"] += f": runs of {reached} to {most} rounds"
         for column in setup.columns:
             value, spread = mean_and_spread([column_value(run, column) for run in best])
             result.append({**common, "column": column["name"], "value": value, "spread": spread})
@@ -155,13 +181,14 @@ def grid_records(
 ) -> list[dict[str, Any]]:
     """Returns one record per run: settings, the rule's number, results, how it was computed."""
     result = []
+    values = _selection_values(runs, setup)
     for run in runs:
         found = run.read()
         summary = found.summary
         record = {"row": run.row, **run.point, "seed": run.seed}
         record["rounds"] = found.last_round if len(found.rounds) else ""
-        if setup.selection:
-            record["selection"] = selection_value(run, setup.selection)
+        if run in values:
+            record["selection"] = values[run]
         for column in setup.columns if summary else ():
             record[column["name"]] = column_value(run, column)
         if summary:
@@ -325,18 +352,22 @@ def caveats(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
     lines = []
     if setup.stand_in:
         lines.append(f"A stand-in, not the paper's experiment: {setup.stand_in}.")
-    short = sorted({(r["row"], r["rounds"]) for r in rows if _is_short(r)})
+    short = sorted({(r["row"], r["rounds"], r["protocol_rounds"]) for r in rows if _is_short(r)})
     if short:
-        reached = ", ".join(f"{row} {n}" for row, n in short)
+        reached = ", ".join(f"{row} {n} of {protocol}" for row, n, protocol in short)
         lines.append(
-            f"The rounds differ: the paper's numbers are after {setup.rounds} rounds, ours are "
-            f"after fewer ({reached}), so they do not compare. Without --budget all are done."
+            f"The rounds differ: here are fewer than in the protocol ({reached}), so these numbers "
+            "do not compare with the paper's. Without --budget all are done."
         )
+    wide = max((c.get("last_rounds", 1) for c in setup.columns), default=1)
+    if any((n + 1) // 2 < wide for _, n, _ in short):
+        lines.append("Means of the last rounds are over no more than the second half of a run.")
     seeds = {len(r["seeds"].split()) for r in rows}
     if seeds and min(seeds) < len(setup.seeds):
         lines.append(f"The seeds differ: {len(setup.seeds)} in the protocol, here {min(seeds)}.")
-    for row, status in dict.fromkeys((r["row"], r["status"]) for r in rows if r["rounds"] == ""):
-        lines.append(f"{row}: {status}.")
+    for row, status in dict.fromkeys((r["row"], r["status"]) for r in rows):
+        if status not in ("complete", "partial"):
+            lines.append(f"{row}: {status}.")
     return lines
 
 

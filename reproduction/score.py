@@ -102,10 +102,15 @@ def counted_row(setup: Setup, published_row: str) -> str:
 
 def is_whole(setup: Setup, record: Mapping[str, str]) -> bool:
     """Returns whether a recorded row has all rounds, seeds and points of the protocol."""
-    if record.get("chosen_by") == "search":
+    if record.get("chosen_by") == "search" or len(record["seeds"].split()) < len(setup.seeds):
         return False
     protocol = int(record.get("protocol_rounds") or setup.rounds)
-    return int(record["rounds"]) >= protocol and len(record["seeds"].split()) >= len(setup.seeds)
+    # A run that diverged has no rounds left to do.
+    return _diverged(record) or int(record["rounds"]) >= protocol
+
+
+def _diverged(record) -> bool:
+    return (record.get("status") or "").startswith("diverged")
 
 
 def cell_statuses(setup: Setup) -> dict[tuple[str, str], str]:
@@ -114,14 +119,16 @@ def cell_statuses(setup: Setup) -> dict[tuple[str, str], str]:
     statuses = {}
     for key, theirs in results.published(setup).items():
         found = ours.get((counted_row(setup, key[0]), key[1]))
-        if found is None or found["value"] in ("", None):
+        diverged = found is not None and _diverged(found)
+        if not diverged and (found is None or found["value"] in ("", None)):
             statuses[key] = "not yet run" if setup.planned else "needs data or hours"
         elif setup.stand_in:
             statuses[key] = "stand-in"
         elif not is_whole(setup, found):
             statuses[key] = "partial"
         else:
-            statuses[key] = "reproduced" if agrees(found, theirs) else "not reproduced"
+            same = not diverged and agrees(found, theirs)
+            statuses[key] = "reproduced" if same else "not reproduced"
     return statuses
 
 
@@ -153,11 +160,12 @@ def cells(item: Item) -> list[Cell]:
             continue
         columns = {c["name"]: c for c in setup.columns}
         theirs = results.published(setup)
+        of_paper = _of_paper(item, setup)
         for (row, column), status in cell_statuses(setup).items():
             line = theirs[row, column]
             identity = (
                 setup.paper,
-                *_configuration(setup, counted_row(setup, row)),
+                *_configuration(of_paper, counted_row(of_paper, row)),
                 json.dumps(
                     {k: v for k, v in columns[column].items() if k not in ("name", "digits")}
                 ),
@@ -166,6 +174,12 @@ def cells(item: Item) -> list[Cell]:
             )
             result.append(Cell(item.name, setup.published, row, column, status, identity))
     return result
+
+
+def _of_paper(item, setup) -> Setup:
+    """Returns the set-up that a stand-in stands in for, where the item has it; or the set-up."""
+    same = (s for s in item.setups.values() if s.published == setup.published and not s.stand_in)
+    return next(same, setup) if setup.stand_in else setup
 
 
 def _configuration(setup, row) -> tuple:
@@ -234,7 +248,9 @@ def place_in_grid(setup: Setup, row: str, runs: Sequence[Mapping[str, str]]) -> 
     of_row = [r for r in runs if r["row"] == row]
     chosen = [r for r in of_row if r["chosen"] == "True"]
     told, tried = [], False
-    for flag in setup.grid.get(row, {}):
+    for flag, given in setup.grid.get(row, {}).items():
+        if any(isinstance(v, bool | str) for v in given):
+            continue  # Words have no edges.
         values = sorted({float(r[flag]) for r in of_row if r.get(flag)})
         if len(values) < 2 or not chosen:
             continue

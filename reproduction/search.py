@@ -24,7 +24,7 @@ from typing import Any
 
 from hparams import Value
 from reproduction import results
-from reproduction.items import PlannedRun, ReproduceError, Setup
+from reproduction.items import PlannedRun, ReproduceError, Setup, format_value
 
 Point = Mapping[str, Value]
 _EXAMPLES = "train/num_examples"
@@ -51,7 +51,7 @@ class Found:
     def describe(self, row: str) -> str:
         """Returns it as a sentence."""
         steps = ", ".join(f"{points} to round {rounds}" for rounds, points in self.rungs)
-        chosen = ", ".join(f"{flag}={value:g}" for flag, value in self.point.items())
+        chosen = ", ".join(f"{flag}={format_value(v)}" for flag, v in self.point.items())
         ended = " The budget ended the search." if self.stopped else ""
         return (
             f"{row}: {chosen}, found by successive halving ({steps}): {self.examples:,.0f} "
@@ -97,14 +97,16 @@ def whole_grid(
       execute: Runs what is missing of them.
 
     Returns:
-      All runs, and row → the best point.
+      All runs, and row → the best point. After runs that time cut short nothing is tried beyond.
     """
     for widenings_left in range(setup.widen.get("times", 0), -1, -1):
         runs = plan(points)
         execute(runs)
         chosen = results.choose(runs, setup)
         new = {row: beyond(setup, row, points[row], chosen[row]) for row in points}
-        if not widenings_left or not any(new.values()):
+        ended = ((run.read().summary, run) for run in runs)
+        cut = any(summary and summary["rounds"] < run.rounds for summary, run in ended)
+        if cut or not widenings_left or not any(new.values()):
             break
         points = {row: [*points[row], *new[row]] for row in points}
     return runs, chosen

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 
 import reproduce
@@ -58,6 +59,7 @@ def test_every_run_of_every_item_is_a_valid_command(tmp_path, setup):
         assert request.run["seed"] == request.run["client_datasets_random_seed"] == run.seed
         for flag, value in {**setup.rows[run.row].settings, **run.point}.items():
             assert request.in_force[flag] == value
+    drawing.check(setup, runs)
 
 
 def test_runs_are_planned_from_any_folder(tmp_path, monkeypatch):
@@ -173,6 +175,23 @@ def test_the_stated_rule_picks_the_point(runs):
     assert chosen == {"a": {"server_learning_rate": 1.0}, "b": {"server_learning_rate": 0.5}}
 
 
+def test_points_are_compared_after_equally_many_rounds(runs):
+    """Rate 0.1 came to round 1 with a loss of 9, rate 1.0 to round 3: there it had 0."""
+    for run in runs[:2]:
+        path = run.folder / "metrics.csv"
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    losses = "round_num,train/loss\n0,\n1,10\n2,1\n3,1\n"
+    for run in runs[2:4]:
+        (run.folder / "metrics.csv").write_text(losses)
+    chosen = results.choose(runs, SETUP)
+    assert chosen["a"] == {"server_learning_rate": 0.1}
+    setup = toy_setup(columns=[])
+    selections = [r["selection"] for r in results.grid_records(runs, setup, chosen)]
+    assert selections[:4] == [9, 9, 10, 10]
+    without = toy_setup(columns=[], selection={"seeds": [1]})
+    assert "selection" not in results.grid_records(runs, without, chosen)[0]
+
+
 def test_a_run_that_diverged_is_never_chosen(runs):
     (runs[2].folder / "summary.json").unlink()
     assert results.selection_value(runs[2], SETUP.selection) == float("inf")
@@ -193,8 +212,14 @@ def test_results_are_means_over_seeds_with_their_spread(runs, monkeypatch):
     assert [r["column"] for r in records] == ["acc", "seconds_per_round"] * 2
     first = records[0]
     assert first["value"] == pytest.approx(85) and first["spread"] == pytest.approx(50**0.5)
-    assert (first["seeds"], first["rounds"], first["status"]) == ("1 2", 2, "partial")
-    assert "The rounds differ" in " ".join(results.caveats(records, SETUP))
+    assert (first["seeds"], first["rounds"]) == ("1 2", 2)
+    assert first["status"] == "partial: runs of 2 to 3 rounds"
+    assert "a: partial: runs of 2 to 3 rounds." in results.caveats(records, SETUP)
+    told = results.caveats(records, SETUP)
+    assert told[0].startswith("The rounds differ: here are fewer than in the protocol (a 2 of 3, b")
+    assert not any("second half" in line for line in told)
+    wide = toy_setup(columns=[{**SETUP.columns[0], "last_rounds": 2}])
+    assert "Means of the last rounds" in results.caveats(records, wide)[1]
     theirs = {("a", "acc"): {"value": "91.5", "spread": "0.3"}}
     monkeypatch.setattr(results, "published", lambda setup: theirs)
     table = results.format_table(records, SETUP)
@@ -224,6 +249,16 @@ def test_columns(runs, column, value):
     """A run with accuracy 0.1, 0, 0.1, 0.2 over rounds 0 to 3 and 0.8 on all tests at its end."""
     found = results.column_value(runs[2], {"name": "x", "metric": "eval/accuracy", **column})
     assert found == pytest.approx(value)
+
+
+def test_the_best_of_a_run_is_a_number_if_there_is_one(runs):
+    column = {"name": "x", "metric": "train/loss", "best": "min"}
+    assert results.column_value(runs[0], column) == 1
+    path = runs[0].folder / "metrics.csv"
+    path.write_text(path.read_text().replace("1,9,", "1,nan,"))
+    assert results.column_value(runs[0], column) == 1
+    value = results.column_value(runs[-1], column)
+    assert value != value
 
 
 @pytest.mark.quick_cases("curves", "best_rates")
@@ -258,6 +293,57 @@ def test_figures_are_drawn(runs, tmp_path, wanted):
         shutil.rmtree(run.folder)
     again = drawing.draw_again(setup, tmp_path / "plots")
     assert [pathlib.Path(path).read_bytes() for path in again] == contents, "from the CSV alone"
+
+
+def test_figures_go_by_rows_of_which_no_run_diverged(runs, tmp_path):
+    """Row a at 1.0 has no end with seed 1, and one round: no mean, no title, no worst loss."""
+    (runs[2].folder / "summary.json").unlink()
+    text = (runs[2].folder / "metrics.csv").read_text().splitlines(keepends=True)
+    (runs[2].folder / "metrics.csv").write_text("".join(text[:3]))
+    for run in runs:
+        flags = experiment_flags.parse(run.command).in_force
+        (run.folder / "hparams.json").write_text(json.dumps({"flags": dict(flags)}))
+        (run.folder / "client_metrics.csv").write_text(
+            "client_id,train_examples,test_examples,accuracy\n0,1,1,0.5\n1,1,1,0.7\n"
+        )
+    setup = toy_setup(
+        figures=[{"kind": "density", "column": "accuracy"}, {"kind": "best_rates"}],
+        columns=[{"name": "acc", "metric": "eval/accuracy", "scale": 100, "last_rounds": 2}],
+    )
+    chosen = {"a": {"server_learning_rate": 1.0}, "b": {"server_learning_rate": 0.5}}
+    drawing.draw(setup, runs, chosen, tmp_path)
+    assert set(pd.read_csv(tmp_path / "density.csv").method) == {"b"}
+    points = pd.read_csv(tmp_path / "best_rates_2.csv")
+    assert points.rounds.tolist() == [1, 3, 3, 3] and points.loss.isna().all()
+    figure = dict(drawing.drawn(setup, tmp_path))["best_rates_2"]
+    assert figure.axes[0].get_title("left") == "Toy; after 3 rounds"
+
+
+@pytest.mark.parametrize(
+    ("figure", "says"),
+    [
+        ({"kind": "curve"}, "kind curve is unknown; known: curves, "),
+        ({"kind": "density"}, "density needs column, a text."),
+        ({"kind": "setting"}, "setting needs setting, a text."),
+        ({"kind": "setting", "setting": "rate"}, "setting needs a number as --rate of a."),
+        ({"kind": "setting", "setting": "task"}, "setting needs a number as --task of a."),
+        ({"kind": "tau"}, "tau needs a number as --fedavg_tau of a."),
+        ({"kind": "pareto"}, "pareto needs a column mean_error."),
+    ],
+)
+def test_figures_that_could_not_be_drawn_are_refused_before_the_runs(tmp_path, figure, says):
+    setup = toy_setup(figures=[{"kind": "curves"}, figure])
+    with pytest.raises(items.ReproduceError, match=f"i s: figures: {says}"):
+        drawing.check(setup, plan(setup, tmp_path))
+
+
+def test_a_figure_over_numbers_of_rounds_has_them_on_its_axis_alone(tmp_path):
+    rows = [("a", 1, 50, 0.5, 50), ("a", 1, 1000, 0.7, 1000)]
+    columns = ["method", "seed", "setting", "value", "rounds"]
+    pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "setting.csv", index=False)
+    setup = toy_setup(figures=[{"kind": "setting", "setting": "total_rounds"}], rounds=1500)
+    ((_, figure),) = drawing.drawn(setup, tmp_path)
+    assert figure.axes[0].get_title("left") == "Toy"
 
 
 def test_a_results_figure_is_drawn_from_the_records(runs, tmp_path):
@@ -469,6 +555,23 @@ def reproduce_table5(tmp_path, *flags):
         capture_output=True,
         text=True,
     )
+
+
+def test_a_budget_of_time_is_for_all_runs_together(tmp_path, monkeypatch):
+    """Seven rows, one of five points: 11 runs of seed 1 to choose by, 14 of the other two seeds."""
+    given, now = [], [0.0]
+
+    def execute(runs, resources, max_minutes):
+        given.append((len(runs), round(max_minutes, 6)))
+        now[0] += 60 * max_minutes
+        if len(given) > 1:
+            raise items.ReproduceError("enough")
+
+    monkeypatch.setattr(sweep, "execute", execute)
+    monkeypatch.setattr(reproduce.time, "monotonic", lambda: now[0])
+    table = ["--paper=adafedadam", "--item=table5", "--setup=synthetic", "--seeds=1,2,3"]
+    reproduce.main([*table, f"--root_output_dir={tmp_path}", "--budget=minutes=25"])
+    assert given == [(11, 11), (21, 14)]
 
 
 def test_rows_are_run_and_a_table_comes_out(tmp_path):

@@ -3,7 +3,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reproduction import cka
@@ -22,6 +22,8 @@ def matrices(shape):
 def by_hsic(a, b):
     """The definition by HSIC with linear kernels: an oracle that shares no formula with ours."""
     n = len(a)
+    # Moved to the first row, for rows that lie close together lose digits when they are centered.
+    a, b = a - a[0], b - b[0]
     center = np.eye(n) - np.ones((n, n)) / n
 
     def hsic(k, m):
@@ -31,6 +33,7 @@ def by_hsic(a, b):
     return hsic(k, m) / np.sqrt(hsic(k, k) * hsic(m, m))
 
 
+@example((2, 4, 1, 178))
 @given(SHAPES)
 def test_is_the_definition_in_unit_interval(shape):
     a, b, _ = matrices(shape)

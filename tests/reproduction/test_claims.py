@@ -172,6 +172,23 @@ def test_a_row_that_diverged_is_passed_over_by_first_alone(recorded):
         assert judge(expression)[1:] == ("untested here", "c diverged (seed 1)")
 
 
+def test_a_row_is_first_of_others_only(recorded):
+    for line in recorded[1:]:
+        line.update(value="", spread="", rounds="", status="diverged (seed 1)")
+    assert judge('first("a", "avg")')[1:] == ("untested here", "all other rows diverged")
+
+
+def test_a_published_number_alone_leads_nothing(recorded, monkeypatch):
+    monkeypatch.setattr(results, "published", lambda setup: {("a", "avg"): {"value": "3"}})
+    assert judge('first("a", "avg")').shown == "a 3, c 2.95, within two standard errors"
+
+
+def test_what_is_no_number_decides_nothing(recorded):
+    recorded[2]["value"] = "nan"
+    assert judge('first("a", "avg")').verdict == "untested here"
+    assert judge('value("a", "avg") > value("c", "avg")').verdict == "untested here"
+
+
 @pytest.mark.parametrize("change", [{"seeds": "1"}, {"rounds": "499"}])
 def test_what_is_not_the_whole_protocol_decides_nothing(recorded, change):
     recorded[2].update(change)

@@ -90,6 +90,12 @@ def test_the_report_and_its_files(root, tmp_path):
     }
 
 
+def test_runs_that_end_at_different_rounds_are_told(root, tmp_path):
+    write_run(root / "b" / "s4", "fedadam", 4, [0, 0.1], fedadam_tau=1e-3)
+    text = compare.report([str(root / "a"), str(root / "b")], "eval/accuracy", tmp_path / "out")
+    assert "| 1 2 3 4 9 | 1 to 3  |" in text
+
+
 @pytest.mark.parametrize(
     ("folders", "column", "says"),
     [

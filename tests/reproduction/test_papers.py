@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 
+import reproduce
 from common import figures
 from reproduction import drawing, items, readme, results, score
 from tests import canvas
@@ -132,6 +133,14 @@ def test_what_two_tables_show_is_counted_once():
     assert seventh.rows_compared == 10
 
 
+def test_a_stand_in_is_of_the_papers_configuration():
+    """Table 4's Shakespeare has a stand-in and Table 14's has none: four numbers are the same."""
+    tables = {i.name: i for i in items.all_items("adafed")}
+    seen = set()
+    score.count(score.cells(tables["table4"]), seen)
+    assert score.count(score.cells(tables["table14"]), seen).repeated == 4 + 4
+
+
 def test_a_whole_row_needs_every_cell():
     def row(name, *statuses):
         return [score.Cell("t", "s", name, str(i), s, (name, i)) for i, s in enumerate(statuses)]
@@ -171,6 +180,9 @@ def test_where_in_its_grid_a_point_lies(chosen, told):
     assert score.place_in_grid(setup, "fedadam", [*runs, other]) == ""
 
 
+DIVERGED = {"value": "", "seeds": "1 2 3", "rounds": "", "status": "diverged (seed 2)"}
+
+
 @pytest.mark.parametrize(
     ("record", "changes", "status"),
     [
@@ -185,6 +197,10 @@ def test_where_in_its_grid_a_point_lies(chosen, told):
         ),
         ({"value": "", "seeds": "1 2 3", "rounds": ""}, {"planned": True}, "not yet run"),
         ({"value": "", "seeds": "1 2 3", "rounds": ""}, {}, "needs data or hours"),
+        (DIVERGED, {}, "not reproduced"),
+        ({**DIVERGED, "seeds": "1"}, {}, "partial"),
+        ({**DIVERGED, "chosen_by": "search"}, {}, "partial"),
+        (DIVERGED, {"stand_in": "other data"}, "stand-in"),
     ],
 )
 def test_statuses(monkeypatch, record, changes, status):
@@ -241,6 +257,49 @@ def test_recording_replaces_what_was_there(tmp_path, monkeypatch):
     monkeypatch.setattr(readme, "recorded_folder", lambda _: target)
     readme.record(setup, made)
     assert {p.name for p in target.iterdir()} == {"results.csv", "curves.csv", "curves.png"}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "new", "lost"),
+    [
+        (["fedavg,1 2 3,1000", "fedadam,1 2 3,1000"], ["fedavg,1 2 3,1000"], "its row fedadam"),
+        (["fedavg,1 2 3,1000"], ["fedavg,1 2 4,1000"], "seeds of fedavg"),
+        (["fedavg,1 2 3,1000"], ["fedavg,1 2 3,999"], "rounds of fedavg"),
+        (["fedavg,1,60"], ["fedavg,1 2 3,1000", "fedadam,1 2 3,1000"], None),
+        (["former,1 2 3,1000"], ["fedavg,1,60"], None),
+        (["fedavg,1 2 3,1000"], ["fedavg,1 2 3,"], None),  # diverged
+        (["fedavg,1 2 3,"], ["fedavg,1 2 3,1000"], None),
+    ],
+)
+def test_a_part_does_not_replace_the_whole(tmp_path, monkeypatch, recorded, new, lost):
+    made, target = tmp_path / "made", tmp_path / "recorded"
+    for folder, lines in ((made, new), (target, recorded)):
+        folder.mkdir()
+        (folder / "results.csv").write_text("\n".join(["row,seeds,rounds", *lines]))
+    monkeypatch.setattr(readme, "recorded_folder", lambda _: target)
+    if lost is None:
+        readme.record(SETUP, made)
+        assert (target / "results.csv").read_text() == (made / "results.csv").read_text()
+        return
+    with pytest.raises(items.ReproduceError, match=f"{lost} would be lost"):
+        readme.record(SETUP, made)
+    assert recorded[0] in (target / "results.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("part", "lost"),
+    [
+        ("--rows=fedavg", "its row fedadam"),
+        ("--seeds=1", "seeds of fedavg"),
+        ("--budget=rounds=999", "rounds of fedavg"),
+        ("--budget=hours=1", "seeds of fedavg"),
+    ],
+)
+def test_a_part_of_what_is_recorded_is_refused_before_it_is_run(capsys, part, lost):
+    flags = ["--paper=adafedadam", "--item=table5", "--setup=synthetic", part]
+    assert reproduce.main([*flags, "--record", "--dry_run"]) == 1
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1 and f"and {lost} would be lost" in error
 
 
 def test_a_page_that_cannot_be_written_stays(tmp_path, monkeypatch):

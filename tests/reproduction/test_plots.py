@@ -190,11 +190,22 @@ def test_curves_show_mean_and_spread_over_seeds():
     assert at_one.min() == pytest.approx(2 - 2**0.5) and at_one.max() == pytest.approx(2 + 2**0.5)
 
 
+def test_a_curve_ends_where_the_first_of_its_seeds_does():
+    points = pd.concat([points_of([1.0, 2.0, 3.0]), points_of([3.0, 4.0], seed=1)])
+    quantity = quantities.Quantity("accuracy")
+    axes = plots.curves(points, quantity=quantity, protocol=3).axes[0]
+    np.testing.assert_allclose(lines(axes)["fedavg"], [[1, 2], [2, 3]])
+    assert axes.get_xlabel() == "round (2 of the protocol's 3)"
+
+
 def test_curves_are_smoothed_within_a_seed():
-    axes = plots.curves(
-        points_of([0.0, 2.0, 4.0]), quantity=quantities.Quantity("loss"), smooth=2
-    ).axes[0]
-    np.testing.assert_allclose(lines(axes)["fedavg"][:, 1], [0, 1, 3])
+    """Over values: an evaluation every ten rounds has ten rounds between two of them."""
+    points = points_of([0.0, 2.0, 4.0])
+    points = points.assign(round_num=10 * points.round_num)
+    figure = plots.curves(points, quantity=quantities.Quantity("loss"), smooth=2)
+    np.testing.assert_allclose(lines(figure.axes[0])["fedavg"][:, 1], [0, 1, 3])
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "running mean of 2 values" in words
 
 
 def test_density_integrates_to_one_and_equal_clients_are_a_line():
@@ -271,6 +282,19 @@ def test_heat_map_has_a_cell_for_each_pair_of_rates():
     np.testing.assert_allclose(shown.filled(np.nan), [[0.5, 0.6, 0.05], [0.7, np.nan, 0.0]])
     assert [t.get_text() for t in axes.get_xticklabels()] == ["-1", "0", "1"]
     assert [t.get_text() for t in axes.texts] == ["0.5", "0.6", "0.05", "0.7", "×", "0"]
+
+
+def test_heat_map_says_diverged_of_runs_alone():
+    """A pair of rates that nobody tried has no run that could have diverged."""
+    axes = plots.rate_heat_maps(rates(rows=GRID[1:]), label="accuracy").axes[0]
+    assert [t.get_text() for t in axes.texts] == ["0.6", "0.05", "0.7", "×", "0"]
+
+
+def test_a_setting_at_which_a_seed_diverged_has_no_mean():
+    rows = [(1, 0, 0.5), (1, 1, 0.7), (2, 0, 0.9), (2, 1, np.nan)]
+    points = pd.DataFrame(rows, columns=["setting", "seed", "value"]).assign(method="m")
+    axes = plots.by_setting(points, setting="steps", ylabel="accuracy").axes[0]
+    np.testing.assert_allclose(axes.get_lines()[0].get_xydata(), [[1, 0.6]])
 
 
 def test_best_server_rate_leaves_out_what_did_not_learn():
@@ -350,6 +374,19 @@ def test_every_kind_draws_from_folders_of_runs(tmp_path, capsys):
         assert plots.main([kind, *folders, f"--output={output}", "--parameter=tau"]) == 0
         assert output.stat().st_size > 5000 and output.with_suffix(".pdf").exists()
     assert str(tmp_path / "tau.pdf") in capsys.readouterr().out
+
+
+def test_a_label_says_over_how_many_rounds_a_mean_is(tmp_path):
+    """Half of four rounds; the run that diverged after one has none."""
+    runs = []
+    for i, values in enumerate(([0.1, 0.2, 0.3, 0.4], [float("nan")])):
+        rates = {"client_learning_rate": 0.1, "server_learning_rate": 10.0**i}
+        folder = make_run(tmp_path, f"r{i}", accuracies(*values), algorithm="fedadam", **rates)
+        runs.append(run_folders.read_run(folder))
+    options = plots._parser().parse_args(["rates", "run", "--output=x", "--last_rounds=100"])
+    figure = plots._draw(options, runs)
+    labels = [" ".join(axes.get_ylabel().split()) for axes in figure.axes]
+    assert "accuracy (%), mean of the last 2 rounds" in labels
 
 
 def test_pareto_points_are_means_over_seeds(tmp_path):
@@ -519,7 +556,7 @@ def test_a_curve_says_what_its_bands_marks_and_rounds_are():
         "mean ± one standard deviation over 2 seeds",
         "published, after 300 rounds",
     ]
-    assert figure.axes[0].get_xlabel() == "round (9 of the paper's 300)"
+    assert figure.axes[0].get_xlabel() == "round (9 of the protocol's 300)"
     assert figure.axes[0].get_ylabel() == "accuracy (%)"
     marks = [line for line in figure.axes[0].get_lines() if line.get_gid() == "published"]
     assert [mark.get_ydata()[0] for mark in marks] == [93.5]

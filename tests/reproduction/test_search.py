@@ -90,6 +90,16 @@ def test_a_third_goes_on_by_its_own_runs(tmp_path):
     assert "25.9% of the rounds of the whole grid" in found.describe("a")
 
 
+def test_settings_of_a_grid_may_be_words():
+    found = search.Found({"client_optimizer": "adam", "rate": 0.1}, [(9, 2)], 10.0, 1.0, False)
+    assert found.describe("a").startswith("a: client_optimizer=adam, rate=0.1, found by")
+    grid = {"a": {"client_optimizer": ["sgd", "adam"]}}
+    setup = dataclasses.replace(setup_of(), grid=grid, search={})
+    runs = [{"row": "a", "client_optimizer": "adam", "chosen": "True"}]
+    runs += [{"row": "a", "client_optimizer": "sgd", "chosen": "False"}]
+    assert score.place_in_grid(setup, "a", runs) == ""
+
+
 def test_the_search_gives_the_grids_point_where_order_does_not_change(tmp_path):
     def steady(rate, r):
         return FINAL[rate] + 10.0 / r
@@ -142,7 +152,7 @@ def test_the_scoreboard_counts_whole_grids_only():
     assert not score.is_whole(setup_of(), {**record, "chosen_by": "search"})
 
 
-def widened(root, losses, times=2, flags=("client_learning_rate",)):
+def widened(root, losses, times=2, flags=("client_learning_rate",), rounds=9):
     """Runs the grid 0.1, 0.3 and what lies beyond; returns rates by rung and the chosen point."""
     setup = dataclasses.replace(
         setup_of(),
@@ -154,9 +164,9 @@ def widened(root, losses, times=2, flags=("client_learning_rate",)):
 
     def execute(runs):
         executed.append([run.point["client_learning_rate"] for run in runs])
-        made(runs, losses=losses)
+        made([dataclasses.replace(run, rounds=rounds) for run in runs], losses=losses)
         for run in runs:
-            summary = {"rounds": 9, "mean_round_seconds": 1, "final": {}}
+            summary = {"rounds": rounds, "mean_round_seconds": 1, "final": {}}
             (run.folder / "summary.json").write_text(json.dumps(summary))
 
     def plan(points):
@@ -180,6 +190,12 @@ def test_a_grid_is_widened_until_its_best_point_lies_inside(tmp_path, best, time
     executed, point = widened(tmp_path, lambda rate, r: abs(rate - best), times)
     assert executed == rungs
     assert point == {"client_learning_rate": chosen}
+
+
+def test_a_grid_that_time_cut_short_is_not_widened(tmp_path):
+    """Its best point so far need not be the best, and what lies beyond would get no time."""
+    executed, _ = widened(tmp_path, lambda rate, r: rate, rounds=5)
+    assert executed == [[0.1, 0.3]]
 
 
 def test_what_the_item_does_not_name_is_not_widened(tmp_path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import io
 import json
 import os
 import pathlib
@@ -14,8 +15,8 @@ import types
 
 import pytest
 
-from reproduction import sweep
-from reproduction.items import ReproduceError
+from reproduction import board, sweep
+from reproduction.items import PlannedRun, ReproduceError
 from simulation import experiment_flags
 from tests.reproduction import sweep_driver
 
@@ -179,6 +180,25 @@ def test_a_run_stopped_on_its_way_to_more_rounds_is_ended_where_it_is(
     sweep.execute(runs, sweep.Resources())
     asked = [experiment_flags.parse(commands[r.folder.name]).run["total_rounds"] for r in runs]
     assert asked == [10, 10, 25]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_damaged_run_does_not_end_the_sweep_that_shows_it(tmp_path, monkeypatch, terminal):
+    """It fails by itself, is named in the end, and the others go on."""
+    runs = [PlannedRun("a", seed, {}, tmp_path / f"s{seed}", (), 9, 9) for seed in (1, 2)]
+    for run, text in zip(runs, ("round_num,train/loss\n4,0.5\n", "round_num\nx\n"), strict=True):
+        run.folder.mkdir()
+        (run.folder / "metrics.csv").write_text(text)
+    said = io.StringIO()
+    said.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stdout", said)
+    monkeypatch.setattr(board, "_SECONDS_BETWEEN_LINES", 0.0)
+    with board.Board(runs, runs) as shown:
+        for run in runs:
+            shown.started(run)
+        shown.refresh()
+    told = ["s1", "4", "s2", "0"] if terminal else ["s1 4/9, s2 0/9"]
+    assert all(text in said.getvalue() for text in told)
 
 
 def test_a_storage_that_fails_for_a_time_is_tried_again(monkeypatch, tmp_path, capsys):
