@@ -125,7 +125,7 @@ def _rounds_in_chunks(workload):
     with contextlib.ExitStack() as stack:
         stack.enter_context(runtimes.installed("vectorized"))
         plan = plans.Plan(process.method, process.model)
-        hands = chunks.AtOnce(plan, process.model, at_least=1)
+        hands = chunks.AtOnce(plan, process.model)
         desk = chunks.Desk(plan, hands, data_of, len(os.sched_getaffinity(0)))
         crew = in_chunks.Alone({"": desk})
         stack.callback(crew.close)

@@ -115,7 +115,7 @@ def desks(
     found = {}
     for name, plan in all_plans.items():
         if settings["runtime"] == "vectorized":
-            hands, at_once = chunks.AtOnce(plan, process.model, at_least=1), threads
+            hands, at_once = chunks.AtOnce(plan, process.model), threads
         else:
             hands, at_once = chunks.ClientByClient(plan, threads), 1
         data_of = functools.partial(assigned, name) if name else drawn

@@ -192,7 +192,7 @@ def choose(process: Any, first_clients: Callable[[], Any] | None = None) -> tupl
             )
         if vectorized.has_convolution(process.model):
             return "tff", "convolutions on a CPU"
-    whole = vectorized.VectorizedProcess(process, len(os.sched_getaffinity(0)))
+    whole = vectorized.VectorizedProcess(process)
     try:
         whole.program(len(whole.prepare(first_clients()).blocks) if first_clients else 1)
     except vectorized.NotVectorizable as e:

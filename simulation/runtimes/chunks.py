@@ -234,16 +234,14 @@ _ADD = {
 class AtOnce:
     """Hands that take all clients of a chunk at once, as the runtime `vectorized` does."""
 
-    def __init__(self, plan: Plan, model: Model, at_least: int):
+    def __init__(self, plan: Plan, model: Model):
         """Initialises for a round.
 
         Args:
           plan: The round.
           model: The model that the clients' data is for.
-          at_least: Blocks of a chunk where there is work for them, see `vectorized.prepare`. Which
-            clients share a block is seen in the last bits, so it must not depend on who works.
         """
-        self._plan, self._model, self._at_least = plan, model, at_least
+        self._plan, self._model = plan, model
         self._programs = vectorized.Programs()
 
     def close(self) -> None:
@@ -251,7 +249,7 @@ class AtOnce:
 
     def prepare(self, clients: Sequence[ClientData]) -> vectorized.Cohort:
         """As `Hands.prepare`."""
-        return vectorized.prepare(clients, self._model, self._at_least)
+        return vectorized.prepare(clients, self._model, self._programs.at_least)
 
     def check(self) -> None:
         """Raises `NotVectorizable` if an operation has no form over several clients."""

@@ -31,11 +31,11 @@ def plan_of(name, index=0):
 
 
 @functools.cache
-def hands_of(name, index, runtime, threads, blocks):
+def hands_of(name, index, runtime, threads):
     plan, process = plan_of(name, index), built(name, index)
     if runtime == "tff":
         return chunks.ClientByClient(plan, threads)
-    return chunks.AtOnce(plan, process.model, blocks)
+    return chunks.AtOnce(plan, process.model)
 
 
 def run_whole(name, index, runtime, cohorts=toy.COHORTS):
@@ -47,12 +47,12 @@ def run_whole(name, index, runtime, cohorts=toy.COHORTS):
 
 
 def run_in_chunks(
-    name, index, runtime, size, cohorts=toy.COHORTS, threads=2, at_once=1, blocks=2, disturb=None
+    name, index, runtime, size, cohorts=toy.COHORTS, threads=2, at_once=1, disturb=None
 ):
     """The same in chunks."""
     process, plan = built(name, index), plan_of(name, index)
     rounds = list(toy.client_rounds(PROBLEM, cohorts, process.plan))
-    hands = hands_of(name, index, runtime, threads, blocks)
+    hands = hands_of(name, index, runtime, threads)
     desk = chunks.Desk(
         plan, hands, lambda r, chunk, _: rounds[r][chunk.start : chunk.stop], at_once
     )
@@ -97,7 +97,7 @@ def test_of_the_next_round_only_so_much_data_is_made_as_is_worked_on_at_once():
         made.append((round_index, chunk.start))
         return data[chunk.start : chunk.stop]
 
-    desk = chunks.Desk(plan, hands_of("fedadam", 0, "tff", 1, 1), data_of)
+    desk = chunks.Desk(plan, hands_of("fedadam", 0, "tff", 1), data_of)
     all_chunks, server = chunks.cut(5, 1), plan.server(process.method.initialize())
     sent = {n: server.sent(n) for n in plan.phases[0].received}
     assert len(list(desk.work(0, 0, all_chunks, sent, lambda _: None, all_chunks))) == 5
@@ -115,7 +115,7 @@ def test_data_are_made_once_a_round_whichever_phases_read_them(runtime):
         made.append(chunk.start)
         return data[chunk.start : chunk.stop]
 
-    crew = in_chunks.Alone({"": chunks.Desk(plan, hands_of("term", 0, runtime, 1, 1), data_of)})
+    crew = in_chunks.Alone({"": chunks.Desk(plan, hands_of("term", 0, runtime, 1), data_of)})
     with runtimes.installed(runtime):
         chunked = in_chunks.ChunkedProcess(runtimes.bind(process), plan, crew)
         chunked.next(chunked.initialize(), in_chunks.RoundCohort(0, chunks.cut(5, 2)))

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import weakref
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import tff_algos
 from simulation import experiment, experiment_flags, runtimes
 from simulation.errors import RunError
 from simulation.records import checkpoints
-from simulation.runtimes import vectorized
+from simulation.runtimes import chunks, plans, vectorized
 from tasks.layers import lstm
 from tasks.models import losses
 from tests.tff_algos import cases, shared, toy
@@ -313,6 +314,23 @@ def test_blocks_do_not_change_results(problem, process, monkeypatch):
     assert [len(vectorized.prepare(clients, model, n).blocks) for n in (1, 2, 5)] == [1, 2, 5]
     monkeypatch.setattr(vectorized, "_WORTH_A_THREAD", 1 << 30)
     assert len(vectorized.prepare(clients, model, 5).blocks) == 1
+
+
+@pytest.mark.parametrize("cores", [1, 2, 8])
+def test_clients_stand_beside_as_many_others_on_every_machine_and_in_one_chunk(
+    problem, process, monkeypatch, cores
+):
+    """Products of stacked matrices have other last bits where more are stacked."""
+    monkeypatch.setattr(vectorized, "_WORTH_A_THREAD", 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    clients = cohort(toy.with_dropout(problem), 0, (4, 4, 4, 9, 9))
+    with runtimes.installed("vectorized"):
+        whole = runtimes.bind(process).prepare(clients)
+    plan = plans.Plan(process.method, process.model)
+    chunk = chunks.AtOnce(plan, process.model).prepare(clients)
+    assert [len(b.index) for b in whole.blocks] == [3, 2]
+    for a, b in zip(chunk.blocks, whole.blocks, strict=True):
+        np.testing.assert_array_equal(a.index, b.index)
 
 
 def test_inputs_of_another_form_are_refused(problem, process):

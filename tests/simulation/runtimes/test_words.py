@@ -204,7 +204,7 @@ def bound(process, way):
         if runtime == "tff":
             hands = chunks.ClientByClient(plan, 2)
         else:
-            hands = chunks.AtOnce(plan, process.model, 1)
+            hands = chunks.AtOnce(plan, process.model)
         desk = chunks.Desk(plan, hands, lambda r, c, _: COHORTS[r][c.start : c.stop])
         crew = in_chunks.Alone({"": desk})
         stack.callback(crew.close)
