@@ -50,7 +50,8 @@ def assemble(request: Request, look_at: Callable[[Task], None] | None = None) ->
     runtimes.configure_threads()
     model = task_models.build(task, settings)
     process = _build_process(request, model.model, train)
-    return Parts(task, train, cohorts.Cohorts(train, settings, request.plan), model, process)
+    of_rounds = cohorts.Cohorts(train, settings, request.plan, model.model)
+    return Parts(task, train, of_rounds, model, process)
 
 
 def _load(request: Request) -> Task:

@@ -110,7 +110,19 @@ class ArrayFederatedData:
           transform: Turns a client's `x` from the compact form into the model's input when the
             client is read (e.g. uint8 to float32 in [0, 1]), so that only the compact form stays
             in memory.
+
+        Raises:
+          ValueError: If rows are no numbers of rows, or ids are of another number of clients.
         """
+        for of_client in map(np.asarray, rows):
+            # Of a mask, what is true would be row 1, and all else row 0.
+            if of_client.size and of_client.dtype.kind not in "iu":
+                raise ValueError(
+                    f"rows must be whole numbers, found {of_client.dtype}; numpy.flatnonzero makes "
+                    "them of a mask."
+                )
+        if client_ids is not None and len(client_ids) != len(rows):
+            raise ValueError(f"{len(client_ids)} client_ids of {len(rows)} clients.")
         self._x = x
         self._y = y
         self._rows = [np.asarray(r, np.int64) for r in rows]

@@ -421,6 +421,10 @@ def _narrowed(values, dtype, what):
     return narrowed
 
 
+def _is_batched(x, y):
+    return np.ndim(x) > 0 and np.ndim(y) > 0 and len(x) == len(y)
+
+
 def from_dataset(dataset, *, dropout_seed: Sequence[int] = (0,), index: int = -1) -> ClientData:
     """Turns a batched `tf.data.Dataset` of (x, y) pairs, as TFF's examples use, into `ClientData`.
 
@@ -438,8 +442,11 @@ def from_dataset(dataset, *, dropout_seed: Sequence[int] = (0,), index: int = -1
         raise ValueError(
             "The dataset holds no batch; leave clients without data out of the cohort."
         )
-    if not all(isinstance(b, tuple) and len(b) == 2 for b in batches):
-        raise ValueError("Each element of the dataset must be a pair (x, y) of batched arrays.")
+    if not all(isinstance(b, tuple) and len(b) == 2 and _is_batched(*b) for b in batches):
+        raise ValueError(
+            "Each element of the dataset must be a pair (x, y) of batched arrays: batch(...) makes "
+            "batches of examples, and map(lambda e: (e['x'], e['y'])) pairs of dictionaries."
+        )
     counts = np.array([len(y) for _, y in batches])
     size = counts.max()
     mask = (np.arange(size) < counts[:, np.newaxis]).astype(np.float32)

@@ -192,6 +192,7 @@ class Cohorts:
         train: FederatedData,
         settings: Mapping[str, Any],
         plan: Callable[[int], RoundPlan],
+        model: "tff_algos.Model | None" = None,
     ):
         """Initialises the cohorts.
 
@@ -199,8 +200,10 @@ class Cohorts:
           train: What the clients train on.
           settings: The run's settings.
           plan: Round, from 0 → what the method asks for in it.
+          model: What they train. Numbers of another width (float64 inputs) become those of its
+            specs; if that is `None`, they stay.
         """
-        self._train, self._settings, self._plan = train, settings, plan
+        self._train, self._settings, self._plan, self._model = train, settings, plan, model
         # Of the latest rounds: of a cohort in chunks each chunk asks.
         self._members: dict[int, Members] = {}
 
@@ -262,13 +265,23 @@ class Cohorts:
         who = who._replace(
             clients=who.clients[start:stop], participates=who.participates[start:stop]
         )
-        return _data_of(self._train, self._plan(round_index), self._settings, round_index, who)
+        plan = self._plan(round_index)
+        data = _data_of(self._train, plan, self._settings, round_index, who)
+        return self._as_model_takes(data, round_index)
 
     def data(self, round_index: int) -> tuple[list[str], list["tff_algos.ClientData"]]:
         """Returns the ids of the clients that take part in a round, and their data."""
         plan = self._plan(round_index)
         data = cohort_data(self._train, plan, self._settings, round_index)
-        return [self._train.client_ids[d.index] for d in data], data
+        ids = [self._train.client_ids[d.index] for d in data]
+        return ids, self._as_model_takes(data, round_index)
+
+    def _as_model_takes(self, data, round_index):
+        if self._model is None:
+            return data
+        from tff_algos import client_data  # Which imports TensorFlow.
+
+        return client_data.of_model(data, self._model, round_index)
 
 
 class Ahead:

@@ -1,0 +1,25 @@
+"""Federated data as arrays: what is refused."""
+
+import numpy as np
+import pytest
+
+from tasks.task import ArrayFederatedData
+
+X, Y = np.zeros((3, 2), np.float32), np.zeros(3, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "client_ids", "says"),
+    [
+        ([[True, False, True], [False, True, False]], None, "flatnonzero"),
+        ([[0.0, 1.0], [2.0]], None, "found float64"),
+        ([[0, 1], [2]], ["a"], "1 client_ids of 2 clients"),
+    ],
+)
+def test_what_is_no_division_of_rows(rows, client_ids, says):
+    with pytest.raises(ValueError, match=says):
+        ArrayFederatedData(X, Y, rows, client_ids)
+
+
+def test_a_client_may_have_no_rows():
+    assert ArrayFederatedData(X, Y, [[], [0, 2]]).sizes.tolist() == [0, 2]
