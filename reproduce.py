@@ -18,6 +18,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import time
 from typing import NoReturn
 
 from common import command_line
@@ -109,8 +110,8 @@ flags.DEFINE_list(
     "budget",
     None,
     "Less than the whole protocol: rounds=N, at most N of each run; hours=H or minutes=M for "
-    "all runs together, shared out equally: a run that it cuts short resumes next time. Every "
-    "result says what it stands on.",
+    "all runs together, shared out equally, of the first seed only unless --seeds is set: a run "
+    "that it cuts short resumes next time. Every result says what it stands on.",
     flag_values=FLAGS,
 )
 flags.DEFINE_bool(
@@ -179,8 +180,16 @@ def parse_budget(parts: list[str] | None) -> tuple[int | None, float | None]:
     return rounds, minutes
 
 
-def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
-    """Runs a set-up and prints, writes and draws its results."""
+def reproduce(
+    setup: items.Setup, options: flags.FlagValues, max_minutes: float | None = None
+) -> None:
+    """Runs a set-up and prints, writes and draws its results.
+
+    Args:
+      setup: The set-up.
+      options: The flags.
+      max_minutes: Its share of the time of `--budget`, for all that it runs; `None` for no limit.
+    """
     rows = options.rows or list(setup.rows)
     if setup.draws and options.dry_run:
         print(f"{setup.paper} {setup.item} {setup.name}: {setup.title}: drawn without a run.\n")
@@ -196,7 +205,14 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
     except ValueError as e:
         raise ReproduceError(f"--seeds={','.join(options.seeds)} must be whole numbers.") from e
     rows, seeds = list(dict.fromkeys(rows)), list(dict.fromkeys(seeds))
-    max_rounds, max_minutes = parse_budget(options.budget)
+    max_rounds, _ = parse_budget(options.budget)
+    started = time.monotonic()
+
+    def minutes_left():
+        # Grids are run more than once: beyond their edges, and on further seeds.
+        spent = (time.monotonic() - started) / 60
+        return None if max_minutes is None else max(0.0, max_minutes - spent)
+
     resources = sweep.Resources(
         cpus=options.cpus_per_run,
         gpus=options.gpus_per_run,
@@ -254,11 +270,11 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
             setup,
             points,
             lambda some: plan(some, tried_seeds),
-            lambda some: sweep.execute(some, resources, max_minutes),
+            lambda some: sweep.execute(some, resources, minutes_left()),
         )
     further = plan({row: [chosen[row]] for row in rows}, seeds)
     if len(tried_seeds) < len(seeds) or setup.search:
-        sweep.execute(further, resources, max_minutes)
+        sweep.execute(further, resources, minutes_left())
     runs = list({run.folder: run for run in [*runs, *further]}.values())
 
     from reproduction import drawing  # Its libraries take seconds to import.
@@ -312,7 +328,7 @@ def _check_place(setup, root) -> None:
 
 
 def _check_figures(setup) -> None:
-    """Refuses figures that nothing draws, before hours of runs."""
+    """Refuses figures that cannot be drawn, before hours of runs."""
     from reproduction import drawing  # Its libraries take seconds to import.
 
     for figure in setup.figures:
@@ -320,6 +336,11 @@ def _check_figures(setup) -> None:
             raise ReproduceError(
                 f"{setup.item} {setup.name}: figures: kind {figure['kind']} is unknown; known: "
                 f"{', '.join(drawing.KINDS)}."
+            )
+        needed = drawing.NEEDED.get(figure["kind"])
+        if needed is not None and needed not in figure:
+            raise ReproduceError(
+                f"{setup.item} {setup.name}: figures: {figure['kind']} needs a {needed}."
             )
 
 
@@ -436,6 +457,17 @@ def _asked_items() -> list[items.Item]:
     return items.all_items(FLAGS.paper)
 
 
+def _reproduce_all(setups) -> None:
+    """Runs set-ups, each in an equal share of the time that is left of `--budget`."""
+    _, minutes = parse_budget(FLAGS.budget)
+    ends = None if minutes is None else time.monotonic() + 60 * minutes
+    for done, setup in enumerate(setups):
+        share = None
+        if ends is not None:
+            share = max(0.0, ends - time.monotonic()) / 60 / (len(setups) - done)
+        reproduce(setup, FLAGS, share)
+
+
 def _asked_setups(item) -> dict[str, items.Setup]:
     """Returns an item's set-ups, or the one that the flags name.
 
@@ -512,8 +544,7 @@ def main(arguments: list[str]) -> int:
             needed = "--item" if FLAGS.items else "--paper and --item"
             raise ReproduceError(f"{needed} must be set; --list shows what there is.")
         (item,) = _asked_items()
-        for setup in _asked_setups(item).values():
-            reproduce(setup, FLAGS)
+        _reproduce_all(list(_asked_setups(item).values()))
         if FLAGS.record and not FLAGS.items:
             _write_readmes()
         return 0

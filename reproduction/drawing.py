@@ -428,3 +428,5 @@ KINDS = {
     "direction": Kind(_direction_points, _direction),
     "similarity": Kind(_similarity_points, _similarity, of_ended=True),
 }
+# What a line of `figures` must say beside its kind.
+NEEDED = {"density": "column", "setting": "setting", "similarity": "part"}

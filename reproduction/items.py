@@ -276,7 +276,36 @@ def _is_count(value) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-_TEXT = ("a text", lambda v: isinstance(v, str))
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_text(value) -> bool:
+    return isinstance(value, str)
+
+
+_COLUMN = {
+    "name": _is_text,
+    "metric": _is_text,
+    "scale": _is_number,
+    "offset": _is_number,
+    "power": _is_number,
+    "digits": lambda v: v == 0 or _is_count(v),
+    "last_rounds": _is_count,
+    "best": ("max", "min").__contains__,
+    "reading_of": _is_text,
+}
+
+
+def _is_column(value) -> bool:
+    return (
+        isinstance(value, dict)
+        and {"name", "metric"} <= value.keys() <= _COLUMN.keys()
+        and all(_COLUMN[key](part) for key, part in value.items())
+    )
+
+
+_TEXT = ("a text", _is_text)
 _BOOL = ("true or false", lambda v: isinstance(v, bool))
 _TEXTS = ("a table of texts", _is_texts)
 _GRID = ("a table row = { flag = [values] }", _is_grid)
@@ -324,12 +353,8 @@ FIELDS = {
         ),
     ),
     "columns": (
-        "a list of tables with name and metric",
-        lambda v: (
-            isinstance(v, list)
-            and all(isinstance(c, dict) and isinstance(c.get("name"), str) for c in v)
-            and all(isinstance(c.get("metric"), str) for c in v)
-        ),
+        f"a list of tables with name and metric, and of {', '.join(list(_COLUMN)[2:])}",
+        lambda v: isinstance(v, list) and all(map(_is_column, v)),
     ),
     "curve": _TEXT,
     "curve_label": _TEXT,
@@ -438,6 +463,9 @@ def _setup(path, name, fields) -> Setup:
         "seconds": {},
     }
     given = {**optional, **fields}
+    if "search" in fields:
+        # Also where no field of it is given, which is a search all the same.
+        given["search"] = {"factor": 3, **fields["search"]}
     return Setup(paper=paper, item=item, name=name, home=home, rows=rows, **given)
 
 

@@ -89,6 +89,8 @@ fedavg = { client_learning_rate = [0.1, 0.2] }
         ("seeds = [1]", 'seeds = "1"', "seeds must be a list of whole numbers"),
         ('name = "a", ', "", "columns must be a list of tables with name and metric"),
         ('"a.flags"', '"b.flags"', "rows.fedavg: there is no flag file"),
+        ('"eval/accuracy" }', '"a", digit = 1 }', "columns must be a list of tables with name"),
+        ('"eval/accuracy" }', '"a", best = "most" }', "columns must be a list of tables with name"),
         ("[0.1, 0.2]", "0.1", "grid must be a table row = { flag = [values] }"),
         ("fedavg = {", "fedadam = {", "grid.fedadam: there is no such row"),
         (", last_rounds = 2", "", "selection is missing"),
@@ -113,6 +115,28 @@ def test_what_is_wrong_is_one_line(tmp_path, capsys, old, new, says):
     assert reproduce.main([f"--items={tmp_path}", "--item=x", "--dry_run"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {tmp_path}/x.toml") and says in line
+
+
+def test_what_no_figure_can_be_drawn_of_is_said_before_the_runs(tmp_path, capsys):
+    (tmp_path / "a.flags").write_text("--task=synthetic\n")
+    figures = 'rounds = 3\nfigures = [{ kind = "density" }]'
+    (tmp_path / "x.toml").write_text(WHOLE.replace("rounds = 3", figures))
+    flags = [f"--items={tmp_path}", "--item=x", f"--root_output_dir={tmp_path}"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reproduce.items, "planned_runs", lambda *args, **named: [])
+        assert reproduce.main(flags) == 1
+    assert "x s: figures: density needs a column" in capsys.readouterr().err
+
+
+def test_a_search_may_leave_everything_to_its_defaults(tmp_path, capsys):
+    (tmp_path / "a.flags").write_text(
+        "--task=synthetic\n--algorithm=fedavg\n--clients_per_round=2\n--client_batch_size=5\n"
+    )
+    three = WHOLE.replace("[0.1, 0.2]", "[0.1, 0.2, 0.4]")
+    (tmp_path / "x.toml").write_text(three.replace("rounds = 3", "rounds = 3\nsearch = {}"))
+    root = f"--root_output_dir={tmp_path}"
+    assert reproduce.main([f"--items={tmp_path}", "--item=x", "--dry_run", root]) == 0
+    assert "[search] takes a part: fedavg 55.6%" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
