@@ -123,6 +123,8 @@ class ArrayFederatedData:
                 )
         if client_ids is not None and len(client_ids) != len(rows):
             raise ValueError(f"{len(client_ids)} client_ids of {len(rows)} clients.")
+        # Rows of a table of pandas's go by its index, which need not be in order.
+        x, y = (v.to_numpy() if hasattr(v, "to_numpy") else v for v in (x, y))
         self._x = x
         self._y = y
         self._rows = [np.asarray(r, np.int64) for r in rows]

@@ -296,6 +296,20 @@ def test_inputs_of_another_width_are_the_models(tmp_path, settings):
     assert all(map(np.array_equal, weights("float64"), weights("float32")))
 
 
+@pytest.mark.parametrize(
+    ("x", "y", "says"),
+    [
+        (np.zeros((4, 2), np.float32), np.zeros(4, np.int32), r"takes inputs \[3\], .* have \[2\]"),
+        (np.zeros((4, 3), np.float32), np.array(list("abca")), "targets are <U1, and must be"),
+    ],
+    ids=["shape", "words"],
+)
+def test_examples_that_no_model_takes_are_told_in_one_line(tmp_path, x, y, says):
+    data = task_lib.ArrayFederatedData(x, y, [[0, 1], [2], [3]])
+    with pytest.raises(RunError, match=says):
+        run(tmp_path, task=own_task(train=data, test=None))
+
+
 def _begun_with(weights):
     model = network(4, 3)
     model.set_weights(weights)

@@ -1,6 +1,7 @@
 """Federated data as arrays: what is refused."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tasks.task import ArrayFederatedData
@@ -19,6 +20,12 @@ X, Y = np.zeros((3, 2), np.float32), np.zeros(3, np.int32)
 def test_what_is_no_division_of_rows(rows, client_ids, says):
     with pytest.raises(ValueError, match=says):
         ArrayFederatedData(X, Y, rows, client_ids)
+
+
+def test_tables_of_pandas_are_taken_by_place():
+    table = pd.DataFrame({"a": [1.0, 2.0, 3.0], "label": [4, 5, 6]}, index=[2, 0, 1])
+    x, y = ArrayFederatedData(table[["a"]], table.label, [[1], [0, 2]]).examples(1)
+    assert x.tolist() == [[1.0], [3.0]] and y.tolist() == [4, 6]
 
 
 def test_a_client_may_have_no_rows():
