@@ -257,7 +257,7 @@ def reproduce(
         further = plan({row: points[row][:1] for row in rows}, others)
         _dry_run(setup, [*runs, *further], resources)
         return
-    _check_figures(setup)
+    _check_figures(setup, runs)
     if setup.search:
         if options.budget:
             raise ReproduceError(
@@ -327,21 +327,29 @@ def _check_place(setup, root) -> None:
             )
 
 
-def _check_figures(setup) -> None:
+def _check_figures(setup, runs) -> None:
     """Refuses figures that cannot be drawn, before hours of runs."""
     from reproduction import drawing  # Its libraries take seconds to import.
 
+    in_force = {run.row: experiment_flags.parse(run.command).in_force for run in runs}
+    columns = {column["name"] for column in setup.columns}
+
+    def refuse(text):
+        raise ReproduceError(f"{setup.item} {setup.name}: figures: {text}.")
+
     for figure in setup.figures:
-        if figure["kind"] not in drawing.KINDS:
-            raise ReproduceError(
-                f"{setup.item} {setup.name}: figures: kind {figure['kind']} is unknown; known: "
-                f"{', '.join(drawing.KINDS)}."
-            )
-        needed = drawing.NEEDED.get(figure["kind"])
-        if needed is not None and needed not in figure:
-            raise ReproduceError(
-                f"{setup.item} {setup.name}: figures: {figure['kind']} needs a {needed}."
-            )
+        kind = figure["kind"]
+        if kind not in drawing.KINDS:
+            refuse(f"kind {kind} is unknown; known: {', '.join(drawing.KINDS)}")
+        if kind in drawing.NEEDED and drawing.NEEDED[kind] not in figure:
+            refuse(f"{kind} needs a {drawing.NEEDED[kind]}")
+        if kind == "pareto" and not {"mean_error", "error_rsd"} <= columns:
+            refuse("pareto needs the columns mean_error and error_rsd")
+        over = {"setting": figure.get("setting"), "tau": "{method}_tau"}.get(kind)
+        for row, settings in in_force.items() if over else ():
+            flag = over.format(method=settings["algorithm"])
+            if flag not in settings:
+                refuse(f"{kind} needs --{flag}, which {row} does not use")
 
 
 def _draw(setup, options) -> None:

@@ -117,21 +117,33 @@ def test_what_is_wrong_is_one_line(tmp_path, capsys, old, new, says):
     assert line.startswith(f"error: {tmp_path}/x.toml") and says in line
 
 
-def test_what_no_figure_can_be_drawn_of_is_said_before_the_runs(tmp_path, capsys):
-    (tmp_path / "a.flags").write_text("--task=synthetic\n")
-    figures = 'rounds = 3\nfigures = [{ kind = "density" }]'
-    (tmp_path / "x.toml").write_text(WHOLE.replace("rounds = 3", figures))
+RUN = (
+    "--task=synthetic\n--algorithm=fedavg\n--clients_per_round=2\n--client_batch_size=5\n"
+    "--client_learning_rate=0.1\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("figure", "says"),
+    [
+        ('kind = "curve"', "kind curve is unknown; known: curves, density"),
+        ('kind = "density"', "density needs a column"),
+        ('kind = "pareto"', "pareto needs the columns mean_error and error_rsd"),
+        ('kind = "setting", setting = "x"', "setting needs --x, which fedavg does not use"),
+        ('kind = "tau"', "tau needs --fedavg_tau, which fedavg does not use"),
+    ],
+)
+def test_what_no_figure_can_be_drawn_of_is_said_before_the_runs(tmp_path, capsys, figure, says):
+    (tmp_path / "a.flags").write_text(RUN)
+    whole = WHOLE.replace("rounds = 3", f"rounds = 3\nfigures = [{{ {figure} }}]")
+    (tmp_path / "x.toml").write_text(whole)
     flags = [f"--items={tmp_path}", "--item=x", f"--root_output_dir={tmp_path}"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reproduce.items, "planned_runs", lambda *args, **named: [])
-        assert reproduce.main(flags) == 1
-    assert "x s: figures: density needs a column" in capsys.readouterr().err
+    assert reproduce.main(flags) == 1
+    assert f"error: x s: figures: {says}" in capsys.readouterr().err
 
 
 def test_a_search_may_leave_everything_to_its_defaults(tmp_path, capsys):
-    (tmp_path / "a.flags").write_text(
-        "--task=synthetic\n--algorithm=fedavg\n--clients_per_round=2\n--client_batch_size=5\n"
-    )
+    (tmp_path / "a.flags").write_text(RUN)
     three = WHOLE.replace("[0.1, 0.2]", "[0.1, 0.2, 0.4]")
     (tmp_path / "x.toml").write_text(three.replace("rounds = 3", "rounds = 3\nsearch = {}"))
     root = f"--root_output_dir={tmp_path}"
