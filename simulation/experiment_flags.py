@@ -489,6 +489,9 @@ def _check_own_data(part, data):
     if len(ids) != len(data.sizes):
         raise HparamError(f"task: {part} has {len(ids)} client_ids of {len(data.sizes)} clients.")
     # What clients keep, and what is told of them, goes by their ids.
+    if not all(isinstance(name, str) for name in ids):
+        kind = next(type(name).__name__ for name in ids if not isinstance(name, str))
+        raise HparamError(f"task: client_ids of {part} must be text, found a {kind}.")
     if len(set(ids)) < len(ids):
         twice = collections.Counter(ids).most_common(1)[0][0]
         raise HparamError(f"task: two clients of {part} have the id {twice!r}.")

@@ -28,5 +28,14 @@ def test_tables_of_pandas_are_taken_by_place():
     assert x.tolist() == [[1.0], [3.0]] and y.tolist() == [4, 6]
 
 
+@pytest.mark.parametrize(
+    ("client_ids", "told"),
+    [(None, ["0", "1"]), (np.array([7, 5]), ["7", "5"]), (["a", "b"], ["a", "b"])],
+)
+def test_clients_are_named_by_text(client_ids, told):
+    data = ArrayFederatedData(X, Y, [[0], [1, 2]], client_ids)
+    assert data.client_ids == told and all(type(name) is str for name in data.client_ids)
+
+
 def test_a_client_may_have_no_rows():
     assert ArrayFederatedData(X, Y, [[], [0, 2]]).sizes.tolist() == [0, 2]
