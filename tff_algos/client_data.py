@@ -97,15 +97,16 @@ class Gathered:
         return out if dtype is None else out.astype(dtype, copy=False)
 
 
-def _is_zero_in_padding(values: np.ndarray) -> bool:
+def is_zero_in_padding(dtype: np.dtype) -> bool:
+    """Returns whether padding of a minibatch is zero; otherwise an example of the client's."""
     # A row of zeros is not always an example: of its logarithm, or of shares of its sum, no
     # gradient is finite, whatever the row weighs. So the first example stands there. Signed whole
     # numbers may be tokens, of which padding takes no time.
-    return values.dtype.kind == "i"
+    return dtype.kind == "i"
 
 
 def _gathered(values: np.ndarray, rows: np.ndarray, padding: np.ndarray | None) -> Gathered:
-    return Gathered(values, rows, padding if _is_zero_in_padding(values) else None)
+    return Gathered(values, rows, padding if is_zero_in_padding(values.dtype) else None)
 
 
 def arrays(data: ClientData) -> ClientData:
@@ -453,7 +454,7 @@ def from_dataset(dataset, *, dropout_seed: Sequence[int] = (0,), index: int = -1
 
     def stacked(values):
         padded = np.zeros((len(values), size, *values[0].shape[1:]), values[0].dtype)
-        if counts[0] and not _is_zero_in_padding(padded):
+        if counts[0] and not is_zero_in_padding(padded.dtype):
             padded[:] = values[0][0]
         padded[mask > 0] = np.concatenate(values)
         return padded

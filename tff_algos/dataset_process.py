@@ -7,7 +7,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_algos import random
-from tff_algos.client_data import ClientData
+from tff_algos.client_data import ClientData, is_zero_in_padding
 from tff_algos.process import Process
 
 
@@ -49,7 +49,10 @@ def taking_datasets(process: Process, batch_size: int) -> tff.learning.templates
             rest = batch_size - number
 
         def pad(values, spec):
-            values = tf.pad(values, [[0, rest]] + [[0, 0]] * (spec.shape.rank - 1))
+            zeros = tf.zeros([1, *spec.shape[1:]], spec.dtype)
+            if not is_zero_in_padding(np.dtype(spec.dtype.as_numpy_dtype)):
+                zeros = tf.concat([values, zeros], 0)[:1]  # A batch may be empty.
+            values = tf.concat([values, tf.repeat(zeros, rest, 0)], 0)
             return tf.ensure_shape(values, [batch_size, *spec.shape[1:]])
 
         mask = tf.cast(tf.range(batch_size) < number, tf.float32)
@@ -65,7 +68,9 @@ def taking_datasets(process: Process, batch_size: int) -> tff.learning.templates
             tf.data.Dataset.from_tensors((*last, tf.zeros([batch_size])))
         )
         x, y, mask = steps.batch(np.iinfo(np.int64).max).get_single_element()
-        seen = tf.bitcast(tf.reduce_sum(tf.cast(x, tf.float32)), tf.int32)
+        real = tf.reshape(mask > 0, [-1, batch_size] + [1] * (specs[0].shape.rank - 1))
+        seen = tf.where(real, tf.cast(x, tf.float32), 0.0)
+        seen = tf.bitcast(tf.reduce_sum(seen), tf.int32)
         return ClientData(
             x=x,
             y=y,
