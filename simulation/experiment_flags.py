@@ -747,7 +747,7 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
     if run["profile"] is not None:
         profiled_rounds(run["profile"])
     check_place(run["root_output_dir"])
-    for flag in ("root_output_dir", "data_dir"):
+    for flag in ("root_output_dir", "data_dir", "mlflow_uri"):
         # A shell leaves the tilde in `--flag=~/x`; a folder of that name is dangerous to remove.
         run[flag] = run[flag] and os.path.expanduser(run[flag])
     if method_spec.staged and run["runtime"] == "vectorized":

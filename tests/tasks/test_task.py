@@ -1,10 +1,13 @@
-"""Federated data as arrays: what is refused."""
+"""Federated data as arrays, and where data are looked for."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.task import ArrayFederatedData
+import tasks
+from common import figures
+from tasks import prepare
+from tasks.task import ArrayFederatedData, DataError
 
 X, Y = np.zeros((3, 2), np.float32), np.zeros(3, np.int32)
 
@@ -39,3 +42,14 @@ def test_clients_are_named_by_text(client_ids, told):
 
 def test_a_client_may_have_no_rows():
     assert ArrayFederatedData(X, Y, [[], [0, 2]]).sizes.tolist() == [0, 2]
+
+
+def test_a_tilde_is_the_home_that_the_shell_left_it_to_be(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=f"--data_dir={tmp_path}/data is not there"):
+        tasks.load("fashion_mnist", data_dir="~/data")
+    assert prepare.main(["--task=femnist", "--source=~/raw"]) == 1
+    assert f"--source={tmp_path}/raw is not there" in capsys.readouterr().err
+    figures.save(figures.panels()[0], "~/figure", [".png"])
+    assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
