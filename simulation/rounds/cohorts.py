@@ -9,7 +9,7 @@ import numpy as np
 
 import tff_algos
 from simulation.rounds import randomness
-from tasks.task import Examples, FederatedData
+from tasks.task import DataError, Examples, FederatedData
 from tff_algos.registry import RoundPlan
 
 
@@ -32,6 +32,37 @@ class FirstExamples:
 def first_examples(data: FederatedData, most: int | None) -> FederatedData:
     """Returns clients' data cut to the first `most` examples of each client; `None` is all."""
     return data if most is None else FirstExamples(data, most)
+
+
+class _OfWidth:
+    """Clients' data whose inputs become numbers of another width when a client is read."""
+
+    def __init__(self, data, dtype):
+        self._data, self._dtype = data, dtype
+        self.client_ids, self.sizes = data.client_ids, data.sizes
+
+    def examples(self, index: int) -> Examples:
+        examples = self._data.examples(index)
+        x = examples.x.astype(self._dtype)
+        if self._dtype.kind in "iu" and not np.array_equal(x, examples.x):
+            raise DataError(
+                f"client {self.client_ids[index]} has inputs that do not fit into {self._dtype}"
+            )
+        return Examples(x, examples.y)
+
+
+def as_model_takes(data: FederatedData, model: "tff_algos.Model") -> FederatedData:
+    """Returns clients' data with inputs of the model's width, float32 in place of float64, say.
+
+    Args:
+      data: The data.
+      model: The model. Inputs that are no such numbers at all stay as they are.
+    """
+    found = data.examples(0).x.dtype
+    wanted = np.dtype(model.x_spec.dtype.as_numpy_dtype)
+    if found == wanted or not np.can_cast(found, wanted, "same_kind"):
+        return data
+    return _OfWidth(data, wanted)
 
 
 class Members(NamedTuple):
@@ -192,7 +223,6 @@ class Cohorts:
         train: FederatedData,
         settings: Mapping[str, Any],
         plan: Callable[[int], RoundPlan],
-        model: "tff_algos.Model | None" = None,
     ):
         """Initialises the cohorts.
 
@@ -200,10 +230,8 @@ class Cohorts:
           train: What the clients train on.
           settings: The run's settings.
           plan: Round, from 0 → what the method asks for in it.
-          model: What they train. Numbers of another width (float64 inputs) become those of its
-            specs; if that is `None`, they stay.
         """
-        self._train, self._settings, self._plan, self._model = train, settings, plan, model
+        self._train, self._settings, self._plan = train, settings, plan
         # Of the latest rounds: of a cohort in chunks each chunk asks.
         self._members: dict[int, Members] = {}
 
@@ -265,23 +293,13 @@ class Cohorts:
         who = who._replace(
             clients=who.clients[start:stop], participates=who.participates[start:stop]
         )
-        plan = self._plan(round_index)
-        data = _data_of(self._train, plan, self._settings, round_index, who)
-        return self._as_model_takes(data, round_index)
+        return _data_of(self._train, self._plan(round_index), self._settings, round_index, who)
 
     def data(self, round_index: int) -> tuple[list[str], list["tff_algos.ClientData"]]:
         """Returns the ids of the clients that take part in a round, and their data."""
         plan = self._plan(round_index)
         data = cohort_data(self._train, plan, self._settings, round_index)
-        ids = [self._train.client_ids[d.index] for d in data]
-        return ids, self._as_model_takes(data, round_index)
-
-    def _as_model_takes(self, data, round_index):
-        if self._model is None:
-            return data
-        from tff_algos import client_data  # Which imports TensorFlow.
-
-        return client_data.of_model(data, self._model, round_index)
+        return [self._train.client_ids[d.index] for d in data], data
 
 
 class Ahead:

@@ -287,7 +287,14 @@ def test_what_a_model_leaves_open_is_as_the_examples_have_it(tmp_path, model, y_
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"runtime": "vectorized"}, {"clients_per_chunk": 1}], ids=str
+    "settings",
+    [
+        {},
+        {"runtime": "vectorized"},
+        {"clients_per_chunk": 1},
+        {"algorithm": "fedcorr", "fedcorr_iterations": 1, "fedcorr_stage1_clients": 2},
+    ],
+    ids=str,
 )
 def test_inputs_of_another_width_are_the_models(tmp_path, settings):
     """As a table of numbers gives them: float64 inputs of a float32 model."""
