@@ -110,8 +110,8 @@ flags.DEFINE_list(
     "budget",
     None,
     "Less than the whole protocol: rounds=N, at most N of each run; hours=H or minutes=M for "
-    "all runs of a set-up together, shared out equally: a run that it cuts short resumes next "
-    "time. Every result says what it stands on.",
+    "all runs together, shared out equally, of the first seed only unless --seeds is set: a run "
+    "that it cuts short resumes next time. Every result says what it stands on.",
     flag_values=FLAGS,
 )
 flags.DEFINE_bool(
@@ -180,8 +180,16 @@ def parse_budget(parts: list[str] | None) -> tuple[int | None, float | None]:
     return rounds, minutes
 
 
-def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
-    """Runs a set-up and prints, writes and draws its results."""
+def reproduce(
+    setup: items.Setup, options: flags.FlagValues, max_minutes: float | None = None
+) -> None:
+    """Runs a set-up and prints, writes and draws its results.
+
+    Args:
+      setup: The set-up.
+      options: The flags.
+      max_minutes: Its share of the time of `--budget`, for all that it runs; `None` for no limit.
+    """
     rows = options.rows or list(setup.rows)
     if setup.draws and options.dry_run:
         print(f"{setup.paper} {setup.item} {setup.name}: {setup.title}: drawn without a run.\n")
@@ -197,7 +205,15 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
     except ValueError as e:
         raise ReproduceError(f"--seeds={','.join(options.seeds)} must be whole numbers.") from e
     rows, seeds = list(dict.fromkeys(rows)), list(dict.fromkeys(seeds))
-    max_rounds, max_minutes = parse_budget(options.budget)
+    max_rounds, _ = parse_budget(options.budget)
+    started = time.monotonic()
+
+    def minutes_left(share=1.0):
+        # Grids are run more than once: beyond their edges, and on further seeds.
+        if max_minutes is None:
+            return None
+        return share * max(0.0, max_minutes - (time.monotonic() - started) / 60)
+
     resources = sweep.Resources(
         cpus=options.cpus_per_run,
         gpus=options.gpus_per_run,
@@ -247,13 +263,6 @@ def reproduce(setup: items.Setup, options: flags.FlagValues) -> None:
     from reproduction import drawing  # Its libraries take seconds to import.
 
     drawing.check(setup, runs)
-    started = time.monotonic()
-
-    def minutes_left(share=1.0):
-        if max_minutes is None:
-            return None
-        return share * max(0.0, max_minutes - (time.monotonic() - started) / 60)
-
     if setup.search:
         if options.budget:
             raise ReproduceError(
@@ -435,6 +444,17 @@ def _asked_items() -> list[items.Item]:
     return items.all_items(FLAGS.paper)
 
 
+def _reproduce_all(setups) -> None:
+    """Runs set-ups, each in an equal share of the time that is left of `--budget`."""
+    _, minutes = parse_budget(FLAGS.budget)
+    ends = None if minutes is None else time.monotonic() + 60 * minutes
+    for done, setup in enumerate(setups):
+        share = None
+        if ends is not None:
+            share = max(0.0, ends - time.monotonic()) / 60 / (len(setups) - done)
+        reproduce(setup, FLAGS, share)
+
+
 def _asked_setups(item) -> dict[str, items.Setup]:
     """Returns an item's set-ups, or the one that the flags name.
 
@@ -511,8 +531,7 @@ def main(arguments: list[str]) -> int:
             needed = "--item" if FLAGS.items else "--paper and --item"
             raise ReproduceError(f"{needed} must be set; --list shows what there is.")
         (item,) = _asked_items()
-        for setup in _asked_setups(item).values():
-            reproduce(setup, FLAGS)
+        _reproduce_all(list(_asked_setups(item).values()))
         if FLAGS.record and not FLAGS.items:
             _write_readmes()
         return 0

@@ -360,6 +360,7 @@ def save(figure: Figure, output: str, endings: Sequence[str] = (".png", ".pdf"))
     Raises:
       OSError: If a file cannot be written.
     """
+    output = os.path.expanduser(output)
     stem, ending = os.path.splitext(output)
     if ending.lower() not in (".png", ".pdf"):
         stem = output

@@ -350,7 +350,7 @@ FIELDS = {
         ),
     ),
     "columns": (
-        "a list of tables with name and metric, and of docs/items.md's other keys alone",
+        f"a list of tables with name and metric, and of {', '.join(list(_OF_COLUMN)[2:])}",
         lambda v: isinstance(v, list) and all(map(_is_column, v)),
     ),
     "curve": _TEXT,
@@ -475,6 +475,9 @@ def _setup(path, name, fields) -> Setup:
         "seconds": {},
     }
     given = {**optional, **fields}
+    if "search" in fields:
+        # Also where no field of it is given, which is a search all the same.
+        given["search"] = {"factor": 3, **fields["search"]}
     return Setup(paper=paper, item=item, name=name, home=home, rows=rows, **given)
 
 

@@ -416,7 +416,7 @@ def told_hours(setup: Setup) -> str:
     """Returns what a set-up's protocol takes, in words."""
     known = hours(setup)
     if known is None:
-        return "its cost is not known"
+        return "an unknown number of hours"
     number, by = known
     told = f"about {number:,.{0 if number >= 10 else 1}f}"
     if by == "measured":

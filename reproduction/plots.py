@@ -297,7 +297,9 @@ def _draw_row(panel, place, look, group) -> set[str]:
 
 
 @figures.look()
-def densities(values: Mapping[str, Sequence[float]], *, quantity: Quantity) -> Figure:
+def densities(
+    values: Mapping[str, Sequence[float]], *, quantity: Quantity, title: str | None = None
+) -> Figure:
     """Draws the density of clients' values: AdaFedAdam Fig. 2 (bottom), AdaFed Fig. 7.
 
     A Gaussian kernel density with Scott's bandwidth; what would lie beyond the least or the largest
@@ -307,6 +309,7 @@ def densities(values: Mapping[str, Sequence[float]], *, quantity: Quantity) -> F
     Args:
       values: Method → value of each client, finite, as in client_metrics.csv.
       quantity: What the values are.
+      title: Title of the figure.
     """
     values = {name: quantity.factor * np.asarray(v, float) for name, v in values.items()}
     every = np.concatenate(list(values.values()))
@@ -333,6 +336,7 @@ def densities(values: Mapping[str, Sequence[float]], *, quantity: Quantity) -> F
             axes.axvline(of_clients[0], **style)
     axes.set(xlabel=f"{quantity.label}, of a client", ylabel="density of clients")
     axes.set_ylim(bottom=0)
+    _title(figure, title)
     figures.legend(figure, [figures.note("clients of all seeds")])
     return figures.fit(figure)
 
@@ -697,7 +701,7 @@ def _draw(options, runs) -> Figure:
     if kind == "density":
         metric = options.column or "accuracy"
         values = run_folders.client_values(runs, metric)
-        return densities(values, quantity=quantities.of_column(metric))
+        return densities(values, quantity=quantities.of_column(metric), title=title)
     if kind == "pareto":
         points = _pareto_points(runs, options)
         return pareto(points, parameter=options.parameter, title=title)
@@ -787,9 +791,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--output", required=True, help="file to write; PNG and PDF are both written")
     add("--column", help="column of metrics.csv (density, pareto: the metric's name)")
     add("--parameter", default="alpha", help="pareto: the swept setting, without its method's name")
-    add("--last_rounds", type=int, default=100, help="rounds over which a result is averaged")
-    add("--smooth", type=int, default=1, help="values of a running mean")
-    add("--lower_is_better", action="store_true", help="for losses and errors")
+    results = "pareto, rates, best_rates, tau"
+    add(
+        "--last_rounds",
+        type=int,
+        default=100,
+        help=f"{results}: rounds over which a result is averaged",
+    )
+    add("--smooth", type=int, default=1, help="curves, improved: values of a running mean")
+    add("--lower_is_better", action="store_true", help=f"{results}: for losses and errors")
     add("--title", help="title of the figure")
     add("--log", action="store_true", help="curves: a logarithmic axis of values")
     return parser

@@ -8,7 +8,7 @@ from typing import Any
 import tabulate
 
 from reproduction import run_folders
-from reproduction.items import PlannedRun, Setup, format_value
+from reproduction.items import PlannedRun, ReproduceError, Setup, format_value
 
 
 def selection_value(
@@ -23,8 +23,16 @@ def selection_value(
       run: The run.
       selection: The rule.
       rounds: If given, what the value was after this number of rounds.
+
+    Raises:
+      ReproduceError: If a run that has ended has no such column: a wrong name would choose the
+        first point of every grid.
     """
     found = run.read()
+    if found.summary is not None and selection["metric"] not in found.columns:
+        raise ReproduceError(
+            f"selection: {run.folder} has no column {selection['metric']} in metrics.csv."
+        )
     if rounds is not None:
         if found.last_round < rounds:
             return float("inf")

@@ -156,6 +156,11 @@ class RunFolder:
         """The last round in metrics.csv; 0 if the run has not begun."""
         return int(self.rounds[-1]) if len(self.rounds) else 0
 
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns of metrics.csv after `round_num`, also those without a number."""
+        return list(self._table[1])
+
     def values(self, column: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the rounds in which a column of metrics.csv is not blank, and its numbers there.
 

@@ -49,6 +49,7 @@ def assemble(request: Request, look_at: Callable[[Task], None] | None = None) ->
         look_at(task)
     runtimes.configure_threads()
     model = task_models.build(task, settings)
+    train = cohorts.as_model_takes(train, model.model)
     process = _build_process(request, model.model, train)
     return Parts(task, train, cohorts.Cohorts(train, settings, request.plan), model, process)
 

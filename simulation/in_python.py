@@ -64,7 +64,7 @@ def run(
       model: A Keras model in place of the task's, which begins with the weights that it has and is
         not changed, or a function from a seed to one. Of it and of a user's own task the folder
         records the name only; to resume, give the same ones again. Others are refused by the
-        digests of the data and the shapes of the weights.
+        digests of the data and the shapes of the weights; another loss or metric is not noticed.
       progress: Whether to show the bar.
       **settings: Flag → value, `None` for a flag that is not given. Those of the command that must
         be set must be. `flagfile` is the path of a file of flags, which the others override.

@@ -42,6 +42,9 @@ def build(
 
     x, y = task.train.examples(0)[:2]
     try:
+        for name, values in (("inputs", x), ("targets", y)):
+            if values.dtype.kind not in "biuf":
+                raise tff_algos.ModelError(f"{name} are {values.dtype}, and must be numbers.")
         with _policy(settings["precision"]):
             keras_model = task.keras_model_fn(settings["seed"])
             _require_precision(keras_model, settings["precision"])
@@ -54,6 +57,9 @@ def build(
             loss_reduction=task.loss_reduction,
             loss_scale=settings["loss_scale"],
         )
+        if not model.x_spec.shape[1:].is_compatible_with(x.shape[1:]):
+            wanted, found = model.x_spec.shape[1:].as_list(), list(x.shape[1:])
+            raise tff_algos.ModelError(f"it takes inputs {wanted}, and examples have {found}.")
     except tff_algos.ModelError as e:
         raise RunError(f"The model of task {task.name} cannot be used: {e}") from e
     shape = getattr(keras_model, "output_shape", None)

@@ -5,6 +5,7 @@ metrics as one `tasks.task.Task`.
 """
 
 import dataclasses as _dataclasses
+import os as _os
 
 from tasks import datasets as _datasets
 from tasks import label_noise as _label_noise
@@ -38,6 +39,7 @@ def load(name, *, data_dir=None, seed=0, use_synthetic_data=False, **settings):
     spec = get(name)
     resolved = spec.resolve(settings)
     if data_dir is not None and not use_synthetic_data:
+        data_dir = _os.path.expanduser(data_dir)
         data_dir = _remote.folder(data_dir, "--data_dir")
         _files.check_folder(data_dir, "--data_dir")
     resolved = _settings.with_partition_seed(spec.hparams, resolved, seed)

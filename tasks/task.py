@@ -106,18 +106,34 @@ class ArrayFederatedData:
           x: Inputs of all clients, `[n, ...]`, in their compact form (e.g. uint8 pixels).
           y: Targets, `[n, ...]`.
           rows: For each client the rows of `x` and `y` that are its examples, int `[n_k]`.
-          client_ids: Clients' names; their indices as text by default.
+          client_ids: Clients' names, as text (numbers become text); their indices by default.
           transform: Turns a client's `x` from the compact form into the model's input when the
             client is read (e.g. uint8 to float32 in [0, 1]), so that only the compact form stays
             in memory.
+
+        Raises:
+          ValueError: If rows are no numbers of rows, or ids are of another number of clients.
         """
+        for of_client in map(np.asarray, rows):
+            # Of a mask, what is true would be row 1, and all else row 0.
+            if of_client.size and of_client.dtype.kind not in "iu":
+                raise ValueError(
+                    f"rows must be whole numbers, found {of_client.dtype}; numpy.flatnonzero makes "
+                    "them of a mask."
+                )
+        if client_ids is not None and len(client_ids) != len(rows):
+            raise ValueError(f"{len(client_ids)} client_ids of {len(rows)} clients.")
+        # Rows of a table of pandas's go by its index, which need not be in order.
+        x, y = (v.to_numpy() if hasattr(v, "to_numpy") else v for v in (x, y))
         self._x = x
         self._y = y
         self._rows = [np.asarray(r, np.int64) for r in rows]
         self._transform = transform
         self.files = files(x) + files(y)
         self._in_files = bool(files(x)), bool(files(y))
-        self.client_ids = [str(i) for i in range(len(rows))] if client_ids is None else client_ids
+        names = range(len(rows)) if client_ids is None else client_ids
+        are_text = client_ids is not None and all(isinstance(name, str) for name in names)
+        self.client_ids = client_ids if are_text else [str(name) for name in names]
         self.sizes = np.array([len(r) for r in self._rows], np.int64)
 
     def examples(self, index: int) -> Examples:
@@ -146,7 +162,7 @@ class Task:
       name: Name of the task.
       train: Clients' training examples.
       test: Clients' own test examples, client by client the same clients as `train` where
-        `test.client_ids` is `train.client_ids`, or other clients (e.g. writers held out), or
+        `test.client_ids` equals `train.client_ids`, or other clients (e.g. writers held out), or
         `None` if clients have no tests.
       central_test: Test examples that belong to no client; `None` if there are none.
       keras_model_fn: Makes the model, built, with initial weights that are a pure function of the

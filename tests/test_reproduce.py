@@ -1,11 +1,13 @@
 """Papers as data: every flag file parses, and a table is what its runs say."""
 
 import csv
+import dataclasses
 import json
 import pathlib
 import shutil
 import subprocess
 import sys
+import types
 
 import pandas as pd
 import pytest
@@ -190,6 +192,12 @@ def test_points_are_compared_after_equally_many_rounds(runs):
     assert selections[:4] == [9, 9, 10, 10]
     without = toy_setup(columns=[], selection={"seeds": [1]})
     assert "selection" not in results.grid_records(runs, without, chosen)[0]
+
+
+def test_a_rule_by_a_column_that_there_is_not_chooses_nothing(runs):
+    wrong = dataclasses.replace(SETUP, selection={"metric": "train/los", "last_rounds": 2})
+    with pytest.raises(items.ReproduceError, match="has no column train/los in metrics.csv"):
+        results.choose(runs, wrong)
 
 
 def test_a_run_that_diverged_is_never_chosen(runs):
@@ -464,6 +472,52 @@ def test_a_budget_of_rounds_is_part_of_a_run_whose_plan_depends_on_them(tmp_path
 )
 def test_budgets(parts, budget):
     assert reproduce.parse_budget(parts) == budget
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Minutes that have passed, for `reproduce`."""
+    passed = [0.0]
+    time = types.SimpleNamespace(monotonic=lambda: 60 * passed[0])
+    monkeypatch.setattr(reproduce, "time", time)
+    return passed
+
+
+def test_time_of_a_budget_is_shared_by_set_ups(monkeypatch, clock):
+    shares = []
+
+    def run(setup, options, minutes):
+        shares.append(minutes)
+        clock[0] += (6, 14, 50, 1, 1)[len(shares) - 1]
+
+    monkeypatch.setattr(reproduce, "reproduce", run)
+    table = ["--paper=adafedadam", "--item=table7"]  # Of five set-ups.
+    assert reproduce.main([*table, "--budget=minutes=50"]) == 0
+    assert shares == [10, 11, 10, 0, 0]
+    shares.clear()
+    assert reproduce.main(table) == 0 and shares == [None] * 5
+
+
+def test_time_of_a_budget_is_for_a_grid_and_what_lies_beyond_its_edges(
+    tmp_path, monkeypatch, clock
+):
+    given = []
+
+    def execute(runs, resources, minutes):
+        given.append(minutes)
+        clock[0] += 4
+
+    def whole_grid(setup, points, plan, execute):
+        for _ in range(3):
+            execute([])
+        raise items.ReproduceError("enough is seen")
+
+    monkeypatch.setattr(reproduce.sweep, "execute", execute)
+    monkeypatch.setattr(reproduce.search, "whole_grid", whole_grid)
+    table = ["--paper=fedcada", "--item=table1", "--setup=fashion_mnist_device_iid"]
+    root = f"--root_output_dir={tmp_path}"
+    assert reproduce.main([*table, "--budget=minutes=10", root]) == 1
+    assert given == [10, 6, 2]
 
 
 @pytest.mark.quick_cases("arguments[12568]-*", "arguments10-*")

@@ -98,7 +98,7 @@ class Gathered:
 
 
 def is_zero_in_padding(dtype: np.dtype) -> bool:
-    """Returns whether padding is zero in numbers of a type, or else a copy of an example."""
+    """Returns whether padding of a minibatch is zero; otherwise an example of the client's."""
     # A row of zeros is not always an example: of its logarithm, or of shares of its sum, no
     # gradient is finite, whatever the row weighs. So the first example stands there. Signed whole
     # numbers may be tokens, of which padding takes no time.
@@ -422,6 +422,10 @@ def _narrowed(values, dtype, what):
     return narrowed
 
 
+def _is_batched(x, y):
+    return np.ndim(x) > 0 and np.ndim(y) > 0 and len(x) == len(y)
+
+
 def from_dataset(dataset, *, dropout_seed: Sequence[int] = (0,), index: int = -1) -> ClientData:
     """Turns a batched `tf.data.Dataset` of (x, y) pairs, as TFF's examples use, into `ClientData`.
 
@@ -439,8 +443,11 @@ def from_dataset(dataset, *, dropout_seed: Sequence[int] = (0,), index: int = -1
         raise ValueError(
             "The dataset holds no batch; leave clients without data out of the cohort."
         )
-    if not all(isinstance(b, tuple) and len(b) == 2 for b in batches):
-        raise ValueError("Each element of the dataset must be a pair (x, y) of batched arrays.")
+    if not all(isinstance(b, tuple) and len(b) == 2 and _is_batched(*b) for b in batches):
+        raise ValueError(
+            "Each element of the dataset must be a pair (x, y) of batched arrays: batch(...) makes "
+            "batches of examples, and map(lambda e: (e['x'], e['y'])) pairs of dictionaries."
+        )
     # A batch may have lost all its examples to a filter; a client's steps end where one has none.
     batches = [b for b in batches if len(b[1])] or batches
     counts = np.array([len(y) for _, y in batches])

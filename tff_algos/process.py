@@ -302,10 +302,11 @@ def build(
     spec = registry.get(name)
     settings, client_optimizer = _client_optimizer(spec, settings)
     shared = {h.name for h in registry.TRAINING_HPARAMS}
-    training = registry.resolve_training(spec, {k: v for k, v in settings.items() if k in shared})
+    # An unknown name, such as TFF's `client_optimizer_fn`, before what is missing for want of it.
     own = hparams_lib.resolve(
         name, spec.hparams, {k: v for k, v in settings.items() if k not in shared}
     )
+    training = registry.resolve_training(spec, {k: v for k, v in settings.items() if k in shared})
     if spec.needs_num_clients:
         if num_clients is None:
             raise hparams_lib.HparamError(f"{name} needs num_clients, the number of all clients.")

@@ -32,7 +32,9 @@ class Profile:
     def __exit__(self, *_):
         self._stop()
         if self._rounds and not self._done:
-            self._say(f"--profile={self._text}: no such round was done, so there is no profile.")
+            # A warning, which `simulation.run` passes on, too.
+            told = "no such round was done, so there is no profile."
+            self._say(f"warning: --profile={self._text}: {told}")
 
     def before_round(self, round_num: int) -> None:
         """Is called before each round, with its number from 1."""

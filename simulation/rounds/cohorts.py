@@ -9,7 +9,7 @@ import numpy as np
 
 import tff_algos
 from simulation.rounds import randomness
-from tasks.task import Examples, FederatedData
+from tasks.task import DataError, Examples, FederatedData
 from tff_algos.registry import RoundPlan
 
 
@@ -32,6 +32,37 @@ class FirstExamples:
 def first_examples(data: FederatedData, most: int | None) -> FederatedData:
     """Returns clients' data cut to the first `most` examples of each client; `None` is all."""
     return data if most is None else FirstExamples(data, most)
+
+
+class _OfWidth:
+    """Clients' data whose inputs become numbers of another width when a client is read."""
+
+    def __init__(self, data, dtype):
+        self._data, self._dtype = data, dtype
+        self.client_ids, self.sizes = data.client_ids, data.sizes
+
+    def examples(self, index: int) -> Examples:
+        examples = self._data.examples(index)
+        x = examples.x.astype(self._dtype)
+        if self._dtype.kind in "iu" and not np.array_equal(x, examples.x):
+            raise DataError(
+                f"client {self.client_ids[index]} has inputs that do not fit into {self._dtype}"
+            )
+        return Examples(x, examples.y)
+
+
+def as_model_takes(data: FederatedData, model: "tff_algos.Model") -> FederatedData:
+    """Returns clients' data with inputs of the model's width, float32 in place of float64, say.
+
+    Args:
+      data: The data.
+      model: The model. Inputs that are no such numbers at all stay as they are.
+    """
+    found = data.examples(0).x.dtype
+    wanted = np.dtype(model.x_spec.dtype.as_numpy_dtype)
+    if found == wanted or not np.can_cast(found, wanted, "same_kind"):
+        return data
+    return _OfWidth(data, wanted)
 
 
 class Members(NamedTuple):

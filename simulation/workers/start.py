@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -39,7 +40,8 @@ def crew(
       stack: Ends the workers, and Ray where it was started, when it is closed.
 
     Raises:
-      HparamError: If this machine has less than the workers are to have.
+      HparamError: If this machine has less than the workers are to have, or they cannot be sent
+        what was given or registered in Python.
       RunError: If the cluster cannot be reached or has no room for a worker.
     """
     settings = request.run
@@ -139,7 +141,19 @@ def _modules(settings) -> list[str]:
     for kind, at in (("algorithm", tff_algos), ("task", tasks)):
         if settings[kind] in at.names():
             spec = at.get(settings[kind])
-            module = (spec.builder if kind == "algorithm" else spec.loader).split(":")[0]
+            module = _module_of(spec.builder if kind == "algorithm" else spec.loader)
+            if module == "__main__":
+                raise HparamError(
+                    f"--workers cannot make the {kind} {settings[kind]}, which the program itself "
+                    "registers: register it in a module of its own."
+                )
             if module.split(".")[0] not in ("tff_algos", "tasks"):
                 found.append(module)
     return list(dict.fromkeys(found))
+
+
+def _module_of(function: str | Callable) -> str:
+    """Returns the module of a function that is named `module:name`, or given itself."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function.split(":")[0] if isinstance(function, str) else function.__module__

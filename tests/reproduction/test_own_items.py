@@ -92,6 +92,8 @@ fedavg = { client_learning_rate = [0.1, 0.2] }
         ('name = "a", ', 'name = "a", best = "most", ', "columns must be a list of tables"),
         ('name = "a", ', 'name = "a", scale = "100", ', "columns must be a list of tables"),
         ('"a.flags"', '"b.flags"', "rows.fedavg: there is no flag file"),
+        ('"eval/accuracy" }', '"a", digit = 1 }', "columns must be a list of tables with name"),
+        ('"eval/accuracy" }', '"a", best = "most" }', "columns must be a list of tables with name"),
         ("[0.1, 0.2]", "0.1", "grid must be a table row = { flag = [values] }"),
         ("fedavg = {", "fedadam = {", "grid.fedadam: there is no such row"),
         (
@@ -126,6 +128,21 @@ def test_what_is_wrong_is_one_line(tmp_path, capsys, old, new, says):
     assert reproduce.main([f"--items={tmp_path}", "--item=x", "--dry_run"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {tmp_path}/x.toml") and says in line
+
+
+RUN = (
+    "--task=synthetic\n--algorithm=fedavg\n--clients_per_round=2\n--client_batch_size=5\n"
+    "--client_learning_rate=0.1\n"
+)
+
+
+def test_a_search_may_leave_everything_to_its_defaults(tmp_path, capsys):
+    (tmp_path / "a.flags").write_text(RUN)
+    three = WHOLE.replace("[0.1, 0.2]", "[0.1, 0.2, 0.4]")
+    (tmp_path / "x.toml").write_text(three.replace("rounds = 3", "rounds = 3\nsearch = {}"))
+    root = f"--root_output_dir={tmp_path}"
+    assert reproduce.main([f"--items={tmp_path}", "--item=x", "--dry_run", root]) == 0
+    assert "[search] takes a part: fedavg 55.6%" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -481,7 +481,9 @@ DRAWN = {
     "summary": lambda: plots.summary(summary_points(), title=LONG),
     "summary of one row": lambda: plots.summary(summary_points(SWEPT[:1])),
     "density": lambda: plots.densities(
-        {name: np.linspace(0.5, 1, 30 + i) for i, name in enumerate(MANY)}, quantity=ACCURACY
+        {name: np.linspace(0.5, 1, 30 + i) for i, name in enumerate(MANY)},
+        quantity=ACCURACY,
+        title=LONG,
     ),
     "pareto": lambda: plots.pareto(
         pd.DataFrame(

@@ -58,6 +58,17 @@ def own_task(**changes):
     return dataclasses.replace(tasks.load("toy"), **{"name": "mine", **changes})
 
 
+def twins():
+    x = np.zeros((2, 3), np.float32)
+    return task_lib.ArrayFederatedData(x, np.zeros(2, np.int32), [[0], [1]], ["a", "a"])
+
+
+def numbered():
+    data = twins()
+    data.client_ids = [1, 2]
+    return data
+
+
 def network(*units):
     return tf.keras.Sequential(
         [tf.keras.layers.Dense(units[0], input_shape=(3,))]
@@ -175,6 +186,12 @@ def test_errors_are_the_commands(finished, capfd, changes):
         ({"task": own_task(), "use_synthetic_data": True}, "--use_synthetic_data is not used"),
         ({"task": own_task(), "data_dir": "x"}, "--data_dir is not used by --task=mine"),
         ({"task": own_task(settings={"x": object()})}, "cannot be recorded as JSON"),
+        ({"task": own_task(train=[1])}, "train must be federated data, found a list"),
+        ({"task": own_task(test=numbered())}, "client_ids of test must be text, found a int"),
+        ({"task": own_task(test=twins())}, "two clients of test have the id 'a'"),
+        ({"task": own_task(central_test=([], []))}, "central_test must be .* found a tuple"),
+        ({"task": own_task(metrics=["accuracy"])}, "metrics must be a dictionary by name"),
+        ({"task": own_task(primary_metric="acc")}, "'acc' is none of its metrics: accuracy"),
         ({"import": "json"}, "--import has no meaning in Python"),
         ({"model": 3}, "model must be a Keras model or a function of a seed"),
         ({"task": own_task(), "clients_per_round": 99}, "more than the"),
@@ -267,6 +284,44 @@ def test_what_a_model_leaves_open_is_as_the_examples_have_it(tmp_path, model, y_
     )  # fmt: skip
     rows = run(tmp_path, task=task, model=model, clients_per_round=3, total_rounds=2).rounds
     assert np.isfinite(rows["eval/loss"].iloc[-1])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"runtime": "vectorized"},
+        {"clients_per_chunk": 1},
+        {"algorithm": "fedcorr", "fedcorr_iterations": 1, "fedcorr_stage1_clients": 2},
+    ],
+    ids=str,
+)
+def test_inputs_of_another_width_are_the_models(tmp_path, settings):
+    """As a table of numbers gives them: float64 inputs of a float32 model."""
+    data = tasks.load("toy").train
+    x, y = (np.concatenate(a) for a in zip(*map(data.examples, range(6)), strict=True))
+    rows = np.split(np.arange(len(x)), np.cumsum(data.sizes)[:-1])
+
+    def weights(dtype):
+        task = own_task(train=task_lib.ArrayFederatedData(x.astype(dtype), y, rows))
+        changes = {"experiment_name": dtype, "total_rounds": 1, **settings}
+        return run(tmp_path, task=task, **changes).weights
+
+    assert all(map(np.array_equal, weights("float64"), weights("float32")))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "says"),
+    [
+        (np.zeros((4, 2), np.float32), np.zeros(4, np.int32), r"takes inputs \[3\], .* have \[2\]"),
+        (np.zeros((4, 3), np.float32), np.array(list("abca")), "targets are <U1, and must be"),
+    ],
+    ids=["shape", "words"],
+)
+def test_examples_that_no_model_takes_are_told_in_one_line(tmp_path, x, y, says):
+    data = task_lib.ArrayFederatedData(x, y, [[0, 1], [2], [3]])
+    with pytest.raises(RunError, match=says):
+        run(tmp_path, task=own_task(train=data, test=None))
 
 
 def _begun_with(weights):

@@ -198,8 +198,17 @@ def test_from_dataset_equals_unshuffled_batches():
         np.testing.assert_array_equal(a, b)
     with pytest.raises(ValueError, match="no batch"):
         from_dataset(dataset.take(0))
-    with pytest.raises(ValueError, match="pair"):
-        from_dataset(tf.data.Dataset.from_tensor_slices(x).batch(2))
+
+
+@pytest.mark.parametrize("made", ["of inputs alone", "of dictionaries", "without batches"])
+def test_from_dataset_says_what_it_takes(made):
+    x, y = examples(5)
+    parts = {"of inputs alone": x, "of dictionaries": {"x": x, "y": y}, "without batches": (x, y)}
+    dataset = tf.data.Dataset.from_tensor_slices(parts[made])
+    if made != "without batches":
+        dataset = dataset.batch(2)
+    with pytest.raises(ValueError, match="pair .* of batched arrays"):
+        from_dataset(dataset)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])

@@ -211,6 +211,24 @@ def test_models_that_do_not_take_zeros_train_on_padded_batches(prepare, dtype, r
         np.testing.assert_allclose(got, (7 * first + 2 * second) / 9, rtol=2e-5, atol=2e-6)
 
 
+def test_models_that_do_not_take_zeros_train_on_data_sets_padded_within_tff():
+    logarithm = L.Lambda(tf.math.log)
+    keras_model = tf.keras.Sequential([L.InputLayer((4,)), logarithm, dense()])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    x = np.random.default_rng(0).uniform(1, 9, (7, 4)).astype(np.float32)
+    dataset = tf.data.Dataset.from_tensor_slices((x, Y)).batch(5)
+    process = tff_algos.build(
+        "fedavg", from_keras(keras_model, loss=loss), client_learning_rate=RATE
+    )
+    taking = tff_algos.taking_datasets(process, 5)
+    with shared.installed("tff"):
+        want = process.next(process.initialize(), [dataset])
+        got = taking.next(taking.initialize(), [dataset])
+    assert float(got.metrics["clients_dropped"]) == 0
+    for one, other in zip(got.state.weights, want.state.weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
 def test_targets_of_classes():
     keras_model = tf.keras.Sequential([L.InputLayer((4,)), dense(activation="softmax")])
     for loss in ("sparse_categorical_crossentropy", lambda y, outputs: outputs[:, 0]):

@@ -198,6 +198,7 @@ def test_every_client_optimizer_builds_and_steps(problem):
         ("fedavg", {}, "client_learning_rate must be set"),
         ("fedadam", {"client_learning_rate": 0.1}, "server_learning_rate must be set: fedadam"),
         ("fedavg", RATES | {"momentum": 0.5}, "fedavg has no setting 'momentum'"),
+        ("fedavg", {"client_optimizer_fn": max}, "has no setting 'client_optimizer_fn'"),
         ("fedavgm", RATES | {"momentum": 1.0}, r"momentum=1.0 must be in \[0, 1\)"),
         ("fedadam", RATES | {"variant": "algorithm3"}, "one of released, algorithm2"),
         ("fedadam", RATES | {"tau": 0.0}, "tau=0.0 must be > 0"),

@@ -8,6 +8,7 @@ import pytest
 import run_experiment
 from hparams import HparamError
 from simulation import experiment_flags
+from simulation.records import profile
 
 _RUN = (
     *("--task=synthetic", "--algorithm=fedadam", "--total_rounds=4", "--clients_per_round=2"),
@@ -25,6 +26,13 @@ def test_rounds(text, rounds):
 def test_what_names_no_rounds_is_refused(text):
     with pytest.raises(HparamError, match=f"--profile={text} must be a round"):
         experiment_flags.profiled_rounds(text)
+
+
+def test_a_profile_of_no_round_is_a_warning(tmp_path):
+    said = []
+    with profile.Profile("3", str(tmp_path), said.append) as profiled:
+        profiled.before_round(1)
+    assert said == ["warning: --profile=3: no such round was done, so there is no profile."]
 
 
 def _rows(folder: pathlib.Path):

@@ -1,4 +1,5 @@
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -194,3 +195,19 @@ def test_failure_to_make_what_a_round_takes_is_told_in_its_turn():
         assert [ahead(0), ahead(1)] == [0, 1]
         with pytest.raises(DataError, match="gone"):
             ahead(2)
+
+
+def test_inputs_of_another_width_become_the_models_or_are_told():
+    x = np.array([[1], [2**40]])
+    data = ArrayFederatedData(x, x, [[0], [1]], ["a", "b"])
+
+    def taken(dtype):
+        spec = types.SimpleNamespace(dtype=types.SimpleNamespace(as_numpy_dtype=dtype))
+        return cohorts.as_model_takes(data, types.SimpleNamespace(x_spec=spec))
+
+    assert taken(np.int64) is data
+    assert taken(np.float32).examples(1).x.dtype == np.float32
+    narrow = taken(np.int32)
+    assert narrow.examples(0).x.dtype == np.int32 and narrow.client_ids == data.client_ids
+    with pytest.raises(DataError, match="client b has inputs that do not fit into int32"):
+        narrow.examples(1)

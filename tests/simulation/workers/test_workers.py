@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import threading
@@ -544,6 +545,21 @@ def test_workers_import_where_methods_and_tasks_of_ones_own_are():
     assert start._modules(settings) == ["tests.simulation.toy_extension"]
     assert start._modules({**settings, "task": "synthetic"}) == []
     assert start._modules({**settings, "task": "synthetic", "import": "a,b"}) == ["a", "b"]
+
+
+def test_workers_import_where_functions_that_were_registered_themselves_are(monkeypatch):
+    from simulation.workers import start
+
+    def load(**_):
+        raise AssertionError
+
+    spec = tasks.TaskSpec("here", "", loader=functools.partial(load, a=1))
+    monkeypatch.setitem(tasks.registry._SPECS, "here", spec)
+    settings = {**request_of("fedadam").run, "import": None, "task": "here"}
+    assert start._modules(settings) == [__name__]
+    load.__module__ = "__main__"
+    with pytest.raises(HparamError, match="cannot make the task here.*module of its own"):
+        start._modules(settings)
 
 
 def test_shares_are_neighbours_and_go_by_predicted_time():

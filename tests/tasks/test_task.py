@@ -1,0 +1,55 @@
+"""Federated data as arrays, and where data are looked for."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import tasks
+from common import figures
+from tasks import prepare
+from tasks.task import ArrayFederatedData, DataError
+
+X, Y = np.zeros((3, 2), np.float32), np.zeros(3, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "client_ids", "says"),
+    [
+        ([[True, False, True], [False, True, False]], None, "flatnonzero"),
+        ([[0.0, 1.0], [2.0]], None, "found float64"),
+        ([[0, 1], [2]], ["a"], "1 client_ids of 2 clients"),
+    ],
+)
+def test_what_is_no_division_of_rows(rows, client_ids, says):
+    with pytest.raises(ValueError, match=says):
+        ArrayFederatedData(X, Y, rows, client_ids)
+
+
+def test_tables_of_pandas_are_taken_by_place():
+    table = pd.DataFrame({"a": [1.0, 2.0, 3.0], "label": [4, 5, 6]}, index=[2, 0, 1])
+    x, y = ArrayFederatedData(table[["a"]], table.label, [[1], [0, 2]]).examples(1)
+    assert x.tolist() == [[1.0], [3.0]] and y.tolist() == [4, 6]
+
+
+@pytest.mark.parametrize(
+    ("client_ids", "told"),
+    [(None, ["0", "1"]), (np.array([7, 5]), ["7", "5"]), (["a", "b"], ["a", "b"])],
+)
+def test_clients_are_named_by_text(client_ids, told):
+    data = ArrayFederatedData(X, Y, [[0], [1, 2]], client_ids)
+    assert data.client_ids == told and all(type(name) is str for name in data.client_ids)
+
+
+def test_a_client_may_have_no_rows():
+    assert ArrayFederatedData(X, Y, [[], [0, 2]]).sizes.tolist() == [0, 2]
+
+
+def test_a_tilde_is_the_home_that_the_shell_left_it_to_be(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=f"--data_dir={tmp_path}/data is not there"):
+        tasks.load("fashion_mnist", data_dir="~/data")
+    assert prepare.main(["--task=femnist", "--source=~/raw"]) == 1
+    assert f"--source={tmp_path}/raw is not there" in capsys.readouterr().err
+    figures.save(figures.panels()[0], "~/figure", [".png"])
+    assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
