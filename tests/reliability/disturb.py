@@ -228,6 +228,10 @@ class _File:
 
 def jump_clock(seed: int) -> None:
     """Has the wall clock jump by up to years, back and forth, whenever it is read."""
+    # Its compiled part looks for the class that is replaced below while it is imported, for ever;
+    # scikit-learn imports it in the middle of a run.
+    import pandas  # noqa: F401
+
     draws = random.Random(seed)
     years = 365 * 86400.0
 
