@@ -50,18 +50,15 @@ def main(arguments: list[str]) -> int:
         "--data_dir", help="folder to make the data in; default: --source", **folder
     )
     options = parser.parse_args(arguments)
-    # As in the flags of runs: a shell leaves the tilde in `--flag=~/x`.
-    source = os.path.expanduser(options.source)
-    data_dir = os.path.expanduser(options.data_dir or source)
     try:
         prepare = tasks.get(options.task).prepare_fn()
         if prepare is None:
             raise HparamError(
                 f"--task={options.task} reads its files as they are; to prepare: {', '.join(names)}"
             )
-        files.check_folder(source, "--source")
+        files.check_folder(options.source, "--source")
         started = time.monotonic()
-        made = prepare(source, data_dir)
+        made = prepare(options.source, options.data_dir or options.source)
     except HparamError as error:
         return _fail(error, 2)
     except DataError as error:

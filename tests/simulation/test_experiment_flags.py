@@ -76,7 +76,7 @@ def test_defaults_that_depend_on_other_settings_are_in_force():
     assert yogi["client_epsilon"] == 1e-3 and "client_momentum" not in yogi
     assert parse("--client_optimizer=adam").in_force["client_epsilon"] == 1e-7
     flat = " ".join(help_text("--task=fashion_mnist", "--algorithm=fedavg").split())
-    assert "(default: 0.1 with partition=dirichlet, else not used; > 0; source: FedCAda" in flat
+    assert "(default: 0.1 with partition=dirichlet, else not used; in [1e-05, 1e+12]; so" in flat
     assert "0.9 with client_optimizer=sgdm or nesterov, not used with" in flat
 
 
