@@ -204,7 +204,7 @@ MUTATIONS = {
         ("inverse * tf.linalg.matvec(axes, tf", "tf.linalg.matvec(axes, tf"),
         ("(axes, inverse * met,", "(axes, met,"),
         ("each(tf.negative, moved)", "moved"),
-        ("targets[k] - tf.tensordot(gram[k], a, 1)", "targets[k]"),
+        ("targets[k] - vectors.dot(gram[k], a)", "targets[k]"),
         ("rest -= tf", "rest += tf"),
         ("at.number >= before_last", "at.number >= 0"),
         ("loss_floor)", "0.0)"),

@@ -170,6 +170,12 @@ def one_mutation_and_the_others():
         yield pytest.param(name, others, id=f"{name}-others", marks=group)
 
 
+def test_the_text_of_every_mutation_is_there():
+    for name in METHODS:
+        for old, new in cases.MUTATIONS.get(name, ()):
+            toy.mutant(name, old, new)
+
+
 @pytest.mark.quick_cases(*METHODS)
 @pytest.mark.parametrize(("name", "mutations"), one_mutation_and_the_others())
 def test_mutations_are_caught(problem, model, name, mutations):
