@@ -16,8 +16,8 @@ from tests.oracles.rounds import each
 
 
 def run(
-    problem, batch_orders, cohorts, *, client_lr, server_lr=1.0, num_clients=5,
-    first_visit="server", weighting="examples", dropped=frozenset(),
+    problem, batch_orders, cohorts, *, client_lr, server_lr=1.0, first_visit="server",
+    weighting="examples", dropped=frozenset(),
 ):  # fmt: skip
     """Runs SCAFFOLD; see `rounds.run` for the arguments, which this loop takes alike."""
     x = problem.initial_weights
@@ -44,7 +44,7 @@ def run(
             kept[k] = after
         if present:
             p = np.array(sizes) / np.sum(sizes)
-            share = len(present) / num_clients
+            share = len(present) / len(problem.clients)
             x = each(lambda x, d: x + server_lr * d, x, rounds.mean(p, deltas))
             c = each(lambda c, d: c + share * d, c, rounds.mean(p, control_deltas))  # noqa: B023
         result.weights.append(x)

@@ -43,6 +43,7 @@ class Form:
       x_limit: So are inputs that are whole numbers.
       named: A setting that names a file, and the name of that file below the folder.
       patched: Returns a context in which the files are the published ones.
+      unread: Parts of the names of files that are there, and not read with these settings.
     """
 
     task: str
@@ -52,6 +53,7 @@ class Form:
     x_limit: int = 256
     named: tuple[str, str] | None = None
     patched: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+    unread: tuple[str, ...] = ()
 
     def open(self, folder):
         """Loads the task; of some forms the data are read later."""
@@ -200,7 +202,9 @@ FORMS = {
         "emnist_character", _packed("emnist_all.sqlite", test_emnist_character._write), {}, 62
     ),
     "femnist": Form("femnist", test_femnist._write_all, {}, 62),
-    "femnist_split": Form("femnist", test_femnist._write_split, {"split": "source"}, 62),
+    "femnist_split": Form(
+        "femnist", test_femnist._write_split, {"split": "source"}, 62, unread=("all_data/",)
+    ),
     "femnist_prepared": Form("femnist", _prepared("femnist", test_femnist._write_all), {}, 62),
     "sent140_leaf": Form("sent140", test_sent140._write_leaf, _TRAINED, 2, 7),
     "sent140_lines": Form("sent140", test_sent140._write_lines, _TRAINED, 2, 7),
@@ -221,7 +225,9 @@ FORMS = {
         {"kind": "tag", "vocab_size": 3, "num_tags": 2},
         1,
     ),
-    "stackoverflow_word": Form("stackoverflow_word", _stackoverflow(True), _WORD, 14, 14),
+    "stackoverflow_word": Form(
+        "stackoverflow_word", _stackoverflow(True), _WORD, 14, 14, unread=("tag_count",)
+    ),
     "stackoverflow_tag": Form("stackoverflow_tag", _stackoverflow(False), _TAG, 1),
     "shakespeare": Form(
         "shakespeare_character",
@@ -320,7 +326,7 @@ class Copy:
         }
         # What a form has, but nobody reads.
         unread = ("batches.meta", "readme.html", "synsets-to", "imagenet-contr", "words.txt")
-        unread += ("_boxes.txt", "test/images", "all_data_0.json.bak")
+        unread += ("_boxes.txt", "test/images", "all_data_0.json.bak", *form.unread)
         self.names = [name for name in self.files if not any(part in name for part in unread)]
         self.kind = form.load(folder)
         self.restore()

@@ -99,7 +99,7 @@ def _check_place(copy, name, place):
     said = _load(copy)
     # Without one of several files a set of them may still be whole.
     if said is None:
-        assert place in ("missing", "empty") and len(copy.names) > 1
+        assert place in ("missing", "empty") and len(copy.names) > 1, name
     elif place != "missing" and "has no" not in said and " is missing" not in said:
         assert any(part in said for part in word.split("|")), said
 
