@@ -286,6 +286,7 @@ def test_what_a_model_leaves_open_is_as_the_examples_have_it(tmp_path, model, y_
     assert np.isfinite(rows["eval/loss"].iloc[-1])
 
 
+@pytest.mark.quick_cases("vectorized", "stages")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -294,7 +295,7 @@ def test_what_a_model_leaves_open_is_as_the_examples_have_it(tmp_path, model, y_
         {"clients_per_chunk": 1},
         {"algorithm": "fedcorr", "fedcorr_iterations": 1, "fedcorr_stage1_clients": 2},
     ],
-    ids=str,
+    ids=["tff", "vectorized", "chunks", "stages"],
 )
 def test_inputs_of_another_width_are_the_models(tmp_path, settings):
     """As a table of numbers gives them: float64 inputs of a float32 model."""

@@ -101,6 +101,7 @@ def test_a_task_of_ones_own_is_imported_first(tmp_path, capsys):
     assert error.count("\n") == 1
 
 
+@pytest.mark.quick_cases("1-1", "10-3", "300-400")
 @pytest.mark.parametrize("clients", [1, 3, 400])
 @pytest.mark.parametrize("labels", [1, 10, 300])
 def test_all_of_the_figure_can_be_seen(clients, labels):

@@ -187,7 +187,7 @@ def test_padding_that_is_not_at_the_end_shows(hole):
     assert np.isnan(layer(_x(), mask=tf.constant(mask))[:, :-1]).all()
 
 
-@pytest.mark.quick_cases("(10, 3, 1)-*", "(0, 0, 0)-sequences-*")
+@pytest.mark.quick_cases("(10, 3, 1)-*-five*", "(0, 0, 0)-sequences-a step*")
 @pytest.mark.parametrize("large", [1, 512], ids=["a step a turn", "five steps a turn"])
 @pytest.mark.parametrize("return_sequences", [False, True], ids=["last", "sequences"])
 @pytest.mark.parametrize("lengths", [(10, 3, 1), (2, 0, 6), (0, 0, 0), (10, 10, 10)], ids=str)
