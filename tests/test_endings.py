@@ -4,6 +4,7 @@ What is looked at are the processes that a test started, found by a mark in thei
 """
 
 import contextlib
+import importlib.util
 import ipaddress
 import os
 import pathlib
@@ -317,8 +318,15 @@ _BEFORE_ROUNDS = [
     "tasks:load",
     "simulation.runtimes:configure_threads",
     "simulation.runtimes:bind",
-    "simulation.trackers:opened",
+    "simulation.records.trackers:opened",
 ]
+
+
+def test_there_is_what_runs_are_stopped_at():
+    for at in _BEFORE_ROUNDS:
+        module, _, name = at.partition(":")
+        assert importlib.util.find_spec(module), at
+        assert not name or hasattr(importlib.import_module(module), name), at
 
 
 @pytest.mark.quick_cases("absl-*", "simulation.experiment_flags:parse-SIGINT", "tensorflow-SIGTERM")
