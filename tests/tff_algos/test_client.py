@@ -29,14 +29,18 @@ def test_full_loss_is_that_of_the_whole_local_set(problem, k):
         np.testing.assert_allclose(g, w, atol=1e-6)
 
 
-def test_full_loss_counts_regularisers_once(problem):
+def _regularised(problem, **settings):
     layers = [
         tf.keras.layers.InputLayer((3,)),
         tf.keras.layers.Dense(3, kernel_regularizer=tf.keras.regularizers.L2(0.1)),
     ]
     keras_model = tf.keras.Sequential(layers)
     keras_model.set_weights([w.astype(np.float32) for w in problem.initial_weights])
-    model = tff_algos.from_keras(keras_model, loss=toy.cross_entropy)
+    return tff_algos.from_keras(keras_model, loss=toy.cross_entropy, **settings)
+
+
+def test_full_loss_counts_regularisers_once(problem):
+    model = _regularised(problem)
     x, y = problem.clients[4]
     kernel, bias = problem.initial_weights
     got = client.full_loss(model, model.initial_weights, toy.client_data(problem, 0, 4))
@@ -48,13 +52,7 @@ def test_full_loss_counts_regularisers_once(problem):
 
 def test_full_gradient_of_a_summed_loss_is_of_the_scale_of_minibatches(problem):
     """Σ n_b ∇(sum of b) / n, a regulariser once; the loss stays a mean."""
-    layers = [
-        tf.keras.layers.InputLayer((3,)),
-        tf.keras.layers.Dense(3, kernel_regularizer=tf.keras.regularizers.L2(0.1)),
-    ]
-    keras_model = tf.keras.Sequential(layers)
-    keras_model.set_weights([w.astype(np.float32) for w in problem.initial_weights])
-    model = tff_algos.from_keras(keras_model, loss=toy.cross_entropy, loss_reduction="sum")
+    model = _regularised(problem, loss_reduction="sum")
     x, y = problem.clients[4]
     kernel, bias = problem.initial_weights
     got = client.full_loss(model, model.initial_weights, toy.client_data(problem, 0, 4))
