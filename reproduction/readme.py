@@ -4,7 +4,6 @@ What is between `<!-- begin NAME -->` and `<!-- end NAME -->` is made from the i
 and the results recorded in `papers/<paper>/<item>/<setup>/`; the rest is written by hand and stays.
 """
 
-import csv
 import pathlib
 import re
 import shutil
@@ -52,13 +51,10 @@ def check_loses_nothing(
 
 def _extent(path) -> dict[str, tuple[list[str], int | None]]:
     """Returns row → seeds and rounds of a results.csv; nothing if there is none."""
-    if not path.exists():
-        return {}
-    with open(path, newline="") as f:
-        return {
-            r["row"]: (r["seeds"].split(), int(r["rounds"]) if r["rounds"] else None)
-            for r in csv.DictReader(f)
-        }
+    return {
+        r["row"]: (r["seeds"].split(), int(r["rounds"]) if r["rounds"] else None)
+        for r in score.lines_of(path)
+    }
 
 
 def record(setup: Setup, folder: pathlib.Path) -> None:

@@ -39,7 +39,11 @@ def recorded_folder(setup: Setup) -> pathlib.Path:
 
 def recorded(setup: Setup, name: str = "results.csv") -> list[dict[str, str]]:
     """Reads a set-up's recorded results, or `runs.csv`; empty if there are none."""
-    path = recorded_folder(setup) / name
+    return lines_of(recorded_folder(setup) / name)
+
+
+def lines_of(path: pathlib.Path) -> list[dict[str, str]]:
+    """Reads a results.csv or runs.csv; empty if there is none."""
     if not path.exists():
         return []
     with open(path, newline="") as f:
