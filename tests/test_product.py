@@ -18,7 +18,7 @@ TASKS = {
         "--shakespeare_character_num_clients=6",
         "--max_elements_per_client=4",
     ],
-    "mnist_writers": ["--max_elements_per_client=20"],
+    "mnist_writers": ["--mnist_writers_num_clients=8", "--max_elements_per_client=20"],
 }
 SETTINGS = {
     "client_learning_rate": "0.05",
@@ -31,7 +31,7 @@ SETTINGS = {
 }
 # What a method needs beside, or has no use for (`None`).
 OF_METHODS = {
-    "centralized": {"clients_per_round": None},
+    "centralized": {"clients_per_round": None, "centralized_steps_per_round": "5"},
     "climb": {"climb_primal_rounds": "1", "climb_epsilon": "0"},
     "ditto": {"ditto_lambda": "1"},
     "fedcorr": {
