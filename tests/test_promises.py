@@ -79,9 +79,19 @@ def test_counts_come_from_results(results, said):
     there_are["tests/a.py::test_xy"] = True
     last = {result["test"]: result for result in results}
     assert report.counts(["tests/a.py::test_x"], there_are, last) == said
-    page = "\n| 1 | Kept. | `tests/a.py::test_x` | 77 of 3 passed |\n"
+    page = "\n| 1 | Kept. | `tests/a.py::test_x` | old |\n"
     assert said in (new := report.updated(page, there_are, last))
-    assert "77" not in new and report.updated(new, there_are, last) == new
+    assert "old" not in new and report.updated(new, there_are, last) == new
+
+
+def test_a_promise_keeps_what_was_found_elsewhere_in_more_tests():
+    there_are = {f"tests/a.py::test_x[{i}]": True for i in (1, 2, 3)}
+    row = "\n| 1 | Kept. | `tests/a.py::test_x` | {} |\n"
+    more = row.format("1 of 3 passed, 1 failed, 1 not run yet, 70 kills (fedcba98)")
+    assert report.updated(more, there_are, {RUN["test"]: RUN}) == more
+    last = {test: {**RUN, "test": test} for test in list(there_are)[:2]}
+    said = "2 of 3 passed, 1 not run yet, 100 kills (01234567)"
+    assert report.updated(more, there_are, last) == row.format(said)
 
 
 def test_the_last_result_counts_and_is_measured(tmp_path):
