@@ -14,6 +14,7 @@ import collections
 import contextlib
 import hashlib
 import json
+import os
 import pathlib
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -140,6 +141,13 @@ def read(path: pathlib.Path) -> dict[str, dict]:
     return results
 
 
+def _content(path):
+    # As in Git, a link is where it points to, and a repository inside another one is none of it.
+    if path.is_symlink():
+        return os.fsencode(os.readlink(path))
+    return b"" if path.is_dir() else path.read_bytes()
+
+
 def commit(folder: pathlib.Path) -> str | None:
     """Returns what names the code: its commit, and a digest of what differs from it.
 
@@ -160,5 +168,5 @@ def commit(folder: pathlib.Path) -> str | None:
         return name
     digest = hashlib.sha256(changed)
     for path in filter(None, new.decode().split("\0")):
-        digest.update(path.encode() + b"\0" + (folder / path).read_bytes())
+        digest.update(path.encode() + b"\0" + _content(folder / path))
     return f"{name}+{digest.hexdigest()[:12]}"

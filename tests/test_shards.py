@@ -89,6 +89,27 @@ def test_an_interrupted_part_goes_on_where_it_was(tmp_path):
     assert ran(tmp_path)[1] == ["a", "b[c]", "bad", "known", "interrupted", "last"]
 
 
+def test_whatever_lies_in_a_working_tree_names_it(tmp_path):
+    def named():
+        names.add(shards.commit(tmp_path))
+        return len(names)
+
+    names = set()
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for arguments in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"]):
+        subprocess.run([*git, *arguments], check=True)
+    assert named() == 1
+    (tmp_path / "file").write_text("x")
+    assert named() == 2
+    (tmp_path / "link").symlink_to("/usr")
+    assert named() == 3
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to("/nowhere")
+    assert named() == 4
+    subprocess.run(["git", "init", "-q", tmp_path / "inner"], check=True)
+    assert named() == 5 == named()
+
+
 def test_a_part_that_there_is_not_is_told(tmp_path):
     (tmp_path / "test_it.py").write_text("")
     for wrong in ("0/2", "3/2", "2", "a/b"):
