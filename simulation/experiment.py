@@ -493,12 +493,16 @@ class Experiment:
     def _write_results(self, final, round_num, weights, say):
         from simulation.records import recorder
 
-        folder, total_rounds = self._folder, self.request.run["total_rounds"]
+        settings, folder = self.request.run, self._folder
+        keras_model = self._model.keras_model
+        if settings["precision"] != "float32":
+            # What is left computes in float32.
+            keras_model = self._task.keras_model_fn(settings["seed"])
         with files.explained(folder.path):
-            models.write(folder.path, self._task, self.request.run["seed"], weights)
+            models.write(folder.path, keras_model, weights)
         by_client = final.clients and final.clients.by_client()
         recorder.write_results(
-            folder, self._task, final.columns, by_client, round_num, total_rounds
+            folder, self._task, final.columns, by_client, round_num, settings["total_rounds"]
         )
         numbers = (f"{k} {v:.4g}" for k, v in final.columns.items() if k.startswith("eval/"))
         path = os.path.join(folder.path, "summary.json")

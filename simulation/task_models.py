@@ -17,10 +17,12 @@ class TaskModel(NamedTuple):
     Attributes:
       model: The model, a `tff_algos.model.Model`.
       num_outputs: Numbers that it gives for one example.
+      keras_model: Keras's model that it is made of, in the run's precision.
     """
 
     model: "tff_algos.Model"
     num_outputs: int
+    keras_model: Any
 
 
 def build(
@@ -65,7 +67,7 @@ def build(
     shape = getattr(keras_model, "output_shape", None)
     if shape is None or None in shape[1:]:
         shape = keras_model.compute_output_shape(model.x_spec.shape)
-    return TaskModel(model, int(np.prod(shape[1:])))
+    return TaskModel(model, int(np.prod(shape[1:])), keras_model)
 
 
 def _input_spec(keras_model: Any, x: np.ndarray) -> Any:

@@ -103,12 +103,14 @@ class Evaluations:
         self._process = process
         evaluate = spread and spread.evaluate
         with_all = with_classes(task, settings, built)
-        self._evaluator = evaluation.Evaluator(*with_all, spread=evaluate)
+        self._evaluator = evaluation.Evaluator(
+            with_all.model, with_all.num_outputs, spread=evaluate
+        )
         self._each = evaluation.PersonalEvaluator(with_all.model, spread and spread.evaluate_each)
         # One trace serves both, where both take the same metrics.
         plain = self._evaluator
         if with_all is not built:
-            plain = evaluation.Evaluator(*built, spread=evaluate)
+            plain = evaluation.Evaluator(built.model, built.num_outputs, spread=evaluate)
         self._losses = training_losses.TrainingLosses(plain, train)
         self._tracked = None
         if settings["track_clients"] is not None:
@@ -265,7 +267,9 @@ class Share:
         built = self._plain if isinstance(name, tuple) else self._with_all
         has_all = built is self._with_all
         if has_all not in self._evaluators:
-            self._evaluators[has_all] = evaluation.Evaluator(*built, chunk=size)
+            self._evaluators[has_all] = evaluation.Evaluator(
+                built.model, built.num_outputs, chunk=size
+            )
         evaluator = self._evaluators[has_all]
         return list(evaluator.sums(weights, self._test_set(evaluator, name), chunks))
 

@@ -9,6 +9,7 @@ import dataclasses
 import os
 import tempfile
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,13 +21,12 @@ FOLDER = "model"
 _WHOLE, _WEIGHTS = "final.keras", "final.weights.h5"
 
 
-def write(folder: str, task: Task, seed: int, weights: Sequence[np.ndarray]) -> str:
-    """Writes a task's model with other trainable weights.
+def write(folder: str, keras_model: Any, weights: Sequence[np.ndarray]) -> str:
+    """Writes a model with other trainable weights.
 
     Args:
       folder: Folder of the experiment.
-      task: The task, whose model is left as it is.
-      seed: The run's seed.
+      keras_model: Keras's model, which is left as it is.
       weights: One array a trainable weight.
 
     Returns:
@@ -35,7 +35,6 @@ def write(folder: str, task: Task, seed: int, weights: Sequence[np.ndarray]) -> 
     Raises:
       OSError: If it cannot be written.
     """
-    keras_model = task.keras_model_fn(seed)
     before = [v.numpy() for v in keras_model.trainable_variables]
     os.makedirs(os.path.join(folder, FOLDER), exist_ok=True)
     remove(folder)
