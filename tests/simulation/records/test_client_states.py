@@ -118,6 +118,7 @@ def test_states_are_read_whatever_their_folder_is_called(tmp_path, monkeypatch, 
         assert list(client_states.read_all(asked)) == ["c"]
 
 
+@pytest.mark.long
 def test_somebody_who_reads_for_long_ends_no_run(tmp_path):
     """As `read_all` and a copy of a large file do; SQLite itself would wait for five seconds."""
     states = opened(tmp_path / "s")
