@@ -4,10 +4,11 @@ import contextlib
 import dataclasses
 import functools
 import os
+import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,12 @@ from simulation.records.progress import Progress
 from simulation.rounds import cohorts
 from tasks import fingerprint
 from tasks.task import Task
+
+# What TensorFlow says on a CPU; on a GPU such a loss is NaN, and its client is dropped.
+_BEYOND_THE_MODEL = re.compile(
+    r"Received a label value of -?\d+ which is outside the valid range of \[0, \d+\)"
+    r"|indices\[[\d,]*\] = -?\d+ is not in \[0, \d+\)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +154,20 @@ def _work(request, folder, point, caller, started) -> Outcome:
         total_rounds = request.run["total_rounds"]
         if point.finished == total_rounds == point.checkpoint.round_num:
             return Outcome(folder.path, experiment.restored_weights())
-        return experiment.train(caller, started)
+        with _unfit_examples_explained(settings["task"]):
+            return experiment.train(caller, started)
+
+
+@contextlib.contextmanager
+def _unfit_examples_explained(task: str) -> Iterator[None]:
+    """Says in one line that a label, or a token, is beyond the model; each runtime has its own."""
+    try:
+        yield
+    except Exception as e:
+        found = _BEYOND_THE_MODEL.search(str(e))
+        if found is None:
+            raise
+        raise RunError(f"Examples of task {task} do not fit its model: {found[0]}.") from e
 
 
 class _Point(NamedTuple):

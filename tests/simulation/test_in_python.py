@@ -286,6 +286,28 @@ def test_what_a_model_leaves_open_is_as_the_examples_have_it(tmp_path, model, y_
     assert np.isfinite(rows["eval/loss"].iloc[-1])
 
 
+@pytest.mark.quick_cases("tff-labels")
+@pytest.mark.parametrize("beyond", ["labels", "tokens"])
+@pytest.mark.parametrize("runtime", ["tff", "native", "vectorized"])
+def test_examples_beyond_the_model_are_one_line(tmp_path, runtime, beyond):
+    """Labels that begin at 1, say."""
+    x = np.arange(12, dtype=np.int32).reshape(6, 2) + (1 if beyond == "tokens" else 0)
+    y = np.arange(6, dtype=np.int32) % 3 + (1 if beyond == "labels" else 0)
+    data = task_lib.ArrayFederatedData(x, y, [[0, 1, 2], [3, 4, 5]])
+    layers = tf.keras.layers
+
+    def keras_model(seed):
+        del seed
+        embedded = layers.Embedding(12, 2, input_length=2)
+        return tf.keras.Sequential([embedded, layers.Flatten(), layers.Dense(3)])
+
+    task = dataclasses.replace(own_task(), train=data, test=None, keras_model_fn=keras_model)
+    found = {"labels": r"label value of 3 .*range of \[0, 3", "tokens": r"= 12 is not in \[0, 12"}
+    said = rf"^Examples of task mine do not fit its model: .*{found[beyond]}\)\.$"
+    with pytest.raises(RunError, match=said):
+        run(tmp_path, task=task, runtime=runtime, clients_per_round=2)
+
+
 @pytest.mark.quick_cases("vectorized", "stages")
 @pytest.mark.parametrize(
     "settings",
