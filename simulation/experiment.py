@@ -22,6 +22,7 @@ from simulation.experiment_flags import Request
 from simulation.records import checkpoints, files, models, outputs, trackers
 from simulation.records.progress import Progress
 from simulation.rounds import cohorts
+from simulation.runtimes import layer_gradients
 from tasks import fingerprint
 from tasks.task import Task
 
@@ -148,9 +149,11 @@ def _work(request, folder, point, caller, started) -> Outcome:
     imports.import_tensorflow()
     settings = request.run
     runtimes.configure_gpus(settings["gpu_memory_mb"], settings["deterministic_ops"])
-    experiment = Experiment(request, folder, point, caller.say)
-    command_line.stops_raise()
-    with runtimes.installed(experiment.request.run["runtime"]):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(layer_gradients.forgotten())
+        experiment = Experiment(request, folder, point, caller.say)
+        command_line.stops_raise()
+        stack.enter_context(runtimes.installed(experiment.request.run["runtime"]))
         total_rounds = request.run["total_rounds"]
         if point.finished == total_rounds == point.checkpoint.round_num:
             return Outcome(folder.path, experiment.restored_weights())

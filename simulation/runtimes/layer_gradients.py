@@ -1,0 +1,49 @@
+"""Lets go of the graphs of runs that are over."""
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+
+_OURS = ("tasks.", "tff_algos.")
+
+_lock = threading.Lock()
+_runs = 0
+_known: frozenset[str] = frozenset()
+
+
+@contextlib.contextmanager
+def forgotten() -> Iterator[None]:
+    """Forgets after a run, within a `with` statement, the gradients that our layers registered.
+
+    TensorFlow keeps each `tf.custom_gradient` that is called in a graph for good, and with it the
+    graph: a process that does run after run would grow with each, and its garbage collector become
+    slower. They are looked up only while a graph is made, in which our runs take gradients. Where
+    runs go on in other threads, the last to end forgets those of all.
+    """
+    global _runs, _known
+    from tensorflow.python.framework import ops
+
+    registry = ops.gradient_registry._registry
+    with _lock:
+        if _runs == 0:
+            _known = frozenset(registry)
+        _runs += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _runs -= 1
+            for name in () if _runs else registry.keys() - _known:
+                if _module(registry[name]["type"]).startswith(_OURS):
+                    del registry[name]
+
+
+def _module(registered: Callable) -> str:
+    """Returns the module of the gradient that stands behind a registered function, if one does."""
+    function = registered
+    for name in ("tape_grad_fn", "grad_fn"):
+        function = inspect.getclosurevars(function).nonlocals.get(name)
+        if not inspect.isfunction(function):
+            return ""
+    return function.__module__
