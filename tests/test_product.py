@@ -34,6 +34,8 @@ OF_METHODS = {
     "centralized": {"clients_per_round": None, "centralized_steps_per_round": "5"},
     "climb": {"climb_primal_rounds": "1", "climb_epsilon": "0"},
     "ditto": {"ditto_lambda": "1"},
+    # Every weight moves by about its rate in a step.
+    "fafed": {"client_learning_rate": "0.001"},
     "fedcorr": {
         "total_rounds": "8",
         "fedcorr_iterations": "1",
