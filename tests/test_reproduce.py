@@ -570,28 +570,32 @@ def test_a_tilde_is_the_home_that_the_shell_left_it_to_be(monkeypatch):
     assert found == ("/home/me/runs", "/home/me", None)
 
 
-def listed(*flags):
-    return subprocess.run(
-        [sys.executable, "reproduce.py", "--list", *flags], cwd=REPO, capture_output=True, text=True
-    )
+@pytest.fixture
+def listed(capsys):
+    def said(*flags, code=0):
+        assert reproduce.main(["--list", *flags]) == code
+        out, err = capsys.readouterr()
+        return err if code else out
+
+    return said
 
 
-def test_list_names_every_item_and_no_heat_maps_points():
-    text = listed().stdout
+def test_list_names_every_item_and_no_heat_maps_points(listed):
+    text = listed()
     for item in ITEMS:
         assert f"--paper={item.paper} --item={item.name}" in text
     assert len(max(text.splitlines(), key=len)) < 1_000
 
 
-def test_list_is_of_the_paper_the_item_and_the_set_up_that_are_asked_for():
-    text = listed("--paper=fedda").stdout
+def test_list_is_of_the_paper_the_item_and_the_set_up_that_are_asked_for(listed):
+    text = listed("--paper=fedda")
     assert {line.split()[0] for line in text.splitlines() if line[0] != " "} == {"--paper=fedda"}
     fig2 = ("--paper=adaptive_federated_optimization", "--item=fig2")
-    assert "... and 213 more, which --list with this --setup names: " in listed(*fig2).stdout
-    assert listed(*fig2, "--setup=so_nwp").stdout.count("server_learning_rate=") == 216
+    assert "... and 213 more, which --list with this --setup names: " in listed(*fig2)
+    assert listed(*fig2, "--setup=so_nwp").count("server_learning_rate=") == 216
     for wrong in (["--paper=x"], ["--item=fig2"], [*fig2, "--setup=x"]):
-        done = listed(*wrong)
-        assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+        error = listed(*wrong, code=1)
+        assert len(error.splitlines()) == 1, error
 
 
 def reproduce_table5(tmp_path, *flags):

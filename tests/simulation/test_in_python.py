@@ -308,7 +308,7 @@ def test_examples_beyond_the_model_are_one_line(tmp_path, runtime, beyond):
         run(tmp_path, task=task, runtime=runtime, clients_per_round=2)
 
 
-@pytest.mark.quick_cases("vectorized")
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [

@@ -69,18 +69,24 @@ def test_a_method_that_uses_tensorflow_while_it_is_imported_is_refused(folder):
     assert told.returncode == 1 and "tensorflow.constant is used while" in told.stderr
 
 
-def test_a_command_line_is_parsed_without_tensorflow():
-    code = (
-        "import sys\n"
-        "from simulation import experiment_flags\n"
-        "experiment_flags.parse(['--task=synthetic', '--algorithm=fedprox', '--total_rounds=1',"
-        " '--clients_per_round=2', '--client_batch_size=4', '--client_learning_rate=0.1'])\n"
-        "from tff_algos.methods import scaffold\n"
-        "loaded = {'tensorflow', 'tensorflow_federated'} & set(sys.modules)\n"
-        "assert not loaded, loaded\n"
-        "import pickle, tensorflow as tf, tensorflow_federated as tff\n"
-        "assert scaffold.tf.Tensor is tf.Tensor\n"
-        "assert pickle.loads(pickle.dumps(scaffold.tf)) is tf\n"
-    )
+_PARSE = """
+import sys
+from simulation import experiment_flags
+experiment_flags.parse(['--task=synthetic', '--algorithm=fedprox', '--total_rounds=1',
+    '--clients_per_round=2', '--client_batch_size=4', '--client_learning_rate=0.1'])
+from tff_algos.methods import scaffold
+loaded = {'tensorflow', 'tensorflow_federated'} & set(sys.modules)
+assert not loaded, loaded
+"""
+_USE = """
+import pickle, tensorflow as tf, tensorflow_federated as tff
+assert scaffold.tf.Tensor is tf.Tensor
+assert pickle.loads(pickle.dumps(scaffold.tf)) is tf
+"""
+
+
+@pytest.mark.quick_cases("parsed")
+@pytest.mark.parametrize("code", [_PARSE, _PARSE + _USE], ids=["parsed", "used"])
+def test_a_command_line_is_parsed_without_tensorflow(code):
     done = subprocess.run([sys.executable, "-c", code], cwd=_REPO, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

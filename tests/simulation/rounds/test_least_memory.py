@@ -89,6 +89,7 @@ def test_the_formulas():
     assert of(plain, "vectorized", on_gpu=True) == 55
 
 
+@pytest.mark.quick_cases("scaffold-tff-*", "fedavg-vectorized-*")
 @pytest.mark.parametrize(
     ("name", "runtime", "cure"),
     [

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 from tensorflow.python.eager import context
@@ -89,6 +90,7 @@ runtimes.forget_tffs_own_context()
 """
 
 
+@pytest.mark.long
 def test_threads_that_meet_a_graph_at_once_do_not_all_optimise_it():
     told = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "meta_optimizer=1"}
     ended = subprocess.run(
