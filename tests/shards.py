@@ -6,7 +6,7 @@ runs the second of eight parts. A part that was interrupted and is started again
 commit, passes over what has passed and runs what has failed, or has not run, only.
 
 Results are lines of JSON in .test-results/<commit>.jsonl; tests/durations.json holds how long a
-test takes. Neither file, nor the page that is made of them, makes a commit another one.
+test takes. Neither these files nor the page that is made of them makes a commit another one.
 """
 
 import argparse
@@ -25,7 +25,11 @@ REPO = pathlib.Path(__file__).resolve().parent.parent
 DURATIONS = REPO / "tests" / "durations.json"
 # Of a test that the file does not know, in seconds.
 _UNKNOWN, _UNKNOWN_LONG = 0.5, 30.0
-_NOT_CODE = (":!docs/reliability.md", ":!tests/durations.json")
+_NOT_CODE = (
+    ":!docs/reliability.md",
+    ":!tests/durations.json",
+    ":!tests/reliability/found.jsonl",
+)
 
 
 def pytest_addoption(parser):

@@ -86,14 +86,16 @@ def test_counts_come_from_results(results, said):
     assert "old" not in new and report.updated(new, there_are, last) == new
 
 
-def test_a_promise_keeps_what_was_found_elsewhere_in_more_tests():
-    there_are = {f"tests/a.py::test_x[{i}]": True for i in (1, 2, 3)}
-    row = "\n| 1 | Kept. | `tests/a.py::test_x` | {} |\n"
-    more = row.format("1 of 3 passed, 1 failed, 1 not run yet, 70 kills (fedcba98)")
-    assert report.updated(more, there_are, {RUN["test"]: RUN}) == more
-    last = {test: {**RUN, "test": test} for test in list(there_are)[:2]}
-    said = "2 of 3 passed, 1 not run yet, 100 kills (01234567)"
-    assert report.updated(more, there_are, last) == row.format(said)
+def test_what_is_kept_is_of_promised_tests_that_there_are():
+    page = "\n| 1 | Kept. | `tests/a.py::test_x` | old |\n"
+    there_are = [f"tests/a.py::test_x[{i}]" for i in (1, 2)] + ["tests/a.py::test_y"]
+    known = {test: {**RUN, "test": test} for test in [*there_are, "tests/a.py::test_x[gone]"]}
+    results = report.kept(known, page, there_are)
+    assert [result["test"] for result in results] == there_are[:2]
+    assert all("seconds" not in result for result in results)
+    last = {result["test"]: result for result in results}
+    assert report.kept(last, page, there_are) == results
+    assert report.counts(["tests/a.py::test_x"], there_are, last).startswith("2 of 2 passed, 100")
 
 
 def test_the_last_result_counts_and_is_measured(tmp_path):

@@ -2,10 +2,10 @@
 
     python -m tests.reliability.report [--durations]
 
-writes the last column of the table of promises, and the table of hours, from .test-results and from
-the tests that there are. A promise of which the page tells more tests than .test-results, since
-they ran on another machine, keeps what it says. `--durations` first writes what the tests took to
-tests/durations.json.
+writes the last column of the table of promises, and the table of hours, from .test-results, from
+what was found before and from the tests that there are. What is known then of the promises' tests
+is kept in tests/reliability/found.jsonl, to which every machine adds the parts that it has run.
+`--durations` first writes what the tests took to tests/durations.json.
 """
 
 import argparse
@@ -26,10 +26,10 @@ from tests import shards
 
 PAGE = shards.REPO / "docs" / "reliability.md"
 RESULTS = shards.REPO / ".test-results"
+FOUND = shards.REPO / "tests" / "reliability" / "found.jsonl"
 NOT_RUN = "not run yet"
 _ROW = re.compile(r"^\| (\d+) \| (.+?) \| (.+?) \| (.*?) \|$", re.M)
 _TEST = re.compile(r"`(tests/[\w/]+\.py::\w+)`")
-_RUN = re.compile(r"(\d+)(?: of \d+)? (?:passed|failed|skipped|xfailed)\b")
 _HOURS = re.compile(r"(?<=<!-- begin hours -->\n).*?(?=<!-- end hours -->)", re.S)
 # What a shard of an hour has room for, since estimates err.
 _SHARD_SECONDS = 0.75 * 3600
@@ -60,6 +60,20 @@ def results(folder: pathlib.Path) -> dict[str, dict]:
         for test, result in shards.read(path).items():
             last[test] = {**result, "commit": path.stem}
     return last
+
+
+def kept(known: Mapping[str, dict], page: str, there_are: Iterable[str]) -> list[dict]:
+    """Returns the results to be kept: of the cases that there are of a promise's tests, in order.
+
+    Args:
+      known: Test → its result, with `commit`.
+      page: The page.
+      there_are: All tests.
+    """
+    promised = {test for promise in promises(page) for test in promise.tests}
+    cases = sorted(t for t in known.keys() & set(there_are) if shards.function_of(t) in promised)
+    fields = ("outcome", "counts", "commit")
+    return [{"test": test} | {field: known[test][field] for field in fields} for test in cases]
 
 
 def counts(tests: Iterable[str], there_are: Iterable[str], last: Mapping[str, dict]) -> str:
@@ -99,9 +113,8 @@ def updated(page: str, there_are: Mapping[str, bool], last: Mapping[str, dict]) 
     """
 
     def row(match):
-        number, text, tests, before = match.groups()
-        now = counts(_TEST.findall(tests), there_are, last)
-        said = max(now, before, key=lambda said: sum(map(int, _RUN.findall(said))))
+        number, text, tests, _ = match.groups()
+        said = counts(_TEST.findall(tests), there_are, last)
         return f"| {number} | {text} | {tests} | {said} |"
 
     return _HOURS.sub(lambda _: _hours(there_are), _ROW.sub(row, page))
@@ -166,7 +179,10 @@ def main(arguments: list[str]) -> None:
     if options.durations:
         known = json.loads(shards.DURATIONS.read_text())
         shards.DURATIONS.write_text(json.dumps(measured(last, known), indent=1) + "\n")
-    PAGE.write_text(updated(PAGE.read_text(), collected(), last))
+    page, there_are = PAGE.read_text(), collected()
+    known = kept({**shards.read(FOUND), **last}, page, there_are)
+    FOUND.write_text("".join(json.dumps(result) + "\n" for result in known))
+    PAGE.write_text(updated(page, there_are, {result["test"]: result for result in known}))
 
 
 if __name__ == "__main__":
