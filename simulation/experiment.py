@@ -130,6 +130,12 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
                 f"{folder.path} is finished: all {settings['total_rounds']} rounds are done, "
                 "nothing to do."
             )
+            unmeasured = _unmeasured(request, folder)
+            if unmeasured:
+                caller.warn(
+                    f"{folder.path} was finished without {unmeasured}, which would measure further "
+                    "rounds only; give more --total_rounds, or another --experiment_name."
+                )
             if not caller.takes_weights:
                 return Outcome(folder.path, None)
         if point.finished and point.checkpoint is None:
@@ -217,6 +223,14 @@ def _resume_point(request: Request, folder: outputs.ExperimentFolder) -> _Point:
         )
     _check_objects(request, folder)
     return _Point(checkpoint, damaged, finished)
+
+
+def _unmeasured(request: Request, folder: outputs.ExperimentFolder) -> str:
+    """Returns in words what a finished run was not asked to measure, and now is."""
+    with files.explained(folder.path):
+        recorded = experiment_flags.completed(folder.read_hparams()["flags"])
+    asked = {name: request.in_force.get(name) for name in sorted(experiment_flags.MEASURES)}
+    return ", ".join(f"--{k}={v}" for k, v in asked.items() if v and v != recorded.get(k))
 
 
 def _check_objects(request: Request, folder: outputs.ExperimentFolder) -> None:

@@ -301,15 +301,16 @@ _ALWAYS_REQUIRED = (
     "client_learning_rate",
 )
 
+# What is measured besides, in the rounds from then on.
+MEASURES = frozenset(
+    ["evaluate_all_local_data", "evaluate_classes", "evaluate_improvement", "track_clients"]
+)
 # What a resumed run may change: none of it alters a number in the rounds already done.
-MAY_CHANGE = frozenset(
+MAY_CHANGE = MEASURES.union(
     [
         "client_state_memory_mb",
         "cpus_per_worker",
         "data_dir",
-        "evaluate_all_local_data",
-        "evaluate_classes",
-        "evaluate_improvement",
         "experiment_name",
         "gpus_per_worker",
         "import",
@@ -320,7 +321,6 @@ MAY_CHANGE = frozenset(
         "root_output_dir",
         "rounds_per_checkpoint",
         "total_rounds",
-        "track_clients",
         "wandb_project",
         "worker_timeout",
         "workers",
