@@ -155,6 +155,15 @@ flags.DEFINE_bool("help", False, "Print this.", flag_values=FLAGS)
 # What no machine has; also keeps the product with a billion a 64-bit number.
 _MOST = {"cpus_per_run": 1e5, "gpus_per_run": 1e5, "memory_gb_per_run": 1e6, "retries": 1e6}
 
+# What is read by what runs nothing, beside where things lie.
+_READ = {
+    "list": {"paper", "item", "setup"},
+    "write_readmes": set(),
+    "redraw": {"paper", "item", "setup"},
+    "compare": {"column"},
+}
+_PLACES = {"items", "data_dir", "root_output_dir", "flagfile"}
+
 
 def parse_budget(parts: list[str] | None) -> tuple[int | None, float | None]:
     """Returns the most rounds of a run and the minutes for all runs; `None` for no limit.
@@ -494,6 +503,20 @@ def _parse(arguments) -> list[str]:
     return rest
 
 
+def _refuse_unread() -> None:
+    """Refuses flags that what is asked for does not read.
+
+    Raises:
+      ReproduceError: If there is one.
+    """
+    asked = next((name for name in _READ if FLAGS[name].value), None)
+    read = {asked, *_PLACES, *_READ.get(asked, set(FLAGS) - {"column"})}
+    for name in FLAGS:
+        if FLAGS[name].present and FLAGS[name].value and name not in read:
+            among = f" with --{asked}" if asked else " without --compare"
+            raise ReproduceError(f"--{name} has no meaning{among}.")
+
+
 def _fail(reason, code: int) -> int:
     print(f"error: {command_line.one_line(reason)}", file=sys.stderr)
     return code
@@ -508,6 +531,7 @@ def main(arguments: list[str]) -> int:
         if FLAGS.help:
             print(f"{__doc__}\n{FLAGS.get_help()}")
             return 0
+        _refuse_unread()
         experiment_flags.check_place(FLAGS.root_output_dir)
         if FLAGS.items:
             # Modules that their flag files import may lie beside them.

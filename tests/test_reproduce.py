@@ -520,7 +520,7 @@ def test_time_of_a_budget_is_for_a_grid_and_what_lies_beyond_its_edges(
     assert given == [10, 6, 2]
 
 
-@pytest.mark.quick_cases("arguments[12568]-*", "arguments10-*")
+@pytest.mark.quick_cases("arguments[12568]-*", "arguments1[012]-*")
 @pytest.mark.parametrize(
     ("arguments", "says", "code"),
     [
@@ -550,6 +550,8 @@ def test_time_of_a_budget_is_for_a_grid_and_what_lies_beyond_its_edges(
         (["--papier=adafedadam"], "papier", 2),
         (["adafedadam"], "only flags", 1),
         (["--compare", "nowhere"], "nowhere holds no run", 1),
+        (["--compare", "nowhere", "--record"], "--record has no meaning with --compare", 1),
+        (["--column=x", "--paper=adafed"], "--column has no meaning without --compare", 1),
         (["--paper=adafedadam", "--item=fig6"], "set --data_dir", 1),
         (["--list", "--root_output_dir=gs://b/x"], "gs://b/x is an address", 1),
     ],
