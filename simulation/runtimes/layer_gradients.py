@@ -34,7 +34,7 @@ def forgotten() -> Iterator[None]:
     finally:
         with _lock:
             _runs -= 1
-            for name in () if _runs else registry.keys() - _known:
+            for name in () if _runs else set(registry) - _known:
                 if _module(registry[name]["type"]).startswith(_OURS):
                     del registry[name]
 
