@@ -39,6 +39,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Most test files need it.
     imports.import_tensorflow()
 
+# A method of one's own joins the cases of ours, whichever files are collected.
+import examples.clipped_fedavg  # noqa: E402, F401
+
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "long: part of the full product, not of the quick tier")

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 
@@ -90,7 +91,8 @@ class _Shard:
         ]
         worst = next((o for o in ("failed", "skipped", "xfailed") if o in outcomes), "passed")
         result = {
-            "test": report.nodeid,
+            # Without the group in which xdist has put it.
+            "test": re.sub(r"@[\w.]+$", "", report.nodeid),
             "outcome": worst,
             "seconds": round(sum(phase.duration for phase in phases), 2),
             "counts": dict(report.user_properties),

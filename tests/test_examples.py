@@ -9,7 +9,6 @@ import sys
 import numpy as np
 import pytest
 
-import examples.clipped_fedavg  # noqa: F401  (registers the method)
 import examples.moving_blobs  # noqa: F401  (registers the task)
 import examples.tff_objects as tff_objects
 import tasks
