@@ -24,7 +24,7 @@ from tff_algos import registry
 METHODS = [
     n
     for n in registry.names()
-    if registry.get(n).builder.startswith("tff_algos.") and not registry.get(n).staged
+    if str(registry.get(n).builder).startswith("tff_algos.") and not registry.get(n).staged
 ]
 RATES = {"client_learning_rate": 0.1, "server_learning_rate": 1.0}
 
