@@ -98,6 +98,8 @@ def of_method(name, runtime):
     [
         (name, runtime)
         for name in tff_algos.names()
+        # Runs of a user's own method need its --import.
+        if str(tff_algos.get(name).builder).startswith("tff_algos.")
         for runtime in runtimes_lib.RUNTIMES
         if not (tff_algos.get(name).staged and runtime == "vectorized")
     ],
