@@ -33,25 +33,23 @@ def test_the_experiment_of_the_readme(tmp_path):
         assert (folder / name).exists(), f"the README promises {name}"
 
 
-def test_the_program_of_the_readme(tmp_path):
+def test_the_program_of_the_readme(tmp_path, monkeypatch, capsys):
     program = re.search(r"```python\n(.*?)```", README, re.S).group(1)
-
-    def printed():
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(REPO)},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        return [line.split() for line in done.stdout.splitlines()]
-
-    losses = printed()
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [line.split() for line in done.stdout.splitlines()]
     assert [int(r) for r, _ in losses] == list(range(1, 11))
     assert float(losses[-1][1]) > 0
     assert (tmp_path / "results" / "mine_fedyogi" / "summary.json").exists()
-    assert printed() == losses, "the finished run is returned"
+    monkeypatch.chdir(tmp_path)
+    exec(program, {"__name__": "__main__"})
+    assert capsys.readouterr().out == done.stdout, "the finished run is returned"
 
 
 def test_the_table_of_methods_is_what_they_declare():

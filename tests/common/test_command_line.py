@@ -40,7 +40,7 @@ def told(process):
     return process.returncode, error
 
 
-@pytest.mark.quick_cases("run", "reproduce", "prepare")
+@pytest.mark.quick_cases("run", "prepare")
 @pytest.mark.parametrize("name", _COMMANDS)
 def test_output_that_cannot_be_written(name):
     """A full disk is told and fails the command; a closed pipe or descriptor is the user's wish."""

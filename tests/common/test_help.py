@@ -50,6 +50,7 @@ def test_commands_are_found():
     assert len(_commands()) > 25
 
 
+@pytest.mark.quick_cases("[!b]*", "benchmarks/side.py")
 @pytest.mark.parametrize("path", _commands())
 def test_help_is_there_at_once_without_noise(path):
     before = os.times()

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import functools
 import hashlib
 import http.server
 import threading
@@ -25,7 +26,8 @@ class Server:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
 
     def __enter__(self):
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        serve = functools.partial(self._server.serve_forever, poll_interval=0.01)
+        self._thread = threading.Thread(target=serve, daemon=True)
         self._thread.start()
         return self
 

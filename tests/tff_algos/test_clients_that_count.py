@@ -11,7 +11,7 @@ import tensorflow_federated as tff
 import tff_algos
 from simulation import runtimes
 from tests.oracles import problem as problem_lib
-from tests.tff_algos import cases, eager, toy
+from tests.tff_algos import cases, eager, shared, toy
 from tests.tff_algos.test_methods import METHODS, assert_kept
 from tff_algos import registry
 from tff_algos.client import LocalTraining
@@ -52,7 +52,14 @@ def assert_same_state(got, want, atol=1e-6):
 # A client without examples.
 
 
-@pytest.mark.quick_cases("*-0")
+# One of each kind, and all that once counted such a client.
+@pytest.mark.quick_cases(
+    *(f"{name}-0" for name in shared.KINDS),
+    *(
+        f"{name}-0"
+        for name in "client_adam climb ditto fafed fedcada fedfa fedsps stem term".split()
+    ),
+)
 @pytest.mark.parametrize(("name", "case"), ALL_CASES)
 def test_a_client_without_examples_has_no_part(sparse, model, name, case):
     """The server's state is as without it, what it keeps stays, and the oracle agrees.
@@ -105,7 +112,11 @@ def _scaled_losses(model):
     return model._replace(forward=forward)
 
 
-@pytest.mark.quick_cases("*-0")
+# One of each kind, and those whose rounds are made of losses.
+@pytest.mark.quick_cases(
+    *(f"{name}-0" for name in shared.KINDS),
+    *(f"{name}-0" for name in "afl climb fedfa fedsps qfedavg term".split()),
+)
 @pytest.mark.parametrize(("name", "case"), ALL_CASES)
 def test_a_client_whose_loss_is_not_finite_is_dropped(problem, model, name, case):
     """By every method that uses losses; the others go by the gradient alone, whatever the loss."""

@@ -138,7 +138,7 @@ def test_oracle_in_runtimes(runtime, problem, name, case):
     assert_kept(kept, case, problem, cohorts)
 
 
-@pytest.mark.quick_cases("tff-*", *(f"vectorized-{name}" for name in shared.KINDS))
+@pytest.mark.quick_cases("tff-*", "vectorized-scaffold")
 @pytest.mark.parametrize(("runtime", "name"), METHODS_IN_RUNTIMES, indirect=["runtime"])
 def test_a_non_finite_update_is_dropped_and_counted(runtime, problem, name):
     case, process = cases.CASES[name][0], shared.process(name)
@@ -176,7 +176,7 @@ def test_the_text_of_every_mutation_is_there():
             toy.mutant(name, old, new)
 
 
-@pytest.mark.quick_cases(*METHODS)
+@pytest.mark.quick_cases(*shared.KINDS)
 @pytest.mark.parametrize(("name", "mutations"), one_mutation_and_the_others())
 def test_mutations_are_caught(problem, model, name, mutations):
     """One sign, weight or write-back flipped: some case's oracle must disagree."""

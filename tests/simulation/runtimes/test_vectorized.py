@@ -16,7 +16,6 @@ from simulation import experiment, experiment_flags, runtimes
 from simulation.errors import RunError
 from simulation.records import checkpoints
 from simulation.runtimes import chunks, plans, vectorized
-from tasks.layers import lstm
 from tasks.models import losses
 from tests.tff_algos import cases, shared, toy
 from tff_algos import registry
@@ -232,7 +231,7 @@ def test_loops_over_lists_of_tensors_in_one_block_end():
     def squashed(y, outputs):
         return tf.map_fn(tf.tanh, outputs[:, 0])
 
-    keras_model = tf.keras.Sequential([tf.keras.Input((4, 2)), lstm.LSTM(3)])
+    keras_model = tf.keras.Sequential([tf.keras.Input(2), tf.keras.layers.Dense(3)])
     model = tff_algos.from_keras(
         keras_model,
         loss=losses.sparse_softmax_cross_entropy,
@@ -242,7 +241,7 @@ def test_loops_over_lists_of_tensors_in_one_block_end():
     rng = np.random.default_rng(0)
     cohort = [
         tff_algos.batch_client(
-            rng.random((5, 4, 2), np.float32), np.arange(5, dtype=np.int32) % 3, batch_size=2
+            rng.random((5, 2), np.float32), np.arange(5, dtype=np.int32) % 3, batch_size=2
         )
         for _ in range(2)
     ]

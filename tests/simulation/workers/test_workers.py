@@ -158,9 +158,9 @@ def same_again(shared):
     return lambda: next(given)
 
 
-# Several exchanges, client state; `vectorized` has one exchange. The tests of chunks have stacked
-# vectors and a cohort of all clients too.
-@pytest.mark.quick_cases("fedfa-tff-2", "scaffold-tff-2")
+# Of client state. The test below has several exchanges, those of chunks stacked vectors and a
+# cohort of all clients too.
+@pytest.mark.quick_cases("scaffold-tff-2")
 @pytest.mark.parametrize("most", [2, 4])
 @pytest.mark.parametrize("runtime", ["tff", "vectorized"])
 @pytest.mark.parametrize("name", METHODS)
