@@ -269,7 +269,7 @@ def test_the_best_of_a_run_is_a_number_if_there_is_one(runs):
     assert value != value
 
 
-@pytest.mark.quick_cases("curves", "best_rates")
+@pytest.mark.quick_cases("curves")
 @pytest.mark.parametrize(
     "wanted",
     [

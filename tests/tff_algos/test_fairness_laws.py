@@ -309,7 +309,7 @@ def _assert_close(weights, want, atol=1e-6):
         np.testing.assert_allclose(got, expected, atol=atol)
 
 
-@pytest.mark.quick_cases("qfedavg-2-settings0", "fedfa-1-settings4")
+@pytest.mark.quick_cases("qfedavg-2-settings0")
 @pytest.mark.parametrize(
     ("name", "rounds", "settings"),
     [

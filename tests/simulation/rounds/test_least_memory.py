@@ -40,7 +40,7 @@ def given(name, runtime, **more):
     return {**settings, **more}
 
 
-@pytest.mark.quick_cases("scaffold", "adafed")
+@pytest.mark.quick_cases("scaffold")
 @pytest.mark.parametrize("name", ["fedadam", "scaffold", "adafed", "term"])
 def test_sizes_are_those_of_the_methods_round(name):
     size = sum(w.nbytes for w in built(name).model.initial_weights)

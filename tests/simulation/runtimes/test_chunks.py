@@ -105,6 +105,7 @@ def test_of_the_next_round_only_so_much_data_is_made_as_is_worked_on_at_once():
     assert sorted(made) == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0)]
 
 
+@pytest.mark.quick_cases("tff")
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_data_are_made_once_a_round_whichever_phases_read_them(runtime):
     process, plan, made = built("term"), plan_of("term"), []
@@ -162,10 +163,8 @@ def test_a_cut_is_all_that_is_seen_of_chunks(name, index, runtime):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-# One of each family: several exchanges, stacked vectors, all clients; one exchange, client state.
-@pytest.mark.quick_cases(
-    "fedfa-0-tff", "adafed-0-tff", "climb-0-tff", "fedadam-0-vectorized", "scaffold-0-vectorized"
-)
+# Several exchanges, stacked vectors; one exchange, client state.
+@pytest.mark.quick_cases("fedfa-0-tff", "adafed-0-tff", "scaffold-0-vectorized")
 @_each_case
 def test_who_takes_a_chunk_over_replays_what_was_done_for_it(name, index, runtime):
     """Chunks forget what they kept, are done in another order, and come in as subtrees."""

@@ -234,6 +234,7 @@ def test_padding_is_left_out_and_nothing_else_changes(
     assert not outputs.numpy().reshape(-1, _UNITS)[~computed].any()
 
 
+@pytest.mark.quick_cases("last")
 @pytest.mark.parametrize("return_sequences", [False, True], ids=["last", "sequences"])
 def test_one_unit_is_kerass(return_sequences):
     ours, keras = (c(1, return_sequences=return_sequences) for c in (LSTM, tf.keras.layers.LSTM))
