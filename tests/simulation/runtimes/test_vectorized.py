@@ -102,7 +102,7 @@ def ragged_cohorts(process, problem, num_blocks):
 
 # A program for another number of blocks is traced again.
 # The last of the quick ones has loops at the server.
-@pytest.mark.quick_cases("1-fedavg", "2-scaffold", "2-fedmgda_plus")
+@pytest.mark.quick_cases("2-scaffold", "2-fedmgda_plus")
 @pytest.mark.parametrize(
     ("num_blocks", "name"),
     [p for n in (1, 2) for p in shared.methods(METHODS, n)],
