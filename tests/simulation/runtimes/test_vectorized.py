@@ -299,6 +299,7 @@ def test_blocks():
     assert len(blocks_of([1] * 80, [500, 1] * 40)) == 2
 
 
+@pytest.mark.long
 def test_blocks_do_not_change_results(problem, process, monkeypatch):
     monkeypatch.setattr(vectorized, "_WORTH_A_THREAD", 0)
     clients = cohort(toy.with_dropout(problem), 0, (4, 4, 4, 9, 9))

@@ -380,6 +380,7 @@ def test_a_worker_that_cannot_begin_for_its_other_version_is_refused_for_that(ra
         crew.wait_for_all()
 
 
+@pytest.mark.long
 def test_a_machine_without_the_working_directory_is_one_line(ray, monkeypatch):
     from simulation.workers import start
 
@@ -416,6 +417,7 @@ def test_workers_that_are_lost_again_and_again_end_the_run(when, ray):
     assert "\n" not in str(error.value) and len(made) == 3
 
 
+@pytest.mark.long
 def test_a_worker_without_the_data_says_so(ray, actors, tmp_path):
     """The driver has had them; where the worker is there is no such folder."""
     request = request_of("fedadam")
