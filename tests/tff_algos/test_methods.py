@@ -14,9 +14,7 @@ from tests import metrics_page
 from tests.tff_algos import cases, shared, toy
 from tff_algos import registry
 
-# The suite's own; other tests bring in example methods, which carry their oracles themselves.
-OWN = [n for n in registry.names() if str(registry.get(n).builder).startswith("tff_algos.")]
-METHODS = [n for n in OWN if not registry.get(n).staged]
+METHODS = [n for n in cases.OWN if not registry.get(n).staged]
 
 
 CASES = [(name, i, case) for name in METHODS for i, case in enumerate(cases.CASES.get(name, []))]
@@ -95,7 +93,7 @@ def test_fedavgs_cases_are_of_every_client_optimizer():
     assert used == set(registry.CLIENT_OPTIMIZERS)
 
 
-@pytest.mark.parametrize("name", [n for n in OWN if registry.get(n).staged])
+@pytest.mark.parametrize("name", [n for n in cases.OWN if registry.get(n).staged])
 def test_every_staged_method_has_a_test_file_with_oracle_and_mutations(name):
     """What happens between its rounds is its own, so that its runs cannot be those below."""
     tests = importlib.import_module(f"tests.tff_algos.methods.test_{name}")

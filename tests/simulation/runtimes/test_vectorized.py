@@ -20,11 +20,7 @@ from tasks.models import losses
 from tests.tff_algos import cases, shared, toy
 from tff_algos import registry
 
-METHODS = [
-    n
-    for n in registry.names()
-    if str(registry.get(n).builder).startswith("tff_algos.") and not registry.get(n).staged
-]
+METHODS = [n for n in cases.OWN if not registry.get(n).staged]
 RATES = {"client_learning_rate": 0.1, "server_learning_rate": 1.0}
 
 
