@@ -17,13 +17,11 @@ from simulation import runtimes, task_models
 from simulation.measures import evaluation
 from tasks import images
 from tests import metrics_page
-from tests.tasks.test_registry import LIKE_CIFAR100, OWN
+from tests.tasks.test_registry import LIKE_CIFAR100, OWN, RESNETS
 from tff_algos.client_data import Batch
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 
-
-_RESNETS = ("cifar100_image", *LIKE_CIFAR100)
 # Clothing1M generates 20 large pictures a client.
 _SETTINGS = {"clothing1m": {"num_clients": 2}}
 
@@ -45,10 +43,10 @@ def few_tests(monkeypatch):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", OWN)
 def test_one_round_with_the_runtime_that_auto_is(name, request, tmp_path, capsys):
-    if name in _RESNETS:
+    if name in RESNETS:
         request.getfixturevalue("few_tests")
     # Each thread that has a client optimises the round's graph for itself, seconds of a ResNet's.
-    clients, examples = (1, 3) if name in _RESNETS else (2, 12)
+    clients, examples = (1, 3) if name in RESNETS else (2, 12)
     arguments = [
         f"--task={name}",
         "--use_synthetic_data",

@@ -6,8 +6,8 @@ import re
 import subprocess
 import sys
 
-import tff_algos
 from tests.tasks.test_registry import OWN
+from tests.tff_algos import cases
 from tools import methods_table
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
@@ -54,12 +54,7 @@ def test_the_program_of_the_readme(tmp_path, monkeypatch, capsys):
 
 def test_the_table_of_methods_is_what_they_declare():
     assert methods_table.written(README) == README, "run python tools/methods_table.py"
-    assert all(f"`{spec.name}`" in methods_table.table() for spec in own_methods())
-
-
-def own_methods():
-    specs = [tff_algos.get(name) for name in tff_algos.names()]
-    return [spec for spec in specs if str(spec.builder).startswith("tff_algos.methods.")]
+    assert all(f"`{name}`" in methods_table.table() for name in cases.OWN)
 
 
 def test_the_table_of_tasks_names_each_once():

@@ -11,6 +11,7 @@ import pytest
 import tff_algos
 from simulation import runtimes as runtimes_lib
 from tests.reliability import disturb, runs
+from tests.tff_algos import cases
 
 KILLS = runs.number("KILLS", 50)
 KILLS_OF_A_METHOD = runs.number("KILLS_OF_A_METHOD", 6)
@@ -97,9 +98,7 @@ def of_method(name, runtime):
     ("name", "runtime"),
     [
         (name, runtime)
-        for name in tff_algos.names()
-        # Runs of a user's own method need its --import.
-        if str(tff_algos.get(name).builder).startswith("tff_algos.")
+        for name in cases.OWN
         for runtime in runtimes_lib.RUNTIMES
         if not (tff_algos.get(name).staged and runtime == "vectorized")
     ],

@@ -529,6 +529,8 @@ DRAWN = {
 }
 
 
+# Of the others, each is laid out as one of these is.
+@pytest.mark.quick_cases("curves", "summary", "density", "client losses", "rates", "similarities")
 @pytest.mark.parametrize("kind", DRAWN)
 def test_all_of_a_figure_can_be_seen(kind):
     assert canvas.hidden(DRAWN[kind]()) == []

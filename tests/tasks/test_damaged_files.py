@@ -104,6 +104,7 @@ def _check_place(copy, name, place):
         assert any(part in said for part in word.split("|")), said
 
 
+@pytest.mark.quick_cases("[!t]*", "tfds_cifar10-*", "tiny*")
 @pytest.mark.parametrize("place", _PLACES)
 @pytest.mark.parametrize("form", FORMS)
 def test_what_stands_in_a_files_place_is_said(copies, form, place):

@@ -19,9 +19,8 @@ _each_task = pytest.mark.parametrize("name", OWN)
 # Of the tasks whose model is a ResNet, `cifar100_image` stands for all where that is what matters,
 # and none where a small model is as good.
 LIKE_CIFAR100 = ("cifar10_image", "cinic10", "clothing1m", "tiny_imagenet")
-_small = pytest.mark.quick_cases(
-    *(name for name in OWN if name not in ("cifar100_image", *LIKE_CIFAR100))
-)
+RESNETS = ("cifar100_image", *LIKE_CIFAR100)
+_small = pytest.mark.quick_cases(*(name for name in OWN if name not in RESNETS))
 
 
 @pytest.fixture(scope="module")

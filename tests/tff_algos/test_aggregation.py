@@ -12,7 +12,7 @@ import tff_algos
 from hparams import HparamError
 from simulation import runtimes
 from simulation.runtimes.batched_ops import NotVectorizable
-from tests.tff_algos import shared, toy
+from tests.tff_algos import cases, shared, toy
 from tff_algos import aggregation, aggregators, registry
 
 RATES = {"client_learning_rate": 0.3, "server_learning_rate": 1.0}
@@ -151,10 +151,7 @@ def test_runtimes_agree(problem, runtime, settings):
         np.testing.assert_allclose(values[1], values[0], rtol=1e-4)
 
 
-AGGREGATED = [
-    n for n in registry.names() if not isinstance(registry.get(n).aggregated, str)
-    and registry.get(n).builder.startswith("tff_algos.")
-]  # fmt: skip
+AGGREGATED = [n for n in cases.OWN if not isinstance(registry.get(n).aggregated, str)]
 
 
 @pytest.mark.quick_cases("scaffold")
@@ -363,7 +360,5 @@ def test_refusals_are_one_line(name, settings, says):
 def test_every_method_says_what_an_aggregator_does_to_it():
     for name in AGGREGATED:
         assert registry.get(name).aggregated.what
-    of_suite = {n: str(registry.get(n).builder) for n in registry.names()}
-    others = {n for n, builder in of_suite.items() if builder.startswith("tff_algos.")}
-    for name in others - set(AGGREGATED):
+    for name in set(cases.OWN) - set(AGGREGATED):
         assert registry.get(name).aggregated != registry.MethodSpec.aggregated, name

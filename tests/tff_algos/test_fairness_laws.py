@@ -126,7 +126,7 @@ def test_adafed_meets_more_clients_than_dimensions_where_they_agree(printed):
     np.testing.assert_allclose(d, u / np.dot(u, u), rtol=1e-4)
 
 
-@pytest.mark.quick_cases("closed_form")
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["closed_form", "gram_schmidt"])
 def test_adafed_where_clients_are_not_independent(problem, form):
     rng = np.random.default_rng(7)

@@ -14,9 +14,7 @@ from tests import metrics_page
 from tests.tff_algos import cases, shared, toy
 from tff_algos import registry
 
-# The suite's own; other tests bring in example methods, which carry their oracles themselves.
-OWN = [n for n in registry.names() if str(registry.get(n).builder).startswith("tff_algos.")]
-METHODS = [n for n in OWN if not registry.get(n).staged]
+METHODS = [n for n in cases.OWN if not registry.get(n).staged]
 
 
 CASES = [(name, i, case) for name in METHODS for i, case in enumerate(cases.CASES.get(name, []))]
@@ -62,6 +60,11 @@ def assert_follows(states, want, atol=1e-5):
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=atol)
 
 
+def assert_moves(want):
+    moved = max(np.abs(a - b).max() for a, b in zip(want[-1], want[0], strict=True))
+    assert moved > 1e-3, "a run that stands still proves nothing"
+
+
 def oracle(case, problem, cohorts=toy.COHORTS, dropped=frozenset()):
     return case.oracle(problem, toy.batch_orders(problem, cohorts), cohorts, dropped)
 
@@ -90,7 +93,7 @@ def test_fedavgs_cases_are_of_every_client_optimizer():
     assert used == set(registry.CLIENT_OPTIMIZERS)
 
 
-@pytest.mark.parametrize("name", [n for n in OWN if registry.get(n).staged])
+@pytest.mark.parametrize("name", [n for n in cases.OWN if registry.get(n).staged])
 def test_every_staged_method_has_a_test_file_with_oracle_and_mutations(name):
     """What happens between its rounds is its own, so that its runs cannot be those below."""
     tests = importlib.import_module(f"tests.tff_algos.methods.test_{name}")
@@ -108,7 +111,8 @@ def run_of_first_case(name):
     return list(states), kept
 
 
-@pytest.mark.quick_cases("*-0")
+# Of every method, `test_a_non_finite_update_is_dropped_and_counted` runs the first case, in `tff`.
+@pytest.mark.quick_cases(*(f"{name}-0" for name in shared.KINDS))
 @pytest.mark.parametrize(("name", "case"), ALL_CASES)
 def test_oracle(problem, model, name, case):
     want, kept = oracle(case, problem), {}
@@ -118,12 +122,10 @@ def test_oracle(problem, model, name, case):
         states = toy.run_eagerly(name, problem, model, kept=kept, **case.settings)
     assert_follows(states, want)
     assert_kept(kept, case, problem)
-    moved = max(np.abs(a - b).max() for a, b in zip(want[-1], want[0], strict=True))
-    assert moved > 1e-3, "a run that stands still proves nothing"
+    assert_moves(want)
 
 
-# Two options of clients in each runtime; of every method `test_oracle` asks the first case in no
-# runtime, and `test_a_non_finite_update_is_dropped_and_counted` in `tff`.
+# Two options of clients in each runtime.
 @pytest.mark.quick_cases(
     "tff-fedavg-2", "tff-fedavg-6", "vectorized-fedavg-1", "vectorized-fedavg-5"
 )
@@ -146,7 +148,9 @@ def test_a_non_finite_update_is_dropped_and_counted(runtime, problem, name):
     spoiled = {(0, 1), (1, 4), (3, 1), (3, 2)}
     kept = {}
     states, metrics = toy.run(process, problem, cohorts, spoiled, kept)
-    assert_follows(states, oracle(case, problem, cohorts, spoiled))
+    want = oracle(case, problem, cohorts, spoiled)
+    assert_follows(states, want)
+    assert_moves(want)
     assert_kept(kept, case, problem, cohorts, spoiled)
     assert [float(m["clients_dropped"]) for m in metrics] == [1, 1, 0, 2]
     assert [float(m["num_clients"]) for m in metrics] == [4, 3, 3, 2]

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from simulation.measures import communication
-from tests.tff_algos import shared
+from tests.tff_algos import cases, shared
 from tff_algos import registry
 
 # (down, up) in multiples of the model's size, from the papers' algorithms.
@@ -37,9 +37,8 @@ OPTIONS = [
     ("lookahead", {"state": "average"}, (2, 2)),
     ("mimelite", {"client_optimizer": "adam"}, (3, 2)),
 ]
-METHODS = [n for n in registry.names() if str(registry.get(n).builder).startswith("tff_algos.")]
 # A method of several processes sends what these send.
-METHODS = [n for n in METHODS if not registry.get(n).staged]
+METHODS = [n for n in cases.OWN if not registry.get(n).staged]
 
 
 def rounded(cost):

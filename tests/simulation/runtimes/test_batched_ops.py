@@ -77,6 +77,7 @@ def with_gradients(fn):
     return run
 
 
+@pytest.mark.quick_cases("1-1-*", "3-*", "5-2-*")
 @pytest.mark.parametrize(
     ("size", "stride", "padding"),
     list(itertools.product((1, 3, 5, 7), (1, 2), ("VALID", "SAME"))),

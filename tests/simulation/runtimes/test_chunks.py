@@ -139,7 +139,7 @@ _each_case = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.quick_cases("scaffold-0-vectorized", "fedfa-0-tff")
+@pytest.mark.quick_cases("scaffold-0-vectorized")
 @_each_case
 def test_one_chunk_is_the_whole_round_bit_by_bit(name, index, runtime):
     whole = run_whole(name, index, runtime)
@@ -151,7 +151,7 @@ def test_one_chunk_is_the_whole_round_bit_by_bit(name, index, runtime):
         assert_same_bits(found, whole)
 
 
-@pytest.mark.quick_cases("adafed-0-tff", "fedfa-0-tff")
+@pytest.mark.quick_cases("fedfa-0-tff")
 @_each_case
 def test_a_cut_is_all_that_is_seen_of_chunks(name, index, runtime):
     """Threads, chunks at once and their order leave no trace; the cut does in last bits only."""

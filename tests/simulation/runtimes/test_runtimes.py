@@ -1008,7 +1008,7 @@ def children(request, tmp_path_factory):
         child.process.wait()
 
 
-@pytest.mark.quick_cases("kill")
+@pytest.mark.long
 @pytest.mark.parametrize("mode", _ENDINGS)
 def test_no_worker_outlives_its_parent(children, mode):
     child = children[mode]

@@ -20,11 +20,7 @@ from tasks.models import losses
 from tests.tff_algos import cases, shared, toy
 from tff_algos import registry
 
-METHODS = [
-    n
-    for n in registry.names()
-    if str(registry.get(n).builder).startswith("tff_algos.") and not registry.get(n).staged
-]
+METHODS = [n for n in cases.OWN if not registry.get(n).staged]
 RATES = {"client_learning_rate": 0.1, "server_learning_rate": 1.0}
 
 
@@ -102,7 +98,7 @@ def ragged_cohorts(process, problem, num_blocks):
 
 # A program for another number of blocks is traced again.
 # The last of the quick ones has loops at the server.
-@pytest.mark.quick_cases("1-fedavg", "2-scaffold", "2-fedmgda_plus")
+@pytest.mark.quick_cases("2-scaffold", "2-fedmgda_plus")
 @pytest.mark.parametrize(
     ("num_blocks", "name"),
     [p for n in (1, 2) for p in shared.methods(METHODS, n)],
@@ -299,6 +295,7 @@ def test_blocks():
     assert len(blocks_of([1] * 80, [500, 1] * 40)) == 2
 
 
+@pytest.mark.long
 def test_blocks_do_not_change_results(problem, process, monkeypatch):
     monkeypatch.setattr(vectorized, "_WORTH_A_THREAD", 0)
     clients = cohort(toy.with_dropout(problem), 0, (4, 4, 4, 9, 9))

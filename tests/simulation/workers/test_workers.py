@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import threading
+import time
 import types
 
 import numpy as np
@@ -158,9 +159,7 @@ def same_again(shared):
     return lambda: next(given)
 
 
-# Of client state. The test below has several exchanges, those of chunks stacked vectors and a
-# cohort of all clients too.
-@pytest.mark.quick_cases("scaffold-tff-2")
+@pytest.mark.long
 @pytest.mark.parametrize("most", [2, 4])
 @pytest.mark.parametrize("runtime", ["tff", "vectorized"])
 @pytest.mark.parametrize("name", METHODS)
@@ -190,6 +189,7 @@ class Disturbed:
                 os.kill(self.crew.ready()[0].pid, signal.SIGKILL)
 
 
+# With several exchanges, it stands in the quick tier for the one above, too.
 @pytest.mark.quick_cases("fedfa")
 @pytest.mark.parametrize("name", METHODS)
 def test_a_worker_that_is_killed_in_a_round_leaves_no_trace(name, ray, actors):
@@ -339,7 +339,8 @@ def test_what_a_round_moves_is_told(ray, actors):
 def test_without_workers_a_round_ends_in_time_with_a_line(ray, actors):
     request = request_of("fedadam")
     run = Run(request)
-    never_begins = ray.remote(_sleep).options(num_cpus=0)
+    # Not a function of this file, which Ray's processes would import, and TensorFlow with it.
+    never_begins = ray.remote(lambda: time.sleep(60)).options(num_cpus=0)
 
     def make():
         return types.SimpleNamespace(), never_begins.remote()
@@ -347,12 +348,6 @@ def test_without_workers_a_round_ends_in_time_with_a_line(ray, actors):
     crew = run.crew(ray, make, 2, timeout=0.5)
     with pytest.raises(NoWorkersError, match=r"^No worker was there for 0.5 seconds"):
         run.rounds([crew])
-
-
-def _sleep():
-    import time
-
-    time.sleep(60)
 
 
 def test_a_worker_of_another_version_is_refused(ray):
@@ -380,6 +375,7 @@ def test_a_worker_that_cannot_begin_for_its_other_version_is_refused_for_that(ra
         crew.wait_for_all()
 
 
+@pytest.mark.long
 def test_a_machine_without_the_working_directory_is_one_line(ray, monkeypatch):
     from simulation.workers import start
 
@@ -416,6 +412,7 @@ def test_workers_that_are_lost_again_and_again_end_the_run(when, ray):
     assert "\n" not in str(error.value) and len(made) == 3
 
 
+@pytest.mark.long
 def test_a_worker_without_the_data_says_so(ray, actors, tmp_path):
     """The driver has had them; where the worker is there is no such folder."""
     request = request_of("fedadam")

@@ -36,6 +36,7 @@ def test_value_and_gradients_are_kerass(arguments):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max())
 
 
+@pytest.mark.quick_cases("3-*", "size3-*")
 @pytest.mark.parametrize("padding", ["same", "valid"])
 @pytest.mark.parametrize("strides", [1, 2, 3])
 @pytest.mark.parametrize("size", [1, 2, 3, (5, 2)])
