@@ -89,9 +89,12 @@ def test_equal_folders_hold_equal_runs(tmp_path):
 def test_items_are_whole(setup):
     columns = {c["name"] for c in setup.columns}
     assert {c["reading_of"] for c in setup.columns if "reading_of" in c} <= columns
-    for (row, column), line in results.published(setup).items():
+    published = {row for row, _ in results.published(setup)}
+    ours = {setup.published_rows.get(row, row) for row in setup.rows}
+    # What does not count may be about some of a table's rows only.
+    assert published <= ours if setup.counts else set(setup.published_rows.values()) <= published
+    for (_, column), line in results.published(setup).items():
         assert column in columns
-        assert row in {setup.published_rows.get(r, r) for r in setup.rows}, row
         float(line["value"]), float(line["spread"] or 0)
     if setup.draws:
         assert not setup.rows and any("{output}" in part for part in setup.draws)
