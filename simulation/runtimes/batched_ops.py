@@ -9,7 +9,10 @@ each client. `installed` puts the converters of this module in their place:
   * `StatelessRandomUniform` and `StatelessRandomUniformFullInt` written out over all clients, the
     same bits as TensorFlow draws;
   * loops whose condition is the same for all clients as one loop over stacked values;
-  * elementwise operations without computing shapes at run time.
+  * elementwise operations without computing shapes at run time;
+  * operations whose converters in TensorFlow compute something else: axes that are counted from
+    the end (`Roll`), a padding that is not 0 (`PadV2`), ids of no segment, items that are read
+    from a list together, products of transposed complex matrices.
 
 In all of them the clients are the first dimension. A client's values are those of the operation
 itself up to the order of float32 sums, and do not depend on the other clients'.
@@ -282,16 +285,10 @@ def _convert_stateless_full_int(op_input):
 
 
 def _convert_select(op_input):
-    condition, x, y = (op_input.input(i) for i in range(3))
-    if condition.is_stacked:
-        whole = (
-            condition.t.shape.rank == 1
-            and x.t.shape.rank
-            and x.t.shape.rank - x.is_stacked == y.t.shape.rank - y.is_stacked
-        )
-    else:
-        whole = condition.t.shape.rank == 0 and _alike(*op_input.op.inputs[1:])
-    if not whole:
+    condition = op_input.input(0)
+    # Not one that is shared and chooses rows.
+    by_client = condition.t.shape.rank == int(condition.is_stacked)
+    if not by_client or not _alike(*op_input.op.inputs[1:]):
         return _originals[op_input.op_type](op_input)
     op_input.stack_inputs([1, 2])
     # Takes or leaves whole clients, several times faster than broadcasting the condition.
@@ -335,6 +332,78 @@ def _convert_squeeze(op_input):
         return _wrap(tf.reshape(x, tf.concat([sizes[:1], others], 0)))
     ones = [i + 1 for i, size in enumerate(shape) if size == 1]
     return _wrap(tf.squeeze(x, ones) if ones else x)
+
+
+def _convert_clip(op_input):
+    op_input.expanddim_inputs_for_broadcast()
+    x, low, high = (op_input.input(i).t for i in range(3))
+    return _wrap(tf.maximum(tf.minimum(x, high), low))
+
+
+def _convert_pad_v2(op_input):
+    paddings = tf.pad(op_input.unstacked_input(1), [[1, 0], [0, 0]])
+    return _wrap(
+        tf.raw_ops.PadV2(
+            input=op_input.stacked_input(0),
+            paddings=paddings,
+            constant_values=op_input.unstacked_input(2),
+        )
+    )
+
+
+def _convert_roll(op_input):
+    """As pfor, which takes axes that are counted from the end for others."""
+    axes = op_input.unstacked_input(2)
+    rank = tf.rank(op_input.stacked_input(0)) - 1
+    op_input.inputs[2] = _wrap(tf.math.floormod(axes, tf.cast(rank, axes.dtype)), False)
+    return _originals["Roll"](op_input)
+
+
+def _convert_unsorted_segment(op_input):
+    """As pfor, for which ids of no segment are those of other clients' segments."""
+    op_input.stack_inputs([1])
+    ids, number = op_input.stacked_input(1), op_input.unstacked_input(2)
+    number = tf.cast(number, ids.dtype)
+    end = number * tf.cast(op_input.pfor.loop_len_vector[0], ids.dtype)
+    # Negative ids are left out, others refused, also behind the ids of the clients before.
+    ids = tf.where(ids < 0, -end, tf.where(ids < number, ids, end))
+    op_input.inputs[1] = _wrap(ids)
+    return _originals[op_input.op_type](op_input)
+
+
+def _convert_sparse_segment_grad(op_input):
+    """As pfor, for which each client's gradient ends with the last segment that has a member."""
+    number = tf.reduce_max(op_input.unstacked_input(2)) + 1
+    op_input.inputs[0] = _wrap(op_input.stacked_input(0)[:, :number])
+    return _originals[op_input.op_type](op_input)
+
+
+def _convert_list_gather(op_input):
+    """As pfor, but with the clients before the items."""
+    items = _originals["TensorListGather"](op_input)
+    if not op_input.input(0).is_stacked:
+        return items
+    axes = tf.range(tf.rank(items.t))
+    return _wrap(tf.transpose(items.t, tf.concat([[1, 0], axes[2:]], 0)))
+
+
+def _convert_list_element_shape(op_input):
+    """As pfor, which takes a shape that the list does not know, -1, for []."""
+    shape = tf.raw_ops.TensorListElementShape(
+        input_handle=pfor_lib._untile_variant(op_input.stacked_input(0)),
+        shape_type=op_input.get_attr("shape_type"),
+    )
+    shape = tf.reshape(shape, [-1])
+    return _wrap(shape[tf.cast(shape[0] >= 0, tf.int32) :], False)
+
+
+def _convert_matmul(op_input):
+    """As pfor, which takes the conjugates of matrices that are to be transposed only."""
+    a, b = op_input.input(0), op_input.input(1)
+    if not (a.is_stacked and b.is_stacked):
+        return _originals["MatMul"](op_input)
+    transposed = {name: op_input.get_attr(name) for name in ("transpose_a", "transpose_b")}
+    return _wrap(tf.matmul(a.t, b.t, **transposed))
 
 
 def _convert_bitcast(op_input):
@@ -427,6 +496,17 @@ def _stacked_as(tensors, stacked, pfor) -> list:
     ]
 
 
+def _shape_of_stacked_items(shape, num_clients):
+    """As pfor, which forgets the shape of a list's items where the graph knows it."""
+    known = tf.get_static_value(shape)
+    if known is None or -1 in np.atleast_1d(known):
+        return _shape_at_run_time(shape, num_clients)
+    return tf.concat([num_clients, known], 0)
+
+
+_shape_at_run_time = pfor_lib._stack_tensor_list_shape
+
+
 # What they give is the same for all clients, even where what they take is not.
 _OF_SHAPES = frozenset(["Rank", "Shape", "ShapeN", "Size"])
 
@@ -481,23 +561,39 @@ def _convert_while(op_input):
 
 
 _CONVERTERS: dict[str, Callable] = {
+    # The newer form's takes matrices without a dimension in front of them, too.
+    "BatchMatMul": _originals["BatchMatMulV2"],
     "Bitcast": _convert_bitcast,
+    "ClipByValue": _convert_clip,
     "Conv2D": _convert_conv2d,
     "Conv2DBackpropFilter": _convert_conv2d_backprop_filter,
     "Conv2DBackpropInput": _convert_conv2d_backprop_input,
     "If": _convert_if,
     "L2Loss": _convert_l2_loss,
+    "MatMul": _convert_matmul,
     "OnesLike": _convert_ones_like,
+    "PadV2": _convert_pad_v2,
     "PartitionedCall": _convert_call,
     "Pow": _convert_pow,
+    "Roll": _convert_roll,
     "Select": _convert_select,
     "SelectV2": _convert_select,
+    **dict.fromkeys(
+        ["SparseSegmentMeanGrad", "SparseSegmentSqrtNGrad", "SparseSegmentSumGrad"],
+        _convert_sparse_segment_grad,
+    ),
     "Squeeze": _convert_squeeze,
     "StatefulPartitionedCall": _convert_call,
     "StatelessIf": _convert_if,
     "StatelessRandomUniform": _convert_stateless_uniform,
     "StatelessRandomUniformFullInt": _convert_stateless_full_int,
     "StatelessWhile": _convert_while,
+    "TensorListElementShape": _convert_list_element_shape,
+    "TensorListGather": _convert_list_gather,
+    **{
+        f"UnsortedSegment{kind}": _convert_unsorted_segment
+        for kind in ("Max", "Min", "Prod", "Sum")
+    },
     "While": _convert_while,
 }
 
@@ -585,6 +681,7 @@ def _installed() -> Iterator[_Strict]:
 
         converters = _Strict({**_originals, **_CONVERTERS})
         replace(pfor_lib, "_pfor_converter_registry", converters)
+        replace(pfor_lib, "_stack_tensor_list_shape", _shape_of_stacked_items)
         replace(pfor_lib._PforInput, "expanddim_inputs_for_broadcast", _expand_dims_for_broadcast)
         # It would print the graph around an operation that is refused.
         stack.callback(logger.setLevel, logger.level)

@@ -288,6 +288,44 @@ def test_choice_for_all_clients():
     assert_same(run, normal(4), normal(4, seed=1))
 
 
+def _items(x):
+    return tf.TensorArray(tf.float32, 3, clear_after_read=False).unstack(x)
+
+
+OTHERWISE = {
+    "axis from the end": lambda x: tf.roll(x, 1, -1),
+    "padding": lambda x: tf.pad(x, [[1, 0], [0, 1]], constant_values=3.0),
+    "ids of no segment": lambda x: tf.math.unsorted_segment_sum(x, [-1, 2, 0], 3),
+    "segments without a member": with_gradients(
+        lambda x: tf.sparse.segment_sum(x, [0, 2], [0, 1], num_segments=3)
+    ),
+    "items of a list": lambda x: _items(x).gather([2, 0]),
+    "reading a list": with_gradients(lambda x: _items(x).gather([2, 0]) * _items(x).read(1)),
+    "complex matrices": lambda x: tf.abs(
+        tf.matmul(tf.complex(x, x + 1), tf.complex(x, x), transpose_a=True)
+    ),
+    "limits for each": lambda x: tf.raw_ops.ClipByValue(
+        t=x, clip_value_min=x - 0.5, clip_value_max=tf.fill([3, 2], 0.5)
+    ),
+    "limits for all": lambda x: tf.raw_ops.ClipByValue(
+        t=x, clip_value_min=tf.fill([3, 2], -0.5), clip_value_max=tf.fill([3, 2], 0.5)
+    ),
+}
+
+
+@pytest.mark.parametrize("fn", OTHERWISE.values(), ids=OTHERWISE)
+def test_what_tensorflows_form_for_several_computes_otherwise(fn):
+    assert_same(fn, normal(3, 2))
+
+
+def test_an_id_beyond_the_segments_is_no_other_clients():
+    def run(ids):
+        return tf.math.unsorted_segment_sum(tf.ones([2]), ids, 3)
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        at_once(run, np.array([[0, 1], [0, 3], [0, 1]], np.int32))
+
+
 def seed_of(x):
     return tf.cast(x[0, 0, 0, :2], tf.int32)
 
