@@ -485,9 +485,15 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
     # Non-trainable weights stay variables here, so that an assignment to one shows as such.
     apply = _functional(keras_model, layers, freeze=False)
     weight_specs = [tf.TensorSpec(v.shape, v.dtype) for v in keras_model.trainable_variables]
-    traced = tf.function(
-        lambda weights, x, seed: apply(weights, x, True, seed)[0], autograph=False
-    ).get_concrete_function(weight_specs, x_spec, tf.TensorSpec([2], tf.int32))
+    try:
+        traced = tf.function(
+            lambda weights, x, seed: apply(weights, x, True, seed)[0], autograph=False
+        ).get_concrete_function(weight_specs, x_spec, tf.TensorSpec([2], tf.int32))
+    except tf.errors.OperatorNotAllowedInGraphError as e:
+        raise ModelError(
+            f"Model {keras_model.name!r} asks for the value of a tensor that has none yet, so "
+            f"it is no function of its weights; replace the layer: {str(e).splitlines()[0]}"
+        ) from e
     outputs = traced.structured_outputs
     if not isinstance(outputs, tf.TensorSpec) and not tf.is_tensor(outputs):
         raise ModelError(
@@ -528,6 +534,11 @@ def refuse_stateful_ops(graph: tf.Graph, names: Collection[str]) -> None:
                 f"Layer {layer!r} changes a variable while it runs ({node.op}), so the model is "
                 "not a function of its trainable weights: replace the layer (BatchNormalization "
                 "by GroupNormalization, say) or set its `trainable` to False."
+            )
+        if "LookupTable" in node.op:
+            raise ModelError(
+                f"Layer {layer!r} reads a table ({node.op}), which lies outside of the model; "
+                "apply it to the data before."
             )
         raise ModelError(
             f"Layer {layer!r} uses the stateful operation {node.op}, which no seed controls: "

@@ -358,6 +358,16 @@ def constrained():
     return tf.keras.Sequential([L.InputLayer((4,)), dense(kernel_constraint="non_neg")])
 
 
+def spectral():
+    return tf.keras.Sequential([L.InputLayer((4,)), L.SpectralNormalization(dense())])
+
+
+def looked_up():
+    words = L.IntegerLookup(vocabulary=[1, 2])
+    layers = [L.InputLayer((4,), dtype=tf.int64), words, L.Embedding(3, 2), L.Flatten()]
+    return tf.keras.Sequential(layers)
+
+
 PLAIN = {"loss": "sparse_categorical_crossentropy"}
 
 
@@ -368,6 +378,8 @@ PLAIN = {"loss": "sparse_categorical_crossentropy"}
         (lambda: of_policy("float16"), PLAIN | {"loss_scale": 2.0}, "is float16, .*set_floatx"),
         (lambda: of_policy("float64"), PLAIN, "is float64, .*set_floatx.'float32'"),
         (constrained, PLAIN, "has a constraint, which no method keeps to"),
+        (spectral, PLAIN, "no function of its weights; replace the layer: .*spectral_norm"),
+        (looked_up, PLAIN, "Layer 'integer_lookup' reads a table .*; apply it to the data before"),
         (two_outputs, PLAIN, "has 2 outputs; it must have one tensor"),
         (subclassed, PLAIN, "no known input shape; .* x_spec if it is subclassed"),
         (_Subclassed, {**PLAIN, "x_spec": tf.TensorSpec([None, 4])}, "no weights yet; call it"),
