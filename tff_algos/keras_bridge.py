@@ -112,6 +112,7 @@ def from_keras(
     outputs_spec = _refuse_stateful_ops(keras_model, layers, x_spec)
     y_spec = y_spec or _targets_of(given, outputs_spec)
     apply = _functional(keras_model, layers)
+    _refuse_mixed_examples(keras_model, apply, x_spec)
 
     def forward(weights, batch: Batch, training: bool, seed, change=None) -> Forward:
         mask = tf.cast(batch.mask, tf.float32)
@@ -507,6 +508,30 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
         )
     refuse_stateful_ops(traced.graph, {layer.name for layer in layers})
     return tf.TensorSpec(outputs.shape, outputs.dtype)
+
+
+def _refuse_mixed_examples(keras_model, apply, x_spec):
+    """Refuses a model for which an example's outputs depend on what else is in its batch."""
+    shape = [size or 3 for size in x_spec.shape[1:]]
+    if x_spec.dtype.is_floating:
+        rows = np.random.default_rng(0).normal(size=(3, *shape))
+    elif x_spec.dtype.is_integer:
+        rows = np.stack([np.full(shape, i) for i in (0, 1, 0)])
+    else:
+        return
+    rows = rows.astype(x_spec.dtype.as_numpy_dtype)
+    weights, seed = keras_model.trainable_variables, tf.zeros([2], tf.int32)
+    try:
+        # The same draws in both.
+        one, other = (apply(weights, tf.constant(rows[[0, i]]), False, seed)[0][0] for i in (1, 2))
+    except (TypeError, ValueError, tf.errors.OpError):
+        return  # Not every model takes such inputs.
+    if not np.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise ModelError(
+            f"Model {keras_model.name!r} mixes the examples of a batch: the outputs of one change "
+            "with the others, and so with the padding of a client's last batch; compute them from "
+            "the example alone."
+        )
 
 
 def refuse_stateful_ops(graph: tf.Graph, names: Collection[str]) -> None:

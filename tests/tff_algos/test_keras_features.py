@@ -368,6 +368,12 @@ def looked_up():
     return tf.keras.Sequential(layers)
 
 
+def centred(dtype=tf.float32):
+    inputs = tf.keras.Input((4,), dtype=dtype)
+    x = L.Embedding(3, 2)(inputs) if dtype == tf.int32 else inputs
+    return tf.keras.Model(inputs, dense()(L.Flatten()(x - tf.reduce_mean(x, axis=0))))
+
+
 PLAIN = {"loss": "sparse_categorical_crossentropy"}
 
 
@@ -380,6 +386,8 @@ PLAIN = {"loss": "sparse_categorical_crossentropy"}
         (constrained, PLAIN, "has a constraint, which no method keeps to"),
         (spectral, PLAIN, "no function of its weights; replace the layer: .*spectral_norm"),
         (looked_up, PLAIN, "Layer 'integer_lookup' reads a table .*; apply it to the data before"),
+        (centred, PLAIN, "mixes the examples of a batch: .* from the example alone"),
+        (lambda: centred(tf.int32), PLAIN, "mixes the examples of a batch"),
         (two_outputs, PLAIN, "has 2 outputs; it must have one tensor"),
         (subclassed, PLAIN, "no known input shape; .* x_spec if it is subclassed"),
         (_Subclassed, {**PLAIN, "x_spec": tf.TensorSpec([None, 4])}, "no weights yet; call it"),
