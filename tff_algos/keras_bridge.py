@@ -112,7 +112,7 @@ def from_keras(
     outputs_spec = _refuse_stateful_ops(keras_model, layers, x_spec)
     y_spec = y_spec or _targets_of(given, outputs_spec)
     apply = _functional(keras_model, layers)
-    _refuse_mixed_examples(keras_model, apply, x_spec)
+    _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, {"loss": loss, **metrics})
 
     def forward(weights, batch: Batch, training: bool, seed, change=None) -> Forward:
         mask = tf.cast(batch.mask, tf.float32)
@@ -510,8 +510,16 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
     return tf.TensorSpec(outputs.shape, outputs.dtype)
 
 
-def _refuse_mixed_examples(keras_model, apply, x_spec):
-    """Refuses a model for which an example's outputs depend on what else is in its batch."""
+def _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions):
+    """Refuses what gives other values for an example with others beside it in its batch.
+
+    Args:
+      keras_model: The model.
+      apply: The model as a function, of `_functional`.
+      x_spec: Batch of inputs.
+      y_spec: Batch of targets.
+      functions: Losses and metrics by name.
+    """
     shape = [size or 3 for size in x_spec.shape[1:]]
     if x_spec.dtype.is_floating:
         rows = np.random.default_rng(0).normal(size=(3, *shape))
@@ -521,16 +529,37 @@ def _refuse_mixed_examples(keras_model, apply, x_spec):
         return
     rows = rows.astype(x_spec.dtype.as_numpy_dtype)
     weights, seed = keras_model.trainable_variables, tf.zeros([2], tf.int32)
-    try:
+    one, other = (
         # The same draws in both.
-        one, other = (apply(weights, tf.constant(rows[[0, i]]), False, seed)[0][0] for i in (1, 2))
-    except (TypeError, ValueError, tf.errors.OpError):
-        return  # Not every model takes such inputs.
-    if not np.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True):
+        _or_none(apply, weights, tf.constant(rows[[0, i]]), False, seed)
+        for i in (1, 2)
+    )
+    if one is None or other is None:
+        return
+    _refuse_unlike(f"Model {keras_model.name!r}", one[0], other[0])
+    y = tf.zeros([2, *(size or 3 for size in y_spec.shape[1:])], y_spec.dtype)
+    for name, function in functions.items():
+        values = [_or_none(function, y, outputs) for outputs in (one[0], other[0])]
+        what = "The loss" if name == "loss" else f"Metric {name!r}"
+        _refuse_unlike(what, *(v[0] if isinstance(v, tuple) else v for v in values))
+
+
+def _or_none(function, *arguments):
+    """Returns a function's value, or `None` where it does not take what we made up."""
+    try:
+        return function(*arguments)
+    except Exception:  # It is the user's, and training tells what is wrong with it.
+        return None
+
+
+def _refuse_unlike(what: str, one, other) -> None:
+    """Refuses batches whose first examples are the same and have other values."""
+    if one is None or other is None or not np.ndim(one) or not np.ndim(other):
+        return
+    if not np.allclose(one[0], other[0], rtol=1e-3, atol=1e-5, equal_nan=True):
         raise ModelError(
-            f"Model {keras_model.name!r} mixes the examples of a batch: the outputs of one change "
-            "with the others, and so with the padding of a client's last batch; compute them from "
-            "the example alone."
+            f"{what} mixes the examples of a batch: the value of one changes with the others, and "
+            "so with the padding of a client's last batch; compute it from the example alone."
         )
 
 

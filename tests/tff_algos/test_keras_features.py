@@ -374,6 +374,10 @@ def centred(dtype=tf.float32):
     return tf.keras.Model(inputs, dense()(L.Flatten()(x - tf.reduce_mean(x, axis=0))))
 
 
+def among_others(y, outputs):
+    return tf.nn.softmax(outputs[:, 0] + tf.cast(y, tf.float32))
+
+
 PLAIN = {"loss": "sparse_categorical_crossentropy"}
 
 
@@ -386,7 +390,9 @@ PLAIN = {"loss": "sparse_categorical_crossentropy"}
         (constrained, PLAIN, "has a constraint, which no method keeps to"),
         (spectral, PLAIN, "no function of its weights; replace the layer: .*spectral_norm"),
         (looked_up, PLAIN, "Layer 'integer_lookup' reads a table .*; apply it to the data before"),
-        (centred, PLAIN, "mixes the examples of a batch: .* from the example alone"),
+        (centred, PLAIN, "Model .* mixes the examples of a batch: .* from the example alone"),
+        (normalized, {"loss": among_others}, "^The loss mixes the examples of a batch"),
+        (normalized, {**PLAIN, "metrics": {"m": among_others}}, "^Metric 'm' mixes the examples"),
         (lambda: centred(tf.int32), PLAIN, "mixes the examples of a batch"),
         (two_outputs, PLAIN, "has 2 outputs; it must have one tensor"),
         (subclassed, PLAIN, "no known input shape; .* x_spec if it is subclassed"),
