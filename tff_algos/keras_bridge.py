@@ -93,7 +93,8 @@ def from_keras(
       A `Model`.
 
     Raises:
-      ModelError: If the model cannot be a pure function of its trainable weights.
+      ModelError: If the model cannot be a pure function of its trainable weights, or if what it,
+        the loss or a metric gives for an example depends on the others of its batch.
     """
     x_spec = x_spec or _inputs_of(keras_model)
     if not keras_model.built:
