@@ -6,28 +6,24 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tff_algos
-from simulation import runtimes
 from simulation.runtimes.batched_ops import NotVectorizable
-from tests.tff_algos import shared
+from tests.tff_algos.test_keras_features import Y, one_step, step_of_keras
 from tff_algos.keras_bridge import from_keras
 from tff_algos.model import ModelError
 
 pytestmark = pytest.mark.long
 
 L = tf.keras.layers
-_BATCH, _RATE = 7, 0.1
-_LABELS = np.array([0, 1, 2, 0, 1, 2, 1], np.int32)
 
 
 def _normal(*shape):
-    return np.random.default_rng(len(shape)).normal(size=(_BATCH, *shape)).astype(np.float32)
+    return np.random.default_rng(len(shape)).normal(size=(len(Y), *shape)).astype(np.float32)
 
 
 ROW, SEQUENCE, IMAGE, VOLUME = _normal(6), _normal(6, 4), _normal(8, 8, 3), _normal(4, 4, 4, 2)
 FILMS = {"1D": _normal(3, 5, 2), "2D": _normal(3, 4, 4, 2), "3D": _normal(2, 3, 3, 3, 2)}
 OF_RANK = {"1D": SEQUENCE, "2D": IMAGE, "3D": VOLUME}
-WORDS = np.random.default_rng(0).integers(0, 9, (_BATCH, 6)).astype(np.int32)
+WORDS = np.random.default_rng(0).integers(0, 9, (len(Y), 6)).astype(np.int32)
 
 
 def _two(layer):
@@ -156,16 +152,6 @@ def _model(make, x):
     return tf.keras.Model(inputs, L.Dense(3)(outputs))
 
 
-def _after_a_step(keras_model, loss, x):
-    with tf.GradientTape() as tape:
-        value = loss(_LABELS, keras_model(x, training=True))
-    gradient = tape.gradient(value, keras_model.trainable_variables, unconnected_gradients="zero")
-    return [
-        v.numpy() - _RATE * tf.convert_to_tensor(g).numpy()
-        for v, g in zip(keras_model.trainable_variables, gradient, strict=True)
-    ]
-
-
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_step_is_that_of_keras(name):
     """Of one client in `tff` and of two in `vectorized`, whose batch has padding."""
@@ -178,18 +164,14 @@ def test_a_step_is_that_of_keras(name):
         assert "\n" not in str(e)
         assert "Layer '" in str(e) or "layer '" in str(e)
         return
-    want = _after_a_step(keras_model, loss, x)
-    process = tff_algos.build("fedavg", model, client_learning_rate=_RATE)
-    data = tff_algos.batch_client(x, _LABELS, batch_size=_BATCH + 2, shuffle=False)
-    for runtime, number in (("tff", 1), ("vectorized", 2)):
-        with shared.installed(runtime):
-            bound = runtimes.bind(process)
-            try:
-                state = bound.next(bound.initialize(), [data] * number).state
-            except NotVectorizable as e:
-                assert "\n" not in str(e)
-                continue
-        for got, value in zip(state.weights, want, strict=True):
+    want = step_of_keras(keras_model, loss, x)
+    for runtime, clients in (("tff", 1), ("vectorized", 2)):
+        try:
+            weights = one_step(model, x, runtime=runtime, padding=2, clients=clients)
+        except NotVectorizable as e:
+            assert "\n" not in str(e)
+            continue
+        for got, value in zip(weights, want, strict=True):
             np.testing.assert_allclose(got, value, rtol=3e-5, atol=3e-6)
 
 

@@ -49,20 +49,21 @@ def subclassed():
     return model
 
 
-def one_step(model, x=X, y=Y, runtime="tff"):
-    """The weights after a round of one client that takes one step on all examples."""
+def one_step(model, x=X, y=Y, runtime="tff", padding=0, clients=1):
+    """The weights after a round of clients alike that take one step on all examples."""
     process = tff_algos.build("fedavg", model, client_learning_rate=RATE)
-    data = tff_algos.batch_client(x, y, batch_size=len(x), shuffle=False)
+    data = tff_algos.batch_client(x, y, batch_size=len(x) + padding, shuffle=False)
     with shared.installed(runtime):
         bound = runtimes.bind(process)
-        return bound.next(bound.initialize(), [data]).state.weights
+        return bound.next(bound.initialize(), [data] * clients).state.weights
 
 
 def step_of_keras(keras_model, loss, x=X, y=Y):
     with tf.GradientTape() as tape:
-        value = loss(y, keras_model(x))
-    gradient = tape.gradient(value, keras_model.trainable_variables)
-    pairs = zip(keras_model.trainable_variables, gradient, strict=True)
+        value = loss(y, keras_model(x, training=True))
+    variables = keras_model.trainable_variables
+    gradient = tape.gradient(value, variables, unconnected_gradients="zero")
+    pairs = zip(variables, map(tf.convert_to_tensor, gradient), strict=True)
     return [v.numpy() - RATE * g.numpy() for v, g in pairs]
 
 

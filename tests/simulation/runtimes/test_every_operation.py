@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from simulation.runtimes import batched_ops
 from simulation.runtimes.batched_ops import NotVectorizable
+from tests.simulation.runtimes.test_batched_ops import operations, with_gradients
 
 pytestmark = pytest.mark.long
 
@@ -114,16 +115,6 @@ def _raw(name, **attributes):
 
     def run(*tensors):
         return operation(**dict(zip(names, tensors, strict=False)), **attributes)
-
-    return run
-
-
-def _gradient(fn):
-    def run(*values):
-        with tf.GradientTape() as tape:
-            tape.watch(values)
-            loss = tf.reduce_sum(tf.sin(fn(*values)))
-        return tape.gradient(loss, values)
 
     return run
 
@@ -281,7 +272,7 @@ for _number, _slice in enumerate(
 ):
     _sliced = operator.itemgetter(_slice)
     _case(f"StridedSlice {_number}", lambda x, f=_sliced: f(x), normal(4, 5, 3))
-    _case(f"StridedSliceGrad {_number}", _gradient(_sliced), normal(4, 5, 3))
+    _case(f"StridedSliceGrad {_number}", with_gradients(_sliced), normal(4, 5, 3))
 _case("StridedSlice from", lambda x, i: x[i:], normal(4, 5), integers(0, 4))
 _case("StridedSlice at", lambda x, i: x[i], normal(4, 5), integers(0, 4))
 _case("Slice", lambda x: tf.slice(x, [1, 0], [2, -1]), normal(4, 5))
@@ -402,7 +393,7 @@ _volumes = normal(2, 4, 4, 4, 3)
 
 
 def _twice(fn):
-    return _gradient(lambda x: _gradient(fn)(x)[0])
+    return with_gradients(lambda x: with_gradients(fn)(x)[1])
 
 
 for _padding in ("SAME", "VALID"):
@@ -416,7 +407,11 @@ for _padding in ("SAME", "VALID"):
         def _pooled(x, f=_pool, p=_padding):
             return f(x, 2, 2, p)
 
-        for _kind, _fn in (("", _pooled), ("Grad", _gradient(_pooled)), ("Twice", _twice(_pooled))):
+        for _kind, _fn in (
+            ("", _pooled),
+            ("Grad", with_gradients(_pooled)),
+            ("Twice", _twice(_pooled)),
+        ):
             _case(f"{_pool.__name__}{_kind} {_padding}", _fn, _argument)
     _sizes = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": _padding}
     _case(f"MaxPoolV2 {_padding}", _raw("MaxPoolV2", **_sizes), _images)
@@ -438,7 +433,9 @@ for _padding in ("SAME", "VALID"):
                 return f(x, w, s, p)
 
             _case(f"{_name} {_padding} {_stride}", _convolved, *_arguments)
-            _case(f"{_name} gradients {_padding} {_stride}", _gradient(_convolved), *_arguments)
+            _case(
+                f"{_name} gradients {_padding} {_stride}", with_gradients(_convolved), *_arguments
+            )
 for _format, _argument in (("NHWC", _images), ("NCHW", normal(2, 3, 4, 4))):
     _case(f"BiasAdd {_format}", _raw("BiasAdd", data_format=_format), _argument, normal(3))
     _case(f"BiasAddGrad {_format}", _raw("BiasAddGrad", data_format=_format), _argument)
@@ -461,7 +458,7 @@ def _batch_norm(x, scale, offset):
 
 
 _case("FusedBatchNormV3", _batch_norm, _images, normal(3), normal(3))
-_case("FusedBatchNormGradV3", _gradient(_batch_norm), _images, normal(3), normal(3))
+_case("FusedBatchNormGradV3", with_gradients(_batch_norm), _images, normal(3), normal(3))
 
 # Losses and choices.
 _case(
@@ -552,7 +549,7 @@ for _make in (_written, _scattered, _unstacked):
             return read(make(x))
 
         _case(f"list{_make.__name__} {_name}", _through_list, normal(4, 3))
-        _case(f"list{_make.__name__} {_name} gradient", _gradient(_through_list), normal(4, 3))
+        _case(f"list{_make.__name__} {_name} gradient", with_gradients(_through_list), normal(4, 3))
 _case("list, lengths", _lengths, normal(4, 3))
 
 # Random numbers.
@@ -581,12 +578,6 @@ _case(
     _seeds,
     fractions(),
 )
-
-
-def _operations(graph):
-    graph_def = graph.as_graph_def()
-    bodies = [graph_def.node, *(f.node_def for f in graph_def.library.function)]
-    return {node.op for body in bodies for node in body}
 
 
 def _traced(fn, specs):
@@ -665,14 +656,14 @@ def test_no_operation_is_left_out():
     for _, fn, arguments in CASES:
         specs = [tf.TensorSpec.from_tensor(tf.constant(draw(None))) for draw in arguments]
         traced = _traced(fn, specs)
-        operations = _operations(traced.graph)
-        seen |= operations
-        for stacked in _choices(arguments) if operations & wanted - with_form else ():
+        graph_operations = set(operations(traced.graph))
+        seen |= graph_operations
+        for stacked in _choices(arguments) if graph_operations & wanted - with_form else ():
             try:
                 _at_once(traced, specs, stacked, 2)
             except NotVectorizable:
                 continue
-            with_form |= operations
+            with_form |= graph_operations
             break
     assert wanted - seen == set()
     assert wanted - with_form == set()
