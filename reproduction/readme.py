@@ -250,7 +250,7 @@ def _overview(items: Sequence[Item]) -> str:
 def _claims(paper: str) -> str:
     """Returns a paper's claims in words as a table, each with its verdict and what shows it."""
     lines = []
-    for claim, verdict, shown in claims.of_paper(paper):
+    for claim, verdict, shown, _ in claims.of_paper(paper):
         setup = claim["setup"]
         path = f"{setup}/results.csv"
         runs = f"[{setup}]({path})" if (PAPERS / paper / path).exists() else setup
@@ -259,13 +259,18 @@ def _claims(paper: str) -> str:
 
 
 def _claim_counts(papers: Sequence[str]) -> str:
+    close = "of those that hold or do not, within two standard errors"
+    names = [*claims.VERDICTS, "claims", close]
     lines, totals = [], Counter()
     for paper in papers:
-        counts = Counter(v.verdict for v in claims.of_paper(paper))
-        lines.append([paper, *(counts[v] for v in claims.VERDICTS), counts.total()])
+        verdicts = claims.of_paper(paper)
+        counts = Counter(v.verdict for v in verdicts)
+        counts["claims"] = len(verdicts)
+        counts[close] = sum(v.is_close for v in verdicts)
+        lines.append([paper, *(counts[name] for name in names)])
         totals += counts
-    lines.append(["all", *(totals[v] for v in claims.VERDICTS), totals.total()])
-    return _table(lines, ["paper", *claims.VERDICTS, "claims"])
+    lines.append(["all", *(totals[name] for name in names)])
+    return _table(lines, ["paper", *names])
 
 
 def _replace(text: str, name: str, content: str) -> str:
