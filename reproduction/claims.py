@@ -236,10 +236,10 @@ def _rounds_to(curves, level, row) -> _Number:
         [runs.round_num[runs.value >= level].min() for _, runs in by_seed], dtype=float
     )
     firsts = firsts.fillna(math.inf)
-    mean = firsts.mean()
+    mean = float(firsts.mean())
     if not math.isfinite(mean):
         return _Number(math.inf, None, f"{row} never")
-    variance = firsts.var() / len(firsts) if len(firsts) > 1 else None
+    variance = float(firsts.var()) / len(firsts) if len(firsts) > 1 else None
     return _Number(mean, variance, f"{row} {mean:.3g}")
 
 
