@@ -71,7 +71,7 @@ LAYERS = {
     "dense": Layer("w1", (dense, "Dense"), _layers.Dense),
     "dropout": Layer("w1", (random, "dropout"), _dropout_of_words),
     "lstm": Layer("w3", (lstm, "LSTM"), _layers.LSTM),
-    "sparse_inputs": Layer("w2", (sparse_inputs, "SparseInputDense"), _layers.Dense),
+    "sparse_inputs": Layer("w2", (sparse_inputs, "Dense"), _layers.Dense),
     "many_classes": Layer("w8", (losses, "_of_many_classes"), _loss_of_tensorflow),
 }
 

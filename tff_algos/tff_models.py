@@ -61,9 +61,24 @@ def _from_compiled(keras_model: tf.keras.Model) -> Model:
             f"Keras model {keras_model.name!r} does not say its loss: compile it with one, or give "
             "tff_algos.from_keras(model, loss=...)."
         )
+    weights = getattr(keras_model.compiled_loss, "_user_loss_weights", None)
+    _refuse_loss_weights(keras_model, weights)
     container = keras_model.compiled_metrics
+    if tf.nest.flatten(getattr(container, "_user_weighted_metrics", None) or ()):
+        raise ModelError(
+            f"Keras model {keras_model.name!r} is compiled with weighted_metrics=, for weights of "
+            "examples, which clients' data do not have: compile it with metrics= instead."
+        )
     metrics = getattr(container, "_user_metrics", None) or ()
     return keras_bridge.from_keras(keras_model, loss=loss, metrics=metrics)
+
+
+def _refuse_loss_weights(keras_model, weights):
+    if any(w not in (None, 1) for w in tf.nest.flatten(weights)):
+        raise ModelError(
+            f"Keras model {keras_model.name!r} has loss_weights={weights!r}, which no method keeps "
+            "to: leave them out, and have its loss give the weighted values."
+        )
 
 
 def from_functional(model: _FUNCTIONAL) -> Model:
@@ -213,6 +228,7 @@ def _from_tffs_keras_model(model) -> Model:
             f"Model {model._keras_model.name!r} has {len(model._loss_fns)} losses; it must have "
             "one: make a Model of one loss over all outputs."
         )
+    _refuse_loss_weights(model._keras_model, model._loss_weights)
     x_spec, y_spec = _specs(model.input_spec)
     # TFF adds counts of its own, which are no means over examples.
     means = [m for m in model._metrics if isinstance(m, tf.keras.metrics.MeanMetricWrapper)]

@@ -1,13 +1,16 @@
 """The model that a run leaves, and weights that one begins with.
 
 `model/final.keras` is Keras's own file: `tf.keras.models.load_model` reads it without the suite
-where the model has layers of Keras only. Of a model that Keras cannot describe, such as one with a
-layer that does not tell its settings, the weights are left, `model/final.weights.h5`.
+where each layer is Keras's or, as the suite's faster forms, has the name of one of Keras's; other
+layers of the suite take `import tasks.layers.registered` before. Of a model that Keras cannot
+describe, such as one with a layer that does not tell its settings, the weights are left,
+`model/final.weights.h5`.
 """
 
 import dataclasses
 import os
 import tempfile
+import zipfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -123,14 +126,28 @@ def find(path: str) -> str:
 
 
 def _read(keras_model, path):
+    import tensorflow as tf
+
+    if _is_of_earlier_version(path):
+        keras_model.set_weights(tf.keras.models.load_model(path).get_weights())
+        return
     if not os.path.isdir(path):
         keras_model.load_weights(path)
         return
-    import tensorflow as tf
-
     loaded = tf.saved_model.load(path)
     found = getattr(loaded, "trainable_variables", None) or getattr(loaded, "variables", ())
     _assign(keras_model, [v.numpy() for v in found])
+
+
+def _is_of_earlier_version(path):
+    """Returns whether a file names weights by a class that has another name by now."""
+    from tasks.layers import registered
+
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        config = archive.read("config.json").decode()
+    return f'"{registered.SparseInputDense.__name__}"' in config
 
 
 def _assign(keras_model, weights):

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tasks.layers import as_written, vectorizable
 
 
-class SparseInputDense(as_written.AsWritten, tf.keras.layers.Dense):
+class Dense(as_written.AsWritten, tf.keras.layers.Dense):
     """Keras's dense layer, with equal weights, outputs and gradients up to the order of sums.
 
     With a GPU in the machine, over several clients at once, and with other inputs than floats

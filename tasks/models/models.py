@@ -69,7 +69,9 @@ class _Initial:
             "kernel_initializer": uniform(seed=seeds[0]),
             "recurrent_initializer": uniform(seed=seeds[1]),
             # PyTorch has two biases where Keras has one.
-            "bias_initializer": _sum_of(uniform(seed=seeds[2]), uniform(seed=seeds[3])),
+            "bias_initializer": layers.initializers.Zeros(
+                _sum_of(uniform(seed=seeds[2]), uniform(seed=seeds[3]))
+            ),
             "unit_forget_bias": False,
         }
 
@@ -323,7 +325,9 @@ def sent140_lstm(
         embedding_size,
         mask_zero=True,
         embeddings_initializer=(
-            initial.embedding() if vectors is None else tf.constant_initializer(vectors)
+            initial.embedding()
+            if vectors is None
+            else layers.initializers.Zeros(tf.constant_initializer(vectors))
         ),
         trainable=vectors is None,
         name="embedding",
@@ -395,5 +399,5 @@ def tag_regression(
     """
     initial = _Initial(init, seed)
     inputs = tf.keras.Input((num_words,))
-    x = layers.sparse_inputs.SparseInputDense(num_tags, name="logits", **initial(num_words))(inputs)
+    x = layers.sparse_inputs.Dense(num_tags, name="logits", **initial(num_words))(inputs)
     return tf.keras.Model(inputs, x, name="tag_regression")

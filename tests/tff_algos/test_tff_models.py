@@ -111,12 +111,12 @@ class Tutorial(tff.learning.models.VariableModel):
         self._variables.loss_sum.assign(0.0)
 
 
-def from_keras_model(problem):
+def from_keras_model(problem, **options):
     return tff.learning.models.from_keras_model(
         toy.keras_model(problem),
-        loss=SPARSE,
         input_spec=SPEC,
         metrics=[tf.keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+        **{"loss": SPARSE, **options},
     )
 
 
@@ -173,6 +173,12 @@ def test_every_kind_of_model_is_the_same_function(problem, kind):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_loss_weights_of_one_change_nothing(problem):
+    for weights in (1, [1.0]):
+        model = tff_models.as_model(compiled(problem, loss_weights=weights, weighted_metrics=[]))
+        assert model.metric_names == ("loss", "sparse_categorical_accuracy")
+
+
 @pytest.mark.quick_cases("FunctionalModel")
 @pytest.mark.parametrize("kind", ["FunctionalModel", "VariableModel", "compiled Keras model"])
 def test_data_sets_go_straight_into_next(problem, kind):
@@ -223,6 +229,16 @@ class _Drawing(Tutorial):
     [
         (lambda p: object(), "model must be a tff_algos.Model .* found a object"),
         (lambda p: toy.keras_model(p), "does not say its loss: compile it with one, or give"),
+        (lambda p: compiled(p, loss_weights=[0.0]), "loss_weights=.0.0., .*: leave them out"),
+        (lambda p: compiled(p, loss_weights=0.5), "loss_weights=0.5, .*: leave them out"),
+        (
+            lambda p: compiled(p, weighted_metrics=["sparse_categorical_crossentropy"]),
+            "weighted_metrics=, .*: compile it with metrics= instead",
+        ),
+        (
+            lambda p: from_keras_model(p, loss=[SPARSE], loss_weights=[0.5]),
+            "loss_weights=.0.5., .*: leave them out",
+        ),
         (lambda p: _Hidden(), "is not held by an attribute"),
         (lambda p: functional(p, ((SPEC[0], SPEC[0]), SPEC[1])), "x must be one batch"),
     ],

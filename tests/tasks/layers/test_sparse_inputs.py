@@ -4,8 +4,7 @@ import tensorflow as tf
 
 import tff_algos
 from simulation import runtimes
-from tasks.layers import vectorizable
-from tasks.layers.sparse_inputs import SparseInputDense
+from tasks.layers import sparse_inputs, vectorizable
 from tasks.models import losses, models
 from tests.tasks.gradients import value_and_gradients
 
@@ -13,7 +12,7 @@ from tests.tasks.gradients import value_and_gradients
 def _layers(**kwargs):
     """Our layer and Keras's with the same weights, none of them zero."""
     rng = np.random.default_rng(1)
-    pair = SparseInputDense(3, **kwargs), tf.keras.layers.Dense(3, **kwargs)
+    pair = sparse_inputs.Dense(3, **kwargs), tf.keras.layers.Dense(3, **kwargs)
     weights = None
     for layer in pair:
         layer.build((None, 40))
