@@ -81,7 +81,7 @@ class Aggregator:
         )
         weight = [tff.TensorType(np.float32)] if self.weighted else []
         try:
-            with _quietly():
+            with quietly():
                 process = factory.create(update, *weight)
         except (TypeError, ValueError) as e:
             raise HparamError(
@@ -95,7 +95,7 @@ class Aggregator:
                 f"model_aggregator={type(factory).__name__} must give one value like the model's "
                 "weights, which a server can step by."
             )
-        with _quietly():
+        with quietly():
             self.next, self.is_simulation = _in_clear(process.next)
         self.initial_state = _initial_state(process.initialize)
 
@@ -115,8 +115,11 @@ class Aggregator:
 
 
 @contextlib.contextmanager
-def _quietly():
-    """Within it TensorFlow does not tell that TFF's secure sums leave their assertions unused."""
+def quietly():
+    """Within it TensorFlow does not tell that TFF's secure sums leave their assertions unused.
+
+    It tells of each as soon as it is made, be it in a factory or in the process of one.
+    """
     logger = tf.get_logger()
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -392,5 +392,6 @@ def _adapter(spec, training, model, factory, seed, clients_per_round) -> Callabl
             f"aggregator={word} and model_aggregator are two aggregators; give one."
         )
     if factory is None:
-        factory = aggregators.build(training, seed, clients_per_round)
+        with aggregation.quietly():
+            factory = aggregators.build(training, seed, clients_per_round)
     return aggregation.wrap(spec, training, model, factory)

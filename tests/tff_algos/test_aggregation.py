@@ -1,6 +1,7 @@
 """TFF's aggregators in the place of the mean of updates: as in TFF's own averaging, and seeded."""
 
 import functools
+import gc
 import warnings
 
 import numpy as np
@@ -355,6 +356,15 @@ def test_refusals_are_one_line(name, settings, says):
     with pytest.raises(HparamError, match=says) as e:
         build(name, **settings)
     assert "\n" not in str(e.value)
+
+
+def test_tensorflow_tells_of_no_unused_assertions(capfd, caplog):
+    """Not while the process is built, nor when what its building left behind is collected."""
+    model = toy.plain_model(shared.problem())
+    steps = {"aggregator_zeroing": False, "aggregator_clipping": False}
+    tff_algos.build("fedavg", model, aggregator="secure", **RATES, **steps)
+    gc.collect()
+    assert "never used" not in "".join(capfd.readouterr()) + caplog.text
 
 
 def test_every_method_says_what_an_aggregator_does_to_it():
