@@ -14,7 +14,8 @@ and zeroing adapt to, and an aggregator that knows no weights counts them in its
 of differential privacy is the number of clients that were expected, whoever came.
 
 Secure sums are intrinsics that none of the runtimes here have. They are replaced by clear sums of
-the same integers: a simulation of secure aggregation, which keeps nothing from anybody.
+the same integers: a simulation of secure aggregation, which keeps nothing from anybody. A warning
+says so when a process is built.
 """
 
 from __future__ import annotations
@@ -318,16 +319,26 @@ def wrap(
 
     Raises:
       HparamError: If it is no factory, or the method cannot work with it.
+
+    Warns:
+      RuntimeWarning: If its secure sums are simulated, or it draws without a seed.
     """
-    aggregator = Aggregator(factory, model)
-    name = f"model_aggregator={type(factory).__name__}"
+    aggregator, word = Aggregator(factory, model), settings["aggregator"]
+    name = f"aggregator={word}"
+    if word == "mean":
+        name = f"model_aggregator={type(factory).__name__}"
     registry.check_aggregator(spec, settings, own, name, aggregator.traits)
+    if aggregator.traits.has_secure_sums:
+        _warn(f"{name} simulates {registry.SIMULATED}.")
     drawn = aggregator.stateful_draw()
     if drawn:
-        warnings.warn(
+        _warn(
             f"{name} draws from a generator without a seed ({drawn}): no two runs are alike, nor "
-            "is a resumed one. The settings aggregator=dp and compressed draw from the run's seed.",
-            RuntimeWarning,
-            stacklevel=3,
+            "is a resumed one. The settings aggregator=dp and compressed draw from the run's seed."
         )
     return lambda method: with_aggregator(method, aggregator)
+
+
+def _warn(text):
+    # The line of the caller of `tff_algos.build`.
+    warnings.warn(text, RuntimeWarning, stacklevel=6)

@@ -298,6 +298,9 @@ def build(
     Raises:
       HparamError: If the name or a setting is unknown, missing, or out of range.
       ModelError: If the model cannot be a pure function of its weights.
+
+    Warns:
+      RuntimeWarning: If an aggregator's secure sums are simulated, or it draws without a seed.
     """
     spec = registry.get(name)
     settings, client_optimizer = _client_optimizer(spec, settings)

@@ -150,6 +150,9 @@ AGGREGATORS = {
     "secure": AggregatorTraits(weighted=True, is_private=True, has_secure_sums=True),
 }
 
+# What secure sums are here, as callers, the command line and the folder of a run are told.
+SIMULATED = "secure aggregation: sums are taken in clear, of the integers that it would sum"
+
 # For each client optimizer: our setting → the argument of `tff.learning.optimizers.build_…`, or of
 # `tff_algos.nesterov.build_nesterov`.
 # TFF's Adafactor is not among them: its `next` returns a step count of another dtype than it takes,

@@ -482,6 +482,27 @@ def test_methods_say_what_goes_in_clear(problem, monkeypatch, name, settings):
     assert heard and any(v.shape.rank for v in heard) == bool(in_clear)
 
 
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"model_aggregator": SECURE}, "model_aggregator=MeanFactory"),
+        (
+            {"aggregator": "secure", "aggregator_zeroing": False, "aggregator_clipping": False},
+            "aggregator=secure",
+        ),
+    ],
+    ids=["object", "word"],
+)
+def test_building_says_once_that_secure_sums_are_simulated(settings, name):
+    model = toy.plain_model(shared.problem())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        tff_algos.build("fedavg", model, **RATES, **settings)
+    said = [w for w in caught if w.category is RuntimeWarning]
+    assert [str(w.message) for w in said] == [f"{name} simulates {registry.SIMULATED}."]
+    assert said[0].filename == __file__
+
+
 def test_tensorflow_tells_of_no_unused_assertions(capfd, caplog):
     """Not while the process is built, nor when what its building left behind is collected."""
     model = toy.plain_model(shared.problem())
