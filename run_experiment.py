@@ -37,6 +37,8 @@ def main(arguments: list[str]) -> int:
     """
     # Of packages that TFF imports; nothing that a user could fix.
     warnings.filterwarnings("ignore", message=".*pkg_resources")
+    # A run says it in a line of its own.
+    warnings.filterwarnings("ignore", message=".* simulates secure aggregation")
     try:
         request = experiment_flags.parse(arguments)
         return experiment.run(request, ["run_experiment.py", *arguments])

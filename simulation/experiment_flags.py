@@ -767,6 +767,7 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
     method = hparams_lib.resolve(
         method_spec.name, method_spec.hparams, own(method_spec.name, method_spec.hparams)
     )
+    registry.check_aggregator(method_spec, training, method)
     _check_epochs(given, run, method_spec, method)
     _check_workers(given, run, method_spec, method)
     task = task_spec.resolve(own(task_spec.name, task_spec.hparams))

@@ -14,7 +14,8 @@ and zeroing adapt to, and an aggregator that knows no weights counts them in its
 of differential privacy is the number of clients that were expected, whoever came.
 
 Secure sums are intrinsics that none of the runtimes here have. They are replaced by clear sums of
-the same integers: a simulation of secure aggregation, which keeps nothing from anybody.
+the same integers: a simulation of secure aggregation, which keeps nothing from anybody. A warning
+says so when a process is built.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from tensorflow.python.framework import op_def_registry  # The only list of stateful ops.
 
-# TFF's own forms of what it has no public name for: secure sums in clear, and all the TensorFlow of
-# a computation at the server as one graph.
+# TFF's own forms of what it has no public name for: the state of differential privacy, secure sums
+# in clear, and all the TensorFlow of a computation at the server as one graph.
+from tensorflow_federated.python.aggregators import differential_privacy
 from tensorflow_federated.python.core.backends.mapreduce import form_utils
 from tensorflow_federated.python.core.backends.test import compiler as test_compiler
 from tensorflow_federated.python.core.impl.compiler import transformation_utils
 from tensorflow_federated.python.core.impl.computation import computation_impl
 from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
-from tensorflow_federated.python.core.impl.types import type_conversions
+from tensorflow_federated.python.core.impl.types import type_analysis, type_conversions
 
 from hparams import HparamError
 from tff_algos import registry
@@ -57,7 +59,7 @@ class Aggregator:
         secure intrinsics.
       initial_state: Arrays in the structure of the process's state.
       weighted: Whether it takes clients' weights, float32 scalars.
-      is_simulation: Whether it has secure sums, which are carried out in clear.
+      traits: What a method may refuse it for.
     """
 
     def __init__(self, factory: Any, model: Model):
@@ -81,7 +83,7 @@ class Aggregator:
         )
         weight = [tff.TensorType(np.float32)] if self.weighted else []
         try:
-            with _quietly():
+            with quietly():
                 process = factory.create(update, *weight)
         except (TypeError, ValueError) as e:
             raise HparamError(
@@ -95,9 +97,14 @@ class Aggregator:
                 f"model_aggregator={type(factory).__name__} must give one value like the model's "
                 "weights, which a server can step by."
             )
-        with _quietly():
-            self.next, self.is_simulation = _in_clear(process.next)
+        with quietly():
+            self.next, has_secure_sums = _in_clear(process.next)
         self.initial_state = _initial_state(process.initialize)
+        self.traits = registry.AggregatorTraits(
+            weighted=self.weighted,
+            is_private=has_secure_sums or _has_dp(process.initialize.type_signature.result.member),
+            has_secure_sums=has_secure_sums,
+        )
 
     def stateful_draw(self) -> str | None:
         """Returns the name of an operation that draws from no seed; `None` if there is none."""
@@ -115,8 +122,11 @@ class Aggregator:
 
 
 @contextlib.contextmanager
-def _quietly():
-    """Within it TensorFlow does not tell that TFF's secure sums leave their assertions unused."""
+def quietly():
+    """Within it TensorFlow does not tell that TFF's secure sums leave their assertions unused.
+
+    It tells of each as soon as it is made, be it in a factory or in the process of one.
+    """
     logger = tf.get_logger()
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -147,6 +157,14 @@ def _in_clear(computation: tff.Computation) -> tuple[tff.Computation, bool]:
             annotated_type=computation.type_signature,
         ),
         True,
+    )
+
+
+def _has_dp(state_type: tff.Type) -> bool:
+    """Returns whether a state holds one of a `tff.aggregators.DifferentiallyPrivateFactory`."""
+    return type_analysis.contains(
+        state_type,
+        lambda t: getattr(t, "python_container", None) is differential_privacy.DPAggregatorState,
     )
 
 
@@ -288,28 +306,39 @@ def _scalars(name: str, value: Any) -> list[tuple[str, tf.Tensor]]:
 
 
 def wrap(
-    spec: registry.MethodSpec, settings: Any, model: Model, factory: Any
+    spec: registry.MethodSpec, settings: Any, own: Any, model: Model, factory: Any
 ) -> Callable[[Method], Method]:
     """Returns what puts a user's factory into a method.
 
     Args:
       spec: The method's specification.
       settings: The training settings.
+      own: The method's own settings.
       model: The model.
       factory: A `tff.aggregators` factory.
 
     Raises:
-      HparamError: If it is no factory, or the method has no place for it.
+      HparamError: If it is no factory, or the method cannot work with it.
+
+    Warns:
+      RuntimeWarning: If its secure sums are simulated, or it draws without a seed.
     """
-    aggregator = Aggregator(factory, model)
-    name = f"model_aggregator={type(factory).__name__}"
-    registry.check_aggregated(spec, settings, name, aggregator.weighted)
+    aggregator, word = Aggregator(factory, model), settings["aggregator"]
+    name = f"aggregator={word}"
+    if word == "mean":
+        name = f"model_aggregator={type(factory).__name__}"
+    registry.check_aggregator(spec, settings, own, name, aggregator.traits)
+    if aggregator.traits.has_secure_sums:
+        _warn(f"{name} simulates {registry.SIMULATED}.")
     drawn = aggregator.stateful_draw()
     if drawn:
-        warnings.warn(
+        _warn(
             f"{name} draws from a generator without a seed ({drawn}): no two runs are alike, nor "
-            "is a resumed one. The settings aggregator=dp and compressed draw from the run's seed.",
-            RuntimeWarning,
-            stacklevel=3,
+            "is a resumed one. The settings aggregator=dp and compressed draw from the run's seed."
         )
     return lambda method: with_aggregator(method, aggregator)
+
+
+def _warn(text):
+    # The line of the caller of `tff_algos.build`.
+    warnings.warn(text, RuntimeWarning, stacklevel=6)

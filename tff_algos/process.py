@@ -298,6 +298,9 @@ def build(
     Raises:
       HparamError: If the name or a setting is unknown, missing, or out of range.
       ModelError: If the model cannot be a pure function of its weights.
+
+    Warns:
+      RuntimeWarning: If an aggregator's secure sums are simulated, or it draws without a seed.
     """
     spec = registry.get(name)
     settings, client_optimizer = _client_optimizer(spec, settings)
@@ -307,6 +310,7 @@ def build(
         name, spec.hparams, {k: v for k, v in settings.items() if k not in shared}
     )
     training = registry.resolve_training(spec, {k: v for k, v in settings.items() if k in shared})
+    registry.check_aggregator(spec, training, own)
     if spec.needs_num_clients:
         if num_clients is None:
             raise hparams_lib.HparamError(f"{name} needs num_clients, the number of all clients.")
@@ -319,7 +323,7 @@ def build(
     local = LocalTraining(training, client_optimizer)
     if server_optimizer is not None:
         own["server_optimizer"] = _server_optimizer(spec, settings, server_optimizer)
-    adapt = _adapter(spec, training, model, model_aggregator, seed, clients_per_round)
+    adapt = _adapter(spec, training, own, model, model_aggregator, seed, clients_per_round)
     if spec.staged:
         return spec.build_fn()(model, local, **own)
     check = functools.partial(check_indices, name, num_clients) if spec.needs_index else None
@@ -379,7 +383,9 @@ def _server_optimizer(spec, settings, given) -> Any:
     return given
 
 
-def _adapter(spec, training, model, factory, seed, clients_per_round) -> Callable[[Method], Method]:
+def _adapter(
+    spec, training, own, model, factory, seed, clients_per_round
+) -> Callable[[Method], Method]:
     """Returns what puts the aggregator that is asked for into a method."""
     word = training["aggregator"]
     if factory is None and word == "mean":
@@ -392,5 +398,6 @@ def _adapter(spec, training, model, factory, seed, clients_per_round) -> Callabl
             f"aggregator={word} and model_aggregator are two aggregators; give one."
         )
     if factory is None:
-        factory = aggregators.build(training, seed, clients_per_round)
-    return aggregation.wrap(spec, training, model, factory)
+        with aggregation.quietly():
+            factory = aggregators.build(training, seed, clients_per_round)
+    return aggregation.wrap(spec, training, own, model, factory)

@@ -38,14 +38,30 @@ class Aggregated:
     Attributes:
       what: That mean, in words.
       in_clear: Vectors of the model's size that clients send beside it, which are averaged as ever;
-        empty if there are none. Aggregators that keep clients' vectors private are refused then.
-      own_weights: Whether the weights of that mean are more than `client_weighting`, so that an
-        aggregator that knows no weights cannot take its place.
+        empty if there are none. Where one of the method's own settings decides, a `By` of it.
+        Aggregators that keep clients' vectors private are refused then.
+      own_weights: What the weights of that mean are if they are more than `client_weighting`, so
+        that an aggregator that knows no weights cannot take its place: `relative`, the largest of a
+        round is 1; `unbounded`, of any size, so that secure sums cannot, either. Else empty.
     """
 
     what: str = "the mean of the clients' updates x_k - x"
-    in_clear: str = ""
-    own_weights: bool = False
+    in_clear: str | hparams_lib.By = ""
+    own_weights: str = ""
+
+
+class AggregatorTraits(NamedTuple):
+    """What a method may refuse an aggregator for.
+
+    Attributes:
+      weighted: Whether it knows clients' weights.
+      is_private: Whether it keeps what a client sends from the server.
+      has_secure_sums: Whether it sums integers, as secure aggregation does.
+    """
+
+    weighted: bool
+    is_private: bool = False
+    has_secure_sums: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,9 +142,16 @@ class MethodSpec:
 
 _H = hparams_lib.Hparam
 
-AGGREGATORS = ("mean", "robust", "dp", "compressed", "secure")
-# Those that keep what a client sends from the server.
-_PRIVATE = ("dp", "secure")
+AGGREGATORS = {
+    "mean": None,
+    "robust": AggregatorTraits(weighted=True),
+    "dp": AggregatorTraits(weighted=False, is_private=True),
+    "compressed": AggregatorTraits(weighted=True),
+    "secure": AggregatorTraits(weighted=True, is_private=True, has_secure_sums=True),
+}
+
+# What secure sums are here, as callers, the command line and the folder of a run are told.
+SIMULATED = "secure aggregation: sums are taken in clear, of the integers that it would sum"
 
 # For each client optimizer: our setting → the argument of `tff.learning.optimizers.build_…`, or of
 # `tff_algos.nesterov.build_nesterov`.
@@ -337,7 +360,7 @@ TRAINING_HPARAMS = (
         "compressed quantises large tensors; secure sums integers, as secure aggregation does, but "
         "in clear: a simulation of it.",
         source="the papers: the mean",
-        choices=AGGREGATORS,
+        choices=tuple(AGGREGATORS),
         flag="aggregator",
     ),
     _H(
@@ -442,58 +465,64 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:
                 f"client_optimizer_state=keep has no meaning with "
                 f"client_optimizer={settings['client_optimizer']}, which has no state."
             )
-    if settings["aggregator"] != "mean":
-        _check_aggregator(spec, settings)
-    return settings
-
-
-def _check_aggregator(spec, settings):
-    word = settings["aggregator"]
-    check_aggregated(spec, settings, f"aggregator={word}", weighted=word != "dp")
-    if word in _PRIVATE and spec.aggregated.in_clear:
-        raise hparams_lib.HparamError(
-            f"aggregator={word} has no meaning in {spec.name}, whose clients also send "
-            f"{spec.aggregated.in_clear} in clear."
-        )
-    if word == "secure" and spec.aggregated.own_weights:
-        raise hparams_lib.HparamError(
-            f"aggregator=secure has no meaning in {spec.name}: it sums weights as whole numbers, "
-            "and the method's are fractions."
-        )
-    if word == "dp" and settings["aggregator_noise_multiplier"] is None:
+    if settings["aggregator"] == "dp" and settings["aggregator_noise_multiplier"] is None:
         raise hparams_lib.HparamError(
             "aggregator_noise_multiplier must be set with aggregator=dp: it has no default."
         )
+    return settings
 
 
-def check_aggregated(
-    spec: MethodSpec, settings: Mapping[str, Any], aggregator: str, weighted: bool
+def check_aggregator(
+    spec: MethodSpec,
+    training: Mapping[str, Any],
+    own: Mapping[str, Any],
+    aggregator: str | None = None,
+    traits: AggregatorTraits | None = None,
 ) -> None:
     """Refuses an aggregator that a method cannot work with.
 
     Args:
       spec: The method.
-      settings: The training settings.
-      aggregator: How to call the aggregator in an error.
-      weighted: Whether the aggregator knows clients' weights.
+      training: The training settings, resolved.
+      own: The method's own settings, resolved.
+      aggregator: How to call the aggregator in an error; by default the setting `aggregator`.
+      traits: What it is, of an object; by default what that setting's word stands for.
 
     Raises:
-      HparamError: If the method has no mean that it could take the place of, or needs weights.
+      HparamError: If the method has no mean that it could take the place of, needs weights that it
+        does not know or has weights that it cannot sum, or undoes its privacy.
     """
+    if traits is None:
+        aggregator = f"aggregator={training['aggregator']}"
+        traits = AGGREGATORS[training["aggregator"]]
+    if traits is None:
+        return
     if isinstance(spec.aggregated, str):
         raise hparams_lib.HparamError(
             f"{aggregator} has no meaning in {spec.name}, which {spec.aggregated}."
         )
-    if weighted:
-        return
-    if spec.aggregated.own_weights:
+    own_weights, in_clear, where = spec.aggregated.own_weights, spec.aggregated.in_clear, ""
+    if own_weights and not traits.weighted:
         raise hparams_lib.HparamError(
             f"{aggregator} has no meaning in {spec.name}: it counts all clients alike, and the "
             "method's weights are its own."
         )
-    if settings["client_weighting"] != "uniform":
+    if not traits.weighted and training["client_weighting"] != "uniform":
         raise hparams_lib.HparamError(
             f"{aggregator} counts all clients alike; set client_weighting=uniform with it."
+        )
+    if isinstance(in_clear, hparams_lib.By):
+        where = f" with {in_clear.setting}={own[in_clear.setting]}"
+        in_clear = in_clear.of(own[in_clear.setting])
+    if traits.is_private and in_clear:
+        raise hparams_lib.HparamError(
+            f"{aggregator} has no meaning in {spec.name}{where}, whose clients also send "
+            f"{in_clear} in clear."
+        )
+    if traits.has_secure_sums and own_weights not in ("", "relative"):
+        raise hparams_lib.HparamError(
+            f"{aggregator} has no meaning in {spec.name}: secure sums take weights in steps of "
+            "2^-12 up to 2^20, and the method's may be of any size."
         )
 
 

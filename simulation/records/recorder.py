@@ -12,9 +12,7 @@ from simulation.records.client_states import ClientStates
 from simulation.records.progress import Progress
 from tasks import fingerprint
 from tasks.task import Task
-
-# What a folder says of a run whose aggregator has secure sums.
-SIMULATED = "secure aggregation: sums are taken in clear, of the integers that it would sum"
+from tff_algos.registry import SIMULATED
 
 
 class Recorder:

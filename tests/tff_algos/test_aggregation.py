@@ -1,6 +1,7 @@
 """TFF's aggregators in the place of the mean of updates: as in TFF's own averaging, and seeded."""
 
 import functools
+import gc
 import warnings
 
 import numpy as np
@@ -8,11 +9,12 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+import hparams
 import tff_algos
 from hparams import HparamError
 from simulation import runtimes
 from simulation.runtimes.batched_ops import NotVectorizable
-from tests.tff_algos import cases, shared, toy
+from tests.tff_algos import cases, eager, shared, toy
 from tff_algos import aggregation, aggregators, registry
 
 RATES = {"client_learning_rate": 0.3, "server_learning_rate": 1.0}
@@ -215,10 +217,10 @@ class _Updates:
         self.aggregator = aggregation.Aggregator(factory, model)
         self.state = self.aggregator.initial_state
 
-    def next(self, *updates):
+    def next(self, *updates, weights=None):
         values = [(u.astype(np.float32),) for u in updates]
-        weights = [[1.0] * len(values)] if self.aggregator.weighted else []
-        output = self.aggregator.next(self.state, values, *weights)
+        weights = [weights or [1.0] * len(values)] if self.aggregator.weighted else []
+        output = self.output = self.aggregator.next(self.state, values, *weights)
         self.state = output.state
         return output.result[0]
 
@@ -269,6 +271,37 @@ def test_rounding_is_unbiased_and_a_function_of_the_seed():
     assert np.all(np.abs(one - x) <= step * 1.001) and np.any(np.abs(one - x) > step / 3)
     # The mean of 400 roundings is off by at most 4 of its deviations of step / 2 / 20 each.
     assert np.max(np.abs(many - np.mean(clients, axis=0))) < 4.5 * step / 40
+
+
+def test_secure_sums_of_fractions_change_a_means_length_only():
+    """TERM's weights, exp(t (L - max L)), are summed in steps of 2^-12: half a step off at most."""
+    rng, step = np.random.default_rng(3), (2**20 - 1) / (2**32 - 1)
+    losses = rng.uniform(0, 3, 7)
+    weights = np.exp(3.0 * (losses - losses.max()))
+    updates = rng.normal(size=(7, 40))
+    factory = tff.learning.secure_aggregator(zeroing=False, clipping=False)
+    with shared.installed("tff"):
+        got = _Updates(factory, 40).next(*updates, weights=[float(w) for w in weights])
+    want = weights @ updates / weights.sum()
+    longer = got @ want / (want @ want)
+    assert 1e-5 < abs(longer - 1) < len(weights) * step / 2
+    # It is by how much the sum of the rounded weights is off; values have steps of 200 * 2^-32.
+    assert longer == pytest.approx(
+        weights.sum() / (np.round(weights / step) * step).sum(), rel=1e-6
+    )
+    np.testing.assert_allclose(got, longer * want, atol=1e-6)
+
+
+@pytest.mark.long
+def test_term_agrees_with_itself_under_secure_sums(problem):
+    settings = {"t": 2.0}
+    off = {"aggregator_zeroing": False, "aggregator_clipping": False}
+    with shared.installed("tff"):
+        want, _ = toy.run(build("term", **settings), problem)
+        got, _ = toy.run(build("term", aggregator="secure", **off, **settings), problem)
+    for a, b in zip(want, got, strict=True):
+        for x, y in zip(a.weights, b.weights, strict=True):
+            np.testing.assert_allclose(y, x, atol=1e-3)
 
 
 class _Unique(tff.aggregators.UnweightedAggregationFactory):
@@ -324,8 +357,18 @@ def test_a_users_own_dp_names_its_generator():
         ("fedavg", NOISY, "aggregator=dp counts all clients alike; set client_weighting=uniform"),
         ("fedavg", {"aggregator": "dp", **UNIFORM}, "noise_multiplier must be set with aggregator"),
         ("term", NOISY, "aggregator=dp has no meaning in term: .* weights are its own"),
-        ("term", {"aggregator": "secure"}, "sums weights as whole numbers"),
+        ("adafedadam", {"aggregator": "secure"}, "in steps of 2.-12 up to 2.20, and the method's"),
         ("scaffold", {"aggregator": "secure"}, "whose clients also send the changes of their con"),
+        (
+            "lookahead",
+            {"aggregator": "secure", "state": "average"},
+            "in lookahead with state=average, whose clients also send their optimizer's slots in c",
+        ),
+        (
+            "fedlocal",
+            {**NOISY, **UNIFORM},
+            "in fedlocal with correction=joint, whose clients also send their scales 1/Q in clear",
+        ),
         ("fedavg", {"aggregator_bits": 3}, "aggregator_bits is not used with aggregator=mean"),
         ("fedavg", {**NOISY, **UNIFORM, "aggregator_bits": 3}, "not used with aggregator=dp"),
         (
@@ -355,6 +398,118 @@ def test_refusals_are_one_line(name, settings, says):
     with pytest.raises(HparamError, match=says) as e:
         build(name, **settings)
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.quick_cases("dp")
+@pytest.mark.parametrize(
+    ("word", "factory"),
+    [
+        ("robust", tff.learning.robust_aggregator),
+        ("dp", functools.partial(tff.learning.dp_aggregator, 0.1, 3)),
+        ("compressed", tff.learning.compression_aggregator),
+        ("secure", tff.learning.secure_aggregator),
+    ],
+    ids=["robust", "dp", "compressed", "secure"],
+)
+def test_objects_are_known_for_what_words_are(word, factory):
+    model = toy.plain_model(shared.problem())
+    assert aggregation.Aggregator(factory(), model).traits == registry.AGGREGATORS[word]
+
+
+SECURE = tff.aggregators.MeanFactory(tff.aggregators.SecureSumFactory(1.0))
+PRIVATE_SUM = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(0.1, 3, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "factory", "settings", "says"),
+    [
+        ("scaffold", SECURE, {}, "whose clients also send the changes of their control variates"),
+        ("scaffold", PRIVATE_SUM, UNIFORM, "whose clients also send the changes of their control"),
+        ("adafedadam", SECURE, {}, "secure sums take weights in steps of 2.-12"),
+    ],
+    ids=["secure", "dp", "weights"],
+)
+def test_objects_are_refused_as_words_are(name, factory, settings, says):
+    with pytest.raises(HparamError, match=f"^model_aggregator=.*has no meaning in {name}.*{says}"):
+        build(name, model_aggregator=factory, **settings)
+
+
+PRIVATE = [w for w, traits in registry.AGGREGATORS.items() if traits and traits.is_private]
+
+
+@pytest.mark.parametrize("word", PRIVATE)
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("lookahead", {}),
+        ("lookahead", {"state": "keep"}),
+        ("fedlocal", {"correction": "local"}),
+    ],
+)
+def test_private_words_are_taken_where_nothing_goes_in_clear(word, name, settings):
+    given = {**UNIFORM, **(NOISY if word == "dp" else {"aggregator": word}), **settings}
+    training, own = toy.resolve(name, given)
+    registry.check_aggregator(registry.get(name), training, own)
+
+
+CASES_IN_CLEAR = [(name, {}) for name in AGGREGATED]
+CASES_IN_CLEAR += [("lookahead", {"state": "average"}), ("lookahead", {"state": "keep"})]
+CASES_IN_CLEAR += [("fedlocal", {"correction": "local"}), ("client_adam", {"state": "reset"})]
+
+
+@pytest.mark.quick_cases("scaffold*", "lookahead*", "fedlocal*")
+@pytest.mark.parametrize(("name", "settings"), CASES_IN_CLEAR, ids=str)
+def test_methods_say_what_goes_in_clear(problem, monkeypatch, name, settings):
+    """Clients send vectors beside the mean of updates where the method says so, and only there."""
+    plain, heard = eager.EagerFederation, []
+
+    def word(name):
+        def listen(self, value, *weight):
+            heard.extend(tf.nest.flatten(self._rows(value)))
+            return getattr(plain, name)(self, value, *weight)
+
+        return listen
+
+    words = {name: word(name) for name in ("mean", "sum", "max", "stack")}
+    words["mean_of_updates"] = plain.mean
+    monkeypatch.setattr(eager, "EagerFederation", type("Listening", (plain,), words))
+    settings = {**shared.settings(name), **settings}
+    model = toy.plain_model(problem)
+    list(toy.run_eagerly(name, problem, model, toy.COHORTS[:1], **settings))
+    in_clear = registry.get(name).aggregated.in_clear
+    if isinstance(in_clear, hparams.By):
+        in_clear = in_clear.of(toy.resolve(name, settings)[1][in_clear.setting])
+    assert heard and any(v.shape.rank for v in heard) == bool(in_clear)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"model_aggregator": SECURE}, "model_aggregator=MeanFactory"),
+        (
+            {"aggregator": "secure", "aggregator_zeroing": False, "aggregator_clipping": False},
+            "aggregator=secure",
+        ),
+    ],
+    ids=["object", "word"],
+)
+def test_building_says_once_that_secure_sums_are_simulated(settings, name):
+    model = toy.plain_model(shared.problem())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        tff_algos.build("fedavg", model, **RATES, **settings)
+    said = [w for w in caught if w.category is RuntimeWarning]
+    assert [str(w.message) for w in said] == [f"{name} simulates {registry.SIMULATED}."]
+    assert said[0].filename == __file__
+
+
+def test_tensorflow_tells_of_no_unused_assertions(capfd, caplog):
+    """Not while the process is built, nor when what its building left behind is collected."""
+    model = toy.plain_model(shared.problem())
+    steps = {"aggregator_zeroing": False, "aggregator_clipping": False}
+    tff_algos.build("fedavg", model, aggregator="secure", **RATES, **steps)
+    gc.collect()
+    assert "never used" not in "".join(capfd.readouterr()) + caplog.text
 
 
 def test_every_method_says_what_an_aggregator_does_to_it():

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from hparams import Hparam
+from hparams import By, Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
@@ -60,7 +60,7 @@ SPEC = MethodSpec(
     client_optimizers=("adam", "sgd", "sgdm", "adagrad", "rmsprop", "yogi"),
     aggregated=Aggregated(
         "the mean of the corrected updates δ_k",
-        in_clear="(with fedlocal_correction=joint) their scales 1/Q",
+        in_clear=By("correction", {"joint": "their scales 1/Q"}, otherwise=""),
     ),
 )
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from hparams import Hparam
+from hparams import By, Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
@@ -66,7 +66,9 @@ SPEC = MethodSpec(
     server_learning_rate=0.5,
     client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
     plan=_plan,
-    aggregated=Aggregated(in_clear="(with lookahead_state=average) their optimizer's slots"),
+    aggregated=Aggregated(
+        in_clear=By("state", {"average": "their optimizer's slots"}, otherwise="")
+    ),
 )
 
 
