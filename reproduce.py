@@ -259,9 +259,18 @@ def reproduce(
 
     # A grid is tried on the rule's seeds; its best point is then run on the others as well.
     points = {row: setup.points(row) for row in rows}
-    tried_seeds = seeds
+    tried_seeds, told = seeds, []
     if any(len(some) > 1 for some in points.values()):
-        tried_seeds = [s for s in setup.selection.get("seeds", seeds) if s in seeds] or seeds
+        of_rule = setup.selection.get("seeds", seeds)
+        tried_seeds = [seed for seed in of_rule if seed in seeds]
+        if not tried_seeds:
+            tried_seeds = seeds
+            ours, theirs = (" ".join(map(str, some)) for some in (seeds, of_rule))
+            told.append(
+                f"Grids' points are chosen on seed {ours}: of the item's selection.seeds, "
+                f"{theirs}, none is run."
+            )
+            print(told[0], flush=True)
     runs = plan(points, tried_seeds)
     others = [seed for seed in seeds if seed not in tried_seeds]
     if options.dry_run:
@@ -277,9 +286,9 @@ def reproduce(
             raise ReproduceError(
                 "--budget does not go with [search]: set search.budget, or --full_grid."
             )
-        runs, chosen, told = _searched(setup, rows, points, tried_seeds, plan, resources)
+        runs, chosen, found = _searched(setup, rows, points, tried_seeds, plan, resources)
+        told += found
     else:
-        told = []
         share = len(runs) / (len(runs) + len(rows) * len(others))
         runs, chosen = search.whole_grid(
             setup,

@@ -280,6 +280,10 @@ def _is_number(value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_seeds(value) -> bool:
+    return isinstance(value, list) and all(type(seed) is int and seed >= 0 for seed in value)
+
+
 # Key of a column → whether a value will do.
 _OF_COLUMN = {
     "name": lambda v: isinstance(v, str),
@@ -310,10 +314,7 @@ _GRID = ("a table row = { flag = [values] }", _is_grid)
 FIELDS = {
     "title": _TEXT,
     "rounds": ("a whole number above 0", _is_count),
-    "seeds": (
-        "a list of whole numbers",
-        lambda v: isinstance(v, list) and all(isinstance(s, int) and s >= 0 for s in v),
-    ),
+    "seeds": ("a list of whole numbers", _is_seeds),
     "rows": ("a table row = flag file", _is_texts),
     "sweep": _GRID,
     "grid": _GRID,
@@ -335,18 +336,19 @@ FIELDS = {
             and _is_count(v.get("factor", 3))
             and v.get("factor", 3) > 1
             and _is_count(v.get("rounds", 1))
-            and isinstance(v.get("budget", 1), int | float)
+            and _is_number(v.get("budget", 1))
             and v.get("budget", 1) > 0
         ),
     ),
     "selection": (
-        "a table of metric (a text), last_rounds (above 0) and seeds",
+        "a table of metric (a text), last_rounds (above 0) and seeds (some whole numbers)",
         lambda v: (
             isinstance(v, dict)
             and v.keys() <= {"metric", "last_rounds", "seeds"}
             and isinstance(v.get("metric", ""), str)
             and _is_count(v.get("last_rounds", 1))
-            and isinstance(v.get("seeds", []), list)
+            and _is_seeds(v.get("seeds", [1]))
+            and v.get("seeds", [1])
         ),
     ),
     "columns": (
@@ -414,8 +416,12 @@ def _checked(where, home, fields):
         )
     if fields.get("search") is not None and not wide:
         refuse("search has no grid of more than one point.")
-    if fields.get("search") and fields.get("widen"):
+    # An empty table is a search, too.
+    if "search" in fields and "widen" in fields:
         refuse("widen does not go with search.")
+    for seed in fields.get("selection", {}).get("seeds", ()) if rows else ():
+        if seed not in fields["seeds"]:
+            refuse(f"selection.seeds: {seed} is none of the set-up's seeds.")
 
 
 def _check_full_rows(where, rows, fields):

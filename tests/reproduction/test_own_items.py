@@ -115,6 +115,16 @@ fedavg = { client_learning_rate = [0.1, 0.2] }
             'rounds = 3\nsearch = {factor = 2}\nwiden = { times = 1, flags = ["a"] }',
             "widen does not go with search",
         ),
+        (
+            "rounds = 3",
+            'rounds = 3\nsearch = {}\nwiden = { times = 1, flags = ["client_learning_rate"] }',
+            "widen does not go with search",
+        ),
+        ("[0.1, 0.2] }", "[0.1, 0.2] }\n[setups.s.search]\nbudget = true", "search must be a"),
+        ("seeds = [1]", "seeds = [true]", "seeds must be a list of whole numbers"),
+        ("_rounds = 2 }", '_rounds = 2, seeds = ["x"] }', "selection must be a table of metric"),
+        ("_rounds = 2 }", "_rounds = 2, seeds = [] }", "selection must be a table of metric"),
+        ("_rounds = 2 }", "_rounds = 2, seeds = [1, 2] }", "selection.seeds: 2 is none of the"),
         ('title = "S"', "title = 3", "title must be a text, found 3"),
         ('title = "T"', "title = ", "cannot be read"),
         ("[setups.s", "[other.s", "it has no [setups.NAME]"),
@@ -143,6 +153,20 @@ def test_a_search_may_leave_everything_to_its_defaults(tmp_path, capsys):
     root = f"--root_output_dir={tmp_path}"
     assert reproduce.main([f"--items={tmp_path}", "--item=x", "--dry_run", root]) == 0
     assert "[search] takes a part: fedavg 55.6%" in capsys.readouterr().out
+
+
+def test_seeds_that_the_rule_has_not_choose_where_no_other_is_run(tmp_path, capsys):
+    (tmp_path / "a.flags").write_text(RUN)
+    rule = WHOLE.replace("last_rounds = 2", "last_rounds = 2, seeds = [1]")
+    (tmp_path / "x.toml").write_text(rule.replace("seeds = [1]\n", "seeds = [1, 2]\n"))
+    own = [f"--items={tmp_path}", "--item=x", "--dry_run", f"--root_output_dir={tmp_path}"]
+    said = "Grids' points are chosen on seed 4 5: of the item's selection.seeds, 1, none is run.\n"
+    # Two points on each seed; on the rule's alone, and then the chosen one on the other.
+    for seeds, runs in (("4,5", 4), ("1,5", 3), ("1,2", 3)):
+        assert reproduce.main([*own, f"--seeds={seeds}"]) == 0
+        told = capsys.readouterr().out
+        assert f"| fedavg | {runs} " in told
+        assert (said in told) == (seeds == "4,5")
 
 
 @pytest.mark.parametrize(
