@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -24,7 +26,8 @@ def taking_datasets(process: Process, batch_size: int) -> tff.learning.templates
 
     Returns:
       A process of sequences of pairs (x, y) of batches, of the dtypes of the model's specs. What a
-      client draws depends on the round and on its examples.
+      client draws depends on the round and on its examples. Its metrics are the method's, and the
+      model's among them also in `client_work/train`, where TFF's programs look for them.
 
     Raises:
       TypeError: If its clients keep something, so that `next` has more than a state and clients.
@@ -83,6 +86,15 @@ def taking_datasets(process: Process, batch_size: int) -> tff.learning.templates
         )
 
     state_type = process.initialize.type_signature.result
+    metrics_type = process.next.type_signature.result.metrics
+
+    @tff.tensorflow.computation(metrics_type.member)
+    def where_programs_look(metrics):
+        names = list(metrics)
+        of_model = names[: names.index("num_examples") + 1]
+        train = collections.OrderedDict((name, metrics[name]) for name in of_model)
+        client_work = collections.OrderedDict(train=train)
+        return collections.OrderedDict(**metrics, client_work=client_work)
 
     @tff.tensorflow.computation(state_type.member)
     def round_num_of(state):
@@ -93,7 +105,10 @@ def taking_datasets(process: Process, batch_size: int) -> tff.learning.templates
     )
     def next_fn(state, clients):
         round_num = tff.federated_broadcast(tff.federated_map(round_num_of, state))
-        return process.next(state, tff.federated_map(arrays, (clients, round_num)))
+        state, metrics = process.next(state, tff.federated_map(arrays, (clients, round_num)))
+        return tff.learning.templates.LearningProcessOutput(
+            state, tff.federated_map(where_programs_look, metrics)
+        )
 
     return tff.learning.templates.LearningProcess(
         initialize_fn=process.initialize,

@@ -69,6 +69,9 @@ def test_data_sets_within_tff_are_the_arrays_of_their_examples():
         clients = [tff_algos.batch_client(x[r], y[r], batch_size=4, shuffle=False) for r in rows]
         want = process.next(process.initialize(), clients)
     assert (got.metrics["num_clients"], got.metrics["num_examples"]) == (3, 7 + 4)
+    of_model = {"loss": got.metrics["loss"], "num_examples": 7 + 4}
+    assert got.metrics["client_work"] == {"train": of_model}
+    assert list(got.metrics) == [*want.metrics, "client_work"]
     assert got.metrics["clients_dropped"] == want.metrics["clients_dropped"] == 0
     for a, b in zip(got.state.weights, want.state.weights, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
