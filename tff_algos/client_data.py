@@ -8,7 +8,7 @@ step changes nothing, a masked-out example weighs nothing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -383,14 +383,15 @@ def of_model(clients: Sequence[Any], model: Any, round_num: int) -> list[ClientD
     """Returns the clients of a round as a method takes them.
 
     Args:
-      clients: `ClientData`, or a batched `tf.data.Dataset` of pairs each, as TFF's algorithms take
-        them. A dataset's client has no index, and draws by its place in the cohort and the round.
+      clients: `ClientData`, or a batched `tf.data.Dataset` each, as TFF's algorithms take them and
+        `from_dataset` does. A dataset's client has no index, and draws by its place in the cohort
+        and the round.
       model: The `tff_algos.Model` they are for. Numbers of another width (float64 inputs, int64
         labels) become those of its specs.
       round_num: The round, from 0.
 
     Raises:
-      ValueError: If a dataset is empty or not of pairs, or numbers do not fit.
+      ValueError: If a dataset is refused by `from_dataset`, or numbers do not fit.
     """
     return [_of_model(data, model, round_num, place) for place, data in enumerate(clients)]
 
@@ -422,31 +423,44 @@ def _narrowed(values, dtype, what):
     return narrowed
 
 
+def as_pair(element: Any) -> Any:
+    """Returns an element of a data set, or its spec, as (x, y) if it is a dictionary of just them.
+
+    Args:
+      element: Anything; all else than a mapping with the keys `x` and `y` is returned as it is.
+    """
+    if isinstance(element, Mapping) and set(element) == {"x", "y"}:
+        return element["x"], element["y"]
+    return element
+
+
 def _is_batched(x, y):
     return np.ndim(x) > 0 and np.ndim(y) > 0 and len(x) == len(y)
 
 
 def from_dataset(dataset, *, dropout_seed: Sequence[int] = (0,), index: int = -1) -> ClientData:
-    """Turns a batched `tf.data.Dataset` of (x, y) pairs, as TFF's examples use, into `ClientData`.
+    """Turns a batched `tf.data.Dataset`, as TFF's examples use, into `ClientData`.
 
     Args:
-      dataset: Finite dataset of (x `[b, ...]`, y `[b, ...]`) batches; the order is kept. Repeat it
-        for several epochs; the whole is then one pass for methods that ask for one.
+      dataset: Finite dataset of batches (x `[b, ...]`, y `[b, ...]`), or dictionaries of x and y;
+        the order is kept. Repeat it for several epochs; the whole is then one pass for methods that
+        ask for one.
       dropout_seed: Non-negative integers that fix what is random in the client's work.
       index: Place of the client among all training clients, from 0; -1 if unknown.
 
     Raises:
-      ValueError: If the dataset is empty (its shapes would be unknown) or not of pairs.
+      ValueError: If the dataset is empty (its shapes would be unknown) or of anything else.
     """
-    batches = list(dataset.as_numpy_iterator())
+    batches = [as_pair(batch) for batch in dataset.as_numpy_iterator()]
     if not batches:
         raise ValueError(
             "The dataset holds no batch; leave clients without data out of the cohort."
         )
     if not all(isinstance(b, tuple) and len(b) == 2 and _is_batched(*b) for b in batches):
         raise ValueError(
-            "Each element of the dataset must be a pair (x, y) of batched arrays: batch(...) makes "
-            "batches of examples, and map(lambda e: (e['x'], e['y'])) pairs of dictionaries."
+            "Each element of the dataset must be a pair (x, y) of batched arrays, or a dictionary "
+            "of x and y: batch(...) makes batches of examples, and map(lambda e: (e['pixels'], "
+            "e['label'])) pairs of dictionaries with other keys."
         )
     # A batch may have lost all its examples to a filter; a client's steps end where one has none.
     batches = [b for b in batches if len(b[1])] or batches

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import collections
+
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_algos import random
-from tff_algos.client_data import ClientData, is_zero_in_padding
-from tff_algos.process import Process
+from tff_algos.client_data import ClientData, as_pair, is_zero_in_padding
+from tff_algos.process import Next, Process
 
 
 def taking_datasets(process: Process, batch_size: int) -> tff.learning.templates.LearningProcess:
@@ -23,8 +25,10 @@ def taking_datasets(process: Process, batch_size: int) -> tff.learning.templates
       batch_size: The largest number of examples in a batch.
 
     Returns:
-      A process of sequences of pairs (x, y) of batches, of the dtypes of the model's specs. What a
-      client draws depends on the round and on its examples.
+      A process of sequences of batches, pairs (x, y) or dictionaries of x and y, of the dtypes of
+      the model's specs; `next` raises a `ValueError` for a data set of anything else. What a client
+      draws depends on the round and on its examples. Its metrics are the method's, and the
+      model's among them also in `client_work/train`, where TFF's programs look for them.
 
     Raises:
       TypeError: If its clients keep something, so that `next` has more than a state and clients.
@@ -58,15 +62,39 @@ def taking_datasets(process: Process, batch_size: int) -> tff.learning.templates
         mask = tf.cast(tf.range(batch_size) < number, tf.float32)
         return pad(x, specs[0]), pad(y, specs[1]), mask
 
-    elements = tuple(tff.TensorType(s.dtype.as_numpy_dtype, s.shape) for s in specs)
+    # TFF takes unnamed elements for named ones as well, but not the other way round.
+    tensors = [tff.TensorType(spec.dtype.as_numpy_dtype, spec.shape) for spec in specs]
+    elements = tff.to_type(collections.OrderedDict(zip("xy", tensors, strict=True)))
+
+    def as_element(dataset, place):
+        found = as_pair(dataset.element_spec)
+        if (
+            isinstance(found, tuple)
+            and all(isinstance(spec, tf.TensorSpec) for spec in found)
+            and elements.is_assignable_from(tff.types.tensorflow_to_type(found))
+        ):
+            return dataset if isinstance(dataset.element_spec, tuple) else dataset.map(as_pair)
+        raise ValueError(
+            f"Client {place}: each element of its data set must be a pair (x, y), or a dictionary "
+            f"of x and y, of {' and '.join(map(str, tensors))}; found {dataset.element_spec}: "
+            "batch(...) makes batches of examples, and map(lambda e: (e['pixels'], "
+            "tf.cast(e['label'], tf.int32))) pairs of other keys and dtypes."
+        )
+
+    def look_at(state, clients):
+        del state
+        return [
+            as_element(data, place) if isinstance(data, tf.data.Dataset) else data
+            for place, data in enumerate(clients)
+        ]
 
     @tff.tensorflow.computation(tff.SequenceType(elements), np.int32)
     def arrays(dataset, round_num):
         # A step without examples changes nothing, and an empty data set has one to stack then.
         last = tuple(tf.zeros([batch_size, *s.shape[1:]], s.dtype) for s in specs)
         last = tf.data.Dataset.from_tensors((*last, tf.zeros([batch_size])))
-        full = dataset.filter(lambda x, y: tf.shape(y)[0] > 0)
-        steps = full.map(padded).concatenate(last)
+        full = dataset.filter(lambda batch: tf.shape(batch["y"])[0] > 0)
+        steps = full.map(lambda batch: padded(**batch)).concatenate(last)
         x, y, mask = steps.batch(np.iinfo(np.int64).max).get_single_element()
         real = tf.reshape(mask > 0, tf.concat([tf.shape(mask), [1] * (x.shape.rank - 2)], 0))
         examples = tf.where(real, tf.cast(x, tf.float32), 0.0)
@@ -83,6 +111,15 @@ def taking_datasets(process: Process, batch_size: int) -> tff.learning.templates
         )
 
     state_type = process.initialize.type_signature.result
+    metrics_type = process.next.type_signature.result.metrics
+
+    @tff.tensorflow.computation(metrics_type.member)
+    def where_programs_look(metrics):
+        names = list(metrics)
+        of_model = names[: names.index("num_examples") + 1]
+        train = collections.OrderedDict((name, metrics[name]) for name in of_model)
+        client_work = collections.OrderedDict(train=train)
+        return collections.OrderedDict(**metrics, client_work=client_work)
 
     @tff.tensorflow.computation(state_type.member)
     def round_num_of(state):
@@ -93,11 +130,14 @@ def taking_datasets(process: Process, batch_size: int) -> tff.learning.templates
     )
     def next_fn(state, clients):
         round_num = tff.federated_broadcast(tff.federated_map(round_num_of, state))
-        return process.next(state, tff.federated_map(arrays, (clients, round_num)))
+        state, metrics = process.next(state, tff.federated_map(arrays, (clients, round_num)))
+        return tff.learning.templates.LearningProcessOutput(
+            state, tff.federated_map(where_programs_look, metrics)
+        )
 
     return tff.learning.templates.LearningProcess(
         initialize_fn=process.initialize,
-        next_fn=next_fn,
+        next_fn=Next(next_fn, look_at),
         get_model_weights=process.get_model_weights,
         set_model_weights=process.set_model_weights,
     )

@@ -42,8 +42,8 @@ class Process(tff.learning.templates.LearningProcess):
         self.check_clients = check_clients
 
 
-class _Next(computation_impl.ConcreteComputation):
-    """A process's `next` that looks at the clients before TFF does, and takes data sets for them.
+class Next(computation_impl.ConcreteComputation):
+    """A process's `next` that looks at the clients before TFF does, and may put others there.
 
     Within another TFF computation clients are symbols, and no one looks at them.
     """
@@ -51,23 +51,22 @@ class _Next(computation_impl.ConcreteComputation):
     def __init__(
         self,
         computation: computation_impl.ConcreteComputation,
-        model: Model,
-        check: Callable | None,
+        look_at: Callable[[Any, Sequence[Any]], list[Any]],
     ):
+        """Initialises from the computation and `(state, clients) -> clients as TFF takes them`."""
         super().__init__(
             computation_proto=computation_impl.ConcreteComputation.get_proto(computation),
             context_stack=context_stack_impl.context_stack,
             annotated_type=computation.type_signature,
         )
-        self._model, self._check = model, check
+        self._look_at = look_at
 
     def __call__(self, *args, **kwargs):
+        """Runs the round; a list or tuple of clients is looked at first."""
         state = kwargs.get("state", args[0] if args else None)
         clients = kwargs.get("clients", args[1] if len(args) > 1 else None)
         if isinstance(clients, list | tuple):
-            clients = of_model(clients, self._model, int(state.round_num))
-            if self._check is not None:
-                self._check(clients)
+            clients = self._look_at(state, clients)
             if "clients" in kwargs:
                 kwargs["clients"] = clients
             else:
@@ -248,12 +247,19 @@ def to_process(
         state = state._replace(weights=tuple(weights.trainable))
         return method.adopt_weights(state) if method.adopt_weights else state
 
-    next_fn = _Next(next_fn, model, check_clients)
+    check_clients = check_clients or (lambda clients: None)
+
+    def look_at(state, clients):
+        clients = of_model(clients, model, int(state.round_num))
+        check_clients(clients)
+        return clients
+
+    next_fn = Next(next_fn, look_at)
 
     return (Process if method.client_state is None else StatefulProcess)(
         method,
         model,
-        check_clients or (lambda clients: None),
+        check_clients,
         # As large as the model, several times over; in this process nothing runs it.
         initialize_fn=_WhenUsed(initialize, tff.FunctionType(None, at_server)),
         next_fn=next_fn,

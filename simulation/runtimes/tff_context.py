@@ -62,8 +62,11 @@ def _to_native_form(comp):
         return block
 
 
-class InProcessContext(tff.framework.SyncContext):
+class InProcessContext(tff.program.FederatedContext):
     """Runs TFF computations with this process's TensorFlow.
+
+    TFF's federated programs (`tff.learning.programs`) run only in a `tff.program.FederatedContext`.
+    They take values as they are for references to them, so this one hands out no references.
 
     Attributes:
       intrinsic_calls: A `collections.Counter` of the intrinsics interpreted so far, by URI.

@@ -200,15 +200,41 @@ def test_from_dataset_equals_unshuffled_batches():
         from_dataset(dataset.take(0))
 
 
-@pytest.mark.parametrize("made", ["of inputs alone", "of dictionaries", "without batches"])
+@pytest.mark.parametrize("keys", ["xy", "yx"])
+def test_from_dataset_takes_a_dictionary_of_x_and_y_for_a_pair(keys):
+    pair = dict(zip("xy", examples(5), strict=True))
+    of_dictionaries = tf.data.Dataset.from_tensor_slices({key: pair[key] for key in keys})
+    of_pairs = tf.data.Dataset.from_tensor_slices((pair["x"], pair["y"]))
+    want = from_dataset(of_pairs.batch(2))
+    for a, b in zip(from_dataset(of_dictionaries.batch(2)), want, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "of inputs alone",
+        "of dictionaries",
+        "of weighted dictionaries",
+        "of dictionaries without batches",
+        "without batches",
+    ],
+)
 def test_from_dataset_says_what_it_takes(made):
     x, y = examples(5)
-    parts = {"of inputs alone": x, "of dictionaries": {"x": x, "y": y}, "without batches": (x, y)}
+    parts = {
+        "of inputs alone": x,
+        "of dictionaries": {"pixels": x, "label": y},
+        "of weighted dictionaries": {"x": x, "y": y, "weight": y},
+        "of dictionaries without batches": {"x": x, "y": y},
+        "without batches": (x, y),
+    }
     dataset = tf.data.Dataset.from_tensor_slices(parts[made])
-    if made != "without batches":
+    if not made.endswith("without batches"):
         dataset = dataset.batch(2)
-    with pytest.raises(ValueError, match="pair .* of batched arrays"):
+    with pytest.raises(ValueError, match="pair .* of batched arrays.*label") as e:
         from_dataset(dataset)
+    assert "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])

@@ -1,6 +1,7 @@
 """The processes as TFF's users meet them, and the refusals of `build`."""
 
 import collections
+import functools
 
 import numpy as np
 import pytest
@@ -69,9 +70,91 @@ def test_data_sets_within_tff_are_the_arrays_of_their_examples():
         clients = [tff_algos.batch_client(x[r], y[r], batch_size=4, shuffle=False) for r in rows]
         want = process.next(process.initialize(), clients)
     assert (got.metrics["num_clients"], got.metrics["num_examples"]) == (3, 7 + 4)
+    of_model = {"loss": got.metrics["loss"], "num_examples": 7 + 4}
+    assert got.metrics["client_work"] == {"train": of_model}
+    assert list(got.metrics) == [*want.metrics, "client_work"]
     assert got.metrics["clients_dropped"] == want.metrics["clients_dropped"] == 0
     for a, b in zip(got.state.weights, want.state.weights, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def of_examples(x, y):
+    return collections.OrderedDict(x=x, y=y)
+
+
+DICTIONARIES = {
+    "of an OrderedDict": of_examples,
+    "of targets first": lambda x, y: collections.OrderedDict(y=y, x=x),
+    "of a dict": lambda x, y: {"x": x, "y": y},
+}
+
+
+def data_sets_of(problem, make):
+    return [
+        tf.data.Dataset.from_tensor_slices((x.astype(np.float32), y.astype(np.int32)))
+        .batch(3)
+        .map(make)
+        for x, y in problem.clients
+    ]
+
+
+@pytest.mark.xdist_group("fedavg")
+@pytest.mark.parametrize("made", DICTIONARIES)
+def test_dictionaries_of_x_and_y_are_pairs(problem, made):
+    """The form of TFF's tutorials: straight into `next`, within TFF, and with ids for clients."""
+    process = shared.process("fedavg")
+    clients = data_sets_of(problem, DICTIONARIES[made])
+    with shared.installed("tff"):
+        for taking in (process, taking_datasets()):
+            start = taking.initialize()
+            got = taking.next(start, clients)
+            want = taking.next(start, data_sets_of(problem, lambda x, y: (x, y)))
+            tf.nest.map_structure(np.testing.assert_array_equal, got, want)
+
+
+@pytest.mark.xdist_group("fedavg")
+def test_dictionaries_of_x_and_y_are_pairs_where_tff_makes_them(problem):
+    taking = taking_datasets()
+
+    @tff.tensorflow.computation(np.int32)
+    def dataset_of(number):
+        x, y = (np.concatenate(parts) for parts in zip(*problem.clients, strict=True))
+        pairs = tf.data.Dataset.from_tensor_slices((x.astype(np.float32), y.astype(np.int32)))
+        return pairs.take(tf.cast(number, tf.int64)).batch(3).map(of_examples)
+
+    composed = tff.simulation.compose_dataset_computation_with_learning_process(dataset_of, taking)
+    with shared.installed("tff"):
+        output = composed.next(composed.initialize(), [7, 2])
+    assert output.metrics["num_examples"] == 9 and output.metrics["clients_dropped"] == 0
+
+
+@functools.cache
+def taking_datasets():
+    return tff_algos.taking_datasets(shared.process("fedavg"), 3)
+
+
+@pytest.mark.xdist_group("fedavg")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x, y: {"pixels": x, "label": y},
+        lambda x, y: {"x": x, "y": y, "weight": y},
+        lambda x, y: x,
+        lambda x, y: (x, y, y),
+        lambda x, y: ({"pixels": x}, y),
+        lambda x, y: (x, tf.cast(y, tf.int64)),
+        lambda x, y: (x, y[0]),
+        lambda x, y: (x, tf.sparse.from_dense(y)),
+    ],
+)
+def test_data_sets_of_anything_else_are_refused_in_one_line(problem, make):
+    clients = [*data_sets_of(problem, lambda x, y: (x, y))[:1], *data_sets_of(problem, make)[:1]]
+    taking = taking_datasets()
+    with shared.installed("tff"):
+        state = taking.initialize()
+        with pytest.raises(ValueError, match=r"Client 1: .* map\(lambda e: ") as e:
+            taking.next(state, clients)
+    assert "\n" not in str(e.value)
 
 
 @pytest.mark.quick_cases("fedavg")

@@ -1,5 +1,6 @@
 """Both runtimes agree, `tff` interprets what TFF compiles, and no worker stays behind."""
 
+import asyncio
 import collections
 import concurrent.futures
 import contextlib
@@ -726,6 +727,26 @@ def test_tff_interprets_the_computation_and_starts_no_worker():
             "federated_aggregate": 1,
         }
         assert {process.pid for process in workers()} == before
+
+
+@pytest.mark.parametrize("runtime", ["tff", "vectorized"])
+def test_federated_programs_of_tff_run_in_this_process(runtime):
+    """What `tff.learning.programs` ask of a context, and do with what computations give."""
+
+    @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
+    def total(values):
+        return tff.federated_sum(values)
+
+    released = tff.program.MemoryReleaseManager()
+
+    async def program():
+        tff.program.check_in_federated_context()
+        value = await tff.program.materialize_value(total([1, 2]))
+        await released.release(total([value, 4]), "total")
+
+    with runtimes.installed(runtime):
+        asyncio.run(program())
+    assert released.values() == {"total": 7}
 
 
 def test_installing_a_runtime_is_undone():
