@@ -726,8 +726,10 @@ def _refuse_unused(given, known, owners):
         if kind not in known or any(known[k].name == name for k, name in owned_by if k in known):
             continue
         names = ", ".join(name for _, name in owned_by)
+        told = other_names.of_flag(flag)
         raise HparamError(
             f"--{flag} is not used by --{kind}={known[kind].name}: it belongs to {kind} {names}."
+            + (f" google-research/federated has one of this name, too. {told}" if told else "")
         )
     if "data_dir" in given and "task" in known and not known["task"].needs_data:
         raise HparamError(

@@ -1,13 +1,19 @@
 """What flags and tasks of google-research/federated are called here.
 
-Both of its generations are covered: `optimization/main/federated_trainer.py` with flags of its own
-for each task (`so_nwp_...`), and the later `optimization/trainer.py` with those of
-`tff.simulation.baselines`. Optimizers' flags are `<client|server>_<optimizer>_<argument>` there.
+The trainers of its folder `optimization` are covered in all their forms:
+`main/federated_trainer.py` with flags of its own for each task (`so_nwp_...`), `trainer.py` with
+such (`so_tp_...`), and later with the arguments of `tff.simulation.baselines`. Flags of optimizers
+are `<client|server>_<optimizer>_<argument>` there, by the arguments of Keras's (SGD, Adagrad,
+Adam), of its own (Yogi, LARS, Shampoo) and of TensorFlow Addons' LAMB. A flag of theirs that is not
+listed is one of the suite, too, and means the same.
 """
+
+import re
 
 _METHODS = "--algorithm=fedavg, fedavgm (momentum), fedadagrad, fedadam or fedyogi"
 _SERVER_RATE = "the server's learning rate is constant here"
 _STARTS_AT = "accumulators start at 0, or at tau^2 with --fedopt_variant=algorithm2"
+_WORD_MODEL = "the model is FedOpt's, an embedding of 96 and one LSTM layer of 670, nothing tied"
 
 # Flag there → flag here.
 _RENAMED = {
@@ -16,6 +22,7 @@ _RENAMED = {
     "client_adagrad_initial_accumulator_value": "client_initial_accumulator",
     "client_adam_beta_1": "client_beta1",
     "client_adam_beta_2": "client_beta2",
+    "client_adam_epsilon": "client_epsilon",
     "client_lr": "client_learning_rate",
     "client_sgd_momentum": "client_momentum",
     "client_yogi_beta1": "client_beta1",
@@ -38,6 +45,11 @@ _RENAMED = {
     "cifar100_image_crop_height": "cifar100_image_crop",
     "cifar100_image_crop_width": "cifar100_image_crop",
     "cifar100_image_distort_train_images": "cifar100_image_distort",
+    "cifar100_image_model_id": "cifar100_image_model",
+    "so_lr_max_elements_per_user": "stackoverflow_tag_max_examples",
+    "so_lr_num_validation_examples": "num_validation_examples",
+    "so_lr_vocab_tags_size": "stackoverflow_tag_num_tags",
+    "so_lr_vocab_tokens_size": "stackoverflow_tag_vocab_size",
     "so_nwp_max_elements_per_user": "stackoverflow_word_max_examples",
     "so_nwp_num_validation_examples": "num_validation_examples",
     "so_nwp_vocab_size": "stackoverflow_word_vocab_size",
@@ -49,12 +61,23 @@ _RENAMED = {
     "stackoverflow_tag_word_vocab_size": "stackoverflow_tag_vocab_size",
 }
 
-# Flag there → what stands for it here, in words.
+# Flag there, as a pattern → what stands for it here, or why nothing does, in words.
 _OTHERWISE = {
+    r"(client|server)_(adagrad|adam|sgd|yogi)_name": "an optimizer's operations have no name",
+    r"(client|server)_(lamb|lars|shampoo)_\w+": "neither clients nor server have this optimizer",
+    r"(client|server)_yogi_(activation|l[12]_regularization_strength)": (
+        "Yogi is the published one here, by the sign and without a proximal step"
+    ),
+    "client_adam_amsgrad": "the clients' Adam is TFF's, without AMSGrad",
     "client_sgd_nesterov": "take --client_optimizer=nesterov",
+    "emnist_autoencoder_only_digits": "images of all 62 characters are learnt",
+    "emnist_character_debug_seed": "weights and dropout follow --seed",
     "emnist_character_model": "the model is the CNN",
+    "emnist_character_model_id": "the model is the CNN",
     "emnist_cr_model": "the model is the CNN",
     "emnist_character_only_digits": "all 62 classes are learnt",
+    "rounds_per_profile": "take --profile, which names the rounds themselves (3 or 3-5)",
+    "rounds_per_train_eval": "no round evaluates all training data; train/loss is the cohort's",
     "server_adagrad_initial_accumulator": _STARTS_AT,
     "server_adagrad_initial_accumulator_value": _STARTS_AT,
     "server_adam_amsgrad": "take --algorithm=fedams",
@@ -63,14 +86,20 @@ _OTHERWISE = {
     "server_lr_schedule": _SERVER_RATE,
     "server_lr_staircase": _SERVER_RATE,
     "server_lr_warmup_steps": _SERVER_RATE,
+    "server_sgd_nesterov": "the server's momentum, --algorithm=fedavgm, has no Nesterov form",
     "server_optimizer": f"the server's optimizer is the method's: take {_METHODS}",
     "server_yogi_initial_accumulator_value": _STARTS_AT,
     "shakespeare_character_sequence_length": "sequences have 80 characters",
     "shakespeare_sequence_length": "sequences have 80 characters",
+    "so_nwp_embedding_size": _WORD_MODEL,
+    "so_nwp_latent_size": _WORD_MODEL,
+    "so_nwp_num_layers": _WORD_MODEL,
     "so_nwp_num_oov_buckets": "there is one bucket of words out of the vocabulary",
     "so_nwp_sequence_length": "sequences have 20 words",
+    "so_nwp_shared_embedding": _WORD_MODEL,
     "stackoverflow_word_num_out_of_vocab_buckets": "there is one such bucket",
     "stackoverflow_word_sequence_length": "sequences have 20 words",
+    "write_metrics_with_bz2": "metrics.csv is never compressed",
 }
 
 _TASKS = {
@@ -88,16 +117,16 @@ def of_flag(name: str) -> str | None:
     """Returns what to use for a flag of google-research/federated, as a sentence.
 
     Args:
-      name: The flag, without dashes.
+      name: The flag, without dashes; `no` before it is passed over.
 
     Returns:
       The sentence; `None` for a name that is not one of its flags, or means the same here.
     """
+    name = name.removeprefix("no")
     if name in _RENAMED:
         return f"Here it is --{_RENAMED[name]}."
-    if name in _OTHERWISE:
-        return f"It has no place here: {_OTHERWISE[name]}."
-    return None
+    reasons = (reason for pattern, reason in _OTHERWISE.items() if re.fullmatch(pattern, name))
+    return next((f"It has no place here: {reason}." for reason in reasons), None)
 
 
 def of_task(name: str) -> str | None:

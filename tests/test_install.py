@@ -2,15 +2,18 @@
 
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tomllib
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -201,6 +204,86 @@ def test_the_console_commands_are_functions_that_there_are():
         module, function = target.split(":")
         assert module in project["tool"]["setuptools"]["py-modules"]
         assert callable(getattr(importlib.import_module(module), function))
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The folder that the package is installed into: without network, with one of the papers."""
+    if not all(map(importlib.util.find_spec, ("pip", "setuptools"))):
+        pytest.skip("pip or the build back end, setuptools, is not there")
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
+    setuptools = tomllib.loads((_REPO / "pyproject.toml").read_text())["tool"]["setuptools"]
+    files = ["pyproject.toml", "README.md", "LICENSE"]
+    for name in [*files, *(f"{module}.py" for module in setuptools["py-modules"])]:
+        shutil.copy(_REPO / name, source)
+    others = [path.name for path in (_REPO / "papers").iterdir() if path.name != "adafedadam"]
+    for room in setuptools["packages"]["find"]["include"]:
+        room = room.removesuffix("*")
+        left_out = shutil.ignore_patterns("__pycache__", *(others if room == "papers" else ()))
+        shutil.copytree(_REPO / room, source / room, ignore=left_out)
+    pip = "-m pip install --quiet --no-input --disable-pip-version-check"
+    how = "--no-index --no-deps --no-build-isolation --no-compile"
+    command = [sys.executable, *pip.split(), *how.split(), f"--target={target}", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def test_what_is_installed_has_the_commands_modules_and_the_papers(installed):
+    code = """
+import reproduce, run_experiment
+print(reproduce.__file__, run_experiment.__file__)
+reproduce.main(["--list", "--paper=adafedadam"])
+run_experiment.main(["--flagfile=papers/adafedadam/flags/table5_synthetic_fedadam.flags", "--help"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=installed.parent,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    commands = {path.name for path in (installed / "bin").iterdir()}
+    assert commands == {"tff-algos-reproduce", "tff-algos-run"}
+    assert done.stdout.startswith(f"{installed}/reproduce.py {installed}/run_experiment.py\n")
+    for path in (_REPO / "papers" / "adafedadam").glob("*.toml"):
+        assert f"--paper=adafedadam --item={path.stem}: " in done.stdout
+    assert "--fedadam_tau" in done.stdout
+
+
+def test_all_of_the_papers_but_pictures_is_installed():
+    project = tomllib.loads((_REPO / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["*"]
+    suffixes = {path.suffix for path in (_REPO / "papers").rglob("*") if path.is_file()}
+    assert {f"*{suffix}" for suffix in suffixes} - {"*.png"} <= set(patterns)
+
+
+# Of the Citation File Format's schema, 1.2.0: all keys, and those without which it is refused.
+_CITATION_KEYS = set(
+    "abstract authors cff-version commit contact date-released doi identifiers keywords license "
+    "license-url message preferred-citation references repository repository-artifact "
+    "repository-code title type url version".split()
+)
+_CITATION_NEEDS = {"authors", "cff-version", "message", "title"}
+_REFERENCE_NEEDS = {"authors", "title", "type"}
+
+
+def test_the_citation_has_what_its_format_wants_and_names_people():
+    citation = yaml.safe_load((_REPO / "CITATION.cff").read_text())
+    assert _CITATION_NEEDS <= citation.keys() <= _CITATION_KEYS
+    assert all(citation[key] for key in _CITATION_NEEDS)
+    assert citation["cff-version"] == "1.2.0" and citation["type"] in ("software", "dataset")
+    project = tomllib.loads((_REPO / "pyproject.toml").read_text())["project"]
+    assert citation["version"] == project["version"]
+    assert len(citation["references"]) == 5
+    for reference in citation["references"]:
+        assert _REFERENCE_NEEDS <= reference.keys()
+        assert reference["type"] in ("article", "conference-paper")
+        for author in reference["authors"]:  # A person, not an entity.
+            assert author.keys() == {"family-names", "given-names"}, reference["title"]
+        for identifier in reference["identifiers"]:
+            assert identifier.keys() == {"type", "value"} and identifier["type"] == "other"
 
 
 def test_what_others_read_of_the_project_names_what_there_is():

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pandas as pd
 import pytest
 
 import reproduce
-from reproduction import drawing, items, results, sweep
+from reproduction import drawing, items, results, score, sweep
 from simulation import experiment_flags
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
@@ -443,6 +444,26 @@ def test_the_number_that_differs_most_is_told_with_its_reason(monkeypatch):
     assert results.largest_difference(rows, SETUP) == told
     assert results.largest_difference([], SETUP) == ""
     assert results.columns_in_words(SETUP) == "acc `eval/accuracy` x 100"
+
+
+def test_what_make_run_shows_has_a_reason_for_the_number_that_differs_most():
+    """By its recorded runs, whose numbers are the reason's; for its rows and for all of them."""
+    (command,) = re.findall(r"^RUN := .*reproduce\.py (.*)$", (REPO / "Makefile").read_text(), re.M)
+    asked = dict(part.removeprefix("--").split("=") for part in command.split())
+    setups = items.load_item(asked["paper"], asked["item"]).setups
+    setup = setups[asked["setup"]]
+    rows = [{**r, "rounds": int(r["rounds"])} for r in score.recorded(setup)]
+    rows = [{**r, "protocol_rounds": setup.rounds} for r in rows]
+    shown = [r for r in rows if r["row"] in asked["rows"].split(",")]
+    assert {r["row"] for r in shown} == set(asked["rows"].split(","))
+    for compared in (shown, rows):
+        told = results.largest_difference(compared, setup)
+        column = re.match(r"What differs most is \w+'s (\w+):", told).group(1)
+        assert told.endswith(setup.reasons.get(column, "no reason")), told
+    for recorded in (rows, score.recorded(setups["synthetic_splits"])):
+        (tail,) = [r for r in recorded if (r["row"], r["column"]) == ("fedadam", "worst30")]
+        told = f"{float(tail['value']):.1f} ± {float(tail['spread']):.1f} over "
+        assert told in setup.reasons["worst30"]
 
 
 def test_what_the_flag_file_has_is_not_in_the_folders_name(tmp_path):
