@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import examples.moving_blobs  # noqa: F401  (registers the task)
 import examples.tff_objects as tff_objects
@@ -16,7 +17,7 @@ import tff_algos
 from simulation import runtimes
 from tests.oracles import fedopt
 from tests.oracles import problem as problem_lib
-from tests.tff_algos import toy
+from tests.tff_algos import shared, toy
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 
@@ -100,10 +101,47 @@ def test_moving_blobs():
     np.testing.assert_array_equal(task.train.examples(2).x, again.train.examples(2).x)
 
 
-@pytest.mark.parametrize(
-    "part", ["tffs_loop", "loop_with_client_states", "composed_with_a_dataset_computation"]
-)
+@pytest.mark.parametrize("part", tff_objects.PARTS)
 def test_tffs_objects(part):
-    with runtimes.installed("tff"):
-        loss = getattr(tff_objects, part)(tff_objects.client_data())
+    with shared.installed("tff"):
+        loss = part(tff_objects.client_data())
     assert loss < np.log(2)  # That of the weights of zero it starts from.
+
+
+@pytest.mark.parametrize(
+    ("kind", "pairs"), [*((kind, False) for kind in tff_objects.MODELS), ("a model_fn", True)]
+)
+def test_tffs_models(kind, pairs):
+    """All are one model, on examples that are the same in either form."""
+    losses, data = [], tff_objects.client_data(pairs=True)
+    for client_id in data.client_ids:
+        kernel, bias = np.zeros((4, 2)), np.zeros(2)
+        for x, y in tff_objects.batches(data, client_id).as_numpy_iterator():
+            odds = np.exp(x @ kernel + bias)
+            shares = odds / odds.sum(axis=1, keepdims=True)
+            losses.extend(-np.log(shares[np.arange(len(y)), y]))
+            slopes = (shares - np.eye(2)[y]) / len(y)
+            kernel, bias = kernel - 0.1 * x.T @ slopes, bias - 0.1 * slopes.sum(axis=0)
+    with shared.installed("tff"):
+        got = tff_objects.any_model(tff_objects.client_data(pairs), kind)
+    assert got == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_tffs_program_goes_on_where_it_was_stopped(tmp_path):
+    data = tff_objects.client_data()
+    process = tff_algos.build(
+        "fedadam", tff_objects.model_fn, client_learning_rate=0.1, server_learning_rate=0.1
+    )
+    taking = tff_algos.taking_datasets(process, tff_objects.BATCH_SIZE)
+
+    def run(folder, rounds):
+        return tff_objects.tffs_program(
+            taking, tff_objects.Cohorts(data), tmp_path / folder, rounds
+        )
+
+    with shared.installed("tff"):
+        want = run("whole", 3)
+        run("stopped", 1)
+        got = run("stopped", 3)
+    tf.nest.map_structure(np.testing.assert_array_equal, got, want)
+    assert set(want["metrics"]["model_metrics"]) == {"loss", "accuracy", "num_examples"}

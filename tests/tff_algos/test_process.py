@@ -157,6 +157,17 @@ def test_data_sets_of_anything_else_are_refused_in_one_line(problem, make):
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.parametrize("name", shared.methods(["scaffold", "afl"]))
+def test_data_sets_within_tff_have_no_states_and_no_names(name):
+    error, says = {
+        "scaffold": (TypeError, "whose next takes more than a state and clients"),
+        "afl": (ValueError, "Client 0 of the cohort has no index"),
+    }[name]
+    with pytest.raises(error, match=says) as e:
+        tff_algos.taking_datasets(shared.process(name), 3)
+    assert "\n" not in str(e.value)
+
+
 @pytest.mark.quick_cases("fedavg")
 @pytest.mark.parametrize("name", shared.methods(METHODS))
 def test_runs_from_a_function_that_makes_a_keras_model(problem, name):

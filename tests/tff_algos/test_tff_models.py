@@ -10,6 +10,7 @@ import tensorflow_federated as tff
 
 import tff_algos
 from hparams import HparamError
+from simulation import runtimes
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import shared, toy
 from tff_algos import tff_models
@@ -197,6 +198,20 @@ def test_data_sets_go_straight_into_next(problem, kind):
     for a, b in zip(got.state.weights, want.state.weights, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     assert float(got.metrics["loss"]) == pytest.approx(float(want.metrics["loss"]), rel=1e-5)
+
+
+@pytest.mark.quick_cases("VariableModel of Keras")
+@pytest.mark.parametrize("kind", ["FunctionalModel of Keras", "VariableModel of Keras"])
+def test_models_that_tff_made_of_keras_run_over_the_whole_cohort(problem, kind):
+    process = tff_algos.build("fedavg", MODELS[kind](problem), **RATES)
+    clients = [toy.client_data(problem, 0, k) for k in range(len(problem.clients))]
+    weights = []
+    for runtime in ("vectorized", "tff"):
+        with shared.installed(runtime):
+            bound = runtimes.bind(process)
+            weights.append(bound.next(bound.initialize(), clients).state.weights)
+    for a, b in zip(*weights, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_labels_that_do_not_fit_are_refused(problem):
