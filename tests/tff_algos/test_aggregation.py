@@ -153,6 +153,76 @@ def test_runtimes_agree(problem, runtime, settings):
         np.testing.assert_allclose(values[1], values[0], rtol=1e-4)
 
 
+def _length(update):
+    return np.sqrt(sum(np.sum(d**2) for d in update))
+
+
+def _largest(update):
+    return max(np.max(np.abs(d)) for d in update)
+
+
+def _clipped(update, bound):
+    return [d * min(1.0, bound / _length(update)) for d in update]
+
+
+def _zeroed(update, bound):
+    return [d * (_largest(update) <= bound) for d in update]
+
+
+def _rounded(update, bound):
+    kernel, bias = update
+    low, high = np.min(kernel), np.max(kernel)
+    return [np.round((kernel - low) / (high - low) * 15) / 15 * (high - low) + low, bias]
+
+
+@pytest.mark.parametrize(
+    ("factory", "size", "effect"),
+    [
+        (
+            lambda bound: tff.learning.secure_aggregator(zeroing=False, clipping=False),
+            _length,
+            lambda update, bound: update,
+        ),
+        (
+            lambda bound: tff.aggregators.clipping_factory(bound, tff.aggregators.MeanFactory()),
+            _length,
+            _clipped,
+        ),
+        (
+            lambda bound: tff.aggregators.zeroing_factory(bound, tff.aggregators.MeanFactory()),
+            _largest,
+            _zeroed,
+        ),
+        (
+            # 4 bits for the kernel; TFF's compression, but that it rounds to the nearest.
+            lambda bound: tff.aggregators.MeanFactory(
+                tff.aggregators.EncodedSumFactory.quantize_above_threshold(4, 4, stochastic=False)
+            ),
+            _length,
+            _rounded,
+        ),
+    ],
+    ids=["secure", "clipping", "zeroing", "compression"],
+)
+def test_objects_do_to_updates_what_they_are_for(problem, factory, size, effect):
+    """A round of FedAvg under each, from the updates that its clients make alone."""
+    model, cohort = toy.plain_model(problem), toy.COHORTS[0]
+    start, updates = [np.float64(w) for w in model.initial_weights], []
+    for k in cohort:
+        (alone,) = toy.run_eagerly("fedavg", problem, model, ((k,),), **RATES)
+        updates.append([np.float64(a) - b for a, b in zip(alone.weights, start, strict=True)])
+    # Some clients' sizes are below it and some above.
+    bound = float(np.median([size(u) for u in updates]))
+    changed = [effect(u, bound) for u in updates]
+    counts = [len(problem.clients[k][1]) for k in cohort]
+    process = build(model_aggregator=factory(bound))
+    with shared.installed("tff"):
+        (state,), _ = toy.run(process, problem, (cohort,))
+    for i, got in enumerate(state.weights):
+        want = start[i] + np.average([u[i] for u in changed], axis=0, weights=counts)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
 AGGREGATED = [n for n in cases.OWN if not isinstance(registry.get(n).aggregated, str)]
 
 
@@ -248,6 +318,56 @@ def test_dp_noise_has_its_distribution():
     for a, b in ((first, second), (first, other)):
         assert abs(np.corrcoef(a, b)[0, 1]) < 0.025
     assert not np.array_equal(first, other)
+
+
+def test_dp_noise_on_the_clipping_norm_has_its_distribution():
+    """The share of updates below the norm gets TFF's noise, independent of that on the updates."""
+    multiplier, clients, rounds = 0.2, 8.0, 1500
+    query = aggregators.dp(multiplier, clients, seed=[1, 2], zeroing=False)._query
+
+    @functools.partial(tf.function, autograph=False)
+    def next_round(state):
+        nobody = query.initial_sample_state(tf.zeros([]))
+        result, state, _ = query.get_noised_result(nobody, state)
+        return result, query.derive_metrics(state)["clip"], state
+
+    state, clip = query.initial_global_state(), 0.1
+    norms, of_updates = [clip], []
+    for _ in range(rounds):
+        result, after, state = next_round(state)
+        of_updates.append(float(result) / norms[-1])
+        norms.append(float(after))
+    # With nobody's count the share is 1/2 and its noise, of clients / 20 over clients; the norm is
+    # multiplied by exp(-0.2 (share - 1/2)).
+    standard = np.diff(np.log(norms)) / -0.2 * 20
+    assert abs(np.mean(standard)) < 4 / np.sqrt(rounds)
+    assert abs(np.std(standard) - 1) < 4 / np.sqrt(2 * rounds)
+    assert abs(np.mean(np.abs(standard) < 1) - 0.6827) < 4 * np.sqrt(0.6827 * 0.3173 / rounds)
+    for a, b in ((standard, of_updates), (standard[1:], standard[:-1])):
+        assert abs(np.corrcoef(a, b)[0, 1]) < 4 / np.sqrt(rounds)
+
+
+def test_rounding_is_tffs_in_distribution():
+    """Both round to the same 256 levels, the more often up the nearer a number is to the upper."""
+    x = np.random.default_rng(4).normal(size=20001).astype(np.float32)  # TFF's least size.
+    off = {"zeroing": False, "clipping": False}
+    own = aggregators.compressed(bits=8, threshold=20000, seed=[1, 7], **off)
+    with shared.installed("tff"):
+        both = [
+            _Updates(factory, x.size).next(x, weights=[3.0])
+            for factory in (own, tff.learning.compression_aggregator(**off))
+        ]
+    level = (x.astype(np.float64) - x.min()) / (float(x.max()) - x.min()) * 255
+    share = level - np.floor(level)
+    for rounded in both:
+        up = (rounded.astype(np.float64) - x.min()) / (float(x.max()) - x.min()) * 255
+        up -= np.floor(level)
+        # But for float32's digits, and for the least and the largest number, which are levels.
+        assert np.all(np.minimum(np.abs(up), np.abs(up - 1)) < 1e-3)
+        excess, variance = up - share, share * (1 - share)
+        for weight in (np.ones_like(share), share - 0.5):
+            assert abs(excess @ weight) < 4 * np.sqrt(variance @ weight**2)
+    assert 0.2 < np.mean(np.abs(both[0] - both[1]) > 1e-6) < 0.45
 
 
 def test_rounding_is_unbiased_and_a_function_of_the_seed():
