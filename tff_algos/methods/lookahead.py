@@ -67,6 +67,7 @@ SPEC = MethodSpec(
     client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
     plan=_plan,
     aggregated=Aggregated(in_clear="(with lookahead_state=average) their optimizer's slots"),
+    measures=(),
 )
 
 
