@@ -30,7 +30,7 @@ import tabulate  # noqa: E402
 from absl import flags  # noqa: E402
 
 from hparams import HparamError  # noqa: E402
-from reproduction import items, needs, readme, results, score, search, sweep  # noqa: E402
+from reproduction import columns, items, needs, readme, results, score, search, sweep  # noqa: E402
 from reproduction.items import ReproduceError  # noqa: E402
 from simulation import experiment_flags  # noqa: E402
 from simulation.errors import RunError  # noqa: E402
@@ -273,20 +273,26 @@ def reproduce(
             print(told[0], flush=True)
     runs = plan(points, tried_seeds)
     others = [seed for seed in seeds if seed not in tried_seeds]
+    from reproduction import drawing  # Its libraries take seconds to import.
+
+    drawing.check(setup, runs)
+    shown = columns.Check(setup)
+    shown.before()
     if options.dry_run:
         # Which point is chosen makes no difference to the time.
         further = plan({row: points[row][:1] for row in rows}, others)
         _dry_run(setup, [*runs, *further], resources)
         return
-    from reproduction import drawing  # Its libraries take seconds to import.
 
-    drawing.check(setup, runs)
+    def execute(some, minutes=None):
+        sweep.execute(some, resources, minutes, shown.after)
+
     if setup.search:
         if options.budget:
             raise ReproduceError(
                 "--budget does not go with [search]: set search.budget, or --full_grid."
             )
-        runs, chosen, found = _searched(setup, rows, points, tried_seeds, plan, resources)
+        runs, chosen, found = _searched(setup, rows, points, tried_seeds, plan, execute)
         told += found
     else:
         share = len(runs) / (len(runs) + len(rows) * len(others))
@@ -294,11 +300,11 @@ def reproduce(
             setup,
             points,
             lambda some: plan(some, tried_seeds),
-            lambda some: sweep.execute(some, resources, minutes_left(share)),
+            lambda some: execute(some, minutes_left(share)),
         )
     further = plan({row: [chosen[row]] for row in rows}, seeds)
     if others or setup.search:
-        sweep.execute(further, resources, minutes_left())
+        execute(further, minutes_left())
     runs = list({run.folder: run for run in [*runs, *further]}.values())
 
     records = results.records(runs, setup, chosen)
@@ -322,16 +328,16 @@ def reproduce(
         print(f"Recorded in {readme.recorded_folder(setup)}.")
 
 
-def _searched(setup, rows, points, seeds, plan, resources):
+def _searched(setup, rows, points, seeds, plan, execute):
     """Searches the grids of rows; returns the runs, the chosen points and what is to be said."""
     wide = [row for row in rows if len(points[row]) > 1]
     runs = plan({row: points[row] for row in rows if row not in wide}, seeds)
-    sweep.execute(runs, resources)
+    execute(runs)
     found = search.search(
         setup,
         wide,
         lambda some, rounds: plan(some, seeds, rounds),
-        lambda some: sweep.execute(some, resources),
+        execute,
     )
     chosen = {row: found[row].point if row in found else dict(points[row][0]) for row in rows}
     runs += plan({row: points[row] for row in wide}, seeds)

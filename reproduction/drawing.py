@@ -29,7 +29,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from common import figures
-from reproduction import plots, quantities, results, run_folders
+from reproduction import columns, plots, quantities, results, run_folders
 from reproduction.items import PlannedRun, ReproduceError, Setup
 from simulation import experiment_flags
 
@@ -379,7 +379,7 @@ def _with_values(points) -> pd.DataFrame:
 
 def _best_rate_points(setup, runs, wanted):
     points = _rate_points(setup, runs, wanted)
-    losses = {"metric": "eval/loss", "last_rounds": 100}
+    losses = {"metric": columns.OF_FIGURES["best_rates"], "last_rounds": 100}
     points["loss"] = [
         results.column_value(run, losses) if run.read().summary is not None else float("nan")
         for run in runs
@@ -428,7 +428,7 @@ def _setting(setup, points, wanted):
 
 
 def _improved_points(setup, runs, wanted):
-    return _points(runs, "fairness/improved_fraction")
+    return _points(runs, columns.OF_FIGURES["improved"])
 
 
 def _improved(setup, points, wanted):
@@ -436,7 +436,7 @@ def _improved(setup, points, wanted):
 
 
 def _direction_points(setup, runs, wanted):
-    return _points(runs, "train/direction_norm")
+    return _points(runs, columns.OF_FIGURES["direction"])
 
 
 def _direction(setup, points, wanted):

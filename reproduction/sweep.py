@@ -14,7 +14,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from reproduction import board, storage
@@ -95,7 +95,10 @@ def is_done(run: PlannedRun) -> bool:
 
 
 def execute(
-    runs: Sequence[PlannedRun], resources: Resources, max_minutes: float | None = None
+    runs: Sequence[PlannedRun],
+    resources: Resources,
+    max_minutes: float | None = None,
+    check: Callable[[PlannedRun], None] | None = None,
 ) -> dict[PlannedRun, Outcome]:
     """Runs what is missing.
 
@@ -104,6 +107,7 @@ def execute(
       resources: Where, and what each run takes.
       max_minutes: Time for all together, shared out equally; a run that it cuts short keeps its
         checkpoint.
+      check: Given each run that is done, those of before first; what it raises ends the sweep.
 
     Returns:
       How each run ended that was not done before.
@@ -114,7 +118,12 @@ def execute(
     if resources.storage:
         for run in runs:
             storage.pull(_url(resources, run), run.folder, results_only=True)
-    missing = [run for run in runs if not is_done(run)]
+    missing = []
+    for run in runs:
+        if not is_done(run):
+            missing.append(run)
+        elif check:
+            check(run)
     if len(missing) < len(runs):
         print(f"{len(runs) - len(missing)} of {len(runs)} runs are done already.", flush=True)
     if not missing:
@@ -129,7 +138,7 @@ def execute(
         for _ in range(resources.retries + 1):
             left = [run for run in missing if run not in outcomes]
             with _ray(resources) as ray, contextlib.suppress(_NodeLost):
-                _Sweep(ray, resources, shown, deadline).run(left, outcomes)
+                _Sweep(ray, resources, shown, deadline, check).run(left, outcomes)
                 break
         else:
             raise ReproduceError(
@@ -228,11 +237,12 @@ class _NodeLost(Exception):  # noqa: N818
 class _Sweep:
     """The loop that keeps as many runs going as there is room for."""
 
-    def __init__(self, ray, resources, shown, deadline):
+    def __init__(self, ray, resources, shown, deadline, check):
         self._ray = ray
         self._resources = resources
         self._shown = shown
         self._deadline = deadline
+        self._check = check
         # A process is used once: TensorFlow's threads and graphs are not handed on.
         self._task = ray.remote(max_calls=1, max_retries=0)(_task).options(
             num_cpus=resources.cpus,
@@ -273,6 +283,8 @@ class _Sweep:
                     storage.pull(_url(self._resources, run), run.folder, results_only=True)
                 ended[run] = outcome
                 self._shown.ended(run, outcome.said)
+                if self._check and outcome.code == 0:
+                    self._check(run)
             self._shown.refresh()
 
     def _room(self) -> int:

@@ -65,6 +65,8 @@ class TaskSpec:
         together, beyond what `hparams.By` says; must not import TensorFlow.
       clients: Called with all settings by name and `use_synthetic_data`; returns the `Clients`, or
         `None` if only the data tell; must not import TensorFlow.
+      metrics: Names of the task's metrics, the primary one first; or a function from all settings
+        by name to them, which must not import TensorFlow. `None` if only the loaded task tells.
     """
 
     name: str
@@ -76,6 +78,9 @@ class TaskSpec:
     class_labels: bool = False
     check: Callable[[Mapping[str, hparams_lib.Value]], None] | None = None
     clients: Callable[[Mapping[str, hparams_lib.Value], bool], Clients | None] | None = None
+    metrics: Sequence[str] | Callable[[Mapping[str, hparams_lib.Value]], Sequence[str]] | None = (
+        None
+    )
 
     def __post_init__(self):
         if self.class_labels:
@@ -107,6 +112,10 @@ class TaskSpec:
         """
         given = {name: v for name, v in {**settings, **found}.items() if v is not None}
         return self.resolve(given)
+
+    def metrics_with(self, settings: Mapping[str, hparams_lib.Value]) -> Sequence[str] | None:
+        """Returns the names of the metrics with these settings; `None` if they are not known."""
+        return self.metrics(settings) if callable(self.metrics) else self.metrics
 
     def load_fn(self) -> Callable:
         """Imports and returns the loader."""

@@ -13,8 +13,8 @@ import tensorflow as tf
 import run_experiment
 import tasks
 import tff_algos
-from simulation import runtimes, task_models
-from simulation.measures import evaluation
+from simulation import experiment_flags, runtimes, task_models
+from simulation.measures import columns, evaluation
 from tasks import images
 from tests import metrics_page
 from tests.tasks.test_registry import LIKE_CIFAR100, OWN, RESNETS
@@ -65,6 +65,15 @@ def test_one_round_with_the_runtime_that_auto_is(name, request, tmp_path, capsys
     with open(tmp_path / "run" / "metrics.csv", newline="") as file:
         before, after = csv.DictReader(file)
     assert metrics_page.undefined(before) == []
+    request_of_run = experiment_flags.parse(arguments)
+    foreseen = columns.in_rounds(request_of_run)
+    assert before.keys() - {"round_num"} <= set(foreseen.names) and not foreseen.beginnings
+    # Of clients without tests there is nothing to tell.
+    assert all(name.startswith("fairness/") for name in set(foreseen.names) - before.keys())
+    path = tmp_path / "run" / "client_metrics.csv"
+    if path.exists():
+        header = path.read_text().splitlines()[0].split(",")
+        assert set(header[1:]) == set(columns.of_clients(request_of_run).names)
     assert 0 < float(after["train/num_examples"]) <= examples
     assert np.isfinite(float(after["train/loss"]))
     assert before["eval/loss"] != after["eval/loss"]
@@ -75,6 +84,8 @@ def test_one_round_with_the_runtime_that_auto_is(name, request, tmp_path, capsys
 @pytest.mark.parametrize("name", OWN)
 def test_one_round_without_metrics(name):
     task = tasks.load(name, use_synthetic_data=True, seed=0, **_SETTINGS.get(name, {}))
+    primary, *others = tasks.get(name).metrics_with(task.settings)
+    assert primary == task.primary_metric and {primary, *others} == task.metrics.keys()
     examples = task.train.examples(0)
     model = tff_algos.from_keras(
         task.keras_model_fn(0),

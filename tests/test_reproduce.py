@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 import reproduce
-from reproduction import drawing, items, results, score, sweep
+from reproduction import columns, drawing, items, results, score, sweep
 from simulation import experiment_flags
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
@@ -63,6 +63,8 @@ def test_every_run_of_every_item_is_a_valid_command(tmp_path, setup):
         for flag, value in {**setup.rows[run.row].settings, **run.point}.items():
             assert request.in_force[flag] == value
     drawing.check(setup, runs)
+    rows = {run.row: setup.rows[run.row] for run in runs}
+    columns.Check(dataclasses.replace(setup, rows=rows)).before()
 
 
 def test_runs_are_planned_from_any_folder(tmp_path, monkeypatch):
@@ -527,7 +529,7 @@ def test_time_of_a_budget_is_for_a_grid_and_what_lies_beyond_its_edges(
 ):
     given = []
 
-    def execute(runs, resources, minutes):
+    def execute(runs, resources, minutes, check):
         given.append(minutes)
         clock[0] += 4
 
@@ -645,7 +647,7 @@ def test_a_budget_of_time_is_for_all_runs_together(tmp_path, monkeypatch):
     """Seven rows, one of five points: 11 runs of seed 1 to choose by, 14 of the other two seeds."""
     given, now = [], [0.0]
 
-    def execute(runs, resources, max_minutes):
+    def execute(runs, resources, max_minutes, check):
         given.append((len(runs), round(max_minutes, 6)))
         now[0] += 60 * max_minutes
         if len(given) > 1:

@@ -103,6 +103,8 @@ class MethodSpec:
         clients (N in the mathematics).
       needs_index: Whether `ClientData.index` enters the mathematics; only with `needs_num_clients`.
         A round then refuses a cohort of equal indices, and one that is not below N.
+      measures: Names of what its rounds report besides the training metrics, `num_examples`,
+        `num_clients` and `clients_dropped`; `None` if only a run tells.
     """
 
     name: str
@@ -122,6 +124,7 @@ class MethodSpec:
     staged: bool = False
     takes_server_optimizer: bool = False
     aggregated: Aggregated | str = "does not declare a mean that one could take the place of"
+    measures: Sequence[str] | None = None
 
     def round_plan(self, settings: dict, round_index: int, total_rounds: int) -> RoundPlan:
         """Returns what the method asks of the clients in a round.

@@ -63,5 +63,6 @@ register(
             ),
         ),
         server_learning_rate=1.0,
+        measures=(),
     )
 )

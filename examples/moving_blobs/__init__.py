@@ -65,6 +65,7 @@ register(
         summary="Three Gaussian blobs in the plane, shifted from client to client (51 parameters).",
         loader=load,
         needs_data=False,
+        metrics=("accuracy",),
         hparams=(
             Hparam("num_clients", 12, "Number of clients.", source="choice", minimum=1),
             Hparam(

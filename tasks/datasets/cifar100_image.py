@@ -61,6 +61,7 @@ SPEC = TaskSpec(
             ),
         ),
     ),
+    metrics=("accuracy",),
 )
 
 

@@ -34,6 +34,7 @@ SPEC = TaskSpec(
         validation="AdaFed trains on 40,000 images, which 10000 leaves.",
         init=settings.init("keras", "FedOpt (TFF); AdaFedAdam, AdaFed and FedCAda: torch"),
     ),
+    metrics=("accuracy",),
 )
 
 

@@ -42,6 +42,7 @@ SPEC = TaskSpec(
             ),
         ),
     ),
+    metrics=("accuracy",),
 )
 
 

@@ -114,6 +114,7 @@ SPEC = TaskSpec(
             choices=("torch", "keras"),
         ),
     ),
+    metrics=("accuracy",),
 )
 
 

@@ -35,6 +35,7 @@ SPEC = TaskSpec(
     class_labels=True,
     clients=settings.at_most(3400, 10),
     hparams=(settings.init("keras", "FedOpt (TFF)"),),
+    metrics=("accuracy",),
 )
 
 

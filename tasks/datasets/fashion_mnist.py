@@ -81,6 +81,11 @@ def _clients(chosen, synthetic):
     return settings.generated(chosen, synthetic)
 
 
+def _metrics(chosen):
+    ids = chosen["classes"].split(",") if chosen["partition"] == "class" else []
+    return ("accuracy", *(f"accuracy_{name}" for name in ids))
+
+
 SPEC = TaskSpec(
     name="fashion_mnist",
     summary="Fashion-MNIST among generated clients, MLP 784-200-200-10 (199,210 parameters).",
@@ -171,6 +176,7 @@ SPEC = TaskSpec(
         ),
         settings.init("torch", "FedCAda and AdaFed (PyTorch)"),
     ),
+    metrics=_metrics,
 )
 
 

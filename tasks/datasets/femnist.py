@@ -129,6 +129,7 @@ SPEC = TaskSpec(
         settings.partition_seed("the draw of clients and of their train/test splits"),
         settings.init("torch", "AdaFedAdam and AdaFed (PyTorch)"),
     ),
+    metrics=("accuracy",),
 )
 
 

@@ -76,6 +76,7 @@ SPEC = TaskSpec(
         settings.partition_seed("the draw of writers and of their train/test splits"),
         settings.init("keras", "FedOpt (TFF)"),
     ),
+    metrics=("accuracy",),
 )
 
 

@@ -150,6 +150,7 @@ SPEC = TaskSpec(
         settings.partition_seed("the accounts' train/test splits", By("split", {"local": None})),
         settings.text_init("torch", "AdaFedAdam (PyTorch)"),
     ),
+    metrics=("accuracy",),
 )
 
 

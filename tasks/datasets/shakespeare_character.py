@@ -153,6 +153,7 @@ SPEC = TaskSpec(
             "keras", "FedOpt (TFF); AdaFed and FedCAda: PyTorch", "He's normal rule"
         ),
     ),
+    metrics=("accuracy",),
 )
 
 

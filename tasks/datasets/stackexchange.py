@@ -44,6 +44,11 @@ _TYPES = {
 }
 
 
+def _metrics(chosen):
+    word = chosen["kind"] == "word"
+    return stackoverflow.WORD_METRICS if word else stackoverflow.TAG_METRICS
+
+
 SPEC = TaskSpec(
     name="stackexchange",
     summary=(
@@ -93,6 +98,7 @@ SPEC = TaskSpec(
         settings.partition_seed("the users' train/test splits"),
         settings.text_init("keras", "FedOpt (TFF)"),
     ),
+    metrics=_metrics,
 )
 
 

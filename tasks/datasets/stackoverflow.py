@@ -77,6 +77,14 @@ def _stackoverflow(*own: Hparam) -> tuple[Hparam, ...]:
     )
 
 
+# The primary one first.
+WORD_METRICS = (
+    "accuracy_without_out_of_vocab_or_end_of_sentence",
+    "accuracy",
+    "accuracy_without_out_of_vocab",
+)
+TAG_METRICS = ("recall_at_5", "precision")
+
 SPECS = (
     TaskSpec(
         name="stackoverflow_word",
@@ -88,6 +96,7 @@ SPECS = (
         preparer="prepare",
         clients=settings.at_most(342_477, 10),
         hparams=(*_stackoverflow(), settings.text_init("keras", "FedOpt (TFF)")),
+        metrics=WORD_METRICS,
     ),
     TaskSpec(
         name="stackoverflow_tag",
@@ -111,6 +120,7 @@ SPECS = (
             ),
             settings.init("keras", "FedOpt (TFF)"),
         ),
+        metrics=TAG_METRICS,
     ),
 )
 

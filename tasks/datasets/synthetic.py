@@ -98,6 +98,7 @@ SPEC = TaskSpec(
         settings.partition_seed("the clients' train/test splits"),
         settings.init("torch", "AdaFedAdam (PyTorch)"),
     ),
+    metrics=("accuracy",),
 )
 
 

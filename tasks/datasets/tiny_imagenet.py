@@ -31,6 +31,7 @@ SPEC = TaskSpec(
         "official test images, the 10,000 of `val` are meant.",
         init=settings.init("torch", "AdaFed (PyTorch)"),
     ),
+    metrics=("accuracy",),
 )
 
 

@@ -35,6 +35,21 @@ def load():
     return cached
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("fashion_mnist", {"partition": "class", "classes": "shirt,coat"}),
+        ("stackexchange", {"kind": "word"}),
+    ],
+)
+def test_settings_tell_the_metrics(name, settings):
+    """Those of the defaults are checked where every task is run."""
+    task = tasks.load(name, use_synthetic_data=True, seed=0, **settings)
+    primary, *others = tasks.get(name).metrics_with(task.settings)
+    assert primary == task.primary_metric and {primary, *others} == task.metrics.keys()
+    assert len(others) == 2
+
+
 # What takes time to import, and what it takes with it.
 _SLOW = (
     "tensorflow",

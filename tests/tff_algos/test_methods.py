@@ -158,6 +158,8 @@ def test_a_non_finite_update_is_dropped_and_counted(runtime, problem, name):
     assert float(metrics[0]["num_examples"]) == sum(sizes[k] for k in (0, 2, 3))
     assert all(np.isfinite(float(v)) for m in metrics[:3] for v in m.values())
     assert metrics_page.undefined(f"train/{column}" for column in metrics[0]) == []
+    common = {"loss", "accuracy", "num_examples", "num_clients", "clients_dropped"}
+    assert metrics[0].keys() - common == set(registry.get(name).measures)
     assert np.isnan(float(metrics[3]["loss"])), "no client is left, so there is no training loss"
 
 

@@ -62,6 +62,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_optimizers=("sgd",),
     aggregated=Aggregated(in_clear="their accumulators A_k"),
+    measures=(),
 )
 
 

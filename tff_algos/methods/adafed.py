@@ -135,6 +135,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_weighting=None,
     aggregated="needs each client's own update at the server",
+    measures=("direction_norm", "step_size", "min_loss_power", "mean_loss_power", "step_starved"),
 )
 
 

@@ -138,6 +138,7 @@ SPEC = MethodSpec(
     server_learning_rate=1e-3,
     keeps_client_optimizer=True,
     aggregated=Aggregated("the mean of the normalised updates", own_weights="unbounded"),
+    measures=("certainty", "certainty_clamped"),
 )
 
 # Above 1 / it and below it a power times a number of examples, and a sum of such, are float32's.

@@ -67,6 +67,7 @@ SPEC = MethodSpec(
     needs_num_clients=True,
     needs_index=True,
     aggregated="adds up updates by the weights of a mixture, and averages none",
+    measures=(),
 )
 
 

@@ -63,6 +63,7 @@ SPEC = MethodSpec(
     draws_clients=False,
     plan=_plan,
     aggregated="has one client, which holds all examples",
+    measures=(),
 )
 
 

@@ -80,6 +80,7 @@ SPEC = MethodSpec(
     client_weighting="uniform",
     client_optimizers=("sgd",),
     aggregated=Aggregated(),
+    measures=(),
 )
 
 

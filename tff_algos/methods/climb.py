@@ -105,6 +105,7 @@ SPEC = MethodSpec(
     needs_index=True,
     plan=_plan,
     aggregated="adds up updates by multipliers that it needs each client's loss for",
+    measures=("largest_lambda",),
 )
 
 

@@ -62,6 +62,7 @@ SPEC = MethodSpec(
     client_weighting="uniform",
     client_optimizers=("sgd",),
     aggregated=Aggregated(),
+    measures=("personal_diverged",),
 )
 
 

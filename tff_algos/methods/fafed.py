@@ -66,6 +66,7 @@ SPEC = MethodSpec(
     client_weighting="uniform",
     client_optimizers=("sgd",),
     aggregated=Aggregated(in_clear="their moments m_k and v_k"),
+    measures=(),
 )
 
 

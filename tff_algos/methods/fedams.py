@@ -73,6 +73,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_weighting="uniform",
     aggregated=Aggregated(),
+    measures=(),
 )
 
 

@@ -183,6 +183,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     staged=True,
     aggregated="is several processes, which need single clients' losses",
+    measures=("stage", "noisy_clients", "mean_noise_level", "labels_corrected"),
 )
 
 _LABELLED_AT_ONCE = 10  # Clients.

@@ -134,6 +134,7 @@ def _spec(name, summary, *hparams):
         aggregated=Aggregated(
             "P, the mean of the sums of moments P_k", in_clear="their moments m_k"
         ),
+        measures=(),
     )
 
 

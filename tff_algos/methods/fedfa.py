@@ -92,6 +92,7 @@ SPEC = MethodSpec(
     needs_num_clients=True,
     needs_index=True,
     aggregated="adds up updates by weights that it needs the whole cohort's accuracies for",
+    measures=(),
 )
 
 

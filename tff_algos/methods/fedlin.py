@@ -62,6 +62,7 @@ SPEC = MethodSpec(
     client_optimizers=("sgd",),
     plan=_plan,
     aggregated=Aggregated(in_clear="their full gradients"),
+    measures=(),
 )
 
 

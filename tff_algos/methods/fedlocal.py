@@ -62,6 +62,7 @@ SPEC = MethodSpec(
         "the mean of the corrected updates δ_k",
         in_clear=By("correction", {"joint": "their scales 1/Q"}, otherwise=""),
     ),
+    measures=(),
 )
 
 

@@ -79,6 +79,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_weighting="uniform",
     aggregated="needs each client's own update at the server",
+    measures=("direction_norm", "largest_weight"),
 )
 
 

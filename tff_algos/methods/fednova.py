@@ -58,6 +58,7 @@ SPEC = MethodSpec(
     client_optimizers=("sgd", "sgdm", "nesterov"),
     keeps_client_optimizer=True,
     aggregated=Aggregated("the mean of the normalised updates d_k"),
+    measures=(),
 )
 
 

@@ -94,6 +94,7 @@ def _spec(name, summary, hparams=(), server_learning_rate=None):
         server_learning_rate=server_learning_rate,
         keeps_client_optimizer=True,
         aggregated=Aggregated(),
+        measures=(),
     )
 
 

@@ -46,6 +46,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     keeps_client_optimizer=True,
     aggregated=Aggregated(),
+    measures=(),
 )
 
 

@@ -69,6 +69,7 @@ SPEC = MethodSpec(
     aggregated=Aggregated(
         in_clear=By("state", {"average": "their optimizer's slots"}, otherwise="")
     ),
+    measures=(),
 )
 
 

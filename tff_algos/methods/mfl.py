@@ -37,6 +37,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
     aggregated=Aggregated(in_clear="their optimizer's slots"),
+    measures=(),
 )
 
 

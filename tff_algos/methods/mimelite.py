@@ -39,6 +39,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
     aggregated=Aggregated(in_clear="their full gradients"),
+    measures=(),
 )
 
 

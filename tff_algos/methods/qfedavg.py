@@ -69,6 +69,7 @@ SPEC = MethodSpec(
     client_weighting=None,
     keeps_client_optimizer=True,
     aggregated="divides a sum of weighed updates by a sum of what weighs them",
+    measures=(),
 )
 
 

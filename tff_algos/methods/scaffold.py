@@ -59,6 +59,7 @@ SPEC = MethodSpec(
     client_optimizers=("sgd",),
     needs_num_clients=True,
     aggregated=Aggregated(in_clear="the changes of their control variates"),
+    measures=(),
 )
 
 

@@ -85,6 +85,7 @@ SPEC = MethodSpec(
     client_weighting="uniform",
     client_optimizers=("sgd",),
     aggregated=Aggregated(in_clear="their directions d_k"),
+    measures=(),
 )
 
 

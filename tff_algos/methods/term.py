@@ -58,6 +58,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_weighting=None,
     aggregated=Aggregated(own_weights="relative"),
+    measures=(),
 )
 
 

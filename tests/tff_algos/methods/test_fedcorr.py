@@ -186,6 +186,7 @@ def test_oracle(runtime, kind):
     fixed = [m["labels_corrected"] for m in metrics]
     assert fixed[2] + fixed[5] > 0 and fixed[7] > 0 and sum(m > 0 for m in fixed) <= 3
     assert [m["stage"] for m in metrics] == [1] * 6 + [2] * 2 + [3] * 2
+    assert set(tff_algos.get("fedcorr").measures) <= metrics[0].keys()
     assert 0 < want[2]["noisy"].sum() < len(SIZES) and want[2]["levels"].max() > 0
 
 

@@ -1,0 +1,104 @@
+"""Which columns a run's tables will have, as far as its settings tell; see docs/metrics.md."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+import tasks
+import tff_algos
+from simulation.experiment_flags import EXTREMES, Request
+from simulation.measures import fairness
+from simulation.records import outputs
+
+_COUNTS = ("num_examples", "num_clients", "clients_dropped")
+# Of those that compare what a method found with true labels: each is a ratio to something.
+NOISE = tuple(
+    f"noise/{name}"
+    for name in (
+        "noisy_clients",
+        "found_clients",
+        "precision",
+        "recall",
+        "labels_wrong",
+        "labels_corrected",
+        "labels_spoiled",
+    )
+)
+IMPROVED = "fairness/improved_fraction"
+_TIMES = ("round_seconds", "data_seconds", "eval_seconds")
+_TIMES_OF_WORKERS = ("down_mb", "up_mb", "states_mb", "workers")
+
+
+class Columns(NamedTuple):
+    """Columns of a table that a run writes.
+
+    Attributes:
+      names: All that are known; those of `NOISE` are blank, and those over clients not there, where
+        the data have nothing to measure.
+      beginnings: Beginnings of further ones that only the run tells.
+    """
+
+    names: tuple[str, ...]
+    beginnings: tuple[str, ...] = ()
+
+    def may_have(self, column: str) -> bool:
+        """Returns whether the run may write a column."""
+        return column in self.names or column.startswith(self.beginnings)
+
+
+def in_rounds(request: Request) -> Columns:
+    """Returns the columns of metrics.csv after `round_num`.
+
+    Args:
+      request: What the user asks for.
+    """
+    run = request.run
+    method = tff_algos.get(run["algorithm"])
+    metrics = _metrics(request)
+    names = [f"train/{name}" for name in ("loss", *_COUNTS, *(method.measures or ()))]
+    names += ["eval/loss", *(f"time/{name}" for name in _TIMES)]
+    beginnings = [] if method.measures is not None else ["train/"]
+    prefixes = ["fairness"] + ["fairness_all"] * bool(run["evaluate_all_local_data"])
+    if metrics is None:
+        beginnings += ["train/", "eval/", *(f"{prefix}/" for prefix in prefixes)]
+    else:
+        names += [f"{kind}/{name}" for kind in ("train", "eval") for name in metrics]
+        statistics = fairness.summarize(np.ones(1), np.ones(1), train_sizes=np.ones(1))
+        names += [f"{prefix}/{metrics[0]}_{name}" for prefix in prefixes for name in statistics]
+    if request.in_force["aggregator"] != "mean":
+        beginnings.append("train/aggregator/")
+    if run["evaluate_improvement"]:
+        names.append(IMPROVED)
+    if run["evaluate_classes"]:
+        beginnings.append("eval/accuracy_class_")
+    if run["track_clients"] == EXTREMES:
+        beginnings.append(outputs.TRACKED)
+    elif run["track_clients"] is not None:
+        names += [outputs.TRACKED + client for client in run["track_clients"].split(",")]
+    if method.staged and request.task.get("noisy_clients"):
+        names += NOISE
+    if run["workers"]:
+        names += [f"time/{name}" for name in _TIMES_OF_WORKERS]
+    return Columns(tuple(names), tuple(beginnings))
+
+
+def of_clients(request: Request) -> Columns:
+    """Returns the columns of client_metrics.csv after `client_id`.
+
+    Args:
+      request: What the user asks for.
+    """
+    metrics = _metrics(request)
+    names = ("train_examples", "test_examples", "loss", *(metrics or ()))
+    if metrics is None:
+        return Columns(names, ("",))
+    return Columns(names, ("accuracy_class_",) if request.run["evaluate_classes"] else ())
+
+
+def of_the_final_model(column: str) -> bool:
+    """Returns whether a column of metrics.csv is of a model, and not of a round of training."""
+    return not column.startswith(("train/", "time/")) and column != IMPROVED
+
+
+def _metrics(request):
+    return tasks.get(request.run["task"]).metrics_with(request.task)
