@@ -5,6 +5,11 @@
 Every part is a function of its own, and prints the loss that it comes to.
 """
 
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
+
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
