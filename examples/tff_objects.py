@@ -10,6 +10,11 @@ import collections
 import tempfile
 from typing import Any
 
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
+
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff

@@ -1,8 +1,9 @@
 """FedCAda's adjustment functions and what they do to a step: its Figure 3.
 
-    python -m reproduction.adjustments --output=figure.png --beta1=0.9 --beta2=0.99
+    python -m reproduction.adjustments --output=figure.png [--beta1=0.9] [--beta2=0.99]
+        [--rounds=200]
 
-The functions are the method's own code.
+The functions are the method's own code. The figure is written as PNG and as PDF.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from common import command_line
 
 if __name__ == "__main__":
+    command_line.answer_help(__doc__)
     command_line.begin()
 
 import numpy as np  # noqa: E402

@@ -17,12 +17,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-import numpy as np
-
 from common import command_line
 
 if __name__ == "__main__":
+    command_line.answer_help(__doc__)
     command_line.begin()
+
+import numpy as np
 
 from common import figures
 from reproduction import plots, run_folders

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from simulation import experiment_flags
 
 _VIEWER = "tensorboard_plugin_profile"
+# What shows profiles beside the TensorBoard and TensorFlow that are pinned; few people need it.
+VIEWER_PACKAGES = "tensorboard-plugin-profile==2.14.0 gviz-api==1.10.0"
 
 
 class Profile:
@@ -71,7 +73,7 @@ class Profile:
         told = f"Profile of round {self._text} in {self._folder}/plugins/profile."
         if importlib.util.find_spec(_VIEWER) is None:
             told += (
-                " TensorBoard's Profile tab needs a package that is not installed: "
-                "pip install --no-deps tensorboard-plugin-profile, or look at it elsewhere."
+                " TensorBoard's Profile tab needs what is not installed: "
+                f"pip install --no-deps {VIEWER_PACKAGES}, or look at it elsewhere."
             )
         self._say(told)

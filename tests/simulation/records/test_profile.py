@@ -1,7 +1,9 @@
 """Profiles of rounds, for TensorBoard."""
 
 import csv
+import importlib.util
 import pathlib
+import re
 
 import pytest
 
@@ -10,6 +12,7 @@ from hparams import HparamError
 from simulation import experiment_flags
 from simulation.records import profile
 
+_REPO = pathlib.Path(__file__).resolve().parents[3]
 _RUN = (
     *("--task=synthetic", "--algorithm=fedadam", "--total_rounds=4", "--clients_per_round=2"),
     *("--client_batch_size=5", "--client_learning_rate=0.1", "--server_learning_rate=0.1"),
@@ -35,6 +38,17 @@ def test_a_profile_of_no_round_is_a_warning(tmp_path):
     assert said == ["warning: --profile=3: no such round was done, so there is no profile."]
 
 
+def test_what_shows_profiles_is_named_with_the_version_of_the_pinned_tensorboard():
+    """And the same in the run's line and in README; 2.14.0 reads what TensorFlow 2.14 writes."""
+    pins = (_REPO / "requirements.txt").read_text()
+    viewer, other = (package.split("==") for package in profile.VIEWER_PACKAGES.split())
+    (tensorboard,) = re.findall(r"^tensorboard==(\d+\.\d+)\.", pins, re.MULTILINE)
+    assert viewer[0] == "tensorboard-plugin-profile" and other[0] == "gviz-api"
+    assert viewer[1].startswith(f"{tensorboard}.")
+    install = f"pip install --no-deps {profile.VIEWER_PACKAGES}"
+    assert install in " ".join((_REPO / "README.md").read_text().split())
+
+
 def _rows(folder: pathlib.Path):
     with open(folder / "metrics.csv", newline="") as f:
         rows = csv.DictReader(f)
@@ -48,6 +62,8 @@ def test_a_profile_is_written_and_changes_no_bit(tmp_path, capfd):
     assert run_experiment.main([*given, "--experiment_name=seen", "--profile=2-3"]) == 0
     told = capfd.readouterr().out
     assert f"Profile of round 2-3 in {tmp_path}/seen/plugins/profile." in told
+    if importlib.util.find_spec("tensorboard_plugin_profile") is None:
+        assert f"pip install --no-deps {profile.VIEWER_PACKAGES}, or" in told
     assert _rows(tmp_path / "seen") == _rows(tmp_path / "plain")
     (found,) = (tmp_path / "seen" / "plugins" / "profile").rglob("*.xplane.pb")
     assert found.stat().st_size > 1000
