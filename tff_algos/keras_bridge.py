@@ -81,7 +81,8 @@ def from_keras(
       metrics: Elementwise metrics by name, in the same form, or a list of names and objects of
         Keras's metrics that are means over examples; reported as weighted means.
       y_spec: Batch of targets; by default what the loss asks for, where it is one of Keras's, and
-        class labels, int32 `[None]`, for any other.
+        class labels, int32 `[None]`, for any other. Clients' targets may lack a last dimension of
+        1 that it has, or have one that it lacks.
       x_spec: Batch of inputs, for a model that does not know it: a subclassed one that was called.
       loss_reduction: `mean` of the loss over a batch's examples (positions, where they have
         weights), or `sum`; by default that of a loss object, and the mean of any other.

@@ -245,6 +245,17 @@ def test_a_loss_that_does_not_take_every_label_is_taken():
     assert from_keras(_one_number(), loss=of_ranks).y_spec == tf.TensorSpec([None], tf.int32)
 
 
+@pytest.mark.parametrize("runtime", ["tff", "vectorized"])
+def test_targets_without_the_outputs_dimension_of_one(runtime):
+    """A compiled model takes targets `[n]` of outputs `[n, 1]`, whole numbers too, as in Keras."""
+    keras_model, y = _one_number(), Y % 2
+    keras_model.compile(loss="binary_crossentropy", metrics=["binary_accuracy"])
+    got = one_step(keras_model, X, y, runtime)
+    loss = tf.keras.losses.BinaryCrossentropy()
+    for a, b in zip(got, step_of_keras(keras_model, loss, y=y[:, np.newaxis]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
 def test_targets_of_classes():
     keras_model = tf.keras.Sequential([L.InputLayer((4,)), dense(activation="softmax")])
     for loss in ("sparse_categorical_crossentropy", lambda y, outputs: outputs[:, 0]):
