@@ -387,11 +387,12 @@ def of_model(clients: Sequence[Any], model: Any, round_num: int) -> list[ClientD
         `from_dataset` does. A dataset's client has no index, and draws by its place in the cohort
         and the round.
       model: The `tff_algos.Model` they are for. Numbers of another width (float64 inputs, int64
-        labels) become those of its specs.
+        labels) become those of its specs, and targets get a last dimension of 1 that its spec has,
+        or lose one that it lacks.
       round_num: The round, from 0.
 
     Raises:
-      ValueError: If a dataset is refused by `from_dataset`, or numbers do not fit.
+      ValueError: If a dataset is refused by `from_dataset`, or numbers or targets do not fit.
     """
     return [_of_model(data, model, round_num, place) for place, data in enumerate(clients)]
 
@@ -412,7 +413,29 @@ def _of_model(data, model, round_num, place):
             and np.can_cast(found, wanted, "same_kind")
         ):
             changed[name] = _narrowed(np.asarray(values), wanted, f"Client {place}: {name}")
+    y = changed.get("y", data.y)
+    if isinstance(getattr(y, "dtype", None), np.dtype):
+        changed["y"] = _of_spec(y, model.y_spec, place)
     return data._replace(**changed) if changed else data
+
+
+def _of_spec(y, spec, place):
+    """Returns targets `[steps, batch, ...]` in the shape of the spec of a batch."""
+    found, wanted = list(y.shape[2:]), spec.shape[1:].as_list()
+    if found + [1] == wanted:
+        y = np.asarray(y)[..., np.newaxis]
+    elif found == wanted + [1]:
+        y = np.asarray(y)[..., 0]
+    # Strings have as many dtypes as lengths.
+    alike = spec.dtype.as_numpy_dtype in (y.dtype, object)
+    if not alike or not spec.shape[1:].is_compatible_with(y.shape[2:]):
+        dtype = "float32" if y.dtype.kind == "f" else y.dtype
+        raise ValueError(
+            f"Client {place}: targets are {y.dtype} {[None, *found]}, but the model was made for "
+            f"{spec.dtype.name} {[None, *wanted]}; give from_keras "
+            f"y_spec=tf.TensorSpec({[None, *found]}, tf.{dtype}) if its loss takes them."
+        )
+    return y
 
 
 def _narrowed(values, dtype, what):

@@ -81,7 +81,8 @@ def from_keras(
       metrics: Elementwise metrics by name, in the same form, or a list of names and objects of
         Keras's metrics that are means over examples; reported as weighted means.
       y_spec: Batch of targets; by default what the loss asks for, where it is one of Keras's, and
-        class labels, int32 `[None]`, for any other.
+        class labels, int32 `[None]`, for any other. Clients' targets may lack a last dimension of
+        1 that it has, or have one that it lacks.
       x_spec: Batch of inputs, for a model that does not know it: a subclassed one that was called.
       loss_reduction: `mean` of the loss over a batch's examples (positions, where they have
         weights), or `sum`; by default that of a loss object, and the mean of any other.
@@ -93,8 +94,9 @@ def from_keras(
       A `Model`.
 
     Raises:
-      ModelError: If the model cannot be a pure function of its trainable weights, or if what it,
-        the loss or a metric gives for an example depends on the others of its batch.
+      ModelError: If the model cannot be a pure function of its trainable weights, if what it, the
+        loss or a metric gives for an example depends on the others of its batch, or if the loss or
+        a metric does not take targets of `y_spec`.
     """
     x_spec = x_spec or _inputs_of(keras_model)
     if not keras_model.built:
@@ -113,7 +115,9 @@ def from_keras(
     outputs_spec = _refuse_stateful_ops(keras_model, layers, x_spec)
     y_spec = y_spec or _targets_of(given, outputs_spec)
     apply = _functional(keras_model, layers)
-    _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, {"loss": loss, **metrics})
+    functions = {"loss": loss, **metrics}
+    _refuse_targets(y_spec, outputs_spec, functions)
+    _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions)
 
     def forward(weights, batch: Batch, training: bool, seed, change=None) -> Forward:
         mask = tf.cast(batch.mask, tf.float32)
@@ -511,6 +515,77 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
     return tf.TensorSpec(outputs.shape, outputs.dtype)
 
 
+def _refuse_targets(y_spec, outputs_spec, functions):
+    """Refuses functions that don't take such targets, or compare each with all examples' outputs.
+
+    Args:
+      y_spec: Batch of targets.
+      outputs_spec: Batch of outputs.
+      functions: Losses and metrics by name.
+    """
+
+    def refuse(name, error):
+        told = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"{_what(name)} does not take targets {y_spec.dtype.name} {_shown(y_spec)} and outputs "
+            f"{outputs_spec.dtype.name} {_shown(outputs_spec)} ({told}); tell from_keras what the "
+            "targets are, such as y_spec=tf.TensorSpec([None], tf.float32)."
+        ) from error
+
+    specs = y_spec, outputs_spec
+    for name, shape in _shapes_of_values(functions, specs, refuse).items():
+        if not shape.rank or None not in shape[1:]:
+            continue
+        sized = [
+            _shapes_of_values(
+                {name: functions[name]},
+                [tf.TensorSpec([size, *s.shape[1:]], s.dtype) for s in specs],
+            )
+            for size in (5, 7)
+        ]
+        if sized[0] and sized[1] and sized[0][name][1:] != sized[1][name][1:]:
+            raise ModelError(
+                f"{_what(name)} compares the target of an example with the outputs of all: targets "
+                f"{_shown(y_spec)} and outputs {_shown(outputs_spec)} are broadcast; give it equal "
+                "shapes, by from_keras's y_spec= or in the function."
+            )
+
+
+def _shapes_of_values(functions, specs, refuse=None) -> dict[str, tf.TensorShape]:
+    """Returns the shapes of what losses and metrics give, by name.
+
+    Args:
+      functions: Losses and metrics by name.
+      specs: Batches of targets and of outputs.
+      refuse: Called with the name of one that fails and its error; else that one is left out.
+    """
+    shapes = {}
+
+    # All in one graph: what takes time is to make one.
+    @tf.function(autograph=False)
+    def trace(y, outputs):
+        for name, function in functions.items():
+            try:
+                values = function(y, outputs)
+                values = tf.convert_to_tensor(values[0] if isinstance(values, tuple) else values)
+            except Exception as e:  # It is the user's, and may raise anything.
+                if refuse:
+                    refuse(name, e)
+            else:
+                shapes[name] = values.shape
+
+    trace.get_concrete_function(*specs)
+    return shapes
+
+
+def _what(name):
+    return "The loss" if name == "loss" else f"Metric {name!r}"
+
+
+def _shown(spec):
+    return str(spec.shape.as_list())
+
+
 def _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions):
     """Refuses what gives other values for an example with others beside it in its batch.
 
@@ -541,15 +616,14 @@ def _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions):
     y = tf.zeros([2, *(size or 3 for size in y_spec.shape[1:])], y_spec.dtype)
     for name, function in functions.items():
         values = [_or_none(function, y, outputs) for outputs in (one[0], other[0])]
-        what = "The loss" if name == "loss" else f"Metric {name!r}"
-        _refuse_unlike(what, *(v[0] if isinstance(v, tuple) else v for v in values))
+        _refuse_unlike(_what(name), *(v[0] if isinstance(v, tuple) else v for v in values))
 
 
 def _or_none(function, *arguments):
     """Returns a function's value, or `None` where it does not take what we made up."""
     try:
         return function(*arguments)
-    except Exception:  # It is the user's, and training tells what is wrong with it.
+    except Exception:  # It is the user's, and may not take every value.
         return None
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import types
+from typing import NamedTuple
 
 import hypothesis
 import numpy as np
@@ -14,7 +15,7 @@ from hparams import HparamError
 from simulation import runtimes
 from simulation.runtimes import vectorized
 from tff_algos import client, random
-from tff_algos.client_data import arrays, batch_client, batch_cohort, from_dataset
+from tff_algos.client_data import arrays, batch_client, batch_cohort, from_dataset, of_model
 
 
 def examples(n):
@@ -255,6 +256,52 @@ def test_batches_of_a_dataset_that_a_filter_left_empty_are_no_steps(dtype):
         for a, b in zip(got, want, strict=True):
             np.testing.assert_array_equal(a, b)
     assert from_dataset(filtered(y < 0)).num_examples == 0
+
+
+class _OfTargets(NamedTuple):
+    y_spec: tf.TensorSpec
+    x_spec: tf.TensorSpec = tf.TensorSpec([None, 2])
+
+
+@pytest.mark.parametrize(
+    ("y", "spec", "want"),
+    [
+        (np.arange(3.0), tf.TensorSpec([None, 1]), [[0], [1], [2]]),
+        (np.arange(3), tf.TensorSpec([None, 1]), [[0], [1], [2]]),
+        (np.arange(3)[:, np.newaxis], tf.TensorSpec([None], tf.int32), [0, 1, 2]),
+        (np.eye(3), tf.TensorSpec([None, None]), np.eye(3)),
+        (np.array([b"a", b"bc"]), tf.TensorSpec([None], tf.string), [b"a", b"bc"]),
+    ],
+)
+def test_targets_take_the_form_of_their_spec(y, spec, want):
+    data = batch_client(np.zeros((len(y), 2)), y, batch_size=len(y), shuffle=False)
+    (got,) = of_model([data], _OfTargets(spec), 0)
+    assert got.y.dtype.kind == np.dtype(spec.dtype.as_numpy_dtype).kind or spec.dtype == tf.string
+    np.testing.assert_array_equal(got.y, [want])
+
+
+@pytest.mark.parametrize(
+    ("y", "spec", "says"),
+    [
+        (
+            np.arange(3.0),
+            tf.TensorSpec([None], tf.int32),
+            r"y_spec=tf.TensorSpec.\[None\], tf.float32",
+        ),
+        (np.eye(3), tf.TensorSpec([None, 1]), r"float32 \[None, 3\], .* for float32 \[None, 1\]"),
+        (np.eye(3), tf.TensorSpec([None]), r"for float32 \[None\]; give from_keras y_spec="),
+        (
+            np.arange(3.0),
+            tf.TensorSpec([None, 2]),
+            r"Client 0: targets are .* for float32 \[None, 2",
+        ),
+    ],
+)
+def test_targets_that_do_not_fit_name_the_cure(y, spec, says):
+    data = batch_client(np.zeros((3, 2)), y, batch_size=3)
+    with pytest.raises(ValueError, match=says) as e:
+        of_model([data], _OfTargets(spec), 0)
+    assert "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize("stacked", [False, True])

@@ -230,6 +230,32 @@ def test_models_that_do_not_take_zeros_train_on_data_sets_padded_within_tff():
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+def test_a_loss_of_ones_own_has_the_targets_that_it_is_told():
+    model = from_keras(_one_number(), loss=regression, y_spec=tf.TensorSpec([None]))
+    y = np.linspace(0, 1, len(X), dtype=np.float32)
+    wanted = np.mean((y - model.outputs(model.initial_weights, X)[:, 0]) ** 2)
+    np.testing.assert_allclose(_evaluated(model, X, y)[0], [wanted], rtol=1e-5)
+
+
+def test_a_loss_that_does_not_take_every_label_is_taken():
+    def of_ranks(y, outputs):
+        with tf.control_dependencies([tf.debugging.assert_positive(y)]):
+            return outputs[:, 0] * tf.cast(y, tf.float32)
+
+    assert from_keras(_one_number(), loss=of_ranks).y_spec == tf.TensorSpec([None], tf.int32)
+
+
+@pytest.mark.parametrize("runtime", ["tff", "vectorized"])
+def test_targets_without_the_outputs_dimension_of_one(runtime):
+    """A compiled model takes targets `[n]` of outputs `[n, 1]`, whole numbers too, as in Keras."""
+    keras_model, y = _one_number(), Y % 2
+    keras_model.compile(loss="binary_crossentropy", metrics=["binary_accuracy"])
+    got = one_step(keras_model, X, y, runtime)
+    loss = tf.keras.losses.BinaryCrossentropy()
+    for a, b in zip(got, step_of_keras(keras_model, loss, y=y[:, np.newaxis]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
 def test_targets_of_classes():
     keras_model = tf.keras.Sequential([L.InputLayer((4,)), dense(activation="softmax")])
     for loss in ("sparse_categorical_crossentropy", lambda y, outputs: outputs[:, 0]):
@@ -375,6 +401,14 @@ def centred(dtype=tf.float32):
     return tf.keras.Model(inputs, dense()(L.Flatten()(x - tf.reduce_mean(x, axis=0))))
 
 
+def regression(y, outputs):
+    return tf.square(y - outputs[:, 0])
+
+
+def broadcast(y, outputs):
+    return tf.square(tf.cast(y, tf.float32) - outputs)
+
+
 def among_others(y, outputs):
     return tf.nn.softmax(outputs[:, 0] + tf.cast(y, tf.float32))
 
@@ -395,6 +429,26 @@ PLAIN = {"loss": "sparse_categorical_crossentropy"}
         (normalized, {"loss": among_others}, "^The loss mixes the examples of a batch"),
         (normalized, {**PLAIN, "metrics": {"m": among_others}}, "^Metric 'm' mixes the examples"),
         (lambda: centred(tf.int32), PLAIN, "mixes the examples of a batch"),
+        (
+            _one_number,
+            {"loss": regression},
+            r"^The loss does not take targets int32 \[None\] .* such as y_spec=tf.TensorSpec",
+        ),
+        (
+            normalized,
+            {**PLAIN, "metrics": {"m": regression}},
+            "^Metric 'm' does not take targets int32",
+        ),
+        (
+            _one_number,
+            {"loss": broadcast},
+            r"^The loss compares .* outputs of all: targets \[None\] and outputs \[None, 1\] are",
+        ),
+        (
+            _one_number,
+            {"loss": "mse", "metrics": {"m": regression}},
+            "^Metric 'm' compares the target of an example with the outputs of all",
+        ),
         (two_outputs, PLAIN, "has 2 outputs; it must have one tensor"),
         (subclassed, PLAIN, "no known input shape; .* x_spec if it is subclassed"),
         (_Subclassed, {**PLAIN, "x_spec": tf.TensorSpec([None, 4])}, "no weights yet; call it"),
