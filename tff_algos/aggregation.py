@@ -37,7 +37,7 @@ from tensorflow.python.framework import op_def_registry  # The only list of stat
 from tensorflow_federated.python.aggregators import differential_privacy
 from tensorflow_federated.python.core.backends.mapreduce import form_utils
 from tensorflow_federated.python.core.backends.test import compiler as test_compiler
-from tensorflow_federated.python.core.impl.compiler import transformation_utils
+from tensorflow_federated.python.core.impl.compiler import transformation_utils, transformations
 from tensorflow_federated.python.core.impl.computation import computation_impl
 from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
 from tensorflow_federated.python.core.impl.types import type_analysis, type_conversions
@@ -149,6 +149,8 @@ def _in_clear(computation: tff.Computation) -> tuple[tff.Computation, bool]:
     )
     if not changed:
         return computation, False
+    # One within another, as TFF nests them for distributed DP, is deeper than protobuf goes.
+    block = transformations.to_call_dominant(block)
     return (
         computation_impl.ConcreteComputation(
             computation_proto=block.proto,

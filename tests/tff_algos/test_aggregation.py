@@ -223,6 +223,21 @@ def test_objects_do_to_updates_what_they_are_for(problem, factory, size, effect)
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+def test_distributed_dp_without_noise_to_speak_of_is_the_mean(problem):
+    """Updates below its first clipping norm, 0.1; it sums them rotated, scaled by 1e6 and whole."""
+    model = toy.plain_model(problem)
+    settings = {**UNIFORM, "client_learning_rate": 1e-3}
+    (want,) = toy.run_eagerly("fedavg", problem, model, toy.COHORTS[:1], **settings)
+    factory = tff.learning.ddp_secure_aggregator(1e-6, len(toy.COHORTS[0]))
+    with pytest.warns(RuntimeWarning, match="simulates secure aggregation"):
+        process = build(model_aggregator=factory, **settings)
+    with shared.installed("tff"):
+        (state,), _ = toy.run(process, problem, toy.COHORTS[:1])
+    for got, mean, start in zip(state.weights, want.weights, model.initial_weights, strict=True):
+        assert np.max(np.abs(mean - start)) > 1e-4
+        np.testing.assert_allclose(got, mean, atol=1e-5)
+
+
 AGGREGATED = [n for n in cases.OWN if not isinstance(registry.get(n).aggregated, str)]
 
 

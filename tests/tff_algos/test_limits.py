@@ -197,8 +197,10 @@ def test_fedsps_on_a_quadratic_is_the_exact_line_step():
     keras_model = tf.keras.Sequential([tf.keras.layers.InputLayer((1,)), layer])
     keras_model.set_weights([np.array([[3.0]], np.float32)])
     model = tff_algos.from_keras(
-        keras_model, loss=lambda y, out: 0.5 * 1.7 * tf.square(out[:, 0] - y)
-    )._replace(y_spec=tf.TensorSpec([None], tf.float32))
+        keras_model,
+        loss=lambda y, out: 0.5 * 1.7 * tf.square(out[:, 0] - y),
+        y_spec=tf.TensorSpec([None], tf.float32),
+    )
     process = tff_algos.build("fedsps", model, client_learning_rate=100.0, c=0.5)
     data = tff_algos.batch_client(
         np.ones((1, 1), np.float32), np.array([-2.0], np.float32), batch_size=1
