@@ -6,6 +6,7 @@ the examples of a round times the seconds that an example of the nearest measure
 training; methods that compute more than FedAvg take longer than that.
 """
 
+import dataclasses
 import functools
 import glob
 import os
@@ -18,22 +19,29 @@ import tasks
 from hparams import HparamError
 from reproduction.items import REPO, Row, Setup
 from simulation import experiment_flags
-from tasks.formats import remote
+from tasks.formats import remote, tfds
+from tasks.task import DataError
 
 MACHINE = "two cores of an AMD EPYC"
 
 _TFF = "https://storage.googleapis.com/tff-datasets-public"
 
 
-class Data(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Data:
     """Files that a task reads.
 
     Attributes:
       name: What they are, in words.
       source: How to get them, as a request.
-      files: Patterns of files, any of which shows that they are there.
+      files: Patterns of files below `--data_dir`, any of which shows that they are there.
       examples: Training examples that the publisher states.
       clients: Number of clients where the settings do not tell it.
+      cached: What a run without `--data_dir` looks for below the home folder before it downloads.
+      tfds_set: The set of TensorFlow Datasets that will do as well.
+      tfds_cache: When that is read from TFDS's own cache: `never`; `alone`, without `--data_dir`;
+        `beside`, where that folder has only what TFDS has not; `always`.
+      beside: Patterns of files below `--data_dir`, one of which must be there, too.
     """
 
     name: str
@@ -41,6 +49,10 @@ class Data(NamedTuple):
     files: tuple[str, ...]
     examples: int
     clients: int = 0
+    cached: tuple[str, ...] = ()
+    tfds_set: tfds.Set | None = None
+    tfds_cache: str = "never"
+    beside: tuple[str, ...] = ()
 
 
 _EMNIST = Data(
@@ -49,6 +61,7 @@ _EMNIST = Data(
     ("emnist_all.sqlite*",),
     671_585,
     3_400,
+    cached=(".tff/emnist_all.sqlite", ".tff/emnist_all.sqlite.lzma"),
 )
 _STACK_OVERFLOW = Data(
     "TFF's Stack Overflow",
@@ -57,6 +70,28 @@ _STACK_OVERFLOW = Data(
     # 135,818,730 sentences of 342,477 users, of whom each gives 1,000 at most.
     342_477 * 300,
     342_477,
+    cached=(".tff/stackoverflow.sqlite", ".tff/stackoverflow.sqlite.lzma"),
+)
+_CIFAR100 = Data(
+    "the whole CIFAR-100",
+    f"let TFF download it, or get {_TFF}/cifar100.sqlite.lzma",
+    (
+        "cifar100.sqlite*",
+        "cifar-100-*",
+        "cifar100/cifar100.sqlite*",
+        "cifar100/cifar-100-*",
+    ),
+    50_000,
+    # Without a folder TFF's partition is taken, which no other form has.
+    cached=(".tff/cifar100.sqlite", ".tff/cifar100.sqlite.lzma"),
+    tfds_set=tasks.get("cifar100_image").tfds,
+)
+_CIFAR100_IMAGES = dataclasses.replace(
+    _CIFAR100,
+    source="get https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz, 169 MB",
+    files=("cifar-100-*", "cifar100/cifar-100-*"),
+    cached=(".keras/datasets/cifar-100-python.tar.gz",),
+    tfds_cache="alone",
 )
 DATA = {
     "cifar10_image": Data(
@@ -67,22 +102,13 @@ DATA = {
             "data_batch_1*",
             "cifar10/cifar-10-*",
             "cifar10/data_batch_1*",
-            "cifar10/*/dataset_info.json",
         ),
         50_000,
+        cached=(".keras/datasets/cifar-10-batches-py.tar.gz",),
+        tfds_set=tasks.get("cifar10_image").tfds,
+        tfds_cache="alone",
     ),
-    "cifar100_image": Data(
-        "the whole CIFAR-100",
-        f"let TFF download it, or get {_TFF}/cifar100.sqlite.lzma",
-        (
-            "cifar100.sqlite*",
-            "cifar-100-*",
-            "cifar100/cifar100.sqlite*",
-            "cifar100/cifar-100-*",
-            "cifar100/*/dataset_info.json",
-        ),
-        50_000,
-    ),
+    "cifar100_image": _CIFAR100,
     "cinic10": Data(
         "CINIC-10",
         "get https://datashare.ed.ac.uk/handle/10283/3192, 650 MB",
@@ -101,8 +127,11 @@ DATA = {
         "Fashion-MNIST",
         "let Keras download it, or get the idx files of "
         "https://github.com/zalandoresearch/fashion-mnist",
-        ("fashion*mnist", "train-images-idx3-ubyte*", "fashion_mnist/*/dataset_info.json"),
+        ("fashion*mnist/*-ubyte*", "train-images-idx3-ubyte*"),
         60_000,
+        cached=(".keras/datasets/fashion-mnist/train-images-idx3-ubyte.gz",),
+        tfds_set=tasks.get("fashion_mnist").tfds,
+        tfds_cache="alone",
     ),
     "femnist": Data(
         "LEAF's FEMNIST",
@@ -115,9 +144,17 @@ DATA = {
         "MNIST and QMNIST's writers",
         "get the files of https://github.com/cvdfoundation/mnist and "
         "https://github.com/facebookresearch/qmnist",
-        ("mnist/*idx3-ubyte*", "qmnist*"),
+        ("mnist/*images-idx3-ubyte*", "*images-idx3-ubyte*"),
         60_000,
         539,
+        tfds_set=tasks.get("mnist_writers").tfds,
+        tfds_cache="beside",
+        beside=(
+            "mnist/writers.npz",
+            "writers.npz",
+            "mnist/qmnist-train-labels-*",
+            "qmnist-train-labels-*",
+        ),
     ),
     "sent140": Data(
         "LEAF's whole Sent140 and GloVe's vectors",
@@ -128,10 +165,11 @@ DATA = {
             "sent140/data",
             "sent140/train",
             "sent140/all_data",
-            "sentiment140/*/dataset_info.json",
         ),
         56_000,
         697,
+        tfds_set=tasks.get("sent140").tfds,
+        tfds_cache="always",
     ),
     "shakespeare_character": Data(
         "TFF's Shakespeare, or the play text",
@@ -139,6 +177,7 @@ DATA = {
         ("shakespeare.sqlite*", "t8.shakespeare.txt*", "shakespeare/t8.shakespeare.txt*"),
         34_646,
         715,
+        cached=(".tff/shakespeare.sqlite", ".tff/shakespeare.sqlite.lzma"),
     ),
     "stackexchange": Data(
         "posts of Math Educators, spring 2014",
@@ -163,6 +202,13 @@ DATA = {
 # What a task reads in place of that by one of its settings.
 _BY_SETTING = {
     ("emnist_autoencoder", "source", "mnist"): DATA["mnist_writers"],
+    ("cifar100_image", "partition", "tff"): dataclasses.replace(
+        _CIFAR100, files=_CIFAR100.files[::2], tfds_set=None
+    ),
+    **{
+        ("cifar100_image", "partition", partition): _CIFAR100_IMAGES
+        for partition in ("pachinko", "multinomial", "dirichlet", "iid", "shards", "classes")
+    },
     ("sent140", "source", "lines"): Data(
         "a tenth of LEAF's sample of Sent140",
         "set --data_dir to the folder of sent140_k30_test_part.jsonl.gz",
@@ -173,16 +219,15 @@ _BY_SETTING = {
 }
 
 
-def _or_a_part(task, name, folder):
-    whole = DATA[task]
+def _or_a_part(whole, name, folder):
     files = (*whole.files, f"{folder}/labels.npz", "labels.npz")
-    return whole._replace(name=f"{name} or a part of it", files=files)
+    return dataclasses.replace(whole, name=f"{name} or a part of it", files=files)
 
 
 # What will do for a set-up that says that its data are not the paper's.
 _BY_STAND_IN = {
-    "cifar10_image": _or_a_part("cifar10_image", "CIFAR-10", "cifar10"),
-    "cifar100_image": _or_a_part("cifar100_image", "CIFAR-100", "cifar100"),
+    "cifar10_image": _or_a_part(DATA["cifar10_image"], "CIFAR-10", "cifar10"),
+    "cifar100_image": _or_a_part(_CIFAR100_IMAGES, "CIFAR-100", "cifar100"),
 }
 
 
@@ -320,15 +365,6 @@ def data(setup: Setup) -> list[Data]:
     return list(dict.fromkeys(filter(None, found)))
 
 
-def folders(data_dir: str | None = None) -> list[str]:
-    """Returns where a run looks for data: in `data_dir`, or TFF's, Keras's and TFDS's caches."""
-    if data_dir:
-        return [data_dir]
-    home = os.path.expanduser("~")
-    tfds = os.environ.get("TFDS_DATA_DIR") or os.path.join(home, "tensorflow_datasets")
-    return [os.path.join(home, ".tff"), os.path.join(home, ".keras", "datasets"), tfds]
-
-
 @functools.cache
 def paths_at(address: str) -> frozenset[str]:
     """Returns the paths of all files and folders below an fsspec address, asked for once.
@@ -347,13 +383,33 @@ def found(needed: Data, data_dir: str | None = None) -> str | None:
     """Returns a path at which data seem to lie, `None` if there is none; files are not opened.
 
     Raises:
-      tasks.task.DataError: If `data_dir` is an address that cannot be read.
+      tasks.task.DataError: If `data_dir` is an address that cannot be read, or a run would refuse
+        what lies there.
     """
-    for folder in folders(data_dir):
-        for pattern in needed.files:
-            for path in sorted(_matching(folder, pattern)):
-                return path
-    return None
+    if needed.beside and not (data_dir and _first(data_dir, needed.beside)):
+        return None
+    if data_dir:
+        path = _first(data_dir, needed.files)
+    else:
+        path = _first(os.path.expanduser("~"), needed.cached)
+    return path or (needed.tfds_set and _found_of_tfds(needed, data_dir))
+
+
+def _found_of_tfds(needed, data_dir) -> str | None:
+    """Returns TFDS's folder if a run would read that, which looks for it by the same functions."""
+    path = None
+    if data_dir and remote.is_address(data_dir):
+        path = _first(data_dir, [posixpath.join(needed.tfds_set.folder, "dataset_info.json")])
+        path = path and posixpath.dirname(path)
+    elif data_dir:
+        path = tfds.find(needed.tfds_set, data_dir)
+    when = ("beside", "always") if data_dir else ("alone", "always")
+    return path or (tfds.find_in_cache(needed.tfds_set) if needed.tfds_cache in when else None)
+
+
+def _first(folder, patterns) -> str | None:
+    found = (path for pattern in patterns for path in sorted(_matching(folder, pattern)))
+    return next(found, None)
 
 
 def _matching(folder, pattern) -> list[str]:
@@ -375,8 +431,16 @@ def told_data(setup: Setup, data_dir: str | None = None) -> str:
     """
     parts = []
     for needed in data(setup):
-        path = found(needed, data_dir)
-        if path:
+        if data_dir and remote.is_address(data_dir):
+            paths_at(data_dir)  # An address that cannot be read is all there is to tell.
+        path, refused = None, None
+        try:
+            path = found(needed, data_dir)
+        except DataError as e:
+            refused = str(e)
+        if refused:
+            where = f"refused: {refused}"
+        elif path:
             where = f"found: {path}"
         elif data_dir:
             where = f"missing in {data_dir}: {needed.source}"

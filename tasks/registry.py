@@ -3,7 +3,7 @@
 import dataclasses
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import hparams as hparams_lib
 from common import specs
@@ -67,6 +67,7 @@ class TaskSpec:
         `None` if only the data tell; must not import TensorFlow.
       metrics: Names of the task's metrics, the primary one first; or a function from all settings
         by name to them, which must not import TensorFlow. `None` if only the loaded task tells.
+      tfds: The `tasks.formats.tfds.Set` that will do in place of the publisher's files, if any.
     """
 
     name: str
@@ -78,9 +79,8 @@ class TaskSpec:
     class_labels: bool = False
     check: Callable[[Mapping[str, hparams_lib.Value]], None] | None = None
     clients: Callable[[Mapping[str, hparams_lib.Value], bool], Clients | None] | None = None
-    metrics: Sequence[str] | Callable[[Mapping[str, hparams_lib.Value]], Sequence[str]] | None = (
-        None
-    )
+    metrics: Sequence[str] | Callable[[Mapping], Sequence[str]] | None = None
+    tfds: Any = None
 
     def __post_init__(self):
         if self.class_labels:

@@ -62,6 +62,7 @@ SPEC = TaskSpec(
         ),
     ),
     metrics=("accuracy",),
+    tfds=cifar.CIFAR100.tfds,
 )
 
 

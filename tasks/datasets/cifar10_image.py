@@ -35,6 +35,7 @@ SPEC = TaskSpec(
         init=settings.init("keras", "FedOpt (TFF); AdaFedAdam, AdaFed and FedCAda: torch"),
     ),
     metrics=("accuracy",),
+    tfds=cifar.CIFAR10.tfds,
 )
 
 

@@ -177,6 +177,7 @@ SPEC = TaskSpec(
         settings.init("torch", "FedCAda and AdaFed (PyTorch)"),
     ),
     metrics=_metrics,
+    tfds=_TFDS,
 )
 
 

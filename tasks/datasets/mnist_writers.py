@@ -77,6 +77,7 @@ SPEC = TaskSpec(
         settings.init("keras", "FedOpt (TFF)"),
     ),
     metrics=("accuracy",),
+    tfds=_TFDS,
 )
 
 

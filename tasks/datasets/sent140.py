@@ -151,6 +151,7 @@ SPEC = TaskSpec(
         settings.text_init("torch", "AdaFedAdam (PyTorch)"),
     ),
     metrics=("accuracy",),
+    tfds=_TFDS,
 )
 
 

@@ -422,7 +422,17 @@ def read_tffs(data_dir: str | None) -> FederatedCifar100:
         if found is not None:
             train, test = _read_h5(found)
             return _with_test_clients(train, test.client_ids, test.sizes, _pooled(test))
-    path = sqlite_clients.locate(_TFF_FILE, CIFAR100.name, data_dir, TFF_ADVICE)
+    try:
+        path = sqlite_clients.locate(_TFF_FILE, CIFAR100.name, data_dir, TFF_ADVICE)
+    except DataError as error:
+        cached = tfds.find_in_cache(CIFAR100.tfds) if data_dir is None else None
+        if cached is None:
+            raise
+        # Not by itself: the same command is to give the same clients whatever a cache has.
+        raise DataError(
+            f"{error}; or take the images of {cached}, for clients of the suite's own allocation, "
+            "with --cifar100_image_partition=pachinko"
+        ) from error
     train = sqlite_clients.SqliteFederatedData(path, "train", parse_tffs, TFF_ADVICE)
     test = sqlite_clients.SqliteFederatedData(path, "test", parse_tffs, TFF_ADVICE)
     return _with_test_clients(train, test.client_ids, test.sizes, test.pooled())

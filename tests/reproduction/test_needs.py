@@ -58,16 +58,18 @@ def test_data_are_found_where_caches_have_them(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
     assert "missing here: let TFF download it, or get https://" in needs.told_data(setup)
-    for place in (".tff/cifar100.sqlite", ".keras/datasets/cifar-100-python"):
+    # Whose partition is not TFF's, which without a folder is that of TFF's file.
+    others = items.load_item("adafed", "fig2").setups["cifar100_setup1"]
+    for place, reader in (
+        (".tff/cifar100.sqlite", setup),
+        (".keras/datasets/cifar-100-python.tar.gz", others),
+        ("tfds/cifar100/3.0.2", others),
+    ):
         path = tmp_path / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("")
-        assert f"found: {path}" in needs.told_data(setup)
-        path.unlink()
-    path = tmp_path / "tfds" / "cifar100" / "3.0.2" / "dataset_info.json"
-    path.parent.mkdir(parents=True)
-    path.write_text("{}")
-    assert f"found: {path}" in needs.told_data(setup)
+        path.mkdir(parents=True)
+        for one in (setup, others):
+            assert (f"(found: {path})" in needs.told_data(one)) == (one is reader), place
+        path.rmdir()
     mine = tmp_path / "mine"
     mine.mkdir()
     # A run that is given a folder looks nowhere else.
@@ -94,9 +96,59 @@ def test_a_stand_in_needs_its_own_data(tmp_path):
         path = folder / held
         path.parent.mkdir(parents=True)
         path.write_text("")
+        if folder.name == "mnist":
+            assert "missing in" in needs.told_data(stand_in, str(folder)), (
+                "the writers are not there"
+            )
+            (folder / "writers.npz").write_text("")
         assert f"(found: {path})" in needs.told_data(stand_in, str(folder))
         assert "(missing in" in needs.told_data(papers, str(folder))
     assert "MNIST and QMNIST's writers (" in needs.told_data(fedopt["mnist_ae"])
+
+
+IMAGES = (
+    ("fedcada", "table1", "fashion_mnist_device_iid", "fashion_mnist", "3.0.1"),
+    ("adaptive_federated_optimization", "table1", "cifar10", "cifar10", "3.0.2"),
+    ("adafed", "fig2", "cifar100_setup1", "cifar100", "3.0.2"),
+)
+
+
+@pytest.mark.parametrize(("paper", "item", "setup", "name", "version"), IMAGES)
+def test_only_the_version_of_tfds_that_a_run_reads_is_found(
+    tmp_path, monkeypatch, paper, item, setup, name, version
+):
+    """As its task: passed over in TFDS's cache, which `~` may be in the name of, else refused."""
+    setup = items.load_item(paper, item).setups[setup]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TFDS_DATA_DIR", "~/mine")
+    older = tmp_path / "mine" / name / "1.0.0" / "dataset_info.json"
+    older.parent.mkdir(parents=True)
+    older.write_text("{}")
+    assert "(missing here: " in needs.told_data(setup)
+    told = needs.told_data(setup, str(tmp_path / "mine"))
+    assert f"(refused: {tmp_path}/mine/{name} has version 1.0.0" in told
+    read = older.parent.with_name(version)
+    read.mkdir()
+    for data_dir in (None, str(tmp_path / "mine")):
+        assert f"(found: {read})" in needs.told_data(setup, data_dir)
+    # A folder that is named is the only one.
+    assert "(missing in" in needs.told_data(setup, str(tmp_path))
+
+
+def test_mnist_of_tfds_is_found_beside_the_writers(tmp_path, monkeypatch):
+    setup = TABLE1["mnist_ae"]
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+    cached = tmp_path / "tfds" / "mnist" / "3.0.1"
+    cached.mkdir(parents=True)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    assert "(missing here: " in needs.told_data(setup), "TFDS has no writers"
+    assert "(missing in" in needs.told_data(setup, str(mine))
+    (mine / "writers.npz").write_text("")
+    assert f"(found: {cached})" in needs.told_data(setup, str(mine))
+    own = mine / "mnist" / "3.0.1"
+    own.mkdir(parents=True)
+    assert f"(found: {own})" in needs.told_data(setup, str(mine))
 
 
 def test_the_whole_will_do_for_a_part(tmp_path):
@@ -133,7 +185,7 @@ def bucket():
     [
         ("cifar100.sqlite.lzma", "cifar100.sqlite.lzma"),
         ("cifar-100-python/train", "cifar-100-python"),
-        ("cifar100/3.0.2/dataset_info.json", "cifar100/3.0.2/dataset_info.json"),
+        ("cifar100/3.0.2/dataset_info.json", "cifar100/3.0.2"),
         ("deeper/cifar100.sqlite", None),
         ("cifar-10-python.tar.gz", None),
     ],

@@ -14,7 +14,7 @@ import tensorflow as tf
 import tasks
 from hparams import HparamError
 from tasks import fingerprint
-from tasks.formats import tfds
+from tasks.formats import downloads, tfds
 from tasks.task import DataError
 from tests.tasks import test_images, tfds_files
 from tests.tasks.datasets import test_fashion_mnist, test_mnist_writers
@@ -478,3 +478,23 @@ def test_nothing_imports_tfds_that_does_not_read_it():
     )
     repo = pathlib.Path(__file__).resolve().parents[3]
     assert subprocess.run([sys.executable, "-c", program], cwd=repo).returncode == 0
+
+
+def test_cifar100_without_tffs_file_names_what_takes_tfdss_copy(tmp_path, monkeypatch):
+    """It does not take it by itself: one command is to give the same clients everywhere."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TFDS_DATA_DIR", "~/sets")
+
+    def fetch(url, path, advice):
+        raise DataError(f"{path} cannot be downloaded (offline); {advice}")
+
+    monkeypatch.setattr(downloads, "fetch", fetch)
+    with pytest.raises(DataError, match="offline") as error:
+        tasks.load("cifar100_image", seed=0)
+    assert "pachinko" not in str(error.value)
+    copy = tmp_path / "sets" / "cifar100" / "3.0.2"
+    copy.mkdir(parents=True)
+    with pytest.raises(DataError, match="offline") as error:
+        tasks.load("cifar100_image", seed=0)
+    assert f"{copy}, " in str(error.value)
+    assert str(error.value).endswith("with --cifar100_image_partition=pachinko")
