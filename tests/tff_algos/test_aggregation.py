@@ -223,6 +223,7 @@ def test_objects_do_to_updates_what_they_are_for(problem, factory, size, effect)
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_distributed_dp_without_noise_to_speak_of_is_the_mean(problem):
     """Updates below its first clipping norm, 0.1; it sums them rotated, scaled by 1e6 and whole."""
     model = toy.plain_model(problem)
