@@ -17,7 +17,7 @@ def test_core_hours_are_those_of_the_grid_and_the_chosen_points():
     # 6 rows of 3 seeds, and FedProx: its grid of 5 on one seed, the best on two more.
     setup = dataclasses.replace(TABLE5["synthetic"], seconds={"*": 3.6, "fedprox": 7.2})
     number, by = needs.hours(setup)
-    assert number == pytest.approx(6 * 3 * 1 + (5 + 2) * 2) and by == "measured"
+    assert number == pytest.approx(6 * 3 * 1 + (5 + 2) * 2) and by == "item"
     assert needs.told_hours(setup) == "about 32 core-hours"
 
 
@@ -106,6 +106,22 @@ def test_a_stand_in_needs_its_own_data(tmp_path):
     assert "MNIST and QMNIST's writers (" in needs.told_data(fedopt["mnist_ae"])
 
 
+def test_what_an_interrupted_download_leaves_is_not_found(tmp_path):
+    setup = items.load_item("adaptive_federated_optimization", "table1").setups["emnist_cr"]
+    part = tmp_path / "emnist_all.sqlite.lzma.part"
+    part.write_text("")
+    assert "missing in" in needs.told_data(setup, str(tmp_path))
+    part.rename(part.with_suffix(""))
+    assert "(found: " in needs.told_data(setup, str(tmp_path))
+
+
+def test_tweets_are_found_with_their_words_vectors_alone(tmp_path):
+    (tmp_path / "sent140" / "train").mkdir(parents=True)
+    assert "missing in" in needs.told_data(TABLE5["sent140"], str(tmp_path))
+    (tmp_path / "glove.6B.300d.txt").write_text("")
+    assert "(found: " in needs.told_data(TABLE5["sent140"], str(tmp_path))
+
+
 IMAGES = (
     ("fedcada", "table1", "fashion_mnist_device_iid", "fashion_mnist", "3.0.1"),
     ("adaptive_federated_optimization", "table1", "cifar10", "cifar10", "3.0.2"),
@@ -166,8 +182,8 @@ def test_examples_are_those_that_a_setting_has_a_task_read():
     """MNIST's 60,000 digits of 539 writers, not the 671,585 characters of 3,400."""
     setup = dataclasses.replace(TABLE1["mnist_ae"], seconds={})
     number, by = needs.hours(setup)
-    assert number == pytest.approx(5 * 3000 * 10 * 60_000 / 539 * 60e-6 / 3600)
-    assert by == "the tag regression"
+    assert number == pytest.approx(5 * 3000 * 10 * 60_000 / 539 * 233e-6 / 3600)
+    assert by == "the autoencoder"
 
 
 @pytest.fixture
