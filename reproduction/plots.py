@@ -182,6 +182,7 @@ def _most_within(
 
 
 def _extent(spans, rows) -> float:
+    """Returns how far apart the least and the largest value of some rows are."""
     return max(spans[row][1] for row in rows) - min(spans[row][0] for row in rows)
 
 
@@ -391,7 +392,10 @@ def _shared_limits(group, foreign) -> tuple[float, float] | None:
         return None
     spans = {row: (g.low.min(), g.high.max()) for row, g in own.groupby("row", sort=False)}
     whole = values.high.max() - values.low.min()
-    most = _most_within(spans, 0.25 * whole)
+    if foreign and _extent(spans, spans) < 0.5 * whole:
+        most = list(spans)
+    else:
+        most = _most_within(spans, 0.25 * whole)
     if not most:
         return None
     low, high = min(spans[row][0] for row in most), max(spans[row][1] for row in most)
