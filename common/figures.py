@@ -9,6 +9,7 @@ import collections
 import contextlib
 import functools
 import os
+import warnings
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -64,6 +65,8 @@ _DASHES = (
     (0, (7, 1.5, 1.3, 1.5, 1.3, 1.5)),
 )
 _MARKS = "osD^vPX*"
+# All pairs of a colour and a line style.
+_PLACES = [(i % len(COLOURS), i % len(_DASHES)) for i in range(len(COLOURS) * len(_DASHES))]
 
 # Colour and line style, so that those that a paper shows together differ in colour. What has no
 # entry gets what its name says, of what the figure has left.
@@ -76,6 +79,11 @@ _KNOWN = {
     "fedcada": (2, 3), "mfl": (3, 2), "mimelite": (1, 1), "fedlocal": (0, 2), "adaalter": (7, 0),
     "centralized": (0, 3), "client_adam": (1, 4), "climb": (7, 4), "fedlin": (3, 4),
     "lookahead": (4, 4), "stem": (4, 3), "fedcorr": (7, 3),
+    # FedDA's rows: a scheme has a colour, what its clients run a line style.
+    "fedlocal_sgdm": (0, 1), "fedlocal_adam": (0, 3), "fedlocal_adagrad": (0, 4),
+    "mfl_sgdm": (3, 0), "mfl_adam": (3, 1), "mfl_adagrad": (3, 2),
+    "mimelite_sgdm": (1, 0), "mimelite_adam": (1, 1), "mimelite_adagrad": (1, 2),
+    "fedopt_sgdm": (5, 0), "fedopt_adam": (5, 1), "fedopt_adagrad": (5, 3),
 }  # fmt: skip
 
 
@@ -114,19 +122,24 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     for method in number:
         if method not in places:
             places[method] = _free_place(method, list(places.values()))
-    seen, found = collections.Counter(), {}
+    seen, found, taken = collections.Counter(), {}, set()
     for name, method in of_method.items():
         colour, dashes = places[method]
-        found[name] = _look(colour, dashes + seen[method], seen[method])
+        place = colour, (dashes + seen[method]) % len(_DASHES)
+        if place in taken:
+            # Of its own colour if there is one, and none that another method begins with.
+            rest = [p for p in _PLACES if p not in taken and p not in places.values()]
+            place = min(rest, key=lambda p: p[0] != colour, default=place)
+        taken.add(place)
+        found[name] = _look(*place, seen[method])
         seen[method] += 1
     return found
 
 
 def _free_place(name, taken) -> tuple[int, int]:
     """Returns a colour and a line style by the name, not one that is taken while there are free."""
-    every = [(i % len(COLOURS), i % len(_DASHES)) for i in range(len(COLOURS) * len(_DASHES))]
-    start = zlib.crc32(name.encode()) % len(every)
-    every = every[start:] + every[:start]
+    start = zlib.crc32(name.encode()) % len(_PLACES)
+    every = _PLACES[start:] + _PLACES[:start]
     colours = {colour for colour, _ in taken}
     other = (place for place in every if place[0] not in colours)
     free = (place for place in every if place not in taken)
@@ -228,6 +241,50 @@ def note(text: str) -> Line2D:
     return Line2D([], [], ls="none", marker="", label=text)
 
 
+# Where a label may lie beside its point, in points: as text is aligned, and how far away.
+_BESIDE = [
+    (ha, va, (dx, dy))
+    for ha, dx in (("left", 6), ("right", -6), ("center", 0))
+    for va, dy in (("bottom", 5), ("top", -5), ("center", 0))
+    if dx or dy
+]
+
+
+def label_points(axes: Axes, labels: Sequence[tuple[str, tuple[float, float], str]]) -> None:
+    """Writes words beside points of a panel that is laid out, off its lines, marks and each other.
+
+    Args:
+      axes: The panel.
+      labels: Words, the point in the panel's own numbers, and a colour.
+    """
+    with look():
+        renderer = axes.figure._get_renderer()
+        taken = []
+        for line in axes.get_lines():
+            ends = axes.transData.transform(line.get_xydata())
+            parts = zip(ends, ends[1:], strict=False)
+            taken += [a + (b - a) * t for a, b in parts for t in np.linspace(0, 1, 50)]
+            taken += list(ends)
+        taken = np.array(taken).reshape(-1, 2)
+        for text, point, shade in labels:
+            best = None
+            for ha, va, away in _BESIDE:
+                words = axes.annotate(
+                    text, point, away, textcoords="offset points", ha=ha, va=va, size=7, color=shade
+                )
+                box = words.get_window_extent(renderer)
+                outside = np.maximum(np.maximum(box.min - taken, taken - box.max), 0)
+                room = np.min(np.hypot(*outside.T))
+                room = room if axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max) else -1
+                if best is None or room > best[0] + 0.5:
+                    if best is not None:
+                        best[1].remove()
+                    best = room, words, box
+                else:
+                    words.remove()
+            taken = np.vstack([taken, best[2].corners(), [(best[2].min + best[2].max) / 2]])
+
+
 def legend(figure: Figure, further: Sequence[Any] = ()) -> None:
     """Adds a legend beside the panels if anything in them has a name, each name once.
 
@@ -262,10 +319,13 @@ def fit(figure: Figure) -> Figure:
 
     Returns:
       The figure.
+
+    Raises:
+      ValueError: If something that is drawn leaves the panels no room.
     """
     inner = np.array(_wanted.get(figure, _PANEL))
     shape = np.ones(2, int)
-    with look():
+    with look(), _must_be_laid_out():
         for axes in figure.axes:
             if not _is_bar(axes):
                 spec = axes.get_subplotspec()
@@ -289,6 +349,19 @@ def fit(figure: Figure) -> Figure:
             if np.allclose(size, old, rtol=0, atol=0.01):
                 break
     return figure
+
+
+@contextlib.contextmanager
+def _must_be_laid_out():
+    """Makes an error of matplotlib's warning that it has given up laying a figure out."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "constrained_layout not applied")
+        try:
+            yield
+        except UserWarning as e:
+            raise ValueError(
+                "What is drawn leaves the panels no room: something in it lies far off them."
+            ) from e
 
 
 def _is_bar(axes) -> bool:
@@ -359,6 +432,7 @@ def save(figure: Figure, output: str, endings: Sequence[str] = (".png", ".pdf"))
 
     Raises:
       OSError: If a file cannot be written.
+      ValueError: See `fit`.
     """
     output = os.path.expanduser(output)
     stem, ending = os.path.splitext(output)
@@ -367,7 +441,7 @@ def save(figure: Figure, output: str, endings: Sequence[str] = (".png", ".pdf"))
     os.makedirs(os.path.dirname(stem) or ".", exist_ok=True)
     paths = [stem + ending for ending in endings]
     fit(figure)
-    with look():
+    with look(), _must_be_laid_out():
         for path in paths:
             # Without the date, equal figures are equal files.
             metadata = {"CreationDate": None} if path.endswith(".pdf") else {}

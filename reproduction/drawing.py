@@ -5,7 +5,8 @@ unless a figure over a swept setting does. Further figures are lines of the item
 `kind`, and what the kind takes.
 
     curves         `column` of metrics.csv over rounds, mean and spread over seeds; `label`, its
-                   words without a unit; `log = true` for a logarithmic axis
+                   words without a unit; `log = true` for a logarithmic axis, here and in `results`;
+                   `smooth = N` for the mean of the last N values, as the figure then says
     density        clients' values of `column` of client_metrics.csv
     pareto         the columns `mean_error` and `error_rsd` of the set-up, over the swept setting
     rates          the first column over client and server rate, as heat maps
@@ -17,9 +18,11 @@ unless a figure over a swept setting does. Further figures are lines of the item
     direction      length of the update's direction
     similarity     linear CKA of what ten clients keep, by `part` of it (FedCAda, Figure 2)
 
-A figure is drawn from its CSV alone, so that `draw_again` can draw it without its runs.
+Shares are in the unit of the set-up's columns, in all of its figures: percent where they are scaled
+by 100. A figure is drawn from its CSV alone, so that `draw_again` can draw it without its runs.
 """
 
+import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -85,6 +88,9 @@ def check(setup: Setup, runs: Sequence[PlannedRun]) -> None:
         for key in kind.takes:
             if not isinstance(wanted.get(key), str):
                 refuse(f"{name} needs {key}, a text.")
+        smooth = wanted.get("smooth", 1)
+        if not isinstance(smooth, int) or isinstance(smooth, bool) or smooth < 1:
+            refuse(f"smooth must be a whole number above 0, found {smooth}.")
         for column in kind.columns:
             if column not in {c["name"] for c in setup.columns}:
                 refuse(f"{name} needs a column {column}.")
@@ -207,19 +213,30 @@ def _results(setup, rows, runs) -> Figure | None:
             if paper is not None:
                 value, spread = float(paper["value"]), float(paper["spread"] or "nan")
                 table.append({**one, "kind": "published", "value": value, "spread": spread})
-    reached = rows.rounds.dropna()
-    protocol = setup.rounds
+    reached = rows.dropna(subset="rounds")
+    protocols = pd.Series(setup.rounds, reached.index)
     if "protocol_rounds" in rows:
-        protocol = int(rows.protocol_rounds.max()) if reached.size else setup.rounds
-    short = reached.size and reached.min() < protocol
-    published = f"published, after {protocol:,} rounds" if short else "published"
-    told = ""
-    if reached.size:
-        least, most = int(reached.min()), int(reached.max())
-        told = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-        told = f"after {told} rounds"
-    title = _heading(setup, told)
-    return plots.summary(pd.DataFrame(table), title=title, published=published)
+        protocols = reached.protocol_rounds
+    short = (reached.rounds < protocols).any()
+    protocol = int(protocols.max()) if short else None
+    logarithmic = {w.get("column", setup.curve) for w in setup.figures if w.get("log")}
+    return plots.summary(
+        pd.DataFrame(table),
+        title=_heading(setup, _told_rounds(reached.rounds, protocol)),
+        published=f"published, after {protocol:,} rounds" if short else "published",
+        log=[_column_label(setup, c, rows) for c in shown if c["metric"] in logarithmic],
+        foreign=bool(setup.stand_in),
+    )
+
+
+def _told_rounds(rounds, protocol) -> str:
+    """Returns after how many rounds values are, and that these are not all; blank if unknown."""
+    if not len(rounds):
+        return ""
+    least, most = int(rounds.min()), int(rounds.max())
+    told = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    part = f" of the protocol's {protocol:,}" if protocol and least < protocol else ""
+    return f"after {told} rounds{part}"
 
 
 def _shown_columns(setup, rows, theirs):
@@ -240,7 +257,7 @@ def _column_label(setup, column, rows=None) -> str:
         root = "square root of the " if power == 0.5 else f"power {power:g} of the "
         words, unit = f"{root}{words}{' in percent' * (scale == 100)}", ""
     elif scale < 0:
-        words, unit = column["name"].replace("_", " ").replace("unweighted", "(unweighted)"), "%"
+        words, unit = words.replace("accuracy", "error"), "%"
     else:
         unit = {100: "%", 1: ""}.get(scale, f"× {scale:g}")
     if "last_rounds" in column:
@@ -272,30 +289,60 @@ def _curve_points(setup, runs, wanted):
 def _curves(setup, points, wanted):
     column = wanted.get("column", setup.curve)
     label = wanted.get("label") or (setup.curve_label if column == setup.curve else None)
+    published, words = _published_marks(setup, column, points)
     return plots.curves(
         points,
-        quantity=quantities.of_column(column, label),
+        quantity=_quantity(setup, column, label),
         title=_heading(setup),
+        smooth=wanted.get("smooth", 1),
         log=wanted.get("log", False),
-        published=_published_finals(setup, column, points),
+        published=published,
+        published_as=words,
         protocol=setup.rounds,
     )
 
 
-def _published_finals(setup, column, points) -> dict[str, float]:
-    """Returns row → the published final value of a column of metrics.csv, in percent of shares."""
+def _quantity(setup, column, label=None) -> quantities.Quantity:
+    """Returns what a column of metrics.csv holds, in the unit of the set-up's own columns."""
+    quantity = quantities.of_column(column, label)
+    if quantity.factor == 1:
+        return quantity
+    shares = [c for c in setup.columns if quantities.of_column(c["metric"]).factor != 1]
+    shares = [c for c in shares if c["metric"] == column] or shares
+    if not shares or any(abs(c.get("scale", 1)) == 100 for c in shares):
+        return quantity
+    return quantities.Quantity(quantity.label.removesuffix(" (%)"), 1.0, (0.0, 1.0))
+
+
+def _published_marks(setup, column, points) -> tuple[dict[str, float], str]:
+    """Returns row → the published value of a column of metrics.csv, and what these values are.
+
+    They are the final model's if the paper has them, or else those of the first column that has
+    any, such as the best of the run, which the words then say.
+    """
     theirs = results.published(setup)
-    factor = quantities.of_column(column).factor
-    found = {}
-    for one in setup.columns:
-        plain = one["metric"] == column and not {"power", "offset"} & set(one)
-        if not plain or one.get("scale", 1) <= 0:
-            continue
+    factor = _quantity(setup, column).factor
+    candidates = [
+        one
+        for one in setup.columns
+        if one["metric"] == column
+        and not {"power", "offset"} & set(one)
+        and one.get("scale", 1) > 0
+    ]
+    for one in sorted(candidates, key=lambda c: bool({"best", "last_rounds"} & set(c))):
+        found = {}
         for row in dict.fromkeys(points.method):
             paper = theirs.get((setup.published_rows.get(row, row), one["name"]))
             if paper is not None:
-                found.setdefault(row, float(paper["value"]) * factor / one.get("scale", 1))
-    return found
+                found[row] = float(paper["value"]) * factor / one.get("scale", 1)
+        if found:
+            words = "published"
+            if "best" in one:
+                words = "published best of the run"
+            elif "last_rounds" in one:
+                words = f"published mean of the last {one['last_rounds']} rounds"
+            return found, words
+    return {}, "published"
 
 
 def _client_values(setup, runs, wanted):
@@ -312,7 +359,8 @@ def _client_values(setup, runs, wanted):
 
 def _density(setup, table, wanted):
     values = {name: group.value for name, group in table.groupby("method", sort=False)}
-    return plots.densities(values, quantity=quantities.of_column(wanted["column"]))
+    quantity = _quantity(setup, wanted["column"])
+    return plots.densities(values, quantity=quantity, title=_heading(setup))
 
 
 def _pareto_points(setup, runs, wanted):
@@ -333,7 +381,14 @@ def _pareto_points(setup, runs, wanted):
 
 
 def _pareto(setup, points, wanted):
-    return plots.pareto(points, title=_heading(setup))
+    parameters = {}
+    for name, row in setup.rows.items():
+        method = name.split(" ")[0]
+        for flag in row.settings:
+            # A row may be of the method that its name begins with (`qfedavg_reweight`).
+            prefix = os.path.commonprefix([flag, f"{method}_"])
+            parameters.setdefault(method, flag.removeprefix(prefix[: prefix.rfind("_") + 1]))
+    return plots.pareto(points, parameters=parameters, title=_heading(setup))
 
 
 def _settings_and_values(setup, runs, *flags) -> pd.DataFrame:
@@ -364,11 +419,7 @@ def _rates(setup, points, wanted):
 
 
 def _title(setup, points) -> str:
-    reached = int(_with_values(points).rounds.min())
-    whole = f"after {reached:,} rounds"
-    if reached < setup.rounds:
-        whole += f" of the protocol's {setup.rounds:,}"
-    return _heading(setup, whole)
+    return _heading(setup, _told_rounds(_with_values(points).rounds, setup.rounds))
 
 
 def _with_values(points) -> pd.DataFrame:
@@ -468,7 +519,7 @@ def _similarity(setup, table, wanted):
     for (row, seed), group in table.groupby(["method", "seed"], sort=False):
         number = int(len(group) ** 0.5)
         matrices[f"{row}, seed {seed}"] = group.value.to_numpy().reshape(number, number)
-    return plots.similarities(matrices)
+    return plots.similarities(matrices, title=_heading(setup))
 
 
 KINDS = {

@@ -52,14 +52,15 @@ def curves(
     smooth: int = 1,
     log: bool = False,
     published: Mapping[str, float] | None = None,
+    published_as: str = "published",
     protocol: int | None = None,
 ) -> Figure:
     """Draws values over rounds: a line per method, the mean over seeds, and a band around it.
 
     The band is one sample standard deviation over seeds (ddof 1) on either side; one seed has none.
     A line ends where the first of its seeds does.
-    Where lines lie much closer in the second half of the rounds than over all of them, that half is
-    shown again in a panel of its own.
+    Where most lines lie much closer in the second half of the rounds than all do over all rounds,
+    that half is shown again in a panel of its own, and the legend names the lines that leave it.
 
     Args:
       points: Columns `method`, `seed`, `round_num`, `value`, as in metrics.csv.
@@ -67,8 +68,9 @@ def curves(
       title: Title of the figure.
       smooth: Each value becomes the mean of that many before and including it, within its seed.
       log: Whether the values' axis is logarithmic.
-      published: Method → the published final value, in the unit of the axis; a mark at the panel's
-        right edge.
+      published: Method → the published value, in the unit of the axis; an open mark of the
+        method's shape right of each panel within whose limits it lies.
+      published_as: What the published values are.
       protocol: The rounds of the protocol, which are said where they differ from those shown.
 
     Raises:
@@ -82,31 +84,42 @@ def curves(
     ends = points.groupby(["method", "seed"]).round_num.max().groupby("method").min()
     points = points[points.round_num <= points.method.map(ends)]
     points = points.assign(value=quantity.factor * points.value)
-    half = points.round_num.max() / 2
-    zoomed = not log and _has_detail(points, half)
-    figure, axes = figures.panels(2 if zoomed else 1, width=1.2 if zoomed else 1.5)
-    drawn = _draw_curves(axes[0, 0], points, smooth, published)
+    last = points.round_num.max()
+    half = last / 2
+    means = _means(points, smooth)
+    near = [] if log else _near_in_the_end(means, half)
+    figure, axes = figures.panels(2 if near else 1, width=1.2 if near else 1.5)
     xlabel = _rounds(points, protocol)
-    axes[0, 0].set(xlabel=xlabel, ylabel=quantity.label)
+    whole = axes[0, 0]
+    _draw_curves(whole, means, bounds=quantity.bounds)
+    whole.set(xlabel=xlabel, ylabel=quantity.label)
     if log:
-        axes[0, 0].set_yscale("log")
-    _keep_within(axes[0, 0], quantity.bounds)
-    if zoomed:
-        _draw_curves(axes[0, 1], points, smooth, published, named=False)
-        last = points.round_num.max()
-        axes[0, 1].set(xlabel=xlabel, xlim=(half, last + 0.02 * (last - half)))
-        axes[0, 1].set_ylim(*_late_limits(drawn, half, published, quantity.bounds))
-        axes[0, 1].set_gid("zoom")
-        axes[0, 0].set_title("all rounds")
-        axes[0, 1].set_title("second half, enlarged")
-    _title(figure, title)
-    further = _bands(points)
+        whole.set_yscale("log")
     if published:
-        differs = protocol and protocol != points.round_num.max()
+        whole.update_datalim([(last, v) for v in published.values()], updatex=False)
+        whole.autoscale_view()
+    _keep_within(whole, quantity.bounds)
+    _mark_published(whole, published, means)
+    further = _bands(points)
+    if near:
+        part = axes[0, 1]
+        low, high = _late_limits(means, near, half, published, quantity.bounds)
+        beyond = [m for m in means if _leaves(*means[m], half, low, high, quantity.bounds)]
+        _draw_curves(part, means, named=False, beyond=beyond, bounds=quantity.bounds)
+        part.set(xlabel=xlabel, xlim=(half, last + 0.02 * (last - half)), ylim=(low, high))
+        part.set_gid("zoom")
+        _mark_published(part, published, means)
+        whole.set_title("all rounds")
+        part.set_title("second half, enlarged")
+        if beyond:
+            further.append(figures.note(_told_beyond(beyond, means)))
+    if published:
+        differs = protocol and protocol != last
         after = f", after {protocol:,} rounds" if differs else ""
-        further.append(figures.mark("D", f"published{after}", mfc="white"))
+        further.append(figures.mark("o", f"{published_as}{after}", mfc="white"))
     if smooth > 1:
         further.append(figures.note(f"running mean of {smooth} values"))
+    _title(figure, title)
     figures.legend(figure, further)
     return figures.fit(figure)
 
@@ -136,28 +149,121 @@ def _bands(points) -> list:
     return [figures.band(f"mean ± one standard deviation over {number} seeds")]
 
 
-def _has_detail(points, half) -> bool:
-    """Returns whether the means of the second half span less than a quarter of all means."""
-    means = points.groupby(["method", "round_num"]).value.mean()
-    late = means[means.index.get_level_values("round_num") >= half]
-    finite = means[np.isfinite(means)]
-    rounds = late.index.get_level_values("round_num").nunique()
-    return rounds > 2 and np.isfinite(late).all() and 0 < np.ptp(late) < 0.25 * np.ptp(finite)
+def _means(points, smooth=1) -> dict[str, tuple[pd.Series, pd.Series]]:
+    """Returns method → mean and spread over seeds, by round."""
+    means = {}
+    for method, group in points.groupby("method", sort=False):
+        by_seed = group.pivot(index="round_num", columns="seed", values="value").sort_index()
+        by_seed = by_seed.rolling(smooth, min_periods=1).mean()
+        means[method] = by_seed.mean(axis=1), by_seed.std(axis=1)
+    return means
 
 
-def _late_limits(drawn, half, published, bounds) -> tuple[float, float]:
-    """Returns limits for the second half: means and bands, and published values that are near."""
+def _most_within(
+    spans: Mapping[str, tuple[float, float]], width: float, share: float = 0.75
+) -> list[str]:
+    """Returns the most rows that lie in a window of a width, if such a share of all do.
+
+    Args:
+      spans: Row → its least and its largest value.
+      width: The window's width.
+      share: Of the rows, at least.
+
+    Returns:
+      Names of rows, of equally many those that lie closest; none if fewer rows lie together.
+    """
+    most, closest = [], np.inf
+    for start, _ in spans.values():
+        rows = [row for row, (low, high) in spans.items() if start <= low and high < start + width]
+        extent = _extent(spans, rows) if rows else np.inf
+        if len(rows) > len(most) or (len(rows) == len(most) and extent < closest):
+            most, closest = rows, extent
+    return most if len(most) >= share * len(spans) else []
+
+
+def _extent(spans, rows) -> float:
+    """Returns how far apart the least and the largest value of some rows are."""
+    return max(spans[row][1] for row in rows) - min(spans[row][0] for row in rows)
+
+
+def _near_in_the_end(means, half) -> list[str]:
+    """Returns the methods whose second halves span less than a quarter of all, if most do."""
+    finite = np.concatenate([mean[np.isfinite(mean)] for mean, _ in means.values()])
+    late = {method: mean[mean.index >= half] for method, (mean, _) in means.items()}
+    spans = {method: (m.min(), m.max()) for method, m in late.items() if len(m)}
+    if not finite.size or max(map(len, late.values())) <= 2:
+        return []
+    near = _most_within(spans, 0.25 * np.ptp(finite))
+    # Of many lines, one that lies off is left out where that enlarges the others twofold.
+    while closer := _most_within(spans, _extent(spans, near) / 2, share=0.8) if near else []:
+        near = closer
+    # Lines that are all at one value have nothing to enlarge.
+    return near if len({value for method in near for value in spans[method]}) > 1 else []
+
+
+def _leaves(mean, spread, half, low, high, bounds) -> bool:
+    """Returns whether a mean or its band leaves limits in the second half."""
+    spread = spread.fillna(0)
+    ends = pd.concat([mean - spread, mean + spread]).dropna()
+    ends = ends[ends.index >= half]
+    ends = ends.clip(*bounds) if bounds else ends
+    return not ends.between(low, high).all()
+
+
+def _told_beyond(beyond, means) -> str:
+    """Returns which lines leave the enlarged panel, in words."""
+    if len(beyond) > 4:
+        return f"{len(beyond)} of {len(means)} lines leave the enlarged panel"
+    short = without_common(means)
+    return f"beyond the enlarged panel: {', '.join(short[method] for method in beyond)}"
+
+
+def _late_limits(means, near, half, published, bounds) -> tuple[float, float]:
+    """Returns limits for the second half: means, bands and published values of near methods."""
     values = []
-    for mean, spread in drawn.values():
+    for method in near:
+        mean, spread = means[method]
         late = mean.index >= half
         spread = spread.fillna(0)
         values += [*(mean - spread)[late], *(mean + spread)[late]]
     low, high = np.nanmin(values), np.nanmax(values)
-    near = [v for v in (published or {}).values() if low - (high - low) < v < high + high - low]
-    low, high = min([low, *near]), max([high, *near])
-    margin = 0.05 * ((high - low) or 1.0)
+    close = [v for v in (published or {}).values() if low - (high - low) < v < high + high - low]
+    low, high = min([low, *close]), max([high, *close])
+    margin = 0.05 * (high - low)
     low, high = low - margin, high + margin
     return (max(low, bounds[0]), min(high, bounds[1] + margin)) if bounds else (low, high)
+
+
+def _mark_published(axes, published, means):
+    """Draws published values right of a panel: those within its limits, none on another."""
+    looks = figures.looks(means)
+    low, high = axes.get_ylim()
+    shown = {m: v for m, v in (published or {}).items() if m in looks and low <= v <= high}
+    places, columns = {}, []
+    for method, value in shown.items():
+        place = axes.transData.transform((0, value))
+        _, y = axes.transAxes.inverted().transform(place)
+        # A twentieth of a panel's height is more than a mark's.
+        free = (i for i, c in enumerate(columns) if all(abs(y - other) > 0.05 for other in c))
+        places[method] = next(free, len(columns))
+        if places[method] == len(columns):
+            columns.append([])
+        columns[places[method]].append(y)
+    # Very many columns are closer to one another, or they would leave the panel no room.
+    step = min(0.03, 0.7 / max(1, len(columns)))
+    for method, value in shown.items():
+        axes.plot(
+            1.015 + step * places[method],
+            value,
+            transform=axes.get_yaxis_transform(),
+            clip_on=False,
+            marker=looks[method].mark,
+            ms=5.5,
+            mfc="white",
+            mec=looks[method].colour,
+            ls="none",
+            gid="published",
+        )
 
 
 def _keep_within(axes, bounds):
@@ -168,48 +274,31 @@ def _keep_within(axes, bounds):
         axes.set_ylim(max(low, bounds[0] - margin), min(high, bounds[1] + margin))
 
 
-def _draw_curves(axes, points, smooth=1, published=None, looks=None, named=True):
-    """Draws a line a method; returns method → mean and spread by round."""
-    groups = list(points.groupby("method", sort=False))
+def _draw_curves(axes, means, looks=None, named=True, beyond=(), bounds=None):
+    """Draws a line a method; those that may leave the panel are `beyond`; bands end at bounds."""
     # Names of clients are no settings.
-    short = {name: name for name in looks} if looks else without_common(points.method)
-    looks = looks or figures.looks(method for method, _ in groups)
-    drawn = {}
-    for i, (method, group) in enumerate(groups):
-        by_seed = group.pivot(index="round_num", columns="seed", values="value").sort_index()
-        by_seed = by_seed.rolling(smooth, min_periods=1).mean()
-        mean, spread = by_seed.mean(axis=1), by_seed.std(axis=1)
-        drawn[method] = mean, spread
+    short = {name: name for name in looks} if looks else without_common(means)
+    looks = looks or figures.looks(means)
+    for i, (method, (mean, spread)) in enumerate(means.items()):
         look = looks[method]
+        gid = "beyond" if method in beyond else None
         axes.plot(
             mean.index,
             mean,
             color=look.colour,
             ls=look.dashes,
-            lw=figures.width(i, len(groups)),
+            lw=figures.width(i, len(means)),
             marker=look.mark,
             ms=4,
-            markevery=figures.sparse(i, len(groups), len(mean)),
+            markevery=figures.sparse(i, len(means), len(mean)),
             label=short[method] if named else None,
+            gid=gid,
         )
         if spread.notna().any():
-            low, high = mean - spread, mean + spread
-            axes.fill_between(mean.index, low, high, color=look.colour, alpha=0.15, lw=0)
-        if published and method in published:
-            axes.plot(
-                1.015,
-                published[method],
-                transform=axes.get_yaxis_transform(),
-                clip_on=False,
-                marker="D",
-                ms=5,
-                mfc="white",
-                mec=look.colour,
-                ls="none",
-                gid="published",
-            )
+            low, high = (v.clip(*bounds) if bounds else v for v in (mean - spread, mean + spread))
+            style = {"color": look.colour, "alpha": 0.15, "lw": 0, "gid": gid}
+            axes.fill_between(mean.index, low, high, **style)
     figures.whole_numbers(axes.xaxis)
-    return drawn
 
 
 def without_common(names: Iterable[str]) -> dict[str, str]:
@@ -225,9 +314,17 @@ def without_common(names: Iterable[str]) -> dict[str, str]:
 
 @figures.look()
 def summary(
-    table: pd.DataFrame, *, title: str | None = None, published: str = "published"
+    table: pd.DataFrame,
+    *,
+    title: str | None = None,
+    published: str = "published",
+    log: Sequence[str] = (),
+    foreign: bool = False,
 ) -> Figure:
     """Draws what rows of a table came to: seeds, means with their spread, published values.
+
+    Where most rows lie much closer than all values, the axis is theirs, and what lies beyond it
+    stands as a number at its edge.
 
     Args:
       table: Columns `row`, `panel` (what the value is), `kind` (`seed`, `mean` or `published`),
@@ -235,23 +332,34 @@ def summary(
         and rows are in the order in which they appear.
       title: Title of the figure.
       published: Name of the published values.
+      log: Panels whose axis is logarithmic.
+      foreign: Whether published values are of other data, so that no axis need hold them.
     """
     short = without_common(table.row)
     rows = list(short)
     wanted = list(table.groupby("panel", sort=False))
+    width = 0.8 if len(wanted) > 1 else 1.5
     height = max(0.5, 0.105 * (len(rows) + 1))
-    figure, axes = figures.panels(
-        len(wanted), width=0.8 if len(wanted) > 1 else 1.5, height=height, sharey=True
-    )
+    figure, axes = figures.panels(len(wanted), width=width, height=height, sharey=True)
     looks = figures.looks(rows)
     kinds = set()
     for panel, (name, group) in zip(axes[0], wanted, strict=True):
+        limits = None if name in log else _shared_limits(group, foreign)
+        beyond = {}
         for place, row in enumerate(rows):
-            kinds |= _draw_row(panel, place, looks[row], group[group.row == row])
+            own, beyond[place] = _within(group[group.row == row], limits)
+            kinds |= _draw_row(panel, place, looks[row], own)
         panel.set(xlabel=name)
+        if name in log:
+            panel.set_xscale("log")
+        else:
+            panel.locator_params(axis="x", nbins=5)
         panel.margins(x=0.08)
+        if limits:
+            panel.set_xlim(*limits)
+            kinds |= {"beyond"} | {k for of in beyond.values() for *_, k, _ in of}
+        _write_at_edges(panel, beyond, [looks[row] for row in rows], width)
         panel.grid(axis="y", visible=False)
-        panel.locator_params(axis="x", nbins=5)
     axes[0, 0].set_yticks(range(len(rows)), [figures.broken(name) for name in short.values()])
     axes[0, 0].set_ylim(len(rows) - 0.4, -0.6)
     _title(figure, title)
@@ -260,9 +368,97 @@ def summary(
         "mean": figures.mark("o", "mean over seeds" if "seed" in kinds else "one seed"),
         "spread": figures.bar("± one standard deviation over seeds"),
         "published": figures.mark("D", published, mfc="white"),
+        "beyond": figures.note(f"{_LEFT} {_RIGHT} beyond the axis"),
     }
     figures.legend(figure, [entry for kind, entry in further.items() if kind in kinds])
     return figures.fit(figure)
+
+
+_LEFT, _RIGHT = "◂", "▸"
+
+
+def _extents(group) -> pd.DataFrame:
+    """Returns the finite values of a panel with columns `low` and `high`, where their bars end."""
+    group = group[np.isfinite(group.value)]
+    spread = group.spread.fillna(0)
+    return group.assign(low=group.value - spread, high=group.value + spread)
+
+
+def _shared_limits(group, foreign) -> tuple[float, float] | None:
+    """Returns limits that show most rows where all values would squeeze them; `None` for all."""
+    values = _extents(group)
+    own = values[values.kind != "published"] if foreign else values
+    if own.empty:
+        return None
+    spans = {row: (g.low.min(), g.high.max()) for row, g in own.groupby("row", sort=False)}
+    whole = values.high.max() - values.low.min()
+    if foreign and _extent(spans, spans) < 0.5 * whole:
+        most = list(spans)
+    else:
+        most = _most_within(spans, 0.25 * whole)
+    if not most:
+        return None
+    low, high = min(spans[row][0] for row in most), max(spans[row][1] for row in most)
+    margin = 0.15 * (high - low) or 0.02 * whole
+    return low - margin, high + margin
+
+
+def _within(own, limits) -> tuple[pd.DataFrame, list[tuple[str, bool, str, str]]]:
+    """Returns a row's values that limits hold, and what is to be written at the panel's edges.
+
+    Args:
+      own: The row's values.
+      limits: The panel's; `None` if they hold all values.
+
+    Returns:
+      The values, and for each text its side, whether it lies on what is drawn unless there is room
+      for it, its kind (blank for the words where there is no value) and its words.
+    """
+    values = _extents(own)
+    low, high = limits or (-np.inf, np.inf)
+    leaves = values[(values.low < low) | (values.high > high)]
+    kept = own.drop(leaves.index)
+    texts = []
+    for one in leaves[leaves.kind != "seed"].itertuples():
+        text = f"◇ {one.value:.3g}" if one.kind == "published" else f"{one.value:.3g}"
+        texts.append(("left" if one.low < low else "right", True, one.kind, text))
+    for one in own[(own.kind == "mean") & ~np.isfinite(own.value)].itertuples():
+        texts.append(("left", len(_extents(kept)) > 0, "", one.status))
+    return kept, texts
+
+
+def _write_at_edges(panel, beyond, looks, width) -> None:
+    """Writes what no mark of a summary's panel can show, and makes room for it."""
+    written = {}
+    for place, texts in beyond.items():
+        for side in ("left", "right"):
+            own = [t for t in texts if t[0] == side]
+            text = ", ".join(words for *_, words in own)
+            if own and any(kind for *_, kind, _ in own):
+                text = f"{_LEFT} {text}" if side == "left" else f"{text} {_RIGHT}"
+            if own:
+                written[place, side] = text, any(wide for _, wide, *_ in own)
+    scale = panel.xaxis.get_transform()
+    low, high = scale.transform(panel.get_xlim())
+    span = high - low
+    for side in ("left", "right"):
+        of_side = [text for (_, s), (text, wide) in written.items() if s == side and wide]
+        # Inches that so many letters take, of the panel's.
+        share = min(0.4, (0.06 * max(map(len, of_side), default=-1) + 0.06) / (3.0 * width))
+        room = span * share / (1 - share)
+        low, high = (low - room, high) if side == "left" else (low, high + room)
+    panel.set_xlim(scale.inverted().transform([low, high]))
+    for (place, side), (text, _) in written.items():
+        panel.text(
+            0.02 if side == "left" else 0.98,
+            place,
+            text,
+            transform=panel.get_yaxis_transform(),
+            ha=side,
+            va="center",
+            size=7,
+            color=looks[place].colour if text[0] == _LEFT or text[-1] == _RIGHT else "0.3",
+        )
 
 
 def _draw_row(panel, place, look, group) -> set[str]:
@@ -270,9 +466,6 @@ def _draw_row(panel, place, look, group) -> set[str]:
     kinds = set()
     for one in group.itertuples():
         if not np.isfinite(one.value):
-            if one.kind == "mean":
-                where = {"transform": panel.get_yaxis_transform(), "va": "center", "size": 7}
-                panel.text(0.02, place, one.status, color="0.3", **where)
             continue
         y, bar = place, one.spread if np.isfinite(one.spread) else None
         if one.kind == "seed":
@@ -367,17 +560,23 @@ def pareto_optimal(mean_error: Sequence[float], rsd: Sequence[float]) -> np.ndar
 
 @figures.look()
 def pareto(
-    points: pd.DataFrame, *, parameter: str | None = None, title: str | None = None
+    points: pd.DataFrame,
+    *,
+    parameter: str | None = None,
+    parameters: Mapping[str, str] | None = None,
+    title: str | None = None,
 ) -> Figure:
     """Draws the mean error of clients against its relative deviation: AdaFedAdam Fig. 3 (right).
 
     Points of a method are joined in the order of its parameter. The Pareto front, those points that
-    no other of the figure beats in both, is a broad grey line behind them.
+    no other of the figure beats in both, is a broad grey line behind them. Marks are open, so that
+    of two at one place both are seen.
 
     Args:
       points: Columns `method`, `parameter` (numbers; NaN for methods without), `mean_error` in
         percent, `rsd`; one row a setting.
       parameter: Name of the parameter, for the labels beside the points.
+      parameters: Method → name of its parameter, for the legend; labels are then numbers alone.
       title: Title of the figure.
     """
     figure, axes = figures.panels(width=1.5, height=1.3)
@@ -388,34 +587,32 @@ def pareto(
         front.mean_error, front.rsd, lw=6, color="0.85", label="Pareto front", zorder=0,
         solid_capstyle="round",
     )  # fmt: skip
-    number = points.method.nunique()
-    for i, (method, group) in enumerate(points.groupby("method", sort=False)):
+    labels = []
+    for method, group in points.groupby("method", sort=False):
         group, look = group.sort_values("parameter"), looks[method]
+        swept = (parameters or {}).get(method)
         axes.plot(
             group.mean_error,
             group.rsd,
             marker=look.mark,
-            ms=3.5 * figures.width(i, number),
+            ms=6,
+            mfc="none",
             lw=1.2,
             color=look.colour,
             ls=look.dashes,
-            label=method,
+            label=f"{method}; numbers: {swept}" if swept else method,
         )
         for row in group.dropna(subset="parameter").itertuples():
             text = f"{parameter}={row.parameter:g}" if parameter else f"{row.parameter:g}"
-            axes.annotate(
-                text,
-                (row.mean_error, row.rsd),
-                xytext=(5, 4),
-                textcoords="offset points",
-                fontsize=7,
-                color=look.colour,
-            )
+            labels.append((text, (row.mean_error, row.rsd), look.colour))
     axes.set(xlabel="mean error of clients (%)", ylabel="relative standard deviation of errors")
     axes.margins(0.1)
     _title(figure, title)
-    figures.legend(figure, [figures.note("numbers: the swept setting")] if not parameter else [])
-    return figures.fit(figure)
+    told = parameter or parameters
+    figures.legend(figure, [figures.note("numbers: the swept setting")] if not told else [])
+    figures.fit(figure)
+    figures.label_points(axes, labels)
+    return figure
 
 
 def improved(
@@ -455,7 +652,7 @@ def client_losses(
     looks = dict(zip(clients, figures.looks(f"client {c}" for c in clients).values(), strict=True))
     for panel, (method, group) in zip(axes, methods, strict=True):
         named = group.assign(method="client " + group.client.astype(str))
-        _draw_curves(panel, named, looks=looks)
+        _draw_curves(panel, _means(named), looks=looks)
         panel.set(xlabel=_rounds(points, protocol), title=method)
         panel.set_ylabel("training loss")
     if title:
@@ -676,12 +873,15 @@ def _settings_figure(lines, xlabel, ylabel, title, further=()) -> Figure:
 
 
 @figures.look()
-def similarities(matrices: Mapping[str, np.ndarray], *, label: str = "linear CKA") -> Figure:
+def similarities(
+    matrices: Mapping[str, np.ndarray], *, label: str = "linear CKA", title: str | None = None
+) -> Figure:
     """Draws clients' pairwise similarities, a panel per method: FedCAda Fig. 2.
 
     Args:
       matrices: Method → float `[clients, clients]`, in [0, 1] (see `reproduction.cka`).
       label: What the numbers are.
+      title: Title of the figure.
     """
     figure, axes = figures.grid(len(matrices), width=0.75)
     for panel, (method, matrix) in zip(axes, matrices.items(), strict=True):
@@ -691,6 +891,8 @@ def similarities(matrices: Mapping[str, np.ndarray], *, label: str = "linear CKA
         figures.whole_numbers(panel.xaxis)
         figures.whole_numbers(panel.yaxis)
     figure.colorbar(image, ax=axes, label=label)
+    if title:
+        figure.suptitle(title, x=0.01, ha="left")
     return figures.fit(figure)
 
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 _SHARE = re.compile(r"accuracy|recall|precision|fraction")
 _OF_CLIENTS = re.compile(r"fairness/(\w+?)_(avg|std|error_rsd|worst\d\d|best\d\d)_([uwt])")
 _FORMS = re.compile(r"fairness/(\w+)_(angle|kl)")
+# Of one class: by its number, or as a task of named classes has it.
+_OF_CLASS = re.compile(r"eval/accuracy_(?!without_)(\w+)")
 _WEIGHTS = {"u": "", "w": ", weighted by test examples", "t": ", weighted by training examples"}
 
 
@@ -58,5 +60,8 @@ def _words(column) -> tuple[str, str]:
             return f"KL divergence of clients' {metric} from a uniform one (nats)", form
         return f"angle between clients' {metric} and equal ones (degrees)", form
     part, _, metric = column.rpartition("/")
+    found = _OF_CLASS.fullmatch(column)
+    if found:
+        return f"accuracy on {found[1].replace('_', ' ')}", ""
     kind = {"train": "training ", "fairness": "clients' "}.get(part, "")
     return kind + metric.replace("_", " "), ""

@@ -2,7 +2,7 @@
 
     python -m tasks.plot --task=fashion_mnist --data_dir=DIR --output=partition.png
         [--seed=0] [--max_clients=1000] [--fashion_mnist_alpha=0.05 and other flags of the task]
-        [--import=MODULE]
+        [--most=100] [--import=MODULE]
 
 The figure has three panels: the share of each label in a client's examples (AdaFedAdam Fig. 6),
 how many clients are how large, and how many hold how many labels (FedOpt Fig. 14). Labels are
@@ -38,7 +38,7 @@ from tasks.task import DataError, FederatedData  # noqa: E402
 _MAX_COLUMNS = 20
 # Up to so many the CSV has.
 _MAX_LABELS = 100
-_MOST_BINS = 40
+_FEWEST_BINS, _MOST_BINS = 10, 40
 # Settings that the title's number of clients tells.
 _NOT_TOLD = ("num_clients",)
 
@@ -93,12 +93,13 @@ def partition(data: FederatedData, clients: np.ndarray) -> Partition:
 
 
 @figures.look()
-def draw(shown: Partition, title: str | None = None) -> Figure:
+def draw(shown: Partition, title: str | None = None, most: float | None = None) -> Figure:
     """Draws a partition.
 
     Args:
       shown: The partition.
       title: Title of the figure.
+      most: The share of a label, in percent, at which colours end; by default the largest.
     """
     figure, axes = figures.panels(1 if shown.counts is None else 3, width=0.9)
     panels = list(axes[0])
@@ -110,6 +111,7 @@ def draw(shown: Partition, title: str | None = None) -> Figure:
             aspect="auto",
             interpolation="nearest",
             vmin=0,
+            vmax=most,
             cmap="magma_r",
         )
         panels[0].grid(False)
@@ -131,7 +133,9 @@ def draw(shown: Partition, title: str | None = None) -> Figure:
 def _histogram(panel, numbers, words):
     """Draws how many clients have which number, with bins that hold whole numbers."""
     low, high = int(np.min(numbers)), int(np.max(numbers))
-    wide = -(-(high - low + 1) // _MOST_BINS)
+    # Of few clients, most of many bins would be empty.
+    most = int(np.clip(len(numbers), _FEWEST_BINS, _MOST_BINS))
+    wide = -(-(high - low + 1) // most)
     panel.hist(numbers, np.arange(low, high + wide + 1, wide) - 0.5, color=figures.colour(0))
     panel.set(xlabel=words, ylabel="clients")
     # A single number would be a bar as wide as the panel.
@@ -211,6 +215,12 @@ def _parser(spec: tasks.TaskSpec | None) -> argparse.ArgumentParser:
         help="of more clients, this number is drawn at random and shown; default: 1000",
     )
     parser.add_argument(
+        "--most",
+        type=float,
+        help="share of a label, in percent, at which colours end, so that figures can be compared; "
+        "default: the largest",
+    )
+    parser.add_argument(
         "--import",
         action="append",
         metavar="MODULE",
@@ -255,6 +265,8 @@ def main(arguments: list[str]) -> int:
         options = _parser(spec).parse_args(arguments)
         if options.max_clients < 1:
             raise HparamError(f"--max_clients={options.max_clients} must be >= 1.")
+        if options.most is not None and not 0 < options.most <= 100:
+            raise HparamError(f"--most={options.most:g} must be above 0 and at most 100.")
         if not 0 <= options.seed <= MAX_SEED:
             raise HparamError(f"--seed={options.seed} must be in [0, {MAX_SEED}].")
         settings = {}
@@ -280,7 +292,7 @@ def main(arguments: list[str]) -> int:
         title = f"{name}: {number:,} clients, {int(np.sum(task.train.sizes)):,} examples{part}"
         told = ", ".join(f"{k} = {v}" for k, v in settings.items() if k not in _NOT_TOLD)
         print(f"{title}\n\n{table(shown)}\n")
-        paths = figures.save(draw(shown, f"{title}\n{told}".rstrip()), options.output)
+        paths = figures.save(draw(shown, f"{title}\n{told}".rstrip(), options.most), options.output)
         data = os.path.splitext(paths[0])[0] + ".csv"
         write_csv(shown, data)
         print("\n".join([*paths, data]))

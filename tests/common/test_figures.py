@@ -120,6 +120,68 @@ def test_the_check_sees_what_is_hidden():
     assert any("lie on one another" in p for p in canvas.hidden(figure))
 
 
+def test_the_check_sees_what_is_cut_and_what_lies_on_what_in_a_panel():
+    def problems(draw):
+        figure, axes = figures.panels()
+        axes[0, 0].plot([0, 1], [0, 1], "o", label="fedavg")
+        axes[0, 0].set(xlim=(-0.2, 1.2), ylim=(-0.2, 1.2))
+        draw(axes[0, 0])
+        return canvas.hidden(figures.fit(figure))
+
+    assert problems(lambda axes: None) == []
+    band = problems(lambda axes: axes.fill_between([0, 1], [0, 1], [1, 2]))
+    assert any("band or bar" in p for p in band)
+    bar = problems(lambda axes: axes.errorbar([0.5], [0.5], [0.8]))
+    assert any("band or bar" in p for p in bar)
+    mark = problems(lambda axes: axes.text(0.98, 0.98, "words"))
+    assert any("'words' lies on a mark of 'fedavg'" in p for p in mark)
+
+    def words(axes):
+        axes.text(0.4, 0.5, "words")
+        axes.text(0.45, 0.5, "others")
+
+    assert any("'words' lies on 'others'" in p for p in problems(words))
+
+    def enlarged(axes):
+        axes.set_gid("zoom")
+        axes.plot([-5, 0, 1], [0.5, 0.5, 0.6], label="begins before")
+        axes.plot([0, 1], [0, 5], label="leaves", gid="beyond")
+        axes.plot([0, 1], [0, 5], label="is cut")
+
+    assert [p for p in problems(enlarged) if "cut" in p] == ["panel 0: the line 'is cut' is cut"]
+
+    def published(axes):
+        for at in (0.5, 0.51):
+            style = {"transform": axes.get_yaxis_transform(), "clip_on": False, "gid": "published"}
+            axes.plot(1.02, at, "D", **style)
+
+    assert any("a published mark lies on another" in p for p in problems(published))
+
+
+def test_a_figure_without_room_is_an_error(tmp_path):
+    """Words or a mark far off their panel would leave it none, and all of it lay anywhere."""
+    figure, axes = figures.panels()
+    axes[0, 0].plot([1, 2], label="fedavg")
+    axes[0, 0].set_ylim(1, 2)
+    axes[0, 0].plot(1, -900, "D", clip_on=False)
+    axes[0, 0].set_ylim(1, 2)
+    with pytest.raises(ValueError, match="leaves the panels no room"):
+        figures.fit(figure)
+    with pytest.raises(ValueError, match="leaves the panels no room"):
+        figures.save(figure, str(tmp_path / "a"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_labels_of_points_lie_on_no_line_no_mark_and_no_other():
+    figure, axes = figures.panels()
+    (axes,) = axes[0]
+    points = [(0, 0), (1, 1), (1.03, 1), (2, 0)]
+    axes.plot(*zip(*points, strict=True), "-o")
+    figures.fit(figure)
+    figures.label_points(axes, [(f"{i}00", point, "black") for i, point in enumerate(points)])
+    assert len(axes.texts) == 4 and canvas.hidden(figure) == []
+
+
 def test_panels_have_their_size_whatever_stands_around_them():
     sizes = []
     for make in (labelled, lambda: figures.panels()[0]):

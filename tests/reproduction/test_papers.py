@@ -4,7 +4,9 @@ import csv
 import itertools
 import os
 import pathlib
+import types
 
+import numpy as np
 import pytest
 
 import reproduce
@@ -236,6 +238,53 @@ def test_recorded_figures_come_from_the_data_beside_them_and_can_be_seen(setup, 
         # After the picture: to look at a figure lays it out once more, and that may move a panel.
         assert canvas.hidden(figure) == []
     assert {path.stem for path in folder.glob("*.png")} == names
+
+
+BY_COMMAND = [
+    pytest.param(setup, id=f"{setup.paper}-{setup.item}-{setup.name}")
+    for item in items.all_items()
+    for setup in item.setups.values()
+    if score.recorded_folder(setup).exists() and setup.draws
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("setup", BY_COMMAND)
+def test_pictures_drawn_by_a_command_are_as_recorded_and_can_be_seen(setup, tmp_path, monkeypatch):
+    """A partition is drawn from the counts beside it, so that no data are needed."""
+    from reproduction import adjustments
+    from tasks import plot
+    from tasks.task import ArrayFederatedData
+
+    folder = score.recorded_folder(setup)
+    recorded = folder / f"{setup.name}.csv"
+
+    def load(*unused, **settings):
+        with open(recorded, newline="") as file:
+            header, *rows = csv.reader(file)
+        labels = np.array([int(name.removeprefix("label_")) for name in header[2:]])
+        counts = np.array([row[2:] for row in rows], int)
+        of_clients = [np.repeat(labels, own) for own in counts]
+        ends = np.cumsum([len(own) for own in of_clients])[:-1]
+        y = np.concatenate(of_clients)
+        ids = [row[0] for row in rows]
+        data = ArrayFederatedData(y, y, np.split(np.arange(len(y)), ends), ids)
+        return types.SimpleNamespace(train=data)
+
+    drawn = []
+    save = figures.save
+    monkeypatch.setattr(
+        figures, "save", lambda figure, *a: drawn.append(figure) or save(figure, *a)
+    )
+    monkeypatch.setattr(plot.tasks, "load", load)
+    known = {"output": str(tmp_path / f"{setup.name}.png"), "data_dir": str(tmp_path)}
+    _, module, *arguments = (part.format(**known) for part in setup.draws)
+    main = {"tasks.plot": plot.main, "reproduction.adjustments": adjustments.main}[module]
+    assert main(arguments) == 0
+    for path in sorted(folder.iterdir()):
+        assert path.read_bytes() == (tmp_path / path.name).read_bytes(), "draw it again"
+    (figure,) = drawn
+    assert canvas.hidden(figure) == []
 
 
 def test_pictures_without_data_are_linked_and_not_shown():

@@ -566,6 +566,99 @@ def test_a_curve_says_what_its_bands_marks_and_rounds_are():
     assert [mark.get_ydata()[0] for mark in marks] == [93.5]
 
 
+def published_marks(axes):
+    """Returns the colour, the shape and the value of each published value's mark."""
+    marks = [line for line in axes.get_lines() if line.get_gid() == "published"]
+    return [(m.get_markeredgecolor(), m.get_marker(), float(m.get_ydata()[0])) for m in marks]
+
+
+def test_distant_published_values_stay_out_of_the_enlarged_panel():
+    """A mark far off its panel left no room for the layout, which then was none at all."""
+    published = {"fedavg": 20.0, "fedprox": 90.2}
+    points = many_points(["fedavg", "fedprox"])
+    figure = plots.curves(points, quantity=ACCURACY, title=LONG, published=published)
+    assert canvas.hidden(figure) == []
+    whole, part = figure.axes
+    assert [value for *_, value in published_marks(whole)] == [20.0, 90.2]
+    assert [value for *_, value in published_marks(part)] == [90.2]
+
+
+def test_published_values_that_coincide_are_all_seen_and_look_like_their_rows():
+    names = [f"adafed gamma={g}" for g in range(8)]
+    published = dict.fromkeys(names, 90.0)
+    figure = plots.curves(many_points(names), quantity=ACCURACY, published=published)
+    assert canvas.hidden(figure) == [], "no mark lies on another"
+    looks = figures.looks(names).values()
+    shown = published_marks(figure.axes[0])
+    assert [mark[:2] for mark in shown] == [(look.colour, look.mark) for look in looks]
+
+
+def test_a_curve_far_off_the_others_hides_no_differences_between_them():
+    points = many_points(["fedavg", "fedprox", "fedadam", "fednova"])
+    points.loc[points.method == "fednova", "value"] *= 0.5
+    figure = plots.curves(points, quantity=ACCURACY)
+    whole, part = figure.axes
+    low, high = part.get_ylim()
+    assert 85 < low < high <= 100
+    words = [" ".join(text.get_text().split()) for text in figure.legends[0].get_texts()]
+    assert "beyond the enlarged panel: fednova" in words
+    assert canvas.hidden(figure) == [], "what is cut is told"
+
+
+def test_most_rows_are_those_that_lie_together():
+    spans = {"a": (1.0, 2.0), "b": (1.5, 2.5), "c": (2.0, 2.2), "d": (50.0, 60.0)}
+    assert plots._most_within(spans, 5) == ["a", "b", "c"]
+    assert plots._most_within(spans, 1) == [], "fewer than three quarters"
+    assert plots._most_within(spans, 5, share=0.8) == []
+
+
+def test_of_many_curves_one_that_lies_off_is_left_out():
+    """Its distance is a fifth of all, so that the enlarged panel had room for it."""
+    names = ["fedavg", "fedprox", "fedadam", "fednova", "term"]
+    points = many_points([*names, "adafed"])
+    points.loc[points.method == "adafed", "value"] *= 0.85
+    figure = plots.curves(points, quantity=ACCURACY)
+    assert figure.axes[1].get_ylim()[0] > 85
+    points = many_points([*names[:3], "adafed"])
+    points.loc[points.method == "adafed", "value"] *= 0.85
+    figure = plots.curves(points, quantity=ACCURACY)
+    assert figure.axes[1].get_ylim()[0] < 80, "one of four is too many"
+
+
+def rows_of(values, kind="mean", panel="accuracy (%)"):
+    rows = [{"row": r, "kind": kind, "value": v, "panel": panel} for r, v in values.items()]
+    return pd.DataFrame(rows).assign(spread=np.nan, status="")
+
+
+def test_a_row_far_off_the_others_is_a_number_at_the_edge_of_a_summary():
+    table = rows_of({"fedavg": 80.0, "fedadam": 81.0, "fedcada": 82.0, "fedams": 50.04})
+    figure = plots.summary(table)
+    (axes,) = figure.axes
+    assert 75 < axes.get_xlim()[0] and [t.get_text() for t in axes.texts] == ["◂ 50"]
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "◂ ▸ beyond the axis" in words
+    assert canvas.hidden(figure) == []
+
+
+def test_published_values_of_other_data_squeeze_nothing():
+    # Ours span a third of all, so that not every row of ours would be near the others.
+    ours = rows_of({"fedavg": 80.0, "fedadam": 94.0})
+    table = pd.concat([ours, rows_of({"fedavg": 57.0, "fedadam": 97.0}, "published")])
+    figure = plots.summary(table, foreign=True)
+    assert figure.axes[0].get_xlim()[0] > 65
+    assert [t.get_text() for t in figure.axes[0].texts] == ["◂ ◇ 57", "◇ 97 ▸"]
+    assert canvas.hidden(figure) == []
+    # Of the same data they are what ours are to be compared with.
+    whole = plots.summary(table)
+    assert whole.axes[0].get_xlim()[0] < 57 and not whole.axes[0].texts
+
+
+def test_a_panel_of_a_summary_may_have_a_logarithmic_axis():
+    table = pd.concat([rows_of({"a": 0.5}), rows_of({"a": 0.1}, panel="loss")])
+    first, second = plots.summary(table, log=["loss"]).axes
+    assert first.get_xscale() == "linear" and second.get_xscale() == "log"
+
+
 def test_equal_curves_are_both_seen():
     points = pd.concat([points_of([0.1, 0.2]), points_of([0.1, 0.2], "fedprox")])
     below, above = plots.curves(points, quantity=ACCURACY).axes[0].get_lines()

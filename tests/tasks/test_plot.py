@@ -64,6 +64,13 @@ def test_figure_shows_shares_sizes_and_numbers_of_labels():
     }
 
 
+def test_colours_can_end_at_the_same_share_in_several_figures():
+    shown = plot.partition(federated(CLASSES, [3, 1, 2]), np.arange(3))
+    for most, limits in ((None, (0, 100 * shown.counts.max() / 2)), (60, (0, 60))):
+        image = plot.draw(shown, most=most).axes[0].get_images()[0]
+        assert image.get_clim() == limits
+
+
 def test_table_has_clients_and_summary():
     shown = plot.partition(federated(CLASSES, [3, 1, 2]), np.arange(3))
     cells = [[c.strip() for c in line.split("|")[1:-1]] for line in plot.table(shown).splitlines()]
@@ -122,6 +129,7 @@ def test_all_of_the_figure_can_be_seen(clients, labels):
         (["--task=synthetic", "--synthetic_num_clients=x"], 2, "--synthetic_num_clients='x'"),
         (["--task=synthetic", "--synthetic_num_clients=0"], 2, "must be"),
         (["--task=synthetic", "--max_clients=0"], 2, "--max_clients=0"),
+        (["--task=synthetic", "--most=0"], 2, "--most=0"),
         (["--task=fashion_mnist", "--data_dir=/no/such"], 1, "/no/such"),
     ],
 )
