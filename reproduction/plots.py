@@ -18,6 +18,16 @@ KIND is one of
     rates           heat maps over client and server learning rates (FedOpt Figs. 5 to 11)
     best_rates      best server rate for each client rate (FedOpt Fig. 12)
     tau             best result for each tau (FedOpt Fig. 3, 13)
+
+and further flags are
+
+    --column=COLUMN         column of metrics.csv (density, pareto: the metric's name)
+    --parameter=alpha       pareto: the swept setting, without its method's name
+    --last_rounds=100       pareto, rates, best_rates, tau: rounds over which a result is averaged
+    --smooth=1              curves, improved: values of a running mean
+    --lower_is_better       pareto, rates, best_rates, tau: for losses and errors
+    --title=TITLE           title of the figure
+    --log                   curves: a logarithmic axis of values
 """
 
 import argparse
@@ -27,6 +37,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from common import command_line
 
 if __name__ == "__main__":
+    command_line.answer_help(__doc__)
     command_line.begin()
 
 import numpy as np  # noqa: E402

@@ -21,7 +21,6 @@ _ROOMS = (
 )
 # Of processor time, about twice what the slowest take where little else runs.
 _SECONDS = 2.5
-_SLOWER = {"reproduction/plots.py": 4.0}  # It imports SciPy's statistics before it answers.
 
 
 def _is_command(path):
@@ -71,7 +70,7 @@ def test_help_is_there_at_once_without_noise(path):
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout) > 40
     taken = sum(after[2:4]) - sum(before[2:4])
-    assert taken < _SLOWER.get(path, _SECONDS)
+    assert taken < _SECONDS
 
 
 @pytest.mark.quick_cases("run_experiment.py", "benchmarks/side.py", "tasks/prepare.py")
