@@ -126,7 +126,7 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     for name, method in of_method.items():
         colour, dashes = places[method]
         place = colour, (dashes + seen[method]) % len(_DASHES)
-        if place in taken:
+        if place in taken or (seen[method] and place in places.values()):
             # Of its own colour if there is one, and none that another method begins with.
             rest = [p for p in _PLACES if p not in taken and p not in places.values()]
             place = min(rest, key=lambda p: p[0] != colour, default=place)

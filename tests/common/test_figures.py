@@ -71,6 +71,21 @@ def test_settings_of_several_methods_share_the_methods_colour_and_differ_in_styl
     assert len(set(looks.values())) == 10
 
 
+def test_settings_of_a_method_take_no_place_of_another_method():
+    names = [*(f"fedavg l={i}" for i in range(6)), "fedlocal", "centralized"]
+    looks = figures.looks(names)
+    assert len({(look.colour, look.dashes) for look in looks.values()}) == len(names)
+    assert looks["fedlocal"] == figures.looks(["fedlocal"])["fedlocal"]
+
+
+def test_what_one_scheme_runs_with_several_optimizers_shares_a_colour():
+    optimizers = ("sgdm", "adam", "adagrad")
+    schemes = ("fedlocal", "mfl", "mimelite", "fedopt")
+    looks = figures.looks(f"{scheme}_{name}" for scheme in schemes for name in optimizers)
+    colours = [{looks[f"{scheme}_{name}"].colour for name in optimizers} for scheme in schemes]
+    assert all(len(own) == 1 for own in colours) and len(set.union(*colours)) == len(schemes)
+
+
 def test_equal_lines_show_both():
     """The first is wider than the second, which lies on it."""
     assert figures.width(0, 2) > figures.width(1, 2) + 1
