@@ -115,7 +115,8 @@ def test_interrupted_while_modules_are_imported(tmp_path, name, module):
     train = ["run_experiment.py", "--task=synthetic", "--algorithm=fedavg", "--total_rounds=1"]
     train += ["--clients_per_round=1", "--client_batch_size=1", "--client_learning_rate=0.1"]
     train += [f"--root_output_dir={tmp_path}"]
-    arguments = {**_COMMANDS, "train": train}[name]
+    plots = ["-m", "reproduction.plots", "curves", tmp_path, f"--output={tmp_path}/figure"]
+    arguments = {**_COMMANDS, "train": train, "plots": plots}[name]
     process = start(arguments, {"PYTHONPATH": str(tmp_path)}, stdout=subprocess.DEVNULL)
     assert told(process) == (128 + number, f"error: stopped by {number.name}.\n")
 
