@@ -30,7 +30,7 @@ import tabulate  # noqa: E402
 from absl import flags  # noqa: E402
 
 from hparams import HparamError  # noqa: E402
-from reproduction import columns, items, needs, readme, results, score, search, sweep  # noqa: E402
+from reproduction import items, needs, readme, results, score, search, sweep  # noqa: E402
 from reproduction.items import ReproduceError  # noqa: E402
 from simulation import experiment_flags  # noqa: E402
 from simulation.errors import RunError  # noqa: E402
@@ -273,7 +273,7 @@ def reproduce(
             print(told[0], flush=True)
     runs = plan(points, tried_seeds)
     others = [seed for seed in seeds if seed not in tried_seeds]
-    from reproduction import drawing  # Its libraries take seconds to import.
+    from reproduction import columns, drawing  # Their libraries take seconds to import.
 
     drawing.check(setup, runs)
     shown = columns.Check(setup)

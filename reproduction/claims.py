@@ -32,10 +32,9 @@ import ast
 import csv
 import math
 import operator
+import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-import pandas as pd
 
 from reproduction import items, results, score
 from reproduction.items import PAPERS, ReproduceError, Setup
@@ -159,7 +158,7 @@ class _Results:
     def range(self, column):
         numbers = self._others(None, column)
         low, high = (f(numbers.values(), key=lambda n: n.value) for f in (min, max))
-        return _difference(high, low)
+        return _sum(high, low, -1)
 
     def first(self, row, column, *but):
         return self._lead(row, column, but, 1)
@@ -187,7 +186,7 @@ class _Results:
         setup, _ = self._table(self._default)
         self._others(None, setup.columns[0]["name"])  # For the rounds and seeds of each row.
         curves = _curves(setup, column)
-        rounds = {r: _rounds_to(curves[curves.method == r], level, r) for r in setup.rows}
+        rounds = {r: _rounds_to(curves, level, r) for r in setup.rows}
         own = rounds.pop(row)
         best = min(rounds.values(), key=lambda n: n.value)
         if math.isinf(min(own.value, best.value)):
@@ -219,27 +218,28 @@ class _Results:
         return all(c.is_close for c in against)
 
 
-def _curves(setup, column) -> pd.DataFrame:
-    for place, figure in enumerate(setup.figures):
+def _curves(setup, column) -> list[dict[str, str]]:
+    """Returns the lines of the CSV of a set-up's curves of a column of metrics.csv."""
+    for name, figure in setup.named_figures():
         if figure["kind"] == "curves" and figure.get("column", setup.curve) == column:
-            name = "curves" + (f"_{place + 1}" if place else "")
-            path = score.recorded_folder(setup) / f"{name}.csv"
-            if not path.exists():
+            lines = score.lines_of(score.recorded_folder(setup) / f"{name}.csv")
+            if not lines:
                 raise _NotThereError("not run")
-            return pd.read_csv(path)
+            return lines
     raise ReproduceError(f"{setup.paper}/{setup.item}/{setup.name} draws no curves of {column}.")
 
 
 def _rounds_to(curves, level, row) -> _Number:
-    by_seed = curves.groupby("seed")
-    firsts = pd.Series(
-        [runs.round_num[runs.value >= level].min() for _, runs in by_seed], dtype=float
-    )
-    firsts = firsts.fillna(math.inf)
-    mean = float(firsts.mean())
+    firsts = {line["seed"]: math.inf for line in curves if line["method"] == row}
+    for line in curves:
+        if line["method"] == row and float(line["value"]) >= level:
+            seed = line["seed"]
+            firsts[seed] = min(firsts[seed], float(line["round_num"]))
+    mean = statistics.fmean(firsts.values())
     if not math.isfinite(mean):
         return _Number(math.inf, None, f"{row} never")
-    variance = float(firsts.var()) / len(firsts) if len(firsts) > 1 else None
+    number = len(firsts)
+    variance = statistics.variance(firsts.values()) / number if number > 1 else None
     return _Number(mean, variance, f"{row} {mean:.3g}")
 
 
@@ -251,10 +251,6 @@ def _short(row, setup) -> str:
 
 def _number(value) -> str:
     return f"{value:.4g}"
-
-
-def _difference(left, right) -> _Number:
-    return _sum(left, right, -1)
 
 
 def _sum(left, right, sign=1) -> _Number:

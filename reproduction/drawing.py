@@ -131,7 +131,7 @@ def draw(
     for old in (path for kind in KINDS for path in folder.glob(f"{kind}*.*")):
         if old.suffix in (".png", ".pdf", ".csv"):
             old.unlink()
-    for name, wanted in _names(setup):
+    for name, wanted in setup.named_figures():
         kind = KINDS[wanted["kind"]]
         some = ended if kind.of_ended else begun
         table = kind.table(setup, some, wanted) if some else None
@@ -161,21 +161,15 @@ def draw_again(
 
 def drawn(setup: Setup, folder: pathlib.Path) -> Iterator[tuple[str, Figure]]:
     """Yields the name and the figure of each figure whose data are in a folder."""
-    swept = any(KINDS[wanted["kind"]].swept for _, wanted in _names(setup))
+    swept = any(KINDS[wanted["kind"]].swept for _, wanted in setup.named_figures())
     if (folder / "results.csv").exists() and not swept:
         figure = _results(setup, _read(folder / "results.csv"), _read(folder / "runs.csv"))
         if figure is not None:
             yield "results", figure
-    for name, wanted in _names(setup):
+    for name, wanted in setup.named_figures():
         if (folder / f"{name}.csv").exists():
             table = pd.read_csv(folder / f"{name}.csv", dtype={"client": str})
             yield name, KINDS[wanted["kind"]].figure(setup, table, wanted)
-
-
-def _names(setup):
-    """Returns the figures' names, each with its line of `figures`."""
-    kinds = enumerate(setup.figures)
-    return [(f["kind"] + (f"_{i + 1}" if i else ""), f) for i, f in kinds]
 
 
 def _heading(setup, rounds="") -> str:

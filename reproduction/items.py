@@ -121,6 +121,11 @@ class Setup:
                 parts.append(kept)
         return "; ".join(parts).replace(f", {self.rounds:,} rounds", "")
 
+    def named_figures(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """Returns the figures' names, which their files have, each with its line of `figures`."""
+        kinds = enumerate(self.figures)
+        return [(f["kind"] + (f"_{i + 1}" if i else ""), f) for i, f in kinds]
+
     def points(self, row: str) -> list[dict[str, Value]]:
         """Returns the points of the row's grid; one without settings if it has none."""
         grid = self.grid.get(row, {})

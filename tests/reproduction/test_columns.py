@@ -15,25 +15,13 @@ from reproduction.items import ReproduceError
 from simulation import experiment_flags
 from simulation.measures import columns as written
 from tests import metrics_page
+from tests.reproduction import test_own_items
 
 RUN = (
     "--task=synthetic\n--algorithm=fedavg\n--clients_per_round=2\n--client_batch_size=5\n"
     "--client_learning_rate=0.1\n"
 )
-WHOLE = """
-title = "T"
-[setups.s]
-title = "S"
-rounds = 3
-seeds = [1]
-columns = [{ name = "a", metric = "eval/accuracy" }]
-selection = { metric = "train/loss", last_rounds = 2 }
-curve = "eval/accuracy"
-[setups.s.rows]
-fedavg = "a.flags"
-[setups.s.grid]
-fedavg = { client_learning_rate = [0.1, 0.2] }
-"""
+WHOLE = test_own_items.WHOLE.replace("[setups.s.rows]", 'curve = "eval/accuracy"\n[setups.s.rows]')
 
 
 def request(*flags):
