@@ -13,7 +13,7 @@ unless a figure over a swept setting does. Further figures are lines of the item
     best_rates     the best server rate of each client rate
     tau            the first column over tau
     setting        the first column over `setting`
-    improved       share of clients whose loss did not rise
+    improved       share of clients whose loss did not rise; `smooth` as for `curves`
     client_losses  training losses of the clients that were followed
     direction      length of the update's direction
     similarity     linear CKA of what ten clients keep, by `part` of it (FedCAda, Figure 2)
@@ -51,6 +51,7 @@ class Kind(NamedTuple):
       of_ended: Whether it needs a final model; others show a run that diverged as far as it came.
       swept: Whether it shows every row's results over settings, so that `results` would repeat it.
       takes: Keys that its line of `figures` must have.
+      options: Keys that it may have.
       columns: Columns that the set-up must have.
       flags: Flags that every row must have, with a number; `{method}` is a row's, `{setting}` the
         line's.
@@ -61,6 +62,7 @@ class Kind(NamedTuple):
     of_ended: bool = False
     swept: bool = False
     takes: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
 
@@ -88,6 +90,10 @@ def check(setup: Setup, runs: Sequence[PlannedRun]) -> None:
         for key in kind.takes:
             if not isinstance(wanted.get(key), str):
                 refuse(f"{name} needs {key}, a text.")
+        known = ("kind", *kind.takes, *kind.options)
+        for key in wanted:
+            if key not in known:
+                refuse(f"{name} takes no {key}; known: {', '.join(known)}.")
         smooth = wanted.get("smooth", 1)
         if not isinstance(smooth, int) or isinstance(smooth, bool) or smooth < 1:
             refuse(f"smooth must be a whole number above 0, found {smooth}.")
@@ -477,7 +483,9 @@ def _improved_points(setup, runs, wanted):
 
 
 def _improved(setup, points, wanted):
-    return plots.improved(points, title=_heading(setup), protocol=setup.rounds)
+    return plots.improved(
+        points, smooth=wanted.get("smooth", 1), title=_heading(setup), protocol=setup.rounds
+    )
 
 
 def _direction_points(setup, runs, wanted):
@@ -517,7 +525,7 @@ def _similarity(setup, table, wanted):
 
 
 KINDS = {
-    "curves": Kind(_curve_points, _curves),
+    "curves": Kind(_curve_points, _curves, options=("column", "label", "log", "smooth")),
     "density": Kind(_client_values, _density, of_ended=True, takes=("column",)),
     "pareto": Kind(
         _pareto_points, _pareto, of_ended=True, swept=True, columns=("mean_error", "error_rsd")
@@ -528,7 +536,7 @@ KINDS = {
     "setting": Kind(
         _setting_points, _setting, swept=True, takes=("setting",), flags=("{setting}",)
     ),
-    "improved": Kind(_improved_points, _improved),
+    "improved": Kind(_improved_points, _improved, options=("smooth",)),
     "client_losses": Kind(_loss_points, _client_losses),
     "direction": Kind(_direction_points, _direction),
     "similarity": Kind(_similarity_points, _similarity, of_ended=True, takes=("part",)),

@@ -186,6 +186,26 @@ def test_a_loss_may_have_a_logarithmic_axis_and_curves_a_running_mean():
         drawing.check(wrong, [])
 
 
+def test_shares_of_improved_clients_are_smoothed_as_their_line_says():
+    setup = items.load_item("adafed", "fig2").setups["cifar10_setup1_subset"]
+    points = curve_points(["adafed"], last=1.0).assign(value=lambda p: p.round_num % 2)
+    figure = drawing._improved(setup, points, {"kind": "improved", "smooth": 2})
+    assert "running mean of 2 values" in words_of(figure)
+    heights = figure.axes[0].get_lines()[0].get_ydata()
+    np.testing.assert_allclose(heights[1:], 50.0)
+
+
+def test_a_key_that_a_figure_does_not_take_is_refused():
+    setup = items.load_item("adafed", "fig4").setups["cifar10_setup1_subset"]
+    for wanted, words in (
+        ({"kind": "direction", "smooth": 5}, "direction takes no smooth; known: kind"),
+        ({"kind": "curves", "smoth": 5}, "curves takes no smoth; known: kind, column, label"),
+    ):
+        wrong = dataclasses.replace(setup, figures=[wanted])
+        with pytest.raises(items.ReproduceError, match=words):
+            drawing.check(wrong, [])
+
+
 def test_a_swept_setting_is_named_and_its_numbers_lie_on_nothing():
     setup = items.load_item("adafedadam", "fig3").setups["synthetic"]
     table = pd.DataFrame(
