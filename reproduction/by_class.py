@@ -1,0 +1,145 @@
+"""What clients' accuracy is by class, without the chance that a few test examples bring.
+
+    python -m reproduction.by_class RUN_DIR... --output=FILE.csv [--data_dir=DIR]
+
+A client that is right about 43 % of 20 test examples of its own has an accuracy that varies by 11
+points by chance alone, and the worst 5 % of such clients are far below 43 % even if all are alike.
+Here the accuracy of client k is Σ_c p_kc a_c, with p_kc the share of class c in its training
+examples and a_c the accuracy of a run's final model on all central test examples of class c. That
+holds where clients differ in their classes alone, as where a partition is drawn by labels. Of
+methods with a model of each client's own it is about the shared one.
+
+The statistics over clients, see docs/metrics.md, go to FILE.csv as fractions, a line a run, and
+their means over seeds are printed.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from common import command_line
+
+if __name__ == "__main__":
+    command_line.answer_help(__doc__)
+    command_line.begin()
+
+import numpy as np
+import pandas as pd
+
+import tasks
+from reproduction import run_folders
+from simulation.errors import RunError
+from simulation.measures import fairness
+from tasks.task import DataError, Task
+
+# Test examples that the model takes at once.
+_BATCH = 500
+
+
+def shares_of_classes(task: Task, num_classes: int) -> np.ndarray:
+    """Returns the share of each class in each client's training examples, float64 `[N, C]`.
+
+    Args:
+      task: A task whose training targets are class numbers.
+      num_classes: C.
+    """
+    counts = [
+        np.bincount(task.train.examples(index).y, minlength=num_classes)
+        for index in range(len(task.train.client_ids))
+    ]
+    return np.array([count / max(1, count.sum()) for count in counts])
+
+
+def accuracy_by_class(predicted: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Returns the share of right predictions for each class, float64 `[C]`; NaN without examples.
+
+    Args:
+      predicted: Class numbers, `[n]`.
+      labels: True class numbers, `[n]`.
+      num_classes: C.
+    """
+    of_class = [predicted[labels == number] == number for number in range(num_classes)]
+    return np.array([right.mean() if len(right) else np.nan for right in of_class])
+
+
+def of_run(run: run_folders.RunFolder, data_dir: str | None = None) -> Mapping[str, float]:
+    """Returns the statistics over clients of what their accuracy is by class.
+
+    Args:
+      run: A run that has ended, of a task with central test examples of one class each.
+      data_dir: Where the data is; `None` for where the run had it.
+
+    Returns:
+      The unweighted statistics of `fairness.summarize`, without `_u`.
+
+    Raises:
+      DataError: If the data is not there.
+      RunError: If the run has no final model, or its task no such examples.
+    """
+    from simulation.records import models  # Takes seconds to import.
+
+    spec = tasks.get(run.flags["task"])
+    settings = {h.name: run.flags[f"{spec.name}_{h.name}"] for h in spec.hparams}
+    task = tasks.load(
+        spec.name,
+        data_dir=data_dir or run.flags["data_dir"],
+        seed=run.flags["seed"],
+        use_synthetic_data=run.flags["use_synthetic_data"],
+        **{name: value for name, value in settings.items() if value is not None},
+    )
+    test = task.central_test
+    if test is None or test.y.ndim != 1 or test.y.dtype.kind != "i" or not len(test.y):
+        raise RunError(f"{run.folder}: {spec.name} has no central test examples with a class each.")
+    if not os.path.isdir(os.path.join(run.folder, models.FOLDER)):
+        raise RunError(f"{run.folder} has no final model: the run has not ended.")
+    model = models.beginning_with(task, run.flags["seed"], run.folder).keras_model_fn(
+        run.flags["seed"]
+    )
+    outputs = [
+        np.asarray(model(test.x[start : start + _BATCH], training=False))
+        for start in range(0, len(test.y), _BATCH)
+    ]
+    scores = np.concatenate(outputs)
+    by_class = accuracy_by_class(scores.argmax(axis=-1), test.y, scores.shape[-1])
+    shares = shares_of_classes(task, scores.shape[-1])
+    # A class without tests, NaN, does not touch the clients that have none of it.
+    accuracy = np.where(shares > 0, shares * by_class, 0.0).sum(axis=1)
+    found = fairness.summarize(accuracy, np.ones(len(accuracy)))
+    return {n.removesuffix("_u"): value for n, value in found.items() if n.endswith("_u")}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Writes the statistics of runs; see the module's docstring.
+
+    Args:
+      arguments: Command line without the program's name.
+
+    Returns:
+      The exit code: 0, or 1 if a run doesn't hold what is asked for.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m reproduction.by_class", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("run", nargs="+", metavar="RUN_DIR", help="folder of a run, or of runs")
+    parser.add_argument("--output", required=True, help="CSV file to write")
+    parser.add_argument("--data_dir", help="where the data is; default: where the run had it")
+    options = parser.parse_args(arguments)
+    try:
+        runs = run_folders.find_runs(options.run)
+        rows = [
+            {"method": label, "seed": run.flags["seed"], **of_run(run, options.data_dir)}
+            for run, label in zip(runs, run_folders.labels(runs), strict=True)
+        ]
+        table = pd.DataFrame(rows)
+        table.to_csv(options.output, index=False, float_format="%.7g")
+    except (RunError, DataError, OSError) as e:
+        print(f"error: {' '.join(str(e).split())}", file=sys.stderr)
+        return 1
+    means = table.groupby("method", sort=False).mean().drop(columns="seed")
+    print((100 * means[["avg", "std", "worst05", "best05"]]).round(2).to_string())
+    return 0
+
+
+if __name__ == "__main__":
+    command_line.run(main)
