@@ -1,0 +1,56 @@
+"""Finished runs of an item that is not recorded go to another machine."""
+
+import pathlib
+
+import pytest
+
+from reproduction import items, sweep
+from tools import finished_runs
+
+
+@pytest.fixture
+def setup():
+    return items.load_item("adafedadam", "table5").setups["synthetic"]
+
+
+def _planned(setup, root):
+    rows = ["fedavg", "fedadam"]
+    points = {row: setup.points(row)[:1] for row in rows}
+    return items.planned_runs(setup, rows, points, [1], root=str(root), max_rounds=2)
+
+
+def test_what_comes_back_is_done_and_the_rest_is_not(setup, tmp_path):
+    root, other, papers = tmp_path / "root", tmp_path / "other", tmp_path / "papers"
+    first, second = _planned(setup, root)
+    sweep.execute([first], sweep.Resources())
+    folder = f"{setup.paper}/{setup.folder}"
+    archive = finished_runs.pack(root, folder, papers)
+    before = archive.read_bytes()
+    assert finished_runs.pack(root, folder, papers).read_bytes() == before
+
+    brought = finished_runs.unpack(other, papers)
+    first_there, second_there = _planned(setup, other)
+    assert brought == [first_there.folder]
+    assert sweep.is_done(first_there) and not sweep.is_done(second_there)
+    assert first_there.read().summary == first.read().summary
+    assert first_there.read().metrics.equals(first.read().metrics)
+    assert first_there.read().clients.equals(first.read().clients)
+    recorded = (other / folder).glob("*/hparams.json")
+    assert not any(str(tmp_path) in path.read_text() for path in recorded)
+
+
+def test_a_run_that_is_there_stays_as_it_is(setup, tmp_path):
+    root, papers = tmp_path / "root", tmp_path / "papers"
+    first, _ = _planned(setup, root)
+    sweep.execute([first], sweep.Resources())
+    folder = f"{setup.paper}/{setup.folder}"
+    finished_runs.pack(root, folder, papers)
+    metrics = pathlib.Path(first.folder, "metrics.csv")
+    metrics.write_text("gone on")
+    assert finished_runs.unpack(root, papers) == []
+    assert metrics.read_text() == "gone on"
+
+
+def test_a_folder_without_a_finished_run_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="no run in .* has finished"):
+        finished_runs.pack(tmp_path, "adafedadam/synthetic", tmp_path / "papers")

@@ -1,0 +1,112 @@
+"""Keeps the finished runs of items that are not recorded yet, and brings them back.
+
+    python tools/finished_runs.py pack ROOT_OUTPUT_DIR FOLDER...
+    python tools/finished_runs.py unpack ROOT_OUTPUT_DIR
+
+An item may take longer than a machine is to be had for. `pack` puts what its finished runs came to,
+without states and event files, into `papers/<paper>/unfinished/<folder>.tar.xz`, for a FOLDER of
+runs such as `fedda/mnist_ae`; after `unpack` on another machine `reproduce.py` with this
+`--root_output_dir` passes over these runs. The archive of an item that is recorded can go.
+"""
+
+import argparse
+import io
+import json
+import pathlib
+import sys
+import tarfile
+
+REPO = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPO))
+
+from common import command_line  # noqa: E402
+
+# What results, tables and figures are made of; `reproduction.run_folders` reads no other file.
+FILES = ("client_metrics.csv", "hparams.json", "metrics.csv", "summary.json")
+
+
+def _archive(papers: pathlib.Path, folder: str) -> pathlib.Path:
+    paper, _, name = folder.partition("/")
+    return papers / paper / "unfinished" / f"{name.replace('/', '-')}.tar.xz"
+
+
+def _without_places(text: str, root: pathlib.Path) -> str:
+    """Returns hparams.json without the machine's paths, which a run may change anyway."""
+    data_dir = json.loads(text)["flags"].get("data_dir")
+    for place, name in ((str(root), "results"), (str(REPO), "."), (data_dir, "data")):
+        text = text.replace(place, name) if place else text
+    return text
+
+
+def pack(root: pathlib.Path, folder: str, papers: pathlib.Path) -> pathlib.Path:
+    """Writes the archive of the finished runs in a folder; equal runs give equal bytes.
+
+    Args:
+      root: The `--root_output_dir` of the runs.
+      folder: The folder below it, `<paper>/<folder of the runs>`.
+      papers: The folder `papers`.
+
+    Returns:
+      The archive.
+
+    Raises:
+      SystemExit: If no run in the folder has finished.
+    """
+    runs = sorted(path.parent for path in (root / folder).glob("*/summary.json"))
+    if not runs:
+        raise SystemExit(f"error: no run in {root / folder} has finished.")
+    target = _archive(papers, folder)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_suffix(".part")
+    with tarfile.open(part, "w:xz") as archive:
+        for path in (run / name for run in runs for name in FILES):
+            if not path.exists():
+                continue
+            content = path.read_text(encoding="utf-8")
+            if path.name == "hparams.json":
+                content = _without_places(content, root)
+            member = tarfile.TarInfo(path.relative_to(root).as_posix())
+            member.size = len(content.encode())
+            archive.addfile(member, io.BytesIO(content.encode()))
+    part.replace(target)
+    return target
+
+
+def unpack(root: pathlib.Path, papers: pathlib.Path) -> list[pathlib.Path]:
+    """Brings the runs of all archives back; returns the folders of those that were not there."""
+    brought = []
+    for path in sorted(papers.glob("*/unfinished/*.tar.xz")):
+        with tarfile.open(path) as archive:
+            members = archive.getmembers()
+            for run in dict.fromkeys(pathlib.PurePath(member.name).parent for member in members):
+                try:
+                    (root / run).mkdir(parents=True)
+                except FileExistsError:
+                    continue  # It may have gone on since.
+                for member in members:
+                    if pathlib.PurePath(member.name).parent == run:
+                        content = archive.extractfile(member).read()
+                        (root / member.name).write_bytes(content)
+                brought.append(root / run)
+    return brought
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("action", choices=["pack", "unpack"])
+    parser.add_argument("root", type=pathlib.Path, help="--root_output_dir of the runs")
+    parser.add_argument("folders", nargs="*", help="folders of runs below it, to pack")
+    given = parser.parse_args(arguments)
+    root = given.root.absolute()
+    if given.action == "unpack":
+        for run in unpack(root, REPO / "papers"):
+            print(run)
+    for folder in given.folders:
+        print(pack(root, folder, REPO / "papers"))
+    return 0
+
+
+if __name__ == "__main__":
+    command_line.begin()
+    command_line.run(main)
