@@ -158,7 +158,6 @@ def _section(item: Item) -> str:
             parts.append(_how(setup, rows))
         path = f"{item.name}/{setup.name}"
         parts += [f"![{_caption(setup, figure)}]({path}/{figure.name})" for figure in figures]
-        parts.append(_earlier(setup))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -175,21 +174,6 @@ _CAPTIONS = {
 def _caption(setup, figure) -> str:
     told = _CAPTIONS.get(figure.stem.rstrip("_0123456789"))
     return f"{told}. {setup.heading}" if told else setup.heading
-
-
-def _earlier(setup) -> str:
-    """Returns the line about pictures whose data were not kept, if there are any."""
-    pictures = sorted((recorded_folder(setup) / "earlier").glob("*.png"))
-    if not pictures:
-        return ""
-    links = ", ".join(
-        f"[{path.name}]({setup.item}/{setup.name}/earlier/{path.name})" for path in pictures
-    )
-    return (
-        f"By round and client: {links}, as drawn when the runs were made. Their values were not "
-        "kept, so these cannot be drawn again: accuracies are fractions of 1, bands are one "
-        "standard deviation over seeds, rounds in a title are the protocol's, and words may be cut."
-    )
 
 
 def _what_counts(item, setup) -> list[str]:

@@ -227,7 +227,7 @@ RECORDED = [
 @pytest.mark.long
 @pytest.mark.parametrize("setup", RECORDED)
 def test_recorded_figures_come_from_the_data_beside_them_and_can_be_seen(setup, tmp_path):
-    """A picture stands beside its data; those in `earlier` have none and are linked."""
+    """A picture stands beside its data."""
     folder = score.recorded_folder(setup)
     names = set()
     for name, figure in drawing.drawn(setup, folder):
@@ -287,22 +287,14 @@ def test_pictures_drawn_by_a_command_are_as_recorded_and_can_be_seen(setup, tmp_
     assert canvas.hidden(figure) == []
 
 
-def test_pictures_without_data_are_linked_and_not_shown():
-    earlier = sorted(items.PAPERS.glob("*/*/*/earlier/*.png"))
-    for path in earlier:
-        page = (path.parents[3] / "README.md").read_text()
-        place = path.relative_to(path.parents[3]).as_posix()
-        assert f"[{path.name}]({place})" in page and f"![{path.name}]" not in page
-
-
 def test_recording_replaces_what_was_there(tmp_path, monkeypatch):
     setup = RECORDED[0].values[0]
     made, target = tmp_path / "made", tmp_path / "recorded"
-    for folder in (made, target / "earlier"):
+    for folder in (made, target / "folder"):
         folder.mkdir(parents=True)
     for name in ("results.csv", "curves.csv", "curves.png", "curves.pdf", "table.md"):
         (made / name).touch()
-    (target / "earlier" / "curves.png").touch()
+    (target / "folder" / "curves.png").touch()
     monkeypatch.setattr(readme, "recorded_folder", lambda _: target)
     readme.record(setup, made)
     assert {p.name for p in target.iterdir()} == {"results.csv", "curves.csv", "curves.png"}
