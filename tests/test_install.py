@@ -252,11 +252,11 @@ run_experiment.main(["--flagfile=papers/adafedadam/flags/table5_synthetic_fedada
     assert "--fedadam_tau" in done.stdout
 
 
-def test_all_of_the_papers_but_pictures_is_installed():
+def test_all_of_the_papers_but_pictures_and_archives_is_installed():
     project = tomllib.loads((_REPO / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["*"]
     suffixes = {path.suffix for path in (_REPO / "papers").rglob("*") if path.is_file()}
-    assert {f"*{suffix}" for suffix in suffixes} - {"*.png"} <= set(patterns)
+    assert {f"*{suffix}" for suffix in suffixes} - {"*.png", "*.xz"} <= set(patterns)
 
 
 # Of the Citation File Format's schema, 1.2.0: all keys, and those without which it is refused.
