@@ -32,6 +32,7 @@ and further flags are
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from common import command_line
@@ -386,6 +387,8 @@ def summary(
 
 
 _LEFT, _RIGHT = "◂", "▸"
+# Inches that a letter of the words at a panel's edge takes, and the most of the panel for them.
+_LETTER, _EDGE = 0.06, 0.4
 
 
 def _extents(group) -> pd.DataFrame:
@@ -440,6 +443,7 @@ def _within(own, limits) -> tuple[pd.DataFrame, list[tuple[str, bool, str, str]]
 
 def _write_at_edges(panel, beyond, looks, width) -> None:
     """Writes what no mark of a summary's panel can show, and makes room for it."""
+    inches = 3.0 * width
     written = {}
     for place, texts in beyond.items():
         for side in ("left", "right"):
@@ -447,15 +451,18 @@ def _write_at_edges(panel, beyond, looks, width) -> None:
             text = ", ".join(words for *_, words in own)
             if own and any(kind for *_, kind, _ in own):
                 text = f"{_LEFT} {text}" if side == "left" else f"{text} {_RIGHT}"
+            wide = any(wide for _, wide, *_ in own)
+            if wide:
+                text = textwrap.fill(text, int(_EDGE * inches / _LETTER) - 1)
             if own:
-                written[place, side] = text, any(wide for _, wide, *_ in own)
+                written[place, side] = text, wide
     scale = panel.xaxis.get_transform()
     low, high = scale.transform(panel.get_xlim())
     span = high - low
     for side in ("left", "right"):
         of_side = [text for (_, s), (text, wide) in written.items() if s == side and wide]
-        # Inches that so many letters take, of the panel's.
-        share = min(0.4, (0.06 * max(map(len, of_side), default=-1) + 0.06) / (3.0 * width))
+        letters = max((len(line) for text in of_side for line in text.split("\n")), default=-1)
+        share = min(_EDGE, _LETTER * (letters + 1) / inches)
         room = span * share / (1 - share)
         low, high = (low - room, high) if side == "left" else (low, high + room)
     panel.set_xlim(scale.inverted().transform([low, high]))

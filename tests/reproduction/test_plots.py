@@ -653,6 +653,17 @@ def test_published_values_of_other_data_squeeze_nothing():
     assert whole.axes[0].get_xlim()[0] < 57 and not whole.axes[0].texts
 
 
+def test_words_at_the_edge_of_a_summary_lie_on_no_seed():
+    """Two of five seeds have a value, and the words that name the other three are long."""
+    mean = rows_of({"fedavg": 80.0, "adafed": np.nan})
+    mean["status"] = np.where(mean.row == "adafed", "diverged (seed 2 4 5)", "")
+    seeds = pd.concat([rows_of({"adafed": value}, "seed") for value in (33.0, 68.0)])
+    panels = [pd.concat([mean, seeds]).assign(panel=name) for name in "abc"]
+    figure = plots.summary(pd.concat(panels))
+    assert [t.get_text().split() for t in figure.axes[0].texts] == ["diverged (seed 2 4 5)".split()]
+    assert canvas.hidden(figure) == []
+
+
 def test_a_panel_of_a_summary_may_have_a_logarithmic_axis():
     table = pd.concat([rows_of({"a": 0.5}), rows_of({"a": 0.1}, panel="loss")])
     first, second = plots.summary(table, log=["loss"]).axes
