@@ -332,23 +332,37 @@ def fit(figure: Figure) -> Figure:
                 number = spec.get_gridspec() if spec else None
                 shape = np.array([number.ncols, number.nrows]) if number else shape
             _wrap_words(axes, *(inner * (shape if _is_bar(axes) else 1)))
-        if figure._suptitle is not None:
-            _wrap_text(figure._suptitle, shape[0] * (inner[0] + 0.5))
+        title = figure._suptitle
+        words = title.get_text() if title is not None else ""
+        if words:
+            _wrap_text(title, shape[0] * (inner[0] + 0.5))
         # Where there is too little room there is no layout at all, so at first there is plenty.
         figure.set_size_inches(shape * (inner + 3) + (3, 0))
-        for _ in range(4):
-            figure.draw_without_rendering()
-            boxes = [axes.get_window_extent() for axes in figure.axes if not _is_bar(axes)]
-            found = np.min([(box.width, box.height) for box in boxes], axis=0) / figure.dpi
-            boxes = [legend_.get_window_extent() for legend_ in figure.legends]
-            legends = np.max([(0, 0), *((b.width, b.height) for b in boxes)], axis=0) / figure.dpi
-            old = figure.get_size_inches()
-            size = old + shape * (inner - found)
-            size[1] = max(size[1], legends[1] + 0.1)
-            figure.set_size_inches(size)
-            if np.allclose(size, old, rtol=0, atol=0.01):
-                break
+        _size(figure, shape, inner)
+        if words and figure.legends:
+            # Panels that share their labels are nearer each other than the title's lines expect.
+            box = title.get_window_extent()
+            room = figure.legends[0].get_window_extent().x0 - box.x0
+            if box.width > room:
+                title.set_text(_wrap(words, room / figure.dpi - 0.1, title.get_fontsize()))
+                _size(figure, shape, inner)
     return figure
+
+
+def _size(figure, shape, inner) -> None:
+    """Sizes a figure of so many columns and rows so that each panel has so many inches."""
+    for _ in range(4):
+        figure.draw_without_rendering()
+        boxes = [axes.get_window_extent() for axes in figure.axes if not _is_bar(axes)]
+        found = np.min([(box.width, box.height) for box in boxes], axis=0) / figure.dpi
+        boxes = [legend_.get_window_extent() for legend_ in figure.legends]
+        legends = np.max([(0, 0), *((b.width, b.height) for b in boxes)], axis=0) / figure.dpi
+        old = figure.get_size_inches()
+        size = old + shape * (inner - found)
+        size[1] = max(size[1], legends[1] + 0.1)
+        figure.set_size_inches(size)
+        if np.allclose(size, old, rtol=0, atol=0.01):
+            break
 
 
 @contextlib.contextmanager

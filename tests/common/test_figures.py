@@ -112,6 +112,17 @@ def test_long_words_are_broken_and_nothing_leaves_the_canvas():
     assert canvas.hidden(figures.fit(figure)) == []
 
 
+@pytest.mark.parametrize("columns", (2, 3, 4))
+def test_a_long_title_ends_before_the_legend(columns):
+    """Panels that share their labels are so near each other that its lines would reach it."""
+    figure, axes = figures.panels(columns, width=0.8, height=0.5, sharey=True)
+    for panel in axes[0]:
+        panel.plot([1, 2], label="one seed")
+    figure.suptitle("a client of MNIST " * 30, x=0.01, ha="left")
+    figures.legend(figure)
+    assert canvas.hidden(figures.fit(figure)) == []
+
+
 def test_the_check_sees_what_is_hidden():
     """Each of what the check is for, made on purpose."""
     figure, axes = figures.panels()
