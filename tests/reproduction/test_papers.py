@@ -224,7 +224,6 @@ RECORDED = [
 ]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("setup", RECORDED)
 def test_recorded_figures_come_from_the_data_beside_them_and_can_be_seen(setup, tmp_path):
     """A picture stands beside its data."""
@@ -248,7 +247,6 @@ BY_COMMAND = [
 ]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("setup", BY_COMMAND)
 def test_pictures_drawn_by_a_command_are_as_recorded_and_can_be_seen(setup, tmp_path, monkeypatch):
     """A partition is drawn from the counts beside it, so that no data are needed."""
