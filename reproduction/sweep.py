@@ -359,11 +359,9 @@ def _task(
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     import run_experiment
-    from simulation import runtimes
 
     with _kept(url, path) if url else contextlib.nullcontext():
         code = run_experiment.main(command)
-    runtimes.forget_tffs_own_context()
     sys.stdout.flush()
     sys.stderr.flush()
     del cores
