@@ -89,7 +89,12 @@ def _model_fn(model: Any) -> Callable[[int], Any]:
 
 def _build_process(request: Request, model: "tff_algos.Model", train: FederatedData) -> Any:
     """Builds the method's process, or what stands for one where the method has several."""
-    name = request.run["algorithm"]
+    name, training = request.run["algorithm"], dict(request.training)
+    if "client_lr_schedule" in request.objects:
+        training |= {
+            "client_learning_rate": None,
+            "client_lr_schedule": request.objects["client_lr_schedule"],
+        }
     number = len(train.client_ids)
     built = tff_algos.build(
         name,
@@ -97,7 +102,7 @@ def _build_process(request: Request, model: "tff_algos.Model", train: FederatedD
         num_clients=number,
         clients_per_round=request.run["clients_per_round"] or number,
         seed=request.run["seed"],
-        **request.training,
+        **training,
         **request.method,
     )
     if not tff_algos.get(name).staged:

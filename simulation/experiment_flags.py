@@ -25,7 +25,7 @@ from common import imports
 from hparams import Hparam, HparamError, Value
 from simulation import other_names, runtimes
 from tasks.task import Examples, Task
-from tff_algos import registry
+from tff_algos import registry, tff_names
 
 _SUITE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _MAX_FLAGFILES = 20
@@ -338,8 +338,8 @@ class Request:
       method: All of the method's own settings, by name.
       task: All of the task's settings, by name.
       in_force: Every setting that has an effect, by name of its flag.
-      objects: What was given in Python where a flag would be a name (`task`) or there is no flag
-        (`model`), by what it is.
+      objects: What was given in Python where a flag would be a name (`task`,
+        `client_lr_schedule`) or there is no flag (`model`), by what it is.
     """
 
     run: Mapping[str, Value]
@@ -411,7 +411,8 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
 
     Args:
       settings: Flag → value; `None` stands for a flag that is not given. `flagfile` is the path of
-        a file of flags, before which the other settings go.
+        a file of flags, before which the other settings go. `client_lr_schedule` may be a function
+        of the round, as for `tff_algos.build`.
       task: A `tasks.task.Task` in place of the flag `task`.
       model: A Keras model in place of the task's, or a function from a seed to one.
 
@@ -429,6 +430,9 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
     values = _parse_with_absl(arguments, owners)
     given = _given(values, owners)
     modules = given.pop("import", [])
+    schedule = settings.get("client_lr_schedule")
+    if callable(schedule):
+        _take_schedule(settings, given)
     for flag, value in settings.items():
         if flag not in owners:
             raise HparamError(_unknown("flag", flag, list(owners), prefix="--"))
@@ -446,7 +450,24 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
     if model is not None and request.run["initial_weights"] is not None:
         raise HparamError("--initial_weights has no meaning beside model, which has its weights.")
     objects = {"task": task, "model": model}
+    if callable(schedule):
+        objects["client_lr_schedule"] = schedule
+        in_force = {**request.in_force, "client_lr_schedule": "function"}
+        request = dataclasses.replace(request, in_force=in_force)
     return dataclasses.replace(request, objects={k: v for k, v in objects.items() if v is not None})
+
+
+def _take_schedule(settings, given) -> None:
+    """Puts the first rate of a function of the round in its place."""
+    if given.pop("client_learning_rate", settings.get("client_learning_rate")) is not None:
+        raise HparamError(
+            "client_lr_schedule is a function that returns the learning rate itself; leave out "
+            "client_learning_rate."
+        )
+    imports.import_tensorflow()
+    from tff_algos import schedules
+
+    settings["client_learning_rate"] = schedules.first_rate(settings.pop("client_lr_schedule"))
 
 
 def _check_own_task(task, given) -> str:
@@ -703,9 +724,11 @@ def _given(values, owners):
 
 
 def _unknown(kind, name, known, prefix=""):
-    told = {"flag": other_names.of_flag, "task": other_names.of_task}.get(kind, lambda _: None)(
-        name
-    )
+    told = None
+    if kind == "flag":
+        told = other_names.of_flag(name) or tff_names.of_argument(name)
+    elif kind == "task":
+        told = other_names.of_task(name)
     if told is not None:
         return f"Unknown {kind} {prefix}{name}. {told}"
     close = difflib.get_close_matches(name, known, n=1)
