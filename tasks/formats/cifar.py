@@ -1,17 +1,15 @@
 """Reads CIFAR-10 and CIFAR-100 (Krizhevsky 2009) in every form in which they are handed out.
 
 That is: the pickles and the binary files of the authors, unpacked or in their archives; the same as
-Keras keeps them; TFDS's folders; for CIFAR-100 TFF's federated form, a database or, before it, two
-HDF5 files; and a compact form for subsets, `labels.npz` beside images as differences in `.npy.xz`
-files.
+Keras keeps them; TFDS's folders; and for CIFAR-100 TFF's federated form, a database or, before it,
+two HDF5 files.
 """
 
 import io
-import lzma
 import os
 import pickle
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -159,8 +157,6 @@ def read(kind: Kind, data_dir: str | None) -> tuple[Images, Images, dict[str, An
                     return *_read_authors(kind, path, ending), {}
             if os.path.isfile(os.path.join(parent, kind.test + ending)):
                 return *_read_authors(kind, parent, ending), {}
-        if files.exists(os.path.join(parent, "labels.npz"), kind.advice):
-            return _read_compact(kind, parent, "train"), _read_compact(kind, parent, "test"), {}
     folder = tfds.find(kind.tfds, data_dir)
     if folder is not None:
         return _read_tfds(kind, folder)
@@ -304,7 +300,7 @@ def _parse_pickle(data: bytes, kind: Kind) -> Images:
     batch = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
     images = files.entry(batch, b"data", _Array).values
     labels = [_plain_labels(files.entry(batch, key, (list, _Array))) for key in kind.label_keys]
-    return _checked(images, labels, kind, _from_planes)
+    return _checked(images, labels, kind)
 
 
 def _plain_labels(labels: list | _Array) -> np.ndarray:
@@ -323,7 +319,7 @@ def _parse_binary(data: bytes, kind: Kind) -> Images:
     records = np.frombuffer(data, np.uint8).reshape(-1, length)
     # The coarse label comes first.
     labels = [records[:, i] for i in reversed(range(num_labels))]
-    return _checked(records[:, num_labels:], labels, kind, _from_planes)
+    return _checked(records[:, num_labels:], labels, kind)
 
 
 def _from_planes(rows: np.ndarray) -> np.ndarray:
@@ -333,12 +329,7 @@ def _from_planes(rows: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
-def _checked(
-    images: np.ndarray,
-    labels: Sequence[np.ndarray],
-    kind: Kind,
-    decode: Callable[[np.ndarray], np.ndarray],
-) -> Images:
+def _checked(rows: np.ndarray, labels: Sequence[np.ndarray], kind: Kind) -> Images:
     """Returns images with int32 labels, decoded when the labels are known to be theirs.
 
     Raises:
@@ -347,37 +338,9 @@ def _checked(
     ranges = {"labels": kind.num_classes, "coarse labels": _NUM_COARSE}
     for (name, limit), own in zip(ranges.items(), labels, strict=False):
         files.check_labels(own, limit, name)
-        if len(own) != len(images) or not len(own):
-            raise ValueError(f"{len(own)} {name} for {len(images)} images")
-    return Images(decode(images), *(own.astype(np.int32) for own in labels))
-
-
-def _read_compact(kind: Kind, folder: str, part: str) -> Images:
-    """Reads the compact form.
-
-    `<part>_images.npy.xz` has green, red minus green and blue minus green, each with differences
-    along rows and columns, modulo 256: uint8 `[3, n, 32, 32]`.
-    """
-    names = ("label",) if kind.num_classes == 10 else ("fine", "coarse")
-    path = os.path.join(folder, "labels.npz")
-    with files.reading(path, kind.advice):
-        of_part = files.read_npz(path, {f"{part}_{name}": None for name in names})
-        labels = list(of_part.values())
-        for own, limit in zip(labels, (kind.num_classes, _NUM_COARSE), strict=False):
-            files.check_labels(own, limit)
-    path = os.path.join(folder, f"{part}_images.npy.xz")
-    with files.reading(path, kind.advice), lzma.open(path) as file:
-        differences = files.read_npy(file, (3, len(labels[0]), 32, 32), "u")
-        if differences.dtype != np.uint8:
-            raise ValueError(f"images are {differences.dtype}")
-        return _checked(differences.swapaxes(0, 1), labels, kind, _from_differences)
-
-
-def _from_differences(differences: np.ndarray) -> np.ndarray:
-    """Returns images from `[n, 3, 32, 32]` of the compact form."""
-    planes = differences.cumsum(3, dtype=np.uint8).cumsum(2, dtype=np.uint8)
-    green, red, blue = planes.swapaxes(0, 1)
-    return np.stack([red + green, green, blue + green], axis=-1)
+        if len(own) != len(rows) or not len(own):
+            raise ValueError(f"{len(own)} {name} for {len(rows)} images")
+    return Images(_from_planes(rows), *(own.astype(np.int32) for own in labels))
 
 
 # TFF's federated CIFAR-100.

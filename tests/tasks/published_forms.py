@@ -243,17 +243,11 @@ FORMS = {
     "cifar10_archive": Form(
         "cifar10_image", _cifar("cifar10", test_images._write_archive, "python"), _IMAGES, 10
     ),
-    "cifar10_compact": Form(
-        "cifar10_image", _cifar("cifar10", test_images._write_compact), _IMAGES, 10
-    ),
     "cifar100_python": Form(
         "cifar100_image", _cifar("cifar100", test_images._write_folder, "python"), _IMAGES, 100
     ),
     "cifar100_binary": Form(
         "cifar100_image", _cifar("cifar100", test_images._write_folder, "binary"), _IMAGES, 100
-    ),
-    "cifar100_compact": Form(
-        "cifar100_image", _cifar("cifar100", test_images._write_compact), _IMAGES, 100
     ),
     "cifar100_tff": Form(
         "cifar100_image", lambda f: test_images._write_sqlite(f / "cifar100.sqlite"), _TFFS, 100

@@ -435,26 +435,16 @@ def _strange_arrays(array):
     yield b""
 
 
-@pytest.mark.parametrize(
-    "form, name",
-    [
-        ("mnist_writers", "writers.npz"),
-        ("cifar10_compact", "labels.npz"),
-        ("cifar100_compact", "labels.npz"),
-    ],
-)
-def test_damaged_arrays(copies, form, name):
-    copy = copies(form)
+def test_damaged_arrays(copies):
+    copy, name = copies("mnist_writers"), "writers.npz"
     with np.load(io.BytesIO(copy.files[name])) as arrays:
         whole = dict(arrays)
     for changed in whole:
         for content in _strange_arrays(whole[changed]):
             members = {k: _npy(v) for k, v in whole.items()}
-            said = _load_with(copy, name, _npz({**members, changed: content}))
             # A writer's id may be any number.
-            # Fewer labels may be taken for more images.
-            named = said and (name in said or "images.npy.xz" in said)
-            assert named or form == "mnist_writers"
+            said = _load_with(copy, name, _npz({**members, changed: content}))
+            assert said is None or name in said
     # One array by itself, no archive of arrays: a file of another kind by the same name.
     assert name in _load_with(copy, name, _npy(np.arange(3)))
     # What NumPy's own reader let through as zlib's error.
@@ -462,16 +452,6 @@ def test_damaged_arrays(copies, form, name):
     for place in range(60, len(content) // 2, 7):
         content[place] ^= 0xFF
     assert name in _load_with(copy, name, bytes(content))
-
-
-def test_damaged_compact_images(copies):
-    copy = copies("cifar10_compact")
-    for part in ("train", "test"):
-        name = f"{part}_images.npy.xz"
-        whole = np.load(io.BytesIO(lzma.decompress(copy.files[name])))
-        for content in _strange_arrays(whole):
-            assert name in _load_with(copy, name, lzma.compress(content, preset=0))
-        assert name in _load_with(copy, name, lzma.compress(_npz({"a": _npy(whole)})))
 
 
 # What can happen to a database.
