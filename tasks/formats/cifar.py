@@ -15,18 +15,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tasks.formats import files, sqlite_clients, tfds
+from tasks.formats import files, tfds, tffs
 from tasks.task import ArrayFederatedData, DataError, Examples, FederatedData
 
 _SHAPE = (32, 32, 3)
 _PIXELS = 3 * 32 * 32
 _NUM_COARSE = 20
-_TFF_FILE = "cifar100.sqlite"
-_TFF_H5 = {"train": "fed_cifar100_train.h5", "test": "fed_cifar100_test.h5"}
-_TFF_ARCHIVE = "fed_cifar100.tar.bz2"
-TFF_ADVICE = (
-    "get https://storage.googleapis.com/tff-datasets-public/cifar100.sqlite.lzma and set "
-    "--data_dir to its folder"
+_TFFS = tffs.Published(
+    folder="cifar100",
+    sqlite="cifar100.sqlite",
+    h5="fed_cifar100",
+    features={"label": tffs.Feature((), "int64"), "image": tffs.Feature(_SHAPE, "int64")},
+    example="a 32x32 image and a label",
+    advice=(
+        "get https://storage.googleapis.com/tff-datasets-public/cifar100.sqlite.lzma and set "
+        "--data_dir to its folder"
+    ),
 )
 
 
@@ -362,9 +366,7 @@ class FederatedCifar100(NamedTuple):
 
 def has_tffs(data_dir: str | None) -> bool:
     """Returns whether there is TFF's file; without a folder TFF's cache or a download has it."""
-    if data_dir is None or sqlite_clients.find(_TFF_FILE, CIFAR100.name, data_dir, TFF_ADVICE):
-        return True
-    return _find_h5(data_dir) is not None
+    return data_dir is None or tffs.find(_TFFS, data_dir) is not None
 
 
 def read_tffs(data_dir: str | None) -> FederatedCifar100:
@@ -377,16 +379,8 @@ def read_tffs(data_dir: str | None) -> FederatedCifar100:
     Raises:
       DataError: If a file is missing or damaged, or cannot be downloaded.
     """
-    has_sqlite = data_dir is None or sqlite_clients.find(
-        _TFF_FILE, CIFAR100.name, data_dir, TFF_ADVICE
-    )
-    if not has_sqlite:
-        found = _find_h5(data_dir)
-        if found is not None:
-            train, test = _read_h5(found)
-            return _with_test_clients(train, test.client_ids, test.sizes, _pooled(test))
     try:
-        path = sqlite_clients.locate(_TFF_FILE, CIFAR100.name, data_dir, TFF_ADVICE)
+        train, test = tffs.open_clients(_TFFS, data_dir, _tffs_examples)
     except DataError as error:
         cached = tfds.find_in_cache(CIFAR100.tfds) if data_dir is None else None
         if cached is None:
@@ -396,103 +390,16 @@ def read_tffs(data_dir: str | None) -> FederatedCifar100:
             f"{error}; or take the images of {cached}, for clients of the suite's own allocation, "
             "with --cifar100_image_partition=pachinko"
         ) from error
-    train = sqlite_clients.SqliteFederatedData(path, "train", parse_tffs, TFF_ADVICE)
-    test = sqlite_clients.SqliteFederatedData(path, "test", parse_tffs, TFF_ADVICE)
-    return _with_test_clients(train, test.client_ids, test.sizes, test.pooled())
-
-
-def _with_test_clients(train, client_ids, sizes, pooled: Examples) -> FederatedCifar100:
+    pooled = test.pooled()
     # TFF numbers both kinds of clients from 0.
-    ids = [f"test{client_id}" for client_id in client_ids]
-    rows = np.split(np.arange(len(pooled.y)), np.cumsum(sizes)[:-1])
+    ids = [f"test{client_id}" for client_id in test.client_ids]
+    rows = np.split(np.arange(len(pooled.y)), np.cumsum(test.sizes)[:-1])
     return FederatedCifar100(train, ArrayFederatedData(pooled.x, pooled.y, rows, ids), pooled)
 
 
-def _pooled(data: FederatedData) -> Examples:
-    parts = [data.examples(k) for k in range(len(data.client_ids))]
-    return Examples(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-
-
-def parse_tffs(serialized: Sequence[bytes]) -> Examples:
-    """Parses examples as they are in TFF's database.
-
-    Args:
-      serialized: `tf.train.Example` protos with `image` (3072 integers), `label` (fine) and
-        `coarse_label`.
-
-    Returns:
-      x uint8 `[n, 32, 32, 3]` and y int32 `[n]`, the fine labels.
-
-    Raises:
-      ValueError: If an example is not such a proto, or a pixel or label is out of range.
-    """
-    try:
-        parsed = tf.io.parse_example(
-            tf.constant(serialized, tf.string, shape=(len(serialized),)),
-            {
-                "image": tf.io.FixedLenFeature(_SHAPE, tf.int64),
-                "label": tf.io.FixedLenFeature((), tf.int64),
-            },
-        )
-    # TensorFlow fails to decode its own message when it quotes bytes that are not text.
-    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
-        raise ValueError("an example that is not a 32x32 image and a label") from error
-    return _tffs_examples(parsed["image"].numpy(), parsed["label"].numpy())
-
-
-def _tffs_examples(x: np.ndarray, y: np.ndarray) -> Examples:
+def _tffs_examples(features: Mapping[str, np.ndarray]) -> Examples:
+    x, y = features["image"], features["label"]
     files.check_labels(y, CIFAR100.num_classes)
     if len(y) and not (0 <= x.min() and x.max() <= 255):
         raise ValueError(f"pixels from {x.min()} to {x.max()}, outside 0..255")
     return Examples(x.astype(np.uint8), y.astype(np.int32))
-
-
-def _find_h5(data_dir: str) -> Mapping[str, str] | str | None:
-    """Returns the paths of both HDF5 files, or that of their archive."""
-    for parent in (os.path.join(data_dir, CIFAR100.name), data_dir):
-        paths = {part: os.path.join(parent, name) for part, name in _TFF_H5.items()}
-        if any(files.exists(path, TFF_ADVICE) for path in paths.values()):
-            return paths
-        if files.exists(os.path.join(parent, _TFF_ARCHIVE), TFF_ADVICE):
-            return os.path.join(parent, _TFF_ARCHIVE)
-    return None
-
-
-def _read_h5(found: Mapping[str, str] | str) -> list[ArrayFederatedData]:
-    """Reads training and test clients of TFF's HDF5 files into memory (184 MB)."""
-    if isinstance(found, str):
-        contents = dict(_members(found, list(_TFF_H5.values()), TFF_ADVICE))
-        return [
-            _read_h5_file(os.path.join(found, name), io.BytesIO(contents[name]))
-            for name in _TFF_H5.values()
-        ]
-    opened = []
-    for path in found.values():
-        with files.reading(path, TFF_ADVICE):
-            opened.append(_read_h5_file(path, path))
-    return opened
-
-
-def _read_h5_file(path: str, file) -> ArrayFederatedData:
-    import h5py  # Only this form needs it.
-
-    with files.decoding(path, TFF_ADVICE), h5py.File(file, "r") as opened:
-        clients = opened["examples"]
-        client_ids = [files.check_client_id(client_id) for client_id in sorted(clients)]
-        parts = []
-        for client_id in client_ids:
-            stored = [clients[client_id][name] for name in ("image", "label")]
-            for dataset in stored:
-                files.check_dataset(dataset, "iu")
-            x, y = (dataset[()] for dataset in stored)
-            y = y.reshape(-1)
-            if x.shape != (len(y), *_SHAPE):
-                raise ValueError(f"client {client_id} has images of shape {x.shape}")
-            parts.append(_tffs_examples(x, y))
-    if not parts:
-        raise DataError(f"{path} has no clients; {TFF_ADVICE}")
-    rows = np.split(
-        np.arange(sum(len(p.y) for p in parts)), np.cumsum([len(p.y) for p in parts])[:-1]
-    )
-    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return ArrayFederatedData(x, y, rows, client_ids)

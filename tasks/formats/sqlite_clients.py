@@ -145,22 +145,6 @@ class SqliteFederatedData:
             )
         return count
 
-    def some(self, num_examples: int, seed: int) -> Iterator[Examples]:
-        """Yields clients' examples in random order of clients, until there are enough.
-
-        Args:
-          num_examples: How many in all at least, if there are as many.
-          seed: Seed of the order, 0 or more.
-
-        Raises:
-          DataError: If they cannot be read.
-        """
-        for index in np.random.default_rng(seed).permutation(len(self.client_ids)):
-            yield self.examples(index)
-            num_examples -= self.sizes[index]
-            if num_examples <= 0:
-                break
-
     def _query(self, sql: str, parameters: Sequence[str | int]) -> list[tuple]:
         with self._connection() as connection:
             return connection.execute(sql, parameters).fetchall()
