@@ -17,7 +17,10 @@ and in a set-up:
                    is widened beyond it, this often at most, see `reproduction.search.beyond`
     search         {factor, rounds, budget}: the point is found by successive halving, see
                    `reproduction.search`, and not by running the whole grid
-    selection      {metric, last_rounds}: least mean wins; `seeds` tried, all by default
+    selection      {metric, last_rounds}: least mean wins; `seeds` tried, all by default; of a
+                   user's own item `validation/loss` over the last 5 rounds by default
+    validation_fraction  of each client's training examples, held out where `selection` reads a
+                   column `validation/...` and the flag file does not say; 0.1 by default
     columns        [{name, metric}]: see `reproduction.results.column_value`; with `reading_of`, the
                    published number of that column stands beside this one too, and counts there
     curve          column of metrics.csv that is drawn, with `curve_label`
@@ -96,6 +99,7 @@ class Setup:
     widen: Mapping[str, Any]
     search: Mapping[str, Any]
     selection: Mapping[str, Any]
+    validation_fraction: float
     curve: str
     curve_label: str
     figures: Sequence[Mapping[str, Any]]
@@ -311,6 +315,9 @@ def _is_column(value) -> bool:
     )
 
 
+# How a point of a user's own grid is chosen. The papers' items say it, each for itself.
+OWN_SELECTION = {"metric": "validation/loss", "last_rounds": 5}
+
 _TEXT = ("a text", lambda v: isinstance(v, str))
 _BOOL = ("true or false", lambda v: isinstance(v, bool))
 _TEXTS = ("a table of texts", _is_texts)
@@ -355,6 +362,10 @@ FIELDS = {
             and _is_seeds(v.get("seeds", [1]))
             and v.get("seeds", [1])
         ),
+    ),
+    "validation_fraction": (
+        "a number above 0 and below 1",
+        lambda v: isinstance(v, float) and 0 < v < 1,
     ),
     "columns": (
         f"a list of tables with name and metric, and of {', '.join(list(_OF_COLUMN)[2:])}",
@@ -451,6 +462,8 @@ def _setup(path, name, fields) -> Setup:
     is_own = home.parent != PAPERS
     where = f"{path if is_own else f'{paper}/{path.name}'}, {name}"
     fields = dict(fields)
+    if is_own and fields.get("grid") and isinstance(fields.get("selection", {}), dict):
+        fields["selection"] = OWN_SELECTION | fields.get("selection", {})
     _checked(where, home, fields)
     sweep = fields.pop("sweep", {})
     rows = {}
@@ -475,6 +488,7 @@ def _setup(path, name, fields) -> Setup:
         "widen": {},
         "search": {},
         "selection": {},
+        "validation_fraction": 0.1,
         "folder": f"{item}/{name}",
         "published": name,
         "published_rows": {},
@@ -556,6 +570,10 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
         if experiment_flags.parse(command).first_other_plan(rounds, rounds, whole) is not None:
             # Such a run cannot be resumed for more rounds later, so it is a run of its own.
             name += f"_rounds={rounds}"
+    if setup.selection.get("metric", "").startswith("validation/"):
+        given = experiment_flags.parse(command).run
+        if not (given["validation_fraction"] or given["validation_clients"]):
+            command.append(f"--validation_fraction={setup.validation_fraction}")
     if data_dir and _needs_data(command):
         command.append(f"--data_dir={absolute(data_dir)}")
     folder = pathlib.Path(root).absolute() / setup.paper / setup.folder / f"{name}_seed{seed}"

@@ -39,6 +39,8 @@ def selection_value(
         at, values = found.values(selection["metric"])
         first = rounds - min(selection["last_rounds"], max(1, (rounds + 1) // 2))
         some = values[(at > first) & (at <= rounds)]
+        if not len(some):  # Evaluations may be further apart than these rounds.
+            some = values[at <= rounds][-1:]
         mean = float(some.mean()) if len(some) else float("nan")
         return mean if abs(mean) < float("inf") else float("inf")
     if found.summary is None:

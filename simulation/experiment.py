@@ -512,10 +512,14 @@ class Experiment:
         for path in damaged:
             caller.say(f"warning: checkpoint {path} is damaged; an older one is used.")
         start = f"Resuming after round {round_num}" if round_num else "Starting"
+        held_out = ""
+        if task.validation is not None:
+            held_out = f", {int(np.sum(task.validation.sizes))} validation examples"
         caller.say(
             f"{start}: {settings['algorithm']} on {task.name} "
             f"({len(task.train.client_ids)} clients, {int(np.sum(task.train.sizes))} training "
-            f"examples), runtime {settings['runtime']}, device {device}, results in {folder.path}"
+            f"examples{held_out}), runtime {settings['runtime']}, device {device}, "
+            f"results in {folder.path}"
         )
         if self.request.in_force["aggregator"] == "secure":
             caller.say(f"--aggregator=secure simulates {recorder.SIMULATED}.")

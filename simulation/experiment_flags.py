@@ -118,6 +118,24 @@ RUN_HPARAMS = (
         minimum=-1,
     ),
     _flag(
+        "validation_fraction",
+        0.0,
+        "Share of each client's training examples held out of training, drawn by --seed. "
+        "Their loss and metrics are the columns validation/....",
+        minimum=0.0,
+        maximum=1.0,
+        exclusive_maximum=True,
+    ),
+    _flag(
+        "validation_clients",
+        0.0,
+        "Share of the training clients held out whole, drawn by --seed; their training examples "
+        "count in validation/..., too.",
+        minimum=0.0,
+        maximum=1.0,
+        exclusive_maximum=True,
+    ),
+    _flag(
         "evaluate_improvement",
         False,
         "Whether to record in every round the share of its clients whose training loss did not "
@@ -479,7 +497,8 @@ def _check_own_task(task, given) -> str:
         raise HparamError(f"task: {task.name} is the name of a registered task; choose another.")
     if given.get("use_synthetic_data"):
         raise HparamError("--use_synthetic_data is not used by a user's own task.")
-    for part, data in (("train", task.train), ("test", task.test)):
+    for part in ("train", "test", "validation"):
+        data = getattr(task, part)
         if data is not None:
             _check_own_data(part, data)
     if not isinstance(task.central_test, Examples | None):

@@ -175,6 +175,8 @@ class Task:
       settings: The settings in force, for the record.
       clean_train: `train` as it was before its labels were made noisy, for reports only; `None` if
         they were not.
+      validation: Examples, by client, to choose settings by. They are no training examples; the
+        clients may be those of `train` or others. `None` if there are none.
       constants: Arrays beside the examples that the numbers depend on, by what they are, such as
         vectors of words that are not learnt.
     """
@@ -191,4 +193,5 @@ class Task:
     loss_reduction: str = "mean"
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     clean_train: FederatedData | None = None
+    validation: FederatedData | None = None
     constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -65,6 +65,10 @@ def in_rounds(request: Request) -> Columns:
         names += [f"{kind}/{name}" for kind in ("train", "eval") for name in metrics]
         statistics = fairness.summarize(np.ones(1), np.ones(1), train_sizes=np.ones(1))
         names += [f"{prefix}/{metrics[0]}_{name}" for prefix in prefixes for name in statistics]
+    if metrics is None:
+        beginnings.append("validation/")
+    elif run["validation_fraction"] or run["validation_clients"]:
+        names += [f"validation/{name}" for name in ("loss", *metrics)]
     if request.in_force["aggregator"] != "mean":
         beginnings.append("train/aggregator/")
     if run["evaluate_improvement"]:

@@ -28,7 +28,8 @@ class Evaluated(NamedTuple):
     clients: evaluation.ClientMetrics | None
 
 
-TEST_SETS = ("clients", "central", "validation")
+# `drawn` is what `num_validation_examples` leaves of the central test during the run.
+TEST_SETS = ("clients", "central", "drawn", "validation")
 # Clients' training examples, as others who share the work call them.
 _TRAIN = "train"
 
@@ -65,12 +66,14 @@ def test_sets(
         # Often both are the same examples, which then need not go through the model twice.
         if not ("clients" in found and evaluation.same_examples(task.central_test, task.test)):
             prepare("central", evaluation.OneClient(task.central_test))
-            found["validation"] = found["central"]
+            found["drawn"] = found["central"]
         size = settings["num_validation_examples"]
         if size != -1:
             number = len(task.central_test.y)
             rows = randomness.validation_rows(settings["seed"], number, size)
-            prepare("validation", evaluation.OneClient(task.central_test, rows))
+            prepare("drawn", evaluation.OneClient(task.central_test, rows))
+    if task.validation is not None and np.sum(task.validation.sizes):
+        prepare("validation", task.validation)
     return found
 
 
@@ -120,7 +123,7 @@ class Evaluations:
         if task.test is not None and list(task.test.client_ids) == list(train.client_ids):
             self._train_sizes = train.sizes
         tests = test_sets(self._evaluator, task, settings, named=spread is not None)
-        self._clients, self._central, self._validation = map(tests.get, TEST_SETS)
+        self._clients, self._central, self._drawn, self._validation = map(tests.get, TEST_SETS)
         self._trained = None
         if settings["evaluate_all_local_data"]:
             if self._train_sizes is None:
@@ -148,7 +151,7 @@ class Evaluations:
           final: Whether to take all central test examples, whatever the run's settings.
         """
         columns = collections.OrderedDict()
-        central = self._central if final else self._validation
+        central = self._central if final else self._drawn
         tests = self._task.test
         personal = None
         if self._clients:
@@ -166,6 +169,12 @@ class Evaluations:
                 trained = self._personal(_TRAIN, self._train, weights, client_states)
                 trained = trained or self._evaluator(weights, self._trained)
                 columns.update(self._fairness("fairness_all", trained + clients))
+        if self._validation:
+            held_out = self._task.validation
+            validated = self._personal("validation", held_out, weights, client_states)
+            validated = validated or self._evaluator(weights, self._validation)
+            pooled = validated.pooled()
+            columns.update((f"validation/{name}", value) for name, value in pooled.items())
         columns.update(self._tracked_losses(weights))
         columns.update(self._label_noise(state))
         return Evaluated(columns, clients)
@@ -291,7 +300,8 @@ class Share:
         self, name: str, weights: Sequence[Any], own: Sequence[tuple[int, Any]]
     ) -> list[tuple[int, evaluation.ClientMetrics]]:
         """Evaluates clients with weights of their own, see `evaluation.PersonalEvaluator.each`."""
-        data = self._train if name == _TRAIN else self._task.test
+        task = self._task
+        data = {_TRAIN: self._train, "validation": task.validation}.get(name, task.test)
         return list(self._each.each(weights, own, data))
 
 
