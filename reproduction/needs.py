@@ -182,7 +182,7 @@ DATA = {
         "TFF's Shakespeare, or the play text",
         f"let TFF download it, or get {_TFF}/shakespeare.sqlite.lzma",
         (*_SHAKESPEARE, *_PLAY_TEXT),
-        34_646,
+        34_863,
         715,
         cached=(".tff/shakespeare.sqlite", ".tff/shakespeare.sqlite.lzma"),
     ),
@@ -224,7 +224,7 @@ _BY_SETTING = {
         "the play text",
         "get t8.shakespeare.txt of January 1994",
         _PLAY_TEXT,
-        34_646,
+        34_863,
         715,
     ),
     **{

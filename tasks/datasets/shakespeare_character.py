@@ -81,7 +81,7 @@ SPEC = TaskSpec(
             help=(
                 "`tff` reads TFF's sqlite file, `text` the play text of 1994; `auto` reads "
                 "TFF's file if --data_dir has it, or without --data_dir, and the settings fit "
-                "it, else the text, from which TFF's 715 roles cannot be made but 661 can; what "
+                "it, else the text, which gives 707 clients by the rule of TFF's 715; what "
                 "depends on the source is then as with the one found."
             ),
             source="FedOpt, Shakespeare: TFF's file",
@@ -91,8 +91,8 @@ SPEC = TaskSpec(
             name="roles",
             default="tff",
             help=(
-                "Rule by which a role is a client: `tff` (22 plays under six titles, two "
-                "speeches or more), `leaf` (1,129 roles of more than 80 characters and three "
+                "Rule by which a role is a client: `tff` (23 plays under six titles, more than "
+                "80 characters), `leaf` (1,129 roles of more than 80 characters and three "
                 "lines or more) or `mcmahan` (1,146 roles of three lines or more)."
             ),
             source="FedOpt, Shakespeare; AdaFed and FedCAda: leaf",
