@@ -182,6 +182,7 @@ def test_skewed_clients_have_five_letters_each():
     [
         ({}, 108_478),
         ({"model": "cnn"}, 222_078),
+        ({"model": "fedopt_cnn"}, 1_206_590),
         ({"model": "cnn", "partition": "skewed"}, 215_370),
     ],
 )
