@@ -267,6 +267,17 @@ class _Array:
         self.values = np.frombuffer(content, dtype.dtype).reshape(shape, order=order)
 
 
+def _frombuffer(
+    content: bytes | bytearray, dtype: _Dtype, shape: Sequence[int], order: str
+) -> _Array:
+    """Returns an array as NumPy pickles it from protocol 5 on."""
+    if not isinstance(content, bytes | bytearray) or order not in ("C", "F"):
+        raise ValueError("it has an array of objects")
+    array = _Array()
+    array.values = np.frombuffer(bytes(content), dtype.dtype).reshape(shape, order=order)
+    return array
+
+
 def _encode(text: str, encoding: str) -> bytes:
     """Returns bytes as Python 3 pickles them for Python 2."""
     if encoding != "latin1":
@@ -286,8 +297,16 @@ class _PlainUnpickler(pickle._Unpickler):
         ("_codecs", "encode"): _encode,
         ("numpy", "dtype"): _Dtype,
         ("numpy", "ndarray"): _Array,
-        ("numpy.core.multiarray", "_reconstruct"): _Array,
-        ("numpy.core.multiarray", "scalar"): _scalar,
+        # NumPy 2 has another name for it.
+        **{
+            (f"numpy.{core}.{module}", name): stand_in
+            for core in ("core", "_core")
+            for module, name, stand_in in (
+                ("multiarray", "_reconstruct", _Array),
+                ("multiarray", "scalar", _scalar),
+                ("numeric", "_frombuffer", _frombuffer),
+            )
+        },
     }
 
     def find_class(self, module, name):
@@ -300,8 +319,10 @@ class _PlainUnpickler(pickle._Unpickler):
 
 
 def _parse_pickle(data: bytes, kind: Kind) -> Images:
-    # Pickled by Python 2, whose strings are bytes here.
+    # Python 2's strings are bytes here; who pickled them again with Python 3 may have text.
     batch = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
+    if isinstance(batch, dict):
+        batch = {key.encode() if isinstance(key, str) else key: v for key, v in batch.items()}
     images = files.entry(batch, b"data", _Array).values
     labels = [_plain_labels(files.entry(batch, key, (list, _Array))) for key in kind.label_keys]
     return _checked(images, labels, kind)
