@@ -55,10 +55,16 @@ class Data:
     beside: tuple[str, ...] = ()
 
 
+def _in_tffs_forms(folder: str, sqlite: str, stem: str) -> tuple[str, ...]:
+    """Returns TFF's database, its HDF5 files and their archive, in a folder or where it lies."""
+    names = (f"{sqlite}.sqlite*", f"{stem}_train.h5", f"{stem}.tar.bz2")
+    return (*names, *(f"{folder}/{name}" for name in names))
+
+
 _EMNIST = Data(
     "TFF's Federated EMNIST",
     f"let TFF download it, or get {_TFF}/emnist_all.sqlite.lzma",
-    ("emnist_all.sqlite*", "fed_emnist_train.h5", "fed_emnist.tar.bz2"),
+    _in_tffs_forms("emnist", "emnist_all", "fed_emnist"),
     671_585,
     3_400,
     cached=(".tff/emnist_all.sqlite", ".tff/emnist_all.sqlite.lzma"),
@@ -66,7 +72,7 @@ _EMNIST = Data(
 _STACK_OVERFLOW = Data(
     "TFF's Stack Overflow",
     f"let TFF download it, or get {_TFF}/stackoverflow.sqlite.lzma and the counts beside it",
-    ("stackoverflow.sqlite*", "stackoverflow_train.h5", "stackoverflow.tar.bz2"),
+    _in_tffs_forms("stackoverflow", "stackoverflow", "stackoverflow"),
     # 135,818,730 sentences of 342,477 users, of whom each gives 1,000 at most.
     342_477 * 300,
     342_477,
@@ -76,13 +82,8 @@ _CIFAR100 = Data(
     "the whole CIFAR-100",
     f"let TFF download it, or get {_TFF}/cifar100.sqlite.lzma",
     (
-        "cifar100.sqlite*",
-        "fed_cifar100_train.h5",
-        "fed_cifar100.tar.bz2",
+        *_in_tffs_forms("cifar100", "cifar100", "fed_cifar100"),
         "cifar-100-*",
-        "cifar100/cifar100.sqlite*",
-        "cifar100/fed_cifar100_train.h5",
-        "cifar100/fed_cifar100.tar.bz2",
         "cifar100/cifar-100-*",
     ),
     50_000,
@@ -97,7 +98,7 @@ _CIFAR100_IMAGES = dataclasses.replace(
     cached=(".keras/datasets/cifar-100-python.tar.gz",),
     tfds_cache="alone",
 )
-_SHAKESPEARE = ("shakespeare.sqlite*", "shakespeare_train.h5", "shakespeare.tar.bz2")
+_SHAKESPEARE = _in_tffs_forms("shakespeare", "shakespeare", "shakespeare")
 _PLAY_TEXT = ("t8.shakespeare.txt*", "shakespeare/t8.shakespeare.txt*")
 DATA = {
     "cifar10_image": Data(
