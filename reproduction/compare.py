@@ -9,7 +9,7 @@ import pandas as pd
 import tabulate
 from scipy import stats
 
-from common import figures
+from common import figures, writing
 from reproduction import plots, quantities, run_folders
 from simulation.errors import RunError
 
@@ -159,7 +159,7 @@ def report(folders: Sequence[str], column: str, output: pathlib.Path) -> str:
     )
     curves = aligned(runs, column)
     output.mkdir(parents=True, exist_ok=True)
-    curves.to_csv(output / "aligned.csv")
+    writing.write_atomically(output / "aligned.csv", curves.to_csv().encode())
     points = run_folders.curve(runs, column)
     figure = plots.curves(points, quantity=quantities.of_column(column), title=column)
     figures.save(figure, str(output / "curves"))

@@ -12,7 +12,6 @@ how many it has of each. `--import` brings in tasks from a user's own packages.
 """
 
 import argparse
-import csv
 import os
 import sys
 from typing import NamedTuple
@@ -30,7 +29,7 @@ import tabulate  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 import tasks  # noqa: E402
-from common import figures, imports  # noqa: E402
+from common import figures, imports, writing  # noqa: E402
 from hparams import MAX_SEED, HparamError  # noqa: E402
 from tasks.task import DataError, FederatedData  # noqa: E402
 
@@ -156,11 +155,10 @@ def write_csv(shown: Partition, path: str) -> None:
     """
     labels = shown.labels if shown.labels is not None else ()
     labels = labels if len(labels) <= _MAX_LABELS else ()
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["client", "examples", *(f"label_{label}" for label in labels)])
-        for k, (name, size) in enumerate(zip(shown.client_ids, shown.sizes, strict=True)):
-            writer.writerow([name, size, *(shown.counts[k] if len(labels) else ())])
+    rows = [["client", "examples", *(f"label_{label}" for label in labels)]]
+    for k, (name, size) in enumerate(zip(shown.client_ids, shown.sizes, strict=True)):
+        rows.append([name, size, *(shown.counts[k] if len(labels) else ())])
+    writing.write_atomically(path, writing.csv_text(rows).encode())
 
 
 def table(shown: Partition, max_rows: int = 100) -> str:

@@ -427,7 +427,9 @@ class MetricsCsv:
 
     def _rewrite(self, rows):
         files.write_atomically(self._path, _csv_text(self._columns, rows))
-        self._file = open(self._path, "a", encoding="utf-8", newline="")  # noqa: SIM115
+        self._file = open(  # noqa: SIM115
+            self._path, "a", encoding="utf-8", newline="", opener=files.no_link
+        )
 
 
 def read_csv(path: str) -> tuple[list[str], list[dict[str, str]]]:
@@ -785,11 +787,8 @@ def _group(column):
 
 
 def _csv_text(columns, rows) -> bytes:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
+    cells = [[row.get(column) for column in columns] for row in rows]
+    return files.csv_text([columns, *cells]).encode()
 
 
 def _finite_or_none(content):

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from common import writing
 from hparams import Hparam
 from tasks import settings
 from tasks import task as task_lib
@@ -244,13 +245,8 @@ def prepare(source: str, data_dir: str) -> prepared.Outcome:
         target = os.path.join(os.path.dirname(path), name)
         if not os.path.isfile(target):
             advice = "fix that and run the same command again"
-            with (
-                files.decoding(target, advice, "cannot be written"),
-                open(f"{target}.part", "wb") as file,
-            ):
-                file.write(content)
-                file.close()
-                os.replace(f"{target}.part", target)
+            with files.decoding(target, advice, "cannot be written"):
+                writing.write_atomically(target, content)
     counts = {}
     opened = tffs.open_clients(
         _TFFS, os.path.dirname(path), lambda features: word_examples(_posts(features), {})

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from common import writing
 from tasks.formats import downloads, files
 from tasks.task import DataError, Examples
 
@@ -244,7 +245,7 @@ def unpack(packed: str, path: str, advice: str) -> None:
     with files.reading(packed, advice):
         os.path.getsize(packed)
     try:
-        with open(part, "ab") as target:
+        with open(part, "ab", opener=writing.no_link) as target:
             fcntl.flock(target, fcntl.LOCK_EX | fcntl.LOCK_NB)
             target.truncate(0)
             try:
