@@ -180,7 +180,8 @@ class RunFolder:
 
         path = self._file("client_metrics.csv")
         try:
-            clients = pd.read_csv(path, dtype={"client_id": str}, encoding="utf-8")
+            # A converter gets every text as it is: "NA" is a name, and no missing value.
+            clients = pd.read_csv(path, converters={"client_id": str}, encoding="utf-8")
             numbers = [c for c in clients if c != "client_id"]
             return clients.astype(dict.fromkeys(numbers, float))
         except FileNotFoundError:

@@ -70,6 +70,8 @@ def _load(request: Request) -> Task:
     )
     if "model" in objects:
         task = dataclasses.replace(task, keras_model_fn=_model_fn(objects["model"]))
+    if task.keras_model_fn is None:
+        raise HparamError(f"Task {task.name!r} has no keras_model_fn, so it cannot be trained.")
     if settings["initial_weights"] is not None:
         from simulation.records import models
 

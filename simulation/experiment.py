@@ -353,6 +353,8 @@ class Experiment:
             self._process,
             getattr(process, "spread", None),
         )
+        if measured.note:
+            caller.say(measured.note)
         standing = self._standing(process)
         # What clients keep is opened first, so that where it is refused all else stays as it was.
         with self._client_states(standing.round_num) as client_states:

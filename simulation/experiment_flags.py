@@ -5,7 +5,6 @@ method in `tff_algos`, those of each task in `tasks`. A flag that several owners
 declarations) is defined once and belongs to all of them.
 """
 
-import collections
 import dataclasses
 import difflib
 import json
@@ -24,7 +23,7 @@ import tff_algos
 from common import imports
 from hparams import Hparam, HparamError, Value
 from simulation import other_names, runtimes
-from tasks.task import Examples, Task
+from tasks.task import Task
 from tff_algos import registry, tff_names
 
 _SUITE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
@@ -497,44 +496,11 @@ def _check_own_task(task, given) -> str:
         raise HparamError(f"task: {task.name} is the name of a registered task; choose another.")
     if given.get("use_synthetic_data"):
         raise HparamError("--use_synthetic_data is not used by a user's own task.")
-    for part in ("train", "test", "validation"):
-        data = getattr(task, part)
-        if data is not None:
-            _check_own_data(part, data)
-    if not isinstance(task.central_test, Examples | None):
-        kind = type(task.central_test).__name__
-        raise HparamError(f"task: central_test must be a tasks.task.Examples, found a {kind}.")
-    if not isinstance(task.metrics, Mapping):
-        kind = type(task.metrics).__name__
-        raise HparamError(f"task: metrics must be a dictionary by name, found a {kind}.")
-    if task.test is not None and task.primary_metric not in task.metrics:
-        raise HparamError(
-            f"task: primary_metric={task.primary_metric!r} is none of its metrics: "
-            f"{', '.join(task.metrics) or 'it has none'}."
-        )
     try:
         json.dumps(dict(task.settings))
     except (TypeError, ValueError) as e:
         raise HparamError(f"task: its settings cannot be recorded as JSON: {_one_line(e)}") from e
     return next(h for h in RUN_HPARAMS if h.name == "task").check(task.name, "task: its name")
-
-
-def _check_own_data(part, data):
-    if not all(hasattr(data, name) for name in ("client_ids", "sizes", "examples")):
-        raise HparamError(
-            f"task: {part} must be federated data, found a {type(data).__name__}; "
-            "tasks.task.ArrayFederatedData makes them of arrays."
-        )
-    ids = list(data.client_ids)
-    if len(ids) != len(data.sizes):
-        raise HparamError(f"task: {part} has {len(ids)} client_ids of {len(data.sizes)} clients.")
-    # What clients keep, and what is told of them, goes by their ids.
-    if not all(isinstance(name, str) for name in ids):
-        kind = next(type(name).__name__ for name in ids if not isinstance(name, str))
-        raise HparamError(f"task: client_ids of {part} must be text, found a {kind}.")
-    if len(set(ids)) < len(ids):
-        twice = collections.Counter(ids).most_common(1)[0][0]
-        raise HparamError(f"task: two clients of {part} have the id {twice!r}.")
 
 
 def _checked(given, modules, owners, own_task=None) -> Request:

@@ -1,14 +1,17 @@
 """Who gets which examples: pure functions of labels, parameters and a seed.
 
-A partition is a list with one int64 array of row numbers for each client, in ascending order. Rows
-are assigned without repetition, so no example belongs to two clients.
+A partition is a list with one int64 array of row numbers for each client, in ascending order;
+`by_user` also names the clients. Rows are assigned without repetition, so no example belongs to two
+clients.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from hparams import HparamError
+from tasks import task
 
 _MAX_REDRAWS = 10_000
 
@@ -16,6 +19,35 @@ _MAX_REDRAWS = 10_000
 _IID, _DIRICHLET, _SHARDS, _SPLIT, _PACHINKO, _CLASSES, _TESTS, _HELD_OUT, _SIZES, _BERNOULLI = (
     range(10)
 )
+
+
+def by_user(users: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Gives each user's rows to one client.
+
+    Args:
+      users: The user of each row, text or numbers, `[n]`: a list, an array or a column of pandas's.
+
+    Returns:
+      Name of each user, as text → rows, users in ascending order.
+
+    Raises:
+      ValueError: If users are missing values, or of several types.
+    """
+    rows: dict[Any, list[int]] = {}
+    values = users.tolist() if hasattr(users, "tolist") else list(users)
+    try:
+        for row, user in enumerate(values):
+            rows.setdefault(user, []).append(row)
+        missing = sum((rows[user] for user in rows if task.is_missing(user)), [])
+        if missing:
+            raise ValueError(
+                f"{len(missing)} of {len(values)} rows have no user, the first in row "
+                f"{min(missing)}; drop these rows or name their user."
+            )
+        found = {str(user): np.array(rows[user], np.int64) for user in sorted(rows)}
+    except TypeError as error:
+        raise ValueError("users must be all text or all numbers, one for each row.") from error
+    return found
 
 
 def iid(num_examples: int, num_clients: int, seed: int) -> list[np.ndarray]:

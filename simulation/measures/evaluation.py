@@ -48,6 +48,14 @@ class ClientMetrics(NamedTuple):
                 (name, values / self.weights[name]) for name, values in self.values.items()
             )
 
+    def of(self, clients: np.ndarray) -> "ClientMetrics":
+        """Returns the metrics of some clients, by their places, in that order."""
+
+        def some(columns):
+            return collections.OrderedDict((name, v[clients]) for name, v in columns.items())
+
+        return ClientMetrics(self.sizes[clients], some(self.values), some(self.weights))
+
     def __add__(self, other: "ClientMetrics") -> "ClientMetrics":
         """Returns the metrics of the same clients on both sets of examples together."""
 
