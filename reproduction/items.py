@@ -42,6 +42,7 @@ and in a set-up:
 import dataclasses
 import difflib
 import functools
+import hashlib
 import itertools
 import pathlib
 import re
@@ -77,6 +78,11 @@ class Row:
     name: str
     flagfile: str
     settings: Mapping[str, Value]
+
+    @property
+    def base(self) -> str:
+        """The name without the settings of a sweep."""
+        return self.name.removesuffix("".join(f" {w}" for w in _words(self.name, self.settings)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -546,7 +552,30 @@ def planned_runs(
         for point in points[row]:
             for seed in seeds:
                 runs.append(_run(setup, setup.rows[row], point, seed, root, data_dir, max_rounds))
+    _check_folders(setup, runs)
     return runs
+
+
+def _check_folders(setup, runs):
+    """Refuses two different runs that would share a folder."""
+    known = {}
+    for run in runs:
+        other = known.setdefault(run.folder, run)
+        if run.command != other.command and _in_force(run) != _in_force(other):
+            raise ReproduceError(
+                f"{setup.item} {setup.name}: {_told(other)} and {_told(run)} would share the "
+                f"folder {run.name}; give them other names, or settings that differ in their "
+                "first six digits."
+            )
+
+
+def _in_force(run):
+    return experiment_flags.parse(run.command).in_force
+
+
+def _told(run) -> str:
+    point = ", ".join(f"{flag}={value}" for flag, value in run.point.items())
+    return f"row {run.row!r}" + (f" with {point}" if point else "")
 
 
 def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
@@ -562,7 +591,7 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
     # What the flag file has anyway is not in the name: a sweep then shares a table's runs.
     fixed = settings_of_file(row.flagfile)
     new = {flag: value for flag, value in settings.items() if fixed.get(flag) != value}
-    name = "_".join([row.name.split(" ")[0], *_words(row.name, new)])
+    name = "_".join([row.base, *_words(row.name, new)])
     if "total_rounds" not in settings and fixed.get("total_rounds") != whole:
         command.append(f"--total_rounds={whole}")
     if rounds != whole:
@@ -574,12 +603,26 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
         given = experiment_flags.parse(command).run
         if not (given["validation_fraction"] or given["validation_clients"]):
             command.append(f"--validation_fraction={setup.validation_fraction}")
+    name = _folder_name(name)
     if data_dir and _needs_data(command):
         command.append(f"--data_dir={absolute(data_dir)}")
     folder = pathlib.Path(root).absolute() / setup.paper / setup.folder / f"{name}_seed{seed}"
     command += [f"--root_output_dir={folder.parent}", f"--experiment_name={folder.name}"]
     home = "" if setup.home.parent == PAPERS else str(setup.home)
     return PlannedRun(row.name, seed, point, folder, tuple(command), rounds, whole, home)
+
+
+# What a folder's name can hold as it is. No row of a paper has anything else.
+_NOT_PLAIN = re.compile(r"[^\w.=+-]+")
+_PLAIN = re.compile(r"[^\s/\x00-\x1f\x7f]{1,150}")
+
+
+def _folder_name(name: str) -> str:
+    """Returns a name for a folder: the name itself if it can be one, else one that is as unique."""
+    if _PLAIN.fullmatch(name):
+        return name
+    digest, shown = hashlib.sha256(name.encode()).hexdigest()[:8], _NOT_PLAIN.sub("-", name)
+    return f"{shown[:100]}-{digest}"
 
 
 def absolute(data_dir: str) -> str:
