@@ -13,6 +13,7 @@ from hparams import Value
 from simulation import experiment_flags
 from simulation.errors import RunError
 from simulation.records import outputs
+from tasks import fingerprint
 
 if typing.TYPE_CHECKING:
     import pandas as pd
@@ -119,6 +120,15 @@ class RunFolder:
         made = " made up" if flags.get("use_synthetic_data") else ""
         data = f"{flags['task']}{made}, {clients:,} clients, {examples:,} training examples"
         return Circumstances(data, device, commit)
+
+    @functools.cached_property
+    def data_digest(self) -> str | None:
+        """One digest of the run's data; `None` if the run did not leave it, or it is damaged."""
+        try:
+            digests = outputs.read_json(self._file("data_digests.json"))
+        except RunError:
+            return None
+        return fingerprint.whole(digests) if digests else None
 
     @functools.cached_property
     def summary(self) -> Mapping[str, Any] | None:
