@@ -199,7 +199,13 @@ def _settled(request: Request, folder: outputs.ExperimentFolder) -> Request:
         return request
     with files.explained(folder.path):
         recorded = folder.read_hparams()
-    return _with_runtime(request, recorded["flags"].get("runtime", "auto")) if recorded else request
+    name = recorded["flags"].get("runtime", "auto") if recorded else "auto"
+    if name not in ("auto", *runtimes.RUNTIMES):
+        raise RunError(
+            f"{folder.file('hparams.json')} is damaged: there is no runtime {name!r}; restore it, "
+            "or choose another --experiment_name."
+        )
+    return _with_runtime(request, name)
 
 
 def _with_runtime(request: Request, name: str) -> Request:
@@ -250,7 +256,8 @@ def _check_objects(request: Request, folder: outputs.ExperimentFolder) -> None:
 
 def _check_same_plans(request: Request, checkpoint: checkpoints.Checkpoint) -> None:
     """Refuses to change the number of rounds where it would have changed the rounds done."""
-    before, now = checkpoint.settings["total_rounds"], request.run["total_rounds"]
+    now = request.run["total_rounds"]
+    before = checkpoint.settings.get("total_rounds", now)
     other = request.first_other_plan(checkpoint.round_num, before, now)
     if other is not None:
         raise HparamError(
