@@ -5,6 +5,7 @@ method in `tff_algos`, those of each task in `tasks`. A flag that several owners
 declarations) is defined once and belongs to all of them.
 """
 
+import csv
 import dataclasses
 import difflib
 import json
@@ -151,8 +152,8 @@ RUN_HPARAMS = (
         "track_clients",
         None,
         "Clients whose training loss is recorded at every evaluation (client_loss/<id>): ids "
-        "separated by commas, or `extremes`, the two whose loss is least and greatest before the "
-        "first round. Unset: none.",
+        "separated by commas, in double quotes where an id has a comma; or `extremes`, the two "
+        "whose loss is least and greatest before the first round. Unset: none.",
         "AdaFed, Fig. 3",
         type=str,
     ),
@@ -959,6 +960,15 @@ def check_cohort(size: int | None, number: int, task: str) -> None:
         )
 
 
+def tracked(which: str) -> list[str]:
+    """Returns the ids that `--track_clients` names, read as a line of CSV."""
+    try:
+        names = next(csv.reader([which]), None)
+    except csv.Error:  # A line break outside of quotes.
+        names = which.split(",")
+    return list(dict.fromkeys(names or [""]))
+
+
 def check_tracked(which: str | None, ids: Sequence[str]) -> None:
     """Refuses to follow clients that are not there.
 
@@ -969,7 +979,7 @@ def check_tracked(which: str | None, ids: Sequence[str]) -> None:
     Raises:
       HparamError: If there is no such client.
     """
-    for name in which.split(",") if which not in (None, EXTREMES) else ():
+    for name in tracked(which) if which not in (None, EXTREMES) else ():
         if name not in ids:
             raise HparamError(
                 f"--track_clients={which}: there is no client {name!r}; a client is named as "

@@ -6,7 +6,7 @@ import numpy as np
 
 import tasks
 import tff_algos
-from simulation.experiment_flags import EXTREMES, Request
+from simulation.experiment_flags import EXTREMES, Request, tracked
 from simulation.measures import fairness
 from simulation.records import outputs
 
@@ -78,7 +78,7 @@ def in_rounds(request: Request) -> Columns:
     if run["track_clients"] == EXTREMES:
         beginnings.append(outputs.TRACKED)
     elif run["track_clients"] is not None:
-        names += [outputs.TRACKED + client for client in run["track_clients"].split(",")]
+        names += [outputs.TRACKED + client for client in tracked(run["track_clients"])]
     if method.staged and request.task.get("noisy_clients"):
         names += NOISE
     if run["workers"]:
