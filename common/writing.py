@@ -1,23 +1,45 @@
 """Writing files so that a kill leaves the old content or the new, and so that no link is followed.
 
 Anybody who may write into a folder of results can lay a link there under a name that the suite is
-about to write. So a temporary file is always made anew, and a file that is appended to must not be
-a link.
+about to write. So a temporary file is always made anew, and so is a file to append to that is a
+link.
 """
 
 import contextlib
 import csv
 import io
 import os
+import stat
 from collections.abc import Iterable, Sequence
+from typing import IO
 
 
-def no_link(path: str, flags: int) -> int:
-    """Opens a file that is not a link: the `opener` of Python's `open`.
+def is_link(path: str | os.PathLike) -> bool:
+    """Returns whether a file that is there is a link, or has another name beside this one."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISLNK(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink > 1)
+
+
+def open_to_append(path: str | os.PathLike, mode: str = "ab", **how: str) -> IO:
+    """Opens a file to append to it; a link of that name is removed first, its target is not.
+
+    Args:
+      path: The file.
+      mode: `a` or `ab`.
+      **how: As for `open`.
 
     Raises:
-      OSError: If it is a link, or cannot be opened.
+      OSError: If the file cannot be opened, or is made a link meanwhile.
     """
+    if is_link(path):
+        os.unlink(path)
+    return open(path, mode, opener=_no_link, **how)
+
+
+def _no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
@@ -32,7 +54,7 @@ def write_new(path: str | os.PathLike, content: bytes) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     # "x" opens exclusively, which also fails on a link that leads nowhere.
-    with open(path, "xb", opener=no_link) as file:
+    with open(path, "xb", opener=_no_link) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -354,9 +354,7 @@ def _task(
         storage.pull(url, path)
     path.mkdir(parents=True, exist_ok=True)
     # The descriptors themselves: TensorFlow and TFF's worker print without Python.
-    if (path / LOG).is_symlink():
-        (path / LOG).unlink()
-    with open(path / LOG, "a", encoding="utf-8", opener=writing.no_link) as log:
+    with writing.open_to_append(path / LOG, "a", encoding="utf-8") as log:
         for descriptor in (1, 2):
             os.dup2(log.fileno(), descriptor)
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115

@@ -2,7 +2,7 @@
 
 import contextlib
 
-from common.writing import csv_text, no_link, write_atomically
+from common.writing import csv_text, open_to_append, write_atomically
 from simulation.errors import RunError
 
 
@@ -19,4 +19,4 @@ def explained(path: str):
         raise RunError(f"Cannot use {e.filename or path}: {e.strerror or e}.") from e
 
 
-__all__ = ["csv_text", "explained", "no_link", "write_atomically"]
+__all__ = ["csv_text", "explained", "open_to_append", "write_atomically"]

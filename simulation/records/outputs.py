@@ -444,9 +444,7 @@ class MetricsCsv:
 
     def _rewrite(self, rows):
         files.write_atomically(self._path, _csv_text(self._columns, rows))
-        self._file = open(  # noqa: SIM115
-            self._path, "a", encoding="utf-8", newline="", opener=files.no_link
-        )
+        self._file = files.open_to_append(self._path, "a", encoding="utf-8", newline="")
 
 
 def read_csv(path: str) -> tuple[list[str], list[dict[str, str]]]:

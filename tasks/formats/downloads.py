@@ -41,7 +41,7 @@ def fetch(url: str, path: str, advice: str, sha256: str | None = None) -> None:
     part = f"{path}.part"
     with files.decoding(os.path.basename(path), advice, "cannot be downloaded"):
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(part, "ab", opener=writing.no_link) as target:
+        with writing.open_to_append(part) as target:
             try:
                 fcntl.flock(target, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:

@@ -340,8 +340,7 @@ class _Writer:
         total = sum(piece.size for piece in self._source.pieces)
         clients = _Clients(c for line in done for c in line["clients"])
         files = {
-            name: open(os.path.join(self._folder, name), "ab", opener=writing.no_link)
-            for name in self._names
+            name: writing.open_to_append(os.path.join(self._folder, name)) for name in self._names
         }
         bar = tqdm.tqdm(
             total=total,
@@ -386,7 +385,8 @@ class _Writer:
     def _done(self, pieces: Sequence[Sequence]) -> list[dict[str, Any]]:
         """Returns the journal's lines if they are those of these pieces and files, else none."""
         done = []
-        if any(map(os.path.islink, [self._folder, *glob.glob(f"{glob.escape(self._folder)}/*")])):
+        paths = [self._folder, *glob.glob(f"{glob.escape(self._folder)}/*")]
+        if any(map(writing.is_link, paths)):
             return []
         with open(self._journal, encoding="utf-8") as file:
             for line in file:
@@ -433,7 +433,7 @@ class _Writer:
             "files": {name: file.tell() for name, file in files.items()},
             "clients": clients,
         }
-        with open(self._journal, "a", encoding="utf-8", opener=writing.no_link) as journal:
+        with writing.open_to_append(self._journal, "a", encoding="utf-8") as journal:
             journal.write(json.dumps(line) + "\n")
             journal.flush()
             os.fsync(journal.fileno())

@@ -245,7 +245,7 @@ def unpack(packed: str, path: str, advice: str) -> None:
     with files.reading(packed, advice):
         os.path.getsize(packed)
     try:
-        with open(part, "ab", opener=writing.no_link) as target:
+        with writing.open_to_append(part) as target:
             fcntl.flock(target, fcntl.LOCK_EX | fcntl.LOCK_NB)
             target.truncate(0)
             try:
