@@ -307,8 +307,10 @@ class Task:
             train = _check_data("train", self.train)
             if train is None:
                 raise TaskError("no client of train has an example; check its rows.")
-            test = None if self.test is None else _check_data("test", self.test)
-            _check_alike("test", test, train)
+            for part in ("test", "validation"):
+                data = getattr(self, part)
+                form = None if data is None else _check_data(part, data)
+                _check_alike(part, form, train)
             if self.central_test is not None:
                 _check_alike("central_test", _central(self.central_test), train)
             if self.clean_train is not None:
