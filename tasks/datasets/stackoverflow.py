@@ -231,7 +231,7 @@ def prepare(source: str, data_dir: str) -> prepared.Outcome:
     """
     found = sqlite_clients.find(_FILE, "stackoverflow", source, _ADVICE)
     if found is None:
-        raise DataError(f"{os.path.join(source, _FILE)}[.lzma] is missing; {_ADVICE}")
+        raise files.missing(os.path.join(source, _FILE), _ADVICE, ending="[.lzma]")
     path = found
     if not os.path.lexists(path):
         path = os.path.join(data_dir, _FILE)
@@ -399,9 +399,13 @@ def _read(data_dir: str | None, name: str) -> tuple[str, bytes]:
     else:
         folders = [os.path.join(data_dir, "stackoverflow"), data_dir]
     endings = ("", ".tar.bz2")
-    path = files.find((os.path.join(f, name + e) for f in folders for e in endings), _ADVICE)
+    paths = [os.path.join(f, name + e) for f in folders for e in endings]
+    path = files.find(paths, _ADVICE)
     if path is None:
-        raise DataError(f"{os.path.join(folders[-1], name)}[.tar.bz2] is missing; {_ADVICE}")
+        # Both files of counts are in one folder.
+        known = [n + e for n in _SHA256 for e in endings]
+        where = os.path.join(folders[-1], name)
+        raise files.missing(where, _ADVICE, paths, "[.tar.bz2]", known)
     with files.reading(path, _ADVICE):
         if not path.endswith(".tar.bz2"):
             with open(path, "rb") as file:
