@@ -190,7 +190,7 @@ def _say(task: str, what: str, made: prepared.Prepared) -> None:
         users, examples = sum(n > 0 for n in sizes), sum(sizes)
         which = "" if part == "all" else f" in {part}"
         without = len(sizes) - users
-        empty = f", {_number(without, 'user')} more without examples" if without else ""
+        empty = f", {_number(without, 'more user')} without examples" if without else ""
         counts.append(f"{_number(users, 'user')} with {_number(examples, 'example')}{which}{empty}")
     print(f"{task}: read {what}: {'; '.join(counts) or 'no users'}", file=sys.stderr)
 
