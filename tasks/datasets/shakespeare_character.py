@@ -437,7 +437,7 @@ def _read_leaf(data_dir: str | None, split: str, test_fraction: float) -> dict[s
         return clients
     if not made.parts.keys() >= {"train", "test"}:
         raise HparamError(
-            f"shakespeare_character: split=source, but {folder} has no train and test; use "
+            f"shakespeare_character: split=source, but {folder} is not split into train and test; use "
             "split=local."
         )
     none = np.zeros(0, np.int64)

@@ -411,8 +411,10 @@ def _validation(tree: _Tree, labels: Mapping[str, int], advice: str) -> list[tup
         raise DataError(
             f"{tree.path} has no val/images/{gone[0]}, which {_ANNOTATIONS} has; {advice}"
         )
-    if not val:
-        raise DataError(f"{tree.path} has no images in val; {advice}")
+    found = {label for _, label in val}
+    without = [name for name, label in labels.items() if label not in found]
+    if without:
+        raise DataError(f"{tree.path} has no images of class {without[0]} in val; {advice}")
     return sorted(val, key=lambda of_image: of_image[0].rsplit("/", 1)[1])
 
 

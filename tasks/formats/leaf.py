@@ -150,7 +150,7 @@ def read(
       left_out: See `source`.
 
     Returns:
-      The examples, and the folder that they are from; `None` if there is neither.
+      The examples, and the set's folder or the first one of the files; `None` if there is neither.
 
     Raises:
       DataError: If a file is damaged, or the set was made of other files than those beside it.
@@ -175,7 +175,7 @@ def read(
     made = prepared.in_memory(source(found, arrays, convert, advice, left_out))
     unread = f" (not {', '.join(found.unread)})" if found.unread else ""
     _say(task, f"LEAF's {_steps(found)} in {found.folder}{unread}", made)
-    return made, found.folder
+    return made, os.path.dirname(found.paths[0])
 
 
 def _steps(found: Found) -> str:
