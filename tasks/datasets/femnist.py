@@ -161,7 +161,10 @@ def load(
       DataError: If a file is missing or damaged.
     """
     del seed  # It comes as partition_seed.
-    writers, found = (_synthetic(), source) if use_synthetic_data else _read(data_dir, source)
+    if use_synthetic_data:
+        writers, origin = _synthetic(), {"source": source}
+    else:
+        writers, origin = _read(data_dir, source)
     skewed = partition == "skewed"
     if skewed:
         letters = writers.letters()
@@ -188,7 +191,7 @@ def load(
         loss=losses.sparse_softmax_cross_entropy,
         metrics={"accuracy": losses.sparse_accuracy},
         primary_metric="accuracy",
-        settings={"source": found},
+        settings=origin,
     )
 
 
@@ -332,18 +335,18 @@ def _pooled(data: FederatedData) -> Examples:
     return Examples(*(np.concatenate(arrays) for arrays in zip(*own, strict=True)))
 
 
-def _read(data_dir: str | None, source: str) -> tuple[_Writers, str]:
-    """Returns the writers, and which source they are from."""
+def _read(data_dir: str | None, source: str) -> tuple[_Writers, dict[str, str]]:
+    """Returns the writers, and which source they are from, for the record."""
     if source in ("auto", "leaf") and data_dir is not None:
         read = leaf.read("femnist", data_dir, _ARRAYS, _convert, _ADVICE, _NUM_CLASSES)
         if read is not None:
-            return _of_set(*read), "leaf"
+            return _of_set(*read), {"source": "leaf", "leaf_path": read[1]}
     if source == "leaf" and data_dir is not None:
         raise leaf.missing(data_dir, "femnist", "", _ADVICE)
     if source == "leaf":
         raise DataError(f"femnist with source=leaf needs --data_dir: {_ADVICE}")
     train, test = emnist_character.open_file(data_dir, _ADVICE)
-    return _Writers({"train": train, "test": test}), "tff"
+    return _Writers({"train": train, "test": test}), {"source": "tff"}
 
 
 def _of_set(made: prepared.Prepared, folder: str) -> _Writers:

@@ -236,6 +236,7 @@ def load(
             "source": found,
             "vocab_size": vocab_size,
             **(tfds.record(_TFDS, path) if found == "tfds" and path else {}),
+            **({"leaf_path": path} if found == "leaf" and path else {}),
         },
         constants={} if vectors is None else {"the words' vectors": vectors},
     )

@@ -57,8 +57,8 @@ def _check(chosen):
     form = chosen["roles"], chosen["examples"]
     if chosen["source"] == "leaf" and form != ("leaf", "windows"):
         raise HparamError(
-            "shakespeare_character: LEAF's files have roles=leaf and examples=windows only; set "
-            "both, or use source=text."
+            "shakespeare_character: LEAF's files have roles=leaf and examples=windows only; "
+            "use source=text."
         )
     if chosen["split"] == "source" and chosen["test_fraction"] not in (None, _TEST_FRACTION):
         raise HparamError("shakespeare_character: test_fraction is not used with split=source.")
@@ -104,7 +104,7 @@ SPEC = TaskSpec(
         ),
         Hparam(
             name="roles",
-            default="tff",
+            default=By("source", {"leaf": "leaf"}, otherwise="tff"),
             help=(
                 "Rule by which a role is a client: `tff` (22 plays under six titles, two "
                 "speeches or more), `leaf` (1,129 roles of more than 80 characters and three "
@@ -115,7 +115,7 @@ SPEC = TaskSpec(
         ),
         Hparam(
             name="examples",
-            default="sequences",
+            default=By("source", {"leaf": "windows"}, otherwise="sequences"),
             help=(
                 "`sequences` cuts speeches into 80 characters and predicts the next after each "
                 "of them (90 tokens, padding masked); `windows` takes every 80 characters of a "
@@ -212,7 +212,7 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, **chosen:
     if source == "tff":
         clients = _read_tff(data_dir)
     elif source == "leaf":
-        clients = _read_leaf(data_dir, chosen["split"], chosen["test_fraction"])
+        clients, path = _read_leaf(data_dir, chosen["split"], chosen["test_fraction"])
     else:
         said = _synthetic() if use_synthetic_data else _read_text(data_dir, chosen["roles"])
         split = _split_speeches if every else _split_windows
@@ -241,7 +241,11 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, **chosen:
         loss=losses.sequence_cross_entropy if every else losses.sparse_softmax_cross_entropy,
         metrics={"accuracy": losses.masked_accuracy(0) if every else losses.sparse_accuracy},
         primary_metric="accuracy",
-        settings={**chosen, **({"test_fraction": None} if chosen["split"] == "source" else {})},
+        settings={
+            **chosen,
+            **({"test_fraction": None} if chosen["split"] == "source" else {}),
+            **({"leaf_path": path} if source == "leaf" else {}),
+        },
     )
 
 
@@ -416,8 +420,10 @@ def _parse(serialized: Sequence[bytes]) -> Examples:
     return Examples(parsed["snippets"].numpy(), np.zeros(len(serialized), np.int32))
 
 
-def _read_leaf(data_dir: str | None, split: str, test_fraction: float) -> dict[str, _Client]:
-    """Reads all clients of LEAF's files, split as there or by time."""
+def _read_leaf(
+    data_dir: str | None, split: str, test_fraction: float
+) -> tuple[dict[str, _Client], str]:
+    """Reads all clients of LEAF's files, split as there or by time; returns the folder, too."""
     if data_dir is None:
         raise DataError(f"shakespeare_character with source=leaf needs --data_dir: {_LEAF_ADVICE}")
     read = leaf.read("shakespeare", data_dir, _WINDOWS, _convert, _LEAF_ADVICE, left_out=LENGTH - 1)
@@ -434,18 +440,19 @@ def _read_leaf(data_dir: str | None, split: str, test_fraction: float) -> dict[s
             # The windows between would hold characters of both.
             start = num_train + LENGTH - 1 if test_fraction else len(rows)
             clients[name] = _Client(tokens[rows[:num_train]], tokens[rows[start:]])
-        return clients
+        return clients, folder
     if not made.parts.keys() >= {"train", "test"}:
         raise HparamError(
-            f"shakespeare_character: split=source, but {folder} is not split into train and test; use "
-            "split=local."
+            f"shakespeare_character: split=source, but {folder} is not split into train and "
+            "test; use split=local."
         )
     none = np.zeros(0, np.int64)
     train, test = (made.rows_of_clients(part) for part in ("train", "test"))
-    return {
+    clients = {
         name: _Client(tokens[train.get(name, none)], tokens[test.get(name, none)])
         for name in {**train, **test}
     }
+    return clients, folder
 
 
 def _convert(x: Sequence[Any], y: Sequence[Any]) -> Mapping[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import csv
 import json
 import os
 import re
@@ -139,6 +140,7 @@ def test_every_example_is_loaded_from_the_latest_step(tmp_path, capfd, name, opt
         _check(name, task.train, expected["all"], words)
         with pytest.raises(HparamError, match="split=local"):
             _load(name, tmp_path, split="source")
+    assert task.settings["leaf_path"] == str(tmp_path / step.split(" ")[0])
     lines = [line for line in capfd.readouterr().err.splitlines() if ": read LEAF's" in line]
     for part in (f"LEAF's {step} in {tmp_path}", *(_said(*each) for each in expected.items())):
         assert part in lines[0], lines[0]
@@ -334,15 +336,41 @@ def test_a_prepared_set_beside_other_files_is_not_read_in_silence(tmp_path, capf
         _load(name, tmp_path)
 
 
-def test_leafs_windows_need_their_settings():
-    with pytest.raises(HparamError, match="roles=leaf and examples=windows"):
-        tasks.get("shakespeare_character").resolve({"source": "leaf"})
-    with pytest.raises(HparamError, match="test_fraction is not used"):
-        tasks.get("shakespeare_character").resolve(
-            {**_SETTINGS["shakespeare"], "source": "leaf", "split": "source", "test_fraction": 0.3}
-        )
-    with pytest.raises(HparamError, match="split is not used"):
-        tasks.get("shakespeare_character").resolve({"source": "text", "split": "source"})
+def test_a_run_tests_the_clients_that_do_not_train(tmp_path):
+    import simulation
+
+    published_files.write_leaf(tmp_path / "data", "femnist", "k1_user")
+    result = simulation.run(
+        task="femnist",
+        femnist_split="source",
+        algorithm="fedavg",
+        data_dir=tmp_path / "data",
+        root_output_dir=tmp_path / "runs",
+        total_rounds=1,
+        clients_per_round=2,
+        client_batch_size=4,
+        client_learning_rate=0.1,
+        runtime="vectorized",
+        progress=False,
+    )
+    with open(os.path.join(result.folder, "client_metrics.csv"), newline="") as file:
+        tested = {row["client_id"]: int(row["test_examples"]) for row in csv.DictReader(file)}
+    users = _expected(tmp_path / "data", "test")
+    assert tested == {user: len(y) for user, (_, y) in users.items()}
+
+
+def test_leafs_windows_have_one_form():
+    spec = tasks.get("shakespeare_character")
+    settings = spec.resolve({"source": "leaf"})
+    assert {**settings, **_SETTINGS["shakespeare"]} == settings
+    for given, said in (
+        ({"source": "leaf", "roles": "tff"}, "use source=text"),
+        ({"source": "leaf", "examples": "sequences"}, "use source=text"),
+        ({"source": "leaf", "split": "source", "test_fraction": 0.3}, "test_fraction is not used"),
+        ({"source": "text", "split": "source"}, "split is not used"),
+    ):
+        with pytest.raises(HparamError, match=said):
+            spec.resolve(given)
 
 
 def test_leafs_windows_are_read_without_the_play_text(tmp_path):
