@@ -110,7 +110,8 @@ def read_labelled_images(
       advice: Where to get the files and how to point at them, for error texts.
       num_classes: Labels must be below it.
       published: Number of the publisher's labels, and the SHA-256 of them, a byte each. As many
-        others are refused: sets of the same form have files of the same names. Fewer are a part.
+        others are refused, and more: sets of the same form have files of the same names, and
+        EMNIST's images are transposed. Fewer are a part.
 
     Returns:
       Images uint8 `[n, 28, 28, 1]` and labels int32 `[n]`.
@@ -134,6 +135,8 @@ def read_labelled_images(
         files.check_labels(labels, num_classes)
         size, sha256 = published or (0, "")
         digest = hashlib.sha256(labels.astype(np.uint8).tobytes()).hexdigest()
-        if len(labels) == size and digest != sha256:
-            raise ValueError(f"its {size:,} labels are not the publisher's; another set's?")
+        if published and (len(labels) > size or len(labels) == size and digest != sha256):
+            raise ValueError(
+                f"its {len(labels):,} labels are not the publisher's {size:,}; another set's?"
+            )
     return images[..., np.newaxis], labels.astype(np.int32)

@@ -181,12 +181,15 @@ def _there(kind: Kind, data_dir: str) -> str | None:
 
 
 def _changing(path: str) -> list[str]:
-    """Returns the archive, or the folders of a tree whose times tell of files that came or went."""
+    """Returns the archive, or a tree's folders whose times tell of images that came or went."""
     if not os.path.isdir(path):
         return [path]
-    parts = [os.path.join(path, part) for part in ("train", "valid", "val", "test")]
-    parts = [part for part in parts if os.path.isdir(part)]
-    return parts + [os.path.join(part, name) for part in parts for name in os.listdir(part)]
+    folders = [os.path.join(path, part) for part in ("train", "valid", "val", "test")]
+    folders = [folder for folder in folders if os.path.isdir(folder)]
+    classes = [os.path.join(f, name) for f in folders for name in os.listdir(f)]
+    # Only here, since to list all images takes as long as to open the tree.
+    images = [os.path.join(folder, "images") for folder in classes]
+    return [*folders, *classes, *filter(os.path.isdir, images)]
 
 
 def _download(kind: Kind) -> str:

@@ -273,7 +273,7 @@ def _read(
         listed = set(map(files_lib.check_client_id, users))
         for user in data:
             if user not in listed and _examples(data, user) != ([], []):
-                raise ValueError(f"examples of user {user!r:.80}, whom its list of users lacks")
+                raise ValueError(f"user {user!r:.80} has examples but is not listed in users")
     for user, announced in zip(users, numbers, strict=True):
         with files_lib.decoding(path, advice, damaged):
             x, y = _examples(data, user)

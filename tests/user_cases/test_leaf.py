@@ -286,7 +286,7 @@ def test_users_and_data_that_do_not_fit_are_refused(tmp_path, name, change):
         else:
             content["users"].append(user)
             content["num_samples"].append(content["num_samples"][0])
-    said = {"unlisted": "lacks", "labels": "labels of user", "twice": "there before"}[change]
+    said = {"unlisted": "not listed", "labels": "labels of user", "twice": "there before"}[change]
     with pytest.raises(DataError, match=said):
         _load(name, tmp_path)
 

@@ -132,3 +132,17 @@ def test_finds_files_in_the_folder_and_in_its_own(tmp_path):
     (tmp_path / "mnist").mkdir()
     _write(tmp_path / "mnist" / "file", b"")
     assert idx.find(str(tmp_path), "mnist", "file", _ADVICE) == str(tmp_path / "mnist" / "file")
+
+
+@pytest.mark.parametrize("more", [0, 1, 20])
+def test_another_sets_labels_are_refused(tmp_path, more):
+    """As many as the publisher's, or more: EMNIST's files under MNIST's names are transposed."""
+    labels = np.arange(10 + more, dtype=np.uint8) % 10
+    known = np.arange(10, dtype=np.uint8)[::-1]
+    paths = [
+        _write(tmp_path / "images", _idx(_images(len(labels)))),
+        _write(tmp_path / "labels", _idx(labels)),
+    ]
+    published = len(known), hashlib.sha256(known.tobytes()).hexdigest()
+    with pytest.raises(DataError, match="not the publisher's 10"):
+        idx.read_labelled_images(*paths, _ADVICE, 10, published)
