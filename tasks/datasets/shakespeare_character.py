@@ -219,7 +219,8 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, **chosen:
         clients = {role.client_id: split(role, chosen["test_fraction"]) for role in said}
     ids, heldout = _choose(clients, chosen)
     train = _TokenData(ids, [clients[i].train for i in ids], every)
-    test_ids = _tested(clients, ids)
+    # Only LEAF's own split has roles that are tested and do not train.
+    test_ids = _tested(clients, ids) if chosen["split"] == "source" else train.client_ids
     test = _TokenData(test_ids, [clients[i].test for i in test_ids], every)
     if heldout:
         central = np.concatenate([tokens for i in heldout for tokens in clients[i]])

@@ -373,6 +373,13 @@ def test_leafs_windows_have_one_form():
             spec.resolve(given)
 
 
+def test_roles_with_tests_alone_are_no_clients_of_the_play_text():
+    settings = {**_SETTINGS["shakespeare"], "test_fraction": 0.95}
+    task = tasks.load("shakespeare_character", use_synthetic_data=True, **settings)
+    assert 0 < len(task.train.client_ids) < 10
+    assert task.test.client_ids is task.train.client_ids
+
+
 def test_leafs_windows_are_read_without_the_play_text(tmp_path):
     published_files.write_leaf(tmp_path / "shakespeare" / "data", "shakespeare", "k0_sample")
     task = _load("shakespeare", tmp_path, source="auto")

@@ -18,6 +18,7 @@ from tests.tasks.datasets import (
     test_mnist_writers,
     test_sent140,
     test_stackexchange,
+    test_stackoverflow,
 )
 from tests.tasks.formats import test_image_folders as trees
 
@@ -285,6 +286,13 @@ def _write_leaf(name):
 
 # Task, its settings, what writes its files, a file, and the name that it gets.
 _NEAR = {
+    "counts of words": (
+        "stackoverflow_word",
+        {"vocab_size": 10},
+        lambda folder: test_stackoverflow._write(folder, packed=False),
+        "stackoverflow.word_count",
+        "stackoverflow_word_count",
+    ),
     "letter case": ("fashion_mnist", {}, _write_fashion, f"{_IDX[0]}.gz", f"{_IDX[0].upper()}.gz"),
     "underscores": (
         "mnist_writers",
