@@ -119,7 +119,7 @@ def missing(
 def similar(name: str, names: Iterable[str]) -> list[str]:
     """Returns up to three names that are like a name, the most similar first; case is ignored.
 
-    Names that differ in digits alone, as `part_1` and `part_2`, are of different things.
+    Names that differ in digits alone, such as `part_1` and `part_2`, are different files.
     """
     pattern = re.sub(r"\d", "0", name)
     by_lower = {}
@@ -131,7 +131,7 @@ def similar(name: str, names: Iterable[str]) -> list[str]:
 
 
 def but_there_is(paths: Iterable[str], known: Iterable[str] = ()) -> str:
-    """Returns `, but FOLDER has NAMES` if a path's folder has files of similar names, else ""."""
+    """Returns `, but FOLDER has NAMES` for a path beside which there are similar names, else ""."""
     known = set(known)
     for path in dict.fromkeys(paths):
         folder, name = os.path.split(path.rstrip(os.sep))

@@ -200,16 +200,16 @@ def _number(count: int, what: str) -> str:
 
 
 def tested(drawn: Sequence[str], train: Collection[str], test: Sequence[str]) -> list[str]:
-    """Returns whose tests belong to some training clients, where files come split.
+    """Returns the clients to test, where the files are already split into train and test.
 
     Args:
-      drawn: The training clients chosen.
+      drawn: The clients chosen to train.
       train: All clients with training examples.
       test: All clients with tests.
 
     Returns:
-      The clients chosen, some of them perhaps without tests; or, where some clients have tests only
-      (LEAF's `-t user`), these and those of the chosen that have tests, in the order of `test`.
+      The chosen clients, some of them perhaps without tests. If some clients have tests only
+      (LEAF's `-t user`): these and the chosen ones that have tests, in the order of `test`.
     """
     chosen, train = set(drawn), set(train)
     if train.issuperset(test):
