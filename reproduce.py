@@ -21,7 +21,7 @@ import sys
 import time
 from typing import NoReturn
 
-from common import command_line
+from common import command_line, writing
 
 if __name__ == "__main__":
     command_line.begin()
@@ -314,10 +314,11 @@ def reproduce(
     caveats = results.caveats(records, setup)
     caveats += [*told, *filter(None, [results.largest_difference(records, setup)])]
     text = "\n".join([setup.title, "", results.format_table(records, setup), "", *caveats])
-    (folder / "table.md").write_text(f"{text}\n")
+    writing.write_atomically(folder / "table.md", f"{text}\n".encode())
     latex = results.format_table(records, setup, "latex_booktabs")
     comments = "".join(f"% {line}\n" for line in caveats)
-    (folder / "table.tex").write_text(f"% {setup.title}\n{comments}{latex}\n")
+    latex = f"% {setup.title}\n{comments}{latex}\n"
+    writing.write_atomically(folder / "table.tex", latex.encode())
     drawn = drawing.draw(setup, runs, chosen, folder)
     print(f"\n{text}")
     print(f"Columns (docs/metrics.md): {results.columns_in_words(setup)}")

@@ -20,7 +20,7 @@ if __name__ == "__main__":
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from hparams import HparamError  # noqa: E402
-from simulation import experiment, experiment_flags, runtimes  # noqa: E402
+from simulation import experiment, experiment_flags  # noqa: E402
 from simulation.errors import DivergedError, RunError  # noqa: E402
 from tasks.task import DataError  # noqa: E402
 
@@ -71,18 +71,11 @@ def _fail(reason, code: int) -> int:
     return code
 
 
-def _main(arguments: list[str]) -> int:
-    try:
-        return main(arguments)
-    finally:
-        runtimes.forget_tffs_own_context()
-
-
 def command() -> NoReturn:
     """The console command `tff-algos-run`."""
     command_line.begin()
-    command_line.run(_main)
+    command_line.run(main)
 
 
 if __name__ == "__main__":
-    command_line.run(_main)
+    command_line.run(main)

@@ -69,7 +69,6 @@ def child(name: str, data_dir: str | None) -> dict:
         drawn = time.perf_counter()
         bound.next(state, cohort)
     done = time.perf_counter()
-    runtimes.forget_tffs_own_context()
     return {
         "task": name,
         "data": data if tasks.get(name).needs_data else "generated",

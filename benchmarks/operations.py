@@ -127,7 +127,6 @@ def main() -> None:
         print(f"| {' | '.join(map(str, record.values()))} |")
     if options.csv:
         common.write_csv(options.csv, every)
-    runtimes.forget_tffs_own_context()
 
 
 if __name__ == "__main__":

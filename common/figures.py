@@ -8,6 +8,7 @@ around them: long words are broken into lines, and nothing leaves the canvas.
 import collections
 import contextlib
 import functools
+import io
 import os
 import warnings
 import weakref
@@ -26,6 +27,8 @@ from matplotlib.backends import backend_agg  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
 from matplotlib.patches import Patch  # noqa: E402
+
+from common import writing  # noqa: E402
 
 # Inches within the axes of a panel.
 _PANEL = (3.0, 2.2)
@@ -459,6 +462,8 @@ def save(figure: Figure, output: str, endings: Sequence[str] = (".png", ".pdf"))
         for path in paths:
             # Without the date, equal figures are equal files.
             metadata = {"CreationDate": None} if path.endswith(".pdf") else {}
-            figure.savefig(path, metadata=metadata)
+            content = io.BytesIO()
+            figure.savefig(content, format=path[-3:], metadata=metadata)
+            writing.write_atomically(path, content.getvalue())
     pyplot.close(figure)
     return paths

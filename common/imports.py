@@ -1,5 +1,6 @@
 """Imports TensorFlow and TFF when they are used, in half the time that they take."""
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -85,6 +86,22 @@ def import_tensorflow() -> None:
     with _uncollected(), _postponed():
         import tensorflow  # noqa: F401
         import tensorflow_federated  # noqa: F401
+
+
+@atexit.register
+def forget_tffs_own_context() -> None:
+    """Replaces TFF's default context, so that computations fail outside of an installed runtime.
+
+    TFF sets a default context when it is imported. Its destructor fails, with a traceback, at the
+    very end of a process, so every process that imports the suite calls this before. Does nothing
+    if TFF was not imported.
+    """
+    if "tensorflow_federated" not in sys.modules:
+        return
+    import tensorflow_federated as tff
+    from tensorflow_federated.python.core.impl.context_stack import runtime_error_context
+
+    tff.framework.set_default_context(runtime_error_context.create_runtime_error_context())
 
 
 class _WhenUsed(types.ModuleType):

@@ -9,7 +9,7 @@ import pandas as pd
 import tabulate
 from scipy import stats
 
-from common import figures
+from common import figures, writing
 from reproduction import plots, quantities, run_folders
 from simulation.errors import RunError
 
@@ -110,8 +110,7 @@ def paired_differences(runs: Sequence[run_folders.RunFolder], column: str) -> li
       RunError: If a run lacks the column, or two runs have the same label and seed.
     """
     points = run_folders.curve(runs, column)
-    if points.duplicated(["method", "seed", "round_num"]).any():
-        raise RunError("Two of the runs have the same settings and the same seed.")
+    _refuse_twins(runs)
     table = points.pivot(index="round_num", columns=["method", "seed"], values="value")
     labels = list(dict.fromkeys(run_folders.labels(runs)))
     differences = []
@@ -137,6 +136,75 @@ def paired_differences(runs: Sequence[run_folders.RunFolder], column: str) -> li
     return differences
 
 
+def cautions(runs: Sequence[run_folders.RunFolder]) -> list[str]:
+    """Returns in what runs differ beside their flags: data, rounds and code, a line each.
+
+    Data may depend on the seed, so only runs of one seed are held against each other.
+    """
+    labels = run_folders.labels(runs)
+    lines, seeds = [], {}
+    for run, label in zip(runs, labels, strict=True):
+        seeds.setdefault(run.flags["seed"], []).append((run, label))
+    of_data = {seed: _kinds_of_data(some) for seed, some in seeds.items()}
+    differing = [seed for seed, kinds in of_data.items() if len(kinds) > 1]
+    if differing:
+        kinds = "; ".join(of_data[differing[0]])
+        named = "seed" if len(differing) == 1 else "seeds"
+        lines.append(f"Not the same data ({named} {_listed(differing)}): {kinds}.")
+    ends = {}
+    for run, label in zip(runs, labels, strict=True):
+        ends.setdefault(run.last_round, {})[label] = None
+    if len(ends) > 1:
+        of_each = "; ".join(f"{last} of {', '.join(some)}" for last, some in sorted(ends.items()))
+        lines.append(
+            f"Not the same number of rounds: {of_each}. Differences are taken after the last round "
+            "that all have."
+        )
+    commits = {}
+    for run, label in zip(runs, labels, strict=True):
+        if run.circumstances is not None:
+            commit = (run.circumstances.commit or "unknown")[:8]
+            commits.setdefault(commit, {})[label] = None
+    if len(commits) > 1:
+        of_each = "; ".join(f"{commit} of {', '.join(some)}" for commit, some in commits.items())
+        lines.append(f"Not the same commit of the code: {of_each}.")
+    return lines
+
+
+def _listed(seeds) -> str:
+    return " ".join(map(str, sorted(seeds)))
+
+
+def _kinds_of_data(runs) -> list[str]:
+    """Returns each kind of data that runs of one seed had, in words and with whose it is."""
+    kinds = {}
+    for run, label in runs:
+        if run.circumstances is not None:
+            known = (run.circumstances.data, run.data_digest)
+            kinds.setdefault(known, {})[label] = None
+    words = {data for data, _ in kinds}
+    if len(words) == 1 and len({digest for _, digest in kinds if digest is not None}) < 2:
+        return []  # A run of an earlier version tells no digest.
+    return [
+        f"{', '.join(some)} on {data}" + (f" (digest {digest[:8]})" if digest else "")
+        for (data, digest), some in kinds.items()
+    ]
+
+
+def _refuse_twins(runs):
+    """Refuses runs that nothing tells apart; a mean over them would be none over seeds."""
+    known = {}
+    for run, label in zip(runs, run_folders.labels(runs), strict=True):
+        before = known.setdefault((label, run.flags["seed"]), run)
+        if before is not run:
+            others = cautions([before, run])
+            more = f" Yet they differ: {' '.join(others)}" if others else ""
+            raise RunError(
+                f"{before.folder} and {run.folder} have the same settings and the same seed; "
+                f"compare one of them at a time.{more}"
+            )
+
+
 def report(folders: Sequence[str], column: str, output: pathlib.Path) -> str:
     """Compares runs: Markdown to read, aligned curves as CSV, PNG and PDF in a folder.
 
@@ -157,9 +225,13 @@ def report(folders: Sequence[str], column: str, output: pathlib.Path) -> str:
     lines.append(
         flags.to_markdown(disable_numparse=True) if len(flags) else "None but seeds and folders."
     )
+    told = cautions(runs)
+    if told:
+        lines += ["\n## What else differs\n", *(f"- {line}" for line in told)]
+    paired = paired_differences(runs, column)
     curves = aligned(runs, column)
     output.mkdir(parents=True, exist_ok=True)
-    curves.to_csv(output / "aligned.csv")
+    writing.write_atomically(output / "aligned.csv", curves.to_csv().encode())
     points = run_folders.curve(runs, column)
     figure = plots.curves(points, quantity=quantities.of_column(column), title=column)
     figures.save(figure, str(output / "curves"))
@@ -183,7 +255,7 @@ def report(folders: Sequence[str], column: str, output: pathlib.Path) -> str:
             "mean": f"{d.mean:.4g}",
             "95 % interval": f"[{d.low:.4g}, {d.high:.4g}]" if len(d.seeds) > 1 else "one seed",
         }
-        for d in paired_differences(runs, column)
+        for d in paired
     ]
     if rows:
         lines += ["\n## Differences, paired over seeds\n", _table(rows)]

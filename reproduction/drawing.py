@@ -31,7 +31,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from common import figures
+from common import figures, writing
 from reproduction import columns, plots, quantities, results, run_folders
 from reproduction.items import PlannedRun, ReproduceError, Setup
 from simulation import experiment_flags
@@ -142,7 +142,8 @@ def draw(
         some = ended if kind.of_ended else begun
         table = kind.table(setup, some, wanted) if some else None
         if table is not None and len(table):
-            table.to_csv(folder / f"{name}.csv", index=False, float_format="%.7g")
+            text = table.to_csv(index=False, float_format="%.7g")
+            writing.write_atomically(folder / f"{name}.csv", text.encode())
     return draw_again(setup, folder)
 
 
@@ -169,12 +170,16 @@ def drawn(setup: Setup, folder: pathlib.Path) -> Iterator[tuple[str, Figure]]:
     """Yields the name and the figure of each figure whose data are in a folder."""
     swept = any(KINDS[wanted["kind"]].swept for _, wanted in setup.named_figures())
     if (folder / "results.csv").exists() and not swept:
-        figure = _results(setup, _read(folder / "results.csv"), _read(folder / "runs.csv"))
+        figure = _results(
+            setup,
+            _read(folder / "results.csv", seeds=str),
+            _read(folder / "runs.csv", seed=str),
+        )
         if figure is not None:
             yield "results", figure
     for name, wanted in setup.named_figures():
         if (folder / f"{name}.csv").exists():
-            table = pd.read_csv(folder / f"{name}.csv", dtype={"client": str})
+            table = _read(folder / f"{name}.csv")
             yield name, KINDS[wanted["kind"]].figure(setup, table, wanted)
 
 
@@ -184,8 +189,10 @@ def _heading(setup, rounds="") -> str:
     return f"{title}\nStand-in: {setup.stand_in}" if setup.stand_in else title
 
 
-def _read(path) -> pd.DataFrame:
-    return pd.read_csv(path, dtype={"seeds": str, "seed": str})
+def _read(path, **dtypes: type) -> pd.DataFrame:
+    # A converter gets every text as it is: "NA" may be a client's name, and "null" a row's.
+    words = {"client", "method", "row"}.intersection(pd.read_csv(path, nrows=0).columns)
+    return pd.read_csv(path, dtype=dtypes, converters=dict.fromkeys(words, str))
 
 
 def _results(setup, rows, runs) -> Figure | None:

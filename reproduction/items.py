@@ -17,7 +17,10 @@ and in a set-up:
                    is widened beyond it, this often at most, see `reproduction.search.beyond`
     search         {factor, rounds, budget}: the point is found by successive halving, see
                    `reproduction.search`, and not by running the whole grid
-    selection      {metric, last_rounds}: least mean wins; `seeds` tried, all by default
+    selection      {metric, last_rounds}: least mean wins; `seeds` tried, all by default; of a
+                   user's own item `validation/loss` over the last 5 rounds by default
+    validation_fraction  of each client's training examples, held out where `selection` reads a
+                   column `validation/...` and the flag file does not say; 0.1 by default
     columns        [{name, metric}]: see `reproduction.results.column_value`; with `reading_of`, the
                    published number of that column stands beside this one too, and counts there
     curve          column of metrics.csv that is drawn, with `curve_label`
@@ -39,6 +42,7 @@ and in a set-up:
 import dataclasses
 import difflib
 import functools
+import hashlib
 import itertools
 import pathlib
 import re
@@ -75,6 +79,11 @@ class Row:
     flagfile: str
     settings: Mapping[str, Value]
 
+    @property
+    def base(self) -> str:
+        """The name without the settings of a sweep."""
+        return self.name.removesuffix("".join(f" {w}" for w in _words(self.name, self.settings)))
+
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
@@ -96,6 +105,7 @@ class Setup:
     widen: Mapping[str, Any]
     search: Mapping[str, Any]
     selection: Mapping[str, Any]
+    validation_fraction: float
     curve: str
     curve_label: str
     figures: Sequence[Mapping[str, Any]]
@@ -311,6 +321,9 @@ def _is_column(value) -> bool:
     )
 
 
+# How a point of a user's own grid is chosen. The papers' items say it, each for itself.
+OWN_SELECTION = {"metric": "validation/loss", "last_rounds": 5}
+
 _TEXT = ("a text", lambda v: isinstance(v, str))
 _BOOL = ("true or false", lambda v: isinstance(v, bool))
 _TEXTS = ("a table of texts", _is_texts)
@@ -355,6 +368,10 @@ FIELDS = {
             and _is_seeds(v.get("seeds", [1]))
             and v.get("seeds", [1])
         ),
+    ),
+    "validation_fraction": (
+        "a number above 0 and below 1",
+        lambda v: isinstance(v, float) and 0 < v < 1,
     ),
     "columns": (
         f"a list of tables with name and metric, and of {', '.join(list(_OF_COLUMN)[2:])}",
@@ -451,6 +468,8 @@ def _setup(path, name, fields) -> Setup:
     is_own = home.parent != PAPERS
     where = f"{path if is_own else f'{paper}/{path.name}'}, {name}"
     fields = dict(fields)
+    if is_own and fields.get("grid") and isinstance(fields.get("selection", {}), dict):
+        fields["selection"] = OWN_SELECTION | fields.get("selection", {})
     _checked(where, home, fields)
     sweep = fields.pop("sweep", {})
     rows = {}
@@ -475,6 +494,7 @@ def _setup(path, name, fields) -> Setup:
         "widen": {},
         "search": {},
         "selection": {},
+        "validation_fraction": 0.1,
         "folder": f"{item}/{name}",
         "published": name,
         "published_rows": {},
@@ -532,7 +552,30 @@ def planned_runs(
         for point in points[row]:
             for seed in seeds:
                 runs.append(_run(setup, setup.rows[row], point, seed, root, data_dir, max_rounds))
+    _check_folders(setup, runs)
     return runs
+
+
+def _check_folders(setup, runs):
+    """Refuses two different runs that would share a folder."""
+    known = {}
+    for run in runs:
+        other = known.setdefault(run.folder, run)
+        if run.command != other.command and _in_force(run) != _in_force(other):
+            raise ReproduceError(
+                f"{setup.item} {setup.name}: {_told(other)} and {_told(run)} would share the "
+                f"folder {run.name}; give them other names, or settings that differ in their "
+                "first six digits."
+            )
+
+
+def _in_force(run):
+    return experiment_flags.parse(run.command).in_force
+
+
+def _told(run) -> str:
+    point = ", ".join(f"{flag}={value}" for flag, value in run.point.items())
+    return f"row {run.row!r}" + (f" with {point}" if point else "")
 
 
 def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
@@ -548,7 +591,7 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
     # What the flag file has anyway is not in the name: a sweep then shares a table's runs.
     fixed = settings_of_file(row.flagfile)
     new = {flag: value for flag, value in settings.items() if fixed.get(flag) != value}
-    name = "_".join([row.name.split(" ")[0], *_words(row.name, new)])
+    name = "_".join([row.base, *_words(row.name, new)])
     if "total_rounds" not in settings and fixed.get("total_rounds") != whole:
         command.append(f"--total_rounds={whole}")
     if rounds != whole:
@@ -556,12 +599,30 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
         if experiment_flags.parse(command).first_other_plan(rounds, rounds, whole) is not None:
             # Such a run cannot be resumed for more rounds later, so it is a run of its own.
             name += f"_rounds={rounds}"
+    if setup.selection.get("metric", "").startswith("validation/"):
+        given = experiment_flags.parse(command).run
+        if not (given["validation_fraction"] or given["validation_clients"]):
+            command.append(f"--validation_fraction={setup.validation_fraction}")
+    name = _folder_name(name)
     if data_dir and _needs_data(command):
         command.append(f"--data_dir={absolute(data_dir)}")
     folder = pathlib.Path(root).absolute() / setup.paper / setup.folder / f"{name}_seed{seed}"
     command += [f"--root_output_dir={folder.parent}", f"--experiment_name={folder.name}"]
     home = "" if setup.home.parent == PAPERS else str(setup.home)
     return PlannedRun(row.name, seed, point, folder, tuple(command), rounds, whole, home)
+
+
+# What a folder's name can hold as it is. No row of a paper has anything else.
+_NOT_PLAIN = re.compile(r"[^\w.=+-]+")
+_PLAIN = re.compile(r"[^\s/\x00-\x1f\x7f]{1,150}")
+
+
+def _folder_name(name: str) -> str:
+    """Returns a name for a folder: the name itself if it can be one, else one that is as unique."""
+    if _PLAIN.fullmatch(name):
+        return name
+    digest, shown = hashlib.sha256(name.encode()).hexdigest()[:8], _NOT_PLAIN.sub("-", name)
+    return f"{shown[:100]}-{digest}"
 
 
 def absolute(data_dir: str) -> str:

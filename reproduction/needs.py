@@ -55,10 +55,16 @@ class Data:
     beside: tuple[str, ...] = ()
 
 
+def _in_tffs_forms(folder: str, sqlite: str, stem: str) -> tuple[str, ...]:
+    """Returns TFF's database, its HDF5 files and their archive, in a folder or where it lies."""
+    names = (f"{sqlite}.sqlite*", f"{stem}_train.h5", f"{stem}.tar.bz2")
+    return (*names, *(f"{folder}/{name}" for name in names))
+
+
 _EMNIST = Data(
     "TFF's Federated EMNIST",
     f"let TFF download it, or get {_TFF}/emnist_all.sqlite.lzma",
-    ("emnist_all.sqlite*",),
+    _in_tffs_forms("emnist", "emnist_all", "fed_emnist"),
     671_585,
     3_400,
     cached=(".tff/emnist_all.sqlite", ".tff/emnist_all.sqlite.lzma"),
@@ -66,7 +72,7 @@ _EMNIST = Data(
 _STACK_OVERFLOW = Data(
     "TFF's Stack Overflow",
     f"let TFF download it, or get {_TFF}/stackoverflow.sqlite.lzma and the counts beside it",
-    ("stackoverflow.sqlite*", "stackoverflow*.prepared"),
+    _in_tffs_forms("stackoverflow", "stackoverflow", "stackoverflow"),
     # 135,818,730 sentences of 342,477 users, of whom each gives 1,000 at most.
     342_477 * 300,
     342_477,
@@ -76,9 +82,8 @@ _CIFAR100 = Data(
     "the whole CIFAR-100",
     f"let TFF download it, or get {_TFF}/cifar100.sqlite.lzma",
     (
-        "cifar100.sqlite*",
+        *_in_tffs_forms("cifar100", "cifar100", "fed_cifar100"),
         "cifar-100-*",
-        "cifar100/cifar100.sqlite*",
         "cifar100/cifar-100-*",
     ),
     50_000,
@@ -93,6 +98,8 @@ _CIFAR100_IMAGES = dataclasses.replace(
     cached=(".keras/datasets/cifar-100-python.tar.gz",),
     tfds_cache="alone",
 )
+_SHAKESPEARE = _in_tffs_forms("shakespeare", "shakespeare", "shakespeare")
+_PLAY_TEXT = ("t8.shakespeare.txt*", "shakespeare/t8.shakespeare.txt*")
 DATA = {
     "cifar10_image": Data(
         "the whole CIFAR-10",
@@ -182,8 +189,8 @@ DATA = {
     "shakespeare_character": Data(
         "TFF's Shakespeare, or the play text",
         f"let TFF download it, or get {_TFF}/shakespeare.sqlite.lzma",
-        ("shakespeare.sqlite*", "t8.shakespeare.txt*", "shakespeare/t8.shakespeare.txt*"),
-        34_646,
+        (*_SHAKESPEARE, *_PLAY_TEXT),
+        34_863,
         715,
         cached=(".tff/shakespeare.sqlite", ".tff/shakespeare.sqlite.lzma"),
     ),
@@ -211,7 +218,22 @@ DATA = {
 _BY_SETTING = {
     ("emnist_autoencoder", "source", "mnist"): DATA["mnist_writers"],
     ("cifar100_image", "partition", "tff"): dataclasses.replace(
-        _CIFAR100, files=_CIFAR100.files[::2], tfds_set=None
+        _CIFAR100,
+        files=tuple(name for name in _CIFAR100.files if "cifar-100-" not in name),
+        tfds_set=None,
+    ),
+    ("shakespeare_character", "source", "tff"): dataclasses.replace(
+        DATA["shakespeare_character"],
+        name="TFF's Shakespeare",
+        files=_SHAKESPEARE,
+        examples=37_784,
+    ),
+    ("shakespeare_character", "source", "text"): Data(
+        "the play text",
+        "get t8.shakespeare.txt of January 1994",
+        _PLAY_TEXT,
+        34_863,
+        715,
     ),
     **{
         ("cifar100_image", "partition", partition): _CIFAR100_IMAGES
@@ -227,15 +249,11 @@ _BY_SETTING = {
 }
 
 
-def _or_a_part(whole, name, folder):
-    files = (*whole.files, f"{folder}/labels.npz", "labels.npz")
-    return dataclasses.replace(whole, name=f"{name} or a part of it", files=files)
-
-
 # What will do for a set-up that says that its data are not the paper's.
 _BY_STAND_IN = {
-    "cifar10_image": _or_a_part(DATA["cifar10_image"], "CIFAR-10", "cifar10"),
-    "cifar100_image": _or_a_part(_CIFAR100_IMAGES, "CIFAR-100", "cifar100"),
+    "cifar10_image": dataclasses.replace(DATA["cifar10_image"], name="CIFAR-10 or a part of it"),
+    "cifar100_image": dataclasses.replace(_CIFAR100_IMAGES, name="CIFAR-100 or a part of it"),
+    "femnist": dataclasses.replace(DATA["femnist"], name="LEAF's FEMNIST or a part of it"),
 }
 
 

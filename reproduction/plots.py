@@ -663,13 +663,16 @@ def client_losses(
       title: Title of the figure.
       protocol: See `curves`.
     """
+    # Between dollar signs, Matplotlib would read mathematics.
+    ids = points.client.astype(str).str.replace("$", r"\$", regex=False)
+    points = points.assign(client="client " + ids)
     methods = list(points.groupby("method", sort=False))
     figure, axes = figures.grid(len(methods), sharey=True)
-    clients = list(dict.fromkeys("client " + points.client.astype(str)))
+    clients = list(dict.fromkeys(points.client))
     # As of one method, so that clients get the palette in its order.
     looks = dict(zip(clients, figures.looks(f"client {c}" for c in clients).values(), strict=True))
     for panel, (method, group) in zip(axes, methods, strict=True):
-        named = group.assign(method="client " + group.client.astype(str))
+        named = group.assign(method=group.client)
         _draw_curves(panel, _means(named), looks=looks)
         panel.set(xlabel=_rounds(points, protocol), title=method)
         panel.set_ylabel("training loss")

@@ -1,12 +1,14 @@
 """What runs came to: a record per row and column, beside the paper's numbers."""
 
 import csv
+import io
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tabulate
 
+from common import writing
 from reproduction import run_folders
 from reproduction.items import PlannedRun, ReproduceError, Setup, format_value
 
@@ -39,6 +41,8 @@ def selection_value(
         at, values = found.values(selection["metric"])
         first = rounds - min(selection["last_rounds"], max(1, (rounds + 1) // 2))
         some = values[(at > first) & (at <= rounds)]
+        if not len(some):  # Evaluations may be further apart than these rounds.
+            some = values[at <= rounds][-1:]
         mean = float(some.mean()) if len(some) else float("nan")
         return mean if abs(mean) < float("inf") else float("inf")
     if found.summary is None:
@@ -295,10 +299,11 @@ def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes records as CSV; a column that a record lacks stays blank."""
     names = list(dict.fromkeys(k for r in rows for k in r))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="") as f:
-        writer = csv.DictWriter(f, names)
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, names)
+    writer.writeheader()
+    writer.writerows(rows)
+    writing.write_atomically(path, text.getvalue().encode())
 
 
 def largest_difference(rows: Sequence[Mapping[str, Any]], setup: Setup) -> str:

@@ -13,6 +13,7 @@ from hparams import Value
 from simulation import experiment_flags
 from simulation.errors import RunError
 from simulation.records import outputs
+from tasks import fingerprint
 
 if typing.TYPE_CHECKING:
     import pandas as pd
@@ -121,6 +122,15 @@ class RunFolder:
         return Circumstances(data, device, commit)
 
     @functools.cached_property
+    def data_digest(self) -> str | None:
+        """One digest of the run's data; `None` if the run did not leave it, or it is damaged."""
+        try:
+            digests = outputs.read_json(self._file("data_digests.json"))
+        except RunError:
+            return None
+        return fingerprint.whole(digests) if digests else None
+
+    @functools.cached_property
     def summary(self) -> Mapping[str, Any] | None:
         """The content of summary.json; `None` if the run has not ended, or diverged."""
         summary = self.ended
@@ -180,7 +190,8 @@ class RunFolder:
 
         path = self._file("client_metrics.csv")
         try:
-            clients = pd.read_csv(path, dtype={"client_id": str}, encoding="utf-8")
+            # A converter gets every text as it is: "NA" is a name, and no missing value.
+            clients = pd.read_csv(path, converters={"client_id": str}, encoding="utf-8")
             numbers = [c for c in clients if c != "client_id"]
             return clients.astype(dict.fromkeys(numbers, float))
         except FileNotFoundError:

@@ -17,7 +17,9 @@ import tempfile
 from typing import BinaryIO
 
 import fsspec
+from fsspec.implementations import local
 
+from common import writing
 from reproduction.items import ReproduceError
 
 # What is not worth copying: held only while a run works, or made from other files.
@@ -127,16 +129,24 @@ def _push(folder, url):
             if name.startswith(_STATE) and system.exists(target):
                 continue  # Checkpoints are never changed.
             system.makedirs(posixpath.dirname(target), exist_ok=True)
-            system.pipe_file(target + _PART, file.read())
+            _write(system, target + _PART, file.read())
             copied.append(name)
     if not copied:
         return
-    system.pipe_file(posixpath.join(root, _LIST), json.dumps(copied).encode())
+    _write(system, posixpath.join(root, _LIST), json.dumps(copied).encode())
     _rename(system, root)
     for target in system.find(root):
         name = posixpath.relpath(target, root)
         if name not in opened and not (folder / name).exists():
             system.rm_file(target)
+
+
+def _write(system, target, content):
+    """Writes a file of the copy; in a local folder, what lies there may be a link."""
+    if isinstance(system, local.LocalFileSystem):
+        writing.write_new(target, content)
+    else:
+        system.pipe_file(target, content)
 
 
 def _rename(system, root):
@@ -193,6 +203,4 @@ def _pull(url, folder, results_only):
             continue
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + _PART)
-        part.write_bytes(system.cat_file(target))
-        os.replace(part, path)
+        writing.write_atomically(path, system.cat_file(target))

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from common import writing
 from reproduction import board, storage
 from reproduction.items import REPO, PlannedRun, ReproduceError
 from simulation import experiment_flags
@@ -353,17 +354,15 @@ def _task(
         storage.pull(url, path)
     path.mkdir(parents=True, exist_ok=True)
     # The descriptors themselves: TensorFlow and TFF's worker print without Python.
-    with open(path / LOG, "a", encoding="utf-8") as log:
+    with writing.open_to_append(path / LOG, "a", encoding="utf-8") as log:
         for descriptor in (1, 2):
             os.dup2(log.fileno(), descriptor)
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     import run_experiment
-    from simulation import runtimes
 
     with _kept(url, path) if url else contextlib.nullcontext():
         code = run_experiment.main(command)
-    runtimes.forget_tffs_own_context()
     sys.stdout.flush()
     sys.stderr.flush()
     del cores

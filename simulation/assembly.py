@@ -9,7 +9,7 @@ import tff_algos
 from hparams import HparamError
 from simulation import experiment_flags, runtimes, task_models
 from simulation.experiment_flags import Request
-from simulation.rounds import cohorts
+from simulation.rounds import cohorts, validation
 from tasks.task import FederatedData, Task
 
 
@@ -44,9 +44,13 @@ def assemble(request: Request, look_at: Callable[[Task], None] | None = None) ->
       tasks.task.DataError: If data is missing or damaged.
     """
     settings, task = request.run, _load(request)
+    whole = task
+    task = validation.split(task, settings)
+    number = len(task.train.client_ids)
+    experiment_flags.check_cohort(settings["clients_per_round"], number, task.name)
     train = cohorts.first_examples(task.train, settings["max_elements_per_client"])
     if look_at is not None:
-        look_at(task)
+        look_at(whole)
     runtimes.configure_threads()
     model = task_models.build(task, settings)
     train = cohorts.as_model_takes(train, model.model)
@@ -55,7 +59,7 @@ def assemble(request: Request, look_at: Callable[[Task], None] | None = None) ->
 
 
 def _load(request: Request) -> Task:
-    """Loads the task, and refuses a cohort that it does not have."""
+    """Loads the task, with the model and the initial weights that the user gave."""
     settings, objects = request.run, request.objects
     task = objects.get("task") or tasks.load(
         settings["task"],
@@ -66,12 +70,12 @@ def _load(request: Request) -> Task:
     )
     if "model" in objects:
         task = dataclasses.replace(task, keras_model_fn=_model_fn(objects["model"]))
+    if task.keras_model_fn is None:
+        raise HparamError(f"Task {task.name!r} has no keras_model_fn, so it cannot be trained.")
     if settings["initial_weights"] is not None:
         from simulation.records import models
 
         task = models.beginning_with(task, settings["seed"], settings["initial_weights"])
-    number = len(task.train.client_ids)
-    experiment_flags.check_cohort(settings["clients_per_round"], number, task.name)
     return task
 
 
@@ -89,7 +93,12 @@ def _model_fn(model: Any) -> Callable[[int], Any]:
 
 def _build_process(request: Request, model: "tff_algos.Model", train: FederatedData) -> Any:
     """Builds the method's process, or what stands for one where the method has several."""
-    name = request.run["algorithm"]
+    name, training = request.run["algorithm"], dict(request.training)
+    if "client_lr_schedule" in request.objects:
+        training |= {
+            "client_learning_rate": None,
+            "client_lr_schedule": request.objects["client_lr_schedule"],
+        }
     number = len(train.client_ids)
     built = tff_algos.build(
         name,
@@ -97,7 +106,7 @@ def _build_process(request: Request, model: "tff_algos.Model", train: FederatedD
         num_clients=number,
         clients_per_round=request.run["clients_per_round"] or number,
         seed=request.run["seed"],
-        **request.training,
+        **training,
         **request.method,
     )
     if not tff_algos.get(name).staged:

@@ -199,7 +199,13 @@ def _settled(request: Request, folder: outputs.ExperimentFolder) -> Request:
         return request
     with files.explained(folder.path):
         recorded = folder.read_hparams()
-    return _with_runtime(request, recorded["flags"].get("runtime", "auto")) if recorded else request
+    name = recorded["flags"].get("runtime", "auto") if recorded else "auto"
+    if name not in ("auto", *runtimes.RUNTIMES):
+        raise RunError(
+            f"{folder.file('hparams.json')} is damaged: there is no runtime {name!r}; restore it, "
+            "or choose another --experiment_name."
+        )
+    return _with_runtime(request, name)
 
 
 def _with_runtime(request: Request, name: str) -> Request:
@@ -250,7 +256,8 @@ def _check_objects(request: Request, folder: outputs.ExperimentFolder) -> None:
 
 def _check_same_plans(request: Request, checkpoint: checkpoints.Checkpoint) -> None:
     """Refuses to change the number of rounds where it would have changed the rounds done."""
-    before, now = checkpoint.settings["total_rounds"], request.run["total_rounds"]
+    now = request.run["total_rounds"]
+    before = checkpoint.settings.get("total_rounds", now)
     other = request.first_other_plan(checkpoint.round_num, before, now)
     if other is not None:
         raise HparamError(
@@ -353,6 +360,8 @@ class Experiment:
             self._process,
             getattr(process, "spread", None),
         )
+        if measured.note:
+            caller.say(measured.note)
         standing = self._standing(process)
         # What clients keep is opened first, so that where it is refused all else stays as it was.
         with self._client_states(standing.round_num) as client_states:
@@ -512,10 +521,14 @@ class Experiment:
         for path in damaged:
             caller.say(f"warning: checkpoint {path} is damaged; an older one is used.")
         start = f"Resuming after round {round_num}" if round_num else "Starting"
+        held_out = ""
+        if task.validation is not None:
+            held_out = f", {int(np.sum(task.validation.sizes))} validation examples"
         caller.say(
             f"{start}: {settings['algorithm']} on {task.name} "
             f"({len(task.train.client_ids)} clients, {int(np.sum(task.train.sizes))} training "
-            f"examples), runtime {settings['runtime']}, device {device}, results in {folder.path}"
+            f"examples{held_out}), runtime {settings['runtime']}, device {device}, "
+            f"results in {folder.path}"
         )
         if self.request.in_force["aggregator"] == "secure":
             caller.say(f"--aggregator=secure simulates {recorder.SIMULATED}.")

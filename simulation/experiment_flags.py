@@ -5,7 +5,7 @@ method in `tff_algos`, those of each task in `tasks`. A flag that several owners
 declarations) is defined once and belongs to all of them.
 """
 
-import collections
+import csv
 import dataclasses
 import difflib
 import json
@@ -24,8 +24,8 @@ import tff_algos
 from common import imports
 from hparams import Hparam, HparamError, Value
 from simulation import other_names, runtimes
-from tasks.task import Examples, Task
-from tff_algos import registry
+from tasks.task import Task
+from tff_algos import registry, tff_names
 
 _SUITE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _MAX_FLAGFILES = 20
@@ -118,6 +118,24 @@ RUN_HPARAMS = (
         minimum=-1,
     ),
     _flag(
+        "validation_fraction",
+        0.0,
+        "Share of each client's training examples held out of training, drawn by --seed. "
+        "Their loss and metrics are the columns validation/....",
+        minimum=0.0,
+        maximum=1.0,
+        exclusive_maximum=True,
+    ),
+    _flag(
+        "validation_clients",
+        0.0,
+        "Share of the training clients held out whole, drawn by --seed; their training examples "
+        "count in validation/..., too.",
+        minimum=0.0,
+        maximum=1.0,
+        exclusive_maximum=True,
+    ),
+    _flag(
         "evaluate_improvement",
         False,
         "Whether to record in every round the share of its clients whose training loss did not "
@@ -134,8 +152,8 @@ RUN_HPARAMS = (
         "track_clients",
         None,
         "Clients whose training loss is recorded at every evaluation (client_loss/<id>): ids "
-        "separated by commas, or `extremes`, the two whose loss is least and greatest before the "
-        "first round. Unset: none.",
+        "separated by commas, in double quotes where an id has a comma; or `extremes`, the two "
+        "whose loss is least and greatest before the first round. Unset: none.",
         "AdaFed, Fig. 3",
         type=str,
     ),
@@ -338,8 +356,8 @@ class Request:
       method: All of the method's own settings, by name.
       task: All of the task's settings, by name.
       in_force: Every setting that has an effect, by name of its flag.
-      objects: What was given in Python where a flag would be a name (`task`) or there is no flag
-        (`model`), by what it is.
+      objects: What was given in Python where a flag would be a name (`task`,
+        `client_lr_schedule`) or there is no flag (`model`), by what it is.
     """
 
     run: Mapping[str, Value]
@@ -411,7 +429,8 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
 
     Args:
       settings: Flag → value; `None` stands for a flag that is not given. `flagfile` is the path of
-        a file of flags, before which the other settings go.
+        a file of flags, before which the other settings go. `client_lr_schedule` may be a function
+        of the round, as for `tff_algos.build`.
       task: A `tasks.task.Task` in place of the flag `task`.
       model: A Keras model in place of the task's, or a function from a seed to one.
 
@@ -429,6 +448,9 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
     values = _parse_with_absl(arguments, owners)
     given = _given(values, owners)
     modules = given.pop("import", [])
+    schedule = settings.get("client_lr_schedule")
+    if callable(schedule):
+        _take_schedule(settings, given)
     for flag, value in settings.items():
         if flag not in owners:
             raise HparamError(_unknown("flag", flag, list(owners), prefix="--"))
@@ -446,7 +468,24 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
     if model is not None and request.run["initial_weights"] is not None:
         raise HparamError("--initial_weights has no meaning beside model, which has its weights.")
     objects = {"task": task, "model": model}
+    if callable(schedule):
+        objects["client_lr_schedule"] = schedule
+        in_force = {**request.in_force, "client_lr_schedule": "function"}
+        request = dataclasses.replace(request, in_force=in_force)
     return dataclasses.replace(request, objects={k: v for k, v in objects.items() if v is not None})
+
+
+def _take_schedule(settings, given) -> None:
+    """Puts the first rate of a function of the round in its place."""
+    if given.pop("client_learning_rate", settings.get("client_learning_rate")) is not None:
+        raise HparamError(
+            "client_lr_schedule is a function that returns the learning rate itself; leave out "
+            "client_learning_rate."
+        )
+    imports.import_tensorflow()
+    from tff_algos import schedules
+
+    settings["client_learning_rate"] = schedules.first_rate(settings.pop("client_lr_schedule"))
 
 
 def _check_own_task(task, given) -> str:
@@ -458,43 +497,11 @@ def _check_own_task(task, given) -> str:
         raise HparamError(f"task: {task.name} is the name of a registered task; choose another.")
     if given.get("use_synthetic_data"):
         raise HparamError("--use_synthetic_data is not used by a user's own task.")
-    for part, data in (("train", task.train), ("test", task.test)):
-        if data is not None:
-            _check_own_data(part, data)
-    if not isinstance(task.central_test, Examples | None):
-        kind = type(task.central_test).__name__
-        raise HparamError(f"task: central_test must be a tasks.task.Examples, found a {kind}.")
-    if not isinstance(task.metrics, Mapping):
-        kind = type(task.metrics).__name__
-        raise HparamError(f"task: metrics must be a dictionary by name, found a {kind}.")
-    if task.test is not None and task.primary_metric not in task.metrics:
-        raise HparamError(
-            f"task: primary_metric={task.primary_metric!r} is none of its metrics: "
-            f"{', '.join(task.metrics) or 'it has none'}."
-        )
     try:
         json.dumps(dict(task.settings))
     except (TypeError, ValueError) as e:
         raise HparamError(f"task: its settings cannot be recorded as JSON: {_one_line(e)}") from e
     return next(h for h in RUN_HPARAMS if h.name == "task").check(task.name, "task: its name")
-
-
-def _check_own_data(part, data):
-    if not all(hasattr(data, name) for name in ("client_ids", "sizes", "examples")):
-        raise HparamError(
-            f"task: {part} must be federated data, found a {type(data).__name__}; "
-            "tasks.task.ArrayFederatedData makes them of arrays."
-        )
-    ids = list(data.client_ids)
-    if len(ids) != len(data.sizes):
-        raise HparamError(f"task: {part} has {len(ids)} client_ids of {len(data.sizes)} clients.")
-    # What clients keep, and what is told of them, goes by their ids.
-    if not all(isinstance(name, str) for name in ids):
-        kind = next(type(name).__name__ for name in ids if not isinstance(name, str))
-        raise HparamError(f"task: client_ids of {part} must be text, found a {kind}.")
-    if len(set(ids)) < len(ids):
-        twice = collections.Counter(ids).most_common(1)[0][0]
-        raise HparamError(f"task: two clients of {part} have the id {twice!r}.")
 
 
 def _checked(given, modules, owners, own_task=None) -> Request:
@@ -703,9 +710,11 @@ def _given(values, owners):
 
 
 def _unknown(kind, name, known, prefix=""):
-    told = {"flag": other_names.of_flag, "task": other_names.of_task}.get(kind, lambda _: None)(
-        name
-    )
+    told = None
+    if kind == "flag":
+        told = other_names.of_flag(name) or tff_names.of_argument(name)
+    elif kind == "task":
+        told = other_names.of_task(name)
     if told is not None:
         return f"Unknown {kind} {prefix}{name}. {told}"
     close = difflib.get_close_matches(name, known, n=1)
@@ -951,6 +960,15 @@ def check_cohort(size: int | None, number: int, task: str) -> None:
         )
 
 
+def tracked(which: str) -> list[str]:
+    """Returns the ids that `--track_clients` names, read as a line of CSV."""
+    try:
+        names = next(csv.reader([which]), None)
+    except csv.Error:  # A line break outside of quotes.
+        names = which.split(",")
+    return list(dict.fromkeys(names or [""]))
+
+
 def check_tracked(which: str | None, ids: Sequence[str]) -> None:
     """Refuses to follow clients that are not there.
 
@@ -961,7 +979,7 @@ def check_tracked(which: str | None, ids: Sequence[str]) -> None:
     Raises:
       HparamError: If there is no such client.
     """
-    for name in which.split(",") if which not in (None, EXTREMES) else ():
+    for name in tracked(which) if which not in (None, EXTREMES) else ():
         if name not in ids:
             raise HparamError(
                 f"--track_clients={which}: there is no client {name!r}; a client is named as "

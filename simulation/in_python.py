@@ -1,6 +1,5 @@
 """An experiment in Python: settings as arguments, results as values."""
 
-import atexit
 import contextlib
 import dataclasses
 import functools
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hparams import Value
-from simulation import experiment, experiment_flags, runtimes
+from simulation import experiment, experiment_flags
 from simulation.records import outputs
 from simulation.records.progress import ProgressInPython
 from tasks.task import Task
@@ -85,7 +84,6 @@ def run(
         stop_request=_no_stop_request,
         takes_weights=True,
     )
-    _end_quietly()
     if "tensorflow" not in sys.modules:
         # Read when TensorFlow is imported, which otherwise logs its start.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -96,12 +94,6 @@ def run(
     rounds = outputs.read_metrics(os.path.join(outcome.folder, "metrics.csv"))
     summary = outputs.read_json(os.path.join(outcome.folder, "summary.json"))
     return Result(outcome.folder, rounds, summary, outcome.weights)
-
-
-@functools.cache
-def _end_quietly():
-    # TFF's default context prints an error where it goes as late as the end of the process.
-    atexit.register(runtimes.forget_tffs_own_context)
 
 
 def _say(text):

@@ -52,7 +52,7 @@ def of_task(task: Task, trust_cache: bool = True) -> dict[str, str]:
       DataError: If a file cannot be read.
     """
     digests, files, constants = {}, {}, {}
-    for part in ("train", "test"):
+    for part in ("train", "test", "validation"):
         data = getattr(task, part)
         if data is not None:
             digests |= _of_clients(data, part)

@@ -10,7 +10,6 @@ flipping and scaling belong to the model, see `tasks.models.image_models`.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -349,9 +348,7 @@ def _parts(
     if partition == "classes":
         return partitions.classes_each(labels, num_clients, chosen["classes_per_client"], seed)
     if partition == "dirichlet":
-        share = len(labels) / num_clients * chosen["min_share"]
-        # Two: one to train on and one to test.
-        least = max(2, math.ceil(share))
+        least = partitions.least_size(len(labels), num_clients, chosen["min_share"])
         return partitions.dirichlet_by_class(
             labels, num_clients, chosen["alpha"], seed, min_size=least
         )

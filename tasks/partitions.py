@@ -1,14 +1,18 @@
 """Who gets which examples: pure functions of labels, parameters and a seed.
 
-A partition is a list with one int64 array of row numbers for each client, in ascending order. Rows
-are assigned without repetition, so no example belongs to two clients.
+A partition is a list with one int64 array of row numbers for each client, in ascending order;
+`by_user` also names the clients. Rows are assigned without repetition, so no example belongs to two
+clients.
 """
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from hparams import HparamError
+from tasks import task
 
 _MAX_REDRAWS = 10_000
 
@@ -16,6 +20,35 @@ _MAX_REDRAWS = 10_000
 _IID, _DIRICHLET, _SHARDS, _SPLIT, _PACHINKO, _CLASSES, _TESTS, _HELD_OUT, _SIZES, _BERNOULLI = (
     range(10)
 )
+
+
+def by_user(users: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Gives each user's rows to one client.
+
+    Args:
+      users: The user of each row, text or numbers, `[n]`: a list, an array or a column of pandas's.
+
+    Returns:
+      Name of each user, as text → rows, users in ascending order.
+
+    Raises:
+      ValueError: If users are missing values, or of several types.
+    """
+    rows: dict[Any, list[int]] = {}
+    values = users.tolist() if hasattr(users, "tolist") else list(users)
+    try:
+        for row, user in enumerate(values):
+            rows.setdefault(user, []).append(row)
+        missing = sum((rows[user] for user in rows if task.is_missing(user)), [])
+        if missing:
+            raise ValueError(
+                f"{len(missing)} of {len(values)} rows have no user, the first in row "
+                f"{min(missing)}; drop these rows or name their user."
+            )
+        found = {str(user): np.array(rows[user], np.int64) for user in sorted(rows)}
+    except TypeError as error:
+        raise ValueError("users must be all text or all numbers, one for each row.") from error
+    return found
 
 
 def iid(num_examples: int, num_clients: int, seed: int) -> list[np.ndarray]:
@@ -51,7 +84,7 @@ def dirichlet_by_class(
       num_clients: Number of clients.
       alpha: Concentration, above 0; 0.1 leaves most clients with one to three main classes.
       seed: Seed of the partition, 0 or more.
-      min_size: Fewest rows of a client.
+      min_size: Fewest rows of a client. With 0 the first draw is taken, and clients may be empty.
 
     Returns:
       Rows of each client.
@@ -59,6 +92,7 @@ def dirichlet_by_class(
     Raises:
       HparamError: If no draw reaches `min_size`.
     """
+    labels = _classes(labels)
     rng = _rng(_DIRICHLET, seed)
     by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     possible = num_clients * min_size <= len(labels)
@@ -70,8 +104,8 @@ def dirichlet_by_class(
     else:
         raise HparamError(
             f"No Dirichlet partition with alpha={alpha:g} gives each of num_clients={num_clients} "
-            f"at least {min_size} of {len(labels)} examples; raise alpha or lower num_clients or "
-            "min_share."
+            f"at least {min_size} of {len(labels)} examples; raise alpha, or lower num_clients or "
+            "min_size (min_share of a task)."
         )
     parts = [[] for _ in range(num_clients)]
     for rows, count in zip(by_class, counts, strict=True):
@@ -79,6 +113,20 @@ def dirichlet_by_class(
         for part, piece in zip(parts, pieces, strict=True):
             part.append(piece)
     return [np.sort(np.concatenate(part)) for part in parts]
+
+
+def least_size(num_examples: int, num_clients: int, min_share: float) -> int:
+    """Returns the fewest rows of a client that a task's `min_share` stands for.
+
+    Args:
+      num_examples: Number of rows.
+      num_clients: Number of clients.
+      min_share: Share of the average number of rows, in [0, 1).
+
+    Returns:
+      That share, but two at least: one to train on and one to test. 0 for a share of 0.
+    """
+    return max(2, math.ceil(num_examples / num_clients * min_share)) if min_share else 0
 
 
 def dirichlet_by_client(
@@ -144,6 +192,7 @@ def pachinko(
             f"num_clients={len(sizes)} with {sum(sizes)} examples in all is more than the "
             f"{len(fine)} examples."
         )
+    coarse, fine = _classes(coarse), _classes(fine)
     rng = _rng(_PACHINKO, seed)
     # The rows of a label in the order in which they will be taken, from the end.
     left = {y: rng.permutation(np.flatnonzero(fine == y)).tolist() for y in np.unique(fine)}
@@ -228,7 +277,7 @@ def classes_each(
     Raises:
       HparamError: If there are fewer classes, or a class has fewer rows than clients.
     """
-    rng = _rng(_CLASSES, seed)
+    labels, rng = _classes(labels), _rng(_CLASSES, seed)
     classes = np.unique(labels)
     if classes_per_client > len(classes):
         raise HparamError(
@@ -276,7 +325,7 @@ def some_classes_dirichlet(
     Raises:
       HparamError: If a client is left without rows.
     """
-    rng = _rng(_BERNOULLI, seed)
+    labels, rng = _classes(labels), _rng(_BERNOULLI, seed)
     classes = np.unique(labels)
     has = np.zeros((num_clients, len(classes)), bool)
     while not has.any(axis=1).all():
@@ -320,6 +369,7 @@ def shards(
     Raises:
       HparamError: If there are more shards than rows.
     """
+    labels = _classes(labels)
     num_shards = num_clients * shards_per_client
     if num_shards > len(labels):
         raise HparamError(
@@ -348,6 +398,7 @@ def one_class_each(labels: np.ndarray, classes: Sequence[int]) -> list[np.ndarra
     """
     if len(set(classes)) != len(classes):
         raise HparamError(f"Of the classes {', '.join(map(str, classes))} one is named twice.")
+    labels = _classes(labels)
     parts = [np.flatnonzero(labels == label) for label in classes]
     for label, rows in zip(classes, parts, strict=True):
         if not len(rows):
@@ -397,6 +448,7 @@ def tests_alike(
     Returns:
       Test rows of each client; those of few training rows may have none.
     """
+    labels, test_labels = _classes(labels), _classes(test_labels)
     rng = _rng(_TESTS, seed)
     tests = [[np.zeros(0, np.int64)] for _ in parts]
     for label in np.unique(test_labels):
@@ -428,6 +480,28 @@ def hold_out(num_examples: int, num_held_out: int, seed: int) -> tuple[np.ndarra
         raise HparamError(f"{num_held_out} of {num_examples} examples cannot be held out.")
     rows = _rng(_HELD_OUT, seed).permutation(num_examples)
     return np.sort(rows[num_held_out:]), np.sort(rows[:num_held_out])
+
+
+def _classes(labels: np.ndarray) -> np.ndarray:
+    """Returns labels as an array `[n]`; a row without a label would go to no client.
+
+    Raises:
+      ValueError: If they have another shape, or one is missing.
+    """
+    labels = np.asarray(labels)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        raise ValueError(
+            f"labels must be one number for each row, found shape {list(labels.shape)}; of one-hot "
+            "rows take argmax(axis=1)."
+        )
+    kind = labels.dtype.kind
+    missing = task.is_missing if kind == "O" else (lambda v: v != v)
+    number = sum(map(missing, labels)) if kind in "OfcmM" else 0
+    if number:
+        raise ValueError(f"{number} of {len(labels)} labels are missing values; drop these rows.")
+    return labels
 
 
 def _place(shares: np.ndarray, coin: float) -> int:

@@ -6,15 +6,16 @@
 
 The figure has three panels: the share of each label in a client's examples (AdaFedAdam Fig. 6),
 how many clients are how large, and how many hold how many labels (FedOpt Fig. 14). Labels are
-classes, or tokens of text, or tags; tasks whose targets are none of them have the second only.
+classes, tokens of text, tags or the classes of a mask; tasks whose targets are none of them have
+the second only, and a line says so.
 What it shows lies beside it as CSV: a row a client, with its examples and, of up to 100 labels,
 how many it has of each. `--import` brings in tasks from a user's own packages.
 """
 
 import argparse
-import csv
 import os
 import sys
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from common import command_line
@@ -30,7 +31,7 @@ import tabulate  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 import tasks  # noqa: E402
-from common import figures, imports  # noqa: E402
+from common import figures, imports, writing  # noqa: E402
 from hparams import MAX_SEED, HparamError  # noqa: E402
 from tasks.task import DataError, FederatedData  # noqa: E402
 
@@ -52,44 +53,99 @@ class Partition(NamedTuple):
       labels: The labels that occur, ascending, int64 `[L]`; `None` if targets are no labels.
       counts: Examples (positions, for tokens) of each client with each label, int64 `[N, L]`, or
         `None`.
+      note: How targets were read, in one line; blank where each example has one label.
     """
 
     client_ids: list[str]
     sizes: np.ndarray
     labels: np.ndarray | None
     counts: np.ndarray | None
+    note: str = ""
 
     def num_labels(self) -> np.ndarray:
         """Returns the number of different labels of each client, int64 `[N]`."""
         return np.sum(self.counts > 0, axis=1)
 
 
-def _labels_of(y: np.ndarray) -> np.ndarray | None:
-    """Returns the labels of a client's examples, each as often as it occurs; `None` for none."""
-    if np.issubdtype(y.dtype, np.integer):
-        return y if y.ndim == 1 else y[y != 0]  # Token 0 is padding.
-    if y.ndim == 2 and np.all((y == 0) | (y == 1)):
-        return np.nonzero(y)[1]
-    return None
+def _is_whole(y: np.ndarray) -> bool:
+    if y.dtype.kind == "f":
+        return bool(np.all(y == np.floor(y)) and np.all(np.abs(y) < 2**53))
+    return y.dtype.kind in "biu"
+
+
+def _ends_in_zeros(y: np.ndarray) -> bool:
+    """Returns whether each row `[n, T]` has zeros at its end only, as padded tokens have."""
+    later = np.maximum.accumulate(y[:, ::-1] != 0, axis=1)[:, ::-1]
+    return not np.any(later & (y == 0))
+
+
+class _Labels(NamedTuple):
+    """How targets are read as labels.
+
+    Attributes:
+      of: Targets of a client → the labels of its examples, each as often as it occurs; `None` if
+        targets are no labels.
+      note: What is counted, in one line; blank where each example has one label.
+    """
+
+    of: Callable[[np.ndarray], np.ndarray] | None
+    note: str = ""
+
+
+_NO_LABELS = "Targets are no labels, so only the sizes of clients are shown."
+
+
+def _reading(targets: Sequence[np.ndarray]) -> _Labels:
+    """Decides by the targets of all clients, so that all are read alike.
+
+    Args:
+      targets: The targets of each client that has examples, `[n, ...]`.
+    """
+    rank = targets[0].ndim
+    if not all(y.ndim == rank and _is_whole(y) for y in targets):
+        return _Labels(None, _NO_LABELS)
+    wide = rank > 1 and targets[0].shape[-1] > 1
+    if rank == 1 or (rank == 2 and not wide):
+        return _Labels(np.ravel)
+    ones = all(np.all(y <= 1) and np.all(y >= 0) for y in targets)
+    if targets[0].dtype.kind == "f" and not ones:
+        return _Labels(None, _NO_LABELS)
+    are_flags = wide and ones
+    if are_flags and rank == 2:
+        return _Labels(lambda y: np.nonzero(y)[1], "A label is the column of a 1 in the targets.")
+    if are_flags and all(np.all(y.sum(axis=-1) == 1) for y in targets):
+        note = "A label is the place of the 1 in the targets' last dimension."
+        return _Labels(lambda y: np.ravel(y.argmax(axis=-1)), note)
+    if rank == 2 and all(map(_ends_in_zeros, targets)):
+        return _Labels(lambda y: y[y != 0], "Each position of a row counts; 0 at its end is none.")
+    return _Labels(np.ravel, "Each position of the targets counts.")
 
 
 def partition(data: FederatedData, clients: np.ndarray) -> Partition:
     """Counts the labels of clients.
 
+    Labels are numbers `[n]` or `[n, 1]` (whole ones, also as floats), columns of ones and zeros
+    `[n, L]`, tokens `[n, T]`, where zeros at the end of rows are padding, or masks `[n, ..., L]`.
+
     Args:
       data: Clients' examples.
       clients: Which clients to count, int `[N]`.
     """
-    of_clients = [_labels_of(np.asarray(data.examples(int(k)).y)) for k in clients]
+    targets, sizes = [], np.asarray(data.sizes)[clients]
     ids = [data.client_ids[k] for k in clients]
-    sizes = np.asarray(data.sizes)[clients]
-    if any(labels is None for labels in of_clients):
-        return Partition(ids, sizes, None, None)
+    for k in clients:
+        targets.append(np.asarray(data.examples(int(k)).y))
+        if len(targets[-1]) and not _is_whole(targets[-1]):
+            break  # Further clients, which may be large, make no difference.
+    read = _reading([y for y in targets if len(y)] or targets[:1])
+    if read.of is None:
+        return Partition(ids, sizes, None, None, read.note)
+    of_clients = [read.of(y) if len(y) else y[:0].ravel() for y in targets]
     labels = np.unique(np.concatenate(of_clients)).astype(np.int64)
     counts = np.zeros((len(ids), len(labels)), np.int64)
     for k, own in enumerate(of_clients):
         np.add.at(counts[k], np.searchsorted(labels, own), 1)
-    return Partition(ids, sizes, labels, counts)
+    return Partition(ids, sizes, labels, counts, read.note)
 
 
 @figures.look()
@@ -156,11 +212,10 @@ def write_csv(shown: Partition, path: str) -> None:
     """
     labels = shown.labels if shown.labels is not None else ()
     labels = labels if len(labels) <= _MAX_LABELS else ()
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["client", "examples", *(f"label_{label}" for label in labels)])
-        for k, (name, size) in enumerate(zip(shown.client_ids, shown.sizes, strict=True)):
-            writer.writerow([name, size, *(shown.counts[k] if len(labels) else ())])
+    rows = [["client", "examples", *(f"label_{label}" for label in labels)]]
+    for k, (name, size) in enumerate(zip(shown.client_ids, shown.sizes, strict=True)):
+        rows.append([name, size, *(shown.counts[k] if len(labels) else ())])
+    writing.write_atomically(path, writing.csv_text(rows).encode())
 
 
 def table(shown: Partition, max_rows: int = 100) -> str:
@@ -176,7 +231,12 @@ def table(shown: Partition, max_rows: int = 100) -> str:
         if len(shown.labels) <= _MAX_COLUMNS:
             columns |= {str(v): c for v, c in zip(shown.labels, shown.counts.T, strict=True)}
     values = np.stack(list(columns.values()), axis=1)
-    rows = [[name, *row] for name, row in zip(shown.client_ids, values.tolist(), strict=True)]
+    # A line break in a name would break the row.
+    names = [
+        "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+        for name in shown.client_ids
+    ]
+    rows = [[name, *row] for name, row in zip(names, values.tolist(), strict=True)]
     rows = rows if len(rows) <= max_rows else []
     for name, of in (("smallest", np.min), ("median", np.median), ("largest", np.max)):
         rows.append([name, *(f"{v:.10g}" for v in of(values, axis=0))])
@@ -292,6 +352,8 @@ def main(arguments: list[str]) -> int:
         title = f"{name}: {number:,} clients, {int(np.sum(task.train.sizes)):,} examples{part}"
         told = ", ".join(f"{k} = {v}" for k, v in settings.items() if k not in _NOT_TOLD)
         print(f"{title}\n\n{table(shown)}\n")
+        if shown.note:
+            print(f"{shown.note}\n")
         paths = figures.save(draw(shown, f"{title}\n{told}".rstrip(), options.most), options.output)
         data = os.path.splitext(paths[0])[0] + ".csv"
         write_csv(shown, data)

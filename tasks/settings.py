@@ -98,7 +98,7 @@ MIN_SHARE = Hparam(
     default=By("partition", {"dirichlet": 0.01}),
     help=(
         "Proportions are redrawn until every client holds this share of the average number of "
-        "examples (and two examples)."
+        "examples, and two examples at least. With 0 nothing is redrawn, so clients may be empty."
     ),
     source="AdaFedAdam's released partitioner (1 % of the average)",
     minimum=0,

@@ -1,6 +1,8 @@
 """The vocabulary of a task: clients' examples, federated data, model, loss, metrics."""
 
+import collections
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -29,7 +31,16 @@ class DataError(Exception):
         super().__init__(line)
 
 
-class Examples(NamedTuple):
+class TaskError(DataError, ValueError):
+    """A task, or data made in Python, that cannot be right: a `ValueError` of one line."""
+
+
+class _Examples(NamedTuple):
+    x: np.ndarray
+    y: np.ndarray
+
+
+class Examples(_Examples):
     """Labelled examples as arrays.
 
     Attributes:
@@ -37,8 +48,32 @@ class Examples(NamedTuple):
       y: Targets, `[n, ...]`.
     """
 
-    x: np.ndarray
-    y: np.ndarray
+    __slots__ = ()
+
+    def __new__(cls, x, y):
+        """Makes a pair of arrays, or of what stands for arrays; nothing is read or converted.
+
+        Raises:
+          ValueError: If both have a length and the lengths differ.
+        """
+        n, m = _length(x), _length(y)
+        if n != m and n is not None and m is not None:
+            raise TaskError(f"Examples: x has {n} rows but y has {m}; give one row per example.")
+        return tuple.__new__(cls, (x, y))
+
+    @classmethod
+    def _make(cls, pair):
+        return cls(*pair)
+
+
+def _length(values: Any) -> int | None:
+    """Returns the number of rows; `None` if it is open or `values` is no array."""
+    try:
+        return values.shape[0]
+    except AttributeError:
+        return len(values) if isinstance(values, list) else None
+    except (IndexError, TypeError):
+        return None
 
 
 class FederatedData(Protocol):
@@ -105,35 +140,37 @@ class ArrayFederatedData:
         Args:
           x: Inputs of all clients, `[n, ...]`, in their compact form (e.g. uint8 pixels).
           y: Targets, `[n, ...]`.
-          rows: For each client the rows of `x` and `y` that are its examples, int `[n_k]`.
+          rows: For each client the rows of `x` and `y` that are its examples, int `[n_k]`, each
+            from 0 to n - 1. A row may belong to several clients. One that a client has twice counts
+            twice, as in a sample with replacement.
           client_ids: Clients' names, as text (numbers become text); their indices by default.
           transform: Turns a client's `x` from the compact form into the model's input when the
             client is read (e.g. uint8 to float32 in [0, 1]), so that only the compact form stays
             in memory.
 
         Raises:
-          ValueError: If rows are no numbers of rows, or ids are of another number of clients.
+          ValueError: If `x` and `y` differ in length, rows are not whole numbers from 0 to n - 1 in
+            one list a client, or ids are missing or as many as other clients have.
         """
-        for of_client in map(np.asarray, rows):
-            # Of a mask, what is true would be row 1, and all else row 0.
-            if of_client.size and of_client.dtype.kind not in "iu":
-                raise ValueError(
-                    f"rows must be whole numbers, found {of_client.dtype}; numpy.flatnonzero makes "
-                    "them of a mask."
-                )
+        x, y = _as_array(x), _as_array(y)
+        number = _length(Examples(x, y).y)
+        if number is None or _length(x) is None:
+            raise TaskError("x and y must be arrays with a row for each example.")
+        if isinstance(rows, Mapping):
+            raise TaskError(
+                "rows must be a list, found a dictionary; give list(rows.values()), and list(rows) "
+                "as client_ids."
+            )
+        rows = [np.asarray(of_client) for of_client in rows]
         if client_ids is not None and len(client_ids) != len(rows):
-            raise ValueError(f"{len(client_ids)} client_ids of {len(rows)} clients.")
-        # Rows of a table of pandas's go by its index, which need not be in order.
-        x, y = (v.to_numpy() if hasattr(v, "to_numpy") else v for v in (x, y))
+            raise TaskError(f"{len(client_ids)} client_ids of {len(rows)} clients.")
+        self.client_ids = _names(client_ids, len(rows))
+        self._rows = _checked_rows(rows, number, self.client_ids)
         self._x = x
         self._y = y
-        self._rows = [np.asarray(r, np.int64) for r in rows]
         self._transform = transform
         self.files = files(x) + files(y)
         self._in_files = bool(files(x)), bool(files(y))
-        names = range(len(rows)) if client_ids is None else client_ids
-        are_text = client_ids is not None and all(isinstance(name, str) for name in names)
-        self.client_ids = client_ids if are_text else [str(name) for name in names]
         self.sizes = np.array([len(r) for r in self._rows], np.int64)
 
     def examples(self, index: int) -> Examples:
@@ -149,6 +186,68 @@ class ArrayFederatedData:
         return [rows if in_files else array[rows] for array, in_files in arrays]
 
 
+def _as_array(values: Any) -> Any:
+    """Returns what can be indexed by rows; arrays stay what they are, also those in files."""
+    if hasattr(values, "to_numpy"):
+        # Rows of a table of pandas's go by its index, which need not be in order.
+        return values.to_numpy()
+    # Tensors take no array as an index.
+    return np.asarray(values) if isinstance(values, list) or hasattr(values, "numpy") else values
+
+
+def is_missing(value: Any) -> bool:
+    """Returns whether a value is `None`, NaN, NaT or pandas's NA."""
+    return value is None or type(value).__name__ == "NAType" or bool(value != value)
+
+
+def _names(client_ids: Sequence[Any] | None, number: int) -> Sequence[str]:
+    if client_ids is None:
+        return [str(index) for index in range(number)]
+    if hasattr(client_ids, "tolist"):
+        client_ids = client_ids.tolist()
+    if all(isinstance(name, str) for name in client_ids):
+        return client_ids
+    for index, name in enumerate(client_ids):
+        if isinstance(name, bytes) or is_missing(name):
+            found = "bytes" if isinstance(name, bytes) else repr(name)
+            raise TaskError(f"client_ids must be text or numbers; client {index} has {found}.")
+    return [str(name) for name in client_ids]
+
+
+# So many clients' rows are checked together, which is faster than one by one.
+_TOGETHER = 4096
+
+
+def _checked_rows(rows, number: int, client_ids: Sequence[str]) -> list[np.ndarray]:
+    """Returns clients' rows as int64 `[n_k]`, if each is one of the `number` rows there are."""
+    for name, of_client in zip(client_ids, rows, strict=True):
+        if of_client.ndim != 1:
+            found = "one number" if of_client.ndim == 0 else f"shape {list(of_client.shape)}"
+            raise TaskError(
+                f"rows of client {name!r} must be a flat list, found {found}; give each client a "
+                "list of its own."
+            )
+        # Of a mask, what is true would be row 1, and all else row 0.
+        if of_client.size and of_client.dtype.kind not in "iu":
+            raise TaskError(
+                f"rows of client {name!r} must be whole numbers, found {of_client.dtype}; "
+                "numpy.flatnonzero makes them of a mask."
+            )
+    rows = [of_client.astype(np.int64, copy=False) for of_client in rows]
+    for start in range(0, len(rows), _TOGETHER):
+        together = np.concatenate(rows[start : start + _TOGETHER])
+        if not together.size or (together.min() >= 0 and together.max() < number):
+            continue
+        for k, of_client in enumerate(rows[start:], start):
+            wrong = of_client[(of_client < 0) | (of_client >= number)]
+            if wrong.size:
+                raise TaskError(
+                    f"rows of client {client_ids[k]!r} must be from 0 to {number - 1}, since x and "
+                    f"y have {number} rows; found {wrong[0]}."
+                )
+    return rows
+
+
 # (y_true [B, ...], y_pred [B, ...]) -> values [B, ...], or (values, weights) where positions of an
 # example differ in weight (padding). Keras's functional losses and metrics have this form.
 ElementwiseFn = Callable[[Any, Any], Any]
@@ -161,20 +260,23 @@ class Task:
     Attributes:
       name: Name of the task.
       train: Clients' training examples.
-      test: Clients' own test examples, client by client the same clients as `train` where
-        `test.client_ids` equals `train.client_ids`, or other clients (e.g. writers held out), or
-        `None` if clients have no tests.
+      test: Clients' own test examples; `None` if clients have none. A client that trains, too, is
+        known by its id, in whatever order. Others may test as well (e.g. writers held out).
       central_test: Test examples that belong to no client; `None` if there are none.
       keras_model_fn: Makes the model, built, with initial weights that are a pure function of the
-        seed given: `keras_model_fn(seed) -> tf.keras.Model`.
+        seed given: `keras_model_fn(seed) -> tf.keras.Model`; `None` if the caller of
+        `simulation.run` brings the model, or the task is not run (`tasks.plot`).
       loss: Elementwise training loss.
       metrics: Elementwise metrics by name, each reported as a weighted mean.
-      primary_metric: The key of `metrics` in which the papers compare methods on this task.
+      primary_metric: The key of `metrics` in which the papers compare methods on this task; or
+        `loss`.
       higher_is_better: Whether more of the primary metric is better.
       loss_reduction: `mean` over the examples of a batch, or `sum` (TFF's tag prediction).
       settings: The settings in force, for the record.
       clean_train: `train` as it was before its labels were made noisy, for reports only; `None` if
         they were not.
+      validation: Examples, by client, to choose settings by. They are no training examples; the
+        clients may be those of `train` or others. `None` if there are none.
       constants: Arrays beside the examples that the numbers depend on, by what they are, such as
         vectors of words that are not learnt.
     """
@@ -183,7 +285,7 @@ class Task:
     train: FederatedData
     test: FederatedData | None
     central_test: Examples | None
-    keras_model_fn: Callable[[int], Any]
+    keras_model_fn: Callable[[int], Any] | None
     loss: ElementwiseFn
     metrics: Mapping[str, ElementwiseFn]
     primary_metric: str
@@ -191,4 +293,190 @@ class Task:
     loss_reduction: str = "mean"
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     clean_train: FederatedData | None = None
+    validation: FederatedData | None = None
     constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        """Checks the task; of each set one client's examples are read, those of the smallest.
+
+        Raises:
+          ValueError: If something cannot be right: one line that says what and how to mend it.
+        """
+        try:
+            _check_settings(self)
+            train = _check_data("train", self.train)
+            if train is None:
+                raise TaskError("no client of train has an example; check its rows.")
+            test = None if self.test is None else _check_data("test", self.test)
+            _check_alike("test", test, train)
+            if self.central_test is not None:
+                _check_alike("central_test", _central(self.central_test), train)
+            if self.clean_train is not None:
+                _check_clean(self.clean_train, self.train)
+        except TaskError as e:
+            raise TaskError(f"Task {self.name!r}: {e}") from None
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
+def _check_settings(task: Task) -> None:
+    if not isinstance(task.name, str) or not task.name:
+        raise TaskError(f"name must be text, found {task.name!r:.80}.")
+    make = task.keras_model_fn
+    if make is not None and (not callable(make) or _is_model(make)):
+        raise TaskError(
+            f"keras_model_fn must be a function from a seed to a new model, found a {_kind(make)}; "
+            "write lambda seed: build_model(seed)."
+        )
+    if not (isinstance(task.loss, str) or callable(task.loss)):
+        raise TaskError(
+            f"loss must be one function of (y, outputs) or the name of a loss of Keras's, found a "
+            f"{_kind(task.loss)}."
+        )
+    if task.loss_reduction not in ("mean", "sum"):
+        raise TaskError(f"loss_reduction must be mean or sum, found {task.loss_reduction!r}.")
+    if not isinstance(task.higher_is_better, bool | np.bool_):
+        raise TaskError(f"higher_is_better must be True or False, found {task.higher_is_better!r}.")
+    _check_metrics(task)
+    for field in ("settings", "constants"):
+        if not isinstance(getattr(task, field), Mapping):
+            raise TaskError(f"{field} must be a dictionary, found a {_kind(getattr(task, field))}.")
+
+
+def _is_model(make: Any) -> bool:
+    """Returns whether what is called with a seed is itself a model, which can be called, too."""
+    return not isinstance(make, type) and hasattr(make, "trainable_weights")
+
+
+# Columns of client_metrics.csv beside the metrics.
+_OF_CLIENTS = ("client_id", "train_examples", "test_examples")
+
+
+def _check_metrics(task: Task) -> None:
+    if not isinstance(task.metrics, Mapping):
+        raise TaskError(
+            f"metrics must be a dictionary by name, found a {_kind(task.metrics)}; write "
+            '{"accuracy": function}.'
+        )
+    for name, metric in task.metrics.items():
+        if not isinstance(name, str) or not name or name in _OF_CLIENTS:
+            raise TaskError(f"metrics: {name!r} cannot be the name of a metric; choose another.")
+        if not (isinstance(metric, str) or callable(metric)):
+            raise TaskError(
+                f"metrics: {name} must be a function of (y, outputs), found a {_kind(metric)}."
+            )
+    if task.primary_metric == "loss":
+        if task.higher_is_better:
+            raise TaskError("primary_metric is the loss; set higher_is_better=False.")
+        return
+    # Without tests and metrics nothing is compared.
+    compared = task.metrics or task.test is not None or task.central_test is not None
+    if compared and task.primary_metric not in task.metrics:
+        known = ", ".join(task.metrics) or "it has none"
+        raise TaskError(
+            f"primary_metric={task.primary_metric!r} is none of its metrics: {known}. Name one of "
+            "them, or loss."
+        )
+
+
+class _Form(NamedTuple):
+    """Shapes of one example and kinds of numbers, of inputs and targets."""
+
+    x: tuple[int, ...]
+    y: tuple[int, ...]
+    x_dtype: np.dtype
+    y_dtype: np.dtype
+
+
+def _form_of(x: Any, y: Any) -> _Form:
+    arrays = [v if hasattr(v, "dtype") else np.asarray(v) for v in (x, y)]
+    # A tensor's dtype is TensorFlow's, which knows NumPy's.
+    dtypes = [getattr(v.dtype, "as_numpy_dtype", v.dtype) for v in arrays]
+    return _Form(*(tuple(v.shape[1:]) for v in arrays), *map(np.dtype, dtypes))
+
+
+def _check_data(part: str, data: Any) -> _Form | None:
+    """Checks federated data; returns the form of its examples, `None` if there are none."""
+    if not all(hasattr(data, name) for name in ("client_ids", "sizes", "examples")):
+        raise TaskError(
+            f"{part} must be federated data, found a {_kind(data)}; "
+            "tasks.task.ArrayFederatedData makes them of arrays."
+        )
+    _check_ids(part, data)
+    sizes = np.asarray(data.sizes)
+    if sizes.dtype.kind not in "iu" and sizes.size or np.any(sizes < 0):
+        raise TaskError(f"sizes of {part} must be whole numbers, 0 or more.")
+    held = np.flatnonzero(sizes)
+    if not len(held):
+        return None
+    # The client that costs least to read.
+    client = int(held[np.argmin(sizes[held])])
+    x, y = data.examples(client)[:2]
+    name, size = data.client_ids[client], int(sizes[client])
+    for of, values in (("inputs", x), ("targets", y)):
+        if _length(values) not in (size, None):
+            raise TaskError(
+                f"client {name!r} of {part} has {_length(values)} {of}, but its size is {size}; "
+                "sizes must say what examples returns."
+            )
+    return _form_of(x, y)
+
+
+_UNWRITABLE = re.compile("[\0\ud800-\udfff]")
+
+
+def _check_ids(part: str, data: Any) -> None:
+    ids = list(data.client_ids)
+    if np.ndim(data.sizes) != 1 or len(ids) != len(data.sizes):
+        raise TaskError(f"{part} has {len(ids)} client_ids of {np.size(data.sizes)} clients.")
+    # What clients keep, and what is told of them, goes by their ids.
+    for name in ids:
+        if not isinstance(name, str):
+            raise TaskError(f"client_ids of {part} must be text, found a {_kind(name)}.")
+    if len(set(ids)) < len(ids):
+        twice = collections.Counter(ids).most_common(1)[0][0]
+        raise TaskError(f"two clients of {part} have the id {twice!r}; ids must differ.")
+    # Neither can be written to the files that name clients.
+    unwritable = next((name for name in ids if _UNWRITABLE.search(name)), None)
+    if unwritable is not None:
+        raise TaskError(
+            f"{part}: the client id {unwritable!r} has a zero byte or half a character; rename it."
+        )
+
+
+def _central(examples: Any) -> _Form | None:
+    if not isinstance(examples, Examples):
+        raise TaskError(
+            f"central_test must be a tasks.task.Examples, found a {_kind(examples)}; write "
+            "Examples(x, y)."
+        )
+    return _form_of(*examples) if _length(examples.y) else None
+
+
+def _check_alike(part: str, found: _Form | None, train: _Form) -> None:
+    """Refuses test examples that the model of the training examples could not take."""
+    if found is None:
+        return
+    for what, own, wanted in (("inputs", found.x, train.x), ("targets", found.y, train.y)):
+        if own != wanted:
+            raise TaskError(
+                f"{what} of {part} have shape {[None, *own]}, those of train {[None, *wanted]}; "
+                "give both the same shape."
+            )
+    dtypes = ("inputs", found.x_dtype, train.x_dtype), ("targets", found.y_dtype, train.y_dtype)
+    for what, own, wanted in dtypes:
+        # Whole numbers fit into floats, and not the other way round.
+        kinds = {"f": "fiub", "i": "iu", "u": "iu"}.get(wanted.kind, wanted.kind)
+        if own.kind not in kinds:
+            raise TaskError(
+                f"{what} of {part} are {own}, those of train {wanted}; convert them with astype."
+            )
+
+
+def _check_clean(clean: Any, train: FederatedData) -> None:
+    _check_data("clean_train", clean)
+    same = list(clean.client_ids) == list(train.client_ids)
+    if not same or not np.array_equal(clean.sizes, train.sizes):
+        raise TaskError("clean_train must have the clients of train in the same order and sizes.")

@@ -180,3 +180,18 @@ def data_dir() -> pathlib.Path:
     if not folder.is_dir():
         pytest.skip(f"no real data: {folder} is not a folder (set FEDOPT_DATA_DIR to one)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def unpacked_dir(data_dir) -> pathlib.Path:
+    """The folder of sets in their publishers' form: FEDOPT_UNPACKED_DIR, or that of `data_dir`.
+
+    Tests do not unpack by themselves: it takes a minute and half a gigabyte.
+    """
+    folder = pathlib.Path(os.environ.get("FEDOPT_UNPACKED_DIR", data_dir))
+    if not (folder / "cifar-10-batches-py").is_dir():
+        pytest.skip(
+            f"{folder} has no cifar-10-batches-py: run `python3 {data_dir}/unpack.py DIR` and set "
+            "FEDOPT_UNPACKED_DIR=DIR"
+        )
+    return folder

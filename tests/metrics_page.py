@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 
 _PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
-_GROUPS = ("train/", "eval/", "client_loss/", "noise/", "time/", "fairness/")
+_GROUPS = ("validation/", "train/", "eval/", "client_loss/", "noise/", "time/", "fairness/")
 
 
 def _names() -> list[str]:

@@ -124,6 +124,7 @@ def toy_setup(**changes):
         "curve": "eval/accuracy",
         "curve_label": "accuracy",
         "selection": {"metric": "train/loss", "last_rounds": 2},
+        "validation_fraction": 0.1,
         "home": items.PAPERS / "p",
         "search": {},
         "widen": {},

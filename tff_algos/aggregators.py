@@ -37,7 +37,8 @@ def build(settings: Mapping[str, Any], seed: int, clients_per_round: int | None)
       A `tff.aggregators` factory.
 
     Raises:
-      HparamError: If `dp` is not told how many clients to expect.
+      HparamError: If `dp` is not told how many clients to expect, or there is more noise than its
+        adaptive clipping allows with so few clients.
     """
     word = settings["aggregator"]
     zeroing, clipping = settings["aggregator_zeroing"], settings["aggregator_clipping"]
@@ -58,10 +59,32 @@ def build(settings: Mapping[str, Any], seed: int, clients_per_round: int | None)
     if expected is None:
         raise HparamError("aggregator=dp needs aggregator_clients_per_round.")
     multiplier = settings["aggregator_noise_multiplier"]
-    try:
-        return dp(multiplier, float(expected), seed=words, zeroing=zeroing)
-    except ValueError as e:
-        raise HparamError(f"aggregator=dp: {' '.join(str(e).split())}") from e
+    if settings["aggregator_clip"] is not None:
+        return dp_fixed(
+            multiplier,
+            float(expected),
+            seed=words,
+            zeroing=zeroing,
+            clip=settings["aggregator_clip"],
+        )
+    count_stddev = settings["aggregator_clipped_count_stddev"]
+    largest = 2 * (0.05 * expected if count_stddev is None else count_stddev)
+    if multiplier and multiplier >= largest:
+        raise HparamError(
+            f"aggregator_noise_multiplier={multiplier:g} must be below {largest:g} for "
+            f"{expected:g} clients a round (twice aggregator_clipped_count_stddev). Lower it, set "
+            f"aggregator_clipped_count_stddev above {multiplier / 2:g}, or fix aggregator_clip."
+        )
+    return dp(
+        multiplier,
+        float(expected),
+        seed=words,
+        zeroing=zeroing,
+        initial_clip=settings["aggregator_initial_clip"],
+        quantile=settings["aggregator_target_quantile"],
+        learning_rate=settings["aggregator_clip_learning_rate"],
+        count_stddev=count_stddev,
+    )
 
 
 def compressed(*, bits: int, threshold: int, seed: Any, zeroing: bool, clipping: bool) -> Any:
@@ -141,8 +164,21 @@ def _hash(x: tf.Tensor) -> tf.Tensor:
     return tf.stack([tf.reduce_sum(bits * odd), tf.reduce_sum(mixed * odd)])
 
 
-def dp(noise_multiplier: float, clients_per_round: float, *, seed: Any, zeroing: bool) -> Any:
+def dp(
+    noise_multiplier: float,
+    clients_per_round: float,
+    *,
+    seed: Any,
+    zeroing: bool,
+    initial_clip: float = 0.1,
+    quantile: float = 0.5,
+    learning_rate: float = 0.2,
+    count_stddev: float | None = None,
+) -> Any:
     """Returns `tff.learning.dp_aggregator` with noise from a seed.
+
+    The clipping norm adapts to a quantile of the updates' norms (Andrew et al. 2021, arXiv
+    1905.03871), as in `tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive`.
 
     Args:
       noise_multiplier: Standard deviation of the noise over the clipping norm, in all: a part of it
@@ -150,16 +186,56 @@ def dp(noise_multiplier: float, clients_per_round: float, *, seed: Any, zeroing:
       clients_per_round: What the noised sum is divided by.
       seed: int32 `[2]`.
       zeroing: Whether updates far larger than those before are zeroed, before they are clipped.
+      initial_clip: The clipping norm of the first round.
+      quantile: The share of updates that are not to be clipped.
+      learning_rate: How fast the clipping norm adapts.
+      count_stddev: Standard deviation of the noise on the count of updates that were not clipped;
+        by default 0.05 `clients_per_round`. Must exceed half of `noise_multiplier`.
 
     Raises:
       ValueError: If there is more noise than so few clients allow.
     """
     multiplier, count_stddev = differential_privacy.adaptive_clip_noise_params(
-        noise_multiplier, clients_per_round, None
+        noise_multiplier, clients_per_round, count_stddev
     )
-    query = _SeededQuery(
-        multiplier, count_stddev, clients_per_round, seed, initial_clip=0.1, quantile=0.5
+    draws = _Draws()
+    query = tfp.QuantileAdaptiveClipSumQuery(
+        initial_l2_norm_clip=initial_clip,
+        noise_multiplier=multiplier,
+        target_unclipped_quantile=quantile,
+        learning_rate=learning_rate,
+        clipped_count_stddev=count_stddev,
+        expected_num_records=clients_per_round,
+        geometric_update=True,
     )
+    # TFP has no way to say where its two sums draw from.
+    query._sum_query = _GaussianSum(initial_clip, multiplier * initial_clip, draws)
+    query._quantile_estimator_query._below_estimate_query = tfp.NormalizedQuery(
+        _GaussianSum(0.5, count_stddev, draws), denominator=clients_per_round
+    )
+    return _private(_SeededQuery(query, seed, draws), clients_per_round, zeroing)
+
+
+def dp_fixed(
+    noise_multiplier: float, clients_per_round: float, *, seed: Any, zeroing: bool, clip: float
+) -> Any:
+    """Returns the aggregator of `dp` with a clipping norm that never changes.
+
+    Without zeroing it is `tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed`.
+
+    Args:
+      noise_multiplier: Standard deviation of the noise over the clipping norm. 0 is no noise.
+      clients_per_round: What the noised sum is divided by.
+      seed: int32 `[2]`.
+      zeroing: Whether updates far larger than those before are zeroed, before they are clipped.
+      clip: The clipping norm.
+    """
+    draws = _Draws()
+    query = _GaussianSum(clip, noise_multiplier * clip, draws)
+    return _private(_SeededQuery(query, seed, draws), clients_per_round, zeroing)
+
+
+def _private(query, clients_per_round, zeroing):
     factory = tff.aggregators.DifferentiallyPrivateFactory(
         tfp.NormalizedQuery(query, denominator=clients_per_round)
     )
@@ -220,27 +296,10 @@ class _SeededState(NamedTuple):
 
 
 class _SeededQuery(tfp.SumAggregationDPQuery):
-    """`tfp.QuantileAdaptiveClipSumQuery` with noise from a seed and the number of draws so far."""
+    """One of TFP's queries, with noise from a seed and the number of draws so far."""
 
-    def __init__(
-        self, multiplier, count_stddev, clients_per_round, seed, *, initial_clip, quantile
-    ):
-        self._seed, self._draws = seed, _Draws()
-        query = tfp.QuantileAdaptiveClipSumQuery(
-            initial_l2_norm_clip=initial_clip,
-            noise_multiplier=multiplier,
-            target_unclipped_quantile=quantile,
-            learning_rate=0.2,
-            clipped_count_stddev=count_stddev,
-            expected_num_records=clients_per_round,
-            geometric_update=True,
-        )
-        # TFP has no way to say where its two sums draw from.
-        query._sum_query = _GaussianSum(initial_clip, multiplier * initial_clip, self._draws)
-        query._quantile_estimator_query._below_estimate_query = tfp.NormalizedQuery(
-            _GaussianSum(0.5, count_stddev, self._draws), denominator=clients_per_round
-        )
-        self._query = query
+    def __init__(self, query, seed, draws):
+        self._query, self._seed, self._draws = query, seed, draws
 
     def initial_global_state(self):
         return _SeededState(self._query.initial_global_state(), tf.constant(0))

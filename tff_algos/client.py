@@ -22,14 +22,21 @@ from tff_algos.registry import CLIENT_OPTIMIZERS
 class LocalTraining:
     """How clients train and how much each counts: the resolved training settings."""
 
-    def __init__(self, settings: Mapping[str, Any], optimizer: Any = None):
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        optimizer: Any = None,
+        schedule: Callable[[tf.Tensor], Any] | None = None,
+    ):
         """Initialises the settings.
 
         Args:
           settings: The result of `tff_algos.registry.resolve_training`.
           optimizer: One of TFF's optimizers in place of the one that the settings name.
+          schedule: Function from the round (float32 scalar, from 0) to the clients' learning rate,
+            in place of the schedule that the settings name.
         """
-        self._settings, self._optimizer = dict(settings), optimizer
+        self._settings, self._optimizer, self._schedule = dict(settings), optimizer, schedule
 
     @property
     def server_learning_rate(self) -> float:
@@ -87,11 +94,16 @@ class LocalTraining:
           float32 scalar.
         """
         s = self._settings
-        rate = tf.constant(s["client_learning_rate"], tf.float32)
+        if self._schedule is not None:
+            rate = tf.cast(self._schedule(tf.cast(round_num, tf.float32)), tf.float32)
+        else:
+            rate = tf.constant(s["client_learning_rate"], tf.float32)
         if s["client_lr_schedule"] != "constant":
             decays = tf.cast(round_num, tf.float32) / float(s["client_lr_decay_steps"])
             if s["client_lr_schedule"] == "inv_sqrt_decay":
                 rate *= tf.math.rsqrt(1.0 + decays)
+            elif s["client_lr_schedule"] == "inverse_time":
+                rate /= 1.0 + decays
             else:
                 exponent = tf.floor(decays) if s["client_lr_staircase"] else decays
                 rate *= tf.pow(tf.constant(s["client_lr_decay_rate"], tf.float32), exponent)

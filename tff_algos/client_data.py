@@ -35,8 +35,8 @@ class ClientData(NamedTuple):
     """All that one client works on in one round.
 
     Attributes:
-      x: Inputs, `[steps, batch, ...]`. Padding of a minibatch is zero in signed whole numbers, and
-        else a copy of an example of the client's.
+      x: Inputs, `[steps, batch, ...]`. A minibatch is padded with copies of its own first example,
+        which every model of these examples takes.
       y: Targets, `[steps, batch, ...]`, likewise.
       mask: float32 `[steps, batch]`, 1 for a real example, 0 for padding.
       steps_per_epoch: int32 scalar; the first that many steps hold every local example once
@@ -70,17 +70,16 @@ class Gathered:
       dtype: As of the array.
     """
 
-    __slots__ = ("_padding", "_rows", "_values", "dtype", "shape")
+    __slots__ = ("_rows", "_values", "dtype", "shape")
 
-    def __init__(self, values: np.ndarray, rows: np.ndarray, padding: np.ndarray | None):
+    def __init__(self, values: np.ndarray, rows: np.ndarray):
         """Initialises the array.
 
         Args:
           values: The examples, `[n, ...]`.
           rows: Which of them, int64 `[steps, batch]`.
-          padding: Where to put zeros instead, bool `[steps, batch]`; nowhere if `None`.
         """
-        self._values, self._rows, self._padding = values, rows, padding
+        self._values, self._rows = values, rows
         self.dtype = values.dtype
         self.shape = rows.shape + values.shape[1:]
 
@@ -88,25 +87,11 @@ class Gathered:
         """Fills an array of the same shape and dtype."""
         # All rows are there; with another mode NumPy would first copy the array to be filled.
         self._values.take(self._rows, 0, out, "clip")
-        if self._padding is not None:
-            out[self._padding] = 0
 
     def __array__(self, dtype=None):
         out = np.empty(self.shape, self.dtype)
         self.into(out)
         return out if dtype is None else out.astype(dtype, copy=False)
-
-
-def is_zero_in_padding(dtype: np.dtype) -> bool:
-    """Returns whether padding of a minibatch is zero; otherwise an example of the client's."""
-    # A row of zeros is not always an example: of its logarithm, or of shares of its sum, no
-    # gradient is finite, whatever the row weighs. So the first example stands there. Signed whole
-    # numbers may be tokens, of which padding takes no time.
-    return dtype.kind == "i"
-
-
-def _gathered(values: np.ndarray, rows: np.ndarray, padding: np.ndarray | None) -> Gathered:
-    return Gathered(values, rows, padding if is_zero_in_padding(values.dtype) else None)
 
 
 def arrays(data: ClientData) -> ClientData:
@@ -176,8 +161,8 @@ def batch_cohort(
         rows = _rows(sizes[k], layout, of_epochs)
         cohort.append(
             ClientData(
-                x=_gathered(np.asarray(x), rows, layout.padding),
-                y=_gathered(np.asarray(y), rows, layout.padding),
+                x=Gathered(np.asarray(x), rows),
+                y=Gathered(np.asarray(y), rows),
                 mask=layout.mask,
                 steps_per_epoch=layout.steps_per_epoch,
                 num_examples=np.int32(sizes[k]),
@@ -211,12 +196,16 @@ def _unshuffled(sizes, layouts) -> Iterator[list[np.ndarray]]:
 
 
 def _rows(n: int, layout: _Layout, orders: list[np.ndarray]) -> np.ndarray:
-    """Returns which example is at each place of each step, 0 where there is none."""
+    """Returns which example is at each place of each step."""
     if len(orders) == 1 and layout.epoch_slots == n:
         (rows,) = orders
     else:
-        rows = np.zeros((layout.epochs, layout.epoch_slots), np.int64)
+        rows = np.empty((layout.epochs, layout.epoch_slots), np.int64)
         rows[:, :n] = orders
+        # No made-up example will do: a model may take a logarithm of its inputs, or their shares of
+        # their sum, and where those are not finite no weight of zero makes the gradient so.
+        if layout.epoch_slots > n:
+            rows[:, n:] = rows[:, [layout.epoch_slots - layout.batch_size]]
     return rows.reshape(-1, layout.batch_size)[layout.steps]
 
 
@@ -238,7 +227,6 @@ class _Layout(NamedTuple):
       batch_size: Places in a step.
       steps: Which steps of these epochs are taken.
       mask: As of `ClientData`.
-      padding: Where the mask is 0, `None` if it never is.
       steps_per_epoch: As of `ClientData`.
     """
 
@@ -248,7 +236,6 @@ class _Layout(NamedTuple):
     batch_size: int
     steps: slice
     mask: np.ndarray
-    padding: np.ndarray | None
     steps_per_epoch: np.ndarray
 
 
@@ -267,15 +254,14 @@ def _layout(n, batch_size, epochs, steps, first_step, full_batch) -> _Layout:
     if steps_per_epoch and steps is not None:
         epochs = -(-(skipped + steps) // steps_per_epoch)
     slots = steps_per_epoch * batch_size
-    # The order of the examples, the mask and the padding; a generator for each epoch.
-    _require_room(epochs * (13 * slots + 1000))
+    # The order of the examples and the mask; a generator for each epoch.
+    _require_room(epochs * (12 * slots + 1000))
     mask = np.zeros((epochs, slots), np.float32)
     mask[:, :n] = 1
     taken = slice(skipped, None if steps is None else skipped + steps)
     mask = mask.reshape(-1, batch_size)[taken]
     if steps is not None:
         steps_per_epoch = min(steps, steps_per_epoch)
-    padding = mask == 0
     # Clients of one size share it.
     mask.flags.writeable = False
     return _Layout(
@@ -285,7 +271,6 @@ def _layout(n, batch_size, epochs, steps, first_step, full_batch) -> _Layout:
         batch_size,
         taken,
         mask,
-        padding if padding.any() else None,
         np.int32(steps_per_epoch),
     )
 
@@ -472,7 +457,8 @@ def from_dataset(dataset, *, dropout_seed: Sequence[int] = (0,), index: int = -1
       index: Place of the client among all training clients, from 0; -1 if unknown.
 
     Raises:
-      ValueError: If the dataset is empty (its shapes would be unknown) or of anything else.
+      ValueError: If the dataset is empty (its shapes would be unknown), its batches differ in the
+        shape of an example, or its elements are anything else.
     """
     batches = [as_pair(batch) for batch in dataset.as_numpy_iterator()]
     if not batches:
@@ -491,16 +477,22 @@ def from_dataset(dataset, *, dropout_seed: Sequence[int] = (0,), index: int = -1
     size = counts.max()
     mask = (np.arange(size) < counts[:, np.newaxis]).astype(np.float32)
 
-    def stacked(values):
-        padded = np.zeros((len(values), size, *values[0].shape[1:]), values[0].dtype)
-        if counts[0] and not is_zero_in_padding(padded.dtype):
-            padded[:] = values[0][0]
-        padded[mask > 0] = np.concatenate(values)
+    def stacked(name, values):
+        shapes = sorted({v.shape[1:] for v in values})
+        if len(shapes) > 1:
+            raise ValueError(
+                f"The batches of the dataset hold {name} of unlike shapes: {list(shapes[0])} and "
+                f"{list(shapes[1])}; pad them to one shape, with padded_batch(...) say."
+            )
+        padded = np.empty((len(values), size, *values[0].shape[1:]), values[0].dtype)
+        for place, batch in zip(padded, values, strict=True):
+            place[: len(batch)] = batch
+            place[len(batch) :] = batch[:1]
         return padded
 
     return ClientData(
-        x=stacked([x for x, _ in batches]),
-        y=stacked([y for _, y in batches]),
+        x=stacked("x", [x for x, _ in batches]),
+        y=stacked("y", [y for _, y in batches]),
         mask=mask,
         steps_per_epoch=np.int32(len(batches)),
         num_examples=np.int32(counts.sum()),

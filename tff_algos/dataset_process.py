@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_algos import random
-from tff_algos.client_data import ClientData, as_pair, is_zero_in_padding
+from tff_algos.client_data import ClientData, as_pair
 from tff_algos.process import Next, Process
 
 
@@ -53,10 +53,7 @@ def taking_datasets(process: Process, batch_size: int) -> tff.learning.templates
             rest = batch_size - number
 
         def pad(values, spec):
-            first = values[:1]
-            if is_zero_in_padding(np.dtype(spec.dtype.as_numpy_dtype)):
-                first = tf.zeros_like(first)
-            values = tf.concat([values, tf.repeat(first, rest, axis=0)], 0)
+            values = tf.concat([values, tf.repeat(values[:1], rest, axis=0)], 0)
             return tf.ensure_shape(values, [batch_size, *spec.shape[1:]])
 
         mask = tf.cast(tf.range(batch_size) < number, tf.float32)

@@ -9,6 +9,9 @@ name (anything that writes to a variable or draws from a stateful generator, los
 A layer that draws random numbers in training takes where it gets them as an argument of its `call`,
 `uniform`: a function of a shape that returns float32 in [0, 1), called once at most. Here it draws
 from an explicit seed; by default, outside the suite, it may be `tf.random.uniform`.
+
+A layer whose `call` takes `real_examples` gets bool `[batch]` there, false for padding. Its outputs
+for padding are never used, so it may skip that work.
 """
 
 import collections
@@ -121,8 +124,8 @@ def from_keras(
 
     def forward(weights, batch: Batch, training: bool, seed, change=None) -> Forward:
         mask = tf.cast(batch.mask, tf.float32)
-        outputs, penalty = apply(weights, batch.x, training, seed, change, loss_scale)
-        sums, counts = elementwise(loss, batch.y, outputs, mask)
+        outputs, penalty = apply(weights, batch.x, training, seed, change, loss_scale, mask > 0)
+        sums, counts = elementwise(loss, batch.y, outputs, mask, differentiated=True)
         total = tf.reduce_sum(sums)
         if loss_reduction == "mean":
             total = tf.math.divide_no_nan(total, tf.reduce_sum(counts))
@@ -290,11 +293,12 @@ def _targets_of(loss: Any, outputs: tf.TensorSpec) -> tf.TensorSpec:
 def _functional(
     keras_model: tf.keras.Model, layers: Sequence[tf.keras.layers.Layer], freeze: bool = True
 ) -> Callable:
-    """Returns `(weights, x, training, seed, change, loss_scale) -> (outputs, penalty)`.
+    """Returns `(weights, x, training, seed, change, loss_scale, real) -> (outputs, penalty)`.
 
     With `change`, that is applied to the outputs of the layers that prepare the inputs; with
-    `loss_scale`, the gradient of the outputs by the weights is divided by it. The penalty is that
-    of the weights' regularisers. Outputs of 16 bits become float32.
+    `loss_scale`, the gradient of the outputs by the weights is divided by it; with `real`, bool
+    `[batch]`, layers that can leave out other examples do. The penalty is that of the weights'
+    regularisers. Outputs of 16 bits become float32.
 
     Args:
       keras_model: The model.
@@ -312,10 +316,11 @@ def _functional(
     constants = _constants(layers)
     drawing = [layer for layer in layers if _draws(layer)]
     preparing = [layer for layer in layers if _prepares(layer)]
+    choosing = [layer for layer in layers if _takes(layer, "real_examples")]
     # The swap is visible to every thread that calls the same layers.
     lock = threading.RLock()
 
-    def apply(weights, x, training, seed, change=None, loss_scale=None):
+    def apply(weights, x, training, seed, change=None, loss_scale=None, real=None):
         weights = [tf.convert_to_tensor(w) for w in weights]
         with lock, contextlib.ExitStack() as stack:
             for holders, weight in zip(trainable, weights, strict=True):
@@ -333,6 +338,8 @@ def _functional(
                 _swap(stack, [(layer, "call")], _seeded_call(layer, seeds, training))
             for layer in preparing if change else ():
                 _swap(stack, [(layer, "call")], _changed_call(layer.call, change))
+            for layer in choosing if real is not None else ():
+                _swap(stack, [(layer, "call")], functools.partial(layer.call, real_examples=real))
             outputs = keras_model(x, training=training)
         if getattr(outputs, "dtype", None) in _SIXTEEN_BITS:
             mask = losses_utils.get_mask(outputs)
@@ -421,10 +428,11 @@ def _swap_item(stack, holder, key, value):
 
 
 def _draws(layer):
-    return (
-        isinstance(layer, tf.keras.layers.Dropout)
-        or "uniform" in inspect.signature(layer.call).parameters
-    )
+    return isinstance(layer, tf.keras.layers.Dropout) or _takes(layer, "uniform")
+
+
+def _takes(layer, argument):
+    return argument in inspect.signature(layer.call).parameters
 
 
 def _prepares(layer):

@@ -63,7 +63,7 @@ class Model(NamedTuple):
 
 
 def elementwise(
-    fn: Callable, y: tf.Tensor, outputs: Any, mask: tf.Tensor
+    fn: Callable, y: tf.Tensor, outputs: Any, mask: tf.Tensor, differentiated: bool = False
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Applies an elementwise loss or metric and sums it over the positions of each example.
 
@@ -72,14 +72,20 @@ def elementwise(
       y: Targets, `[batch, ...]`.
       outputs: What the model gives for the batch.
       mask: float32 `[batch]`.
+      differentiated: Whether the sums' gradient will be taken. Positions of weight zero then add
+        zero to it, even where their own is not finite.
 
     Returns:
-      Sums of weighted values and sums of weights, each float32 `[batch]`, zero for padding.
+      Sums of weighted values and sums of weights, each float32 `[batch]`, zero for padding. Values
+      of weight zero need not be finite.
 
     Raises:
       ModelError: If the function does not tell examples apart.
     """
     result = fn(y, outputs)
+    if isinstance(result, tuple) and differentiated:
+        # Called again now that the weights are known; the first values are never computed.
+        result = fn(y, _guarded(outputs, result[1]))
     values, weights = result if isinstance(result, tuple) else (result, None)
     values = tf.cast(values, tf.float32)
     if values.shape.rank == 0:
@@ -87,12 +93,49 @@ def elementwise(
             "A loss or metric gave one number for the whole batch, padding included; it must give "
             "one for every example: take the mean over its own numbers only."
         )
-    weights = tf.ones_like(values) if weights is None else tf.cast(weights, tf.float32)
     positions = list(range(1, values.shape.rank))
-    # Padding may have no finite loss, and 0 * inf is not 0.
+    if weights is None:
+        weights = tf.ones_like(values)
+    else:
+        weights = tf.cast(weights, tf.float32)
+        # The value may not be finite there, and 0 * inf is not 0.
+        values = tf.where(tf.equal(weights, 0.0), tf.zeros_like(values), values)
     real = mask > 0
     sums = tf.reduce_sum(values * weights, positions)
     return (
         tf.where(real, sums, tf.zeros_like(sums)),
         tf.where(real, tf.reduce_sum(weights, positions), tf.zeros_like(sums)),
     )
+
+
+def _guarded(outputs: tf.Tensor, weights: Any) -> tf.Tensor:
+    """Returns the outputs with a gradient of 0 where it is not finite and nothing counts.
+
+    Zero times the slope of a function is not zero where that slope is infinite.
+
+    Args:
+      outputs: `[batch, ...]`.
+      weights: Of the values, `[batch, ...]`.
+    """
+    counts = tf.not_equal(tf.cast(weights, tf.float32), 0.0)
+    while not outputs.shape[: counts.shape.rank].is_compatible_with(counts.shape):
+        counts = tf.reduce_any(counts, axis=-1)
+    counts = tf.reshape(
+        counts, tf.concat([tf.shape(counts), [1] * (outputs.shape.rank - counts.shape.rank)], 0)
+    )
+
+    @tf.custom_gradient
+    def guarded(values):
+        def gradient(dy):
+            dy = tf.convert_to_tensor(dy)
+            return tf.where(counts | tf.math.is_finite(dy), dy, tf.zeros_like(dy))
+
+        return tf.identity(values), gradient
+
+    result = guarded(outputs)
+    # Keras and the layers leave things with a tensor: its mask, the logits that it comes from.
+    for name, value in vars(outputs).items():
+        if name not in vars(result):
+            alike = tf.is_tensor(value) and value.dtype == outputs.dtype
+            setattr(result, name, guarded(value) if alike else value)
+    return result

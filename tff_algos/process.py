@@ -15,7 +15,7 @@ from tensorflow_federated.python.core.impl.context_stack import context_stack_im
 
 import hparams as hparams_lib
 from common import memory
-from tff_algos import driver, registry, tff_models
+from tff_algos import driver, registry, schedules, tff_models, tff_names
 from tff_algos.client import LocalTraining
 from tff_algos.client_data import ClientData, check_indices, of_model
 from tff_algos.method import ClientState, Method, TffFederation
@@ -296,7 +296,9 @@ def build(
       **settings: Training settings (`tff_algos.TRAINING_HPARAMS`) and the method's own
         (`tff_algos.get(name).hparams`). `client_optimizer` may also be an object, a
         `tff.learning.optimizers.Optimizer`; its learning rate then stands for
-        `client_learning_rate` unless that is given.
+        `client_learning_rate` unless that is given. `client_lr_schedule` may also be a function
+        from the round (float32 scalar tensor, from 0) to the learning rate, such as a
+        `tf.keras.optimizers.schedules.LearningRateSchedule`, in place of `client_learning_rate`.
 
     Returns:
       The process; for a staged method (`MethodSpec.staged`) its driver.
@@ -309,7 +311,12 @@ def build(
       RuntimeWarning: If an aggregator's secure sums are simulated, or it draws without a seed.
     """
     spec = registry.get(name)
+    for setting in settings:
+        told = tff_names.of_argument(setting)
+        if told is not None:
+            raise hparams_lib.HparamError(f"{name} has no setting {setting!r}. {told}")
     settings, client_optimizer = _client_optimizer(spec, settings)
+    settings, schedule = _client_schedule(settings)
     shared = {h.name for h in registry.TRAINING_HPARAMS}
     # An unknown name, such as TFF's `client_optimizer_fn`, before what is missing for want of it.
     own = hparams_lib.resolve(
@@ -326,7 +333,7 @@ def build(
             )
         own["num_clients"] = num_clients
     model = tff_models.as_model(model)
-    local = LocalTraining(training, client_optimizer)
+    local = LocalTraining(training, client_optimizer, schedule)
     if server_optimizer is not None:
         own["server_optimizer"] = _server_optimizer(spec, settings, server_optimizer)
     adapt = _adapter(spec, training, own, model, model_aggregator, seed, clients_per_round)
@@ -352,7 +359,8 @@ def _client_optimizer(spec, settings) -> tuple[dict, Any]:
     name = f"client_optimizer={type(given).__name__}"
     if not isinstance(given, tff.learning.optimizers.Optimizer):
         raise hparams_lib.HparamError(
-            f"{name} must be a word or a tff.learning.optimizers.Optimizer."
+            f"{name} must be the name of an optimizer, such as client_optimizer='adam' with "
+            "client_learning_rate, or a tff.learning.optimizers.Optimizer."
         )
     if spec.client_optimizers is not None:
         raise hparams_lib.HparamError(
@@ -365,6 +373,11 @@ def _client_optimizer(spec, settings) -> tuple[dict, Any]:
         )
     slots = given.initialize((tf.TensorSpec([1]),))
     rate = slots.get("learning_rate") if isinstance(slots, dict) else None
+    if rate is None and isinstance(slots, dict) and "round_num" in slots:
+        raise hparams_lib.HparamError(
+            f"{name} is of schedule_learning_rate, which starts anew in every round. Give its "
+            "schedule as client_lr_schedule, a function of the round, and the optimizer inside it."
+        )
     if rate is None:
         raise hparams_lib.HparamError(
             f"{name} has no learning_rate in its state, which the method sets every round."
@@ -372,6 +385,24 @@ def _client_optimizer(spec, settings) -> tuple[dict, Any]:
     if settings.get("client_learning_rate") is None:
         settings["client_learning_rate"] = float(rate)
     return settings, given
+
+
+def _client_schedule(settings) -> tuple[dict, Callable | None]:
+    """Returns settings of words only, and the clients' learning rate if that is a function.
+
+    Raises:
+      HparamError: If a rate is given beside it, or its values are no learning rates.
+    """
+    given = settings.get("client_lr_schedule")
+    if not callable(given):
+        return settings, None
+    if settings.get("client_learning_rate") is not None:
+        raise hparams_lib.HparamError(
+            "client_lr_schedule is a function that returns the learning rate itself; leave out "
+            "client_learning_rate."
+        )
+    first = schedules.first_rate(given)
+    return {**settings, "client_lr_schedule": None, "client_learning_rate": first}, given
 
 
 def _server_optimizer(spec, settings, given) -> Any:

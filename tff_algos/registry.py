@@ -153,6 +153,14 @@ AGGREGATORS = {
     "secure": AggregatorTraits(weighted=True, is_private=True, has_secure_sums=True),
 }
 
+# Settings of `aggregator=dp` that only a clipping norm which adapts reads.
+ADAPTIVE_CLIPPING = (
+    "aggregator_initial_clip",
+    "aggregator_target_quantile",
+    "aggregator_clip_learning_rate",
+    "aggregator_clipped_count_stddev",
+)
+
 # What secure sums are here, as callers, the command line and the folder of a run are told.
 SIMULATED = "secure aggregation: sums are taken in clear, of the integers that it would sum"
 
@@ -253,9 +261,10 @@ TRAINING_HPARAMS = (
         "client_lr_schedule",
         "constant",
         "How the client learning rate changes over rounds r = 0, 1, ...: constant; exp_decay, "
-        "eta_l * rate^(r / steps); inv_sqrt_decay, eta_l / sqrt(1 + r / steps).",
-        source="Adaptive Federated Optimization, section 5",
-        choices=("constant", "exp_decay", "inv_sqrt_decay"),
+        "eta_l * rate^(r / steps); inv_sqrt_decay, eta_l / sqrt(1 + r / steps); inverse_time, "
+        "eta_l / (1 + r / steps). In Python also a function of r that returns the rate itself.",
+        source="Adaptive Federated Optimization, section 5; Keras (inverse_time)",
+        choices=("constant", "exp_decay", "inv_sqrt_decay", "inverse_time"),
         flag="client_lr_schedule",
     ),
     _H(
@@ -270,9 +279,13 @@ TRAINING_HPARAMS = (
     ),
     _H(
         "client_lr_decay_steps",
-        hparams_lib.By("client_lr_schedule", {"constant": hparams_lib.NOT_USED}, otherwise=500),
+        hparams_lib.By(
+            "client_lr_schedule",
+            {"constant": hparams_lib.NOT_USED, "inverse_time": 1},
+            otherwise=500,
+        ),
         "Rounds of one decay of the schedule.",
-        source="Adaptive Federated Optimization, App. E.6",
+        source="Adaptive Federated Optimization, App. E.6; 1 of inverse_time: choice",
         minimum=1,
         flag="client_lr_decay_steps",
     ),
@@ -401,6 +414,53 @@ TRAINING_HPARAMS = (
         flag="aggregator_clients_per_round",
     ),
     _H(
+        "aggregator_clip",
+        hparams_lib.By("aggregator", {"dp": None}),
+        "Fixed norm to which dp clips updates. Unset: the norm adapts to a quantile of them.",
+        source="TFF, gaussian_fixed",
+        type=float,
+        minimum=0.0,
+        exclusive_minimum=True,
+        flag="aggregator_clip",
+    ),
+    _H(
+        "aggregator_initial_clip",
+        hparams_lib.By("aggregator", {"dp": 0.1}),
+        "Norm at which dp's adaptive clipping starts.",
+        source="TFF",
+        minimum=0.0,
+        exclusive_minimum=True,
+        flag="aggregator_initial_clip",
+    ),
+    _H(
+        "aggregator_target_quantile",
+        hparams_lib.By("aggregator", {"dp": 0.5}),
+        "Share of updates that dp's adaptive clipping leaves unclipped.",
+        source="TFF",
+        minimum=0.0,
+        maximum=1.0,
+        flag="aggregator_target_quantile",
+    ),
+    _H(
+        "aggregator_clip_learning_rate",
+        hparams_lib.By("aggregator", {"dp": 0.2}),
+        "Learning rate of dp's adaptive clipping norm.",
+        source="TFF",
+        minimum=0.0,
+        flag="aggregator_clip_learning_rate",
+    ),
+    _H(
+        "aggregator_clipped_count_stddev",
+        hparams_lib.By("aggregator", {"dp": None}),
+        "Standard deviation of the noise on dp's count of unclipped updates. It must exceed half "
+        "of the noise multiplier. Unset: 0.05 times the clients of a round.",
+        source="TFF",
+        type=float,
+        minimum=0.0,
+        exclusive_minimum=True,
+        flag="aggregator_clipped_count_stddev",
+    ),
+    _H(
         "aggregator_bits",
         hparams_lib.By("aggregator", {"compressed": 8}),
         "Bits of a quantised number.",
@@ -472,6 +532,12 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:
         raise hparams_lib.HparamError(
             "aggregator_noise_multiplier must be set with aggregator=dp: it has no default."
         )
+    if settings["aggregator_clip"] is not None:
+        for name in ADAPTIVE_CLIPPING:
+            if name in given:
+                raise hparams_lib.HparamError(
+                    f"{name} is not used with aggregator_clip, a norm that does not adapt."
+                )
     return settings
 
 

@@ -21,7 +21,8 @@ sys.path.insert(0, str(REPO))
 
 from common import command_line  # noqa: E402
 
-# What results, tables and figures are made of; `reproduction.run_folders` reads no other file.
+# What results, tables and figures are made of; `reproduction.run_folders` reads no other file but
+# data_digests.json, where it is there.
 FILES = ("client_metrics.csv", "hparams.json", "metrics.csv", "summary.json")
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 import tasks
 import tff_algos
-from simulation.experiment_flags import EXTREMES, Request
+from simulation.experiment_flags import EXTREMES, Request, tracked
 from simulation.measures import fairness
 from simulation.records import outputs
 
@@ -65,6 +65,10 @@ def in_rounds(request: Request) -> Columns:
         names += [f"{kind}/{name}" for kind in ("train", "eval") for name in metrics]
         statistics = fairness.summarize(np.ones(1), np.ones(1), train_sizes=np.ones(1))
         names += [f"{prefix}/{metrics[0]}_{name}" for prefix in prefixes for name in statistics]
+    if metrics is None:
+        beginnings.append("validation/")
+    elif run["validation_fraction"] or run["validation_clients"]:
+        names += [f"validation/{name}" for name in ("loss", *metrics)]
     if request.in_force["aggregator"] != "mean":
         beginnings.append("train/aggregator/")
     if run["evaluate_improvement"]:
@@ -74,7 +78,7 @@ def in_rounds(request: Request) -> Columns:
     if run["track_clients"] == EXTREMES:
         beginnings.append(outputs.TRACKED)
     elif run["track_clients"] is not None:
-        names += [outputs.TRACKED + client for client in run["track_clients"].split(",")]
+        names += [outputs.TRACKED + client for client in tracked(run["track_clients"])]
     if method.staged and request.task.get("noisy_clients"):
         names += NOISE
     if run["workers"]:

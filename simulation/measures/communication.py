@@ -21,7 +21,6 @@ if __name__ == "__main__":
     command_line.begin()
 
 import tff_algos
-from simulation import runtimes
 
 # So that `--help` does not wait for TensorFlow.
 with imports.when_used():
@@ -174,13 +173,6 @@ def measure_method(name: str, **settings: Any) -> Cost:
     return measure(process, rounds)
 
 
-def _main(arguments: list[str]) -> int:
-    try:
-        return main(arguments)
-    finally:
-        runtimes.forget_tffs_own_context()
-
-
 def main(arguments: Sequence[str]) -> int:
     """Prints the cost of methods; see the module's docstring."""
     parser = argparse.ArgumentParser(
@@ -202,4 +194,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    command_line.run(_main)
+    command_line.run(main)

@@ -48,6 +48,14 @@ class ClientMetrics(NamedTuple):
                 (name, values / self.weights[name]) for name, values in self.values.items()
             )
 
+    def of(self, clients: np.ndarray) -> "ClientMetrics":
+        """Returns the metrics of some clients, by their places, in that order."""
+
+        def some(columns):
+            return collections.OrderedDict((name, v[clients]) for name, v in columns.items())
+
+        return ClientMetrics(self.sizes[clients], some(self.values), some(self.weights))
+
     def __add__(self, other: "ClientMetrics") -> "ClientMetrics":
         """Returns the metrics of the same clients on both sets of examples together."""
 
@@ -363,8 +371,8 @@ class TestSet:
         missing = self._chunk - len(clients)
 
         def pad(parts, spec):
-            values = np.concatenate(parts)
-            values = np.pad(values, [(0, missing)] + [(0, 0)] * (values.ndim - 1))
+            # With an example, since a model need not take zeros.
+            values = np.concatenate([*parts, np.repeat(parts[0][:1], missing, axis=0)])
             return tf.convert_to_tensor(values, spec.dtype)
 
         mask = np.zeros(self._chunk, np.float32)

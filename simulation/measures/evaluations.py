@@ -28,7 +28,8 @@ class Evaluated(NamedTuple):
     clients: evaluation.ClientMetrics | None
 
 
-TEST_SETS = ("clients", "central", "validation")
+# `drawn` is what `num_validation_examples` leaves of the central test during the run.
+TEST_SETS = ("clients", "central", "drawn", "validation")
 # Clients' training examples, as others who share the work call them.
 _TRAIN = "train"
 
@@ -65,17 +66,23 @@ def test_sets(
         # Often both are the same examples, which then need not go through the model twice.
         if not ("clients" in found and evaluation.same_examples(task.central_test, task.test)):
             prepare("central", evaluation.OneClient(task.central_test))
-            found["validation"] = found["central"]
+            found["drawn"] = found["central"]
         size = settings["num_validation_examples"]
         if size != -1:
             number = len(task.central_test.y)
             rows = randomness.validation_rows(settings["seed"], number, size)
-            prepare("validation", evaluation.OneClient(task.central_test, rows))
+            prepare("drawn", evaluation.OneClient(task.central_test, rows))
+    if task.validation is not None and np.sum(task.validation.sizes):
+        prepare("validation", task.validation)
     return found
 
 
 class Evaluations:
-    """What a run measures of its model, by the run's settings."""
+    """What a run measures of its model, by the run's settings.
+
+    Attributes:
+      note: What it does not measure, and why, in one line; blank if there is nothing to say.
+    """
 
     def __init__(
         self,
@@ -116,14 +123,20 @@ class Evaluations:
         if settings["track_clients"] is not None:
             initial = built.model.initial_weights
             self._tracked = self._losses.chosen(settings["track_clients"], initial)
-        self._train_sizes = None
-        if task.test is not None and list(task.test.client_ids) == list(train.client_ids):
-            self._train_sizes = train.sizes
+        self.note, self._train_sizes, places = "", None, None
+        if task.test is not None:
+            places, only_test = _matched(task.test, train)
+            if len(only_test):
+                self.note = _note(task, only_test)
+            else:
+                self._train_sizes = np.where(places < 0, 0, np.asarray(train.sizes)[places])
         tests = test_sets(self._evaluator, task, settings, named=spread is not None)
-        self._clients, self._central, self._validation = map(tests.get, TEST_SETS)
+        self._clients, self._central, self._drawn, self._validation = map(tests.get, TEST_SETS)
         self._trained = None
         if settings["evaluate_all_local_data"]:
-            if self._train_sizes is None:
+            # Each client that trains has a place among those that test, and the other way round.
+            self._places = places
+            if places is None or sorted(places) != list(range(len(train.client_ids))):
                 raise HparamError(
                     f"--evaluate_all_local_data has no meaning with --task={task.name} as it is "
                     "set, whose clients do not both train and test."
@@ -148,7 +161,7 @@ class Evaluations:
           final: Whether to take all central test examples, whatever the run's settings.
         """
         columns = collections.OrderedDict()
-        central = self._central if final else self._validation
+        central = self._central if final else self._drawn
         tests = self._task.test
         personal = None
         if self._clients:
@@ -165,7 +178,14 @@ class Evaluations:
             if self._trained:
                 trained = self._personal(_TRAIN, self._train, weights, client_states)
                 trained = trained or self._evaluator(weights, self._trained)
-                columns.update(self._fairness("fairness_all", trained + clients))
+                together = trained.of(self._places) + clients
+                columns.update(self._fairness("fairness_all", together))
+        if self._validation:
+            held_out = self._task.validation
+            validated = self._personal("validation", held_out, weights, client_states)
+            validated = validated or self._evaluator(weights, self._validation)
+            pooled = validated.pooled()
+            columns.update((f"validation/{name}", value) for name, value in pooled.items())
         columns.update(self._tracked_losses(weights))
         columns.update(self._label_noise(state))
         return Evaluated(columns, clients)
@@ -233,6 +253,27 @@ class Evaluations:
         return staged.label_noise(findings, given, true)
 
 
+def _matched(test: FederatedData, train: FederatedData) -> tuple[np.ndarray, list[str]]:
+    """Matches clients by their ids.
+
+    Returns:
+      The place among the training clients of each one that tests, int64 `[N]`, -1 for those that
+      do not train; and the ids of these that have test examples.
+    """
+    known = {client: place for place, client in enumerate(train.client_ids)}
+    places = np.array([known.get(client, -1) for client in test.client_ids], np.int64)
+    only_test = np.flatnonzero((places < 0) & (np.asarray(test.sizes) > 0))
+    return places, [test.client_ids[k] for k in only_test]
+
+
+def _note(task: Task, only_test: Sequence[str]) -> str:
+    number = int(np.count_nonzero(np.asarray(task.test.sizes)))
+    return (
+        f"{len(only_test)} of {number} test clients do not train (e.g. {only_test[0]!r}), so the "
+        "columns fairness/..._t, which weight clients by training examples, are left out."
+    )
+
+
 class Share:
     """What one of those who share the work measures; names are those of `Evaluations`."""
 
@@ -291,7 +332,8 @@ class Share:
         self, name: str, weights: Sequence[Any], own: Sequence[tuple[int, Any]]
     ) -> list[tuple[int, evaluation.ClientMetrics]]:
         """Evaluates clients with weights of their own, see `evaluation.PersonalEvaluator.each`."""
-        data = self._train if name == _TRAIN else self._task.test
+        task = self._task
+        data = {_TRAIN: self._train, "validation": task.validation}.get(name, task.test)
         return list(self._each.each(weights, own, data))
 
 

@@ -70,7 +70,7 @@ class TrainingLosses:
             losses = self([initial], np.arange(len(ids)))[0]
             return np.array([np.nanargmin(losses), np.nanargmax(losses)])
         experiment_flags.check_tracked(which, ids)
-        return np.array([ids.index(name) for name in dict.fromkeys(which.split(","))])
+        return np.array([ids.index(name) for name in experiment_flags.tracked(which)])
 
 
 class Part:

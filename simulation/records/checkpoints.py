@@ -123,7 +123,17 @@ def _load(path):
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             header = json.loads(arrays["header"].tobytes())
             leaves = [arrays[f"leaf_{i}"] for i in range(len(arrays.files) - 1)]
-        # Versions that sealed nothing left no seal.
-        return Checkpoint(header["round_num"], leaves, header["settings"], header.get("seal", {}))
-    except (KeyError, ValueError, zipfile.BadZipFile):
+    except (KeyError, ValueError, RecursionError, zipfile.BadZipFile):
         return None
+    if not isinstance(header, dict):
+        return None
+    # Versions that sealed nothing left no seal.
+    round_num, settings, seal = (header.get(k) for k in ("round_num", "settings", "seal"))
+    seal = {} if "seal" not in header else seal
+    if type(round_num) is not int or not isinstance(settings, dict) or not isinstance(seal, dict):
+        return None
+    if type(settings.get("total_rounds", 0)) is not int:
+        return None
+    if not all(isinstance(value, str | None) for value in seal.values()):
+        return None
+    return Checkpoint(round_num, leaves, settings, seal)

@@ -1,8 +1,8 @@
-"""Writing files so that a kill at any moment leaves the old content or the new, never a mixture."""
+"""Files of a run's folder: how they are written, and how their errors are told."""
 
 import contextlib
-import os
 
+from common.writing import csv_text, open_to_append, write_atomically
 from simulation.errors import RunError
 
 
@@ -19,23 +19,4 @@ def explained(path: str):
         raise RunError(f"Cannot use {e.filename or path}: {e.strerror or e}.") from e
 
 
-def write_atomically(path: str, content: bytes) -> None:
-    """Replaces the content of a file, on disk when this returns.
-
-    Only one process may write `path` at a time.
-
-    Raises:
-      OSError: If the file cannot be written; the old content is then untouched.
-    """
-    temporary = f"{path}.tmp"
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    # The rename itself lasts through a power cut only once the folder is on disk.
-    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+__all__ = ["csv_text", "explained", "open_to_append", "write_atomically"]

@@ -44,6 +44,7 @@ from typing import Any
 import filelock
 import numpy as np
 
+from hparams import Value
 from simulation.errors import RunError
 from simulation.records import checkpoints, files
 from tasks import fingerprint
@@ -174,6 +175,13 @@ class ExperimentFolder:
                 f"run of {self.file('hparams.json')}; restore what was there, or choose another "
                 "--experiment_name."
             )
+        lacking = {"client_states.sqlite", "data", "metrics.csv"} - checkpoint.seal.keys()
+        if lacking:
+            raise RunError(
+                f"The checkpoint of round {checkpoint.round_num} in {path} is damaged: it has no "
+                f"seal of {', '.join(sorted(lacking))}; restore it, or choose another "
+                "--experiment_name."
+            )
         # A start from round 0 writes row 0 again, so it may have got as far as removing it.
         if checkpoint.round_num:
             with files.explained(self.path):
@@ -254,9 +262,13 @@ class ExperimentFolder:
         """
         with files.explained(self.path):
             summary = self._read_sealed("summary.json")
-        if summary is not None and not _has(summary, {"finished": bool, "rounds": int}):
+        if summary is None:
+            return 0
+        # Versions that sealed nothing left no seals.
+        kinds = {"finished": bool, "rounds": int, **({"seals": dict} if "seal" in summary else {})}
+        if not _has(summary, kinds) or summary["rounds"] < 0:
             raise RunError(f"{self.file('summary.json')} is damaged: parts of it are missing.")
-        return summary["rounds"] if summary and summary["finished"] else 0
+        return summary["rounds"] if summary["finished"] else 0
 
     def check_results(self) -> str:
         """Checks the files of a finished run.
@@ -271,9 +283,9 @@ class ExperimentFolder:
             summary = self._read_sealed("summary.json")
             if "seal" not in summary:
                 return f"{self.path} is of an earlier version, which sealed nothing: not checked."
-            self._check_rows(summary["rounds"], summary["seals"]["metrics.csv"])
+            self._check_rows(summary["rounds"], summary["seals"].get("metrics.csv"))
             path = self.file("client_metrics.csv")
-            if file_digest(path) != summary["seals"]["client_metrics.csv"]:
+            if file_digest(path) != summary["seals"].get("client_metrics.csv", ""):
                 raise RunError(
                     f"{path} is not what the run wrote; restore it, or remove "
                     f"{self.file('summary.json')} and run the same command again to have both "
@@ -314,7 +326,10 @@ class ExperimentFolder:
         """
         content = self._read_sealed("hparams.json")
         kinds = {"flags": dict, "start": dict, "resumed": list}
-        if content is not None and not _has(content, kinds):
+        if content is not None and (
+            not _has({"objects": {}, **content}, {**kinds, "objects": dict})
+            or not all(isinstance(value, Value) for value in content["flags"].values())
+        ):
             raise RunError(
                 f"{self.file('hparams.json')} is damaged: parts of it are missing; restore it, or "
                 "choose another --experiment_name."
@@ -362,7 +377,9 @@ def read_json(path: str) -> dict[str, Any] | None:
 
 
 def _has(content, kinds) -> bool:
-    return all(isinstance(content.get(name), kind) for name, kind in kinds.items())
+    found = ((content.get(name), kind) for name, kind in kinds.items())
+    # Python takes `true` for a number.
+    return all(isinstance(v, kind) and (kind is bool or v is not True) for v, kind in found)
 
 
 class MetricsCsv:
@@ -427,7 +444,7 @@ class MetricsCsv:
 
     def _rewrite(self, rows):
         files.write_atomically(self._path, _csv_text(self._columns, rows))
-        self._file = open(self._path, "a", encoding="utf-8", newline="")  # noqa: SIM115
+        self._file = files.open_to_append(self._path, "a", encoding="utf-8", newline="")
 
 
 def read_csv(path: str) -> tuple[list[str], list[dict[str, str]]]:
@@ -785,11 +802,8 @@ def _group(column):
 
 
 def _csv_text(columns, rows) -> bytes:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
+    cells = [[row.get(column) for column in columns] for row in rows]
+    return files.csv_text([columns, *cells]).encode()
 
 
 def _finite_or_none(content):

@@ -160,12 +160,21 @@ def write_start(
         "task_settings": dict(task.settings),
         "num_clients": len(task.train.client_ids),
         "num_training_examples": int(np.sum(task.train.sizes)),
+        **_validation(task.validation),
         **({"objects": _names(request.objects)} if request.objects else {}),
         **({"simulated": SIMULATED} if request.in_force["aggregator"] == "secure" else {}),
         "start": recorded["start"] if recorded else start,
         "resumed": [*recorded["resumed"], start] if recorded else [],
     }
     folder.write_sealed("hparams.json", content)
+
+
+def _validation(data):
+    """Counts what settings are chosen by."""
+    if data is None:
+        return {}
+    number = int(np.sum(np.asarray(data.sizes) > 0))
+    return {"validation": {"clients": number, "examples": int(np.sum(data.sizes))}}
 
 
 def _names(objects):

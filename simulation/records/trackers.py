@@ -9,6 +9,8 @@ import hashlib
 import importlib.util
 import math
 import os
+import posixpath
+import re
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -136,6 +138,16 @@ class WeightsAndBiases:
         self._run.finish()
 
 
+def _mlflows_name(column: str) -> str:
+    """Returns a column's name with the characters that MLflow allows; others stay as unique."""
+    name = re.sub(r"[^A-Za-z0-9_. /-]", "_", column)
+    if name == column and posixpath.normpath(name) == name:
+        return name
+    # Of a path, MLflow takes no empty, single-dot or double-dot part.
+    name = re.sub(r"(^|/)\.*(?=/|$)", r"\1_", name)
+    return f"{name}_{hashlib.sha256(column.encode()).hexdigest()[:8]}"
+
+
 class MLflow:
     """A run of MLflow, in an experiment named after the task."""
 
@@ -174,8 +186,9 @@ class MLflow:
         """Sends the numbers of a round."""
         if round_num < self._next:
             return
+        now = int(1000 * time.time())
         metrics = [
-            self._entities.Metric(name, value, timestamp=int(1000 * time.time()), step=round_num)
+            self._entities.Metric(_mlflows_name(name), value, timestamp=now, step=round_num)
             for name, value in values.items()
             if math.isfinite(value)
         ]

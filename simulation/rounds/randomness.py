@@ -6,9 +6,15 @@ purpose and is never 0: `SeedSequence` pads with zeros, so tuples of unequal len
 by it alone. Every entry must be below 2**32, or it would take up two words and shift the rest.
 """
 
+import hashlib
+from collections.abc import Sequence
+
 import numpy as np
 
+from tff_algos import random
+
 _COHORT, _ORDER, _DROPOUT, _VALIDATION, _EPOCHS, _VISITS = 1, 2, 3, 4, 5, 6
+_HELD_OUT_CLIENTS, _HELD_OUT_ROWS = 7, 8
 
 
 def cohort(seed: int, round_index: int, num_clients: int, size: int) -> np.ndarray:
@@ -72,3 +78,43 @@ def validation_rows(seed: int, num_examples: int, size: int) -> np.ndarray:
         return np.arange(num_examples)
     rng = np.random.default_rng((seed, _VALIDATION))
     return np.sort(rng.permutation(num_examples)[:size])
+
+
+def held_out_clients(seed: int, ids: Sequence[str], number: int) -> np.ndarray:
+    """Draws clients that are held out of training.
+
+    Each client draws a number of its own, by the seed and its id; those with the least are held
+    out. So neither the order of the clients nor the number of the others matters to a draw.
+
+    Args:
+      seed: `--seed`.
+      ids: Ids of all clients.
+      number: How many to hold out.
+
+    Returns:
+      int64 `[number]`, places in `ids`, ascending.
+    """
+    words = random.seed_words([(seed, _HELD_OUT_CLIENTS, *_words(name)) for name in ids], 2)
+    draws = words[:, 0].astype(np.uint64) << np.uint64(32) | words[:, 1]
+    return np.sort(np.argsort(draws, kind="stable")[:number])
+
+
+def held_out_rows(seed: int, client_id: str, num_examples: int, number: int) -> np.ndarray:
+    """Draws which of a client's examples are held out of training, by the seed and its id.
+
+    Args:
+      seed: `--seed`.
+      client_id: Id of the client.
+      num_examples: Number of its examples.
+      number: How many to hold out.
+
+    Returns:
+      int64 `[number]`, ascending.
+    """
+    rng = np.random.default_rng((seed, _HELD_OUT_ROWS, *_words(client_id)))
+    return np.sort(rng.permutation(num_examples)[:number])
+
+
+def _words(client_id: str) -> list[int]:
+    digest = hashlib.sha256(client_id.encode()).digest()
+    return [int.from_bytes(digest[i : i + 4], "little") for i in range(0, 16, 4)]

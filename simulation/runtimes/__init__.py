@@ -24,7 +24,6 @@ import ctypes
 import functools
 import gc
 import os
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -264,20 +263,6 @@ def _memory_limits(gpu) -> list[float]:
     import tensorflow as tf
 
     return [c.memory_limit for c in tf.config.get_logical_device_configuration(gpu) or ()]
-
-
-def forget_tffs_own_context() -> None:
-    """Makes TFF computations fail where no runtime is installed, for the rest of the process.
-
-    TFF sets a default context when it is imported, whose destructor prints an error when it runs as
-    late as the end of the process. Does nothing if TFF was not imported.
-    """
-    if "tensorflow_federated" not in sys.modules:
-        return
-    import tensorflow_federated as tff
-    from tensorflow_federated.python.core.impl.context_stack import runtime_error_context
-
-    tff.framework.set_default_context(runtime_error_context.create_runtime_error_context())
 
 
 def device_description() -> str:

@@ -23,10 +23,11 @@ client. TFF's learning algorithms use it by default; they run 20 times faster he
 `loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR`.
 """
 
-import collections
 import concurrent.futures
+import functools
 import os
 import threading
+import weakref
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -38,8 +39,6 @@ from tensorflow_federated.python.core.impl.compiler import transformations
 
 from common import memory
 from simulation.runtimes import tff_interpreter, tff_values
-
-_MAX_COMPILED_COMPUTATIONS = 128
 
 
 def _to_native_form(comp):
@@ -91,9 +90,9 @@ class InProcessContext(tff.program.FederatedContext):
         self._interpreter = tff_interpreter.Interpreter(self._pool, num_threads)
         self.intrinsic_calls = self._interpreter.intrinsic_calls
         self._lock = threading.Lock()
-        # Keyed by id, since hashing a computation serialises it; each entry holds its computation,
-        # so an id can not come to mean another one.
-        self._compiled = collections.OrderedDict()
+        # Keyed by id, since hashing a computation serialises it. An entry goes with its
+        # computation, so that building a process a round keeps no memory.
+        self._compiled = {}
 
     def close(self):
         """Ends the threads. The context can not be used afterwards."""
@@ -123,7 +122,6 @@ class InProcessContext(tff.program.FederatedContext):
         with self._lock:
             entry = self._compiled.get(id(comp))
             if entry is not None:
-                self._compiled.move_to_end(id(comp))
                 return entry[1]
             # Compilation loses the Python containers, so convert by the types before it.
             parameter, result = comp.type_signature.parameter, comp.type_signature.result
@@ -136,7 +134,11 @@ class InProcessContext(tff.program.FederatedContext):
                     self._interpreter.resolve(_to_native_form(comp)),
                     tff_values.egester(result),
                 )
-            self._compiled[id(comp)] = (comp, compiled)
-            if len(self._compiled) > _MAX_COMPILED_COMPUTATIONS:
-                self._compiled.popitem(last=False)
+            # Without the lock, which this thread may hold when the collector runs.
+            forget = functools.partial(_forget, self._compiled, id(comp))
+            self._compiled[id(comp)] = (weakref.ref(comp, forget), compiled)
             return compiled
+
+
+def _forget(compiled, key, _):
+    compiled.pop(key, None)

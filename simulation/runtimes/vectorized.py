@@ -35,14 +35,7 @@ from simulation.runtimes.plans import field_of
 from tasks.layers import vectorizable
 from tff_algos import aggregation, client
 from tff_algos import process as process_lib
-from tff_algos.client_data import (
-    Batch,
-    ClientData,
-    Gathered,
-    arrays,
-    is_zero_in_padding,
-    of_model,
-)
+from tff_algos.client_data import Batch, ClientData, Gathered, arrays, of_model
 from tff_algos.model import Model
 
 __all__ = [
@@ -220,23 +213,28 @@ def _check(data, model):
 
 def _stack(clients: list[ClientData]) -> ClientData:
     size = tuple(np.max([c.mask.shape for c in clients], axis=0))
+    filled = [k for k, c in enumerate(clients) if c.mask.size]
     padded = {}
-    ragged = any(c.mask.shape != size for c in clients)
     for name in ("x", "y", "mask"):
         of_clients = [getattr(c, name) for c in clients]
         shape = (len(clients), *size, *of_clients[0].shape[2:])
         block = eager_tensors.empty(shape, of_clients[0].dtype)
-        if ragged:
-            block[:] = 0
         for k, values in enumerate(of_clients):
             place = block[k, : values.shape[0], : values.shape[1]]
             if isinstance(values, Gathered):
                 values.into(place)
             else:
                 place[:] = values
-            fills = ragged and place.size and name != "mask"
-            if fills and not is_zero_in_padding(block.dtype):
-                block[k, : values.shape[0], values.shape[1] :] = place[0, 0]
+        # The mask leaves out all places beyond a client's own. But the model runs on them as well,
+        # so they hold examples that it takes: the client's, or those of another if it has none.
+        for k, values in enumerate(of_clients if filled else ()):
+            steps, width = values.shape[:2]
+            if name == "mask":
+                block[k, :steps, width:] = block[k, steps:] = 0
+                continue
+            given = block[k, :steps, :1] if steps and width else block[filled[0], :1, :1]
+            block[k, :steps, width:] = given
+            block[k, steps:] = given[:1]
         padded[name] = block
     rest = {
         name: np.array([getattr(c, name) for c in clients], dtype) for name, dtype in _ONCE.items()

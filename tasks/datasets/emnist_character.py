@@ -1,29 +1,37 @@
 """`emnist_character`: Federated EMNIST as TFF has it, 3,400 writers and 62 characters.
 
 FedOpt's EMNIST CR (Reddi et al. 2021): 671,585 training and 77,483 test examples, every writer with
-some of both. The data are read from TFF's own sqlite file.
+some of both. The data are read from TFF's own file or its older HDF5 files.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
-import tensorflow as tf
 
 from tasks import generated, settings
-from tasks.formats import files
-from tasks.formats.sqlite_clients import SqliteFederatedData, locate
+from tasks.formats import files, tffs
 from tasks.models import losses, models
 from tasks.registry import TaskSpec
-from tasks.task import ArrayFederatedData, Examples, Task
+from tasks.task import ArrayFederatedData, Examples, FederatedData, Task
 
 _NUM_CLASSES = 62
-_FILE = "emnist_all.sqlite"
-_ADVICE = (
-    "get https://storage.googleapis.com/tff-datasets-public/emnist_all.sqlite.lzma and set "
-    "--data_dir to its folder"
+PUBLISHED = tffs.Published(
+    folder="emnist",
+    sqlite="emnist_all.sqlite",
+    h5="fed_emnist",
+    features={
+        "pixels": tffs.Feature((28, 28), "float32"),
+        "label": tffs.Feature((), "int64"),
+    },
+    example="28x28 pixels and a label",
+    advice=(
+        "get https://storage.googleapis.com/tff-datasets-public/emnist_all.sqlite.lzma and set "
+        "--data_dir to its folder"
+    ),
+    splits=("all_train", "all_test"),
 )
 
 
@@ -70,13 +78,14 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, init: str
 
 
 def open_file(
-    data_dir: str | None, advice: str = _ADVICE
-) -> tuple[SqliteFederatedData, SqliteFederatedData]:
+    data_dir: str | None, advice: str | None = None
+) -> tuple[FederatedData, FederatedData]:
     """Opens TFF's file of 62 classes.
 
     Args:
       data_dir: Its folder; `None` means TFF's cache, which is filled by a download.
-      advice: Where to get the file and how to point at it, for error texts.
+      advice: Where to get the file and how to point at it, for error texts; `None` means TFF's
+        address.
 
     Returns:
       Training and test examples of each writer, as `parse` gives them.
@@ -84,42 +93,27 @@ def open_file(
     Raises:
       DataError: If the file is missing or damaged and cannot be downloaded.
     """
-    path = locate(_FILE, "emnist", data_dir, advice)
-    train = SqliteFederatedData(path, "all_train", parse, advice)
-    test = SqliteFederatedData(path, "all_test", parse, advice)
-    if test.client_ids == train.client_ids:
-        test.client_ids = train.client_ids
-    return train, test
+    published = PUBLISHED._replace(advice=advice) if advice else PUBLISHED
+    return tffs.open_clients(published, data_dir, parse)
 
 
-def parse(serialized: Sequence[bytes]) -> Examples:
-    """Parses examples as they are in TFF's file.
+def parse(features: Mapping[str, np.ndarray]) -> Examples:
+    """Returns examples as the task has them.
 
     Args:
-      serialized: `tf.train.Example` protos with `pixels` (784 floats) and `label` (one integer).
+      features: `pixels` `[n, 28, 28]` and `label` `[n]`, as they are in TFF's file.
 
     Returns:
       x float32 `[n, 28, 28, 1]` and y int32 `[n]`.
 
     Raises:
-      ValueError: If an example is not such a proto, or a pixel or label is out of range.
+      ValueError: If a pixel or label is out of range.
     """
-    try:
-        parsed = tf.io.parse_example(
-            tf.constant(serialized, tf.string, shape=(len(serialized),)),
-            {
-                "pixels": tf.io.FixedLenFeature((28, 28, 1), tf.float32),
-                "label": tf.io.FixedLenFeature((), tf.int64),
-            },
-        )
-    # TensorFlow fails to decode its own message when it quotes bytes that are not text.
-    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
-        raise ValueError("an example that is not 28x28 pixels and a label") from error
-    x, y = parsed["pixels"].numpy(), parsed["label"].numpy()
+    x, y = features["pixels"], features["label"]
     files.check_labels(y, _NUM_CLASSES)
     if len(y) and not (0 <= x.min() and x.max() <= 1):
         raise ValueError(f"pixels from {x.min():g} to {x.max():g}, outside [0, 1]")
-    return Examples(x, y.astype(np.int32))
+    return Examples(x[..., np.newaxis], y.astype(np.int32))
 
 
 def _synthetic() -> tuple[ArrayFederatedData, ArrayFederatedData, Examples]:

@@ -7,7 +7,6 @@ class each.
 from __future__ import annotations
 
 import functools
-import math
 import os
 from typing import Any
 
@@ -262,14 +261,8 @@ def _parts(labels, partition, chosen, seed) -> list[np.ndarray]:
         return partitions.iid(len(labels), num_clients, seed)
     if partition == "shards":
         return partitions.shards(labels, num_clients, chosen["shards_per_client"], seed)
-    share = len(labels) / num_clients * chosen["min_share"]
-    return partitions.dirichlet_by_class(
-        labels,
-        num_clients,
-        chosen["alpha"],
-        seed,
-        min_size=max(2, math.ceil(share)),  # Two: one to train on and one to test.
-    )
+    least = partitions.least_size(len(labels), num_clients, chosen["min_share"])
+    return partitions.dirichlet_by_class(labels, num_clients, chosen["alpha"], seed, least)
 
 
 def _of_classes(train, test, client_ids, scale) -> dict[str, Any]:

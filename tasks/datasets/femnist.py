@@ -52,7 +52,7 @@ SPEC = TaskSpec(
     name="femnist",
     summary=(
         "Characters by their 3,550 writers (LEAF): AdaFedAdam's MLP 784-128-62 (108,478 "
-        "parameters) or Ditto's CNN (222,078)."
+        "parameters), Ditto's CNN (222,078) or FedOpt's (1,206,590)."
     ),
     class_labels=True,
     preparer="prepare",
@@ -123,9 +123,12 @@ SPEC = TaskSpec(
         Hparam(
             name="model",
             default="mlp",
-            help="`mlp` has 128 hidden units, `cnn` two convolutions and 128 units.",
-            source="AdaFedAdam: mlp; AdaFed: cnn",
-            choices=("mlp", "cnn"),
+            help=(
+                "`mlp` has 128 hidden units, `cnn` two convolutions and 128 units, `fedopt_cnn` is "
+                "that of emnist_character."
+            ),
+            source="AdaFedAdam: mlp; AdaFed: cnn; FedOpt and FedDA: fedopt_cnn",
+            choices=("mlp", "cnn", "fedopt_cnn"),
         ),
         settings.partition_seed("the draw of clients and of their train/test splits"),
         settings.init("torch", "AdaFedAdam and AdaFed (PyTorch)"),
@@ -181,6 +184,7 @@ def load(
     make = {
         "mlp": functools.partial(models.mlp, hidden=(128,)),
         "cnn": models.femnist_cnn,
+        "fedopt_cnn": models.emnist_cnn,
     }[model]
     return Task(
         name="femnist",

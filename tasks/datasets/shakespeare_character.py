@@ -15,11 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from hparams import By, Hparam, HparamError
 from tasks import settings
-from tasks.formats import files, leaf, prepared, shakespeare_text, sqlite_clients
+from tasks.formats import files, leaf, prepared, shakespeare_text, tffs
 from tasks.models import losses, models
 from tasks.registry import Clients, TaskSpec
 from tasks.task import DataError, Examples, Task
@@ -42,7 +41,6 @@ _TEST_FRACTION = 0.2
 # What LEAF's files have of a role: windows of 80 characters' codes, each with the code after it.
 _WINDOWS = {"tokens": prepared.Array("uint8", (LENGTH + 1,))}
 
-_FILE = "shakespeare.sqlite"
 _ADVICE = (
     "get https://storage.googleapis.com/tff-datasets-public/shakespeare.sqlite.lzma, or the play "
     "text (see tasks/formats/shakespeare_text.py), and set --data_dir to its folder"
@@ -50,6 +48,14 @@ _ADVICE = (
 _LEAF_ADVICE = (
     "make LEAF's files with https://github.com/TalwalkarLab/leaf (data/shakespeare/preprocess.sh) "
     "and set --data_dir to their folder"
+)
+_TFFS = tffs.Published(
+    folder="shakespeare",
+    sqlite="shakespeare.sqlite",
+    h5="shakespeare",
+    features={"snippets": tffs.Feature((), "bytes")},
+    example="a snippet of text",
+    advice=_ADVICE,
 )
 
 
@@ -95,8 +101,8 @@ SPEC = TaskSpec(
             help=(
                 "`tff` reads TFF's sqlite file, `text` the play text of 1994, `leaf` LEAF's JSON "
                 "files; `auto` reads TFF's file if --data_dir has it, or without --data_dir, and "
-                "the settings fit it, else the text, from which TFF's 715 roles cannot be made "
-                "but 661 can, or LEAF's files if there is no text and the settings fit them; "
+                "the settings fit it, else the text, which gives 707 clients by the rule of TFF's "
+                "715, or LEAF's files if there is no text and the settings fit them; "
                 "what depends on the source is then as with the one found."
             ),
             source="FedOpt, Shakespeare: TFF's file",
@@ -106,8 +112,8 @@ SPEC = TaskSpec(
             name="roles",
             default=By("source", {"leaf": "leaf"}, otherwise="tff"),
             help=(
-                "Rule by which a role is a client: `tff` (22 plays under six titles, two "
-                "speeches or more), `leaf` (1,129 roles of more than 80 characters and three "
+                "Rule by which a role is a client: `tff` (23 plays under six titles, more than "
+                "80 characters), `leaf` (1,129 roles of more than 80 characters and three "
                 "lines or more) or `mcmahan` (1,146 roles of three lines or more)."
             ),
             source="FedOpt, Shakespeare; AdaFed and FedCAda: leaf",
@@ -350,7 +356,7 @@ def _source(data_dir: str | None, chosen: Mapping[str, Any]) -> str:
         return chosen["source"]
     if (chosen["roles"], chosen["examples"]) != ("tff", "sequences"):
         return _text_or_leaf(data_dir, chosen)
-    has_file = data_dir is None or sqlite_clients.find(_FILE, "shakespeare", data_dir, _ADVICE)
+    has_file = data_dir is None or tffs.find(_TFFS, data_dir) is not None
     return "tff" if has_file else "text"
 
 
@@ -397,28 +403,20 @@ def _choose(
 
 def _read_tff(data_dir: str | None) -> dict[str, _Client]:
     """Reads all clients of TFF's file; as sequences they are a few megabytes."""
-    path = sqlite_clients.locate(_FILE, "shakespeare", data_dir, _ADVICE)
     parts = []
-    for split in ("train", "test"):
-        data = sqlite_clients.SqliteFederatedData(path, split, _parse, _ADVICE)
+    for data in tffs.open_clients(_TFFS, data_dir, _speeches):
         parts.append({name: _pack(data.examples(k).x) for k, name in enumerate(data.client_ids)})
     train, test = parts
     if train.keys() != test.keys():
-        raise DataError(f"{path} has other clients in train than in test; {_ADVICE}")
+        (path,) = data.files
+        raise DataError(f"{path} has other clients in test than in train; {_ADVICE}")
     return {name: _Client(train[name], test[name]) for name in train}
 
 
-def _parse(serialized: Sequence[bytes]) -> Examples:
-    """Parses TFF's examples: x are the speeches, bytes `[n]`; y is a row of zeros for the form."""
-    try:
-        parsed = tf.io.parse_example(
-            tf.constant(serialized, tf.string, shape=(len(serialized),)),
-            {"snippets": tf.io.FixedLenFeature((), tf.string)},
-        )
-    # TensorFlow fails to decode its own message when it quotes bytes that are not text.
-    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
-        raise ValueError("an example that is not a snippet of text") from error
-    return Examples(parsed["snippets"].numpy(), np.zeros(len(serialized), np.int32))
+def _speeches(features: Mapping[str, np.ndarray]) -> Examples:
+    """Returns speeches, bytes `[n]`, as x; y is a row of zeros for the form."""
+    speeches = features["snippets"]
+    return Examples(speeches, np.zeros(len(speeches), np.int32))
 
 
 def _read_leaf(
@@ -478,10 +476,10 @@ def _read_text(data_dir: str | None, rule: str) -> list[shakespeare_text.Role]:
         raise DataError(f"The play text needs --data_dir: {shakespeare_text.ADVICE}")
     path = shakespeare_text.find(data_dir)
     if path is None:
-        paths = [*shakespeare_text.paths(data_dir), os.path.join(data_dir, _FILE)]
+        paths = [*shakespeare_text.paths(data_dir), os.path.join(data_dir, _TFFS.sqlite)]
         there = files.but_there_is(paths)
         raise DataError(
-            f"{data_dir} has neither {_FILE}[.lzma] nor the play text{there}; {_ADVICE}"
+            f"{data_dir} has neither {_TFFS.sqlite}[.lzma] nor the play text{there}; {_ADVICE}"
         )
     return shakespeare_text.roles(shakespeare_text.read(path), rule)
 

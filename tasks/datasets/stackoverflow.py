@@ -16,19 +16,18 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
+from common import writing
 from hparams import Hparam
 from tasks import settings
 from tasks import task as task_lib
-from tasks.formats import downloads, files, prepared, sqlite_clients, text
+from tasks.formats import downloads, files, hdf5_clients, prepared, sqlite_clients, text, tffs
 from tasks.models import losses, models
 from tasks.registry import TaskSpec
 from tasks.task import DataError, Examples, FederatedData, Task
 
 LENGTH = 20
 
-_FILE = "stackoverflow.sqlite"
 _WORDS = "stackoverflow.word_count"
 _TAGS = "stackoverflow.tag_count"
 # Of their archives, as TFF has them.
@@ -42,6 +41,14 @@ _ADVICE = (
     "get stackoverflow.sqlite.lzma, stackoverflow.word_count.tar.bz2 and "
     "stackoverflow.tag_count.tar.bz2 from https://storage.googleapis.com/tff-datasets-public/ and "
     "set --data_dir to their folder"
+)
+_TFFS = tffs.Published(
+    folder="stackoverflow",
+    sqlite="stackoverflow.sqlite",
+    h5="stackoverflow",
+    features={name: tffs.Feature((), "bytes") for name in ("tokens", "title", "tags")},
+    example="tokens, title and tags",
+    advice=_ADVICE,
 )
 
 
@@ -152,7 +159,7 @@ def load_word(
         words = _vocabulary(data_dir, vocab_size)
         make = functools.partial(word_examples, place=text.places(words))
         train, test = _open(data_dir, make, max_examples)
-        parts = test.some(num_test_examples, partition_seed)
+        parts = tffs.some(test, num_test_examples, partition_seed)
         central_test = Examples(
             *(np.concatenate(part)[:num_test_examples] for part in zip(*parts, strict=True))
         )
@@ -205,7 +212,7 @@ def load_tag(
     else:
         train, test = _open(data_dir, make, max_examples)
         train = _Dense(train)
-        x, y = zip(*test.some(num_test_examples, partition_seed), strict=True)
+        x, y = zip(*tffs.some(test, num_test_examples, partition_seed), strict=True)
         central_test = Examples(
             text.BagsOfWords.joined(x, num_test_examples),
             np.concatenate(y)[:num_test_examples],
@@ -224,40 +231,51 @@ def load_tag(
 
 
 def prepare(source: str, data_dir: str) -> prepared.Outcome:
-    """Unpacks TFF's file and counts what is in it, for `tasks.prepare`.
+    """Unpacks TFF's files and counts what is in it, for `tasks.prepare`.
 
     Raises:
       DataError: If a file is missing or damaged, or there are not as many examples as announced.
     """
-    found = sqlite_clients.find(_FILE, "stackoverflow", source, _ADVICE)
+    found = tffs.find(_TFFS, source)
     if found is None:
-        raise files.missing(os.path.join(source, _FILE), _ADVICE, ending="[.lzma]")
-    path = found
-    if not os.path.lexists(path):
-        path = os.path.join(data_dir, _FILE)
-        with files.decoding(data_dir, "name another --data_dir", "cannot be made"):
-            os.makedirs(data_dir, exist_ok=True)
-    new = not os.path.lexists(path)
-    if new:
-        sqlite_clients.unpack(f"{found}.lzma", path, _ADVICE)
+        raise files.missing(os.path.join(source, _TFFS.sqlite), _ADVICE, ending="[.lzma]")
+    path, new = _unpacked(found, data_dir)
     for name in (_WORDS, _TAGS):
         _, content = _read(source, name)
         target = os.path.join(os.path.dirname(path), name)
         if not os.path.isfile(target):
             advice = "fix that and run the same command again"
-            with (
-                files.decoding(target, advice, "cannot be written"),
-                open(f"{target}.part", "wb") as file,
-            ):
-                file.write(content)
-                file.close()
-                os.replace(f"{target}.part", target)
+            with files.decoding(target, advice, "cannot be written"):
+                writing.write_atomically(target, content)
     counts = {}
-    for split, (num_clients, num_examples) in _PUBLISHED.items():
-        data = sqlite_clients.SqliteFederatedData(path, split, _parse, _ADVICE)
+    opened = tffs.open_clients(
+        _TFFS, os.path.dirname(path), lambda features: word_examples(_posts(features), {})
+    )
+    for data, (split, (num_clients, num_examples)) in zip(opened, _PUBLISHED.items(), strict=True):
         counts[f"{split} clients"] = (len(data.client_ids), num_clients)
         counts[f"{split} examples"] = (data.count(), num_examples)
     return prepared.Outcome(path, new, counts)
+
+
+def _unpacked(found: str, data_dir: str) -> tuple[str, bool]:
+    """Unpacks what `tffs.find` found, if it is packed.
+
+    Returns:
+      The database or the training clients' HDF5 file, and whether it was unpacked now.
+    """
+    in_h5 = os.path.isdir(found) or found.endswith(".tar.bz2")
+    name = f"{_TFFS.h5}_train.h5" if in_h5 else _TFFS.sqlite
+    source = found if os.path.isdir(found) else os.path.dirname(found)
+    for path in (os.path.join(source, name), os.path.join(data_dir, name)):
+        if os.path.lexists(path):
+            return path, False
+    with files.decoding(data_dir, "name another --data_dir", "cannot be made"):
+        os.makedirs(data_dir, exist_ok=True)
+    if in_h5:
+        hdf5_clients.unpack(found, data_dir, _ADVICE)
+    else:
+        sqlite_clients.unpack(f"{found}.lzma", path, _ADVICE)
+    return path, True
 
 
 def word_measures(vocab_size: int) -> dict[str, Any]:
@@ -325,31 +343,16 @@ class _Dense:
 
 def _open(
     data_dir: str | None, make: Callable[[Sequence[text.Post]], Examples], max_examples: int
-) -> tuple[sqlite_clients.SqliteFederatedData, sqlite_clients.SqliteFederatedData]:
+) -> tuple[FederatedData, FederatedData]:
     """Opens TFF's file and returns its training and test clients."""
-    path = sqlite_clients.locate(_FILE, "stackoverflow", data_dir, _ADVICE)
-
-    def parse(serialized):
-        return make(_parse(serialized))
-
-    train = sqlite_clients.SqliteFederatedData(path, "train", parse, _ADVICE, max_examples)
-    return train, sqlite_clients.SqliteFederatedData(path, "test", parse, _ADVICE)
+    return tffs.open_clients(_TFFS, data_dir, lambda f: make(_posts(f)), max_examples)
 
 
-def _parse(serialized: Sequence[bytes]) -> list[text.Post]:
-    """Parses examples as they are in TFF's file, and splits their words as TFF does."""
-    names = ("tokens", "title", "tags")
-    try:
-        parsed = tf.io.parse_example(
-            tf.constant(serialized, tf.string, shape=(len(serialized),)),
-            {name: tf.io.FixedLenFeature((), tf.string) for name in names},
-        )
-    # TensorFlow fails to decode its own message when it quotes bytes that are not text.
-    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
-        raise ValueError("an example without tokens, title or tags") from error
+def _posts(features: Mapping[str, np.ndarray]) -> list[text.Post]:
+    """Returns posts as they are in TFF's file, their words split as TFF does."""
     return [
         text.Post(words.split(b" "), title.split(), tags.split(b"|"))
-        for words, title, tags in zip(*(parsed[name].numpy() for name in names), strict=True)
+        for words, title, tags in zip(*(features[name] for name in _TFFS.features), strict=True)
     ]
 
 

@@ -1,34 +1,36 @@
 """Reads CIFAR-10 and CIFAR-100 (Krizhevsky 2009) in every form in which they are handed out.
 
 That is: the pickles and the binary files of the authors, unpacked or in their archives; the same as
-Keras keeps them; TFDS's folders; for CIFAR-100 TFF's federated form, a database or, before it, two
-HDF5 files; and a compact form for subsets, `labels.npz` beside images as differences in `.npy.xz`
-files.
+Keras keeps them; TFDS's folders; and for CIFAR-100 TFF's federated form, a database or, before it,
+two HDF5 files.
 """
 
 import io
-import lzma
 import os
 import pickle
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tasks.formats import files, sqlite_clients, tfds
+from tasks.formats import files, tfds, tffs
 from tasks.task import ArrayFederatedData, DataError, Examples, FederatedData
 
 _SHAPE = (32, 32, 3)
 _PIXELS = 3 * 32 * 32
 _NUM_COARSE = 20
-_TFF_FILE = "cifar100.sqlite"
-_TFF_H5 = {"train": "fed_cifar100_train.h5", "test": "fed_cifar100_test.h5"}
-_TFF_ARCHIVE = "fed_cifar100.tar.bz2"
-TFF_ADVICE = (
-    "get https://storage.googleapis.com/tff-datasets-public/cifar100.sqlite.lzma and set "
-    "--data_dir to its folder"
+_TFFS = tffs.Published(
+    folder="cifar100",
+    sqlite="cifar100.sqlite",
+    h5="fed_cifar100",
+    features={"label": tffs.Feature((), "int64"), "image": tffs.Feature(_SHAPE, "int64")},
+    example="a 32x32 image and a label",
+    advice=(
+        "get https://storage.googleapis.com/tff-datasets-public/cifar100.sqlite.lzma and set "
+        "--data_dir to its folder"
+    ),
 )
 
 
@@ -159,8 +161,6 @@ def read(kind: Kind, data_dir: str | None) -> tuple[Images, Images, dict[str, An
                     return *_read_authors(kind, path, ending), {}
             if os.path.isfile(os.path.join(parent, kind.test + ending)):
                 return *_read_authors(kind, parent, ending), {}
-        if files.exists(os.path.join(parent, "labels.npz"), kind.advice):
-            return _read_compact(kind, parent, "train"), _read_compact(kind, parent, "test"), {}
     folder = tfds.find(kind.tfds, data_dir)
     if folder is not None:
         return _read_tfds(kind, folder)
@@ -267,6 +267,17 @@ class _Array:
         self.values = np.frombuffer(content, dtype.dtype).reshape(shape, order=order)
 
 
+def _frombuffer(
+    content: bytes | bytearray, dtype: _Dtype, shape: Sequence[int], order: str
+) -> _Array:
+    """Returns an array as NumPy pickles it from protocol 5 on."""
+    if not isinstance(content, bytes | bytearray) or order not in ("C", "F"):
+        raise ValueError("it has an array of objects")
+    array = _Array()
+    array.values = np.frombuffer(bytes(content), dtype.dtype).reshape(shape, order=order)
+    return array
+
+
 def _encode(text: str, encoding: str) -> bytes:
     """Returns bytes as Python 3 pickles them for Python 2."""
     if encoding != "latin1":
@@ -286,8 +297,16 @@ class _PlainUnpickler(pickle._Unpickler):
         ("_codecs", "encode"): _encode,
         ("numpy", "dtype"): _Dtype,
         ("numpy", "ndarray"): _Array,
-        ("numpy.core.multiarray", "_reconstruct"): _Array,
-        ("numpy.core.multiarray", "scalar"): _scalar,
+        # NumPy 2 has another name for it.
+        **{
+            (f"numpy.{core}.{module}", name): stand_in
+            for core in ("core", "_core")
+            for module, name, stand_in in (
+                ("multiarray", "_reconstruct", _Array),
+                ("multiarray", "scalar", _scalar),
+                ("numeric", "_frombuffer", _frombuffer),
+            )
+        },
     }
 
     def find_class(self, module, name):
@@ -300,11 +319,13 @@ class _PlainUnpickler(pickle._Unpickler):
 
 
 def _parse_pickle(data: bytes, kind: Kind) -> Images:
-    # Pickled by Python 2, whose strings are bytes here.
+    # Python 2's strings are bytes here; who pickled them again with Python 3 may have text.
     batch = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
+    if isinstance(batch, dict):
+        batch = {key.encode() if isinstance(key, str) else key: v for key, v in batch.items()}
     images = files.entry(batch, b"data", _Array).values
     labels = [_plain_labels(files.entry(batch, key, (list, _Array))) for key in kind.label_keys]
-    return _checked(images, labels, kind, _from_planes)
+    return _checked(images, labels, kind)
 
 
 def _plain_labels(labels: list | _Array) -> np.ndarray:
@@ -323,7 +344,7 @@ def _parse_binary(data: bytes, kind: Kind) -> Images:
     records = np.frombuffer(data, np.uint8).reshape(-1, length)
     # The coarse label comes first.
     labels = [records[:, i] for i in reversed(range(num_labels))]
-    return _checked(records[:, num_labels:], labels, kind, _from_planes)
+    return _checked(records[:, num_labels:], labels, kind)
 
 
 def _from_planes(rows: np.ndarray) -> np.ndarray:
@@ -333,12 +354,7 @@ def _from_planes(rows: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
-def _checked(
-    images: np.ndarray,
-    labels: Sequence[np.ndarray],
-    kind: Kind,
-    decode: Callable[[np.ndarray], np.ndarray],
-) -> Images:
+def _checked(rows: np.ndarray, labels: Sequence[np.ndarray], kind: Kind) -> Images:
     """Returns images with int32 labels, decoded when the labels are known to be theirs.
 
     Raises:
@@ -347,37 +363,9 @@ def _checked(
     ranges = {"labels": kind.num_classes, "coarse labels": _NUM_COARSE}
     for (name, limit), own in zip(ranges.items(), labels, strict=False):
         files.check_labels(own, limit, name)
-        if len(own) != len(images) or not len(own):
-            raise ValueError(f"{len(own)} {name} for {len(images)} images")
-    return Images(decode(images), *(own.astype(np.int32) for own in labels))
-
-
-def _read_compact(kind: Kind, folder: str, part: str) -> Images:
-    """Reads the compact form.
-
-    `<part>_images.npy.xz` has green, red minus green and blue minus green, each with differences
-    along rows and columns, modulo 256: uint8 `[3, n, 32, 32]`.
-    """
-    names = ("label",) if kind.num_classes == 10 else ("fine", "coarse")
-    path = os.path.join(folder, "labels.npz")
-    with files.reading(path, kind.advice):
-        of_part = files.read_npz(path, {f"{part}_{name}": None for name in names})
-        labels = list(of_part.values())
-        for own, limit in zip(labels, (kind.num_classes, _NUM_COARSE), strict=False):
-            files.check_labels(own, limit)
-    path = os.path.join(folder, f"{part}_images.npy.xz")
-    with files.reading(path, kind.advice), lzma.open(path) as file:
-        differences = files.read_npy(file, (3, len(labels[0]), 32, 32), "u")
-        if differences.dtype != np.uint8:
-            raise ValueError(f"images are {differences.dtype}")
-        return _checked(differences.swapaxes(0, 1), labels, kind, _from_differences)
-
-
-def _from_differences(differences: np.ndarray) -> np.ndarray:
-    """Returns images from `[n, 3, 32, 32]` of the compact form."""
-    planes = differences.cumsum(3, dtype=np.uint8).cumsum(2, dtype=np.uint8)
-    green, red, blue = planes.swapaxes(0, 1)
-    return np.stack([red + green, green, blue + green], axis=-1)
+        if len(own) != len(rows) or not len(own):
+            raise ValueError(f"{len(own)} {name} for {len(rows)} images")
+    return Images(_from_planes(rows), *(own.astype(np.int32) for own in labels))
 
 
 # TFF's federated CIFAR-100.
@@ -399,9 +387,7 @@ class FederatedCifar100(NamedTuple):
 
 def has_tffs(data_dir: str | None) -> bool:
     """Returns whether there is TFF's file; without a folder TFF's cache or a download has it."""
-    if data_dir is None or sqlite_clients.find(_TFF_FILE, CIFAR100.name, data_dir, TFF_ADVICE):
-        return True
-    return _find_h5(data_dir) is not None
+    return data_dir is None or tffs.find(_TFFS, data_dir) is not None
 
 
 def read_tffs(data_dir: str | None) -> FederatedCifar100:
@@ -414,16 +400,8 @@ def read_tffs(data_dir: str | None) -> FederatedCifar100:
     Raises:
       DataError: If a file is missing or damaged, or cannot be downloaded.
     """
-    has_sqlite = data_dir is None or sqlite_clients.find(
-        _TFF_FILE, CIFAR100.name, data_dir, TFF_ADVICE
-    )
-    if not has_sqlite:
-        found = _find_h5(data_dir)
-        if found is not None:
-            train, test = _read_h5(found)
-            return _with_test_clients(train, test.client_ids, test.sizes, _pooled(test))
     try:
-        path = sqlite_clients.locate(_TFF_FILE, CIFAR100.name, data_dir, TFF_ADVICE)
+        train, test = tffs.open_clients(_TFFS, data_dir, _tffs_examples)
     except DataError as error:
         cached = tfds.find_in_cache(CIFAR100.tfds) if data_dir is None else None
         if cached is None:
@@ -433,103 +411,16 @@ def read_tffs(data_dir: str | None) -> FederatedCifar100:
             f"{error}; or take the images of {cached}, for clients of the suite's own allocation, "
             "with --cifar100_image_partition=pachinko"
         ) from error
-    train = sqlite_clients.SqliteFederatedData(path, "train", parse_tffs, TFF_ADVICE)
-    test = sqlite_clients.SqliteFederatedData(path, "test", parse_tffs, TFF_ADVICE)
-    return _with_test_clients(train, test.client_ids, test.sizes, test.pooled())
-
-
-def _with_test_clients(train, client_ids, sizes, pooled: Examples) -> FederatedCifar100:
+    pooled = test.pooled()
     # TFF numbers both kinds of clients from 0.
-    ids = [f"test{client_id}" for client_id in client_ids]
-    rows = np.split(np.arange(len(pooled.y)), np.cumsum(sizes)[:-1])
+    ids = [f"test{client_id}" for client_id in test.client_ids]
+    rows = np.split(np.arange(len(pooled.y)), np.cumsum(test.sizes)[:-1])
     return FederatedCifar100(train, ArrayFederatedData(pooled.x, pooled.y, rows, ids), pooled)
 
 
-def _pooled(data: FederatedData) -> Examples:
-    parts = [data.examples(k) for k in range(len(data.client_ids))]
-    return Examples(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-
-
-def parse_tffs(serialized: Sequence[bytes]) -> Examples:
-    """Parses examples as they are in TFF's database.
-
-    Args:
-      serialized: `tf.train.Example` protos with `image` (3072 integers), `label` (fine) and
-        `coarse_label`.
-
-    Returns:
-      x uint8 `[n, 32, 32, 3]` and y int32 `[n]`, the fine labels.
-
-    Raises:
-      ValueError: If an example is not such a proto, or a pixel or label is out of range.
-    """
-    try:
-        parsed = tf.io.parse_example(
-            tf.constant(serialized, tf.string, shape=(len(serialized),)),
-            {
-                "image": tf.io.FixedLenFeature(_SHAPE, tf.int64),
-                "label": tf.io.FixedLenFeature((), tf.int64),
-            },
-        )
-    # TensorFlow fails to decode its own message when it quotes bytes that are not text.
-    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
-        raise ValueError("an example that is not a 32x32 image and a label") from error
-    return _tffs_examples(parsed["image"].numpy(), parsed["label"].numpy())
-
-
-def _tffs_examples(x: np.ndarray, y: np.ndarray) -> Examples:
+def _tffs_examples(features: Mapping[str, np.ndarray]) -> Examples:
+    x, y = features["image"], features["label"]
     files.check_labels(y, CIFAR100.num_classes)
     if len(y) and not (0 <= x.min() and x.max() <= 255):
         raise ValueError(f"pixels from {x.min()} to {x.max()}, outside 0..255")
     return Examples(x.astype(np.uint8), y.astype(np.int32))
-
-
-def _find_h5(data_dir: str) -> Mapping[str, str] | str | None:
-    """Returns the paths of both HDF5 files, or that of their archive."""
-    for parent in (os.path.join(data_dir, CIFAR100.name), data_dir):
-        paths = {part: os.path.join(parent, name) for part, name in _TFF_H5.items()}
-        if any(files.exists(path, TFF_ADVICE) for path in paths.values()):
-            return paths
-        if files.exists(os.path.join(parent, _TFF_ARCHIVE), TFF_ADVICE):
-            return os.path.join(parent, _TFF_ARCHIVE)
-    return None
-
-
-def _read_h5(found: Mapping[str, str] | str) -> list[ArrayFederatedData]:
-    """Reads training and test clients of TFF's HDF5 files into memory (184 MB)."""
-    if isinstance(found, str):
-        contents = dict(_members(found, list(_TFF_H5.values()), TFF_ADVICE))
-        return [
-            _read_h5_file(os.path.join(found, name), io.BytesIO(contents[name]))
-            for name in _TFF_H5.values()
-        ]
-    opened = []
-    for path in found.values():
-        with files.reading(path, TFF_ADVICE):
-            opened.append(_read_h5_file(path, path))
-    return opened
-
-
-def _read_h5_file(path: str, file) -> ArrayFederatedData:
-    import h5py  # Only this form needs it.
-
-    with files.decoding(path, TFF_ADVICE), h5py.File(file, "r") as opened:
-        clients = opened["examples"]
-        client_ids = [files.check_client_id(client_id) for client_id in sorted(clients)]
-        parts = []
-        for client_id in client_ids:
-            stored = [clients[client_id][name] for name in ("image", "label")]
-            for dataset in stored:
-                files.check_dataset(dataset, "iu")
-            x, y = (dataset[()] for dataset in stored)
-            y = y.reshape(-1)
-            if x.shape != (len(y), *_SHAPE):
-                raise ValueError(f"client {client_id} has images of shape {x.shape}")
-            parts.append(_tffs_examples(x, y))
-    if not parts:
-        raise DataError(f"{path} has no clients; {TFF_ADVICE}")
-    rows = np.split(
-        np.arange(sum(len(p.y) for p in parts)), np.cumsum([len(p.y) for p in parts])[:-1]
-    )
-    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return ArrayFederatedData(x, y, rows, client_ids)

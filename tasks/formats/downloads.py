@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from typing import BinaryIO
 
+from common import writing
 from tasks.formats import files
 from tasks.task import DataError
 
@@ -40,7 +41,7 @@ def fetch(url: str, path: str, advice: str, sha256: str | None = None) -> None:
     part = f"{path}.part"
     with files.decoding(os.path.basename(path), advice, "cannot be downloaded"):
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(part, "ab") as target:
+        with writing.open_to_append(part) as target:
             try:
                 fcntl.flock(target, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -111,8 +112,7 @@ def _remember(part: str, etag: str | None) -> None:
     if etag is None or etag.startswith("W/"):
         _remove_if_there(f"{part}.etag")
     else:
-        with open(f"{part}.etag", "w", encoding="utf-8") as file:
-            file.write(etag)
+        writing.write_atomically(f"{part}.etag", etag.encode())
 
 
 def _published_md5(headers: list[str]) -> str | None:

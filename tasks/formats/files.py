@@ -396,7 +396,7 @@ def read_npy(stream: BinaryIO, shape: Sequence[int | None], kinds: str) -> np.nd
 
 
 # Deflate, with which HDF5 compresses, makes nothing smaller than this.
-_DEFLATE = 1100
+DEFLATE = 1100
 
 
 def check_dataset(dataset: Any, kinds: str) -> None:
@@ -413,5 +413,5 @@ def check_dataset(dataset: Any, kinds: str) -> None:
         raise ValueError(f"{dataset.name} is no dataset of the right type")
     stored = dataset.id.get_storage_size()
     size = memory.nbytes(dataset)
-    if size > stored * _DEFLATE:
+    if size > stored * DEFLATE:
         raise ValueError(f"{dataset.name} announces {size} bytes and has {stored}")

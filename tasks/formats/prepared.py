@@ -6,6 +6,7 @@ written by `write`, piece by piece, in a folder `<task>.preparing` with a journa
 killed at any moment resumes after the last whole piece, and only a whole set gets its final name.
 """
 
+import glob
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import filelock
 import numpy as np
 
-from common import memory
+from common import memory, writing
 from tasks.formats import files as files_lib
 from tasks.task import DataError, files
 
@@ -372,7 +373,9 @@ class _Writer:
         done = self._go_on()
         total = sum(piece.size for piece in self._source.pieces)
         clients = _Clients(c for line in done for c in line["clients"])
-        files = {name: open(os.path.join(self._folder, name), "ab") for name in self._names}
+        files = {
+            name: writing.open_to_append(os.path.join(self._folder, name)) for name in self._names
+        }
         bar = tqdm.tqdm(
             total=total,
             unit=self._source.unit,
@@ -400,21 +403,25 @@ class _Writer:
         except Exception:  # Whatever is wrong with what was left, it is made again.
             done = []
         if not done:
-            if os.path.lexists(self._folder) and not os.path.isdir(self._folder):
+            if os.path.isdir(self._folder) and not os.path.islink(self._folder):
+                shutil.rmtree(self._folder, ignore_errors=True)
+            elif os.path.lexists(self._folder):
                 os.remove(self._folder)
-            shutil.rmtree(self._folder, ignore_errors=True)
             os.makedirs(self._folder)
             return []
         for name, size in done[-1]["files"].items():
             os.truncate(os.path.join(self._folder, name), size)
-        with open(self._journal, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in done)
+        lines = "".join(json.dumps(line) + "\n" for line in done)
+        writing.write_atomically(self._journal, lines.encode())
         print(f"Resuming after {len(done)} of {len(pieces)} pieces.", file=sys.stderr)
         return done
 
     def _done(self, pieces: Sequence[Sequence]) -> list[dict[str, Any]]:
         """Returns the journal's lines if they are those of these pieces and files, else none."""
         done = []
+        paths = [self._folder, *glob.glob(f"{glob.escape(self._folder)}/*")]
+        if any(map(writing.is_link, paths)):
+            return []
         with open(self._journal, encoding="utf-8") as file:
             for line in file:
                 # The last line is torn if the process was killed while it was written.
@@ -460,7 +467,7 @@ class _Writer:
             "files": {name: file.tell() for name, file in files.items()},
             "clients": clients,
         }
-        with open(self._journal, "a", encoding="utf-8") as journal:
+        with writing.open_to_append(self._journal, "a", encoding="utf-8") as journal:
             journal.write(json.dumps(line) + "\n")
             journal.flush()
             os.fsync(journal.fileno())
@@ -481,10 +488,8 @@ class _Writer:
             "made_of": self._source.made_of,
             "clients": clients,
         }
-        with open(os.path.join(self._folder, _MANIFEST), "w", encoding="utf-8") as file:
-            json.dump(manifest, file)
-            file.flush()
-            os.fsync(file.fileno())
+        path = os.path.join(self._folder, _MANIFEST)
+        writing.write_atomically(path, json.dumps(manifest).encode())
         os.rename(self._folder, final)
         os.remove(os.path.join(final, _JOURNAL))
 

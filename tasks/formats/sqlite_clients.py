@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from common import writing
 from tasks.formats import downloads, files
 from tasks.task import DataError, Examples
 
@@ -145,22 +146,6 @@ class SqliteFederatedData:
             )
         return count
 
-    def some(self, num_examples: int, seed: int) -> Iterator[Examples]:
-        """Yields clients' examples in random order of clients, until there are enough.
-
-        Args:
-          num_examples: How many in all at least, if there are as many.
-          seed: Seed of the order, 0 or more.
-
-        Raises:
-          DataError: If they cannot be read.
-        """
-        for index in np.random.default_rng(seed).permutation(len(self.client_ids)):
-            yield self.examples(index)
-            num_examples -= self.sizes[index]
-            if num_examples <= 0:
-                break
-
     def _query(self, sql: str, parameters: Sequence[str | int]) -> list[tuple]:
         with self._connection() as connection:
             return connection.execute(sql, parameters).fetchall()
@@ -260,7 +245,7 @@ def unpack(packed: str, path: str, advice: str) -> None:
     with files.reading(packed, advice):
         os.path.getsize(packed)
     try:
-        with open(part, "ab") as target:
+        with writing.open_to_append(part) as target:
             fcntl.flock(target, fcntl.LOCK_EX | fcntl.LOCK_NB)
             target.truncate(0)
             try:

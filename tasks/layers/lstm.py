@@ -68,7 +68,7 @@ class LSTM(as_written.AsWritten, tf.keras.layers.LSTM):
                 raise ValueError(f"{name}={kwargs[name]!r}: this LSTM only has {name}={value!r}.")
         super().__init__(units, **kwargs)
 
-    def call(self, inputs, mask=None, training=None, initial_state=None):
+    def call(self, inputs, mask=None, training=None, initial_state=None, real_examples=None):
         """Runs the layer.
 
         Args:
@@ -76,6 +76,8 @@ class LSTM(as_written.AsWritten, tf.keras.layers.LSTM):
           mask: bool `[batch, time]`, False at padding, or `None`.
           training: Without effect.
           initial_state: Must be `None`.
+          real_examples: Bool `[batch]`, False for padding, or `None`. With a mask, only the first
+            position of a padding example is computed.
 
         Returns:
           `[batch, time, units]` with `return_sequences`, else `[batch, units]`.
@@ -99,6 +101,10 @@ class LSTM(as_written.AsWritten, tf.keras.layers.LSTM):
             x = tf.tensordot(tf.transpose(inputs, (1, 0, 2)), kernel, 1) + bias
             outputs = tf.transpose(_run(x, recurrent_kernel, _scan, _before), (1, 0, 2))
         else:
+            if real_examples is not None:
+                # Inside a `TimeDistributed` layer, an example is several rows.
+                times = tf.shape(mask)[0] // tf.maximum(tf.shape(real_examples)[0], 1)
+                mask &= tf.repeat(real_examples, times)[:, tf.newaxis]
             by_length = _Sorted(mask, 1 if self.units >= _LARGE else _steps_a_turn(mask.shape[1]))
             x = tf.matmul(sequences.take(inputs, by_length.places), kernel) + bias
             rows = _run(x, recurrent_kernel, by_length.scan, by_length.before)

@@ -100,6 +100,11 @@ def inverse_sqrt(lr: float, decay_rounds: float) -> Schedule:
     return lambda round_num: lr / np.sqrt(1 + round_num / decay_rounds)
 
 
+def inverse_time(lr: float, decay_rounds: float) -> Schedule:
+    """round -> lr / (1 + round / decay_rounds), rounds counted from 0, division exact."""
+    return lambda round_num: lr / (1 + round_num / decay_rounds)
+
+
 def linear_warmup(lr: float | Schedule, warmup_rounds: int) -> Schedule:
     """round -> lr * min(1, (round + 1) / warmup_rounds), rounds counted from 0.
 

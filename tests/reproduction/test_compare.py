@@ -1,6 +1,7 @@
 """Any runs side by side."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -114,3 +115,72 @@ def test_the_same_run_twice_is_refused(root):
     write_run(root / "again", "fedavg", 1, [0, 0.1, 0.2], total_rounds=2)
     with pytest.raises(RunError, match="same settings and the same seed"):
         compare.paired_differences(run_folders.find_runs([str(root)]), "eval/accuracy")
+
+
+def start(folder, data, commit="c" * 40, digests=None):
+    """Says how a run was computed, as a run of today does."""
+    path = folder / "hparams.json"
+    recorded = json.loads(path.read_text())
+    recorded["flags"]["task"] = "synthetic"
+    recorded |= {"num_clients": data[0], "num_training_examples": data[1]}
+    recorded["start"] = {"device": "CPU", "git_commit": commit}
+    path.write_text(json.dumps(recorded))
+    if digests is not None:
+        (folder / "data_digests.json").write_text(json.dumps(digests))
+
+
+def reported(tmp_path, *folders):
+    folders = folders or ("a", "b")
+    return compare.report([str(tmp_path / f) for f in folders], "eval/accuracy", tmp_path / "out")
+
+
+def test_equal_data_rounds_and_code_are_not_told(tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, f"fed{name}"[:3] + "avg" + "m" * (name == "b"), 1, [0, 1])
+        start(tmp_path / name, (10, 100), digests={"client 0": "1"})
+    assert "What else differs" not in reported(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "says"),
+    [
+        (
+            {"data": (10, 100)},
+            {"data": (9, 90)},
+            "100 training examples .*; fedavgm on .* 90 training examples",
+        ),
+        (
+            {"digests": {"client 0": "1"}},
+            {"digests": {"client 0": "2"}},
+            r"Not the same data \(seed 1\): fedavg on .* \(digest \w{8}\); fedavgm on",
+        ),
+        ({"values": [0, 1]}, {"values": [0, 1, 2]}, "rounds: 1 of fedavg; 2 of fedavgm"),
+        ({"commit": "a" * 40}, {"commit": "b" * 40}, "code: aaaaaaaa of fedavg; bbbbbbbb of"),
+    ],
+    ids=["examples", "content", "rounds", "code"],
+)
+def test_what_differs_beside_flags_is_told(tmp_path, one, other, says):
+    for name, algorithm, how in (("a", "fedavg", one), ("b", "fedavgm", other)):
+        write_run(tmp_path / name, algorithm, 1, how.pop("values", [0, 1]))
+        start(tmp_path / name, **({"data": (10, 100), "digests": {"client 0": "1"}} | how))
+    text = reported(tmp_path)
+    (told,) = text.split("## What else differs\n\n")[1].split("\n\n")[0].splitlines()
+    assert re.search(says, told)
+
+
+def test_data_that_follow_the_seed_are_not_told(tmp_path):
+    for seed in (1, 2):
+        for algorithm in ("fedavg", "fedavgm"):
+            folder = tmp_path / "runs" / f"{algorithm}{seed}"
+            write_run(folder, algorithm, seed, [0, seed])
+            start(folder, (10, 100 + seed), digests={"client 0": str(seed)})
+    assert "What else differs" not in reported(tmp_path, "runs")
+
+
+def test_twins_are_named_with_what_differs(tmp_path):
+    for name, examples in (("a", 100), ("b", 90)):
+        write_run(tmp_path / name, "fedavg", 1, [0, 1])
+        start(tmp_path / name, (10, examples))
+    with pytest.raises(RunError, match="/a and .*/b have the same settings .* 90 training") as e:
+        reported(tmp_path)
+    assert "\n" not in str(e.value) and not (tmp_path / "out").exists()

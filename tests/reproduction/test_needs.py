@@ -80,13 +80,9 @@ def test_data_are_found_where_caches_have_them(tmp_path, monkeypatch):
 
 def test_a_stand_in_needs_its_own_data(tmp_path):
     """And what it stands in for is still missing."""
-    fedopt, adafed = (
-        items.load_item(*of).setups
-        for of in (("adaptive_federated_optimization", "table1"), ("adafed", "table1"))
-    )
+    fedopt = items.load_item("adaptive_federated_optimization", "table1").setups
     pairs = {
         "mnist/train-images-idx3-ubyte.gz": (fedopt["mnist_ae"], fedopt["emnist_ae"]),
-        "cifar10/labels.npz": (adafed["cifar10_setup1_subset"], adafed["cifar10_setup1"]),
         "sent140/sent140_k30_test_part.jsonl.gz": (TABLE5["sent140_tenth"], TABLE5["sent140"]),
     }
     for held, (stand_in, papers) in pairs.items():
@@ -275,3 +271,19 @@ def test_an_estimate_falls_back_on_the_nearest_workload_and_says_so(tmp_path):
     assert (row.seconds, row.source) == (2.0, "item")
     (row,) = sweep.estimate(runs, {})
     assert (row.seconds, row.source) == (None, "unknown")
+
+
+@pytest.mark.parametrize(
+    ("item", "setup", "folder", "file"),
+    [
+        ("table1", "shakespeare_tff", "shakespeare", "shakespeare_train.h5"),
+        ("table1", "emnist_cr", "emnist", "fed_emnist_train.h5"),
+        ("table1", "so_nwp", "stackoverflow", "stackoverflow_train.h5"),
+        ("table1", "cifar100", "cifar100", "fed_cifar100_train.h5"),
+    ],
+)
+def test_tffs_files_are_found_in_a_folder_of_their_own(tmp_path, item, setup, folder, file):
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / file).touch()
+    found = items.load_item("adaptive_federated_optimization", item).setups[setup]
+    assert str(tmp_path / folder / file) in needs.told_data(found, str(tmp_path))

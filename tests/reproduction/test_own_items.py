@@ -106,7 +106,6 @@ fedavg = { client_learning_rate = [0.1, 0.2] }
             'rounds = 3\nwiden = { times = 1, flags = ["client_rate"] }',
             "widen.flags: no grid has numbers of client_rate",
         ),
-        (", last_rounds = 2", "", "selection is missing"),
         ("seeds = [1]", "seeds = [1]\nsearch = { factor = 1 }", "search must be a table of factor"),
         ("[0.1, 0.2] }", "[0.1] }\n[setups.s.search]\nfactor = 2", "search has no grid"),
         ("rounds = 3", "rounds = 3\nwiden = { times = 1 }", "widen must be a table of times"),
@@ -213,3 +212,28 @@ def test_the_example_is_searched_and_resumed(tmp_path):
     assert [start["round_num"] for start in hparams["resumed"]] == [3]
     with open(folder / "results.csv", newline="") as f:
         assert {row["chosen_by"] for row in csv.DictReader(f)} == {"search"}
+
+
+def test_own_grids_are_chosen_on_held_out_examples_unless_they_say_otherwise(tmp_path):
+    home = tmp_path / "own_sweep"
+    shutil.copytree(EXAMPLE, home)
+    text = (home / "blobs.toml").read_text()
+    rule = next(line for line in text.splitlines() if line.startswith("selection"))
+
+    def commands(selection, flags=""):
+        (home / "blobs.toml").write_text(text.replace(rule, selection))
+        (home / "fedavg.flags").write_text((EXAMPLE / "fedavg.flags").read_text() + flags)
+        items.settings_of_file.cache_clear()
+        (item,) = items.own_items(str(home))
+        (setup,) = item.setups.values()
+        points = {row: setup.points(row) for row in setup.rows}
+        runs = items.planned_runs(setup, setup.rows, points, [1], root=str(tmp_path))
+        given = [experiment_flags.parse(run.command).run["validation_fraction"] for run in runs]
+        return setup.selection, given
+
+    default = {"metric": "validation/loss", "last_rounds": 5}
+    assert commands("") == (default, [0.1] * 4)
+    assert commands("validation_fraction = 0.25") == (default, [0.25] * 4)
+    assert commands('selection = { metric = "train/loss" }')[1] == [0.0] * 4
+    assert commands("", "\n--validation_fraction=0.4\n")[1] == [0.4, 0.1, 0.1, 0.1]
+    assert commands("", "\n--validation_clients=0.2\n")[1][0] == 0.0

@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 
 import tasks
-from tests.tasks import published_files, test_images, tfds_files
+from tests.tasks import published_files, test_images, tfds_files, tffs_files
 from tests.tasks.datasets import (
     test_clothing1m,
     test_emnist_character,
@@ -171,6 +171,25 @@ def _stackoverflow(packed):
     return lambda folder: test_stackoverflow._write(folder, packed=packed)
 
 
+_ALL = ("all_train", "all_test")
+
+
+def _h5(write, name, stem, **options):
+    def write_h5(folder):
+        write(folder)
+        tffs_files.to_h5(folder / name, stem, **options)
+
+    return write_h5
+
+
+def _emnist(folder):
+    test_emnist_character._write(folder / "emnist_all.sqlite")
+
+
+def _shakespeare(folder):
+    test_shakespeare_character._write(folder / "shakespeare.sqlite")
+
+
 def _tfds(task, small, file_format, settings, y_limit, x_limit=256):
     return Form(
         task,
@@ -212,11 +231,18 @@ FORMS = {
     "mnist_writers": Form("mnist_writers", _writers, {}, 10),
     "qmnist": Form("mnist_writers", _qmnist, {}, 10),
     "autoencoder": Form("emnist_autoencoder", _writers, {"source": "mnist"}, 1),
-    "emnist": Form(
-        "emnist_character", lambda f: test_emnist_character._write(f / "emnist_all.sqlite"), {}, 62
-    ),
+    "emnist": Form("emnist_character", _emnist, {}, 62),
     "emnist_packed": Form(
         "emnist_character", _packed("emnist_all.sqlite", test_emnist_character._write), {}, 62
+    ),
+    "emnist_h5": Form(
+        "emnist_character", _h5(_emnist, "emnist_all.sqlite", "fed_emnist", splits=_ALL), {}, 62
+    ),
+    "emnist_h5_packed": Form(
+        "emnist_character",
+        _h5(_emnist, "emnist_all.sqlite", "fed_emnist", splits=_ALL, archive=True),
+        {},
+        62,
     ),
     "femnist": Form("femnist", test_femnist._write_all, {}, 62),
     "femnist_split": Form(
@@ -267,9 +293,18 @@ FORMS = {
         "stackoverflow_word", _stackoverflow(True), _WORD, 14, 14, unread=("tag_count",)
     ),
     "stackoverflow_tag": Form("stackoverflow_tag", _stackoverflow(False), _TAG, 1),
-    "shakespeare": Form(
+    "stackoverflow_h5": Form(
+        "stackoverflow_word",
+        _h5(_stackoverflow(False), "stackoverflow.sqlite", "stackoverflow"),
+        _WORD,
+        14,
+        14,
+        unread=("tag_count",),
+    ),
+    "shakespeare": Form("shakespeare_character", _shakespeare, {}, 90, 90),
+    "shakespeare_h5": Form(
         "shakespeare_character",
-        lambda f: test_shakespeare_character._write(f / "shakespeare.sqlite"),
+        _h5(_shakespeare, "shakespeare.sqlite", "shakespeare"),
         {},
         90,
         90,
@@ -281,17 +316,11 @@ FORMS = {
     "cifar10_archive": Form(
         "cifar10_image", _cifar("cifar10", test_images._write_archive, "python"), _IMAGES, 10
     ),
-    "cifar10_compact": Form(
-        "cifar10_image", _cifar("cifar10", test_images._write_compact), _IMAGES, 10
-    ),
     "cifar100_python": Form(
         "cifar100_image", _cifar("cifar100", test_images._write_folder, "python"), _IMAGES, 100
     ),
     "cifar100_binary": Form(
         "cifar100_image", _cifar("cifar100", test_images._write_folder, "binary"), _IMAGES, 100
-    ),
-    "cifar100_compact": Form(
-        "cifar100_image", _cifar("cifar100", test_images._write_compact), _IMAGES, 100
     ),
     "cifar100_tff": Form(
         "cifar100_image", lambda f: test_images._write_sqlite(f / "cifar100.sqlite"), _TFFS, 100

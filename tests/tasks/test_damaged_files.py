@@ -438,26 +438,16 @@ def _strange_arrays(array):
     yield b""
 
 
-@pytest.mark.parametrize(
-    "form, name",
-    [
-        ("mnist_writers", "writers.npz"),
-        ("cifar10_compact", "labels.npz"),
-        ("cifar100_compact", "labels.npz"),
-    ],
-)
-def test_damaged_arrays(copies, form, name):
-    copy = copies(form)
+def test_damaged_arrays(copies):
+    copy, name = copies("mnist_writers"), "writers.npz"
     with np.load(io.BytesIO(copy.files[name])) as arrays:
         whole = dict(arrays)
     for changed in whole:
         for content in _strange_arrays(whole[changed]):
             members = {k: _npy(v) for k, v in whole.items()}
-            said = _load_with(copy, name, _npz({**members, changed: content}))
             # A writer's id may be any number.
-            # Fewer labels may be taken for more images.
-            named = said and (name in said or "images.npy.xz" in said)
-            assert named or form == "mnist_writers"
+            said = _load_with(copy, name, _npz({**members, changed: content}))
+            assert said is None or name in said
     # One array by itself, no archive of arrays: a file of another kind by the same name.
     assert name in _load_with(copy, name, _npy(np.arange(3)))
     # What NumPy's own reader let through as zlib's error.
@@ -465,16 +455,6 @@ def test_damaged_arrays(copies, form, name):
     for place in range(60, len(content) // 2, 7):
         content[place] ^= 0xFF
     assert name in _load_with(copy, name, bytes(content))
-
-
-def test_damaged_compact_images(copies):
-    copy = copies("cifar10_compact")
-    for part in ("train", "test"):
-        name = f"{part}_images.npy.xz"
-        whole = np.load(io.BytesIO(lzma.decompress(copy.files[name])))
-        for content in _strange_arrays(whole):
-            assert name in _load_with(copy, name, lzma.compress(content, preset=0))
-        assert name in _load_with(copy, name, lzma.compress(_npz({"a": _npy(whole)})))
 
 
 # What can happen to a database.
@@ -637,7 +617,7 @@ def test_no_pickled_value_gets_through(copies):
             assert name in _load_with(copy, name, changed)
     assert name in _load_with(copy, name, pickle.dumps([1, 2], protocol=2))
     for protocol in range(6):
-        assert _load_with(copy, name, pickle.dumps(whole, protocol)) is None or protocol > 2
+        assert _load_with(copy, name, pickle.dumps(whole, protocol)) is None
 
 
 def _global(module, name):
@@ -659,6 +639,10 @@ def test_a_pickle_calls_nothing_of_anybody_elses(copies, tmp_path):
         "persistent": b"Pname\n.",
         # A place in the memo that takes 34 GB in the unpickler written in C.
         "memo": b"\x80\x02]r\xff\xff\xff\x7f.",
+        "buffer": _global("numpy.core.numeric", "_frombuffer")
+        + b"(VO\n"
+        + _global("numpy", "dtype")
+        + b"(Vu1\nI0\nI1\ntR(I1\ntVC\ntR.",
         "deep": b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
     }
     for what, content in hostile.items():
@@ -679,43 +663,79 @@ def _huge(group, name, shape, dtype):
     group.create_dataset(name, shape, dtype, chunks=(1, *shape[1:]))
 
 
-def test_damaged_hdf5(copies):
-    copy = copies("cifar100_h5")
+# The training file of each form, and a client of it.
+_H5_FORMS = {
+    "cifar100_h5": ("fed_cifar100_train.h5", "0"),
+    "emnist_h5": ("fed_emnist_train.h5", "f0000_14"),
+    "shakespeare_h5": ("shakespeare_train.h5", "ALL_S_WELL_THAT_ENDS_WELL_CELIA"),
+    "stackoverflow_h5": ("stackoverflow_train.h5", "00000010"),
+}
 
-    def set_to(name, value):
+
+def _h5_changes(group, name):
+    """Yields what turns a dataset of a client's into one that is not TFF's."""
+    whole = group[name][()]
+    is_text = whole.dtype.kind == "S"
+
+    def set_to(value):
         def change(group):
             del group[name]
             group[name] = value
 
         return change
 
-    changes = [
-        lambda group: group.__delitem__("image"),
-        lambda group: group.__delitem__("label"),
-        set_to("label", np.full(3, 100)),
-        set_to("label", np.full(3, -1)),
-        set_to("label", np.full(3, np.nan)),
-        set_to("label", [b"a", b"b", b"c"]),
-        set_to("label", 3),
-        set_to("image", np.full((3, 32, 32, 3), 256)),
-        set_to("image", np.full((3, 32, 32, 3), 0.5)),
-        set_to("image", np.zeros((3, 3072), np.uint8)),
-        set_to("image", np.zeros((2, 32, 32, 3), np.uint8)),
-        set_to("image", h5py.SoftLink("/nowhere")),
-        set_to("image", h5py.ExternalLink("other.h5", "/x")),
-        lambda group: (group.__delitem__("image"), group.create_group("image")),
-        lambda group: _huge(group, "label", (10**12,), np.int64),
-        lambda group: _huge(group, "image", (10**9, 32, 32, 3), np.uint8),
-        lambda group: (
-            _huge(group, "label", (10**6,), np.int64),
-            _huge(group, "image", (10**6, 32, 32, 3), np.uint8),
-        ),
-    ]
+    yield lambda group: group.__delitem__(name)
+    yield set_to(3)
+    yield set_to(np.full(whole.shape, np.nan))
+    yield set_to(np.full(whole.shape, 1 if is_text else b"a"))
+    yield set_to(whole[None])
+    yield set_to(h5py.SoftLink("/nowhere"))
+    yield set_to(h5py.ExternalLink("other.h5", "/x"))
+    yield lambda group: (group.__delitem__(name), group.create_group(name))
+    if whole.ndim > 1:
+        yield set_to(whole.reshape(len(whole), -1))
+        yield set_to(np.full(whole.shape, 256.0 if whole.dtype.kind == "f" else 256))
+    if len(group) > 1:
+        yield set_to(whole[:-1])
+    types = [whole.dtype, h5py.string_dtype()] if is_text else [whole.dtype]
+    for dtype in types:
+        for rows in (10**12, 10**7):
+            yield lambda group, t=dtype, n=rows: _huge(group, name, (n, *whole.shape[1:]), t)
+
+
+@pytest.mark.parametrize("form", _H5_FORMS)
+def test_damaged_hdf5(copies, form):
+    copy, (name, client) = copies(form), _H5_FORMS[form]
+    with h5py.File(copy.folder / name) as file:
+        group = file["examples"][client]
+        read = {"image", "label", "pixels", "snippets", "tokens", "title", "tags"}
+        changes = [c for key in sorted(read & set(group)) for c in _h5_changes(group, key)]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for change in changes:
-        with h5py.File(copy.folder / "fed_cifar100_train.h5", "r+") as file:
-            change(file["examples/0"])
-        assert "fed_cifar100_train.h5" in _load(copy)
+        with h5py.File(copy.folder / name, "r+") as file:
+            change(file["examples"][client])
+        said = _load(copy)
+        assert said and name in said, change
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000
+
+
+@pytest.mark.parametrize("value", [100, -1, np.nan])
+def test_labels_in_hdf5_are_in_range(copies, value):
+    copy = copies("cifar100_h5")
+    with h5py.File(copy.folder / "fed_cifar100_train.h5", "r+") as file:
+        del file["examples/0/label"]
+        file["examples/0/label"] = np.full(3, value)
+    assert "fed_cifar100_train.h5" in _load(copy)
+
+
+def test_both_rows_of_a_client_do_not_take_memory(copies):
+    copy = copies("cifar100_h5")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with h5py.File(copy.folder / "fed_cifar100_train.h5", "r+") as file:
+        group = file["examples/0"]
+        _huge(group, "label", (10**6,), np.int64)
+        _huge(group, "image", (10**6, 32, 32, 3), np.uint8)
+    assert "fed_cifar100_train.h5" in _load(copy)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000
 
 

@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import json
-import lzma
 import os
 import pickle
 import random
@@ -80,33 +79,6 @@ def _cifar_pickle(folder, rng):
         path.write_bytes(pickle.dumps(batch, protocol=2))
 
     return f"{kind}_image", {**test_images._SMALL, "partition": "iid"}, alter
-
-
-def _cifar_compact(folder, rng):
-    kind = rng.choice(["cifar10", "cifar100"])
-    test_images._write_compact(folder, kind)
-    path = folder / "labels.npz"
-
-    def alter():
-        with np.load(path) as file:
-            labels = dict(file)
-        own = labels["train_fine" if kind == "cifar100" else "train_label"]
-        own[rng.randrange(len(own))] ^= 1
-        np.savez(path, **labels)
-
-    return f"{kind}_image", {**test_images._SMALL, "partition": "iid"}, alter
-
-
-def _cifar_compact_pixel(folder, rng):
-    test_images._write_compact(folder, "cifar10")
-    path = folder / "train_images.npy.xz"
-
-    def alter():
-        content = bytearray(lzma.decompress(path.read_bytes()))
-        content[-1 - rng.randrange(1024)] ^= 1
-        path.write_bytes(lzma.compress(bytes(content), preset=0))
-
-    return "cifar10_image", {**test_images._SMALL, "partition": "iid"}, alter
 
 
 def _hdf5(folder, rng):
@@ -261,8 +233,6 @@ FORMATS = [
     _idx,
     _cifar,
     _cifar_pickle,
-    _cifar_compact,
-    _cifar_compact_pixel,
     _hdf5,
     _stackoverflow,
     _tiny_imagenet,
@@ -312,7 +282,7 @@ def _numbers(loaded):
 
 
 # Forms in which nearly every bit is of a number, and no checksum stands beside it.
-_BARE = ("fashion_mnist", "cifar10_compact", "cifar100_binary", "cifar100_h5")
+_BARE = ("fashion_mnist", "cifar100_binary", "cifar100_h5")
 
 
 @pytest.mark.quick_cases("[!t]*-8", "tfds_sent140*-8")

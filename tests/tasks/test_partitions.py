@@ -385,3 +385,55 @@ def test_every_concentration_is_one_that_can_be_drawn():
         if "oncentration" in h.help
     ]
     assert len(found) >= 7 and set(found) == {tuple(settings.CONCENTRATIONS.values())}
+
+
+def test_without_a_least_size_the_first_draw_is_taken():
+    labels = np.repeat(np.arange(3), 10)
+    parts = partitions.dirichlet_by_class(labels, 20, 0.01, 0, min_size=0)
+    assert len(parts) == 20 and min(map(len, parts)) == 0
+    _assert_deals_every_row_once(parts, 30)
+    with pytest.raises(HparamError, match="at least 1 of 30 .* num_clients or min_size"):
+        partitions.dirichlet_by_class(labels, 20, 0.01, 0)
+
+
+@pytest.mark.parametrize(
+    ("share", "least"), [(0.0, 0), (1e-9, 2), (0.01, 2), (0.05, 5), (0.5, 50), (0.501, 51)]
+)
+def test_a_share_of_the_average_stands_for_a_least_size(share, least):
+    assert partitions.least_size(1000, 10, share) == least
+
+
+@pytest.mark.parametrize("name", ["fashion_mnist", "cifar10_image"])
+def test_empty_clients_are_what_min_share_says(name):
+    def sizes(**more):
+        of_all = {"partition": "dirichlet", "num_clients": 20, "alpha": 0.01, **more}
+        task = tasks.load(name, use_synthetic_data=True, **of_all)
+        return np.array(task.train.sizes)
+
+    assert sizes(min_share=0.0).min() == 0
+    assert sizes(alpha=100.0).min() > 0
+
+
+_BY_LABELS = {
+    "dirichlet_by_class": lambda y: partitions.dirichlet_by_class(y, 2, 1.0, 0),
+    "dirichlet_by_client": lambda y: partitions.dirichlet_by_client(y, [2, 2], 1.0, 0),
+    "pachinko": lambda y: partitions.pachinko(y, y, [2, 2], 1.0, 1.0, 0),
+    "classes_each": lambda y: partitions.classes_each(y, 2, 2, 0),
+    "some_classes_dirichlet": lambda y: partitions.some_classes_dirichlet(y, 2, 1.0, 10.0, 0),
+    "shards": lambda y: partitions.shards(y, 2, 2, 0),
+    "one_class_each": lambda y: partitions.one_class_each(y, [0, 1]),
+    "tests_alike": lambda y: partitions.tests_alike(y, [[0, 1], [2, 3]], y, 0),
+}
+
+
+@pytest.mark.parametrize("assign", _BY_LABELS.values(), ids=_BY_LABELS)
+def test_labels_that_are_missing_or_no_labels_are_refused(assign):
+    whole = np.array([0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1])
+    assert _same(assign(whole[:, None]), assign(whole))
+    for missing in (np.nan, None):
+        labels = whole.astype(object if missing is None else float)
+        labels[5] = missing
+        with pytest.raises(ValueError, match="1 of 12 labels are missing values"):
+            assign(labels)
+    with pytest.raises(ValueError, match=r"found shape \[12, 2\]; of one-hot rows take argmax"):
+        assign(np.eye(2)[whole])

@@ -1,3 +1,5 @@
+import csv
+
 import numpy as np
 import pytest
 from matplotlib import pyplot
@@ -39,6 +41,88 @@ def test_tokens_are_counted_without_padding_and_tags_by_column():
     shown = plot.partition(federated(tags, [1, 1, 1]), np.arange(3))
     assert shown.labels.tolist() == [1, 2] and shown.counts.tolist() == [[1, 1], [0, 1], [0, 0]]
     assert shown.num_labels().tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float32, bool])
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)], ids=str)
+def test_zeros_and_ones_are_two_classes(dtype, shape):
+    y = np.array([0, 0, 0, 1, 1, 0]).astype(dtype).reshape(shape)
+    shown = plot.partition(federated(y, [3, 1, 2]), np.arange(3))
+    assert shown.labels.tolist() == [0, 1] and shown.counts.tolist() == [[3, 0], [0, 1], [1, 1]]
+    assert shown.note == ""
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.float64])
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)], ids=str)
+def test_classes_may_be_a_column_or_floats(dtype, shape):
+    y = CLASSES.astype(dtype).reshape(shape)
+    shown = plot.partition(federated(y, [3, 1, 2]), np.arange(3))
+    assert shown.labels.tolist() == [3, 7, 9]
+    assert shown.counts.tolist() == [[2, 1, 0], [1, 0, 0], [0, 0, 2]]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float32, bool])
+def test_one_hot_rows_are_counted_by_column(dtype):
+    y = np.eye(10)[CLASSES].astype(dtype)
+    shown = plot.partition(federated(y, [3, 1, 2]), np.arange(3))
+    assert shown.labels.tolist() == [3, 7, 9] and "column" in shown.note
+    assert shown.counts.tolist() == [[2, 1, 0], [1, 0, 0], [0, 0, 2]]
+
+
+def _masks():
+    return np.array([[[0, 2], [2, 0]], [[1, 1], [1, 1]], [[0, 0], [0, 0]]])
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        _masks(),
+        _masks()[..., None].astype(np.uint8),
+        np.eye(3, dtype=np.float32)[_masks()],
+        _masks().reshape(3, 4),
+    ],
+    ids=["places", "last of one", "one-hot", "flat"],
+)
+def test_the_background_of_masks_is_a_class(masks):
+    shown = plot.partition(federated(masks, [1, 1, 1]), np.arange(3))
+    assert shown.labels.tolist() == [0, 1, 2] and shown.note
+    assert shown.counts.tolist() == [[2, 0, 2], [0, 4, 0], [4, 0, 0]]
+
+
+def test_all_clients_targets_are_read_alike():
+    """The first client's would pass for ones and zeros by column, the last one's for tokens."""
+    y = np.array([[1, 0], [0, 0], [1, 1], [0, 1], [5, 0], [2, 3]])
+    shown = plot.partition(federated(y, [2, 2, 2]), np.arange(3))
+    assert shown.labels.tolist() == [0, 1, 2, 3, 5] and shown.counts.sum() == 12
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        np.linspace(0, 1, 6),
+        np.array([0, 1, np.nan, 0, 1, 1]),
+        np.array([0, 1, np.inf, 0, 1, 1]),
+        np.arange(12.0).reshape(6, 2),
+        np.full((6, 2, 2), 0.5, np.float32),
+        np.array(list("abcabc")),
+    ],
+    ids=["shares", "nan", "inf", "two numbers", "pictures", "words"],
+)
+def test_targets_that_are_no_labels_are_said(y):
+    shown = plot.partition(federated(y, [3, 1, 2]), np.arange(3))
+    assert shown.counts is None and shown.note.startswith("Targets are no labels")
+
+
+@pytest.mark.parametrize("name", ["NA", "1e5", ' "a", b', "two\nlines", "é\r"])
+def test_any_name_of_a_client_can_be_shown(tmp_path, name):
+    y = np.arange(3)
+    data = ArrayFederatedData(y, y, [[0], [1, 2]], [name, "b"])
+    shown = plot.partition(data, np.arange(2))
+    plot.write_csv(shown, str(tmp_path / "p.csv"))
+    with open(tmp_path / "p.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    assert [row[0] for row in rows] == ["client", name, "b"]
+    assert len(plot.table(shown).splitlines()) == 2 + 2 + 4
 
 
 def test_targets_that_are_no_labels_leave_sizes():

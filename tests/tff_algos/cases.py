@@ -85,6 +85,12 @@ CASES: dict[str, list[Case]] = {
         ),
         _fedopt(
             "fedavg",
+            client_lr_schedule="inverse_time",
+            client_lr_decay_steps=3,
+            schedule=lambda lr: fedopt.inverse_time(lr, 3),
+        ),
+        _fedopt(
+            "fedavg",
             client_optimizer="sgdm",
             client_momentum=0.5,
             oracle_client=client_optimizers.build("sgdm", momentum=0.5),

@@ -336,6 +336,85 @@ def test_dp_noise_has_its_distribution():
     assert not np.array_equal(first, other)
 
 
+@pytest.mark.parametrize(
+    ("settings", "factory"),
+    [
+        (
+            {"aggregator_clip": 0.05},
+            lambda: tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(0.0, COHORT, 0.05),
+        ),
+        (
+            {
+                "aggregator_initial_clip": 0.05,
+                "aggregator_target_quantile": 0.8,
+                "aggregator_clip_learning_rate": 0.7,
+            },
+            lambda: tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(
+                0.0,
+                COHORT,
+                initial_l2_norm_clip=0.05,
+                target_unclipped_quantile=0.8,
+                learning_rate=0.7,
+            ),
+        ),
+    ],
+    ids=["fixed", "adaptive"],
+)
+def test_dp_settings_are_those_of_tffs_factories(settings, factory):
+    """Without noise, round by round: also the clipping norm that one round hands to the next."""
+    given = {**registry.resolve_training(registry.get("fedavg"), UNIFORM | NOISELESS | settings)}
+    own = aggregators.build(given | {"aggregator_zeroing": False}, 3, COHORT)
+    updates = np.random.default_rng(0).normal(scale=0.05, size=(5, COHORT, 7))
+    clipped = []
+    with shared.installed("tff"):
+        both = [_Updates(f, 7) for f in (own, factory())]
+        for of_round in updates:
+            ours, tffs = (u.next(*of_round) for u in both)
+            np.testing.assert_array_equal(ours, tffs)
+            clipped.append(not np.allclose(ours, of_round.mean(0)))
+    assert clipped[0]
+
+
+@pytest.mark.parametrize(
+    ("build_factory", "settings", "deviation"),
+    [
+        (aggregators.dp_fixed, {"clip": 0.5}, 1.1 * 0.5 / 10),
+        # adaptive_clip_noise_params: (z^-2 - (2 b)^-2)^-1/2.
+        (
+            aggregators.dp,
+            {"initial_clip": 0.5, "count_stddev": 1.0, "learning_rate": 0.0},
+            (1.1**-2 - 2.0**-2) ** -0.5 * 0.5 / 10,
+        ),
+    ],
+    ids=["fixed", "adaptive"],
+)
+def test_dp_noise_for_few_clients_has_its_distribution(build_factory, settings, deviation):
+    size = 40000
+    with shared.installed("tff"):
+        factory = build_factory(1.1, 10.0, seed=[1, 2], zeroing=False, **settings)
+        updates = _Updates(factory, size)
+        first, second = updates.next(np.zeros(size)), updates.next(np.zeros(size))
+    for draws in (first, second):
+        standard = draws / deviation
+        assert abs(np.mean(standard)) < 4 / np.sqrt(size)
+        assert abs(np.std(standard) - 1) < 4 / np.sqrt(2 * size)
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.025
+
+
+@pytest.mark.parametrize(
+    "setting", [{"aggregator_clipped_count_stddev": 1.0}, {"aggregator_clip": 0.1}]
+)
+def test_ten_clients_train_with_much_noise(problem, setting):
+    """Flower's example has ten clients a round and a noise multiplier of 1.1."""
+    given = {**NOISY, "aggregator_noise_multiplier": 1.1, "client_weighting": "uniform"}
+    with pytest.raises(HparamError, match="must be below 1 for 10 clients"):
+        build(clients_per_round=10, **given)
+    with shared.installed("tff"):
+        states, _ = toy.run(build(clients_per_round=10, **given, **setting), problem)
+    assert all(np.all(np.isfinite(w)) for w in states[-1].weights)
+    assert not np.array_equal(states[-1].weights[0], states[0].weights[0])
+
+
 def test_dp_noise_on_the_clipping_norm_has_its_distribution():
     """The share of updates below the norm gets TFF's noise, independent of that on the updates."""
     multiplier, clients, rounds = 0.2, 8.0, 1500
@@ -510,7 +589,21 @@ def test_a_users_own_dp_names_its_generator():
         (
             "fedavg",
             {**UNIFORM, "aggregator": "dp", "aggregator_noise_multiplier": 40.0},
-            "aggregator=dp: clipped_count_stddev = .* too low",
+            "multiplier=40 must be below 0.4 for 4 clients .* set aggregator_clipped_count_stddev "
+            "above 20, or fix aggregator_clip",
+        ),
+        (
+            "fedavg",
+            {**NOISY, **UNIFORM, "aggregator_clipped_count_stddev": 0.1},
+            "multiplier=0.3 must be below 0.2",
+        ),
+        *(
+            (
+                "fedavg",
+                {**NOISY, **UNIFORM, "aggregator_clip": 0.1, setting: 0.3},
+                f"{setting} is not used with aggregator_clip",
+            )
+            for setting in registry.ADAPTIVE_CLIPPING
         ),
         (
             "fedavg",

@@ -86,7 +86,6 @@ def total(values):
 
 with runtimes.installed("tff", 4):
     total([np.float32(k) for k in range(4)])
-runtimes.forget_tffs_own_context()
 """
 
 

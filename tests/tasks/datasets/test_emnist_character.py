@@ -8,7 +8,7 @@ import pytest
 
 import tasks
 from tasks.datasets import emnist_character
-from tasks.formats import downloads
+from tasks.formats import downloads, tffs
 from tasks.task import DataError
 from tests.tasks.server import Server
 from tests.tasks.tffs_files import database, field, varint
@@ -223,5 +223,5 @@ def test_the_addresses_are_tffs(name, monkeypatch):
 
 
 def test_parsing_no_examples_gives_none():
-    x, y = emnist_character.parse([])
+    x, y = emnist_character.parse(tffs.columns(emnist_character.PUBLISHED, []))
     assert x.shape == (0, 28, 28, 1) and y.shape == (0,)

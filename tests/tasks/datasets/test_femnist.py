@@ -182,6 +182,7 @@ def test_skewed_clients_have_five_letters_each():
     [
         ({}, 108_478),
         ({"model": "cnn"}, 222_078),
+        ({"model": "fedopt_cnn"}, 1_206_590),
         ({"model": "cnn", "partition": "skewed"}, 215_370),
     ],
 )
@@ -274,3 +275,17 @@ def test_a_split_that_the_source_lacks_is_refused(tmp_path):
         _load(tmp_path, split="source")
     with pytest.raises(HparamError, match="split=local"):
         _load(tmp_path, split="source", test_fraction=0.1)
+
+
+@pytest.mark.long  # A quarter of a gigabyte of JSON.
+def test_real_writers(unpacked_dir):
+    if not (unpacked_dir / "femnist").is_dir():
+        pytest.skip(f"{unpacked_dir} has no femnist")
+    task = tasks.load("femnist", data_dir=str(unpacked_dir), source="leaf", model="fedopt_cnn")
+    assert task.settings["source"] == "leaf" and len(task.train.client_ids) == 396
+    assert task.train.sizes.sum() + task.test.sizes.sum() == 60_359
+    labels = np.concatenate([task.train.examples(k).y for k in range(396)])
+    assert set(labels) == set(range(62))
+    # A small share of digits' pixels is ink.
+    x = task.train.examples(0).x
+    assert x.max() == 1 and np.mean(x) > 0.7

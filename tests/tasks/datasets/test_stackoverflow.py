@@ -322,7 +322,7 @@ def test_synthetic_data_have_the_true_form():
         ("no_words", "stackoverflow.word_count"),
         ("cut_words", "stackoverflow.word_count.tar.bz2"),
         ("cut_database", "cut off"),
-        ("other_examples", "tokens, title or tags"),
+        ("other_examples", "tokens, title and tags"),
         ("few_words", "vocab_size=13"),
     ],
 )

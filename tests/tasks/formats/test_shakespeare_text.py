@@ -1,5 +1,7 @@
+import collections
 import gzip
 
+import h5py
 import pytest
 
 from tasks.formats import shakespeare_text
@@ -139,9 +141,68 @@ def test_rules_differ_as_they_should():
     assert set(_clients("leaf")) == set(_clients("mcmahan"))
     leaf_iago = _clients("leaf")["THE_TRAGEDY_OF_OTHELLO__MOOR_OF_VENICE_IAGO"]
     assert len(leaf_iago.speeches) == 3
-    tff = _clients("tff")
-    assert set(tff) == {"MUCH_ADO_ABOUT_NOTHING_RODERIGO", "MUCH_ADO_ABOUT_NOTHING_IAGO"}
-    assert len(tff["MUCH_ADO_ABOUT_NOTHING_IAGO"].speeches) == 3
+    # More than 80 characters, however few the speeches, and no special case for the comedy.
+    assert set(_clients("tff")) == {
+        "MUCH_ADO_ABOUT_NOTHING_RODERIGO",
+        "MUCH_ADO_ABOUT_NOTHING_IAGO",
+    }
+
+
+def _examples_as_tff(text):
+    return {
+        role.client_id: ["\n".join(lines) for lines in role.speeches]
+        for role in shakespeare_text.roles(text, "tff")
+    }
+
+
+def test_tff_cuts_after_the_first_line_of_each_speech():
+    assert _examples_as_tff(_SMALL)["MUCH_ADO_ABOUT_NOTHING_IAGO"] == [
+        "'Sblood, but you will not hear me.",
+        "If ever I did dream of such a matter,\nAbhor me.\nDespise me, if I do not."
+        "                      Exit.",
+        "O, sir, content you.",
+        "",
+    ]
+    assert _examples_as_tff(_SMALL)["MUCH_ADO_ABOUT_NOTHING_RODERIGO"][2] == ""
+
+
+def test_tff_wants_more_than_80_characters_and_no_number_of_speeches():
+    text = ""
+    for play, length in (("KING JOHN", 80), ("CYMBELINE", 79)):  # And a blank after the line.
+        text += f"{play}\n\nby William Shakespeare\n\n  LEAR. {'x' * length}\n"
+    assert _examples_as_tff(text) == {
+        "THE_FIRST_PART_OF_KING_HENRY_THE_FOURTH_LEAR": ["x" * 80, ""]
+    }
+
+
+def test_tff_reads_the_comedy_like_any_play_and_ends_in_titus():
+    long = "y" * 81
+    text = f"THE COMEDY OF ERRORS\n\nby William Shakespeare\n\nDUKE. {long}\n  OF EPHESUS. {long}\n"
+    text += "THE TRAGEDY OF TITUS ANDRONICUS\n\nby William Shakespeare\n\n"
+    text += f"  TITUS. {long}\n  TITUS. Patient yourself, madam, and pardon me.\n  AARON. {long}\n"
+    assert _examples_as_tff(text) == {
+        "ALL_S_WELL_THAT_ENDS_WELL_OF_EPHESUS": [long, ""],
+        "THE_TAMING_OF_THE_SHREW_TITUS": [
+            long,
+            "Patient yourself, madam, and pardon me.",
+            "",
+        ],
+    }
+
+
+def test_most_clients_have_exactly_tffs_examples(data_dir):
+    folder = data_dir / "shakespeare_tff"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there")
+    theirs = collections.defaultdict(list)
+    for split in ("train", "test"):
+        with h5py.File(folder / f"shakespeare_{split}.h5") as file:
+            for client, group in file["examples"].items():
+                theirs[client] += [snippet.decode() for snippet in group["snippets"][()]]
+    ours = _examples_as_tff(shakespeare_text.read(shakespeare_text.find(str(data_dir))))
+    assert set(ours) - set(theirs) == {"MUCH_ADO_ABOUT_NOTHING_HERALD"}
+    same = [client for client in ours if sorted(ours[client]) == sorted(theirs[client])]
+    assert (len(ours), len(same)) == (707, 663)
 
 
 def test_leaf_wants_more_than_80_characters():
@@ -164,16 +225,16 @@ def test_the_published_counts_are_reached_on_the_real_text(data_dir, capsys):
     counts = {row[0]: [int(n) for n in row[1:]] for row in rows}
     published, reached = zip(*((row[0], row[1]) for row in counts.values()), strict=True)
     assert dict(zip(counts, published, strict=True)) == {"tff": 715, "leaf": 1129, "mcmahan": 1146}
-    assert dict(zip(counts, reached, strict=True)) == {"tff": 661, "leaf": 1129, "mcmahan": 1146}
+    assert dict(zip(counts, reached, strict=True)) == {"tff": 707, "leaf": 1129, "mcmahan": 1146}
     assert abs(counts["leaf"][4] - 4_226_158) <= 2
-    assert counts["tff"][2] == 17_882
+    assert counts["tff"][2] == 18_611
 
 
 def test_tffs_groups_are_plays_of_the_text(data_dir):
     text = shakespeare_text.read(shakespeare_text.find(str(data_dir)))
     plays = {role.play for role in shakespeare_text.parse(text)}
     grouped = [play for group in shakespeare_text.TFF_GROUPS.values() for play in group]
-    assert len(grouped) == len(set(grouped)) == 22 and set(grouped) <= plays
+    assert len(grouped) == len(set(grouped)) == 24 and set(grouped) <= plays
     ids = {role.client_id for role in shakespeare_text.roles(text, "tff")}
     # Ids of TFF's file that are quoted in public code.
     assert ids >= {

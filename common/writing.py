@@ -1,0 +1,96 @@
+"""Writing files so that a kill leaves the old content or the new, and so that no link is followed.
+
+Anybody who may write into a folder of results can lay a link there under a name that the suite is
+about to write. So a temporary file is always made anew, and so is a file to append to that is a
+link.
+"""
+
+import contextlib
+import csv
+import io
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from typing import IO
+
+
+def is_link(path: str | os.PathLike) -> bool:
+    """Returns whether a file that is there is a link, or has another name beside this one."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISLNK(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink > 1)
+
+
+def open_to_append(path: str | os.PathLike, mode: str = "ab", **how: str) -> IO:
+    """Opens a file to append to it; a link of that name is removed first, its target is not.
+
+    Args:
+      path: The file.
+      mode: `a` or `ab`.
+      **how: As for `open`.
+
+    Raises:
+      OSError: If the file cannot be opened, or is made a link meanwhile.
+    """
+    if is_link(path):
+        os.unlink(path)
+    return open(path, mode, opener=_no_link, **how)
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def write_new(path: str | os.PathLike, content: bytes) -> None:
+    """Writes a new file, on disk when this returns; removes what has its name before.
+
+    Only the name of a link or of another file is removed, so its target keeps its content.
+
+    Raises:
+      OSError: If the file cannot be written, or something else takes the name meanwhile.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    # "x" opens exclusively, which also fails on a link that leads nowhere.
+    with open(path, "xb", opener=_no_link) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_atomically(path: str | os.PathLike, content: bytes) -> None:
+    """Replaces the content of a file, on disk when this returns.
+
+    Only one process may write `path` at a time. A kill leaves `<path>.tmp` at most, which the next
+    call removes.
+
+    Raises:
+      OSError: If the file cannot be written; the old content is then untouched.
+    """
+    temporary = f"{os.fspath(path)}.tmp"
+    write_new(temporary, content)
+    os.replace(temporary, path)
+    # The rename itself lasts through a power cut only once the folder is on disk.
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def csv_text(rows: Iterable[Sequence]) -> str:
+    r"""Returns rows as CSV, from which Python's `csv` and pandas read back what was given.
+
+    Args:
+      rows: The rows, the first of them the columns' names. All cells are quoted if one holds a
+        carriage return, which `csv` writes unquoted and takes for the end of a line.
+    """
+    rows = list(rows)
+    for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL):
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n", quoting=quoting).writerows(rows)
+        if "\r" not in text.getvalue():
+            break
+    return text.getvalue()
