@@ -288,6 +288,8 @@ def _read(data_dir: str | None) -> dict[str, Examples]:
     if folder is not None:
         advice = f"remove it and run python -m tasks.prepare again, or {_ADVICE}"
         made = prepared.read(folder, advice, _ARRAYS, _LISTS, _NUM_CLASSES)
+        lists = (_find_list(data_dir, name) for names in _LISTS.values() for name in names)
+        prepared.warn_if_older(folder, filter(None, lists))
         return {part: _of_set(made, folder, part) for part in _LISTS}
     found = {}
     for part in _LISTS:
@@ -336,11 +338,19 @@ def _read_lists(data_dir: str, part: str) -> tuple[list[str], np.ndarray]:
 
 
 def _list_path(data_dir: str, name: str) -> str:
-    folders = (data_dir, os.path.join(data_dir, "annotations"))
-    path = files.find((os.path.join(folder, name) for folder in folders), _ADVICE)
+    path = _find_list(data_dir, name)
     if path is None:
-        raise DataError(f"{os.path.join(data_dir, name)} is missing; {_ADVICE}")
+        where, known = _list_paths(data_dir, name), sum(_LISTS.values(), ())
+        raise files.missing(where[0], _ADVICE, where, known=known)
     return path
+
+
+def _find_list(data_dir: str, name: str) -> str | None:
+    return files.find(_list_paths(data_dir, name), _ADVICE)
+
+
+def _list_paths(data_dir: str, name: str) -> list[str]:
+    return [os.path.join(f, name) for f in (data_dir, os.path.join(data_dir, "annotations"))]
 
 
 def _lines(path: str) -> list[str]:

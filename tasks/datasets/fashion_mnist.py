@@ -329,7 +329,7 @@ def _read(data_dir: str | None) -> tuple[_Labelled, _Labelled, dict[str, Any]]:
         paths = [_keras_file(f"{name}.gz") for name in _FILES]
     for name, path in zip(_FILES, paths, strict=True):
         if path is None:
-            raise DataError(f"{os.path.join(data_dir, name)}.gz is missing; {_ADVICE}")
+            raise idx.missing(data_dir, "fashion_mnist", name, _ADVICE, _FILES)
     train, test = (
         idx.read_labelled_images(*pair, _ADVICE, _NUM_CLASSES, _TFDS.published(split))
         for split, pair in (("train", paths[:2]), ("test", paths[2:]))

@@ -8,7 +8,6 @@ writers and 805,263 examples, TFF 3,400 and 749,068, both from NIST Special Data
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -103,7 +102,9 @@ SPEC = TaskSpec(
             default="local",
             help=(
                 "`local` splits each client's examples, train and test of the source "
-                "together, at random; `source` keeps the split that the files have."
+                "together, at random; `source` keeps the split that the files have: of each "
+                "client's examples, or (LEAF's -t user) into clients that train and others that "
+                "test."
             ),
             source="AdaFedAdam: local 80/20 split, drawn before training",
             choices=("local", "source"),
@@ -163,7 +164,10 @@ def load(
       DataError: If a file is missing or damaged.
     """
     del seed  # It comes as partition_seed.
-    writers, found = (_synthetic(), source) if use_synthetic_data else _read(data_dir, source)
+    if use_synthetic_data:
+        writers, origin = _synthetic(), {"source": source}
+    else:
+        writers, origin = _read(data_dir, source)
     skewed = partition == "skewed"
     if skewed:
         letters = writers.letters()
@@ -172,7 +176,8 @@ def load(
         client_ids = [str(k) for k in range(num_clients)]
         train, test = (ArrayFederatedData(*letters, part, client_ids) for part in rows)
     else:
-        client_ids = _drawn(writers.client_ids, num_clients, partition_seed)
+        every = writers.client_ids if split == "local" else writers.of_part("train")
+        client_ids = _drawn(every, num_clients, partition_seed)
         train, test = _split(writers, client_ids, split, test_fraction, partition_seed)
     has_test = bool(np.any(test.sizes))
     num_classes = len(_LETTERS) if skewed else _NUM_CLASSES
@@ -190,7 +195,7 @@ def load(
         loss=losses.sparse_softmax_cross_entropy,
         metrics={"accuracy": losses.sparse_accuracy},
         primary_metric="accuracy",
-        settings={"source": found},
+        settings=origin,
     )
 
 
@@ -232,6 +237,19 @@ class _Writers:
             (name, data, {client: i for i, client in enumerate(data.client_ids)})
             for name, data in parts.items()
         ]
+
+    def of_part(self, part: str) -> list[str]:
+        """Returns the writers of a part in ascending order.
+
+        Raises:
+          HparamError: If the source is not split.
+        """
+        own = [data.client_ids for name, data, _ in self._parts if name == part]
+        if not own:
+            raise HparamError(
+                f"femnist: split=source, but the source has no {part} examples; use split=local."
+            )
+        return sorted(own[0])
 
     def sizes(self, client: str) -> dict[str, int]:
         """Returns how many examples a writer has in each part."""
@@ -303,18 +321,17 @@ def _split(
     writers: _Writers, client_ids: Sequence[str], split: str, test_fraction: float | None, seed: int
 ) -> tuple[_SomeExamples, _SomeExamples]:
     """Returns writers' training and test examples, split here or as the source has them."""
-    sizes = [writers.sizes(client) for client in client_ids]
     if split == "local":
-        every = [np.arange(sum(size.values())) for size in sizes]
-        rows = partitions.split_train_test(every, test_fraction, seed)
-    else:
-        if any(size.keys() != {"train", "test"} for size in sizes):
-            raise HparamError("femnist: split=source, but the source has no train and test of all.")
-        rows = (
-            [np.arange(size["train"]) for size in sizes],
-            [size["train"] + np.arange(size["test"]) for size in sizes],
-        )
-    return tuple(_SomeExamples(writers, client_ids, part) for part in rows)
+        every = [np.arange(sum(writers.sizes(client).values())) for client in client_ids]
+        train, test = partitions.split_train_test(every, test_fraction, seed)
+        return _SomeExamples(writers, client_ids, train), _SomeExamples(writers, client_ids, test)
+    test_ids = leaf.tested(client_ids, writers.of_part("train"), writers.of_part("test"))
+    # A writer's examples are those for training, then those for tests.
+    train = [np.arange(writers.sizes(client)["train"]) for client in client_ids]
+    test = []
+    for sizes in map(writers.sizes, test_ids):
+        test.append(sizes.get("train", 0) + np.arange(sizes.get("test", 0)))
+    return _SomeExamples(writers, client_ids, train), _SomeExamples(writers, test_ids, test)
 
 
 def _pooled(data: FederatedData) -> Examples:
@@ -322,23 +339,18 @@ def _pooled(data: FederatedData) -> Examples:
     return Examples(*(np.concatenate(arrays) for arrays in zip(*own, strict=True)))
 
 
-def _read(data_dir: str | None, source: str) -> tuple[_Writers, str]:
-    """Returns the writers, and which source they are from."""
+def _read(data_dir: str | None, source: str) -> tuple[_Writers, dict[str, str]]:
+    """Returns the writers, and which source they are from, for the record."""
     if source in ("auto", "leaf") and data_dir is not None:
-        folder = prepared.find(data_dir, "femnist", _ADVICE)
-        if folder is not None:
-            advice = f"remove it and run python -m tasks.prepare again, or {_ADVICE}"
-            made = prepared.read(folder, advice, _ARRAYS, num_classes=_NUM_CLASSES)
-            return _of_set(made, folder), "leaf"
-        files = leaf.find(data_dir, "femnist", _ADVICE)
-        if files:
-            made = prepared.in_memory(leaf.source(files, _ARRAYS, _convert, _ADVICE))
-            return _of_set(made, os.path.dirname(next(iter(files.values()))[0])), "leaf"
+        read = leaf.read("femnist", data_dir, _ARRAYS, _convert, _ADVICE, _NUM_CLASSES)
+        if read is not None:
+            return _of_set(*read), {"source": "leaf", "leaf_path": read[1]}
+    if source == "leaf" and data_dir is not None:
+        raise leaf.missing(data_dir, "femnist", "", _ADVICE)
     if source == "leaf":
-        where = f"{data_dir} has" if data_dir else "without --data_dir there are"
-        raise DataError(f"{where} no LEAF files of femnist; {_ADVICE}")
+        raise DataError(f"femnist with source=leaf needs --data_dir: {_ADVICE}")
     train, test = emnist_character.open_file(data_dir, _ADVICE)
-    return _Writers({"train": train, "test": test}), "tff"
+    return _Writers({"train": train, "test": test}), {"source": "tff"}
 
 
 def _of_set(made: prepared.Prepared, folder: str) -> _Writers:
@@ -347,9 +359,10 @@ def _of_set(made: prepared.Prepared, folder: str) -> _Writers:
     labels = np.asarray(made.arrays["y"], np.int32)
     parts = {}
     for part, clients in made.parts.items():
-        rows = [np.arange(own.start, own.stop) for own in clients.values()]
+        # A writer without examples is no client.
+        rows = {name: np.arange(own.start, own.stop) for name, own in clients.items() if own}
         parts[part] = ArrayFederatedData(
-            made.arrays["x"], labels, rows, list(clients), transform=_scaled
+            made.arrays["x"], labels, list(rows.values()), list(rows), transform=_scaled
         )
     return _Writers(parts)
 

@@ -179,7 +179,8 @@ def _read(
     paths = _idx_paths(part, data_dir)
     for name, path in paths.items():
         if path is None:
-            raise DataError(f"{os.path.join(data_dir, name)}.gz is missing; {_ADVICE}")
+            known = [n for p in _PREFIXES for n in _idx_paths(p, data_dir)]
+            raise idx.missing(data_dir, "mnist", name, _ADVICE, known)
     images, labels = idx.read_labelled_images(
         *paths.values(), _ADVICE, _NUM_CLASSES, _TFDS.published(part)
     )
@@ -189,7 +190,8 @@ def _read(
 def _read_writers(part: str, data_dir: str, labels: np.ndarray) -> np.ndarray:
     """Returns the writer's id of every image, in the images' order."""
     parents = (os.path.join(data_dir, "mnist"), data_dir)
-    path = files.find((os.path.join(parent, "writers.npz") for parent in parents), _ADVICE)
+    prepared = [os.path.join(parent, "writers.npz") for parent in parents]
+    path = files.find(prepared, _ADVICE)
     if path is not None:
         name = f"{part}_writer"
         with files.reading(path, _ADVICE):
@@ -198,7 +200,7 @@ def _read_writers(part: str, data_dir: str, labels: np.ndarray) -> np.ndarray:
     if path is None:
         raise DataError(
             f"{os.path.join(data_dir, 'writers.npz')} and qmnist-{part}-labels-idx2-int.gz are "
-            f"missing; {_ADVICE}"
+            f"missing{files.but_there_is(prepared)}; {_ADVICE}"
         )
     table = idx.read(path, 2, _ADVICE)
     # Columns: class, series, writer, and more. QMNIST's test set begins with MNIST's.

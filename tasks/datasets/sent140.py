@@ -17,14 +17,17 @@ does not have: `split=source` is refused.
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import functools
 import gzip
 import itertools
 import os
 import re
 import sys
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -64,6 +67,9 @@ _VECTORS_ADVICE = (
     f"get {_VECTORS} (https://nlp.stanford.edu/data/glove.6B.zip) into --data_dir, name a file of "
     "that form with --sent140_embedding_file, or train the vectors with --sent140_embedding=trained"
 )
+# No line of a file of vectors is longer.
+_MAX_LINE = 1 << 20
+_HEADER = re.compile(rb"\d+ \d+")
 # LEAF's words: letters, digits and apostrophes, or one of some punctuation marks.
 _WORD = re.compile(r"[\w']+|[.,!?;]")
 
@@ -105,7 +111,8 @@ SPEC = TaskSpec(
             default="local",
             help=(
                 "`local` splits each client's tweets, train and test of the source together, "
-                "at random; `source` keeps the split that the files have."
+                "at random; `source` keeps the split that the files have: of each client's "
+                "tweets, or (LEAF's -t user) into clients that train and others that test."
             ),
             source="AdaFedAdam: local 80/20 split, drawn before training",
             choices=("local", "source"),
@@ -133,7 +140,10 @@ SPEC = TaskSpec(
             name="embedding_file",
             default=By("embedding", {"glove": None}),
             type=str,
-            help=f"File with a word and 300 numbers a line; not set: {_VECTORS} in --data_dir.",
+            help=(
+                "File with a word and 300 numbers a line, plain, gzip or zip; not set: "
+                f"{_VECTORS} or glove.6B.zip in --data_dir."
+            ),
             source="choice",
         ),
         Hparam(
@@ -187,13 +197,13 @@ def load(
             _vectors_path(data_dir, embedding_file)  # Before tweets are downloaded.
         tweets, found, path = _read(data_dir, source)
     rows = _rows_of_accounts(tweets, min_examples, use_synthetic_data)
-    client_ids = list(rows)
+    client_ids = test_ids = list(rows)
     if split == "local":
         train_rows, test_rows = partitions.split_train_test(
             list(rows.values()), test_fraction, partition_seed
         )
     else:
-        train_rows, test_rows = _rows_of_source(tweets, client_ids)
+        client_ids, test_ids, train_rows, test_rows = _rows_of_source(tweets, list(rows))
 
     with files_lib.decoding(path, _ADVICE, "has tweets that are no text"):
         words = _Words(tweets.arrays["text"], rows.values())
@@ -205,7 +215,7 @@ def load(
     x = words.tokens(text.places(vocabulary))
     y = np.asarray(tweets.arrays["y"], np.int32)
     train = ArrayFederatedData(x, y, train_rows, client_ids)
-    test = ArrayFederatedData(x, y, test_rows, client_ids)
+    test = ArrayFederatedData(x, y, test_rows, test_ids)
     central = np.concatenate(test_rows)
     return Task(
         name="sent140",
@@ -226,6 +236,7 @@ def load(
             "source": found,
             "vocab_size": vocab_size,
             **(tfds.record(_TFDS, path) if found == "tfds" and path else {}),
+            **({"leaf_path": path} if found == "leaf" and path else {}),
         },
         constants={} if vectors is None else {"the words' vectors": vectors},
     )
@@ -251,8 +262,9 @@ def split_words(tweet: str) -> list[str]:
 def read_vectors(path: str, words: Set[str], size: int) -> tuple[list[str], np.ndarray]:
     """Reads the vectors of some words from a text file of GloVe's.
 
-    A line is a word, which may have blanks in it, and its numbers. Of a word that is there twice,
-    the first vector counts.
+    A line is a word, which may have blanks in it, and its numbers. A first line of two whole
+    numbers, as word2vec and fastText write it, is no word. Of a word that is there twice, the first
+    vector counts. The file may be compressed by gzip or be in a ZIP archive.
 
     Args:
       path: The file.
@@ -266,8 +278,14 @@ def read_vectors(path: str, words: Set[str], size: int) -> tuple[list[str], np.n
       DataError: If the file cannot be read or is not of that form, or has none of the words.
     """
     found = {}
-    with files_lib.reading(path, _VECTORS_ADVICE), open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
+    with files_lib.reading(path, _VECTORS_ADVICE), _open_vectors(path, size) as file:
+        for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), b""), start=1):
+            if len(line) == _MAX_LINE:
+                raise ValueError(f"line {number} has more than {_MAX_LINE:,} bytes")
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
+                if _HEADER.fullmatch(line.rstrip()):
+                    continue
             word, *numbers = line.rstrip().rsplit(b" ", size)
             if len(numbers) != size:
                 raise ValueError(f"line {number} has {len(numbers)} numbers, not {size}")
@@ -281,6 +299,25 @@ def read_vectors(path: str, words: Set[str], size: int) -> tuple[list[str], np.n
     if not found:
         raise DataError(f"{path} has none of the tweets' words; {_VECTORS_ADVICE}")
     return list(found), np.stack(list(found.values()))
+
+
+@contextlib.contextmanager
+def _open_vectors(path: str, size: int) -> Iterator[BinaryIO]:
+    """Opens a file of vectors, unpacked; of an archive the one text file, or that of the size."""
+    if not zipfile.is_zipfile(path):
+        with files_lib.open_plain_or_gzip(path) as file:
+            yield file
+        return
+    with zipfile.ZipFile(path) as archive:
+        # What macOS adds to an archive is below a folder of its own.
+        texts = [
+            name for name in archive.namelist() if not name.endswith("/") and "__MACOSX" not in name
+        ]
+        chosen = texts if len(texts) == 1 else [name for name in texts if f".{size}d." in name]
+        if len(chosen) != 1:
+            raise ValueError(f"it has {len(texts)} files and not one of {size} numbers a word")
+        with archive.open(chosen[0]) as file:
+            yield file
 
 
 class _Words:
@@ -356,21 +393,30 @@ def _trained(
 
 
 def _rows_of_source(
-    tweets: prepared.Prepared, client_ids: Sequence[str]
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    split = [tweets.rows_of_clients(part) for part in ("train", "test")]
-    if any(client not in own for own in split for client in client_ids):
-        raise HparamError("sent140: split=source, but the source has no train and test of all.")
-    train, test = ([own[client] for client in client_ids] for own in split)
-    return train, test
+    tweets: prepared.Prepared, accounts: Sequence[str]
+) -> tuple[list[str], list[str], list[np.ndarray], list[np.ndarray]]:
+    """Returns the accounts that train, those that are tested, and the tweets of both."""
+    parts = [tweets.rows_of_clients(part) for part in ("train", "test")]
+    train, test = ({c: own[c] for c in accounts if len(own.get(c, ()))} for own in parts)
+    if not (train and test):
+        raise HparamError(
+            "sent140: split=source, but the source has no train and test tweets of these "
+            "accounts; use split=local."
+        )
+    test_ids = leaf.tested(list(train), train, list(test))
+    none = np.zeros(0, np.int64)
+    return list(train), test_ids, list(train.values()), [test.get(c, none) for c in test_ids]
 
 
 def _convert(x: Sequence[Any], y: Sequence[Any]) -> Mapping[str, Any]:
-    """Returns LEAF's tweets: x is [id, date, query, account, text]."""
+    """Returns LEAF's tweets: x is id, date, query, account, text, and `training` or `test`.
+
+    The last tells from which of the publisher's two files a tweet is; some copies lack it.
+    """
     if any(type(label) is not int or label not in (0, 1) for label in y):
         raise ValueError("labels that are not 0 or 1")
-    if any(type(t) is not list or len(t) != 5 or not isinstance(t[4], str) for t in x):
-        raise ValueError("a tweet that is not id, date, query, account and text")
+    if any(type(t) is not list or len(t) not in (5, 6) or not isinstance(t[4], str) for t in x):
+        raise ValueError("a tweet that is not id, date, query, account, text and file")
     texts = [tweet[4].encode("utf-8", "surrogatepass") for tweet in x]
     return {"text": texts, "y": np.array(y, np.uint8)}
 
@@ -385,17 +431,11 @@ def _read(data_dir: str | None, source: str) -> tuple[prepared.Prepared, str, st
 
 def _find_and_read(data_dir: str | None, source: str) -> tuple[prepared.Prepared, str, str]:
     if data_dir is not None and source in ("auto", "leaf"):
-        folder = prepared.find(data_dir, "sent140", _ADVICE)
-        if folder is not None:
-            advice = f"remove it and run python -m tasks.prepare again, or {_ADVICE}"
-            return prepared.read(folder, advice, _ARRAYS, num_classes=2), "leaf", folder
-        files = leaf.find(data_dir, "sent140", _ADVICE)
-        if files:
-            made = prepared.in_memory(leaf.source(files, _ARRAYS, _convert, _ADVICE))
-            return made, "leaf", os.path.dirname(next(iter(files.values()))[0])
+        read = leaf.read("sent140", data_dir, _ARRAYS, _convert, _ADVICE, num_classes=2)
+        if read is not None:
+            return read[0], "leaf", read[1]
     if data_dir is not None and source in ("auto", "lines"):
-        folders = (os.path.join(data_dir, "sent140"), data_dir)
-        path = files_lib.find((os.path.join(folder, _LINES) for folder in folders), _ADVICE)
+        path = files_lib.find(_paths(data_dir, _LINES), _ADVICE)
         if path is not None:
             piece = prepared.Piece(_LINES, 0, functools.partial(_read_lines, path))
             return prepared.in_memory(prepared.Source(_ARRAYS, [piece])), "lines", path
@@ -406,13 +446,19 @@ def _find_and_read(data_dir: str | None, source: str) -> tuple[prepared.Prepared
             return prepared.in_memory(prepared.Source(_ARRAYS, [piece])), "tfds", folder
     if data_dir is None:
         raise DataError(f"sent140 with source={source} needs --data_dir: {_ADVICE}")
-    names = {
-        "auto": f"LEAF files nor {_LINES} nor TFDS's sentiment140",
-        "leaf": "LEAF files",
-        "lines": _LINES,
-        "tfds": f"TFDS's {_TFDS.folder}, nor has TFDS's cache",
-    }
-    raise DataError(f"{data_dir} has no {names[source]}; {_ADVICE}")
+    if source == "lines":
+        paths = _paths(data_dir, _LINES)
+        raise files_lib.missing(paths[-1], _ADVICE, paths)
+    if source == "tfds":
+        raise DataError(f"{data_dir} has no TFDS's {_TFDS.folder}, nor has TFDS's cache; {_ADVICE}")
+    others = f", {_LINES} nor TFDS's sentiment140" if source == "auto" else ""
+    raise leaf.missing(data_dir, "sent140", others, _ADVICE)
+
+
+def _paths(data_dir: str, *names: str) -> list[str]:
+    """Returns where files are looked for, the most preferred path first."""
+    folders = (os.path.join(data_dir, "sent140"), data_dir)
+    return [os.path.join(folder, name) for folder in folders for name in names]
 
 
 def _tfds_folder(data_dir: str | None) -> str | None:
@@ -475,10 +521,12 @@ def _vectors_path(data_dir: str | None, embedding_file: str | None) -> str:
         return embedding_file
     if data_dir is None:
         raise DataError(f"sent140's word vectors need --data_dir: {_VECTORS_ADVICE}")
-    folders = (os.path.join(data_dir, "sent140"), data_dir)
-    path = files_lib.find((os.path.join(f, _VECTORS) for f in folders), _VECTORS_ADVICE)
+    # Unpacked, or packed as users and the publisher pack it.
+    names = (_VECTORS, f"{_VECTORS}.gz", f"{_VECTORS}.zip", "glove.6B.zip")
+    paths = _paths(data_dir, *names)
+    path = files_lib.find(paths, _VECTORS_ADVICE)
     if path is None:
-        raise DataError(f"{os.path.join(data_dir, _VECTORS)} is missing; {_VECTORS_ADVICE}")
+        raise files_lib.missing(os.path.join(data_dir, _VECTORS), _VECTORS_ADVICE, paths)
     return path
 
 

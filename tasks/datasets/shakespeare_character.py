@@ -3,12 +3,14 @@
 FedOpt's and TFF's task (Reddi et al. 2021): 715 roles, speeches cut into sequences of 80 characters
 with the character after each as target. AdaFed and FedCAda use LEAF's form of it: windows of 80
 characters with the one character after the window as target. See `tasks.formats.shakespeare_text`
-for the rules by which a role is a client.
+for the rules by which a role is a client. LEAF's own JSON files hold such windows, too; they are
+made of a later edition of the text, and some samples of LEAF's mix the roles (`-s iid`).
 """
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +18,7 @@ import numpy as np
 
 from hparams import By, Hparam, HparamError
 from tasks import settings
-from tasks.formats import shakespeare_text, tffs
+from tasks.formats import files, leaf, prepared, shakespeare_text, tffs
 from tasks.models import losses, models
 from tasks.registry import Clients, TaskSpec
 from tasks.task import DataError, Examples, Task
@@ -35,9 +37,17 @@ _LEAF_CHARACTERS = (
     b"\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 )
 
+_TEST_FRACTION = 0.2
+# What LEAF's files have of a role: windows of 80 characters' codes, each with the code after it.
+_WINDOWS = {"tokens": prepared.Array("uint8", (LENGTH + 1,))}
+
 _ADVICE = (
     "get https://storage.googleapis.com/tff-datasets-public/shakespeare.sqlite.lzma, or the play "
     "text (see tasks/formats/shakespeare_text.py), and set --data_dir to its folder"
+)
+_LEAF_ADVICE = (
+    "make LEAF's files with https://github.com/TalwalkarLab/leaf (data/shakespeare/preprocess.sh) "
+    "and set --data_dir to their folder"
 )
 _TFFS = tffs.Published(
     folder="shakespeare",
@@ -51,6 +61,13 @@ _TFFS = tffs.Published(
 
 def _check(chosen):
     form = chosen["roles"], chosen["examples"]
+    if chosen["source"] == "leaf" and form != ("leaf", "windows"):
+        raise HparamError(
+            "shakespeare_character: LEAF's files have roles=leaf and examples=windows only; "
+            "use source=text."
+        )
+    if chosen["split"] == "source" and chosen["test_fraction"] not in (None, _TEST_FRACTION):
+        raise HparamError("shakespeare_character: test_fraction is not used with split=source.")
     if chosen["source"] == "tff" and form != ("tff", "sequences"):
         raise HparamError(
             "shakespeare_character: TFF's file has roles=tff and examples=sequences only; "
@@ -59,6 +76,9 @@ def _check(chosen):
 
 
 def _clients(chosen, synthetic):
+    if chosen["source"] == "leaf" and not synthetic:
+        # LEAF's own script makes more or fewer roles by its arguments.
+        return None if chosen["num_clients"] is None else Clients(chosen["num_clients"])
     published = {"tff": 715, "leaf": 1129, "mcmahan": 1146}[chosen["roles"]]
     number = 10 if synthetic else published
     if chosen["num_clients"] is None:
@@ -79,17 +99,18 @@ SPEC = TaskSpec(
             name="source",
             default="auto",
             help=(
-                "`tff` reads TFF's sqlite file, `text` the play text of 1994; `auto` reads "
-                "TFF's file if --data_dir has it, or without --data_dir, and the settings fit "
-                "it, else the text, which gives 707 clients by the rule of TFF's 715; what "
-                "depends on the source is then as with the one found."
+                "`tff` reads TFF's sqlite file, `text` the play text of 1994, `leaf` LEAF's JSON "
+                "files; `auto` reads TFF's file if --data_dir has it, or without --data_dir, and "
+                "the settings fit it, else the text, which gives 707 clients by the rule of TFF's "
+                "715, or LEAF's files if there is no text and the settings fit them; "
+                "what depends on the source is then as with the one found."
             ),
             source="FedOpt, Shakespeare: TFF's file",
-            choices=("auto", "tff", "text"),
+            choices=("auto", "tff", "text", "leaf"),
         ),
         Hparam(
             name="roles",
-            default="tff",
+            default=By("source", {"leaf": "leaf"}, otherwise="tff"),
             help=(
                 "Rule by which a role is a client: `tff` (23 plays under six titles, more than "
                 "80 characters), `leaf` (1,129 roles of more than 80 characters and three "
@@ -100,7 +121,7 @@ SPEC = TaskSpec(
         ),
         Hparam(
             name="examples",
-            default="sequences",
+            default=By("source", {"leaf": "windows"}, otherwise="sequences"),
             help=(
                 "`sequences` cuts speeches into 80 characters and predicts the next after each "
                 "of them (90 tokens, padding masked); `windows` takes every 80 characters of a "
@@ -143,11 +164,25 @@ SPEC = TaskSpec(
             minimum=0,
         ),
         Hparam(
+            name="split",
+            default=By("source", {"auto": None, "leaf": "local"}),
+            type=str,
+            help=(
+                "With LEAF's files: `local` makes a role's last windows its tests, train and "
+                "test of the files together, and leaves out the windows that reach into both; "
+                "`source` keeps the split that the files have: of each role's windows, or "
+                "(LEAF's -t user) into roles that train and others that test."
+            ),
+            source="McMahan et al. 2017: 80/20 by time",
+            choices=("local", "source"),
+        ),
+        Hparam(
             name="test_fraction",
-            default=By("source", {"auto": None, "text": 0.2}),
+            default=By("source", {"auto": None, "text": _TEST_FRACTION, "leaf": _TEST_FRACTION}),
             help=(
                 "Share of a role's speeches (of its text, with windows) that is its test split, "
-                "the last in the play. In TFF's file it is 2,356 of 18,424 speeches."
+                "the last in the play; not used with split=source. In TFF's file it is 2,356 of "
+                "18,424 speeches."
             ),
             source="McMahan et al. 2017: 80/20 by time; FedCAda: 0.25",
             minimum=0,
@@ -176,21 +211,27 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, **chosen:
     """
     del seed  # It comes as partition_seed.
     source = "text" if use_synthetic_data else _source(data_dir, chosen)
+    if use_synthetic_data:
+        chosen["split"] = None
     chosen = SPEC.settled(chosen, source=source)
     every = chosen["examples"] == "sequences"
     if source == "tff":
         clients = _read_tff(data_dir)
+    elif source == "leaf":
+        clients, path = _read_leaf(data_dir, chosen["split"], chosen["test_fraction"])
     else:
         said = _synthetic() if use_synthetic_data else _read_text(data_dir, chosen["roles"])
         split = _split_speeches if every else _split_windows
         clients = {role.client_id: split(role, chosen["test_fraction"]) for role in said}
     ids, heldout = _choose(clients, chosen)
     train = _TokenData(ids, [clients[i].train for i in ids], every)
-    test = _TokenData(train.client_ids, [clients[i].test for i in ids], every)
+    # Only LEAF's own split has roles that are tested and do not train.
+    test_ids = _tested(clients, ids) if chosen["split"] == "source" else train.client_ids
+    test = _TokenData(test_ids, [clients[i].test for i in test_ids], every)
     if heldout:
         central = np.concatenate([tokens for i in heldout for tokens in clients[i]])
     else:
-        central = np.concatenate([clients[i].test for i in ids])
+        central = np.concatenate([clients[i].test for i in test_ids])
     return Task(
         name="shakespeare_character",
         train=train,
@@ -207,7 +248,11 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, **chosen:
         loss=losses.sequence_cross_entropy if every else losses.sparse_softmax_cross_entropy,
         metrics={"accuracy": losses.masked_accuracy(0) if every else losses.sparse_accuracy},
         primary_metric="accuracy",
-        settings=chosen,
+        settings={
+            **chosen,
+            **({"test_fraction": None} if chosen["split"] == "source" else {}),
+            **({"leaf_path": path} if source == "leaf" else {}),
+        },
     )
 
 
@@ -306,13 +351,28 @@ def _split_windows(role: shakespeare_text.Role, test_fraction: float) -> _Client
 
 
 def _source(data_dir: str | None, chosen: Mapping[str, Any]) -> str:
-    """Returns which source is read, `tff` or `text`."""
+    """Returns which source is read, `tff`, `text` or `leaf`."""
     if chosen["source"] != "auto":
         return chosen["source"]
     if (chosen["roles"], chosen["examples"]) != ("tff", "sequences"):
-        return "text"
+        return _text_or_leaf(data_dir, chosen)
     has_file = data_dir is None or tffs.find(_TFFS, data_dir) is not None
     return "tff" if has_file else "text"
+
+
+def _text_or_leaf(data_dir: str | None, chosen: Mapping[str, Any]) -> str:
+    """Returns `leaf` if the settings fit LEAF's files and they are there without the text."""
+    form = chosen["roles"], chosen["examples"]
+    if data_dir is None or form != ("leaf", "windows") or shakespeare_text.find(data_dir):
+        return "text"
+    return "leaf" if leaf.find(data_dir, "shakespeare", _LEAF_ADVICE) else "text"
+
+
+def _tested(clients: Mapping[str, _Client], drawn: Sequence[str]) -> list[str]:
+    """Returns whose tests belong to the training clients, see `leaf.tested`."""
+    train = [name for name, client in clients.items() if len(client.train)]
+    test = sorted(name for name, client in clients.items() if len(client.test))
+    return leaf.tested(drawn, train, test)
 
 
 def _choose(
@@ -359,13 +419,67 @@ def _speeches(features: Mapping[str, np.ndarray]) -> Examples:
     return Examples(speeches, np.zeros(len(speeches), np.int32))
 
 
+def _read_leaf(
+    data_dir: str | None, split: str, test_fraction: float
+) -> tuple[dict[str, _Client], str]:
+    """Reads all clients of LEAF's files, split as there or by time; returns the folder, too."""
+    if data_dir is None:
+        raise DataError(f"shakespeare_character with source=leaf needs --data_dir: {_LEAF_ADVICE}")
+    read = leaf.read("shakespeare", data_dir, _WINDOWS, _convert, _LEAF_ADVICE, left_out=LENGTH - 1)
+    if read is None:
+        raise leaf.missing(data_dir, "shakespeare", "", _LEAF_ADVICE)
+    made, folder = read
+    tokens = made.arrays["tokens"]
+    if not len(tokens):
+        raise DataError(f"{folder} has no examples; {_LEAF_ADVICE}")
+    if split == "local":
+        clients = {}
+        for name, rows in made.rows_of_clients(*made.parts).items():
+            num_train = int((1 - test_fraction) * len(rows) + 1e-9)
+            # The windows between would hold characters of both.
+            start = num_train + LENGTH - 1 if test_fraction else len(rows)
+            clients[name] = _Client(tokens[rows[:num_train]], tokens[rows[start:]])
+        return clients, folder
+    if not made.parts.keys() >= {"train", "test"}:
+        raise HparamError(
+            f"shakespeare_character: split=source, but {folder} is not split into train and "
+            "test; use split=local."
+        )
+    none = np.zeros(0, np.int64)
+    train, test = (made.rows_of_clients(part) for part in ("train", "test"))
+    clients = {
+        name: _Client(tokens[train.get(name, none)], tokens[test.get(name, none)])
+        for name in {**train, **test}
+    }
+    return clients, folder
+
+
+def _convert(x: Sequence[Any], y: Sequence[Any]) -> Mapping[str, np.ndarray]:
+    """Returns LEAF's windows: x is 80 characters, y the one after them."""
+    rows = list(map(_joined, x, y))
+    if any(len(row) != LENGTH + 1 for row in rows):
+        raise ValueError(f"an example that is not {LENGTH} characters and the one after them")
+    codes = np.frombuffer("".join(rows).encode("utf-32-le", "surrogatepass"), "<u4")
+    # Beyond one byte there are no characters of LEAF's.
+    tokens = _LEAF_CODE_OF[np.minimum(codes, 255)]
+    return {"tokens": tokens.reshape(len(rows), LENGTH + 1)}
+
+
+def _joined(window: Any, following: Any) -> str:
+    if not isinstance(window, str) or not isinstance(following, str) or len(following) != 1:
+        return ""
+    return window + following
+
+
 def _read_text(data_dir: str | None, rule: str) -> list[shakespeare_text.Role]:
     if data_dir is None:
         raise DataError(f"The play text needs --data_dir: {shakespeare_text.ADVICE}")
     path = shakespeare_text.find(data_dir)
     if path is None:
+        paths = [*shakespeare_text.paths(data_dir), os.path.join(data_dir, _TFFS.sqlite)]
+        there = files.but_there_is(paths)
         raise DataError(
-            f"{data_dir} has neither {_TFFS.sqlite}[.lzma] nor the play text; {_ADVICE}"
+            f"{data_dir} has neither {_TFFS.sqlite}[.lzma] nor the play text{there}; {_ADVICE}"
         )
     return shakespeare_text.roles(shakespeare_text.read(path), rule)
 

@@ -196,9 +196,10 @@ def _read(data_dir: str | None) -> tuple[list[str], list[list[list[text.Post]]]]
     if data_dir is None:
         raise DataError(f"stackexchange reads a file and needs --data_dir: {_ADVICE}")
     folders = (os.path.join(data_dir, "stackexchange"), data_dir)
-    path = files.find((os.path.join(folder, _FILE) for folder in folders), _ADVICE)
+    paths = [os.path.join(folder, _FILE) for folder in folders]
+    path = files.find(paths, _ADVICE)
     if path is None:
-        raise DataError(f"{os.path.join(data_dir, _FILE)} is missing; {_ADVICE}")
+        raise files.missing(os.path.join(data_dir, _FILE), _ADVICE, paths)
     posts = {}
     with files.reading(path, _ADVICE), gzip.open(path, "rt", encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):

@@ -238,7 +238,7 @@ def prepare(source: str, data_dir: str) -> prepared.Outcome:
     """
     found = tffs.find(_TFFS, source)
     if found is None:
-        raise DataError(f"{os.path.join(source, _TFFS.sqlite)}[.lzma] is missing; {_ADVICE}")
+        raise files.missing(os.path.join(source, _TFFS.sqlite), _ADVICE, ending="[.lzma]")
     path, new = _unpacked(found, data_dir)
     for name in (_WORDS, _TAGS):
         _, content = _read(source, name)
@@ -402,9 +402,13 @@ def _read(data_dir: str | None, name: str) -> tuple[str, bytes]:
     else:
         folders = [os.path.join(data_dir, "stackoverflow"), data_dir]
     endings = ("", ".tar.bz2")
-    path = files.find((os.path.join(f, name + e) for f in folders for e in endings), _ADVICE)
+    paths = [os.path.join(f, name + e) for f in folders for e in endings]
+    path = files.find(paths, _ADVICE)
     if path is None:
-        raise DataError(f"{os.path.join(folders[-1], name)}[.tar.bz2] is missing; {_ADVICE}")
+        # Both files of counts are in one folder.
+        known = [n + e for n in _SHA256 for e in endings]
+        where = os.path.join(folders[-1], name)
+        raise files.missing(where, _ADVICE, paths, "[.tar.bz2]", known)
     with files.reading(path, _ADVICE):
         if not path.endswith(".tar.bz2"):
             with open(path, "rb") as file:

@@ -7,9 +7,12 @@ TensorFlow.
 """
 
 import contextlib
+import difflib
 import gzip
+import itertools
 import json
 import os
+import re
 import stat
 import tarfile
 import zipfile
@@ -26,6 +29,8 @@ from tasks.task import DataError
 MAX_BYTES = 2 << 30
 
 _CHUNK = 1 << 20
+# Most names of a folder that are compared with one that is missing.
+_MOST_NAMES = 5000
 
 
 def check_folder(path: str, flag: str) -> None:
@@ -44,7 +49,9 @@ def check_folder(path: str, flag: str) -> None:
     except NotADirectoryError as error:
         raise DataError(f"{flag}={path} is not a folder") from error
     except FileNotFoundError as error:
-        raise DataError(f"{flag}={path} is not there; name a folder that is") from error
+        raise DataError(
+            f"{flag}={path} does not exist{but_there_is([path])}; name a folder that exists"
+        ) from error
     except (OSError, ValueError) as error:
         raise DataError(
             f"{flag}={path} cannot be read ({reason_of(error)}); name a folder that can"
@@ -84,6 +91,60 @@ def find(paths: Iterable[str], advice: str) -> str | None:
     """
     there = [path for path in paths if exists(path, advice)]
     return next(filter(os.path.isfile, there), there[0] if there else None)
+
+
+def missing(
+    path: str,
+    advice: str,
+    others: Iterable[str] = (),
+    ending: str = "",
+    known: Iterable[str] = (),
+) -> DataError:
+    """Returns the error for a file that is in none of the places where it may be.
+
+    Files with a similar name in those folders are named: another letter case, a typing mistake or
+    another release of the file is easily overlooked.
+
+    Args:
+      path: Where the file should be.
+      advice: Where to get the file and how to point at it, for error texts.
+      others: Further paths at which it would have been found.
+      ending: Endings that the name may also have, as the text shows them, e.g. `[.gz]`.
+      known: Names of the set's other files, which are not meant.
+    """
+    found = but_there_is([path, *others], known)
+    return DataError(f"{path}{ending} is missing{found}; {advice}")
+
+
+def similar(name: str, names: Iterable[str]) -> list[str]:
+    """Returns up to three names that are like a name, the most similar first; case is ignored.
+
+    Names that differ in digits alone, such as `part_1` and `part_2`, are different files.
+    """
+    pattern = re.sub(r"\d", "0", name)
+    by_lower = {}
+    for other in names:
+        if re.sub(r"\d", "0", other) != pattern:
+            by_lower.setdefault(other.lower(), other)
+    found = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.75)
+    return [by_lower[lower] for lower in found]
+
+
+def but_there_is(paths: Iterable[str], known: Iterable[str] = ()) -> str:
+    """Returns `, but FOLDER has NAMES` for a path beside which there are similar names, else ""."""
+    known = set(known)
+    for path in dict.fromkeys(paths):
+        folder, name = os.path.split(path.rstrip(os.sep))
+        try:
+            with os.scandir(folder or ".") as entries:
+                # A folder of images may have very many.
+                names = [entry.name for entry in itertools.islice(entries, _MOST_NAMES)]
+        except (OSError, ValueError):
+            continue
+        found = similar(name, sorted(set(names) - known))
+        if found:
+            return f", but {folder or '.'} has {', '.join(found)}"
+    return ""
 
 
 def check_regular(path: str) -> None:
@@ -145,8 +206,8 @@ def decoding(name: str, advice: str, what: str = "cannot be read") -> Iterator[N
     except (DataError, HparamError):
         raise
     except FileNotFoundError as error:
-        missing = error.filename if isinstance(error.filename, str) else name
-        raise DataError(f"{missing} is missing; {advice}") from error
+        path = error.filename if isinstance(error.filename, str) else name
+        raise missing(path, advice) from error
     except Exception as error:
         raise DataError(f"{name} {what} ({reason_of(error)}); {advice}") from error
 
@@ -208,8 +269,13 @@ def read_member(archive: tarfile.TarFile, member: tarfile.TarInfo, limit: int = 
 
 
 def open_plain_or_gzip(path: str) -> BinaryIO:
-    """Opens a file for reading, unpacked if its name ends in `.gz`."""
-    return gzip.open(path) if path.endswith(".gz") else open(path, "rb")
+    """Opens a file for reading, unpacked if it is gzip-compressed.
+
+    The content decides: browsers unpack files and leave `.gz` in the name, or the other way round.
+    """
+    with open(path, "rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if packed else open(path, "rb")
 
 
 def json_of(text: str | bytes) -> Any:

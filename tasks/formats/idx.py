@@ -3,6 +3,7 @@
 import hashlib
 import os
 import struct
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -11,6 +12,10 @@ from tasks.formats import files
 from tasks.task import DataError
 
 _DTYPES = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
+
+
+# Names of sets in torchvision's folders, by the names of their folders here.
+_TORCHVISIONS = {"mnist": ("MNIST", "QMNIST"), "fashion_mnist": ("FashionMNIST",)}
 
 
 def find(data_dir: str, folder: str, name: str, advice: str) -> str | None:
@@ -25,15 +30,45 @@ def find(data_dir: str, folder: str, name: str, advice: str) -> str | None:
     Raises:
       DataError: If a folder may not be looked into.
     """
-    parents = (os.path.join(data_dir, folder), data_dir)
-    return files.find((os.path.join(p, name + end) for p in parents for end in (".gz", "")), advice)
+    return files.find(_paths(data_dir, folder, name), advice)
+
+
+def missing(
+    data_dir: str, folder: str, name: str, advice: str, known: Iterable[str] = ()
+) -> DataError:
+    """Returns the error for a file that `find` does not find, see `files.missing`.
+
+    Args:
+      data_dir: See `find`, as for `folder`, `name` and `advice`.
+      folder: See there.
+      name: See there.
+      advice: See there.
+      known: Names of the set's files.
+    """
+    paths = _paths(data_dir, folder, name)
+    names = [os.path.basename(p) for other in known for p in _paths("", folder, other)]
+    return files.missing(os.path.join(data_dir, f"{name}.gz"), advice, paths, known=names)
+
+
+def _paths(data_dir: str, folder: str, name: str) -> list[str]:
+    """Returns where a file is looked for, the most preferred path first.
+
+    Besides the publisher's name there are `train-images.idx3-ubyte`, as some unpackers write it, a
+    folder of the file's name with the file in it (Kaggle), and torchvision's folders `raw`.
+    """
+    raw = [os.path.join(name, "raw") for name in _TORCHVISIONS.get(folder, ())]
+    parents = [os.path.join(data_dir, parent) for parent in (folder, "", *raw, "raw")]
+    dotted = name.replace("-idx", ".idx")
+    names = [f"{name}.gz", name, f"{dotted}.gz", dotted]
+    names += [os.path.join(name, name), os.path.join(dotted, dotted)]
+    return [os.path.join(parent, n) for parent in parents for n in names]
 
 
 def read(path: str, num_dims: int, advice: str) -> np.ndarray:
     """Reads an idx file.
 
     Args:
-      path: The file; compressed if the name ends in `.gz`.
+      path: The file, plain or compressed by gzip.
       num_dims: Dimensions that the array must have.
       advice: Where to get the file and how to point at it, for error texts.
 
@@ -75,7 +110,8 @@ def read_labelled_images(
       advice: Where to get the files and how to point at them, for error texts.
       num_classes: Labels must be below it.
       published: Number of the publisher's labels, and the SHA-256 of them, a byte each. As many
-        others are refused: sets of the same form have files of the same names. Fewer are a part.
+        others are refused, and more: sets of the same form have files of the same names, and
+        EMNIST's images are transposed. Fewer are a part.
 
     Returns:
       Images uint8 `[n, 28, 28, 1]` and labels int32 `[n]`.
@@ -99,6 +135,8 @@ def read_labelled_images(
         files.check_labels(labels, num_classes)
         size, sha256 = published or (0, "")
         digest = hashlib.sha256(labels.astype(np.uint8).tobytes()).hexdigest()
-        if len(labels) == size and digest != sha256:
-            raise ValueError(f"its {size:,} labels are not the publisher's; another set's?")
+        if published and (len(labels) > size or len(labels) == size and digest != sha256):
+            raise ValueError(
+                f"its {len(labels):,} labels are not the publisher's {size:,}; another set's?"
+            )
     return images[..., np.newaxis], labels.astype(np.int32)

@@ -4,6 +4,10 @@ CINIC-10 (Darlow et al. 2018) has `train/`, `valid/` and `test/`, each with a fo
 files for each of CIFAR-10's classes. Tiny ImageNet has `train/<class>/images/*.JPEG`, 500 for each
 of 200 classes, `val/images/*.JPEG` with `val/val_annotations.txt`, `wnids.txt` with the classes,
 and test images without labels, which are not read. A tree is a folder or the publisher's archive.
+
+Programs that read one folder a class need Tiny ImageNet's validation images sorted, and many
+scripts do that: into `val/<class>/`, `val/<class>/images/` or `val/images/<class>/`. They are read
+there, too. Folders and files may be links.
 """
 
 import collections
@@ -28,6 +32,7 @@ from tasks.task import DataError
 # No picture or list of these sets is larger.
 _MAX_FILE = 64 << 20
 _ENDINGS = (".png", ".JPEG", ".txt")
+_ANNOTATIONS = "val/val_annotations.txt"
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -91,7 +96,12 @@ class _Tree:
             raise ValueError("it has no folder train")
         root = min(roots, key=len)
         self.path = path
-        self.sizes = {p[len(root) :]: size for p, size in sizes.items() if p.startswith(root)}
+        # What macOS puts beside a file on other systems' disks is called `._` and the file's name.
+        self.sizes = {
+            p[len(root) :]: size
+            for p, size in sizes.items()
+            if p.startswith(root) and not p.rsplit("/", 1)[-1].startswith(".")
+        }
         self._read = lambda name: read(root + name)
 
     def read(self, name: str) -> bytes:
@@ -126,6 +136,10 @@ def read(kind: Kind, data_dir: str | None) -> dict[str, Images]:
             advice = f"remove it and run python -m tasks.prepare again, or {kind.advice}"
             parts = [name for name in kind.published if name != "examples"]
             made = prepared.read(folder, advice, kind.arrays, parts, kind.num_classes)
+            raw = _there(kind, data_dir)
+            if raw is not None:
+                with files_lib.decoding(raw, kind.advice):
+                    prepared.warn_if_older(folder, _changing(raw))
         else:
             made = prepared.in_memory(_source(kind, _find(kind, data_dir)))
     images = {}
@@ -147,6 +161,15 @@ def prepare(kind: Kind, source: str, data_dir: str) -> prepared.Outcome:
 
 
 def _find(kind: Kind, data_dir: str) -> str:
+    path = _there(kind, data_dir)
+    if path is None:
+        parents = (os.path.join(data_dir, kind.task), data_dir)
+        paths = [os.path.join(p, name) for p in parents for name in (kind.archive, kind.folder)]
+        raise files_lib.missing(os.path.join(data_dir, kind.archive), kind.advice, paths)
+    return path
+
+
+def _there(kind: Kind, data_dir: str) -> str | None:
     for parent in (os.path.join(data_dir, kind.task), data_dir):
         for name in (kind.folder, kind.archive):
             path = os.path.join(parent, name)
@@ -154,7 +177,19 @@ def _find(kind: Kind, data_dir: str) -> str:
                 return path
         if os.path.isdir(os.path.join(parent, "train")):
             return parent
-    raise DataError(f"{os.path.join(data_dir, kind.archive)} is missing; {kind.advice}")
+    return None
+
+
+def _changing(path: str) -> list[str]:
+    """Returns the archive, or a tree's folders whose times tell of images that came or went."""
+    if not os.path.isdir(path):
+        return [path]
+    folders = [os.path.join(path, part) for part in ("train", "valid", "val", "test")]
+    folders = [folder for folder in folders if os.path.isdir(folder)]
+    classes = [os.path.join(f, name) for f in folders for name in os.listdir(f)]
+    # Only here, since to list all images takes as long as to open the tree.
+    images = [os.path.join(folder, "images") for folder in classes]
+    return [*folders, *classes, *filter(os.path.isdir, images)]
 
 
 def _download(kind: Kind) -> str:
@@ -238,11 +273,20 @@ def _open(path: str) -> _Tree:
 
 def _open_folder(path: str) -> _Tree:
     sizes = {}
-    for folder, _, names in os.walk(path, onerror=_raise):
-        below = os.path.relpath(folder, path).replace(os.sep, "/")
-        for name in names:
-            file = os.path.join(folder, name)
-            sizes[name if below == "." else f"{below}/{name}"] = os.path.getsize(file)
+
+    def walk(folder, below, above):
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    # A link may lead to a folder that it lies in.
+                    real = os.path.realpath(entry.path)
+                    if real in above:
+                        raise ValueError(f"{entry.path} is a link to a folder above it")
+                    walk(entry.path, f"{below}{entry.name}/", {*above, real})
+                else:
+                    sizes[f"{below}{entry.name}"] = os.path.getsize(entry.path)
+
+    walk(path, "", {os.path.realpath(path)})
 
     def read_file(name):
         file = os.path.join(path, *name.split("/"))
@@ -251,10 +295,6 @@ def _open_folder(path: str) -> _Tree:
             return files_lib.read_at_most(opened, _MAX_FILE)
 
     return _Tree(path, sizes, read_file)
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def _open_zip(path: str) -> _Tree:
@@ -302,9 +342,14 @@ def _cinic10_files(tree: _Tree, advice: str) -> Mapping[str, Sequence[tuple[str,
             folder = f"{part}/{name}"
             files = [file for file in tree.below(folder) if file.endswith(".png")]
             if not files:
-                raise DataError(f"{tree.path} has no images in {folder}; {advice}")
+                raise _no_images(tree, folder, advice)
             parts[part] += [(file, label) for file in files]
     return parts
+
+
+def _no_images(tree: _Tree, folder: str, advice: str) -> DataError:
+    there = files_lib.but_there_is([os.path.join(tree.path, folder)])
+    return DataError(f"{tree.path} has no images in {folder}{there}; {advice}")
 
 
 def _text(tree: _Tree, name: str, advice: str) -> str:
@@ -313,9 +358,9 @@ def _text(tree: _Tree, name: str, advice: str) -> str:
 
 
 def _tiny_imagenet_files(tree: _Tree, advice: str) -> Mapping[str, Sequence[tuple[str, int]]]:
-    for name in ("wnids.txt", "val/val_annotations.txt"):
-        if name not in tree.sizes:
-            raise DataError(f"{tree.path} has no {name}; {advice}")
+    if "wnids.txt" not in tree.sizes:
+        there = files_lib.but_there_is([os.path.join(tree.path, "wnids.txt")])
+        raise DataError(f"{tree.path} has no wnids.txt{there}; {advice}")
     classes = _text(tree, "wnids.txt", advice).split()
     if len(set(classes)) != len(classes) or len(classes) > TINY_IMAGENET.num_classes:
         raise DataError(
@@ -326,26 +371,73 @@ def _tiny_imagenet_files(tree: _Tree, advice: str) -> Mapping[str, Sequence[tupl
     train = []
     for name, label in labels.items():
         folder = f"train/{name}/images"
-        files = [file for file in tree.below(folder) if file.endswith(".JPEG")]
+        files = _jpegs(tree, folder) or _jpegs(tree, f"train/{name}")
         if not files:
-            raise DataError(f"{tree.path} has no images in {folder}; {advice}")
+            raise _no_images(tree, folder, advice)
         train += [(file, label) for file in files]
+    return {"train": train, "val": _validation(tree, labels, advice)}
+
+
+def _jpegs(tree: _Tree, folder: str) -> list[str]:
+    return [file for file in tree.below(folder) if file.endswith(".JPEG")]
+
+
+def _validation(tree: _Tree, labels: Mapping[str, int], advice: str) -> list[tuple[str, int]]:
+    """Returns the validation images with their labels, in the order of the images' names."""
+    files = {}
+    for file in _jpegs(tree, "val"):
+        name = file.rsplit("/", 1)[1]
+        if files.setdefault(name, file) != file:
+            raise DataError(f"{tree.path} has {name} in {files[name]} and {file}; {advice}")
+    # Some scripts that sort the images make a test set of a half of them.
+    moved = [file for file in _jpegs(tree, "test") if not labels.keys().isdisjoint(file.split("/"))]
+    if moved:
+        raise DataError(
+            f"{tree.path} has validation images below test ({moved[0]}), where the publisher has "
+            f"none with a class; put them back into val, or {advice}"
+        )
+    annotated = _annotations(tree, labels, advice)
     val = []
-    # Name, class and bounding box, with tabs between.
-    for line in _text(tree, "val/val_annotations.txt", advice).splitlines():
-        name, wnid = line.split("\t")[:2]
-        file = f"val/images/{name}"
-        if file not in tree.sizes or wnid not in labels:
+    for name, file in files.items():
+        found = {labels[folder] for folder in file.split("/") if folder in labels}
+        found |= {annotated[name]} if name in annotated else set()
+        if len(found) != 1:
+            which = "several classes" if found else "no class"
+            there = "" if found else files_lib.but_there_is([os.path.join(tree.path, _ANNOTATIONS)])
             raise DataError(
-                f"{tree.path} has no {file} of a known class, which val_annotations.txt has; "
+                f"{tree.path} has {which} of {file}, by its folder and {_ANNOTATIONS}{there}; "
                 f"{advice}"
             )
-        val.append((file, labels[wnid]))
-    if len({name for name, _ in val}) != len(val):
-        raise DataError(f"{tree.path} has an image twice in val_annotations.txt; {advice}")
-    if not val:
-        raise DataError(f"{tree.path} has an empty val_annotations.txt; {advice}")
-    return {"train": train, "val": sorted(val)}
+        val.append((file, *found))
+    gone = [name for name in annotated if name not in files]
+    if gone:
+        raise DataError(
+            f"{tree.path} has no val/images/{gone[0]}, which {_ANNOTATIONS} has; {advice}"
+        )
+    found = {label for _, label in val}
+    without = [name for name, label in labels.items() if label not in found]
+    if without:
+        raise DataError(f"{tree.path} has no images of class {without[0]} in val; {advice}")
+    return sorted(val, key=lambda of_image: of_image[0].rsplit("/", 1)[1])
+
+
+def _annotations(tree: _Tree, labels: Mapping[str, int], advice: str) -> dict[str, int]:
+    """Returns the labels of validation images by name; empty if there is no such list."""
+    annotated = {}
+    if _ANNOTATIONS not in tree.sizes:
+        return annotated
+    # Name, class and bounding box, with tabs between.
+    for line in _text(tree, _ANNOTATIONS, advice).splitlines():
+        image, wnid = line.split("\t")[:2]
+        if image in annotated:
+            raise DataError(f"{tree.path} has {image} twice in {_ANNOTATIONS}; {advice}")
+        if wnid not in labels:
+            raise DataError(
+                f"{tree.path} has {image} of class {wnid} in {_ANNOTATIONS}, which wnids.txt "
+                f"lacks; {advice}"
+            )
+        annotated[image] = labels[wnid]
+    return annotated
 
 
 CINIC10 = Kind(

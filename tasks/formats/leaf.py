@@ -1,14 +1,21 @@
 """Reads LEAF's JSON files of users' examples (Caldas et al. 2018), file by file.
 
-LEAF's scripts leave a folder `data` with `all_data/`, and after sampling and splitting `train/` and
-`test/`. A file has `users`, `num_samples` and `user_data` (user -> `x`, `y`); users with all of
-their examples are in one file of each folder.
+LEAF's scripts leave a folder `data` with one folder a step: `all_data/`, then `sampled_data/`
+(`-s`), `rem_user_data/` (`-k`), and `train/` and `test/` (`-t`). Each step reads what the latest
+one before it has left, so the latest is what the user asked for. A file has `users`, `num_samples`
+and `user_data` (user -> `x`, `y`); users with all of their examples are in one file of each folder.
+What else it has, such as `hierarchies` and `raw`, is not used.
+
+LEAF's own files differ from that in two ways. Its first splits by sample leave users without
+examples in `user_data` that `users` does not list. Its later split of Shakespeare leaves 79 windows
+out, which reach from the tests into the training text, and announces them among the tests.
 """
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from tasks.formats import files as files_lib
 from tasks.formats import prepared
@@ -17,9 +24,32 @@ from tasks.task import DataError
 # (x, y) as in the file -> rows of each array; raises `ValueError` on what it refuses.
 Convert = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, Any]]
 
+_PARTS = ("train", "test")
+# Folders of the steps before the split, the latest first.
+_UNSPLIT = ("rem_user_data", "sampled_data", "all_data")
 
-def find(data_dir: str, task: str, advice: str) -> dict[str, list[str]]:
-    """Returns LEAF's files by part.
+
+class Found(NamedTuple):
+    """LEAF's files of its latest step.
+
+    Attributes:
+      folder: The folder that LEAF calls `data`.
+      parts: Paths of the files by the folder in which they are: `train` and `test`, or another.
+      unread: Folders of earlier steps that are there, too.
+    """
+
+    folder: str
+    parts: Mapping[str, Sequence[str]]
+    unread: Sequence[str]
+
+    @property
+    def paths(self) -> list[str]:
+        """Paths of all files."""
+        return [path for paths in self.parts.values() for path in paths]
+
+
+def find(data_dir: str, task: str, advice: str) -> Found | None:
+    """Returns LEAF's files of the latest step that its scripts have made, `None` without any.
 
     Args:
       data_dir: The folder that LEAF calls `data`, or one above it: LEAF's of the data set, or that
@@ -27,45 +57,164 @@ def find(data_dir: str, task: str, advice: str) -> dict[str, list[str]]:
       task: Name of the data set.
       advice: Where to get the files and how to point at them, for error texts.
 
-    Returns:
-      The paths of `train` and `test` if there are both, else those of `all`; empty without any.
-
     Raises:
-      DataError: If a folder may not be looked into.
+      DataError: If a folder may not be looked into, or has one of `train` and `test` only.
     """
-    for parent in ("", "data", task, os.path.join(task, "data")):
-        folder = os.path.join(data_dir, parent)
-        parts = {p: _json_files(os.path.join(folder, p), advice) for p in ("train", "test")}
-        if all(parts.values()):
-            return parts
-        every = _json_files(os.path.join(folder, "all_data"), advice)
-        if every:
-            return {"all": every}
-    return {}
+    for folder in _folders(data_dir, task):
+        found = {s: _json_files(os.path.join(folder, s), advice) for s in (*_PARTS, *_UNSPLIT)}
+        there = [step for step, paths in found.items() if paths]
+        unsplit = [step for step in there if step in _UNSPLIT]
+        parts = [step for step in there if step in _PARTS]
+        if len(parts) == 1:
+            other = "test" if parts == ["train"] else "train"
+            raise DataError(
+                f"{folder} has JSON files in {parts[0]} and none in {other}, both of which LEAF's "
+                f"split makes; run it again, or {advice}"
+            )
+        if parts:
+            return Found(folder, {step: found[step] for step in parts}, unsplit)
+        if unsplit:
+            return Found(folder, {unsplit[0]: found[unsplit[0]]}, unsplit[1:])
+    return None
+
+
+def missing(data_dir: str, task: str, what: str, advice: str) -> DataError:
+    """Returns the error for LEAF's files that are not there, see `files.missing`.
+
+    Args:
+      data_dir: Where they were looked for.
+      task: Name of the data set.
+      what: What else was looked for, in words, or empty.
+      advice: Where to get the files and how to point at them.
+    """
+    paths = [os.path.join(f, s) for f in _folders(data_dir, task) for s in (*_PARTS, *_UNSPLIT)]
+    there = files_lib.but_there_is([*paths, os.path.join(data_dir, task)])
+    return DataError(
+        f"{data_dir} has no LEAF files (all_data, or train and test){what}{there}; {advice}"
+    )
+
+
+def _folders(data_dir: str, task: str) -> list[str]:
+    parents = (".", "data", task, os.path.join(task, "data"))
+    return [os.path.normpath(os.path.join(data_dir, parent)) for parent in parents]
 
 
 def source(
-    files: Mapping[str, Sequence[str]],
+    found: Found,
     arrays: Mapping[str, prepared.Array],
     convert: Convert,
     advice: str,
+    left_out: int = 0,
 ) -> prepared.Source:
     """Returns LEAF's files as the source of a set, a piece each.
 
     Args:
-      files: What `find` returns.
+      found: What `find` returns.
       arrays: The arrays that `convert` makes.
       convert: Makes rows of a user's examples.
       advice: Where to get the files and how to point at them, for error texts.
+      left_out: So many examples fewer than announced a user of `test` may have.
     """
     pieces = []
-    for part, paths in files.items():
+    for step, paths in found.parts.items():
+        part = step if step in _PARTS else "all"
+        # As sets are called that were made when this was the only step read.
+        called = "all" if step == "all_data" else step
         for path in paths:
-            read = functools.partial(_read, path, part, convert, advice)
-            name = os.path.join(part, os.path.basename(path))
+            few = left_out if part == "test" else 0
+            read = functools.partial(_read, path, part, convert, advice, few)
+            name = os.path.join(called, os.path.basename(path))
             with files_lib.reading(path, advice):
                 pieces.append(prepared.Piece(name, os.path.getsize(path), read))
     return prepared.Source(arrays, pieces)
+
+
+def read(
+    task: str,
+    data_dir: str,
+    arrays: Mapping[str, prepared.Array],
+    convert: Convert,
+    advice: str,
+    num_classes: int | None = None,
+    left_out: int = 0,
+) -> tuple[prepared.Prepared, str] | None:
+    """Reads the prepared set of LEAF's files in a folder, else the files, and says which it was.
+
+    Args:
+      task: Name of the data set.
+      data_dir: See `find`.
+      arrays: See `source`, as for `convert`, `advice` and `left_out`.
+      convert: See there.
+      advice: See there.
+      num_classes: See `prepared.read`.
+      left_out: See `source`.
+
+    Returns:
+      The examples, and the set's folder or the first one of the files; `None` if there is neither.
+
+    Raises:
+      DataError: If a file is damaged, or the set was made of other files than those beside it.
+    """
+    folder = prepared.find(data_dir, task, advice)
+    found = find(data_dir, task, advice)
+    if folder is not None:
+        again = f"remove it and run python -m tasks.prepare again, or {advice}"
+        made = prepared.read(folder, again, arrays, num_classes=num_classes)
+        if found is not None:
+            now = source(found, arrays, convert, advice, left_out).made_of
+            if prepared.made_of(folder, again) != now:
+                raise DataError(
+                    f"{folder} was made of other files than {_steps(found)} in {found.folder}; to "
+                    f"read these, {again}"
+                )
+            prepared.warn_if_older(folder, found.paths)
+        _say(task, f"{folder}, a set made of LEAF's files", made)
+        return made, folder
+    if found is None:
+        return None
+    made = prepared.in_memory(source(found, arrays, convert, advice, left_out))
+    unread = f" (not {', '.join(found.unread)})" if found.unread else ""
+    _say(task, f"LEAF's {_steps(found)} in {found.folder}{unread}", made)
+    return made, os.path.dirname(found.paths[0])
+
+
+def _steps(found: Found) -> str:
+    return " and ".join(found.parts)
+
+
+def _say(task: str, what: str, made: prepared.Prepared) -> None:
+    """Says what is read, and how many users and examples are in it."""
+    counts = []
+    for part, clients in made.parts.items():
+        sizes = [len(rows) for rows in clients.values()]
+        users, examples = sum(n > 0 for n in sizes), sum(sizes)
+        which = "" if part == "all" else f" in {part}"
+        without = len(sizes) - users
+        empty = f", {_number(without, 'more user')} without examples" if without else ""
+        counts.append(f"{_number(users, 'user')} with {_number(examples, 'example')}{which}{empty}")
+    print(f"{task}: read {what}: {'; '.join(counts) or 'no users'}", file=sys.stderr)
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def tested(drawn: Sequence[str], train: Collection[str], test: Sequence[str]) -> list[str]:
+    """Returns the clients to test, where the files are already split into train and test.
+
+    Args:
+      drawn: The clients chosen to train.
+      train: All clients with training examples.
+      test: All clients with tests.
+
+    Returns:
+      The chosen clients, some of them perhaps without tests. If some clients have tests only
+      (LEAF's `-t user`): these and the chosen ones that have tests, in the order of `test`.
+    """
+    chosen, train = set(drawn), set(train)
+    if train.issuperset(test):
+        return list(drawn)
+    return [client for client in test if client in chosen or client not in train]
 
 
 def prepare(
@@ -91,10 +240,11 @@ def prepare(
     Raises:
       DataError: If a file is missing or damaged.
     """
-    files = find(source_dir, task, advice)
-    if not files:
-        raise DataError(f"{source_dir} has no LEAF files (all_data, or train and test); {advice}")
-    return prepared.write(source(files, arrays, convert, advice), data_dir, task, published)
+    found = find(source_dir, task, advice)
+    if found is None:
+        raise missing(source_dir, task, "", advice)
+    print(f"{task}: reading LEAF's {_steps(found)} in {found.folder}", file=sys.stderr)
+    return prepared.write(source(found, arrays, convert, advice), data_dir, task, published)
 
 
 def _json_files(folder: str, advice: str) -> list[str]:
@@ -102,10 +252,14 @@ def _json_files(folder: str, advice: str) -> list[str]:
         return []
     with files_lib.decoding(folder, advice):
         names = os.listdir(folder)
-    return sorted(os.path.join(folder, name) for name in names if name.endswith(".json"))
+    # What macOS puts beside a file on other systems' disks is called `._` and the file's name.
+    names = [name for name in names if name.endswith(".json") and not name.startswith(".")]
+    return [os.path.join(folder, name) for name in sorted(names)]
 
 
-def _read(path: str, part: str, convert: Convert, advice: str) -> Iterator[prepared.Rows]:
+def _read(
+    path: str, part: str, convert: Convert, advice: str, left_out: int
+) -> Iterator[prepared.Rows]:
     """Yields the users of a file."""
     damaged = "is damaged or not LEAF's"
     with files_lib.reading(path, advice, damaged):
@@ -114,17 +268,26 @@ def _read(path: str, part: str, convert: Convert, advice: str) -> Iterator[prepa
         users = files_lib.entry(content, "users", list)
         numbers = files_lib.entry(content, "num_samples", list)
         data = files_lib.entry(content, "user_data", dict)
-        if not len(users) == len(numbers) == len(data):
-            raise ValueError(f"{len(users)} users, {len(numbers)} numbers, data of {len(data)}")
+        if len(users) != len(numbers):
+            raise ValueError(f"{len(users)} users and {len(numbers)} numbers of examples")
+        listed = set(map(files_lib.check_client_id, users))
+        for user in data:
+            if user not in listed and _examples(data, user) != ([], []):
+                raise ValueError(f"user {user!r:.80} has examples but is not listed in users")
     for user, announced in zip(users, numbers, strict=True):
         with files_lib.decoding(path, advice, damaged):
-            name = files_lib.check_client_id(user)
-            own = files_lib.entry(data, name, dict)
-            x, y = (files_lib.entry(own, key, list) for key in ("x", "y"))
-            if type(announced) is not int or not len(x) == len(y) == announced:
+            x, y = _examples(data, user)
+            if type(announced) is not int or announced - len(x) not in (0, left_out):
                 raise ValueError(
-                    f"{len(x)} examples and {len(y)} labels of user {user!r}, announced as "
-                    f"{announced}"
+                    f"{len(x)} examples of user {user!r:.80}, announced as {announced!r:.80}"
                 )
-            rows = prepared.Rows(part, name, convert(x, y))
+            rows = prepared.Rows(part, user, convert(x, y))
         yield rows
+
+
+def _examples(data: Mapping[str, Any], user: str) -> tuple[list, list]:
+    own = files_lib.entry(data, user, dict)
+    x, y = (files_lib.entry(own, key, list) for key in ("x", "y"))
+    if len(x) != len(y):
+        raise ValueError(f"{len(x)} examples and {len(y)} labels of user {user!r:.80}")
+    return x, y

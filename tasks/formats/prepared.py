@@ -82,6 +82,11 @@ class Source(NamedTuple):
     pieces: Sequence[Piece]
     unit: str = "B"
 
+    @property
+    def made_of(self) -> list:
+        """Name and size of each piece, as a set's manifest keeps them."""
+        return [[piece.name, piece.size] for piece in self.pieces]
+
 
 class Outcome(NamedTuple):
     """What `python -m tasks.prepare` made, or found.
@@ -156,6 +161,35 @@ def find(data_dir: str, task: str, advice: str) -> str | None:
     """
     path = os.path.join(data_dir, f"{task}.prepared")
     return path if files_lib.exists(path, advice) else None
+
+
+def warn_if_older(folder: str, raw: Iterable[str]) -> None:
+    """Warns of raw files beside a set that were changed after it was made: the set is read.
+
+    Args:
+      folder: The set's folder.
+      raw: Paths of raw files, or of folders in which some would have been added or removed.
+    """
+    try:
+        made = os.path.getmtime(os.path.join(folder, _MANIFEST))
+        newer = [path for path in raw if os.path.getmtime(path) > made]
+    except OSError:  # Whoever reads the set says what is wrong with it.
+        return
+    if newer:
+        print(
+            f"warning: {folder} is read, which is older than {newer[0]}; if that file has other "
+            f"content, remove {folder} and run python -m tasks.prepare again",
+            file=sys.stderr,
+        )
+
+
+def made_of(folder: str, advice: str) -> list:
+    """Returns name and size of each piece that a set was made of.
+
+    Raises:
+      DataError: If the manifest is missing or damaged.
+    """
+    return _read_manifest(folder, advice).get("made_of")
 
 
 def read(
@@ -290,7 +324,7 @@ def write(
     advice = f"remove {final} and run the same command again"
     if files_lib.exists(final, advice):
         manifest = verify(final, advice, source.arrays)
-        if manifest.get("made_of") != [[piece.name, piece.size] for piece in source.pieces]:
+        if manifest.get("made_of") != source.made_of:
             raise DataError(f"{final} was made of other files; {advice}")
         return Outcome(final, False, _counts(final, advice, source.arrays, published or {}))
     try:
@@ -363,7 +397,7 @@ class _Writer:
 
     def _go_on(self) -> list[dict[str, Any]]:
         """Returns what is done, after cutting off what was written since; else starts again."""
-        pieces = [[piece.name, piece.size] for piece in self._source.pieces]
+        pieces = self._source.made_of
         try:
             done = self._done(pieces)
         except Exception:  # Whatever is wrong with what was left, it is made again.
@@ -451,7 +485,7 @@ class _Writer:
                 name: {"bytes": os.path.getsize(path), "sha256": _sha256(path)}
                 for name, path in paths.items()
             },
-            "made_of": [[piece.name, piece.size] for piece in self._source.pieces],
+            "made_of": self._source.made_of,
             "clients": clients,
         }
         path = os.path.join(self._folder, _MANIFEST)

@@ -145,8 +145,13 @@ def find(data_dir: str) -> str | None:
     Raises:
       DataError: If a folder may not be looked into.
     """
+    return files.find(paths(data_dir), ADVICE)
+
+
+def paths(data_dir: str) -> list[str]:
+    """Returns where the text is looked for, the most preferred path first."""
     folders = (os.path.join(data_dir, "shakespeare"), data_dir)
-    return files.find((os.path.join(f, name) for f in folders for name in _FILES), ADVICE)
+    return [os.path.join(folder, name) for folder in folders for name in _FILES]
 
 
 def read(path: str) -> str:
@@ -296,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         path = find(data_dir)
         if path is None:
-            raise DataError(f"{os.path.join(data_dir, _FILES[0])} is missing; {ADVICE}")
+            raise files.missing(os.path.join(data_dir, _FILES[0]), ADVICE, paths(data_dir))
         text = read(path)
     except DataError as error:
         print(error, file=sys.stderr)

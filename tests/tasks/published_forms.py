@@ -5,6 +5,7 @@ The files are written by the test code of each reader, which shares nothing with
 
 import contextlib
 import dataclasses
+import gzip
 import lzma
 import os
 import pathlib
@@ -16,7 +17,7 @@ import h5py
 import numpy as np
 
 import tasks
-from tests.tasks import test_images, tfds_files, tffs_files
+from tests.tasks import published_files, test_images, tfds_files, tffs_files
 from tests.tasks.datasets import (
     test_clothing1m,
     test_emnist_character,
@@ -200,6 +201,22 @@ def _tfds(task, small, file_format, settings, y_limit, x_limit=256):
     )
 
 
+def _gloves(folder):
+    published_files.write_leaf(folder, "sent140", "all")
+    (folder / "glove.6B.300d.txt.gz").write_bytes(
+        gzip.compress(published_files.vectors("header.txt"))
+    )
+
+
+def _sorted_tiny_imagenet():
+    """Tiny ImageNet with its validation images in folders by class, as many scripts sort them."""
+    files = test_image_folders._tiny_imagenet()
+    for line in files.pop("val/val_annotations.txt").decode().splitlines():
+        name, wnid = line.split("\t")[:2]
+        files[f"val/{wnid}/images/{name}"] = files.pop(f"val/images/{name}")
+    return files
+
+
 _TWO = {"num_clients": 2, "partition": "iid"}
 _IMAGES = {**_TWO, "model": "mlp"}
 _TFFS = {"model": "mlp", "partition": "tff"}
@@ -233,6 +250,27 @@ FORMS = {
     ),
     "femnist_prepared": Form("femnist", _prepared("femnist", test_femnist._write_all), {}, 62),
     "sent140_leaf": Form("sent140", test_sent140._write_leaf, _TRAINED, 2, 7),
+    "femnist_by_user": Form(
+        "femnist",
+        lambda f: published_files.write_leaf(f, "femnist", "k1_user", ("train", "test")),
+        {"split": "source"},
+        62,
+    ),
+    "sent140_scripts": Form(
+        "sent140",
+        lambda f: published_files.write_leaf(f, "sent140", "sample_2018", ("train", "test")),
+        _TRAINED,
+        2,
+        7,
+    ),
+    "shakespeare_leaf": Form(
+        "shakespeare_character",
+        lambda f: published_files.write_leaf(f, "shakespeare", "user_2018", ("train", "test")),
+        {"source": "leaf", "roles": "leaf", "examples": "windows", "split": "source"},
+        80,
+        80,
+    ),
+    "sent140_glove": Form("sent140", _gloves, {}, 2, 99),
     "sent140_lines": Form("sent140", test_sent140._write_lines, _TRAINED, 2, 7),
     "sent140_prepared": Form(
         "sent140", _prepared("sent140", test_sent140._write_leaf), _TRAINED, 2, 7
@@ -319,6 +357,12 @@ FORMS = {
         lambda f: test_image_folders._write_zip(
             f / "tiny-imagenet-200.zip", test_image_folders._tiny_imagenet()
         ),
+        _IMAGES,
+        200,
+    ),
+    "tiny_imagenet_sorted": Form(
+        "tiny_imagenet",
+        lambda f: test_image_folders._write(f, _sorted_tiny_imagenet()),
         _IMAGES,
         200,
     ),

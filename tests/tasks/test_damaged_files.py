@@ -255,7 +255,10 @@ _JSON = {
     "femnist": "all_data/all_data_1.json",
     "femnist_split": "test/all_data_0_niid_0_keep_0_test_8.json",
     "femnist_prepared": "femnist.prepared/manifest.json",
+    "femnist_by_user": "train/all_data_0_keep_1_train_6.json",
     "sent140_leaf": "all_data/all_data_all_data_9.json",
+    "sent140_scripts": "test/all_data_test_8.json",
+    "shakespeare_leaf": "train/all_data_0_train_6.json",
     "sent140_prepared": "sent140.prepared/manifest.json",
     "cinic10_prepared": "cinic10.prepared/manifest.json",
     "clothing1m_prepared": "clothing1m.prepared/manifest.json",
@@ -991,10 +994,10 @@ def _without_privileges(call):
 @pytest.mark.parametrize(
     "make, said",
     [
-        (lambda path: None, "is not there"),
+        (lambda path: None, "does not exist"),
         (lambda path: path.write_text(""), "is not a folder"),
         (_link_to_itself, "symbolic links"),
-        (_link_to_nothing, "is not there"),
+        (_link_to_nothing, "does not exist"),
         (os.mkfifo, "is not a folder"),
     ],
 )

@@ -47,9 +47,9 @@ def test_a_client_may_have_no_rows():
 def test_a_tilde_is_the_home_that_the_shell_left_it_to_be(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=f"--data_dir={tmp_path}/data is not there"):
+    with pytest.raises(DataError, match=f"--data_dir={tmp_path}/data does not exist"):
         tasks.load("fashion_mnist", data_dir="~/data")
     assert prepare.main(["--task=femnist", "--source=~/raw"]) == 1
-    assert f"--source={tmp_path}/raw is not there" in capsys.readouterr().err
+    assert f"--source={tmp_path}/raw does not exist" in capsys.readouterr().err
     figures.save(figures.panels()[0], "~/figure", [".png"])
     assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]

@@ -25,14 +25,17 @@ _VOCABULARY = ["the", "it", "love", ",", "at name@domain.com", "it", "ok", "w1",
 
 
 def _leaf(of):
-    """Returns a file as LEAF writes it: x is [id, date, query, account, text]."""
+    """Returns a file as LEAF writes it: x is [id, date, query, account, text, publisher's file]."""
     date = "Mon Apr 06 22:19:45 PDT 2009"
     return {
         "users": list(of),
         "num_samples": [len(tweets) for tweets in of.values()],
         "user_data": {
             user: {
-                "x": [[f"14678{i}", date, "NO_QUERY", user, t] for i, (_, t) in enumerate(tweets)],
+                "x": [
+                    [f"14678{i}", date, "NO_QUERY", user, text, "training"]
+                    for i, (_, text) in enumerate(tweets)
+                ],
                 "y": [label for label, _ in tweets],
             }
             for user, tweets in of.items()
@@ -281,7 +284,7 @@ def test_damaged_lines_are_one_line(tmp_path, damage):
 
 
 def test_missing_files_are_one_line(tmp_path):
-    _refused(tmp_path, "LEAF files nor")
+    _refused(tmp_path, "no LEAF files", _LINES, "sentiment140")
     _refused(tmp_path, _LINES, source="lines")
     with pytest.raises(DataError, match="--data_dir"):
         tasks.load("sent140")

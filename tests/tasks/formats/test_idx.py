@@ -25,10 +25,13 @@ def _write(path, data):
     return str(path)
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", ["images", "images.gz"])
-def test_reads_what_was_written(tmp_path, name):
-    images = _images()
-    np.testing.assert_array_equal(idx.read(_write(tmp_path / name, _idx(images)), 3, ""), images)
+def test_reads_what_was_written(tmp_path, name, packed):
+    """Whether a file is compressed its content tells: browsers unpack files and keep the name."""
+    images, path = _images(), tmp_path / name
+    path.write_bytes(gzip.compress(_idx(images)) if packed else _idx(images))
+    np.testing.assert_array_equal(idx.read(str(path), 3, ""), images)
 
 
 def test_reads_big_endian_integers(tmp_path):
@@ -70,7 +73,6 @@ def test_damaged_compression_is_refused(tmp_path):
     flipped = bytes([whole[middle] ^ 0xFF])
     for name, data in {
         "cut.gz": whole[:middle],
-        "plain.gz": _GOOD,
         "flipped.gz": whole[:middle] + flipped + whole[middle + 1 :],
     }.items():
         (tmp_path / name).write_bytes(data)
@@ -130,3 +132,17 @@ def test_finds_files_in_the_folder_and_in_its_own(tmp_path):
     (tmp_path / "mnist").mkdir()
     _write(tmp_path / "mnist" / "file", b"")
     assert idx.find(str(tmp_path), "mnist", "file", _ADVICE) == str(tmp_path / "mnist" / "file")
+
+
+@pytest.mark.parametrize("more", [0, 1, 20])
+def test_another_sets_labels_are_refused(tmp_path, more):
+    """As many as the publisher's, or more: EMNIST's files under MNIST's names are transposed."""
+    labels = np.arange(10 + more, dtype=np.uint8) % 10
+    known = np.arange(10, dtype=np.uint8)[::-1]
+    paths = [
+        _write(tmp_path / "images", _idx(_images(len(labels)))),
+        _write(tmp_path / "labels", _idx(labels)),
+    ]
+    published = len(known), hashlib.sha256(known.tobytes()).hexdigest()
+    with pytest.raises(DataError, match="not the publisher's 10"):
+        idx.read_labelled_images(*paths, _ADVICE, 10, published)
