@@ -8,7 +8,7 @@ import numpy as np
 
 import tff_algos
 from simulation.errors import RunError
-from tasks.task import ElementwiseFn, Task
+from tasks.task import ElementwiseFn, FederatedData, Task
 
 
 class TaskModel(NamedTuple):
@@ -58,6 +58,7 @@ def build(
             y_spec=tf.TensorSpec([None, *y.shape[1:]], y.dtype),
             loss_reduction=task.loss_reduction,
             loss_scale=settings["loss_scale"],
+            examples=_varied_examples(task.train),
         )
         if not model.x_spec.shape[1:].is_compatible_with(x.shape[1:]):
             wanted, found = model.x_spec.shape[1:].as_list(), list(x.shape[1:])
@@ -68,6 +69,27 @@ def build(
     if shape is None or None in shape[1:]:
         shape = keras_model.compute_output_shape(model.x_spec.shape)
     return TaskModel(model, int(np.prod(shape[1:])), keras_model)
+
+
+def _varied_examples(train: FederatedData, most: int = 32, clients: int = 4):
+    """Returns some inputs and targets `[n, ...]`, of clients until one brings no new target.
+
+    Args:
+      train: Clients' examples.
+      most: Examples to take of a client.
+      clients: Clients to look at.
+    """
+    xs, ys, known = [], [], set()
+    for client in np.flatnonzero(train.sizes)[:clients]:
+        x, y = train.examples(int(client))[:2]
+        rows = np.unique(np.linspace(0, len(y) - 1, most).astype(int))
+        xs.append(x[rows])
+        ys.append(y[rows])
+        before = len(known)
+        known.update(target.tobytes() for target in ys[-1])
+        if len(known) == before:
+            break
+    return (np.concatenate(xs), np.concatenate(ys)) if xs else None
 
 
 def _input_spec(keras_model: Any, x: np.ndarray) -> Any:

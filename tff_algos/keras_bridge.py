@@ -67,6 +67,7 @@ def from_keras(
     x_spec: tf.TensorSpec | None = None,
     loss_reduction: str | None = None,
     loss_scale: float | None = None,
+    examples: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Model:
     """Makes a pure-function model from a built Keras model with one input.
 
@@ -92,6 +93,9 @@ def from_keras(
       loss_scale: What gradients are multiplied by while they are taken back through the model, in
         which they vanish below 6e-8 where a layer computes in float16. Weights get them divided by
         it again, in float32. One that overflows is not finite: its client is dropped and counted.
+      examples: A few inputs and targets of the training data, `[n, ...]` each, as varied as can be.
+        Whether the examples of a batch influence each other is tested on these as well as on
+        made-up ones.
 
     Returns:
       A `Model`.
@@ -120,7 +124,7 @@ def from_keras(
     apply = _functional(keras_model, layers)
     functions = {"loss": loss, **metrics}
     _refuse_targets(y_spec, outputs_spec, functions)
-    _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions)
+    _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions, examples)
 
     def forward(weights, batch: Batch, training: bool, seed, change=None) -> Forward:
         mask = tf.cast(batch.mask, tf.float32)
@@ -298,7 +302,8 @@ def _functional(
     With `change`, that is applied to the outputs of the layers that prepare the inputs; with
     `loss_scale`, the gradient of the outputs by the weights is divided by it; with `real`, bool
     `[batch]`, layers that can leave out other examples do. The penalty is that of the weights'
-    regularisers. Outputs of 16 bits become float32.
+    regularisers. Outputs of 16 bits become float32. With `None` for a seed nothing is dropped, and
+    layers that draw in [0, 1) get 0.5.
 
     Args:
       keras_model: The model.
@@ -334,7 +339,7 @@ def _functional(
             for place, layer in enumerate(drawing):
                 # One for each time that the model calls the layer.
                 places = itertools.count(place + 1, len(drawing))
-                seeds = (random.fold_in(seed, layer=p) for p in places)
+                seeds = (None if seed is None else random.fold_in(seed, layer=p) for p in places)
                 _swap(stack, [(layer, "call")], _seeded_call(layer, seeds, training))
             for layer in preparing if change else ():
                 _swap(stack, [(layer, "call")], _changed_call(layer.call, change))
@@ -454,10 +459,15 @@ def _seeded_call(layer, seeds, in_training):
 
     def seeded(inputs, training=None):
         training = in_training if training is None else training
-        uniform = functools.partial(random.uniform, seed=next(seeds))
+        seed = next(seeds)
+        uniform = _half if seed is None else functools.partial(random.uniform, seed=seed)
         return call(inputs, training=training, uniform=uniform)
 
     return seeded
+
+
+def _half(shape):
+    return tf.fill(shape, 0.5)
 
 
 def _dropout_call(layer, seeds, in_training, inputs, training=None):
@@ -466,6 +476,8 @@ def _dropout_call(layer, seeds, in_training, inputs, training=None):
     if not training or layer.rate == 0:
         return tf.identity(inputs)
     seed = next(seeds)
+    if seed is None:
+        return tf.identity(inputs)
     if isinstance(layer, _SPATIAL_DROPOUT) or layer.noise_shape is not None:
         return random.dropout(inputs, layer.rate, seed, layer._get_noise_shape(inputs))
     return random.dropout(inputs, layer.rate, seed)
@@ -594,8 +606,10 @@ def _shown(spec):
     return str(spec.shape.as_list())
 
 
-def _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions):
+def _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions, examples):
     """Refuses what gives other values for an example with others beside it in its batch.
+
+    Looks in training mode and in test mode, without dropout, which draws by an example's place.
 
     Args:
       keras_model: The model.
@@ -603,28 +617,74 @@ def _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions):
       x_spec: Batch of inputs.
       y_spec: Batch of targets.
       functions: Losses and metrics by name.
+      examples: As for `from_keras`.
     """
-    shape = [size or 3 for size in x_spec.shape[1:]]
-    if x_spec.dtype.is_floating:
-        rows = np.random.default_rng(0).normal(size=(3, *shape))
-    elif x_spec.dtype.is_integer:
-        rows = np.stack([np.full(shape, i) for i in (0, 1, 0)])
-    else:
-        return
-    rows = rows.astype(x_spec.dtype.as_numpy_dtype)
-    weights, seed = keras_model.trainable_variables, tf.zeros([2], tf.int32)
-    one, other = (
-        # The same draws in both.
-        _or_none(apply, weights, tf.constant(rows[[0, i]]), False, seed)
-        for i in (1, 2)
-    )
-    if one is None or other is None:
-        return
-    _refuse_unlike(f"Model {keras_model.name!r}", one[0], other[0])
-    y = tf.zeros([2, *(size or 3 for size in y_spec.shape[1:])], y_spec.dtype)
-    for name, function in functions.items():
-        values = [_or_none(function, y, outputs) for outputs in (one[0], other[0])]
-        _refuse_unlike(_what(name), *(v[0] if isinstance(v, tuple) else v for v in values))
+    weights = keras_model.trainable_variables
+    computed_in = {getattr(m, "compute_dtype", None) for m in keras_model.submodules}
+    # The size of a batch shows in the rounding, and 16 bits make that large.
+    sizes = slice(2) if computed_in & {"float16", "bfloat16"} else slice(3)
+
+    def batches(rows, spec):
+        rows = rows.astype(spec.dtype.as_numpy_dtype)
+        return [tf.constant(rows[part]) for part in _PARTS[sizes]]
+
+    def look_at(x, *targets):
+        """Returns whether the outputs were finite, so that a difference would have shown."""
+        finite = True
+        for mode, training in (("", False), (", in training,", True)):
+            found = [_or_none(apply, weights, b, training, None) for b in batches(x, x_spec)]
+            if any(f is None for f in found):
+                return False
+            outputs = [f[0] for f in found]
+            finite &= all(np.all(np.isfinite(tf.cast(o, tf.float32))) for o in outputs)
+            _refuse_unlike(f"Model {keras_model.name!r}{mode}", outputs)
+        for y in targets:
+            pairs = list(zip(batches(y, y_spec), outputs, strict=True))
+            for name, function in functions.items():
+                _refuse_unlike(_what(name), [_or_none(function, *pair) for pair in pairs])
+        return finite
+
+    if examples is not None and len(examples[1]) > 1:
+        look_at(*_mixed_rows(*examples))
+    # The first that the model takes.
+    any(look_at(x, *_made_up_targets(y_spec)) for x in _made_up_inputs(x_spec))
+
+
+# Of six examples: the first two beside others, beside other others, and alone.
+_PARTS = ([0, 1, 2, 3], [0, 1, 4, 5], [0, 1])
+
+
+def _mixed_rows(x, y):
+    """Returns six of two or more examples, whose targets differ if any do."""
+    order = np.argsort(np.asarray(y).reshape(len(y), -1).sum(1), kind="stable")
+    rows = order[np.array([0, -1, 1, 2, -2, -3]) % len(order)]
+    return np.asarray(x)[rows], np.asarray(y)[rows]
+
+
+def _made_up_inputs(spec):
+    """Yields inputs of six examples; a model may take only some of them."""
+    rng, shape = np.random.default_rng(0), (6, *(size or 3 for size in spec.shape[1:]))
+    if spec.dtype.is_floating:
+        yield rng.normal(size=shape)
+        yield rng.uniform(0.5, 1.5, shape)  # Of which there is a logarithm.
+    elif spec.dtype.is_integer:
+        for most in (100, 2):  # A vocabulary may be small.
+            yield rng.integers(1, most + 1, shape)
+    if spec.dtype.is_integer or spec.dtype.is_bool:
+        yield rng.integers(0, 2, shape)
+
+
+def _made_up_targets(spec):
+    """Returns targets of six examples: of both of two classes, and of one alone."""
+    if not (spec.dtype.is_floating or spec.dtype.is_integer or spec.dtype.is_bool):
+        return ()
+    shape = [size or 3 for size in spec.shape[1:]]
+    # Not more classes: Keras's hinge losses take 0 for -1 unless a batch has other labels than 0
+    # and 1.
+    return [
+        np.stack([np.full(shape, label) for label in labels])
+        for labels in ((0, 1, 1, 1, 0, 0), (0, 0, 0, 0, 0, 0))
+    ]
 
 
 def _or_none(function, *arguments):
@@ -635,15 +695,31 @@ def _or_none(function, *arguments):
         return None
 
 
-def _refuse_unlike(what: str, one, other) -> None:
-    """Refuses batches whose first examples are the same and have other values."""
-    if one is None or other is None or not np.ndim(one) or not np.ndim(other):
+def _refuse_unlike(what: str, batches: Sequence[Any]) -> None:
+    """Refuses batches whose first two examples are the same and have other values.
+
+    Args:
+      what: What gave the values, for the text.
+      batches: Of each batch the values, or the values and weights, or `None`.
+    """
+    if any(b is None for b in batches):
         return
-    if not np.allclose(one[0], other[0], rtol=1e-3, atol=1e-5, equal_nan=True):
-        raise ModelError(
-            f"{what} mixes the examples of a batch: the value of one changes with the others, and "
-            "so with the padding of a client's last batch; compute it from the example alone."
-        )
+    first, *others = (b if isinstance(b, tuple) else (b,) for b in batches)
+    for other in others:
+        for one, two in zip(first, other, strict=True):
+            if not np.ndim(one) or not np.ndim(two):
+                continue
+            one, two = (np.asarray(tf.cast(v[:2], tf.float64)) for v in (one, two))
+            # Beside large values small ones are rounded more.
+            most = np.max(np.abs(one), where=np.isfinite(one), initial=0.1)
+            if one.shape == two.shape and not np.allclose(
+                one, two, rtol=1e-3, atol=1e-4 * most, equal_nan=True
+            ):
+                raise ModelError(
+                    f"{what} mixes the examples of a batch: the value of one changes with the "
+                    "others, and so with the padding of a client's last batch; compute it from the "
+                    "example alone."
+                )
 
 
 def refuse_stateful_ops(graph: tf.Graph, names: Collection[str]) -> None:
