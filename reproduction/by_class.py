@@ -101,7 +101,9 @@ def of_run(run: run_folders.RunFolder, data_dir: str | None = None) -> Mapping[s
         for start in range(0, len(test.y), _BATCH)
     ]
     scores = np.concatenate(outputs)
-    by_class = accuracy_by_class(scores.argmax(axis=-1), test.y, scores.shape[-1])
+    # The largest of scores that are not numbers is none.
+    predicted = np.where(np.isnan(scores).any(axis=-1), -1, scores.argmax(axis=-1))
+    by_class = accuracy_by_class(predicted, test.y, scores.shape[-1])
     shares = shares_of_classes(task, scores.shape[-1])
     # A class without tests, NaN, does not touch the clients that have none of it.
     accuracy = np.where(shares > 0, shares * by_class, 0.0).sum(axis=1)

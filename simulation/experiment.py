@@ -23,7 +23,7 @@ from simulation.records import checkpoints, files, models, outputs, trackers
 from simulation.records.progress import Progress
 from simulation.rounds import cohorts
 from simulation.runtimes import layer_gradients
-from tasks import fingerprint
+from tasks import fingerprint, missing
 from tasks.task import Task
 
 # What TensorFlow says on a CPU; on a GPU such a loss is NaN, and its client is dropped.
@@ -298,6 +298,9 @@ class Experiment:
 
         def look_at(task):
             self._data = _checked_data(task, folder, point.checkpoint)
+            self._missing = missing.in_training(task)
+            for line in filter(None, [self._missing, *missing.in_tests(task)]):
+                say(f"warning: {line}.")
 
         parts = assembly.assemble(request, look_at)
         self._task, self._train, self._cohorts, self._model, self._process = parts
@@ -359,9 +362,11 @@ class Experiment:
             self._model,
             self._process,
             getattr(process, "spread", None),
+            warn=lambda text: opened.warn(text),
         )
         if measured.note:
             caller.say(measured.note)
+        cure = self._missing or loop.CURE
         standing = self._standing(process)
         # What clients keep is opened first, so that where it is refused all else stays as it was.
         with self._client_states(standing.round_num) as client_states:
@@ -372,7 +377,10 @@ class Experiment:
                 with opened, profiled:
                     state, round_num = loop.run(
                         process,
-                        standing._replace(lost=loop.lost_rounds(opened.kept)),
+                        standing._replace(
+                            lost=loop.lost_rounds(opened.kept),
+                            bounds=loop.loss_bounds(opened.kept),
+                        ),
                         loop.Pace(
                             settings["total_rounds"],
                             settings["rounds_per_eval"],
@@ -385,12 +393,16 @@ class Experiment:
                         compare=self._comparison(measured),
                         should_stop=lambda: stop.signal is not None or self._late(started),
                         before_round=profiled.before_round,
+                        cure=cure,
                     )
                 weights = _weights(process, state)
                 if stop.signal is not None:
                     caller.say(f"Stopped by {stop.signal.name}. {self._how_to_resume(round_num)}")
                     return Outcome(folder.path, weights, stop.signal)
                 final = measured(weights, state, client_states, final=True)
+                if round_num == settings["total_rounds"]:
+                    rows = outputs.read_csv(folder.file("metrics.csv"))[1]
+                    loop.check_last(final.columns, loop.loss_bounds(rows), cure)
                 self._write_results(final, round_num, weights, caller.say)
         if round_num < settings["total_rounds"]:
             caller.say(f"Out of time. {self._how_to_resume(round_num)}")
@@ -552,7 +564,13 @@ class Experiment:
             models.write(folder.path, keras_model, weights)
         by_client = final.clients and final.clients.by_client()
         recorder.write_results(
-            folder, self._task, final.columns, by_client, round_num, settings["total_rounds"]
+            folder,
+            self._task,
+            final.columns,
+            by_client,
+            round_num,
+            settings["total_rounds"],
+            final.clients and final.clients.weights,
         )
         numbers = (f"{k} {v:.4g}" for k, v in final.columns.items() if k.startswith("eval/"))
         path = os.path.join(folder.path, "summary.json")

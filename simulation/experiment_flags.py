@@ -67,9 +67,10 @@ RUN_HPARAMS = (
     _flag(
         "total_rounds",
         None,
-        "Rounds to train. Must be set. The run ends before with exit code 3, as diverged, once the "
-        "model is not finite, or after 10 rounds in a row (of a shorter run: all but the first) in "
-        "which the update of every client that trained was not finite.",
+        "Rounds to train. Must be set. The run stops early with exit code 3, as diverged, once a "
+        "weight is not finite or beyond 1e10, or after 10 rounds in a row (of a shorter run: all "
+        "but the first) in which no client's update was finite or the training loss was above a "
+        "million times the first loss; so does a run that ends with such a loss.",
         "none",
         type=int,
         minimum=1,

@@ -125,6 +125,7 @@ def from_keras(
     functions = {"loss": loss, **metrics}
     _refuse_targets(y_spec, outputs_spec, functions)
     _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions, examples)
+    loss_tells = _is_nan_of_nan(loss, y_spec, outputs_spec)
 
     def forward(weights, batch: Batch, training: bool, seed, change=None) -> Forward:
         mask = tf.cast(batch.mask, tf.float32)
@@ -136,8 +137,14 @@ def from_keras(
         if loss_scale:
             total = _with_gradient_times(loss_scale, total)
         values = collections.OrderedDict(loss=(sums + penalty * counts, counts))
+        # The largest of outputs that are not numbers is the first, which would hit class 0.
+        unknown = tf.math.is_nan(sums)
+        if not loss_tells:
+            unknown |= tf.reduce_any(tf.math.is_nan(outputs), list(range(1, outputs.shape.rank)))
         for name, fn in metrics.items():
-            values[name] = elementwise(fn, batch.y, outputs, mask)
+            totals, number = elementwise(fn, batch.y, outputs, mask)
+            nan = tf.fill(tf.shape(totals), float("nan"))
+            values[name] = tf.where(unknown & (number > 0), nan, totals), number
         return Forward(objective=total + penalty, metrics=values)
 
     def outputs(weights, x):
@@ -569,6 +576,25 @@ def _refuse_targets(y_spec, outputs_spec, functions):
                 f"{_shown(y_spec)} and outputs {_shown(outputs_spec)} are broadcast; give it equal "
                 "shapes, by from_keras's y_spec= or in the function."
             )
+
+
+def _is_nan_of_nan(loss, y_spec, outputs_spec) -> bool:
+    """Returns whether a loss is no number wherever one of an example's outputs is none."""
+    if not outputs_spec.dtype.is_floating:
+        return True
+    shape = [4, *(size or 3 for size in outputs_spec.shape[1:])]
+    outputs = np.full(shape, 0.5, outputs_spec.dtype.as_numpy_dtype)
+    outputs.reshape(4, -1)[[0, 1, 2, 3], [0, 0, -1, -1]] = np.nan
+    y = np.zeros([4, *(size or 3 for size in y_spec.shape[1:])], y_spec.dtype.as_numpy_dtype)
+    if y_spec.dtype.is_floating or y_spec.dtype.is_integer:
+        y[1::2] = 1
+    result = _or_none(loss, tf.constant(y), tf.constant(outputs))
+    if isinstance(result, tuple):
+        result = result[0] * tf.cast(result[1], result[0].dtype)
+    if result is None or np.ndim(result) == 0:
+        return False
+    found = np.isnan(np.asarray(tf.cast(result, tf.float32)))
+    return bool(found.reshape(len(found), -1).any(1).all())
 
 
 def _shapes_of_values(functions, specs, refuse=None) -> dict[str, tf.TensorShape]:

@@ -12,6 +12,7 @@ from simulation.measures import evaluation, fairness, training_losses
 from simulation.records import outputs
 from simulation.records.client_states import ClientStates
 from simulation.rounds import cohorts, randomness, staged
+from tasks import missing
 from tasks.models import losses
 from tasks.task import FederatedData, Task
 
@@ -92,6 +93,7 @@ class Evaluations:
         built: task_models.TaskModel,
         process: Any,
         spread: Spread | None = None,
+        warn: Callable[[str], None] | None = None,
     ):
         """Initialises and reads the test examples.
 
@@ -102,12 +104,14 @@ class Evaluations:
           built: The task's model.
           process: The method's process; a staged one is asked for its findings.
           spread: Who shares the work, if anybody does.
+          warn: Is told once of every metric that is not finite.
 
         Raises:
           HparamError: If clients, classes or examples that are to be measured are not there.
         """
         self._task, self._train, self._settings = task, train, settings
         self._process = process
+        self._warn, self._warned = warn, set()
         evaluate = spread and spread.evaluate
         with_all = with_classes(task, settings, built)
         self._evaluator = evaluation.Evaluator(
@@ -172,20 +176,29 @@ class Evaluations:
         evaluated = self._evaluator(weights, central) if central else clients
         if evaluated:
             columns.update((f"eval/{name}", value) for name, value in evaluated.pooled().items())
+            names = [f"eval/{name}" for name in evaluated.values]
+            self._tell(names, evaluated, tests.client_ids if evaluated is clients else None)
         clients = personal or clients
         if clients:
             columns.update(self._fairness("fairness", clients))
+            if clients is not evaluated:
+                names = [f"the clients' {name}" for name in clients.values]
+                self._tell(names, clients, tests.client_ids)
             if self._trained:
                 trained = self._personal(_TRAIN, self._train, weights, client_states)
                 trained = trained or self._evaluator(weights, self._trained)
                 together = trained.of(self._places) + clients
                 columns.update(self._fairness("fairness_all", together))
+                names = [f"the clients' {name} on training examples" for name in trained.values]
+                self._tell(names, trained, self._train.client_ids)
         if self._validation:
             held_out = self._task.validation
             validated = self._personal("validation", held_out, weights, client_states)
             validated = validated or self._evaluator(weights, self._validation)
             pooled = validated.pooled()
             columns.update((f"validation/{name}", value) for name, value in pooled.items())
+            names = [f"validation/{name}" for name in validated.values]
+            self._tell(names, validated, held_out.client_ids)
         columns.update(self._tracked_losses(weights))
         columns.update(self._label_noise(state))
         return Evaluated(columns, clients)
@@ -218,6 +231,35 @@ class Evaluations:
             return method.personal_weights(state.kept) if state.visits else None
 
         return self._each(weights, own_of, data, name)
+
+    def _tell(self, names, metrics, ids):
+        """Warns of metrics that are not finite, and whose examples make them so.
+
+        Args:
+          names: Of the metrics, in their order.
+          metrics: A `ClientMetrics`.
+          ids: Clients' names; `None` for the central test.
+        """
+        if self._warn is None:
+            return
+        bad, new = np.zeros(len(metrics.sizes), bool), []
+        for name, metric in zip(names, metrics.values, strict=True):
+            # What weighs nothing was not measured.
+            found = ~np.isfinite(metrics.values[metric]) & (metrics.weights[metric] != 0)
+            if found.any() and name not in self._warned:
+                new.append(name)
+                bad |= found
+        if not new:
+            return
+        self._warned.update(new)
+        whose = "the central test"
+        if ids is not None:
+            whose = missing.clients([ids[k] for k in np.flatnonzero(bad)])
+        verb = "are" if len(new) > 1 else "is"
+        self._warn(
+            f"{', '.join(new)} {verb} not finite: the model gives no finite loss or value for some "
+            f"examples of {whose}."
+        )
 
     def _fairness(self, prefix, clients):
         task = self._task

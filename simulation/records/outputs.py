@@ -700,6 +700,7 @@ def write_client_metrics(
     train_sizes: Sequence[int | None],
     test_sizes: Sequence[int],
     metrics: Mapping[str, np.ndarray],
+    weights: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """Writes client_metrics.csv: a row a client.
 
@@ -708,7 +709,9 @@ def write_client_metrics(
       client_ids: Clients' names.
       train_sizes: Training examples of each; `None` for clients that only test.
       test_sizes: Test examples of each.
-      metrics: Metric → value of each client, float `[N]`; NaN (nothing to measure) is left blank.
+      metrics: Metric → value of each client, float `[N]`; NaN is left blank.
+      weights: Metric → weight of each client, float `[N]`. With a weight, NaN is written as `nan`:
+        there was something to measure, and the result is not a number.
 
     Raises:
       OSError: If the file cannot be written.
@@ -720,7 +723,8 @@ def write_client_metrics(
     ):
         row = {"client_id": client, "train_examples": train, "test_examples": test}
         for name, values in metrics.items():
-            row[name] = "" if np.isnan(values[i]) else repr(float(values[i]))
+            nothing = np.isnan(values[i]) and not (weights and weights[name][i])
+            row[name] = "" if nothing else repr(float(values[i]))
         rows.append(row)
     files.write_atomically(path, _csv_text(columns, rows))
 

@@ -192,6 +192,7 @@ def write_results(
     by_client: Mapping[str, np.ndarray] | None,
     round_num: int,
     total_rounds: int,
+    weights: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """Writes client_metrics.csv and summary.json.
 
@@ -202,10 +203,11 @@ def write_results(
       by_client: Its metrics on every client's own test examples; `None` if clients have none.
       round_num: Number of rounds done.
       total_rounds: Number of rounds to reach.
+      weights: The metrics' weights, as `by_client`.
     """
     with files.explained(folder.path):
         if by_client is not None:
-            _write_client_metrics(folder, task, by_client)
+            _write_client_metrics(folder, task, by_client, weights)
         rows = outputs.read_csv(folder.file("metrics.csv"))[1]
     summary = {
         "finished": round_num == total_rounds,
@@ -221,7 +223,7 @@ def write_results(
     folder.write_sealed("summary.json", summary)
 
 
-def _write_client_metrics(folder, task, by_client):
+def _write_client_metrics(folder, task, by_client, weights):
     train, test = task.train, task.test
     train_sizes = dict(zip(train.client_ids, map(int, train.sizes), strict=True))
     outputs.write_client_metrics(
@@ -230,4 +232,5 @@ def _write_client_metrics(folder, task, by_client):
         [train_sizes.get(client) for client in test.client_ids],
         list(map(int, test.sizes)),
         by_client,
+        weights,
     )

@@ -4,6 +4,7 @@ import collections
 import math
 import signal
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -16,8 +17,18 @@ from simulation.records.client_states import ClientStates
 
 Metrics = collections.OrderedDict[str, float]
 
-# A run has diverged when in this number of rounds, one after the other, every client was dropped.
+# A run has diverged when in this number of rounds, one after the other, every client was dropped or
+# the loss was beyond its bound.
 MOST_LOST_ROUNDS = 10
+
+# That bound is so many times the loss before the first round, or so much where that is below 1.
+# Logits have to be a million apart for it, or a prediction a thousand times as far off as at first.
+MOST_LOSS = 1e6
+
+# Weights beyond this have diverged: a float32 has no digit below a thousand left there.
+MOST_WEIGHT = 1e10
+
+CURE = "a lower learning rate may help"
 
 
 class StopRequest:
@@ -68,11 +79,13 @@ class Standing(NamedTuple):
       state: The server's state.
       round_num: Number of rounds done.
       lost: How many of them were lost at the end, see `lost_rounds`.
+      bounds: Beyond which a loss has diverged, see `loss_bounds`.
     """
 
     state: Any
     round_num: int
     lost: int = 0
+    bounds: Mapping[str, float] = types.MappingProxyType({})
 
 
 class Recorder(Protocol):
@@ -103,12 +116,17 @@ def run(
     compare: Callable[[int, Any, Any], Metrics] | None = None,
     should_stop: Callable[[], bool],
     before_round: Callable[[int], None] | None = None,
+    cure: str = CURE,
 ) -> tuple[Any, int]:
     """Runs rounds until all are done or a stop is asked for.
 
-    A round is lost if clients trained and every one of them was dropped. The run has diverged when
-    `MOST_LOST_ROUNDS` in a row are lost, or all but the first of a shorter run. Rounds in which the
-    method has nobody train count neither way.
+    A round is lost if clients trained and every one of them was dropped, or if their mean loss was
+    beyond its bound (`loss_bounds`). Rounds in which the method has nobody train count neither way.
+    The run has diverged
+
+    - when `MOST_LOST_ROUNDS` in a row are lost, or all but the first of a shorter run;
+    - when the loss of the last round, or of its model, is beyond its bound;
+    - when a weight is not finite, or beyond `MOST_WEIGHT`.
 
     Args:
       process: The method's process.
@@ -123,15 +141,16 @@ def run(
         every round, if given.
       should_stop: Asked once after every round.
       before_round: Called before every round with its number, from 1, if given.
+      cure: What may help a run that has diverged, for its line.
 
     Returns:
       The state and the number of rounds done.
 
     Raises:
-      DivergedError: If the model's weights are no longer finite, or clients are no longer left.
+      DivergedError: If the run has diverged.
     """
-    state, round_num, lost = standing
-    watch = _Watch(pace.total_rounds, lost, recorder.warn)
+    state, round_num, lost, bounds = standing
+    watch = _Watch(pace.total_rounds, lost, bounds, recorder.warn, cure)
 
     def evaluated(weights, state):
         started = time.perf_counter()
@@ -141,7 +160,9 @@ def run(
 
     before = _weights(process, state)
     if round_num == 0:
-        recorder.record(0, evaluated(before, state))
+        values = evaluated(before, state)
+        watch.learn(0, values)
+        recorder.record(0, values)
         recorder.checkpoint(0, flatten_state(state))
     # Asked once a round: an answer that changed between two questions would skip the checkpoint.
     stopping, saved = False, round_num
@@ -158,7 +179,7 @@ def run(
         round_num += 1
         values = collections.OrderedDict((f"train/{k}", v) for k, v in metrics.items())
         weights = _weights(process, state)
-        finite = all(np.all(np.isfinite(w)) for w in weights)
+        finite = all(map(_is_sound, weights))
         if finite and compare is not None:
             values.update(compare(round_num - 1, before, weights))
         before = weights
@@ -166,7 +187,7 @@ def run(
             values.update(evaluated(weights, state))
         values.update(times)
         recorder.record(round_num, values)
-        watch.check(round_num, finite, metrics)
+        watch.check(round_num, weights if not finite else None, values)
         recorder.show(round_num, values)
         stopping = should_stop()
         due = round_num % pace.rounds_per_checkpoint == 0 or round_num == pace.total_rounds
@@ -201,30 +222,48 @@ def _next(process, state, round_index, cohort_of_round, client_states):
 class _Watch:
     """Looks after every round whether training goes well."""
 
-    def __init__(self, total_rounds, lost, warn):
-        self._total_rounds, self._lost, self._warn = total_rounds, lost, warn
+    def __init__(self, total_rounds, lost, bounds, warn, cure):
+        self._total_rounds, self._lost, self._bounds = total_rounds, lost, bounds
+        self._warn, self._cure = warn, cure
         self._warned = set()
 
-    def check(self, round_num, finite, metrics):
+    def learn(self, round_num, values):
+        """Takes the first loss, by which later ones are judged."""
+        self._bounds = self._bounds or _bounds_by(round_num, values)
+
+    def check(self, round_num, unsound, values):
         """Tells once of every kind of trouble that a round can survive.
 
+        Args:
+          round_num: Number of rounds done.
+          unsound: The model's weights if they are not finite or far too large; else `None`.
+          values: Metrics of the round by column.
+
         Raises:
-          DivergedError: If the weights are not finite, or too many rounds in a row were lost.
+          DivergedError: If the run has diverged.
         """
+        metrics = _of_training(values)
         self._tell(round_num, metrics)
-        if not finite:
-            raise DivergedError(
-                f"The model's weights are not finite after round {round_num}: training diverged, "
-                "so the run stops here; a lower learning rate may help."
+        if unsound is not None:
+            all_finite = all(np.all(np.isfinite(w)) for w in unsound)
+            how = f"larger than {MOST_WEIGHT:g}" if all_finite else "not finite"
+            self._diverged(f"The model's weights are {how} after round {round_num}")
+        self.learn(round_num, values)
+        self._lost = lost = _lost_after(self._lost, metrics, self._bounds)
+        last = round_num == self._total_rounds
+        if lost >= MOST_LOST_ROUNDS or (last and lost >= max(self._total_rounds - 1, 1)):
+            what = "No client's update was finite"
+            if not _all_dropped(metrics):
+                what = f"The loss of training was above {self._bounds['train/loss']:.3g}"
+            self._diverged(
+                f"{what} in {lost} round{'s' * (lost > 1)} in a row, the last being round "
+                f"{round_num}"
             )
-        self._lost = lost = _lost_after(self._lost, metrics)
-        short = round_num == self._total_rounds and lost >= max(self._total_rounds - 1, 1)
-        if lost >= MOST_LOST_ROUNDS or short:
-            raise DivergedError(
-                f"No client's update was finite in {lost} round{'s' * (lost > 1)} in a row, the "
-                f"last being round {round_num}: training diverged, so the run stops here; a lower "
-                "learning rate may help."
-            )
+        if last:
+            check_last(values, self._bounds, self._cure)
+
+    def _diverged(self, what):
+        raise DivergedError(_line(what, self._cure))
 
     def _tell(self, round_num, metrics):
         dropped = metrics.get("clients_dropped", 0)
@@ -247,19 +286,87 @@ def lost_rounds(rows: Sequence[Mapping[str, str]]) -> int:
     Args:
       rows: Rows of metrics.csv, in order: column → text.
     """
-    lost = 0
+    lost, bounds = 0, loss_bounds(rows)
     for row in rows:
-        columns = {name: f"train/{name}" for name in ("num_clients", "clients_dropped")}
-        lost = _lost_after(lost, {k: float(row.get(c) or 0) for k, c in columns.items()})
+        columns = {name: f"train/{name}" for name in ("num_clients", "clients_dropped", "loss")}
+        lost = _lost_after(lost, {k: float(row.get(c) or 0) for k, c in columns.items()}, bounds)
     return lost
 
 
-def _lost_after(lost: int, metrics: Mapping[str, float]) -> int:
+def loss_bounds(rows: Sequence[Mapping[str, str]]) -> Mapping[str, float]:
+    """Returns what a loss is beyond that has diverged.
+
+    That is `MOST_LOSS` times the loss on tests before the first round, or of training in the first
+    round if there is no finite number; 1 stands for one that is smaller.
+
+    Args:
+      rows: Rows of metrics.csv, in order: column → text.
+
+    Returns:
+      Column → bound; without the loss on tests if that was not finite at first, and empty if there
+      is no loss yet.
+    """
+    for number, row in enumerate(rows):
+        losses = {c: float(row.get(c) or "nan") for c in ("eval/loss", "train/loss")}
+        bounds = _bounds_by(number, losses)
+        if bounds:
+            return bounds
+    return {}
+
+
+def _bounds_by(round_num: int, values: Mapping[str, float]) -> Mapping[str, float]:
+    """Returns the bounds by what is known after a number of rounds, if that tells them."""
+    columns = ("eval/loss", "train/loss")[bool(round_num) :]
+    loss = values.get(columns[0], math.nan)
+    return dict.fromkeys(columns, MOST_LOSS * max(1.0, loss)) if math.isfinite(loss) else {}
+
+
+def check_last(values: Mapping[str, float], bounds: Mapping[str, float], cure: str) -> None:
+    """Refuses losses of a run's last round, or of its model, that have diverged.
+
+    Args:
+      values: Metrics by column.
+      bounds: See `loss_bounds`.
+      cure: What may help.
+
+    Raises:
+      DivergedError: If one is beyond its bound. A loss that is not a number says nothing: a test
+        example may have none.
+    """
+    for column, bound in bounds.items():
+        loss = values.get(column, math.nan)
+        if loss > bound:
+            what = f"{column} is {loss:.3g} in the end, above {bound:.3g}"
+            raise DivergedError(_line(what, cure))
+
+
+def _line(what, cure):
+    return f"{what}: training diverged, so the run stops here; {cure}."
+
+
+def _is_sound(weights: np.ndarray) -> bool:
+    """Returns whether all numbers are finite, and none beyond `MOST_WEIGHT`."""
+    # No copy of the weights, and false for what is not a number.
+    return not weights.size or bool(
+        np.min(weights) >= -MOST_WEIGHT and np.max(weights) <= MOST_WEIGHT
+    )
+
+
+def _of_training(values: Mapping[str, float]) -> dict[str, float]:
+    prefix = "train/"
+    return {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+
+
+def _all_dropped(metrics: Mapping[str, float]) -> bool:
+    return metrics.get("clients_dropped", 0) >= metrics.get("num_clients", 0)
+
+
+def _lost_after(lost: int, metrics: Mapping[str, float], bounds: Mapping[str, float]) -> int:
     """Returns the number of lost rounds in a row after one more round."""
-    trained = metrics.get("num_clients", 0)
-    if not trained:
+    if not metrics.get("num_clients", 0):
         return lost
-    return lost + 1 if metrics.get("clients_dropped", 0) >= trained else 0
+    beyond = metrics.get("loss", math.nan) > bounds.get("train/loss", math.inf)
+    return lost + 1 if beyond or _all_dropped(metrics) else 0
 
 
 def _weights(process, state):

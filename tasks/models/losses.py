@@ -3,6 +3,9 @@
 A function may also give `(values, weights)`, both `[B, ...]`: of sequences, whose padding weighs 0,
 and of metrics that are ratios. Models give logits. Every function is plain TensorFlow, so that it
 traces in a `tf.function` and vectorises over a cohort with `tf.vectorized_map`.
+
+A metric here may take logits that are not numbers for any class. `from_keras` makes every metric of
+an example NaN whose loss is.
 """
 
 from __future__ import annotations
@@ -206,7 +209,8 @@ def precision(y_true: tf.Tensor, y_pred: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
     Returns:
       Values and weights, each 0 or 1, `[B, number of labels]`, of the logits' dtype.
     """
-    return tf.cast(y_true, y_pred.dtype), tf.cast(y_pred > 0, y_pred.dtype)
+    # What is no number counts as predicted, so that it is not passed over.
+    return tf.cast(y_true, y_pred.dtype), tf.cast(tf.logical_not(y_pred <= 0), y_pred.dtype)
 
 
 def recall_at(k: int) -> Callable:

@@ -77,7 +77,7 @@ class Log:
         self.warnings.append(text)
 
 
-def run(process=None, log=None, start=0, total=7, lost=0, **changes):
+def run(process=None, log=None, start=0, total=7, lost=0, bounds=None, **changes):
     log = log or Log()
     arguments = dict(
         cohort_of_round=lambda r, state: (["a"], [np.float32(1)]),
@@ -86,7 +86,7 @@ def run(process=None, log=None, start=0, total=7, lost=0, **changes):
     )
     state, done = loop.run(
         process or FakeProcess(),
-        loop.Standing(State([np.float32(start)], np.int32(start)), start, lost),
+        loop.Standing(State([np.float32(start)], np.int32(start)), start, lost, bounds or {}),
         loop.Pace(total, rounds_per_eval=2, rounds_per_checkpoint=3),
         log,
         **{**arguments, **changes},
@@ -208,6 +208,56 @@ def test_a_run_that_goes_on_diverges_in_the_same_round(start):
     rows = [{k: repr(v) for k, v in row.items()} for r, row in whole.rows.items() if r <= start]
     with pytest.raises(DivergedError, match="round 15:"):
         run(process, start=start, total=40, lost=loop.lost_rounds(rows))
+
+
+HUGE = {"loss": 3e20}
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 11, 12, 30])
+def test_a_run_whose_loss_stays_huge_has_diverged(total):
+    log = Log()
+    process = FakeProcess({r: HUGE for r in range(min(2, total), total + 1)})
+    first = {"evaluate": lambda w, state: collections.OrderedDict({"eval/loss": 2.0})}
+    with pytest.raises(DivergedError, match="loss of training was above 2e"):
+        run(process, log, total=total, **first)
+    assert max(log.rows) == min(total, 11)
+
+
+def test_a_huge_loss_at_the_end_is_enough_and_one_before_is_not():
+    assert run(FakeProcess({5: HUGE, 6: HUGE}), total=20)[2] == 20
+    with pytest.raises(DivergedError, match="train/loss is 3e.20 in the end, above 1e.06"):
+        run(FakeProcess({20: HUGE}), total=20)
+    losses = iter([1.0, 1.0, 5e6])
+    given = {"evaluate": lambda w, state: collections.OrderedDict({"eval/loss": next(losses)})}
+    with pytest.raises(DivergedError, match="eval/loss is 5e.06 in the end"):
+        run(total=4, **given)
+
+
+@pytest.mark.parametrize("first", [5e15, np.inf, np.nan])
+def test_losses_are_judged_by_the_first(first):
+    """Where tests have no finite loss, by that of the first round."""
+    high = FakeProcess({r: {"loss": 1e16} for r in range(1, 21)})
+    given = {"evaluate": lambda w, state: collections.OrderedDict({"eval/loss": first})}
+    assert run(high, total=20, **given)[2] == 20
+
+
+def test_weights_that_are_far_too_large_end_the_run():
+    assert run(FakeProcess(weights={4: 9e9}))[2] == 7
+    with pytest.raises(DivergedError, match="weights are larger than 1e.10 after round 4"):
+        run(FakeProcess(weights={4: -2e10}))
+
+
+@pytest.mark.parametrize("start", range(1, 15))
+def test_a_run_with_a_huge_loss_that_goes_on_diverges_in_the_same_round(start):
+    process = FakeProcess({r: HUGE if r % 2 else NOBODY_LEFT for r in range(6, 40)})
+    whole = Log()
+    first = {"evaluate": lambda w, state: collections.OrderedDict({"eval/loss": 2.0})}
+    with pytest.raises(DivergedError, match="round 15:"):
+        run(process, whole, total=40, **first)
+    rows = [{k: repr(v) for k, v in row.items()} for r, row in whole.rows.items() if r <= start]
+    known = {"lost": loop.lost_rounds(rows), "bounds": loop.loss_bounds(rows)}
+    with pytest.raises(DivergedError, match="round 15:"):
+        run(process, start=start, total=40, **known, **first)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
