@@ -355,11 +355,12 @@ def test_diverged_run_is_one_line_and_keeps_its_rows(tmp_path, capfd):
     assert len(rows_but_times(tmp_path / "synthetic_fedavg")) > 1
 
 
-def test_a_run_that_drops_every_client_has_diverged(tmp_path, capfd):
-    """The first round brings the model to where no step is finite; it stays finite itself."""
+@pytest.mark.parametrize(("rate", "says"), [("5e37", "larger than 1e+10"), ("1e8", "10 rounds in")])
+def test_a_run_whose_model_stays_finite_has_diverged(rate, says, tmp_path, capfd):
+    """Its weights or its losses are far too large; the same command ends in the same round."""
     arguments = [
         *("--task=synthetic", "--algorithm=fedavg", "--total_rounds=20", "--clients_per_round=6"),
-        *("--client_optimizer=adam", "--client_learning_rate=5e37", "--client_batch_size=30"),
+        *("--client_optimizer=adam", f"--client_learning_rate={rate}", "--client_batch_size=30"),
         *("--client_weighting=uniform", "--synthetic_num_clients=20"),
         *(f"--root_output_dir={tmp_path}", "--experiment_name=run"),
     ]
@@ -368,10 +369,8 @@ def test_a_run_that_drops_every_client_has_diverged(tmp_path, capfd):
         assert run_experiment.main(arguments) == 3
         lines.append(capfd.readouterr().err.splitlines()[-1])
         tables.append(rows_but_times(tmp_path / "run"))
-    assert lines[0] == lines[1] and "in 10 rounds in a row" in lines[0]
+    assert lines[0] == lines[1] and says in lines[0]
     assert tables[0] == tables[1]
-    lost = [row["train/clients_dropped"] == row["train/num_clients"] for row in tables[0][1:]]
-    assert lost[-10:] == [True] * 10 and not lost[-11]
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
