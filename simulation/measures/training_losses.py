@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from hparams import HparamError
 from simulation import experiment_flags
 from simulation.measures.evaluation import Evaluator
 from tasks.task import Examples, FederatedData
@@ -68,6 +69,11 @@ class TrainingLosses:
         ids = list(self._train.client_ids)
         if which == experiment_flags.EXTREMES:
             losses = self([initial], np.arange(len(ids)))[0]
+            if np.isnan(losses).all():
+                raise HparamError(
+                    "--track_clients=extremes finds no client: no loss of the initial model is a "
+                    "number. Name clients by their ids."
+                )
             return np.array([np.nanargmin(losses), np.nanargmax(losses)])
         experiment_flags.check_tracked(which, ids)
         return np.array([ids.index(name) for name in experiment_flags.tracked(which)])
