@@ -5,7 +5,6 @@ about to write. So a temporary file is always made anew, and so is a file to app
 link.
 """
 
-import contextlib
 import csv
 import io
 import os
@@ -51,7 +50,7 @@ def write_new(path: str | os.PathLike, content: bytes) -> None:
     Raises:
       OSError: If the file cannot be written, or something else takes the name meanwhile.
     """
-    with contextlib.suppress(FileNotFoundError):
+    if os.path.lexists(path):
         os.unlink(path)
     # "x" opens exclusively, which also fails on a link that leads nowhere.
     with open(path, "xb", opener=_no_link) as file:
