@@ -24,8 +24,11 @@ What is declared and has no value yet leaves the claim untested.
                                 set-up draws, reaches the level in fewer rounds than all others': as
                                 a mean over seeds, of the first round evaluated that is not below it
 
-A verdict goes by the means alone. Beside it stands whether it hangs on numbers that are within two
-standard errors of each other, where both have a spread over seeds.
+A comparison counts only if its numbers are more than two standard errors apart. If they are
+closer, it is undecided, and so is a claim whose truth depends on it: the verdict is *inconclusive*.
+A number of one seed has no standard error. The spread that the paper prints stands in for it.
+Without one, a difference counts only if it exceeds the largest spread over seeds of another row in
+the same column of the same table.
 """
 
 import ast
@@ -33,14 +36,23 @@ import csv
 import math
 import operator
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from reproduction import items, results, score
 from reproduction.items import PAPERS, ReproduceError, Setup
 
-HOLDS, FAILS, UNTESTED = "holds", "does not", "untested here"
-VERDICTS = (HOLDS, FAILS, UNTESTED)
+HOLDS, FAILS, INCONCLUSIVE = "holds", "does not", "inconclusive"
+UNTESTED = "untested here"
+VERDICTS = (HOLDS, FAILS, INCONCLUSIVE, UNTESTED)
+# What a comparison comes to → the verdict, and how a page says it of results that decide nothing.
+_OUTCOMES = {
+    True: (HOLDS, "it holds"),
+    False: (FAILS, "it does not hold"),
+    None: (INCONCLUSIVE, "it is inconclusive"),
+}
+# How many of the comparisons of a claim its words show.
+_SHOWN = 3
 
 _COMPARISONS = {
     ast.Lt: (operator.lt, "<"),
@@ -56,37 +68,57 @@ class Verdict(NamedTuple):
 
     Attributes:
       claim: The line of claims.csv.
-      verdict: One of `VERDICTS`; it goes by the means alone.
+      verdict: One of `VERDICTS`.
       shown: The numbers that it goes by, or why there is none.
-      is_close: Whether it would be another if numbers moved within two standard errors.
+      read: The set-ups whose results were read, each with the recorded lines.
     """
 
     claim: Mapping[str, str]
     verdict: str
     shown: str
-    is_close: bool = False
+    read: Sequence[tuple[Setup, Mapping[str, str]]] = ()
 
 
 class _Number(NamedTuple):
-    """A number of an expression: its value, its standard error squared if known, and its words."""
+    """A number of an expression.
+
+    Attributes:
+      value: Its value.
+      variance: Its standard error squared; 0 where that is unknown.
+      told: Its words.
+      spread: For a number without a standard error, what a difference must exceed; else 0.
+    """
 
     value: float
-    variance: float | None
+    variance: float
     told: str
+    spread: float = 0.0
 
     def is_close_to(self, other: "_Number") -> bool:
-        if self.variance is None or other.variance is None:
-            return False
+        difference = abs(self.value - other.value)
         margin = score.STANDARD_ERRORS * math.sqrt(self.variance + other.variance)
-        return abs(self.value - other.value) <= margin
+        spread = max(self.spread, other.spread)
+        return difference <= margin or difference <= spread
+
+    def told_close_to(self, other: "_Number") -> str:
+        spread = max(self.spread, other.spread)
+        if math.isinf(spread):
+            return "one seed"
+        return "within the spread over seeds" if spread else "within two standard errors"
 
 
-class _Compared(NamedTuple):
-    """A comparison: whether it is true, whether its numbers are close, and its words."""
+def _all(parts: Iterable[bool | None]) -> bool | None:
+    """Returns whether all are true: one that is false decides, else one that is undecided."""
+    parts = list(parts)
+    return False if False in parts else None if None in parts else True
 
-    holds: bool
-    is_close: bool
-    told: str
+
+def _not(part: bool | None) -> bool | None:
+    return None if part is None else not part
+
+
+def _any(parts: Iterable[bool | None]) -> bool | None:
+    return _not(_all(map(_not, parts)))
 
 
 class _NotThereError(Exception):
@@ -100,7 +132,7 @@ class _Results:
         self._paper, self._default = paper, default
         self._tables = {}
         self.read: list[tuple[Setup, Mapping[str, str]]] = []
-        self.compared: list[_Compared] = []
+        self.told: list[tuple[bool | None, str]] = []  # What was compared: outcome and words.
 
     def _table(self, name) -> tuple[Setup, dict[tuple[str, str], Mapping[str, str]]]:
         if name not in self._tables:
@@ -123,11 +155,16 @@ class _Results:
             raise _NotThereError(f"on a stand-in, {why}" if setup.stand_in else why)
         record = table[row, column]
         self.read.append((setup, record))
-        value, seeds, variance = float(record["value"]), len(record["seeds"].split()), None
-        if seeds > 1 and record["spread"]:
-            variance = float(record["spread"]) ** 2 / seeds
+        value, deviation = float(record["value"]), _deviation(record)
         elsewhere = "" if name == self._default else f" of {name}"
-        return _Number(value, variance, f"{_short(row, setup)}{elsewhere} {_number(value)}")
+        told = f"{_short(row, setup)}{elsewhere} {_number(value)}"
+        if deviation is not None:
+            return _Number(value, deviation**2 / len(record["seeds"].split()), told)
+        published = results.published(setup).get((setup.published_rows.get(row, row), column))
+        if published and published["spread"]:
+            return _Number(value, score.deviation(published) ** 2, told)
+        others = (_deviation(r) for (_, c), r in table.items() if c == column)
+        return _Number(value, 0.0, told, _largest(others))
 
     def _status(self, row, name):
         """Returns why a recorded row has no value; blank if it has one, or nothing is recorded."""
@@ -169,7 +206,6 @@ class _Results:
     def _lead(self, row, column, but, sign):
         setup, _ = self._table(self._default)
         own, others = self._cell(row, column, self._default), self._others(row, column, but)
-        best = max(others.values(), key=lambda n: sign * n.value)
         theirs = {
             r: float(line["value"])
             for (r, c), line in results.published(setup).items()
@@ -180,42 +216,53 @@ class _Results:
         if printed is not None and theirs:
             next_best = max(theirs, key=lambda r: sign * theirs[r])
             of_paper = f" (paper: {_number(printed)}, {next_best} {_number(theirs[next_best])})"
-        return self._compare(sign * own.value > sign * best.value, own, best, of_paper)
+        return self._is_ahead(own, others.values(), sign, of_paper)
 
     def soonest(self, row, column, level):
         setup, _ = self._table(self._default)
         self._others(None, setup.columns[0]["name"])  # For the rounds and seeds of each row.
-        curves = _curves(setup, column)
-        rounds = {r: _rounds_to(curves, level, r) for r in setup.rows}
+        rounds = _rounds_to(_curves(setup, column), level, setup.rows)
         own = rounds.pop(row)
-        best = min(rounds.values(), key=lambda n: n.value)
-        if math.isinf(min(own.value, best.value)):
+        if math.isinf(min(own.value, *(n.value for n in rounds.values()))):
             raise _NotThereError(f"no row reaches {_number(level)}")
-        return self._compare(own.value < best.value, own, best, f" (rounds to {_number(level)})")
+        return self._is_ahead(own, rounds.values(), -1, f" (rounds to {_number(level)})")
 
-    def _compare(self, holds, own, best, of_paper):
-        is_close = own.is_close_to(best)
-        told = f"{own.told}, {best.told}" + ", within two standard errors" * is_close + of_paper
-        self.compared.append(_Compared(holds, is_close, told))
-        return holds
+    def _is_ahead(self, own, others, sign, more) -> bool | None:
+        """Returns whether a number is above (`sign` 1) or below (-1) all others."""
+        ordered = sorted(others, key=lambda n: -sign * n.value)
+        close = [n for n in ordered if own.is_close_to(n)]
+        ahead = _all(None if n in close else sign * own.value > sign * n.value for n in ordered)
+        told = f"{own.told}, {ordered[0].told}"
+        if ahead is None:
+            # The best of those that are close need not be the best of all.
+            other = "" if close[0] is ordered[0] else f" of {close[0].told}"
+            told += f", {own.told_close_to(close[0])}{other}"
+        self.told.append((ahead, told + more))
+        return ahead
 
     def dominated(self, row, prefix, *columns):
         _, table = self._table(self._default)
-        own = [self._cell(row, c, self._default).value for c in columns]
-        others = dict.fromkeys(r for r, _ in table if r.startswith(prefix))
-        points = {r: [self._cell(r, c, self._default).value for c in columns] for r in others}
-        better = [r for r, p in points.items() if all(a < b for a, b in zip(p, own, strict=True))]
-        by = f"by {better[0]}" if better else "by none"
-        self.compared.append(_Compared(bool(better), False, f"{row} {by}"))
-        return bool(better)
+        own = [self._cell(row, c, self._default) for c in columns]
+        better, found = {}, dict.fromkeys(r for r, _ in table if r.startswith(prefix))
+        for r in found:
+            pairs = zip((self._cell(r, c, self._default) for c in columns), own, strict=True)
+            better[r] = _all(None if a.is_close_to(b) else a.value < b.value for a, b in pairs)
+        outcome = _any(better.values())
+        by = next((r for r in found if outcome is not False and better[r] is outcome), "none")
+        perhaps = ", within two standard errors" if outcome is None else ""
+        self.told.append((outcome, f"{row} by {by}{perhaps}"))
+        return outcome
 
-    def is_close(self, holds) -> bool:
-        """Returns whether a verdict hangs on numbers that are close to each other."""
-        # Where the whole is false, what is false in it decides, if anything is.
-        against = [c for c in self.compared if not c.holds]
-        if holds or not against:
-            return any(c.is_close for c in self.compared)
-        return all(c.is_close for c in against)
+
+def _deviation(record) -> float | None:
+    """Returns a recorded number's deviation over seeds; `None` if it was not measured."""
+    several = len(record["seeds"].split()) > 1 and record["spread"]
+    return float(record["spread"]) if several else None
+
+
+def _largest(deviations: Iterable[float | None]) -> float:
+    """Returns the largest deviation known, and infinity without any: no difference exceeds it."""
+    return max((d for d in deviations if d is not None), default=math.inf)
 
 
 def _curves(setup, column) -> list[dict[str, str]]:
@@ -229,18 +276,26 @@ def _curves(setup, column) -> list[dict[str, str]]:
     raise ReproduceError(f"{setup.paper}/{setup.item}/{setup.name} draws no curves of {column}.")
 
 
-def _rounds_to(curves, level, row) -> _Number:
-    firsts = {line["seed"]: math.inf for line in curves if line["method"] == row}
+def _rounds_to(curves, level, rows) -> dict[str, _Number]:
+    """Returns row → the round in which its curve first reaches a level, as a mean over seeds."""
+    firsts = {row: {} for row in rows}
     for line in curves:
-        if line["method"] == row and float(line["value"]) >= level:
-            seed = line["seed"]
-            firsts[seed] = min(firsts[seed], float(line["round_num"]))
-    mean = statistics.fmean(firsts.values())
-    if not math.isfinite(mean):
-        return _Number(math.inf, None, f"{row} never")
-    number = len(firsts)
-    variance = statistics.variance(firsts.values()) / number if number > 1 else None
-    return _Number(mean, variance, f"{row} {mean:.3g}")
+        of_row = firsts.get(line["method"], {})
+        reached = of_row.setdefault(line["seed"], math.inf)
+        if float(line["value"]) >= level:
+            of_row[line["seed"]] = min(reached, float(line["round_num"]))
+    found, deviations = {}, {}
+    for row, of_row in firsts.items():
+        mean = statistics.fmean(of_row.values()) if of_row else math.inf
+        if math.isfinite(mean) and len(of_row) > 1:
+            deviations[row] = statistics.stdev(of_row.values())
+        told = f"{row} {mean:.3g}" if math.isfinite(mean) else f"{row} never"
+        found[row] = _Number(mean, deviations.get(row, 0) ** 2 / max(len(of_row), 1), told)
+    spread = _largest(deviations.values())
+    return {
+        row: number if len(firsts[row]) > 1 else number._replace(spread=spread)
+        for row, number in found.items()
+    }
 
 
 def _short(row, setup) -> str:
@@ -255,9 +310,9 @@ def _number(value) -> str:
 
 def _sum(left, right, sign=1) -> _Number:
     value = left.value + sign * right.value
-    known = left.variance is not None and right.variance is not None
     told = f"{left.told} {'+' if sign > 0 else '-'} {right.told} = {_number(value)}"
-    return _Number(value, left.variance + right.variance if known else None, told)
+    spread = max(left.spread, right.spread)
+    return _Number(value, left.variance + right.variance, told, spread)
 
 
 def _evaluate(node, data: _Results) -> Any:
@@ -268,10 +323,10 @@ def _evaluate(node, data: _Results) -> Any:
             return _Number(value, 0.0, _number(value))
         case ast.BoolOp(op=op, values=parts):
             # All parts, since each says what it read.
-            told = [_evaluate(part, data) for part in parts]
-            return all(told) if isinstance(op, ast.And) else any(told)
+            truths = [_evaluate(part, data) for part in parts]
+            return _all(truths) if isinstance(op, ast.And) else _any(truths)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return not _evaluate(operand, data)
+            return _not(_evaluate(operand, data))
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return _Number(-value, 0.0, _number(-value))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _SIGNS:
@@ -286,15 +341,12 @@ def _evaluate(node, data: _Results) -> Any:
             )
             truths = [_COMPARISONS[type(op)][0](a.value, b.value) for op, a, b in pairs]
             closes = [a.is_close_to(b) for _, a, b in pairs]
-            holds = all(truths)
-            # One of a chain makes it true no longer; it takes all that are false to make it true.
-            is_close = (
-                any(closes) if holds else all(c or t for c, t in zip(closes, truths, strict=True))
+            outcome = _all(None if c else t for c, t in zip(closes, truths, strict=True))
+            margins = dict.fromkeys(a.told_close_to(b) for _, a, b in pairs if a.is_close_to(b))
+            data.told.append(
+                (outcome, ", ".join([told if all(truths) else f"not {told}", *margins]))
             )
-            told = told if holds else f"not {told}"
-            told += ", within two standard errors" * is_close
-            data.compared.append(_Compared(holds, is_close, told))
-            return holds
+            return outcome
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in (
             *("value", "first", "lowest", "dominated", "range", "soonest"),
         ):
@@ -326,23 +378,26 @@ def judge(paper: str, claim: Mapping[str, str]) -> Verdict:
     data = _Results(paper, claim["setup"])
     remark = [claim["remark"]] if claim["remark"] else []
     try:
-        holds = _evaluate(ast.parse(claim["expression"], mode="eval"), data)
+        outcome = _evaluate(ast.parse(claim["expression"], mode="eval"), data)
     except _NotThereError as why:
         return Verdict(claim, UNTESTED, "; ".join([str(why), *remark]))
     except SyntaxError as error:
         raise ReproduceError(
             f"{claim['expression']!r} in claims.csv of {paper}: {error}."
         ) from None
-    shown = "; ".join([*(c.told for c in data.compared), *remark])
+    verdict, found = _OUTCOMES[outcome]
+    # First what decides: of ten comparisons one that is false.
+    told = [text for _, text in sorted(data.told, key=lambda one: one[0] is not outcome)]
+    more = [f"{len(told) - _SHOWN} more"] if len(told) > _SHOWN else []
+    shown = "; ".join([*told[:_SHOWN], *more, *remark])
     flaws = []
     if any(setup.stand_in for setup, _ in data.read):
         flaws.append("on a stand-in")
     if not all(score.is_whole(setup, record) for setup, record in data.read):
         flaws.append("on fewer rounds or seeds")
     if flaws:
-        found = "it holds" if holds else "it does not hold"
-        return Verdict(claim, UNTESTED, f"{', '.join(flaws)} {found}: {shown}")
-    return Verdict(claim, HOLDS if holds else FAILS, shown, data.is_close(holds))
+        return Verdict(claim, UNTESTED, f"{', '.join(flaws)} {found}: {shown}", data.read)
+    return Verdict(claim, verdict, shown, data.read)
 
 
 def of_paper(paper: str) -> list[Verdict]:

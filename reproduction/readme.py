@@ -243,14 +243,12 @@ def _claims(paper: str) -> str:
 
 
 def _claim_counts(papers: Sequence[str]) -> str:
-    close = "of those that hold or do not, within two standard errors"
-    names = [*claims.VERDICTS, "claims", close]
+    names = [*claims.VERDICTS, "claims"]
     lines, totals = [], Counter()
     for paper in papers:
         verdicts = claims.of_paper(paper)
         counts = Counter(v.verdict for v in verdicts)
         counts["claims"] = len(verdicts)
-        counts[close] = sum(v.is_close for v in verdicts)
         lines.append([paper, *(counts[name] for name in names)])
         totals += counts
     lines.append(["all", *(totals[name] for name in names)])

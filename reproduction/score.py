@@ -50,6 +50,19 @@ def lines_of(path: pathlib.Path) -> list[dict[str, str]]:
         return list(csv.DictReader(f))
 
 
+def deviation(theirs: Mapping[str, str]) -> float:
+    """Returns the deviation over seeds that a published spread comes to.
+
+    Args:
+      theirs: A line of published.csv with a spread. A standard error is multiplied by the root of
+        the seeds if their number is known; all else counts as printed.
+    """
+    spread = float(theirs["spread"])
+    if theirs.get("spread_kind") == "standard error" and (theirs.get("seeds") or "").isdigit():
+        spread *= int(theirs["seeds"]) ** 0.5
+    return spread
+
+
 def margin(ours: Mapping[str, str], theirs: Mapping[str, str]) -> float | None:
     """Returns two standard errors of the difference of two means.
 
