@@ -4,15 +4,17 @@ What is between `<!-- begin NAME -->` and `<!-- end NAME -->` is made from the i
 and the results recorded in `papers/<paper>/<item>/<setup>/`; the rest is written by hand and stays.
 """
 
+import math
 import pathlib
 import re
 import shutil
+import statistics
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 import tabulate
 
-from reproduction import claims, needs, results, score
+from reproduction import claims, needs, order, results, score
 from reproduction.items import PAPERS, Item, ReproduceError, Setup, all_items
 from reproduction.score import STATUSES, recorded, recorded_folder
 from simulation.records import files
@@ -86,7 +88,7 @@ def _table(lines, headers) -> str:
     return re.sub(r" {2,}", " ", re.sub(r"-{3,}", "---", text))
 
 
-def _cell(ours, theirs, digits) -> str:
+def _cell(ours, theirs, digits, is_blind=False) -> str:
     text = results.format_cell(ours["value"], ours["spread"], digits) or ours["status"]
     if theirs is None or ours["value"] in ("", None):
         return text
@@ -94,6 +96,8 @@ def _cell(ours, theirs, digits) -> str:
     marked = f"{difference:+.{digits}f}"
     if not score.agrees(ours, theirs):
         marked = f"**{marked}**"
+    if is_blind:
+        marked += " n.d."
     paper = results.format_cell(theirs["value"], theirs["spread"], digits)
     return f"{text}<br>paper {paper}<br>{marked}"
 
@@ -104,6 +108,7 @@ def side_by_side(setup: Setup, rows: Sequence[dict[str, str]]) -> str:
     columns = {c["name"]: c.get("digits", 2) for c in setup.columns}
     reading = {c["name"]: c.get("reading_of", c["name"]) for c in setup.columns}
     grid_runs = recorded(setup, "runs.csv") if setup.grid else []
+    blind = score.indiscriminate(setup) if setup.counts else ()
     names = [n for n in dict.fromkeys(r["column"] for r in rows) if n != "seconds_per_round"]
     chosen = list(dict.fromkeys(flag for grid in setup.grid.values() for flag in grid))
     lines = []
@@ -117,7 +122,12 @@ def side_by_side(setup: Setup, rows: Sequence[dict[str, str]]) -> str:
             + ([score.place_in_grid(setup, row, grid_runs)] if chosen else [])
             + [first["rounds"], first["seeds"]]
             + [
-                _cell(ours[n], theirs.get((their_row, reading.get(n, n))), columns.get(n, 2))
+                _cell(
+                    ours[n],
+                    theirs.get((their_row, reading.get(n, n))),
+                    columns.get(n, 2),
+                    (their_row, n) in blind and score.counted_row(setup, their_row) == row,
+                )
                 if n in ours
                 else ""
                 for n in names
@@ -255,6 +265,53 @@ def _claim_counts(papers: Sequence[str]) -> str:
     return _table(lines, ["paper", *names])
 
 
+def _order(paper_items: Sequence[Item]) -> str:
+    """Returns how the order of methods and their differences compare, a line a column."""
+    lines = []
+    for item in paper_items:
+        for found in order.of_item(item):
+            blind = sum(c == found.column for _, c in score.indiscriminate(found.setup))
+            name = f"`{item.name}`, {found.setup.name}" + ", stand-in" * bool(found.setup.stand_in)
+            numbers = [_rounded(x) for x in (found.tau, found.p, found.slope, found.rank)]
+            lines.append([name, found.column, found.methods, *numbers, blind or ""])
+    if not lines:
+        return "No table with three or more methods was run."
+    return _table(lines, ["table", "metric", *_ORDER])
+
+
+_ORDER = (
+    "methods",
+    "tau-b",
+    "p",
+    "slope to FedAvg",
+    "rank correlation to FedAvg",
+    "not discriminating",
+)
+
+
+def _rounded(value) -> str:
+    return "" if math.isnan(value) else f"{value:.2f}"
+
+
+def _order_counts() -> str:
+    """Returns what the orders of methods come to, by paper and kind of data."""
+    lines = []
+    for paper in sorted({item.paper for item in all_items()}):
+        comparisons = [c for item in all_items(paper) for c in order.of_item(item)]
+        for data, is_stand_in in (("the paper's", False), ("stand-in", True)):
+            some = [c for c in comparisons if bool(c.setup.stand_in) is is_stand_in]
+            taus = [c.tau for c in some if not math.isnan(c.tau)]
+            if not taus:
+                continue
+            firm = sum(c.tau > 0 and c.p <= 0.05 for c in some)
+            slopes = [c.slope for c in some if not math.isnan(c.slope)]
+            median = [f"{statistics.median(of):.2f}" if of else "" for of in (taus, slopes)]
+            above = sum(tau > 0 for tau in taus)
+            lines.append([paper, data, len(some), above, firm, *median])
+    names = ["metrics", "tau-b above 0", "and p at most 0.05", "median tau-b", "median slope"]
+    return _table(lines, ["paper", "data", *names])
+
+
 def _replace(text: str, name: str, content: str) -> str:
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     block = f"{begin}\n{content}\n{end}"
@@ -274,6 +331,7 @@ def paper_page(paper: str, text: str) -> str:
     items = all_items(paper)
     text = _replace(text, "overview", _overview(items))
     text = _replace(text, "claims", _claims(paper))
+    text = _replace(text, "order", _order(items))
     for item in items:
         section = _section(item)
         if "\n" in section:
@@ -287,28 +345,36 @@ def scoreboard_page(text: str) -> str:
     Args:
       text: The page as it is.
     """
-    lines, by_item = [], []
-    total = score.Count(Counter(), 0, 0, 0)
+    lines, by_item, total = [], [], score.count([])
     for paper in sorted({item.paper for item in all_items()}):
-        seen, of_paper = set(), score.Count(Counter(), 0, 0, 0)
+        seen, of_paper = set(), score.count([])
         for item in all_items(paper):
             found = score.cells(item)
             if not found:
                 continue
             new, whole = score.count(found, seen), score.count(found)
-            by_item.append([paper, f"`{item.name}`", *_counted(whole), new.repeated or ""])
+            by_item.append(
+                [
+                    paper,
+                    f"`{item.name}`",
+                    *_counted(whole),
+                    new.repeated or "",
+                    *_telling(whole, ""),
+                ]
+            )
             of_paper = _sum(of_paper, new)
         name = (PAPERS / paper / "README.md").read_text().splitlines()[0].removeprefix("# ")
         lines.append([f"[{name}]({paper}/README.md)", *_counted(of_paper, 0)])
-        lines[-1].append(of_paper.statuses.total())
+        lines[-1] += [of_paper.statuses.total(), *_telling(of_paper, 0)]
         total = _sum(total, of_paper)
-    lines.append(["all", *_counted(total, 0), total.statuses.total()])
+    lines.append(["all", *_counted(total, 0), total.statuses.total(), *_telling(total, 0)])
     rows = "whole rows reproduced, of those compared"
-    table = _table(lines, ["paper", *STATUSES, rows, "cells"])
-    items = _table(
-        by_item, ["paper", "item", *STATUSES, rows, "of these cells, in an earlier table"]
-    )
+    telling = [f"{status}, discriminating" for status in score.COMPARED]
+    table = _table(lines, ["paper", *STATUSES, rows, "cells", *telling])
+    earlier = "of these cells, in an earlier table"
+    items = _table(by_item, ["paper", "item", *STATUSES, rows, earlier, *telling])
     text = _replace(text, "scoreboard", f"{table}\n\n### By table\n\n{items}")
+    text = _replace(text, "order", _order_counts())
     text = _replace(text, "data", needs.page_of_data())
     return _replace(text, "claims", _claim_counts(sorted({item.paper for item in all_items()})))
 
@@ -316,6 +382,11 @@ def scoreboard_page(text: str) -> str:
 def _counted(found: score.Count, none="") -> list:
     rows = f"{found.rows} of {found.rows_compared}" if found.rows_compared else none
     return [*(found.statuses[s] or none for s in STATUSES), rows]
+
+
+def _telling(found: score.Count, none) -> list:
+    """Returns the compared cells that tell methods apart, by status."""
+    return [found.discriminating[s] or none for s in score.COMPARED]
 
 
 def _sum(one: score.Count, other: score.Count) -> score.Count:

@@ -28,6 +28,8 @@ STATUSES = (
     "needs data or hours",
     "not yet run",
 )
+# Those that say whether a number is the published one.
+COMPARED = STATUSES[:2]
 # What `spread_kind` in published.csv may say of the number behind "±"; blank where there is none.
 SPREAD_KINDS = ("deviation", "standard error", "unknown")
 
@@ -85,6 +87,19 @@ def margin(ours: Mapping[str, str], theirs: Mapping[str, str]) -> float | None:
     return STANDARD_ERRORS * (float(ours["spread"]) ** 2 / own + error**2) ** 0.5
 
 
+def tolerance(ours: Mapping[str, str], theirs: Mapping[str, str]) -> float:
+    """Returns by how much a number of ours may differ from the published one, by the rule above.
+
+    Args:
+      ours: A line of results.csv; one of a run that diverged has no spread.
+      theirs: A line of published.csv.
+    """
+    size = abs(float(theirs["value"]))
+    errors = margin(ours, theirs)
+    known = errors is not None and errors <= LARGEST_MARGIN * size
+    return max(ALWAYS_WITHIN * size, errors if known else 0.0)
+
+
 def agrees(ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
     """Returns whether a number of ours is the published one, by the rule above.
 
@@ -92,12 +107,33 @@ def agrees(ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
       ours: A line of results.csv.
       theirs: A line of published.csv.
     """
-    published = float(theirs["value"])
-    difference, size = abs(float(ours["value"]) - published), abs(published)
-    if difference <= ALWAYS_WITHIN * size:
-        return True
-    errors = margin(ours, theirs)
-    return errors is not None and errors <= LARGEST_MARGIN * size and difference <= errors
+    return abs(float(ours["value"]) - float(theirs["value"])) <= tolerance(ours, theirs)
+
+
+def indiscriminate(setup: Setup) -> set[tuple[str, str]]:
+    """Returns the compared cells whose tolerance covers the paper's whole column.
+
+    One number for all methods would agree with every one of them, so such a cell does not tell
+    methods apart.
+
+    Args:
+      setup: The set-up.
+
+    Returns:
+      Published row and column of each cell that is reproduced or not reproduced and whose tolerance
+      is at least the largest less the least published number of its column.
+    """
+    ours = {(r["row"], r["column"]): r for r in recorded(setup)}
+    published, columns = results.published(setup), {}
+    for (_, column), theirs in published.items():
+        columns.setdefault(column, []).append(float(theirs["value"]))
+    return {
+        (row, column)
+        for (row, column), status in cell_statuses(setup).items()
+        if status in COMPARED
+        and tolerance(ours[counted_row(setup, row), column], published[row, column])
+        >= max(columns[column]) - min(columns[column])
+    }
 
 
 def counted_row(setup: Setup, published_row: str) -> str:
@@ -145,7 +181,7 @@ def cell_statuses(setup: Setup) -> dict[tuple[str, str], str]:
             statuses[key] = "partial"
         else:
             same = not diverged and agrees(found, theirs)
-            statuses[key] = "reproduced" if same else "not reproduced"
+            statuses[key] = COMPARED[0] if same else COMPARED[1]
     return statuses
 
 
@@ -159,6 +195,7 @@ class Cell(NamedTuple):
       column: The published column.
       status: One of `STATUSES`.
       identity: Equal for numbers that one configuration shows in two tables.
+      discriminates: Whether it is compared and its tolerance is less than the range of its column.
     """
 
     item: str
@@ -167,6 +204,7 @@ class Cell(NamedTuple):
     column: str
     status: str
     identity: tuple
+    discriminates: bool = True
 
 
 def cells(item: Item) -> list[Cell]:
@@ -177,7 +215,7 @@ def cells(item: Item) -> list[Cell]:
             continue
         columns = {c["name"]: c for c in setup.columns}
         theirs = results.published(setup)
-        of_paper = _of_paper(item, setup)
+        of_paper, blind = _of_paper(item, setup), indiscriminate(setup)
         for (row, column), status in cell_statuses(setup).items():
             line = theirs[row, column]
             identity = (
@@ -189,7 +227,8 @@ def cells(item: Item) -> list[Cell]:
                 float(line["value"]),
                 float(line["spread"]) if line["spread"] else None,
             )
-            result.append(Cell(item.name, setup.published, row, column, status, identity))
+            tells = status in COMPARED and (row, column) not in blind
+            result.append(Cell(item.name, setup.published, row, column, status, identity, tells))
     return result
 
 
@@ -215,12 +254,14 @@ class Count(NamedTuple):
       rows: Whole rows of which every cell is reproduced.
       rows_compared: Rows of which every cell was compared: each is reproduced or not.
       repeated: Cells left out because an earlier table has them.
+      discriminating: Status → compared cells that tell methods apart.
     """
 
     statuses: Counter
     rows: int
     rows_compared: int
     repeated: int
+    discriminating: Counter
 
 
 def count(found: Iterable[Cell], seen: set | None = None) -> Count:
@@ -231,7 +272,7 @@ def count(found: Iterable[Cell], seen: set | None = None) -> Count:
       seen: Identities of cells counted before: such a cell is left out, and so is a row of only
         such cells. Those counted now are added. By default nothing is left out.
     """
-    statuses, rows, repeated = Counter(), {}, 0
+    statuses, discriminating, rows, repeated = Counter(), Counter(), {}, 0
     for cell in found:
         if seen is not None and cell.identity in seen:
             repeated += 1
@@ -240,14 +281,15 @@ def count(found: Iterable[Cell], seen: set | None = None) -> Count:
         if seen is not None:
             seen.add(cell.identity)
         statuses[cell.status] += 1
+        discriminating[cell.status] += cell.discriminates
         rows.setdefault((cell.item, cell.setup, cell.row), []).append((cell.status, True))
     compared = [
         {status for status, _ in some}
         for some in rows.values()
-        if any(new for _, new in some)
-        and {status for status, _ in some} <= {"reproduced", "not reproduced"}
+        if any(new for _, new in some) and {status for status, _ in some} <= set(COMPARED)
     ]
-    return Count(statuses, compared.count({"reproduced"}), len(compared), repeated)
+    whole = compared.count({"reproduced"})
+    return Count(statuses, whole, len(compared), repeated, +discriminating)
 
 
 def place_in_grid(setup: Setup, row: str, runs: Sequence[Mapping[str, str]]) -> str:
