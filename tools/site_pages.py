@@ -57,7 +57,7 @@ def on_files(files, config):
 def pages() -> dict[str, str]:
     """Returns path within the site → Markdown."""
     made = {}
-    for path in [*sorted((_REPO / "papers").rglob("README.md")), _REPO / "examples/README.md"]:
+    for path in [*sorted((_REPO / "papers").rglob("*.md")), _REPO / "examples/README.md"]:
         made[path.relative_to(_REPO).as_posix()] = _within_the_site(path.read_text())
     made["index.md"] = _within_the_site((_REPO / "README.md").read_text())
     made["reference/methods.md"] = _methods()
