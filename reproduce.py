@@ -133,7 +133,10 @@ flags.DEFINE_bool(
     flag_values=FLAGS,
 )
 flags.DEFINE_bool(
-    "write_readmes", False, "Only bring the pages of papers/ up to date.", flag_values=FLAGS
+    "write_readmes",
+    False,
+    "Only bring the pages of papers/ and the README's headline up to date.",
+    flag_values=FLAGS,
 )
 flags.DEFINE_bool(
     "redraw",

@@ -8,6 +8,8 @@
     expression  what has to be true of them; blank for a claim that nothing here was run for
     remark      why nothing was, or what else must be said
 
+`papers/main_claims.csv` says which of them make up a paper's main claim, each a part of it.
+
 An expression is Python's comparisons, `and`, `or`, `not`, numbers, + and -, over six functions of
 the recorded means. Rows and columns are those of the set-up; `setup` is another `<item>/<setup>`.
 What is declared and has no value yet leaves the claim untested.
@@ -36,6 +38,7 @@ import csv
 import math
 import operator
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -52,7 +55,7 @@ _OUTCOMES = {
     None: (INCONCLUSIVE, "it is inconclusive"),
 }
 # How many of the comparisons of a claim its words show.
-_SHOWN = 3
+_SHOWN = 2
 
 _COMPARISONS = {
     ast.Lt: (operator.lt, "<"),
@@ -70,13 +73,16 @@ class Verdict(NamedTuple):
       claim: The line of claims.csv.
       verdict: One of `VERDICTS`.
       shown: The numbers that it goes by, or why there is none.
-      read: The set-ups whose results were read, each with the recorded lines.
+      read: The set-ups whose results were read, each with a recorded line.
+      outcome: What the results at hand say, also where they decide nothing: one of the other
+        verdicts; blank without results.
     """
 
     claim: Mapping[str, str]
     verdict: str
     shown: str
     read: Sequence[tuple[Setup, Mapping[str, str]]] = ()
+    outcome: str = ""
 
 
 class _Number(NamedTuple):
@@ -157,7 +163,7 @@ class _Results:
         self.read.append((setup, record))
         value, deviation = float(record["value"]), _deviation(record)
         elsewhere = "" if name == self._default else f" of {name}"
-        told = f"{_short(row, setup)}{elsewhere} {_number(value)}"
+        told = f"{results.short_name(row, setup)}{elsewhere} {_number(value)}"
         if deviation is not None:
             return _Number(value, deviation**2 / len(record["seeds"].split()), told)
         published = results.published(setup).get((setup.published_rows.get(row, row), column))
@@ -298,12 +304,6 @@ def _rounds_to(curves, level, rows) -> dict[str, _Number]:
     }
 
 
-def _short(row, setup) -> str:
-    """Returns a row's name without the settings that all rows of its set-up share."""
-    shared = set.intersection(*(set(r.split()[1:]) for r in setup.rows))
-    return " ".join(word for word in row.split() if word not in shared)
-
-
 def _number(value) -> str:
     return f"{value:.4g}"
 
@@ -396,8 +396,9 @@ def judge(paper: str, claim: Mapping[str, str]) -> Verdict:
     if not all(score.is_whole(setup, record) for setup, record in data.read):
         flaws.append("on fewer rounds or seeds")
     if flaws:
-        return Verdict(claim, UNTESTED, f"{', '.join(flaws)} {found}: {shown}", data.read)
-    return Verdict(claim, verdict, shown, data.read)
+        told = f"{', '.join(flaws)} {found}: {shown}"
+        return Verdict(claim, UNTESTED, told, data.read, verdict)
+    return Verdict(claim, verdict, shown, data.read, verdict)
 
 
 def of_paper(paper: str) -> list[Verdict]:
@@ -407,3 +408,48 @@ def of_paper(paper: str) -> list[Verdict]:
         return []
     with open(path, newline="") as f:
         return [judge(paper, claim) for claim in csv.DictReader(f)]
+
+
+class MainClaim(NamedTuple):
+    """A paper's main claim.
+
+    Attributes:
+      sentence: It, in a sentence.
+      parts: The verdicts on the claims of claims.csv that it consists of.
+    """
+
+    sentence: str
+    parts: Sequence[Verdict]
+
+    @property
+    def verdict(self) -> str:
+        """The verdict of all parts if they have the same, else `in part` with their numbers."""
+        verdicts = Counter(part.verdict for part in self.parts)
+        if len(verdicts) > 1:
+            return f"in part ({_numbers(verdicts)})"
+        (verdict,) = verdicts
+        outcomes = Counter(part.outcome for part in self.parts if part.outcome)
+        if verdict == UNTESTED and outcomes:
+            return f"{verdict} (on less than the protocol: {_numbers(outcomes)})"
+        return verdict
+
+
+def _numbers(verdicts: Mapping[str, int]) -> str:
+    return ", ".join(f"{v}: {verdicts[v]}" for v in VERDICTS if verdicts[v])
+
+
+def main_claim(paper: str) -> MainClaim:
+    """Returns a paper's main claim.
+
+    Raises:
+      ReproduceError: If main_claims.csv has none for the paper, or names no claim of claims.csv.
+    """
+    verdicts = {verdict.claim["claim"]: verdict for verdict in of_paper(paper)}
+    lines = [r for r in score.lines_of(PAPERS / "main_claims.csv") if r["paper"] == paper]
+    unknown = [line["part"] for line in lines if line["part"] not in verdicts]
+    if unknown or len({line["main claim"] for line in lines}) != 1:
+        raise ReproduceError(
+            f"main_claims.csv: {paper} needs one main claim, with parts of its claims.csv"
+            + (f"; {unknown[0]!r} is none." if unknown else ".")
+        )
+    return MainClaim(lines[0]["main claim"], [verdicts[line["part"]] for line in lines])

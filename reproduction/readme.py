@@ -1,9 +1,10 @@
-"""The pages of papers/: every paper's README and the scoreboard, from the data beside them.
+"""The pages of papers/ and the README's headline, from the data beside them.
 
 What is between `<!-- begin NAME -->` and `<!-- end NAME -->` is made from the items, published.csv
 and the results recorded in `papers/<paper>/<item>/<setup>/`; the rest is written by hand and stays.
 """
 
+import functools
 import math
 import pathlib
 import re
@@ -15,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 import tabulate
 
 from reproduction import claims, needs, order, results, score
-from reproduction.items import PAPERS, Item, ReproduceError, Setup, all_items
+from reproduction.items import PAPERS, REPO, Item, ReproduceError, Setup, all_items
 from reproduction.score import STATUSES, recorded, recorded_folder
 from simulation.records import files
 
@@ -88,6 +89,9 @@ def _table(lines, headers) -> str:
     return re.sub(r" {2,}", " ", re.sub(r"-{3,}", "---", text))
 
 
+_NUMBER = "\u00a0±\u00a0"
+
+
 def _cell(ours, theirs, digits, is_blind=False) -> str:
     text = results.format_cell(ours["value"], ours["spread"], digits) or ours["status"]
     if theirs is None or ours["value"] in ("", None):
@@ -99,28 +103,33 @@ def _cell(ours, theirs, digits, is_blind=False) -> str:
     if is_blind:
         marked += " n.d."
     paper = results.format_cell(theirs["value"], theirs["spread"], digits)
-    return f"{text}<br>paper {paper}<br>{marked}"
+    # A number does not break into lines: on a phone a row would be twice as tall.
+    return f"{text}<br>paper {paper}<br>{marked}".replace(" ± ", _NUMBER).replace(
+        "paper ", "paper\u00a0"
+    )
 
 
-def side_by_side(setup: Setup, rows: Sequence[dict[str, str]]) -> str:
-    """Returns a set-up's recorded results as a Markdown table, the paper's number in each cell."""
+def side_by_side(
+    setup: Setup, rows: Sequence[dict[str, str]], names: Sequence[str] | None = None
+) -> str:
+    """Returns a set-up's recorded results as a Markdown table, the paper's number in each cell.
+
+    Args:
+      setup: The set-up.
+      rows: Lines of results.csv.
+      names: The columns to show; by default all.
+    """
     theirs = results.published(setup)
     columns = {c["name"]: c.get("digits", 2) for c in setup.columns}
     reading = {c["name"]: c.get("reading_of", c["name"]) for c in setup.columns}
-    grid_runs = recorded(setup, "runs.csv") if setup.grid else []
     blind = score.indiscriminate(setup) if setup.counts else ()
-    names = [n for n in dict.fromkeys(r["column"] for r in rows) if n != "seconds_per_round"]
-    chosen = list(dict.fromkeys(flag for grid in setup.grid.values() for flag in grid))
+    names = _measured(rows) if names is None else names
     lines = []
     for row in dict.fromkeys(r["row"] for r in rows):
         ours = {r["column"]: r for r in rows if r["row"] == row}
-        first = next(iter(ours.values()))
         their_row = setup.published_rows.get(row, row)
-        seconds = ours.get("seconds_per_round", {}).get("value")
         lines.append(
-            [row, *(first.get(k, "") for k in chosen)]
-            + ([score.place_in_grid(setup, row, grid_runs)] if chosen else [])
-            + [first["rounds"], first["seeds"]]
+            [results.short_name(row, setup)]
             + [
                 _cell(
                     ours[n],
@@ -132,43 +141,115 @@ def side_by_side(setup: Setup, rows: Sequence[dict[str, str]]) -> str:
                 else ""
                 for n in names
             ]
-            + [f"{float(seconds):.3g}" if seconds else ""]
         )
+    return _table(lines, ["row", *names])
+
+
+def _measured(rows) -> list[str]:
+    return [n for n in dict.fromkeys(r["column"] for r in rows) if n != "seconds_per_round"]
+
+
+def _columns_of_paper(setup, rows) -> list[str]:
+    """Returns the columns that the paper's table has.
+
+    Without one for the set-up they are those that other tables of the paper have; where these have
+    none of them, all.
+    """
+    names = _measured(rows)
+    published = {column for _, column in results.published(setup)}
+    every = {line["column"] for line in score.lines_of(setup.home / "published.csv")}
+    for known in (published, every):
+        if some := [n for n in names if n in known]:
+            return some
+    return names
+
+
+def _settings(setup, rows) -> str:
+    """Returns each row's chosen settings, their place in the grid, rounds, seeds and seconds."""
+    grid_runs = recorded(setup, "runs.csv") if setup.grid else []
+    chosen = list(dict.fromkeys(flag for grid in setup.grid.values() for flag in grid))
+    lines = []
+    for row in dict.fromkeys(r["row"] for r in rows):
+        of_row = {r["column"]: r for r in rows if r["row"] == row}
+        first = next(iter(of_row.values()))
+        seconds = of_row.get("seconds_per_round", {}).get("value")
+        place = [score.place_in_grid(setup, row, grid_runs)] if chosen else []
+        settings = [first.get(flag, "") for flag in chosen]
+        time = f"{float(seconds):.3g}" if seconds else ""
+        lines.append([row, *settings, *place, first["rounds"], first["seeds"], time])
     grid = ["grid"] if chosen else []
-    headers = ["row", *chosen, *grid, "rounds", "seeds", *names, "s a round"]
-    return _table(lines, headers)
+    return _table(lines, ["row", *chosen, *grid, "rounds", "seeds", "s a round"])
 
 
-def _section(item: Item) -> str:
-    """Returns an item's section: its recorded set-ups, each with command, table, figures."""
+def _section(item: Item, said: set[str]) -> str:
+    """Returns an item's section: its recorded set-ups, each with table, figures and what to know.
+
+    Args:
+      item: The item.
+      said: Remarks that the page has already; those made now are added.
+    """
     parts = [f"### {item.title}"]
     for setup in item.setups.values():
-        rows = recorded(setup)
-        figures = sorted(recorded_folder(setup).glob("*.png"))
-        if not rows and not figures:
-            continue
-        parts.append(f"**{setup.title}**")
-        parts.append(
-            f"    .venv/bin/python reproduce.py --paper={item.paper} --item={item.name} "
-            f"--setup={setup.name} --data_dir=DIR"
-        )
-        if rows:
-            parts.append(side_by_side(setup, rows))
-        typed = [{**r, "rounds": int(r["rounds"]) if r["rounds"] else ""} for r in rows]
-        for r in typed:
-            r["protocol_rounds"] = int(r.get("protocol_rounds") or setup.rounds)
-        told = [*results.caveats(typed, setup), *_what_counts(item, setup)]
-        if setup.reasons:
-            told += filter(None, [results.largest_difference(typed, setup)])
-        if rows:
-            words = results.columns_in_words(setup)
-            told.append(f"[Columns](../../docs/metrics.md): {words}.")
-        parts.append("\n".join(f"- {line}" for line in told))
-        if rows:
-            parts.append(_how(setup, rows))
-        path = f"{item.name}/{setup.name}"
-        parts += [f"![{_caption(setup, figure)}]({path}/{figure.name})" for figure in figures]
+        if setup.counts:
+            parts += _of_setup(item, setup, said)
     return "\n\n".join(part for part in parts if part)
+
+
+def _readings(items: Sequence[Item]) -> str:
+    """Returns the set-ups that were recorded beside those that count."""
+    parts, said = [], set()
+    for item in items:
+        some = [_of_setup(item, s, said) for s in item.setups.values() if not s.counts]
+        if any(some):
+            parts += [f"### {item.title}", *(part for of in some for part in of)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _of_setup(item, setup, said) -> list[str]:
+    """Returns the parts of a recorded set-up; none if nothing is recorded."""
+    rows = recorded(setup)
+    figures = sorted(recorded_folder(setup).glob("*.png"))
+    if not rows and not figures:
+        return []
+    seeds = sorted({len(r["seeds"].split()) for r in rows})
+    several = " to ".join(dict.fromkeys(map(str, (seeds[0], seeds[-1])))) if seeds else ""
+    of_seeds = f" ({several} seed{'s' * (several != '1')})" if several else ""
+    heading = f"**{setup.title}**{of_seeds}"
+    path = f"{setup.item}/{setup.name}"
+    pictures = {f.stem: f"![{_caption(setup, f)}]({path}/{f.name})" for f in figures}
+    told = _remarks(item, setup, rows, said)
+    how = [_how(setup, rows), _settings(setup, rows) if rows else ""]
+    if item.name.startswith("fig"):
+        # A figure's table is no table of the paper's: its CSV is beside it.
+        shown = [picture for name, picture in pictures.items() if name != "results"]
+        return [heading, *shown, told, _fold("How it was run", how)]
+    published = {row for row, _ in results.published(setup)}
+    # Rows of ours that the paper has not are in the CSV.
+    compared = [r for r in rows if setup.published_rows.get(r["row"], r["row"]) in published]
+    table = side_by_side(setup, compared or rows, _columns_of_paper(setup, rows))
+    return [heading, table, told, _fold("How it was run, with curves", [*how, *pictures.values()])]
+
+
+def _fold(summary, parts) -> str:
+    """Returns what a reader unfolds; the site needs `markdown`, GitHub the blank lines."""
+    text = "\n\n".join(part for part in parts if part)
+    return f'<details markdown="1">\n<summary>{summary}</summary>\n\n{text}\n\n</details>'
+
+
+def _remarks(item, setup, rows, said) -> str:
+    """Returns what must be said beside a table, as a list; what was said before, in short."""
+    typed = [{**r, "rounds": int(r["rounds"]) if r["rounds"] else ""} for r in rows]
+    for r in typed:
+        r["protocol_rounds"] = int(r.get("protocol_rounds") or setup.rounds)
+    told = [*results.caveats(typed, setup), *_what_counts(item, setup)]
+    if setup.reasons:
+        told += filter(None, [results.largest_difference(typed, setup)])
+    if setup.counts and score.indiscriminate(setup):
+        told.append("n.d.: [not discriminating](../README.md#scoreboard).")
+    if setup.stand_in and told[0] in said:
+        told[0] = "A stand-in, as above."
+    said.update(told)
+    return "\n".join(f"- {line}" for line in told)
 
 
 _CAPTIONS = {
@@ -192,7 +273,7 @@ def _what_counts(item, setup) -> list[str]:
         return []
     if not setup.counts:
         same = (s for s in item.setups.values() if s.published == setup.published and s.counts)
-        return [f"Shown beside: the scoreboard counts the set-up `{next(same).name}`."]
+        return [f"The scoreboard counts the set-up `{next(same).name}`."]
     return [
         f"The scoreboard counts `{ours}` as the paper's {theirs}; the other form is shown beside."
         for theirs, ours in setup.counted_rows.items()
@@ -200,69 +281,142 @@ def _what_counts(item, setup) -> list[str]:
 
 
 def _how(setup, rows) -> str:
+    """Returns how a set-up was run, as a table."""
     path = f"{setup.item}/{setup.name}"
-    told = [f"[results.csv]({path}/results.csv), [runs.csv]({path}/runs.csv)."]
-    for name, label in (("data", "Data"), ("device", "Machine"), ("commit", "Commit")):
+    command = (
+        f"`.venv/bin/python reproduce.py --paper={setup.paper} --item={setup.item} "
+        f"--setup={setup.name} --data_dir=DIR`"
+    )
+    lines = [["command", command]]
+    for name, label in (("data", "data"), ("device", "machine"), ("commit", "commits")):
         # A row whose runs differ in it holds all of them.
         values = dict.fromkeys(v for r in rows for v in (r.get(name) or "").split("; ") if v)
         if values:
-            told.append(f"{label}: {'; '.join(values)}.")
-    return " ".join(told)
+            lines.append([label, "; ".join(values)])
+    if rows:
+        words = results.columns_in_words(setup)
+        files = f"[results.csv]({path}/results.csv), [runs.csv]({path}/runs.csv)"
+        lines += [["[columns](../../docs/metrics.md)", words], ["files", files]]
+    return _table(lines, ["", ""])
 
 
-def _why_not_run(setup) -> str:
-    if setup.planned and setup.stand_in:
+def _why_not_run(setups) -> str:
+    """Returns what set-ups that need the same wait for, with the hours of all of them."""
+    planned = "not yet run" if setups[0].planned else "not run"
+    names = [needed.name for needed in needs.data(setups[0])]
+    if setups[0].planned and setups[0].stand_in:
         # The data that it stands in for are not what is missing.
-        return f"not yet run, stand-in: {needs.told_hours(setup)}"
-    return f"{'not yet run' if setup.planned else 'not run'}: {needs.told(setup)}"
+        planned, names = f"{planned}, stand-in", []
+    hours = [needs.hours(setup) for setup in setups]
+    told = [f"needs {' and '.join(names)}"] if names else []
+    if all(hours):
+        number = sum(of for of, _ in hours)
+        told.append(f"about {number:,.{0 if number >= 10 else 1}f} h")
+    return f"{planned}: {', '.join(told)}" if told else planned
 
 
 def _overview(items: Sequence[Item]) -> str:
-    lines = []
+    """Returns which items were run, and what the others wait for, folded under their count."""
+    lines, counts = [], Counter()
     for item in items:
-        states = []
+        states = {}
         for setup in item.setups.values():
-            if recorded(setup) or any(recorded_folder(setup).glob("*.png")):
-                rows = recorded(setup)
-                whole = all(score.is_whole(setup, r) for r in rows if r["rounds"])
-                missing = rows and not {r["row"] for r in rows} >= setup.rows.keys()
-                state = "run" if whole and not missing else "partial"
-                if setup.stand_in:
-                    state += ", stand-in"
-            else:
-                state = _why_not_run(setup)
-            states.append((setup.name, state))
-        told = dict.fromkeys(state for _, state in states)
-        text = "; ".join(
-            state if len(told) == 1 else f"{', '.join(n for n, s in states if s == state)}: {state}"
-            for state in told
-        )
-        lines.append([f"`{item.name}`", item.title, text])
-    return _table(lines, ["item", "", ""])
+            states.setdefault(_state(setup), []).append(setup)
+        told = []
+        for state, setups in states.items():
+            of = "" if len(states) == 1 else f"{', '.join(s.name for s in setups)}: "
+            told.append(f"{of}{state if isinstance(state, str) else _why_not_run(setups)}")
+        ran = [state for state in states if isinstance(state, str)]
+        on_paper = any("stand-in" not in state for state in ran)
+        counts["run" if on_paper else "on stand-ins only" if ran else "not run"] += 1
+        lines.append([f"`{item.name}`", item.title, "<br>".join(told)])
+    summary = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
+    return _fold(
+        f"{len(lines)} tables and figures: {summary}", [_table(lines, ["item", "", "state"])]
+    )
+
+
+def _state(setup) -> str | tuple:
+    """Returns how far a set-up was run in words, or what it waits for."""
+    rows = recorded(setup)
+    if not rows and not any(recorded_folder(setup).glob("*.png")):
+        return setup.planned, setup.stand_in and setup.planned, *needs.data(setup)
+    whole = all(score.is_whole(setup, r) for r in rows if r["rounds"])
+    missing = rows and not {r["row"] for r in rows} >= setup.rows.keys()
+    state = "run" if whole and not missing else "partial"
+    return f"{state}, stand-in" if setup.stand_in else state
 
 
 def _claims(paper: str) -> str:
-    """Returns a paper's claims in words as a table, each with its verdict and what shows it."""
-    lines = []
-    for claim, verdict, shown, _ in claims.of_paper(paper):
-        setup = claim["setup"]
-        path = f"{setup}/results.csv"
-        runs = f"[{setup}]({path})" if (PAPERS / paper / path).exists() else setup
-        lines.append([claim["claim"], claim["source"], f"*{verdict}*", shown, runs])
-    return _table(lines, ["the paper says", "where", "here", "what shows it", "runs"])
+    """Returns a paper's claims as a table, each with its verdict; those untested are folded."""
+    decided, untested, stand_ins = [], [], 0
+    for verdict in claims.of_paper(paper):
+        claim, path = verdict.claim, f"{verdict.claim['setup']}/results.csv"
+        runs = f" [runs]({path})" if (PAPERS / paper / path).exists() else ""
+        is_untested = verdict.verdict == claims.UNTESTED
+        stand_ins += is_untested and bool(verdict.outcome)
+        (untested if is_untested else decided).append(
+            [claim["claim"], claim["source"], f"*{verdict.verdict}*", f"{verdict.shown}{runs}"]
+        )
+    names = ["the paper says", "where", "here", "what shows it"]
+    parts = [_table(decided, names) if decided else "No claim is decided here."]
+    if untested:
+        summary = f"{len(untested)} claims untested here, {stand_ins} of them looked at on less"
+        parts.append(_fold(summary, [_table(untested, names)]))
+    return "\n\n".join(parts)
 
 
 def _claim_counts(papers: Sequence[str]) -> str:
     names = [*claims.VERDICTS, "claims"]
     lines, totals = [], Counter()
     for paper in papers:
-        verdicts = claims.of_paper(paper)
-        counts = Counter(v.verdict for v in verdicts)
-        counts["claims"] = len(verdicts)
+        counts = _counts_of_claims(paper)
         lines.append([paper, *(counts[name] for name in names)])
         totals += counts
     lines.append(["all", *(totals[name] for name in names)])
     return _table(lines, ["paper", *names])
+
+
+def _main_claims(names: Mapping[str, str]) -> str:
+    """Returns a line a paper: its main claim, the verdict and what that goes by.
+
+    Args:
+      names: Folder under papers/ → the paper's name.
+    """
+    lines = []
+    for paper, name in names.items():
+        main = claims.main_claim(paper)
+        data, seeds, number = {}, set(), ""
+        for part in main.parts:
+            for setup, record in part.read:
+                what = ", ".join(record["data"].split(", ")[:2])
+                data[what + ", stand-in" * bool(setup.stand_in)] = None
+                seeds.add(len(record["seeds"].split()))
+            if part.read and not number:
+                # Of a result that decides nothing it stands after how it came out.
+                shown = (
+                    part.shown.partition(": ")[2] if part.verdict == claims.UNTESTED else part.shown
+                )
+                number = f"{part.read[0][1]['column']}: {shown.split('; ')[0]}"
+        several = " to ".join(dict.fromkeys(map(str, (min(seeds), max(seeds))))) if seeds else ""
+        verdict = f"*{main.verdict}*"
+        if verdicts := {part.verdict for part in main.parts} - {claims.HOLDS, claims.UNTESTED}:
+            verdict += "".join(
+                f"<br>{part.verdict}: {part.claim['claim']}"
+                for part in main.parts
+                if part.verdict in verdicts
+            )
+        link = f"[{name}]({paper}/README.md)"
+        lines.append([link, main.sentence, verdict, "<br>".join(data), several, number])
+    return _table(
+        lines, ["paper", "main claim", "verdict", "data", "seeds", "the number behind it"]
+    )
+
+
+def _counts_of_claims(paper) -> Counter:
+    counts = Counter(v.verdict for v in claims.of_paper(paper))
+    counts["claims"] = counts.total()
+    return counts
 
 
 def _order(paper_items: Sequence[Item]) -> str:
@@ -332,51 +486,93 @@ def paper_page(paper: str, text: str) -> str:
     text = _replace(text, "overview", _overview(items))
     text = _replace(text, "claims", _claims(paper))
     text = _replace(text, "order", _order(items))
+    said = set()
     for item in items:
-        section = _section(item)
+        section = _section(item, said)
         if "\n" in section:
             text = _replace(text, item.name, section)
     return text
 
 
+def notes_page(paper: str, text: str) -> str:
+    """Returns a paper's notes with the results that do not count brought up to date.
+
+    Args:
+      paper: Folder under papers/.
+      text: The notes as they are.
+    """
+    readings = _readings(all_items(paper))
+    return (
+        _replace(text, "readings", f"## Readings that do not count\n\n{readings}")
+        if readings
+        else text
+    )
+
+
 def scoreboard_page(text: str) -> str:
-    """Returns papers/README.md with its scoreboard brought up to date.
+    """Returns papers/README.md with its tables brought up to date.
 
     Args:
       text: The page as it is.
     """
-    lines, by_item, total = [], [], score.count([])
+    names, lines, by_item, total = {}, [], [], score.count([])
     for paper in sorted({item.paper for item in all_items()}):
-        seen, of_paper = set(), score.count([])
+        of_paper = _count(paper)
         for item in all_items(paper):
-            found = score.cells(item)
-            if not found:
-                continue
-            new, whole = score.count(found, seen), score.count(found)
-            by_item.append(
-                [
-                    paper,
-                    f"`{item.name}`",
-                    *_counted(whole),
-                    new.repeated or "",
-                    *_telling(whole, ""),
-                ]
-            )
-            of_paper = _sum(of_paper, new)
-        name = (PAPERS / paper / "README.md").read_text().splitlines()[0].removeprefix("# ")
-        lines.append([f"[{name}]({paper}/README.md)", *_counted(of_paper, 0)])
-        lines[-1] += [of_paper.statuses.total(), *_telling(of_paper, 0)]
-        total = _sum(total, of_paper)
+            if found := score.cells(item):
+                whole = score.count(found)
+                repeated = of_paper[item.name].repeated or ""
+                by_item.append(
+                    [paper, f"`{item.name}`", *_counted(whole), repeated, *_telling(whole, "")]
+                )
+        names[paper] = (PAPERS / paper / "README.md").read_text().splitlines()[0].removeprefix("# ")
+        counted = functools.reduce(_sum, of_paper.values())
+        link = f"[{names[paper]}]({paper}/README.md)"
+        cells = counted.statuses.total()
+        lines.append([link, *_counted(counted, 0), cells, *_telling(counted, 0)])
+        total = _sum(total, counted)
     lines.append(["all", *_counted(total, 0), total.statuses.total(), *_telling(total, 0)])
     rows = "whole rows reproduced, of those compared"
     telling = [f"{status}, discriminating" for status in score.COMPARED]
     table = _table(lines, ["paper", *STATUSES, rows, "cells", *telling])
     earlier = "of these cells, in an earlier table"
     items = _table(by_item, ["paper", "item", *STATUSES, rows, earlier, *telling])
-    text = _replace(text, "scoreboard", f"{table}\n\n### By table\n\n{items}")
+    text = _replace(text, "main", _main_claims(names))
+    text = _replace(text, "scoreboard", f"{table}\n\n{_fold('By table', [items])}")
     text = _replace(text, "order", _order_counts())
     text = _replace(text, "data", needs.page_of_data())
-    return _replace(text, "claims", _claim_counts(sorted({item.paper for item in all_items()})))
+    return _replace(text, "claims", _claim_counts(list(names)))
+
+
+def _count(paper) -> dict[str, score.Count]:
+    """Returns item → its cells, each number once for the whole paper."""
+    seen = set()
+    return {item.name: score.count(score.cells(item), seen) for item in all_items(paper)}
+
+
+def headline(text: str) -> str:
+    """Returns the repository's README with what the scoreboard says brought up to date.
+
+    Args:
+      text: The page as it is.
+    """
+    papers = sorted({item.paper for item in all_items()})
+    total = functools.reduce(_sum, (of for paper in papers for of in _count(paper).values()))
+    found = sum(map(_counts_of_claims, papers), Counter())
+    agreed, compared = (
+        [of[score.COMPARED[0]], sum(of[s] for s in score.COMPARED)]
+        for of in (total.statuses, total.discriminating)
+    )
+    return _replace(
+        text,
+        "headline",
+        f"**{agreed[0]} of {agreed[1]}** published numbers that could be compared are reproduced "
+        f"({compared[0]} of {compared[1]} without those that any method would reach); the "
+        f"{len(papers)} papers print {total.statuses.total():,}. Of their {found['claims']} claims "
+        f"{found[claims.HOLDS]} hold, {found[claims.FAILS]} do not, "
+        f"{found[claims.INCONCLUSIVE]} are inconclusive and {found[claims.UNTESTED]} are untested "
+        "here. [Each paper's main claim, with its verdict](papers/README.md).",
+    )
 
 
 def _counted(found: score.Count, none="") -> list:
@@ -394,13 +590,15 @@ def _sum(one: score.Count, other: score.Count) -> score.Count:
 
 
 def pages() -> dict[pathlib.Path, str]:
-    """Returns every page of papers/ as its data make it: path → text."""
+    """Returns every page that shows results as its data make it: path → text."""
     texts = {}
     for paper in sorted({item.paper for item in all_items()}):
         path = PAPERS / paper / "README.md"
         texts[path] = paper_page(paper, path.read_text())
-    path = PAPERS / "README.md"
-    texts[path] = scoreboard_page(path.read_text())
+        path = path.with_name("notes.md")
+        texts[path] = notes_page(paper, path.read_text())
+    for path, written in ((PAPERS / "README.md", scoreboard_page), (REPO / "README.md", headline)):
+        texts[path] = written(path.read_text())
     return texts
 
 

@@ -336,6 +336,12 @@ def largest_difference(rows: Sequence[Mapping[str, Any]], setup: Setup) -> str:
     return f"{told}. {setup.reasons[column]}" if column in setup.reasons else f"{told}."
 
 
+def short_name(row: str, setup: Setup) -> str:
+    """Returns a row's name without the settings that all rows of its set-up share."""
+    shared = set.intersection(*(set(r.split()[1:]) for r in setup.rows))
+    return " ".join(word for word in row.split() if word not in shared)
+
+
 def columns_in_words(setup: Setup) -> str:
     """Returns what the columns of a table are, by the names that docs/metrics.md defines."""
     parts = []

@@ -399,7 +399,7 @@ def test_a_recorded_table_marks_what_differs(monkeypatch):
     }
     monkeypatch.setattr(score, "recorded", lambda *_: [])
     monkeypatch.setattr(results, "published", lambda setup: published)
-    table = readme.side_by_side(SETUP, rows)
+    table = readme.side_by_side(SETUP, rows).replace("\u00a0", " ")
     assert "90.10 ± 0.10<br>paper 90.08 ± 0.12<br>+0.02 |" in table
     assert "20.00 ± 0.10<br>paper 14.23 ± 0.28<br>**+5.77** |" in table
 
@@ -413,7 +413,7 @@ def test_a_column_that_is_another_reading_stands_beside_the_same_number(monkeypa
         {**line, "column": "last", "value": "80", "spread": "0.1"},
     ]
     monkeypatch.setattr(score, "recorded", lambda setup, name="": rows if not name else [])
-    table = readme.side_by_side(setup, rows)
+    table = readme.side_by_side(setup, rows).replace("\u00a0", " ")
     assert "88.20 ± 0.10<br>paper 88.18<br>+0.02 |" in table
     assert "80.00 ± 0.10<br>paper 88.18<br>**-8.18** |" in table
     assert score.cell_statuses(setup)["fedavg", "best"] == "reproduced"
@@ -421,7 +421,8 @@ def test_a_column_that_is_another_reading_stands_beside_the_same_number(monkeypa
 
 def test_a_page_says_which_set_up_and_row_count():
     page = (items.PAPERS / "adafedadam" / "README.md").read_text()
-    assert "- Shown beside: the scoreboard counts the set-up `momentum_reset`." in page
+    notes = (items.PAPERS / "adafedadam" / "notes.md").read_text()
+    assert "- The scoreboard counts the set-up `momentum_reset`." in notes
     assert "- The scoreboard counts `qfedavg` as the paper's qfedavg; the other form is" in page
 
 

@@ -1,0 +1,247 @@
+"""The pages of results are short, say what the results say, and are kept by the generator."""
+
+import csv
+import math
+import re
+import struct
+
+import pytest
+
+from reproduction import claims, items, readme, results, score
+
+PAPERS = sorted({item.paper for item in items.all_items()})
+PAGES = {paper: (items.PAPERS / paper / "README.md").read_text() for paper in PAPERS}
+SCOREBOARD = (items.PAPERS / "README.md").read_text()
+README = (items.REPO / "README.md").read_text()
+
+MOST_WORDS = 1_500
+# A third of what the longest page once had.
+MOST_PIXELS = 20_000
+
+
+def words(page):
+    """Returns the number of words that a reader reads outside tables, code and pictures.
+
+    Headings, lists, remarks made by the generator, summaries and folded text count. A word has a
+    letter or a digit; of a link its text counts.
+    """
+    page = re.sub(r"(?s)<!--.*?-->", "", page)
+    lines = [line for line in page.splitlines() if not line.startswith(("|", "    "))]
+    text = re.sub(r"!\[[^]]*\]\([^)]*\)|<[^>]+>", "", "\n".join(lines))
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    return sum(bool(re.search(r"\w", word)) for word in text.split())
+
+
+def test_what_counts_as_a_word():
+    page = "# One two\n\n<!-- begin x -->\n| no | no |\n\n    no\n\n"
+    page += "![no](no.png) [three four](no.md) - 5\n"
+    assert words(f'{page}<details markdown="1">\n<summary>six</summary>\n\nseven\n</details>') == 7
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_papers_page_has_at_most_1500_words(paper):
+    assert words(PAGES[paper]) <= MOST_WORDS
+
+
+def height(page, folder):
+    """Returns about how many pixels a page is tall on a phone, 360 wide, with folds closed.
+
+    Letters are 8 pixels wide, lines 24 tall. A column of a table is as wide as its longest word at
+    least; what room is left goes to the columns by what they would need.
+    """
+    page = re.sub(r"(?s)<!--.*?-->", "", page)
+    page = re.sub(r"(?s)<details.*?</details>", "one folded line", page)
+    room, total = 328, 0
+    for block in re.split(r"\n\s*\n", page.strip()):
+        picture = re.fullmatch(r"!\[.*\]\((.*)\)", block.strip())
+        if picture:
+            header = (folder / picture[1]).read_bytes()[:24]
+            width, tall = struct.unpack(">II", header[16:24])
+            total += room * tall / width + 16
+        elif block.startswith("|"):
+            total += _height_of_table(block.splitlines(), room) + 16
+        else:
+            text = re.sub(r"\]\([^)]*\)", "]", block)
+            parts = re.split(r"\n(?=- )", text) if text.startswith("- ") else [text]
+            total += sum(math.ceil(len(part) * 8 / room) * 24 for part in parts) + 16
+    return total
+
+
+def _height_of_table(lines, room):
+    cells = [
+        [
+            re.sub(r"\]\([^)]*\)|[*`[]", "", cell).strip().split("<br>")
+            for cell in re.split(r"(?<!\\)\|", line)[1:-1]
+        ]
+        for line in [lines[0], *lines[2:]]
+    ]
+    edge = 27
+    columns = list(zip(*cells, strict=True))
+    least, most = (
+        [edge + 8 * max(widest(part) for cell in column for part in cell) for column in columns]
+        for widest in (lambda part: max(map(len, re.split("[ -]", part))), len)
+    )
+    spare = min(max(room - sum(least), 0), sum(most) - sum(least))
+    wanted = max(sum(most) - sum(least), 1)
+    widths = [a + spare * (b - a) / wanted for a, b in zip(least, most, strict=True)]
+    return sum(
+        13
+        + 24
+        * max(
+            sum(max(1, math.ceil(len(part) * 8 / (width - edge))) for part in cell)
+            for cell, width in zip(row, widths, strict=True)
+        )
+        for row in cells
+    )
+
+
+@pytest.mark.parametrize("paper", [*PAPERS, ""])
+def test_a_page_is_not_too_tall_for_a_phone(paper):
+    page = PAGES.get(paper, SCOREBOARD)
+    assert 2_000 < height(page, items.PAPERS / paper) <= MOST_PIXELS
+
+
+def unfolded(page):
+    return re.sub(r"(?s)<details.*?</details>", "", page)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_tables_show_the_columns_that_the_paper_has(paper):
+    shown = 0
+    for item in items.all_items(paper):
+        block = PAGES[paper].partition(f"<!-- begin {item.name} -->")[2]
+        block = unfolded(block.partition(f"<!-- end {item.name} -->")[0])
+        headers = [
+            line.strip("| ").split(" | ")[1:]
+            for line in block.splitlines()
+            if line.startswith("| row |")
+        ]
+        if item.name.startswith("fig"):
+            assert not headers, "a figure's numbers are in its CSV"
+            continue
+        setups = [s for s in item.setups.values() if s.counts and score.recorded(s)]
+        assert len(headers) == len(setups)
+        for header, setup in zip(headers, setups, strict=True):
+            published = {column for _, column in results.published(setup)}
+            if published:
+                shown += 1
+                assert published >= set(header) and header, (item.name, setup.name)
+    with open(items.PAPERS / paper / "published.csv", newline="") as f:
+        assert shown or not list(csv.DictReader(f))
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_what_was_not_run_is_said_in_a_few_words(paper):
+    block = PAGES[paper].split("<!-- begin overview -->")[1].split("<!-- end overview -->")[0]
+    states = re.findall(r"not (?:yet )?run[^|<]*", block.partition("</summary>")[2])
+    assert states
+    for state in states:
+        assert re.fullmatch(r"not (yet )?run.*, about [\d,.]+ h ", f"{state.strip()} "), state
+        assert len(state.split()) <= 20, state
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_diaries_are_linked_and_not_on_the_page(paper):
+    page = PAGES[paper]
+    assert "(notes.md)" in page
+    notes = (items.PAPERS / paper / "notes.md").read_text()
+    assert "Estimate, made before the runs" in notes
+    assert "Estimate" not in re.sub(r"\[Notes\].*", "", page) and "core-hours" not in page
+    for item in items.all_items(paper):
+        for setup in item.setups.values():
+            if not setup.counts and score.recorded(setup):
+                path = f"({item.name}/{setup.name}/results.csv)"
+                assert path in notes and path not in page.partition("## Tables and figures")[2]
+
+
+def row_of(page, block, name):
+    lines = page.split(f"<!-- begin {block} -->")[1].split(f"<!-- end {block} -->")[0].splitlines()
+    header, *_ = (line for line in lines if line.startswith("| paper |"))
+    line = next(line for line in lines if line.startswith((f"| {name} |", f"| [{name}]")))
+    names, values = ([cell.strip() for cell in of.strip("|").split("|")] for of in (header, line))
+    return dict(zip(names, values, strict=True))
+
+
+def test_the_readme_says_in_its_first_screen_what_the_scoreboard_says():
+    begin = README.splitlines().index("<!-- begin headline -->")
+    assert begin < 10
+    line = README.splitlines()[begin + 1]
+    cells, said = row_of(SCOREBOARD, "scoreboard", "all"), row_of(SCOREBOARD, "claims", "all")
+    compared = [
+        (int(cells[f"reproduced{of}"]), int(cells[f"not reproduced{of}"]))
+        for of in ("", ", discriminating")
+    ]
+    for agreed, missed in compared:
+        assert f"{agreed} of {agreed + missed}" in line.replace("*", "")
+    assert f"{int(cells['cells']):,}" in line
+    numbers = [said[name] for name in ("claims", "holds", "does not", "inconclusive")]
+    assert "{} claims {} hold, {} do not, {} are inconclusive".format(*numbers) in line
+
+
+def test_the_headline_follows_the_results(monkeypatch):
+    """With nothing recorded nothing is compared: the line is not written by hand."""
+    monkeypatch.setattr(score, "recorded", lambda setup, name="": [])
+    line = readme.headline(README).splitlines()[
+        README.splitlines().index("<!-- begin headline -->") + 1
+    ]
+    assert line.startswith("**0 of 0**") and "111 are untested" in line
+
+
+def test_the_papers_page_opens_with_a_row_a_paper():
+    opening = SCOREBOARD.partition("<!-- begin main -->")[0]
+    assert not opening.removeprefix("# Papers").strip()
+    names = ["main claim", "verdict", "data", "seeds", "the number behind it"]
+    for paper, page in PAGES.items():
+        row = row_of(SCOREBOARD, "main", page.splitlines()[0].removeprefix("# "))
+        assert list(row)[1:] == names and all(row.values()), paper
+        main = claims.main_claim(paper)
+        assert row["main claim"] == main.sentence and main.verdict in row["verdict"]
+    headings = re.findall(r"(?m)^## (.*)", SCOREBOARD)
+    assert headings[:3] == ["What was easy", "What was hard", "What is missing"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "verdict"),
+    [
+        (["holds", "holds"], "holds"),
+        (["inconclusive"], "inconclusive"),
+        (["holds", "does not", "holds"], "in part (holds: 2, does not: 1)"),
+        (["holds", "untested here"], "in part (holds: 1, untested here: 1)"),
+        (["untested here"], "untested here"),
+    ],
+)
+def test_the_verdict_on_a_main_claim(parts, verdict):
+    found = claims.MainClaim("It.", [claims.Verdict({}, part, "") for part in parts])
+    assert found.verdict == verdict
+
+
+def test_an_untested_main_claim_says_what_less_than_the_protocol_shows():
+    part = claims.Verdict({}, "untested here", "", outcome="holds")
+    found = claims.MainClaim("It.", [part, part._replace(outcome="")])
+    assert found.verdict == "untested here (on less than the protocol: holds: 1)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([], "needs one main claim"),
+        ([("It.", "no such claim")], "'no such claim' is none"),
+        ([("It.", 0), ("Another.", 1)], "needs one main claim"),
+    ],
+)
+def test_a_main_claim_has_parts_among_the_claims(monkeypatch, lines, said):
+    known = [v.claim["claim"] for v in claims.of_paper("fedcada")]
+    lines = [
+        {
+            "paper": "fedcada",
+            "main claim": main,
+            "part": known[part] if isinstance(part, int) else part,
+        }
+        for main, part in lines
+    ]
+    monkeypatch.setattr(
+        claims, "of_paper", lambda paper: [claims.Verdict({"claim": k}, "holds", "") for k in known]
+    )
+    monkeypatch.setattr(score, "lines_of", lambda path: lines)
+    with pytest.raises(items.ReproduceError, match=said):
+        claims.main_claim("fedcada")
