@@ -423,19 +423,20 @@ class MainClaim(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """The verdict of all parts if they have the same, else `in part` with their numbers."""
+        """The verdict that all parts share, else `in part` if any holds, else the worse one."""
         verdicts = Counter(part.verdict for part in self.parts)
         if len(verdicts) > 1:
-            return f"in part ({_numbers(verdicts)})"
+            whole = "in part" if verdicts[HOLDS] else next(v for v in VERDICTS if verdicts[v])
+            return f"{whole} ({_numbers(verdicts)})"
         (verdict,) = verdicts
         outcomes = Counter(part.outcome for part in self.parts if part.outcome)
         if verdict == UNTESTED and outcomes:
-            return f"{verdict} (on less than the protocol: {_numbers(outcomes)})"
+            return f"{verdict} (stand-ins and partial runs: {_numbers(outcomes)})"
         return verdict
 
 
 def _numbers(verdicts: Mapping[str, int]) -> str:
-    return ", ".join(f"{v}: {verdicts[v]}" for v in VERDICTS if verdicts[v])
+    return ", ".join(f"{verdicts[v]} × {v}" for v in VERDICTS if verdicts[v])
 
 
 def main_claim(paper: str) -> MainClaim:

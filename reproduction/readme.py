@@ -361,7 +361,8 @@ def _claims(paper: str) -> str:
     names = ["the paper says", "where", "here", "what shows it"]
     parts = [_table(decided, names) if decided else "No claim is decided here."]
     if untested:
-        summary = f"{len(untested)} claims untested here, {stand_ins} of them looked at on less"
+        tried = f"{stand_ins} of them tried on stand-ins or in part"
+        summary = f"{len(untested)} claims untested here, {tried}"
         parts.append(_fold(summary, [_table(untested, names)]))
     return "\n\n".join(parts)
 

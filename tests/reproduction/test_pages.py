@@ -205,8 +205,10 @@ def test_the_papers_page_opens_with_a_row_a_paper():
     [
         (["holds", "holds"], "holds"),
         (["inconclusive"], "inconclusive"),
-        (["holds", "does not", "holds"], "in part (holds: 2, does not: 1)"),
-        (["holds", "untested here"], "in part (holds: 1, untested here: 1)"),
+        (["holds", "does not", "holds"], "in part (2 × holds, 1 × does not)"),
+        (["holds", "untested here"], "in part (1 × holds, 1 × untested here)"),
+        (["inconclusive", "does not"], "does not (1 × does not, 1 × inconclusive)"),
+        (["inconclusive", "untested here"], "inconclusive (1 × inconclusive, 1 × untested here)"),
         (["untested here"], "untested here"),
     ],
 )
@@ -218,7 +220,7 @@ def test_the_verdict_on_a_main_claim(parts, verdict):
 def test_an_untested_main_claim_says_what_less_than_the_protocol_shows():
     part = claims.Verdict({}, "untested here", "", outcome="holds")
     found = claims.MainClaim("It.", [part, part._replace(outcome="")])
-    assert found.verdict == "untested here (on less than the protocol: holds: 1)"
+    assert found.verdict == "untested here (stand-ins and partial runs: 1 × holds)"
 
 
 @pytest.mark.parametrize(
