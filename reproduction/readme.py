@@ -181,12 +181,12 @@ def _settings(setup, rows) -> str:
     return _table(lines, ["row", *chosen, *grid, "rounds", "seeds", "s a round"])
 
 
-def _section(item: Item, said: set[str]) -> str:
+def _section(item: Item, said: dict[str, str]) -> str:
     """Returns an item's section: its recorded set-ups, each with table, figures and what to know.
 
     Args:
       item: The item.
-      said: Remarks that the page has already; those made now are added.
+      said: What stands in, as the page has said it already → where; what is said now is added.
     """
     parts = [f"### {item.title}"]
     for setup in item.setups.values():
@@ -197,7 +197,7 @@ def _section(item: Item, said: set[str]) -> str:
 
 def _readings(items: Sequence[Item]) -> str:
     """Returns the set-ups that were recorded beside those that count."""
-    parts, said = [], set()
+    parts, said = [], {}
     for item in items:
         some = [_of_setup(item, s, said) for s in item.setups.values() if not s.counts]
         if any(some):
@@ -226,7 +226,8 @@ def _of_setup(item, setup, said) -> list[str]:
     published = {row for row, _ in results.published(setup)}
     # Rows of ours that the paper has not are in the CSV.
     compared = [r for r in rows if setup.published_rows.get(r["row"], r["row"]) in published]
-    table = side_by_side(setup, compared or rows, _columns_of_paper(setup, rows))
+    shown = compared or rows
+    table = side_by_side(setup, shown, _columns_of_paper(setup, rows)) if rows else ""
     return [heading, table, told, _fold("How it was run, with curves", [*how, *pictures.values()])]
 
 
@@ -246,9 +247,11 @@ def _remarks(item, setup, rows, said) -> str:
         told += filter(None, [results.largest_difference(typed, setup)])
     if setup.counts and score.indiscriminate(setup):
         told.append("n.d.: [not discriminating](../README.md#scoreboard).")
-    if setup.stand_in and told[0] in said:
-        told[0] = "A stand-in, as above."
-    said.update(told)
+    if setup.stand_in:
+        if told[0] in said:
+            told[0] = f"A stand-in, as in {said[told[0]]}."
+        else:
+            said[told[0]] = item.title.partition(":")[0]
     return "\n".join(f"- {line}" for line in told)
 
 
@@ -487,7 +490,7 @@ def paper_page(paper: str, text: str) -> str:
     text = _replace(text, "overview", _overview(items))
     text = _replace(text, "claims", _claims(paper))
     text = _replace(text, "order", _order(items))
-    said = set()
+    said = {}
     for item in items:
         section = _section(item, said)
         if "\n" in section:

@@ -373,7 +373,12 @@ def caveats(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
         lines.append(f"A stand-in, not the paper's experiment: {setup.stand_in}.")
     short = sorted({(r["row"], r["rounds"], r["protocol_rounds"]) for r in rows if _is_short(r)})
     if short:
-        reached = ", ".join(f"{row} {n} of {protocol}" for row, n, protocol in short)
+        alike = {(n, protocol) for _, n, protocol in short}
+        # Of a few rows each is named.
+        if len(alike) == 1 and len(short) == len({r["row"] for r in rows}) > 3:
+            reached = "all rows {} of {}".format(*alike.pop())
+        else:
+            reached = ", ".join(f"{row} {n} of {protocol}" for row, n, protocol in short)
         lines.append(
             f"The rounds differ: here are fewer than in the protocol ({reached}), so these numbers "
             "do not compare with the paper's. Without --budget all are done."

@@ -247,3 +247,30 @@ def test_a_main_claim_has_parts_among_the_claims(monkeypatch, lines, said):
     monkeypatch.setattr(score, "lines_of", lambda path: lines)
     with pytest.raises(items.ReproduceError, match=said):
         claims.main_claim("fedcada")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "told"),
+    [
+        ((2, 2, 2, 2), "(all rows 2 of 3)"),
+        ((2, 2, 2, 1), "(a 2 of 3, b 2 of 3, c 2 of 3, d 1 of 3)"),
+        ((2, 2, 2, 3), "(a 2 of 3, b 2 of 3, c 2 of 3)"),
+        ((2, 2), "(a 2 of 3, b 2 of 3)"),
+    ],
+)
+def test_rows_that_lack_the_same_rounds_are_not_listed(rounds, told):
+    setup = items.load_item("adafedadam", "table5").setups["synthetic"]
+    rows = [
+        {"row": row, "rounds": n, "protocol_rounds": 3, "seeds": "1 2 3", "status": "partial"}
+        for row, n in zip("abcd", rounds, strict=False)
+    ]
+    assert told in results.caveats(rows, setup)[0]
+
+
+def test_a_stand_in_is_explained_once_a_page():
+    item = items.load_item("fedda", "table6")
+    (setup,) = (s for s in item.setups.values() if s.stand_in)
+    said = {}
+    first, again = (readme._remarks(item, setup, [], said).splitlines()[0] for _ in range(2))
+    assert first == f"- A stand-in, not the paper's experiment: {setup.stand_in}."
+    assert again == "- A stand-in, as in Table 6."
