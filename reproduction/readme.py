@@ -601,8 +601,11 @@ def pages() -> dict[pathlib.Path, str]:
         texts[path] = paper_page(paper, path.read_text())
         path = path.with_name("notes.md")
         texts[path] = notes_page(paper, path.read_text())
-    for path, written in ((PAPERS / "README.md", scoreboard_page), (REPO / "README.md", headline)):
-        texts[path] = written(path.read_text())
+    path = PAPERS / "README.md"
+    texts[path] = scoreboard_page(path.read_text())
+    path = REPO / "README.md"
+    if path.exists():  # An installed package has none.
+        texts[path] = headline(path.read_text())
     return texts
 
 

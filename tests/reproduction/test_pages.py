@@ -187,6 +187,21 @@ def test_the_headline_follows_the_results(monkeypatch):
     assert line.startswith("**0 of 0**") and "111 are untested" in line
 
 
+def test_an_installed_package_has_pages_without_a_headline(monkeypatch, tmp_path):
+    monkeypatch.setattr(readme, "REPO", tmp_path)
+    assert len(readme.pages()) == 2 * len(PAPERS) + 1
+
+
+def test_the_main_claims_follow_the_results(monkeypatch):
+    monkeypatch.setattr(score, "recorded", lambda setup, name="": [])
+    page = readme.scoreboard_page(SCOREBOARD)
+    rows = [
+        row_of(page, "main", page_.splitlines()[0].removeprefix("# ")) for page_ in PAGES.values()
+    ]
+    assert {row["verdict"] for row in rows} == {"*untested here*"}
+    assert row_of(page, "claims", "all")["inconclusive"] == "0"
+
+
 def test_the_papers_page_opens_with_a_row_a_paper():
     opening = SCOREBOARD.partition("<!-- begin main -->")[0]
     assert not opening.removeprefix("# Papers").strip()
