@@ -307,11 +307,11 @@ def _why_not_run(setups) -> str:
     """Returns what set-ups that need the same wait for, with the hours of all of them."""
     planned = "not yet run" if setups[0].planned else "not run"
     names = [needed.name for needed in needs.data(setups[0])]
-    if setups[0].planned and setups[0].stand_in:
-        # The data that it stands in for are not what is missing.
-        planned, names = f"{planned}, stand-in", []
     hours = [needs.hours(setup) for setup in setups]
     told = [f"needs {' and '.join(names)}"] if names else []
+    if setups[0].planned and setups[0].stand_in:
+        # The data that it stands in for are not what is missing.
+        told = ["a stand-in"]
     if all(hours):
         number = sum(of for of, _ in hours)
         told.append(f"about {number:,.{0 if number >= 10 else 1}f} h")
