@@ -167,11 +167,12 @@ class Task:
       central_test: Test examples that belong to no client; `None` if there are none.
       keras_model_fn: Makes the model, built, with initial weights that are a pure function of the
         seed given: `keras_model_fn(seed) -> tf.keras.Model`.
-      loss: Elementwise training loss.
-      metrics: Elementwise metrics by name, each reported as a weighted mean.
+      loss: Training loss: of Keras (name, function or object) or an elementwise function.
+      metrics: Metrics by name, in the same forms, each reported as a weighted mean.
       primary_metric: The key of `metrics` in which the papers compare methods on this task.
       higher_is_better: Whether more of the primary metric is better.
-      loss_reduction: `mean` over the examples of a batch, or `sum` (TFF's tag prediction).
+      loss_reduction: `mean` over the examples of a batch, or `sum` (TFF's tag prediction). By
+        default what the `reduction` of a Keras loss object says, else the mean.
       settings: The settings in force, for the record.
       clean_train: `train` as it was before its labels were made noisy, for reports only; `None` if
         they were not.
@@ -184,11 +185,11 @@ class Task:
     test: FederatedData | None
     central_test: Examples | None
     keras_model_fn: Callable[[int], Any]
-    loss: ElementwiseFn
-    metrics: Mapping[str, ElementwiseFn]
+    loss: Any
+    metrics: Mapping[str, Any]
     primary_metric: str
     higher_is_better: bool = True
-    loss_reduction: str = "mean"
+    loss_reduction: str | None = None
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     clean_train: FederatedData | None = None
     constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
