@@ -87,30 +87,34 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.mark.quick_cases("int64-n-n1", "bool-n1-n", "float64-n1-n1")
-@pytest.mark.parametrize("tested", ["n", "n1"])
-@pytest.mark.parametrize("trained", ["n", "n1"])
-@pytest.mark.parametrize("dtype", KINDS)
-def test_labels_of_one_sigmoid(trained, tested, dtype, tmp_path):
-    """Of any dtype, in a row or a column, of tests like those of training or not."""
-    y = (X[:, 0] > 0.3).astype(KINDS[dtype])
-    shaped = {"n": y, "n1": y[:, np.newaxis]}
+def _assert_measured_as_in_keras(trained, tested, folder):
     keras_model = linear(activation="sigmoid")
     metrics = {"acc": M.BinaryAccuracy(threshold=0.4), "by_shapes": "accuracy", "ce": "ce"}
-    task = task_of(
-        keras_model,
-        shaped[trained],
-        "binary_crossentropy",
-        metrics,
-        Examples(X, shaped[tested]),
-    )
-    result = run(task, tmp_path)
+    task = task_of(keras_model, trained, "binary_crossentropy", metrics, Examples(X, tested))
+    result = run(task, folder)
     keras_model.set_weights(result.weights)
     keras_model.compile(loss="binary_crossentropy", metrics=list(metrics.values()))
-    want = keras_model.evaluate(X, shaped[tested], verbose=0)
+    want = keras_model.evaluate(X, tested, verbose=0)
     columns = ["eval/loss", *(f"eval/{name}" for name in metrics)]
     got = [result.rounds[column].iloc[-1] for column in columns]
     np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.quick_cases("int64-n", "bool-n1", "float64-n")
+@pytest.mark.parametrize("form", ["n", "n1"])
+@pytest.mark.parametrize("dtype", KINDS)
+def test_labels_of_one_sigmoid(form, dtype, tmp_path):
+    y = (X[:, 0] > 0.3).astype(KINDS[dtype])
+    y = y if form == "n" else y[:, np.newaxis]
+    _assert_measured_as_in_keras(y, y, tmp_path)
+
+
+@pytest.mark.parametrize("trained", ["row", "column"])
+def test_tests_in_a_column_beside_training_in_a_row(trained, tmp_path):
+    """And the other way round, as Keras takes them."""
+    y = (X[:, 0] > 0.3).astype(np.int64)
+    pair = (y, y[:, np.newaxis]) if trained == "row" else (y[:, np.newaxis], y)
+    _assert_measured_as_in_keras(*pair, tmp_path)
 
 
 class _Series:
