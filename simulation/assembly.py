@@ -8,9 +8,10 @@ import tasks
 import tff_algos
 from hparams import HparamError
 from simulation import experiment_flags, runtimes, task_models
+from simulation.errors import RunError
 from simulation.experiment_flags import Request
 from simulation.rounds import cohorts, validation
-from tasks.task import FederatedData, Task
+from tasks.task import Examples, FederatedData, Task
 
 
 class Parts(NamedTuple):
@@ -40,7 +41,7 @@ def assemble(request: Request, look_at: Callable[[Task], None] | None = None) ->
 
     Raises:
       HparamError: If settings do not go with the task's data or with each other.
-      RunError: If `initial_weights` cannot be read.
+      RunError: If `initial_weights` cannot be read, or methods cannot take the model.
       tasks.task.DataError: If data is missing or damaged.
     """
     settings, task = request.run, _load(request)
@@ -54,6 +55,13 @@ def assemble(request: Request, look_at: Callable[[Task], None] | None = None) ->
     runtimes.configure_threads()
     model = task_models.build(task, settings)
     train = cohorts.as_model_takes(train, model.model)
+    tests = {}
+    if task.test is not None and len(task.test.client_ids):
+        tests["test"] = cohorts.as_model_takes(task.test, model.model)
+    if task.central_test is not None:
+        x, y = task.central_test
+        tests["central_test"] = Examples(x, cohorts.targets_as_model_takes(y, model.model))
+    task = dataclasses.replace(task, **tests)
     process = _build_process(request, model.model, train)
     return Parts(task, train, cohorts.Cohorts(train, settings, request.plan), model, process)
 
@@ -100,15 +108,18 @@ def _build_process(request: Request, model: "tff_algos.Model", train: FederatedD
             "client_lr_schedule": request.objects["client_lr_schedule"],
         }
     number = len(train.client_ids)
-    built = tff_algos.build(
-        name,
-        model,
-        num_clients=number,
-        clients_per_round=request.run["clients_per_round"] or number,
-        seed=request.run["seed"],
-        **training,
-        **request.method,
-    )
+    try:
+        built = tff_algos.build(
+            name,
+            model,
+            num_clients=number,
+            clients_per_round=request.run["clients_per_round"] or number,
+            seed=request.run["seed"],
+            **training,
+            **request.method,
+        )
+    except tff_algos.ModelError as e:  # Of a method that needs a certain kind of model.
+        raise RunError(f"The model of the task cannot be used: {e}") from e
     if not tff_algos.get(name).staged:
         return built
     from simulation.rounds import staged

@@ -60,7 +60,8 @@ class Outcome(NamedTuple):
 
     Attributes:
       folder: Path of its folder.
-      weights: The model's trainable weights; `None` if nothing was done and nobody asks for them.
+      weights: The model's weights as `tf.keras.Model.set_weights` takes them; `None` if nothing was
+        done and nobody asks for them.
       stopped_by: The signal that stopped it, if one did.
     """
 
@@ -313,7 +314,7 @@ class Experiment:
         self.request = request
 
     def restored_weights(self) -> list[np.ndarray]:
-        """Returns the model's trainable weights in the checkpoint.
+        """Returns the model's weights in the checkpoint, as of `Outcome`.
 
         To be called where the runtime is installed.
 
@@ -321,7 +322,7 @@ class Experiment:
           RunError: If the checkpoint is of another model or method.
         """
         process = self._bound()
-        return _weights(process, self._standing(process).state)
+        return self._all_weights(_weights(process, self._standing(process).state))
 
     def train(self, caller: Caller, started: float) -> Outcome:
         """Does the rounds that are left and writes the results.
@@ -398,7 +399,7 @@ class Experiment:
                 weights = _weights(process, state)
                 if stop.signal is not None:
                     caller.say(f"Stopped by {stop.signal.name}. {self._how_to_resume(round_num)}")
-                    return Outcome(folder.path, weights, stop.signal)
+                    return Outcome(folder.path, self._all_weights(weights), stop.signal)
                 final = measured(weights, state, client_states, final=True)
                 if round_num == settings["total_rounds"]:
                     rows = outputs.read_csv(folder.file("metrics.csv"))[1]
@@ -406,7 +407,20 @@ class Experiment:
                 self._write_results(final, round_num, weights, caller.say)
         if round_num < settings["total_rounds"]:
             caller.say(f"Out of time. {self._how_to_resume(round_num)}")
-        return Outcome(folder.path, weights)
+        return Outcome(folder.path, self._all_weights(weights))
+
+    def _all_weights(self, trained):
+        """Returns the model's weights, frozen ones too, in the order of its `get_weights`."""
+        built = self._model
+        values = {
+            id(variable): value
+            for variables, arrays in (
+                (built.keras_model.trainable_weights, trained),
+                (built.keras_model.non_trainable_weights, built.model.frozen_weights),
+            )
+            for variable, value in zip(variables, arrays, strict=True)
+        }
+        return [values[id(variable)] for variable in built.keras_model.weights]
 
     def _bound(self):
         """Returns the process as the installed runtime runs it."""

@@ -31,8 +31,8 @@ class Result:
       rounds: metrics.csv: `round_num` (int), then float columns, NaN where a row is blank. Row 0 is
         the initial model.
       summary: The content of summary.json.
-      weights: The model's trainable weights after the last round, in the order of
-        `tf.keras.Model.trainable_weights`.
+      weights: The model's weights after the last round, frozen ones included, as
+        `tf.keras.Model.set_weights` takes them.
     """
 
     folder: str

@@ -45,8 +45,17 @@ def build(
     x, y = task.train.examples(0)[:2]
     try:
         for name, values in (("inputs", x), ("targets", y)):
+            if not isinstance(values, np.ndarray):
+                kind = type(values).__name__
+                raise tff_algos.ModelError(
+                    f"{name} are a {kind}, and must be one array: join several in one, and split "
+                    "it inside the model."
+                )
             if values.dtype.kind not in "biuf":
                 raise tff_algos.ModelError(f"{name} are {values.dtype}, and must be numbers.")
+        if not isinstance(task.metrics, Mapping):
+            kind = type(task.metrics).__name__
+            raise tff_algos.ModelError(f"metrics are a {kind}, and must be a dict by name.")
         with _policy(settings["precision"]):
             keras_model = task.keras_model_fn(settings["seed"])
             _require_precision(keras_model, settings["precision"])

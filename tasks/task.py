@@ -266,12 +266,13 @@ class Task:
       keras_model_fn: Makes the model, built, with initial weights that are a pure function of the
         seed given: `keras_model_fn(seed) -> tf.keras.Model`; `None` if the caller of
         `simulation.run` brings the model, or the task is not run (`tasks.plot`).
-      loss: Elementwise training loss.
-      metrics: Elementwise metrics by name, each reported as a weighted mean.
+      loss: Training loss: of Keras (name, function or object) or an elementwise function.
+      metrics: Metrics by name, in the same forms, each reported as a weighted mean.
       primary_metric: The key of `metrics` in which the papers compare methods on this task; or
         `loss`.
       higher_is_better: Whether more of the primary metric is better.
-      loss_reduction: `mean` over the examples of a batch, or `sum` (TFF's tag prediction).
+      loss_reduction: `mean` over the examples of a batch, or `sum` (TFF's tag prediction). By
+        default what the `reduction` of a Keras loss object says, else the mean.
       settings: The settings in force, for the record.
       clean_train: `train` as it was before its labels were made noisy, for reports only; `None` if
         they were not.
@@ -286,11 +287,11 @@ class Task:
     test: FederatedData | None
     central_test: Examples | None
     keras_model_fn: Callable[[int], Any] | None
-    loss: ElementwiseFn
-    metrics: Mapping[str, ElementwiseFn]
+    loss: Any
+    metrics: Mapping[str, Any]
     primary_metric: str
     higher_is_better: bool = True
-    loss_reduction: str = "mean"
+    loss_reduction: str | None = None
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     clean_train: FederatedData | None = None
     validation: FederatedData | None = None
@@ -337,7 +338,7 @@ def _check_settings(task: Task) -> None:
             f"loss must be one function of (y, outputs) or the name of a loss of Keras's, found a "
             f"{_kind(task.loss)}."
         )
-    if task.loss_reduction not in ("mean", "sum"):
+    if task.loss_reduction not in (None, "mean", "sum"):
         raise TaskError(f"loss_reduction must be mean or sum, found {task.loss_reduction!r}.")
     if not isinstance(task.higher_is_better, bool | np.bool_):
         raise TaskError(f"higher_is_better must be True or False, found {task.higher_is_better!r}.")
@@ -462,7 +463,9 @@ def _check_alike(part: str, found: _Form | None, train: _Form) -> None:
     if found is None:
         return
     for what, own, wanted in (("inputs", found.x, train.x), ("targets", found.y, train.y)):
-        if own != wanted:
+        # Targets in a column are those in a row.
+        is_column = what == "targets" and (own == (*wanted, 1) or wanted == (*own, 1))
+        if own != wanted and not is_column:
             raise TaskError(
                 f"{what} of {part} have shape {[None, *own]}, those of train {[None, *wanted]}; "
                 "give both the same shape."

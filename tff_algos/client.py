@@ -226,6 +226,14 @@ def for_each_batch(step: Callable, carry: Any, data: ClientData) -> Any:
     return _for_each_step(lambda carry, batch, seed, i: step(carry, batch, seed), carry, data)
 
 
+def _dense(gradient, weights):
+    """Returns a gradient as tensors whose shapes are known, which not every operation sees to."""
+    tensors = tuple(map(tf.convert_to_tensor, gradient))
+    for tensor, weight in zip(tensors, weights, strict=True):
+        tensor.set_shape(weight.shape)
+    return tensors
+
+
 def _for_each_step(step, carry, data):
     """As `for_each_batch`, with the number of the step, int32 scalar from 0, as fourth argument."""
     real = tf.reduce_any(data.mask > 0, axis=1)
@@ -416,7 +424,7 @@ def take_steps(
             gradient = tape.gradient(
                 forward.objective, at, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
-            return forward, tuple(tf.convert_to_tensor(g) for g in gradient)
+            return forward, _dense(gradient, at)
 
         forward, gradient = forward_and_gradient(weights)
         metrics = collections.OrderedDict(
@@ -485,7 +493,7 @@ def full_loss(model: Model, weights: Any, data: ClientData, training: bool = Fal
             weights,
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
-        change = tuple(map(tf.convert_to_tensor, change))
+        change = _dense(change, weights)
         if of_objective:
             times = tf.reduce_sum(batch.mask) if summed else number
             change = tuple(times * c for c in change)

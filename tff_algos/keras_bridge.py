@@ -20,12 +20,15 @@ import functools
 import inspect
 import itertools
 import operator
+import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from keras.src.engine import compile_utils
+from keras.src.losses import LossFunctionWrapper
 from keras.src.mixed_precision import autocast_variable
 from keras.src.utils import losses_utils
 from tensorflow.python.framework import op_def_registry  # The only list of stateful ops.
@@ -77,19 +80,20 @@ def from_keras(
 
     Args:
       keras_model: A built Keras 2 model with a single input tensor and a single output.
-      loss: Elementwise loss `(y, outputs) -> values [batch, ...]` or `(values, weights)`, e.g.
-        `tf.keras.losses.sparse_categorical_crossentropy` wrapped for logits; or the name of one of
-        Keras's, or an object of theirs. Positions that a mask of Keras's leaves out of the outputs
-        (padding of an `Embedding` with `mask_zero`, say) weigh nothing in losses and metrics of
-        Keras's, and in no other.
-      metrics: Elementwise metrics by name, in the same form, or a list of names and objects of
-        Keras's metrics that are means over examples; reported as weighted means.
+      loss: A loss of Keras (its name, function or object), called as `fit` calls it; or a function
+        of your own, `(y, outputs) -> values [batch, ...]` or `(values, weights)`. It gets targets
+        in the shape of `y_spec`. Positions that a Keras mask leaves out of the outputs (padding of
+        an `Embedding` with `mask_zero`, say) weigh nothing, unless the function gives weights.
+      metrics: Metrics by name, or a list of names and objects. Those of Keras are called as
+        `evaluate` calls them and must be means over examples; functions are as for `loss`.
+        Reported as weighted means. `"accuracy"` and `"crossentropy"` are resolved by the shapes of
+        targets and outputs, as `compile` does.
       y_spec: Batch of targets; by default what the loss asks for, where it is one of Keras's, and
         class labels, int32 `[None]`, for any other. Clients' targets may lack a last dimension of
         1 that it has, or have one that it lacks.
       x_spec: Batch of inputs, for a model that does not know it: a subclassed one that was called.
-      loss_reduction: `mean` of the loss over a batch's examples (positions, where they have
-        weights), or `sum`; by default that of a loss object, and the mean of any other.
+      loss_reduction: `mean` of the loss over a batch's values (weighted, where they have weights),
+        or `sum`; by default that of a loss object, and the mean of any other.
       loss_scale: What gradients are multiplied by while they are taken back through the model, in
         which they vanish below 6e-8 where a layer computes in float16. Weights get them divided by
         it again, in float32. One that overflows is not finite: its client is dropped and counted.
@@ -111,19 +115,17 @@ def from_keras(
     # Keras walks through all that the model holds to find them.
     layers = [m for m in keras_model.submodules if isinstance(m, tf.keras.layers.Layer)]
     _refuse_weights(keras_model, layers, loss_scale)
-    given, loss, metrics = loss, _elementwise(loss), _metrics(metrics)
-    if loss_reduction is None:
-        summed = getattr(given, "reduction", None) == tf.keras.losses.Reduction.SUM
-        loss_reduction = "sum" if summed else "mean"
-    if loss_reduction not in ("mean", "sum"):
-        raise ModelError(f"loss_reduction={loss_reduction!r} must be mean or sum.")
+    given = _as_compile_finds(loss)
+    loss, metrics = _elementwise(given), _metrics(metrics)
+    loss_reduction = _reduction(given, loss_reduction)
     if "loss" in metrics:
         raise ModelError("A metric must not be named 'loss': that is the training loss.")
-    outputs_spec = _refuse_stateful_ops(keras_model, layers, x_spec)
+    outputs_spec, mask_spec = _refuse_stateful_ops(keras_model, layers, x_spec)
     y_spec = y_spec or _targets_of(given, outputs_spec)
-    apply = _functional(keras_model, layers)
+    frozen = tuple(v.numpy() for v in keras_model.non_trainable_variables)
+    apply = _functional(keras_model, layers, frozen)
     functions = {"loss": loss, **metrics}
-    _refuse_targets(y_spec, outputs_spec, functions)
+    _refuse_targets(y_spec, outputs_spec, mask_spec, functions)
     _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions, examples)
     loss_tells = _is_nan_of_nan(loss, y_spec, outputs_spec)
 
@@ -162,6 +164,7 @@ def from_keras(
         forward_on_changed=forward if any(map(_prepares, layers)) else None,
         loss_reduction=loss_reduction,
         loss_scale=loss_scale,
+        frozen_weights=frozen,
     )
 
 
@@ -174,7 +177,8 @@ def _inputs_of(keras_model: tf.keras.Model) -> tf.TensorSpec:
         )
     if len(keras_model.inputs) != 1:
         raise ModelError(
-            f"Model {keras_model.name!r} has {len(keras_model.inputs)} inputs; it must have one."
+            f"Model {keras_model.name!r} has {len(keras_model.inputs)} inputs; it must have one: "
+            "join them in one array and split that inside the model."
         )
     x = keras_model.inputs[0]
     return tf.TensorSpec([None, *x.shape[1:]], x.dtype)
@@ -186,7 +190,8 @@ def _refuse_weights(
     loss_scale: float | None,
 ) -> None:
     for layer in layers:
-        if getattr(layer, "compute_dtype", None) == "float16" and loss_scale is None:
+        computes = not isinstance(layer, tf.keras.layers.InputLayer)
+        if computes and layer.compute_dtype == "float16" and loss_scale is None:
             raise ModelError(
                 f"Layer {layer.name!r} computes in float16, in which gradients vanish; give "
                 "from_keras a loss_scale, such as 2.0**10, or make the model with "
@@ -206,20 +211,15 @@ def _refuse_weights(
             )
 
 
-def _elementwise(loss: Any) -> Callable:
-    """Returns the elementwise function of a loss."""
-    if isinstance(loss, str):
+def _as_compile_finds(loss: Any) -> Any:
+    """Returns a loss's object or function, as `compile` finds it."""
+    if isinstance(loss, str | Mapping):
         try:
             loss = tf.keras.losses.get(loss)
         except ValueError as e:
             raise ModelError(f"loss={loss!r} is not the name of one of Keras's losses.") from e
-    if isinstance(loss, type):
-        loss = loss()
-    if isinstance(loss, tf.keras.losses.Loss):
-        return _as_compiled(loss.call)
-    if _is_of_keras(loss):
-        return _as_compiled(loss)
-    if not callable(loss):
+    loss = _made("loss", loss)
+    if isinstance(loss, tf.keras.metrics.Metric) or not callable(loss):
         raise ModelError(
             "loss must be a function of (y, outputs), a loss of Keras's or its name; found a "
             f"{type(loss).__name__}."
@@ -227,74 +227,195 @@ def _elementwise(loss: Any) -> Callable:
     return loss
 
 
+def _made(what: str, given: Any) -> Any:
+    """Returns an object of a class that was given in its place."""
+    if not isinstance(given, type):
+        return given
+    try:
+        return given()
+    except TypeError as e:
+        raise ModelError(f"{what} is the class {given.__name__}; give an object of it.") from e
+
+
+def _elementwise(loss: Callable) -> Callable:
+    """Returns the elementwise function of a loss."""
+    if not isinstance(loss, tf.keras.losses.Loss):
+        if not _is_of_keras(loss):
+            return _own(loss)
+        loss = LossFunctionWrapper(loss)
+    if type(loss).__call__ is not tf.keras.losses.Loss.__call__:
+        raise ModelError(
+            f"The loss ({type(loss).__name__}) has a __call__ of its own, so its value is no mean "
+            "or sum over examples: define `call(y_true, y_pred)` instead."
+        )
+
+    def in_fit(y, outputs):
+        y, outputs, _ = compile_utils.match_dtype_and_rank(tf.convert_to_tensor(y), outputs, None)
+        return _without_masked(loss.call(y, outputs), outputs)
+
+    return in_fit
+
+
+def _own(function: Callable) -> Callable:
+    """Returns a user's elementwise function; float targets get the outputs' width, as in `fit`."""
+
+    def own(y, outputs):
+        y = tf.convert_to_tensor(y)
+        if y.dtype.is_floating and outputs.dtype.is_floating:
+            y = tf.cast(y, outputs.dtype)
+        values = function(y, outputs)
+        return values if isinstance(values, tuple) else _without_masked(values, outputs)
+
+    return own
+
+
 def _is_of_keras(function: Any) -> bool:
+    function = getattr(function, "func", function)  # Of a partial.
     return (getattr(function, "__module__", None) or "").startswith("keras.")
 
 
-def _as_compiled(function: Callable) -> Callable:
-    """Returns a loss or metric of Keras's as a model that is compiled with it has it.
+def _without_masked(values, outputs):
+    """Returns values, or (values, weights) that leave out what masks of Keras's do.
 
-    Targets `[batch]` of outputs `[batch, n]` are `[batch, 1]`, dimensions of 1 that one side lacks
-    are left out, and masks, the outputs' and that of `ignore_class`, become weights.
+    These are the outputs' mask and that of the values (`ignore_class`).
     """
-
-    def compiled(y, outputs):
-        y, of_outputs = tf.convert_to_tensor(y), losses_utils.get_mask(outputs)
-        if y.shape.rank == 1 and outputs.shape.rank == 2:
-            y = y[:, tf.newaxis]
-        outputs, y = losses_utils.squeeze_or_expand_dimensions(outputs, y)
-        values = function(y, outputs)
-        masks = [m for m in (of_outputs, losses_utils.get_mask(values)) if m is not None]
-        if not masks:
-            return values
-        if any(m.shape.rank != values.shape.rank for m in masks):
+    masks = [
+        m for m in (losses_utils.get_mask(outputs), losses_utils.get_mask(values)) if m is not None
+    ]
+    if not masks:
+        return values
+    values = tf.convert_to_tensor(values)
+    weights = tf.ones_like(values)
+    for mask in masks:
+        if values.shape.rank - mask.shape.rank == 1:
+            mask = mask[..., tf.newaxis]
+        elif mask.shape.rank - values.shape.rank == 1 and mask.shape[-1] == 1:
+            mask = mask[..., 0]
+        if mask.shape.rank != values.shape.rank:
             raise ModelError(
-                f"The outputs have a mask {masks[0].shape}, but a loss or metric of Keras's gave "
-                f"values {values.shape}: give it targets of as many dimensions as the outputs."
+                f"the outputs have a mask {mask.shape}, but it gives values {values.shape}: give "
+                "it targets of as many dimensions as the outputs"
             )
-        return values, tf.cast(tf.reduce_all(masks, axis=0), values.dtype)
+        weights *= tf.cast(mask, values.dtype)
+    return values, weights
 
-    return compiled
+
+def _reduction(loss: Any, wanted: str | None) -> str:
+    """Returns whether a batch's loss is the mean or the sum of its values."""
+    if wanted is None:
+        wanted = getattr(loss, "reduction", None)
+        if wanted == tf.keras.losses.Reduction.NONE:
+            raise ModelError(
+                "The loss has reduction='none', which leaves open whether to train on the mean or "
+                "on the sum: give it 'sum_over_batch_size' or 'sum', or set loss_reduction."
+            )
+        wanted = "sum" if wanted == tf.keras.losses.Reduction.SUM else "mean"
+    if wanted not in ("mean", "sum"):
+        raise ModelError(f"loss_reduction={wanted!r} must be mean or sum.")
+    return wanted
 
 
 def _metrics(metrics: Any) -> Mapping[str, Callable]:
     """Returns elementwise metrics by name."""
     if not isinstance(metrics, Mapping):
         named = [(m if isinstance(m, str) else getattr(m, "name", None), m) for m in metrics or ()]
-        metrics = {name or getattr(m, "__name__", str(m)): m for name, m in named}
+        named = [(name or getattr(m, "__name__", str(m)), m) for name, m in named]
+        metrics = dict(named)
+        if len(metrics) < len(named):
+            raise ModelError(
+                f"Metrics are named {', '.join(name for name, _ in named)}: give each its own name."
+            )
+    for name in metrics:
+        if not isinstance(name, str) or not re.fullmatch(r"[\w./>-]+", name, re.ASCII):
+            raise ModelError(
+                f"Metric {name!r}: its name must be of letters, digits and _ . / > - only, such as "
+                "'top_5', since it names a part of TFF's graphs."
+            )
     return {name: _elementwise_metric(name, metric) for name, metric in metrics.items()}
 
 
+# By targets and outputs: for one output, for classes as numbers, for classes one-hot.
+_BY_SHAPES = {
+    "accuracy": ("binary_accuracy", "sparse_categorical_accuracy", "categorical_accuracy"),
+    "crossentropy": (
+        "binary_crossentropy",
+        "sparse_categorical_crossentropy",
+        "categorical_crossentropy",
+    ),
+}
+_BY_SHAPES["acc"], _BY_SHAPES["ce"] = _BY_SHAPES["accuracy"], _BY_SHAPES["crossentropy"]
+
+
 def _elementwise_metric(name, metric) -> Callable:
-    if isinstance(metric, str):
-        found = None if metric in ("accuracy", "acc") else getattr(tf.keras.metrics, metric, None)
-        if not inspect.isfunction(found):
+    if isinstance(metric, str) and metric.lower() in _BY_SHAPES:
+        return _by_shapes(_BY_SHAPES[metric.lower()])
+    if isinstance(metric, str | Mapping):
+        with contextlib.suppress(ValueError):
+            metric = tf.keras.metrics.get(metric)
+        if isinstance(metric, str | Mapping):  # What some unknown names come back as.
             raise ModelError(
-                f"Metric {metric!r} is not the name of one of Keras's elementwise metrics, such as "
+                f"Metric {metric!r} is not the name of one of Keras's metrics, such as "
                 "'sparse_categorical_accuracy'."
             )
-        return _as_compiled(found)
-    if isinstance(metric, type):
-        metric = metric()
-    if isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
-        return _as_compiled(functools.partial(metric._fn, **metric._fn_kwargs))
+    metric = _made(f"Metric {name!r}", metric)
+    if _is_mean(metric):
+        return _in_evaluate(metric._fn, metric._fn_kwargs, metric.dtype)
     if isinstance(metric, tf.keras.metrics.Metric) or not callable(metric):
         raise ModelError(
             f"Metric {name!r} ({type(metric).__name__}) is not a mean over examples, so clients' "
-            "values cannot be added up; give an elementwise function of (y, outputs)."
+            "values cannot be added up; give a function of (y, outputs) that returns a value, or "
+            "(value, weight), per example, or measure it with Keras on the final weights."
         )
-    return _as_compiled(metric) if _is_of_keras(metric) else metric
+    if isinstance(metric, tf.keras.losses.Loss):
+        raise ModelError(
+            f"Metric {name!r} ({type(metric).__name__}) is a loss, which Keras averages over "
+            "batches; give the metric of its kind in tf.keras.metrics, or its function."
+        )
+    return _in_evaluate(metric, {}) if _is_of_keras(metric) else _own(metric)
+
+
+def _is_mean(metric):
+    """Returns whether a metric of Keras's is the mean of a function's values."""
+    mean, kind = tf.keras.metrics.MeanMetricWrapper, type(metric)
+    return (
+        isinstance(metric, mean)
+        and not isinstance(metric._fn, tf.keras.losses.Loss)
+        and all(getattr(kind, n) is getattr(mean, n) for n in ("update_state", "result"))
+    )
+
+
+def _in_evaluate(function, options, dtype="float32") -> Callable:
+    """Returns a function as `MeanMetricWrapper` calls it within `evaluate`."""
+
+    def in_evaluate(y, outputs):
+        y, given, _ = compile_utils.match_dtype_and_rank(tf.convert_to_tensor(y), outputs, None)
+        y, given = tf.cast(y, dtype), tf.cast(given, dtype)
+        given, y = losses_utils.squeeze_or_expand_dimensions(given, y)
+        return _without_masked(function(y, given, **options), outputs)
+
+    return in_evaluate
+
+
+def _by_shapes(names) -> Callable:
+    binary, sparse, one_hot = (_in_evaluate(getattr(tf.keras.metrics, name), {}) for name in names)
+
+    def resolved(y, outputs):
+        y = tf.convert_to_tensor(y)
+        last = outputs.shape[-1]
+        column = y.shape.rank > 0 and y.shape[-1] == 1 and (last or 0) > 1
+        if last == 1:
+            return binary(y, outputs)
+        return (sparse if y.shape.rank < outputs.shape.rank or column else one_hot)(y, outputs)
+
+    return resolved
 
 
 def _targets_of(loss: Any, outputs: tf.TensorSpec) -> tf.TensorSpec:
     """Returns the spec of a batch of the targets that a loss asks for."""
-    if isinstance(loss, str):
-        loss = tf.keras.losses.get(loss)
-    if isinstance(loss, type):
-        loss = loss()
     function = getattr(loss, "fn", loss)
-    sparse = tf.keras.losses.sparse_categorical_crossentropy
     of_keras = _is_of_keras(function)
+    function = getattr(function, "func", function)
+    sparse = tf.keras.losses.sparse_categorical_crossentropy
     if not of_keras or getattr(function, "__name__", "") == sparse.__name__:
         positions = outputs.shape[1:-1] if of_keras else []
         return tf.TensorSpec([None, *positions], tf.int32)
@@ -302,29 +423,30 @@ def _targets_of(loss: Any, outputs: tf.TensorSpec) -> tf.TensorSpec:
 
 
 def _functional(
-    keras_model: tf.keras.Model, layers: Sequence[tf.keras.layers.Layer], freeze: bool = True
+    keras_model: tf.keras.Model,
+    layers: Sequence[tf.keras.layers.Layer],
+    frozen: Sequence[np.ndarray] | None = None,
 ) -> Callable:
     """Returns `(weights, x, training, seed, change, loss_scale, real) -> (outputs, penalty)`.
 
     With `change`, that is applied to the outputs of the layers that prepare the inputs; with
     `loss_scale`, the gradient of the outputs by the weights is divided by it; with `real`, bool
     `[batch]`, layers that can leave out other examples do. The penalty is that of the weights'
-    regularisers. Outputs of 16 bits become float32. With `None` for a seed nothing is dropped, and
-    layers that draw in [0, 1) get 0.5.
+    regularisers, frozen ones' included. Outputs of 16 bits become float32. With `None` for a seed
+    nothing is dropped, and layers that draw in [0, 1) get 0.5.
 
     Args:
       keras_model: The model.
       layers: All its layers.
-      freeze: Whether non-trainable weights become constants; otherwise they stay variables.
+      frozen: Non-trainable weights, which become constants; without them they stay variables.
     """
     held = _held_variables([keras_model, *layers])
     trainable = [_holders(keras_model, held, v) for v in keras_model.trainable_variables]
-    frozen = [
-        (_holders(keras_model, held, v), v.numpy())
-        for v in keras_model.non_trainable_variables
-        if freeze
-    ]
-    penalties = _weight_penalties(keras_model, layers)
+    fixed = []
+    if frozen is not None:
+        holders = (_holders(keras_model, held, v) for v in keras_model.non_trainable_variables)
+        fixed = list(zip(holders, frozen, strict=True))
+    penalties, fixed_penalty = _weight_penalties(keras_model, [keras_model, *layers])
     constants = _constants(layers)
     drawing = [layer for layer in layers if _draws(layer)]
     preparing = [layer for layer in layers if _prepares(layer)]
@@ -339,7 +461,7 @@ def _functional(
                 if loss_scale:
                     weight = _with_gradient_times(1 / loss_scale, weight)
                 _swap(stack, holders, weight)
-            for holders, value in frozen:
+            for holders, value in fixed:
                 _swap(stack, holders, tf.constant(value))
             for holder, key, value in constants:
                 _swap_item(stack, holder, key, tf.constant(value))
@@ -357,7 +479,7 @@ def _functional(
             mask = losses_utils.get_mask(outputs)
             outputs = tf.cast(outputs, tf.float32)
             outputs._keras_mask = mask
-        penalty = tf.add_n([tf.zeros([])] + [fn(weights[i]) for i, fn in penalties])
+        penalty = tf.add_n([tf.constant(fixed_penalty)] + [fn(weights[i]) for i, fn in penalties])
         return outputs, penalty
 
     return apply
@@ -491,9 +613,12 @@ def _dropout_call(layer, seeds, in_training, inputs, training=None):
 
 
 def _weight_penalties(keras_model, layers):
-    """Returns (index of the trainable weight, regulariser) pairs; refuses other added losses."""
+    """Returns (index of the trainable weight, regulariser) pairs, and the penalty of the others.
+
+    Refuses other added losses.
+    """
     index = {id(v): i for i, v in enumerate(keras_model.trainable_variables)}
-    penalties = []
+    penalties, fixed = [], 0.0
     for layer in layers:
         if getattr(layer, "activity_regularizer", None) is not None:
             raise ModelError(
@@ -511,17 +636,25 @@ def _weight_penalties(keras_model, layers):
             variable = inner.args[0]
             if id(variable) in index:
                 penalties.append((index[id(variable)], inner.func))
-    return penalties
+            else:
+                fixed += float(inner.func(variable))
+    return penalties, np.float32(fixed)
 
 
 def _refuse_stateful_ops(keras_model, layers, x_spec):
     # Non-trainable weights stay variables here, so that an assignment to one shows as such.
-    apply = _functional(keras_model, layers, freeze=False)
+    apply, masks = _functional(keras_model, layers), []
     weight_specs = [tf.TensorSpec(v.shape, v.dtype) for v in keras_model.trainable_variables]
+
+    def called(weights, x, seed):
+        outputs, _ = apply(weights, x, True, seed)
+        masks.append(losses_utils.get_mask(outputs))
+        return outputs
+
     try:
-        traced = tf.function(
-            lambda weights, x, seed: apply(weights, x, True, seed)[0], autograph=False
-        ).get_concrete_function(weight_specs, x_spec, tf.TensorSpec([2], tf.int32))
+        traced = tf.function(called, autograph=False).get_concrete_function(
+            weight_specs, x_spec, tf.TensorSpec([2], tf.int32)
+        )
     except tf.errors.OperatorNotAllowedInGraphError as e:
         raise ModelError(
             f"Model {keras_model.name!r} asks for the value of a tensor that has none yet, so "
@@ -539,42 +672,53 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
             "add them to the loss function."
         )
     refuse_stateful_ops(traced.graph, {layer.name for layer in layers})
-    return tf.TensorSpec(outputs.shape, outputs.dtype)
+    mask = masks[-1]
+    mask_spec = None if mask is None else tf.TensorSpec(mask.shape, mask.dtype)
+    return tf.TensorSpec(outputs.shape, outputs.dtype), mask_spec
 
 
-def _refuse_targets(y_spec, outputs_spec, functions):
-    """Refuses functions that don't take such targets, or compare each with all examples' outputs.
+def _refuse_targets(y_spec, outputs_spec, mask_spec, functions):
+    """Refuses functions that don't take such targets, or don't give values for each example.
 
     Args:
       y_spec: Batch of targets.
       outputs_spec: Batch of outputs.
+      mask_spec: Batch of Keras's mask of the outputs; `None` if they have none.
       functions: Losses and metrics by name.
     """
+    targets, outputs = _shown(y_spec), _shown(outputs_spec)
 
     def refuse(name, error):
         told = " ".join(str(error).split())[:200]
         raise ModelError(
-            f"{_what(name)} does not take targets {y_spec.dtype.name} {_shown(y_spec)} and outputs "
-            f"{outputs_spec.dtype.name} {_shown(outputs_spec)} ({told}); tell from_keras what the "
-            "targets are, such as y_spec=tf.TensorSpec([None], tf.float32)."
+            f"{_what(name)} does not take targets {y_spec.dtype.name} {targets} and outputs "
+            f"{outputs_spec.dtype.name} {outputs} ({told}); tell from_keras what the targets are, "
+            "such as y_spec=tf.TensorSpec([None], tf.float32), or change y of the Task."
         ) from error
 
-    specs = y_spec, outputs_spec
-    for name, shape in _shapes_of_values(functions, specs, refuse).items():
-        if not shape.rank or None not in shape[1:]:
-            continue
-        sized = [
-            _shapes_of_values(
-                {name: functions[name]},
-                [tf.TensorSpec([size, *s.shape[1:]], s.dtype) for s in specs],
+    specs = [s for s in (y_spec, outputs_spec, mask_spec) if s is not None]
+    # Sizes of a batch that are no size of an example, too.
+    dims = {size for spec in specs for size in spec.shape[1:]}
+    sizes = [size for size in (5, 7, 11, 13, 17, 19, 23, 29, 31, 37) if size not in dims][:2]
+    shapes = _shapes_of_values(functions, specs, sizes, refuse)
+    for name, (one, other) in shapes.items():
+        if not one.rank:
+            cure = "it return one value per example, without tf.reduce_mean or with axis=-1"
+            if outputs_spec.shape.rank == 1:
+                cure = "the model give outputs [None, 1] in place of [None]"
+            raise ModelError(
+                f"{_what(name)} gives one number for the whole batch, padding included; let {cure}."
             )
-            for size in (5, 7)
-        ]
-        if sized[0] and sized[1] and sized[0][name][1:] != sized[1][name][1:]:
+        if one[1:] != other[1:]:
             raise ModelError(
                 f"{_what(name)} compares the target of an example with the outputs of all: targets "
-                f"{_shown(y_spec)} and outputs {_shown(outputs_spec)} are broadcast; give it equal "
-                "shapes, by from_keras's y_spec= or in the function."
+                f"{targets} and outputs {outputs} are broadcast; give it equal shapes, by "
+                "from_keras's y_spec= or in the function."
+            )
+        if [one[0], other[0]] != sizes:
+            raise ModelError(
+                f"{_what(name)} gives values {one.as_list()} for {sizes[0]} examples with targets "
+                f"{targets} and outputs {outputs}; it must give one for each example."
             )
 
 
@@ -597,31 +741,37 @@ def _is_nan_of_nan(loss, y_spec, outputs_spec) -> bool:
     return bool(found.reshape(len(found), -1).any(1).all())
 
 
-def _shapes_of_values(functions, specs, refuse=None) -> dict[str, tf.TensorShape]:
-    """Returns the shapes of what losses and metrics give, by name.
+def _shapes_of_values(functions, specs, sizes, refuse):
+    """Returns the shapes of what losses and metrics give for batches of two sizes, by name.
 
     Args:
       functions: Losses and metrics by name.
-      specs: Batches of targets and of outputs.
-      refuse: Called with the name of one that fails and its error; else that one is left out.
+      specs: Batches of targets and of outputs, and of the outputs' mask if there is one.
+      sizes: Numbers of examples.
+      refuse: Called with the name of one that fails and its error.
     """
     shapes = {}
 
     # All in one graph: what takes time is to make one.
     @tf.function(autograph=False)
-    def trace(y, outputs):
-        for name, function in functions.items():
-            try:
-                values = function(y, outputs)
-                values = tf.convert_to_tensor(values[0] if isinstance(values, tuple) else values)
-            except Exception as e:  # It is the user's, and may raise anything.
-                if refuse:
+    def trace(*batches):
+        for y, outputs, *mask in batches:
+            if mask:
+                outputs._keras_mask = mask[0]
+            for name, function in functions.items():
+                try:
+                    values = function(y, outputs)
+                    values = tf.convert_to_tensor(
+                        values[0] if isinstance(values, tuple) else values
+                    )
+                except Exception as e:  # It is the user's, and may raise anything.
                     refuse(name, e)
-            else:
-                shapes[name] = values.shape
+                shapes.setdefault(name, []).append(values.shape)
 
-    trace.get_concrete_function(*specs)
-    return shapes
+    trace.get_concrete_function(
+        *([tf.TensorSpec([n, *s.shape[1:]], s.dtype) for s in specs] for n in (None, *sizes))
+    )
+    return {name: found[1:] for name, found in shapes.items() if found[1].rank is not None}
 
 
 def _what(name):

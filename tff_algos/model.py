@@ -49,6 +49,8 @@ class Model(NamedTuple):
         measures in a batch.
       loss_scale: What the model multiplies the gradient of `objective` by, and of nothing else,
         while it goes back through layers of 16 bits; `None` if there is no such factor.
+      frozen_weights: One array per non-trainable variable, in the model's order. `forward` holds
+        them as constants.
     """
 
     initial_weights: tuple[np.ndarray, ...]
@@ -60,6 +62,7 @@ class Model(NamedTuple):
     forward_on_changed: Callable[..., Forward] | None = None
     loss_reduction: str = "mean"
     loss_scale: float | None = None
+    frozen_weights: tuple[np.ndarray, ...] = ()
 
 
 def elementwise(

@@ -91,6 +91,61 @@ class _WhenUsed(computation_impl.ConcreteComputation):
         return computation_impl.ConcreteComputation.get_proto(self._make())
 
 
+class GetModelWeights(_WhenUsed):
+    """`state -> ModelWeights`: no TFF where the state is there already, whatever its size."""
+
+    def __init__(self, make, type_signature, frozen: Sequence[np.ndarray]):
+        """Initialises from what `_WhenUsed` takes and the non-trainable weights."""
+        super().__init__(make, type_signature)
+        self._frozen = frozen
+
+    def __call__(self, state):
+        """Returns the weights in a state."""
+        if isinstance(state, tff.Value):
+            return super().__call__(state)
+        return tff.learning.models.ModelWeights(list(state.weights), list(self._frozen))
+
+
+class SetModelWeights(computation_impl.ConcreteComputation):
+    """`(state, ModelWeights) -> state`, which refuses other non-trainable weights.
+
+    A process holds these as constants. They may be left out, as in TFF's own processes of a model
+    without any.
+    """
+
+    def __init__(
+        self,
+        computation: computation_impl.ConcreteComputation,
+        frozen: Sequence[np.ndarray],
+    ):
+        """Initialises from the computation and the non-trainable weights."""
+        super().__init__(
+            computation_proto=computation_impl.ConcreteComputation.get_proto(computation),
+            context_stack=context_stack_impl.context_stack,
+            annotated_type=computation.type_signature,
+        )
+        self._frozen = frozen
+
+    def __call__(self, state, weights):
+        """Returns the state with other trainable weights.
+
+        Raises:
+          ValueError: If non-trainable weights differ from those of the process.
+        """
+        if isinstance(state, tff.Value) or not hasattr(weights, "non_trainable"):
+            return super().__call__(state, weights)
+        given = list(map(np.asarray, weights.non_trainable))
+        if given and not (
+            len(given) == len(self._frozen) and all(map(np.array_equal, given, self._frozen))
+        ):
+            raise ValueError(
+                "The non-trainable weights differ from those that the process was built with and "
+                "keeps: build a process from a model that has them."
+            )
+        whole = tff.learning.models.ModelWeights(list(weights.trainable), list(self._frozen))
+        return super().__call__(state, whole)
+
+
 class StackedStates(Sequence):
     """The states of several clients, held together: entry k is that of client k.
 
@@ -200,8 +255,8 @@ def to_process(
     Returns:
       A process whose `next` takes the state at the server and `ClientData` at the clients, and
       whose output's metrics are a server-placed structure of scalars. Model weights are
-      `tff.learning.models.ModelWeights` with a list of trainable weights. With client state, a
-      `StatefulProcess`.
+      `tff.learning.models.ModelWeights`, whose non-trainable weights are the model's and stay what
+      they are. With client state, a `StatefulProcess`.
     """
     initial = tf.nest.map_structure(tf.convert_to_tensor, method.initialize())
     state_type = tff.to_type(
@@ -238,11 +293,24 @@ def to_process(
             state, metrics, kept = method.next_round(federation, state, clients, client_states)
             return RoundOutput(federation.zip(state), metrics, federation.zip(kept))
 
-    @tff.tensorflow.computation(state_type)
-    def get_model_weights(state):
-        return tff.learning.models.ModelWeights(list(state.weights), [])
+    def get_model_weights():
+        def weights_of(state):
+            fixed = list(map(tf.constant, model.frozen_weights))
+            return tff.learning.models.ModelWeights(list(state.weights), fixed)
 
-    @tff.tensorflow.computation(state_type, get_model_weights.type_signature.result)
+        return tff.tensorflow.computation(weights_of, state_type)
+
+    def types_of(arrays):
+        return [tff.TensorType(w.dtype.as_numpy_dtype, w.shape) for w in arrays]
+
+    weights_type = tff.to_type(
+        tff.learning.models.ModelWeights(
+            types_of(map(tf.convert_to_tensor, initial.weights)),
+            types_of(map(tf.convert_to_tensor, model.frozen_weights)),
+        )
+    )
+
+    @tff.tensorflow.computation(state_type, weights_type)
     def set_model_weights(state, weights):
         state = state._replace(weights=tuple(weights.trainable))
         return method.adopt_weights(state) if method.adopt_weights else state
@@ -263,8 +331,10 @@ def to_process(
         # As large as the model, several times over; in this process nothing runs it.
         initialize_fn=_WhenUsed(initialize, tff.FunctionType(None, at_server)),
         next_fn=next_fn,
-        get_model_weights=get_model_weights,
-        set_model_weights=set_model_weights,
+        get_model_weights=GetModelWeights(
+            get_model_weights, tff.FunctionType(state_type, weights_type), model.frozen_weights
+        ),
+        set_model_weights=SetModelWeights(set_model_weights, model.frozen_weights),
     )
 
 

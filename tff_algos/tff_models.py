@@ -18,10 +18,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+from keras.src.engine import compile_utils
+from keras.src.losses import LossFunctionWrapper
 
 from tff_algos import keras_bridge
 from tff_algos.model import Forward, Model, ModelError
 
+_TFFS = "tensorflow_federated."
 _FUNCTIONAL, _VARIABLE = tff.learning.models.FunctionalModel, tff.learning.models.VariableModel
 
 
@@ -55,11 +58,16 @@ def as_model(model: Any) -> Model:
 
 
 def _from_compiled(keras_model: tf.keras.Model) -> Model:
-    loss = getattr(keras_model, "loss", None)
-    if loss is None:
+    losses = tf.nest.flatten(getattr(keras_model, "loss", None))
+    if not losses or losses == [None]:
         raise ModelError(
             f"Keras model {keras_model.name!r} does not say its loss: compile it with one, or give "
             "tff_algos.from_keras(model, loss=...)."
+        )
+    if len(losses) != 1:
+        raise ModelError(
+            f"Keras model {keras_model.name!r} is compiled with {len(losses)} losses, and methods "
+            "train on one: let the model give one tensor, and compile it with one loss."
         )
     weights = getattr(keras_model.compiled_loss, "_user_loss_weights", None)
     _refuse_loss_weights(keras_model, weights)
@@ -69,8 +77,23 @@ def _from_compiled(keras_model: tf.keras.Model) -> Model:
             f"Keras model {keras_model.name!r} is compiled with weighted_metrics=, for weights of "
             "examples, which clients' data do not have: compile it with metrics= instead."
         )
-    metrics = getattr(container, "_user_metrics", None) or ()
+    metrics = tf.nest.flatten(getattr(container, "_user_metrics", None) or ())
+    # Keras wraps functions, which settles what they get.
+    loss = losses[0]
+    if _is_function(loss):
+        loss = LossFunctionWrapper(loss)
+    wrapped = tf.keras.metrics.MeanMetricWrapper
+    metrics = [
+        wrapped(m, compile_utils.get_custom_object_name(m)) if _is_function(m) else m
+        for m in metrics
+        if m is not None
+    ]
     return keras_bridge.from_keras(keras_model, loss=loss, metrics=metrics)
+
+
+def _is_function(given):
+    kinds = str, type, tf.keras.losses.Loss, tf.keras.metrics.Metric
+    return callable(given) and not isinstance(given, kinds)
 
 
 def _refuse_loss_weights(keras_model, weights):
@@ -116,7 +139,9 @@ def from_functional(model: _FUNCTIONAL) -> Model:
         return model.loss(outputs(weights, x, training), y)
 
     _refuse_stateful_ops(type(model).__name__, loss, trainable, x_spec, y_spec)
-    return Model(trainable, x_spec, y_spec, _forward(loss), outputs, ("loss",))
+    return Model(
+        trainable, x_spec, y_spec, _forward(loss), outputs, ("loss",), frozen_weights=fixed
+    )
 
 
 def from_variable(model: _VARIABLE) -> Model:
@@ -168,7 +193,8 @@ def from_variable(model: _VARIABLE) -> Model:
             return forward_pass(model, batch, training=training).loss
 
     _refuse_stateful_ops(type(model).__name__, loss, initial, x_spec, y_spec)
-    return Model(initial, x_spec, y_spec, _forward(loss), None, ("loss",))
+    frozen = tuple(np.asarray(v.read_value()) for v in model.non_trainable_variables)
+    return Model(initial, x_spec, y_spec, _forward(loss), None, ("loss",), frozen_weights=frozen)
 
 
 class _Written:
@@ -230,10 +256,10 @@ def _from_tffs_keras_model(model) -> Model:
         )
     _refuse_loss_weights(model._keras_model, model._loss_weights)
     x_spec, y_spec = _specs(model.input_spec)
-    # TFF adds counts of its own, which are no means over examples.
-    means = [m for m in model._metrics if isinstance(m, tf.keras.metrics.MeanMetricWrapper)]
+    # TFF adds its own: the loss and counts, which every round of ours reports anyway.
+    metrics = [m for m in model._metrics if not type(m).__module__.startswith(_TFFS)]
     return keras_bridge.from_keras(
-        model._keras_model, loss=model._loss_fns[0], metrics=means, y_spec=y_spec, x_spec=x_spec
+        model._keras_model, loss=model._loss_fns[0], metrics=metrics, y_spec=y_spec, x_spec=x_spec
     )
 
 

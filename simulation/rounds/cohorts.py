@@ -34,35 +34,58 @@ def first_examples(data: FederatedData, most: int | None) -> FederatedData:
     return data if most is None else FirstExamples(data, most)
 
 
-class _OfWidth:
-    """Clients' data whose inputs become numbers of another width when a client is read."""
+class _AsModelTakes:
+    """Clients' data that are checked and converted when a client is read."""
 
-    def __init__(self, data, dtype):
-        self._data, self._dtype = data, dtype
+    def __init__(self, data, model):
+        self._data, self._model = data, model
         self.client_ids, self.sizes = data.client_ids, data.sizes
+        self._shapes = [values.shape[1:] for values in data.examples(0)[:2]]
 
     def examples(self, index: int) -> Examples:
         examples = self._data.examples(index)
-        x = examples.x.astype(self._dtype)
-        if self._dtype.kind in "iu" and not np.array_equal(x, examples.x):
-            raise DataError(
-                f"client {self.client_ids[index]} has inputs that do not fit into {self._dtype}"
-            )
-        return Examples(x, examples.y)
+        for what, values, shape in zip(("inputs", "targets"), examples, self._shapes, strict=True):
+            if len(values) and values.shape[1:] != shape:
+                raise DataError(
+                    f"client {self.client_ids[index]} has {what} of shape "
+                    f"{list(values.shape[1:])}, and client {self.client_ids[0]} of shape "
+                    f"{list(shape)}; pad them all to the same length."
+                )
+        x, wanted = examples.x, np.dtype(self._model.x_spec.dtype.as_numpy_dtype)
+        if x.dtype != wanted and np.can_cast(x.dtype, wanted, "same_kind"):
+            x = x.astype(wanted)
+            if wanted.kind in "iu" and not np.array_equal(x, examples.x):
+                raise DataError(
+                    f"client {self.client_ids[index]} has inputs that do not fit into {wanted}"
+                )
+        return Examples(x, targets_as_model_takes(examples.y, self._model))
 
 
 def as_model_takes(data: FederatedData, model: "tff_algos.Model") -> FederatedData:
-    """Returns clients' data with inputs of the model's width, float32 in place of float64, say.
+    """Returns clients' data in the form that the model takes.
+
+    Inputs get the model's width, float32 in place of float64, say; targets see
+    `targets_as_model_takes`. To read a client raises a `DataError` if its examples have another
+    shape than those of the first client, or do not fit into the model's whole numbers.
 
     Args:
-      data: The data.
+      data: The data of one client or more.
       model: The model. Inputs that are no such numbers at all stay as they are.
     """
-    found = data.examples(0).x.dtype
-    wanted = np.dtype(model.x_spec.dtype.as_numpy_dtype)
-    if found == wanted or not np.can_cast(found, wanted, "same_kind"):
-        return data
-    return _OfWidth(data, wanted)
+    return _AsModelTakes(data, model)
+
+
+def targets_as_model_takes(y: np.ndarray, model: "tff_algos.Model") -> np.ndarray:
+    """Returns targets with a last dimension of 1 that the model's spec has, or without one.
+
+    Args:
+      y: Targets, `[n, ...]`.
+      model: The model.
+    """
+    found, wanted = list(y.shape[1:]), model.y_spec.shape[1:].as_list()
+    if found + [1] == wanted:
+        return y[..., np.newaxis]
+    return y[..., 0] if found == wanted + [1] else y
 
 
 class Members(NamedTuple):

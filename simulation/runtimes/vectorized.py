@@ -584,7 +584,7 @@ class VectorizedProcess:
 
     def get_model_weights(self, state) -> tff.learning.models.ModelWeights:
         """Returns the model's weights in a state."""
-        return tff.learning.models.ModelWeights(list(state.weights), [])
+        return self._process.get_model_weights(state)
 
     def set_model_weights(self, state, weights):
         """Returns the state with other model weights."""

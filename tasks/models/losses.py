@@ -31,7 +31,11 @@ def sparse_softmax_cross_entropy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Ten
     Returns:
       Losses in nats, `[B, ...]`, of the logits' dtype; 0 where logits that carry rows
       (`tasks.layers.sequences`) have none.
+
+    Raises:
+      ValueError: If there is one logit only.
     """
+    _require_classes(y_pred)
     if layers.sequences.rows_of(y_pred) is not None:
         return _of_rows(sparse_softmax_cross_entropy, y_true, y_pred)
     many = (y_pred.shape[-1] or 0) >= _MANY
@@ -39,6 +43,14 @@ def sparse_softmax_cross_entropy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Ten
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y_true, logits=y_pred)
     flat = _of_many_classes(tf.reshape(y_true, [-1]), tf.reshape(y_pred, [-1, y_pred.shape[-1]]))
     return tf.reshape(flat, tf.shape(y_true))
+
+
+def _require_classes(y_pred):
+    if y_pred.shape[-1] == 1:
+        raise ValueError(
+            "classes need an output each, and the model has one: give it two outputs, or take "
+            "losses and metrics of yes or no, such as Keras's binary_crossentropy"
+        )
 
 
 def _of_rows(fn: Callable, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
@@ -81,7 +93,11 @@ def sparse_accuracy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
 
     Returns:
       Zeros and ones, `[B, ...]`, of the logits' dtype; 0 where logits that carry rows have none.
+
+    Raises:
+      ValueError: If there is one logit only, which is always the largest.
     """
+    _require_classes(y_pred)
     if layers.sequences.rows_of(y_pred) is not None:
         return _of_rows(sparse_accuracy, y_true, y_pred)
     hits = tf.equal(tf.argmax(y_pred, axis=-1, output_type=tf.int32), tf.cast(y_true, tf.int32))
@@ -96,7 +112,7 @@ def accuracy_of_class(label: int) -> Callable:
 
     Returns:
       A function of classes `[B]` and logits `[B, number of classes]` that returns hits and weights,
-      each 0 or 1, `[B]`, of the logits' dtype.
+      each 0 or 1, `[B]`, of the logits' dtype. It raises a `ValueError` for one logit.
     """
 
     def accuracy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

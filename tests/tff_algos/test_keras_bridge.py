@@ -69,10 +69,11 @@ def test_weighted_positions_of_an_example():
     keras_model = tf.keras.Sequential([L.InputLayer((2,)), L.Dense(2, use_bias=False)])
 
     def loss(y, outputs):
-        return tf.constant([[1.0, 2.0], [3.0, 4.0]]) + 0 * outputs, tf.cast(y, tf.float32)
+        return y[..., 0] + 0 * outputs, y[..., 1]
 
-    model = from_keras(keras_model, loss=loss, y_spec=tf.TensorSpec([None, 2], tf.int32))
-    b = Batch(np.ones((2, 2), np.float32), np.array([[1, 0], [1, 1]], np.int32), np.ones(2))
+    model = from_keras(keras_model, loss=loss, y_spec=tf.TensorSpec([None, 2, 2]))
+    y = np.array([[[1, 1], [2, 0]], [[3, 1], [4, 1]]], np.float32)
+    b = Batch(np.ones((2, 2), np.float32), y, np.ones(2))
     got = model.forward(model.initial_weights, b, training=False, seed=NO_SEED)
     np.testing.assert_allclose(got.objective, 8 / 3, rtol=1e-6)
     np.testing.assert_allclose(got.metrics["loss"][0], [1, 7])

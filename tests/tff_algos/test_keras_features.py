@@ -171,16 +171,8 @@ def test_what_keras_masks_weighs_nothing_in_its_losses(ignored, policy):
 def test_a_mask_that_does_not_fit_is_refused():
     layers = [L.InputLayer((5,), dtype=tf.int32), L.Embedding(6, 4, mask_zero=True), L.Dense(1)]
     spec = tf.TensorSpec([None, 5])
-    model = from_keras(tf.keras.Sequential(layers), loss="mse", y_spec=spec)
-    x = np.ones((3, 5), np.int32)
     with pytest.raises(ModelError, match="have a mask .* targets of as many dimensions"):
-        _evaluated(model, x, x.astype(np.float32))
-
-
-def test_one_loss_for_the_whole_batch_is_refused():
-    model = from_keras(_one_number(), loss=lambda y, outputs: tf.reduce_mean(outputs))
-    with pytest.raises(ModelError, match="one number for the whole batch"):
-        _evaluated(model, X, Y)
+        from_keras(tf.keras.Sequential(layers), loss="mse", y_spec=spec)
 
 
 @pytest.mark.quick_cases("*-float32-tff-10", "logarithm-float32-vectorized-2")
@@ -454,7 +446,7 @@ PLAIN = {"loss": "sparse_categorical_crossentropy"}
         (_Subclassed, {**PLAIN, "x_spec": tf.TensorSpec([None, 4])}, "no weights yet; call it"),
         (normalized, {"loss": "msee"}, "loss='msee' is not the name of one of Keras's losses"),
         (normalized, {"loss": 3}, "loss must be a function of .y, outputs., .* found a int"),
-        (normalized, {**PLAIN, "metrics": ["accuracy"]}, "Metric 'accuracy' is not the name of"),
+        (normalized, {**PLAIN, "metrics": ["acuracy"]}, "Metric 'acuracy' is not the name of"),
         (
             normalized,
             {**PLAIN, "metrics": [tf.keras.metrics.AUC(name="auc")]},

@@ -3,9 +3,10 @@ import types
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from simulation.rounds import cohorts
-from tasks.task import ArrayFederatedData, DataError
+from tasks.task import ArrayFederatedData, DataError, Examples
 from tff_algos import client_data
 from tff_algos.registry import RoundPlan
 
@@ -197,17 +198,49 @@ def test_failure_to_make_what_a_round_takes_is_told_in_its_turn():
             ahead(2)
 
 
+def _model(dtype, targets):
+    """What is looked at of a model: its specs of inputs and targets."""
+    return types.SimpleNamespace(
+        x_spec=tf.TensorSpec([None, 1], dtype), y_spec=tf.TensorSpec([None, *targets])
+    )
+
+
 def test_inputs_of_another_width_become_the_models_or_are_told():
     x = np.array([[1], [2**40]])
     data = ArrayFederatedData(x, x, [[0], [1]], ["a", "b"])
 
     def taken(dtype):
-        spec = types.SimpleNamespace(dtype=types.SimpleNamespace(as_numpy_dtype=dtype))
-        return cohorts.as_model_takes(data, types.SimpleNamespace(x_spec=spec))
+        return cohorts.as_model_takes(data, _model(dtype, [1]))
 
-    assert taken(np.int64) is data
+    assert taken(np.int64).examples(1).x.dtype == np.int64
     assert taken(np.float32).examples(1).x.dtype == np.float32
     narrow = taken(np.int32)
     assert narrow.examples(0).x.dtype == np.int32 and narrow.client_ids == data.client_ids
     with pytest.raises(DataError, match="client b has inputs that do not fit into int32"):
         narrow.examples(1)
+
+
+@pytest.mark.parametrize(("targets", "wanted"), [([], []), ([1], []), ([], [1]), ([1], [1])])
+def test_targets_get_or_lose_a_last_dimension_of_one(targets, wanted):
+    x, y = np.zeros((3, 1), np.float32), np.arange(3, dtype=np.float32).reshape([3, *targets])
+    data = cohorts.as_model_takes(
+        ArrayFederatedData(x, y, [[0, 1], [2]]), _model(np.float32, wanted)
+    )
+    np.testing.assert_array_equal(data.examples(1).y, np.full([1, *wanted], 2.0))
+
+
+@pytest.mark.parametrize("what", ["inputs", "targets"])
+def test_clients_whose_examples_differ_in_shape_are_told(what):
+    class Series:
+        client_ids, sizes = ["a", "none", "b"], np.array([2, 0, 2])
+
+        def examples(self, index):
+            length = {0: 4, 1: 7, 2: 5}[index]
+            x, y = np.zeros((self.sizes[index], length)), np.zeros((self.sizes[index], 4))
+            return Examples(x, y) if what == "inputs" else Examples(y, x)
+
+    data = cohorts.as_model_takes(Series(), _model(np.float32, [4]))
+    assert len(data.examples(0).y) == 2 and not len(data.examples(1).y)
+    says = rf"^client b has {what} of shape \[5\], and client a of shape \[4\]; pad them all"
+    with pytest.raises(DataError, match=says):
+        data.examples(2)
