@@ -177,6 +177,8 @@ class Task:
         they were not.
       constants: Arrays beside the examples that the numbers depend on, by what they are, such as
         vectors of words that are not learnt.
+      files: Paths of files that the task's code reads by itself, such as a table of class weights.
+        A run with another content of them is another run.
     """
 
     name: str
@@ -192,3 +194,4 @@ class Task:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     clean_train: FederatedData | None = None
     constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    files: Sequence[str] = ()
