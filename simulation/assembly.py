@@ -8,6 +8,7 @@ import tasks
 import tff_algos
 from hparams import HparamError
 from simulation import experiment_flags, runtimes, task_models
+from simulation.errors import RunError
 from simulation.experiment_flags import Request
 from simulation.rounds import cohorts
 from tasks.task import FederatedData, Task
@@ -31,31 +32,47 @@ class Parts(NamedTuple):
     process: Any
 
 
-def assemble(request: Request, look_at: Callable[[Task], None] | None = None) -> Parts:
+def assemble(request: Request, look_at: Callable[[Task, Any], None] | None = None) -> Parts:
     """Loads and builds what a run's settings stand for.
 
     Args:
       request: The settings.
-      look_at: Looks at the task before the model is built.
+      look_at: Looks at the task and its Keras model, which is `None` if it cannot be built; before
+        the method's process is.
 
     Raises:
       HparamError: If settings do not go with the task's data or with each other.
       RunError: If `initial_weights` cannot be read.
       tasks.task.DataError: If data is missing or damaged.
     """
-    settings, task = request.run, _load(request)
+    settings, task = request.run, load(request)
     train = cohorts.first_examples(task.train, settings["max_elements_per_client"])
-    if look_at is not None:
-        look_at(task)
     runtimes.configure_threads()
-    model = task_models.build(task, settings)
+    try:
+        model = task_models.build(task, settings)
+    except RunError:
+        if look_at is not None:
+            # That the data or the code are others explains more.
+            look_at(task, None)
+        raise
+    if look_at is not None:
+        look_at(task, model.keras_model)
     train = cohorts.as_model_takes(train, model.model)
     process = _build_process(request, model.model, train)
     return Parts(task, train, cohorts.Cohorts(train, settings, request.plan), model, process)
 
 
-def _load(request: Request) -> Task:
-    """Loads the task, and refuses a cohort that it does not have."""
+def load(request: Request) -> Task:
+    """Loads the task, and refuses a cohort that it does not have.
+
+    Args:
+      request: The settings.
+
+    Raises:
+      HparamError: As `assemble`.
+      RunError: As `assemble`.
+      tasks.task.DataError: As `assemble`.
+    """
     settings, objects = request.run, request.objects
     task = objects.get("task") or tasks.load(
         settings["task"],
