@@ -157,6 +157,7 @@ def report(folders: Sequence[str], column: str, output: pathlib.Path) -> str:
     lines.append(
         flags.to_markdown(disable_numparse=True) if len(flags) else "None but seeds and folders."
     )
+    lines += [f"\n{line}" for line in run_folders.mixtures(runs)]
     curves = aligned(runs, column)
     output.mkdir(parents=True, exist_ok=True)
     curves.to_csv(output / "aligned.csv")
