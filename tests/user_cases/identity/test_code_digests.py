@@ -169,6 +169,15 @@ def test_a_helper_is_reached(package, way, loaded):
     assert {m for m in now if now[m] != before[m]} == {"helper_of_mine.py"}
 
 
+def test_modules_that_workers_have(package):
+    package.write(my_task="import helper_of_mine\nhelper_of_mine\n", helper_of_mine="X = 1\n")
+    before = code_digests.of_modules(["my_task"])
+    assert before.keys() == {"the code of my_task.py", "the code of helper_of_mine.py"}
+    package.write(helper_of_mine="X = 2\n")
+    now = code_digests.of_modules(["my_task"])
+    assert [name for name in now if now[name] != before[name]] == ["the code of helper_of_mine.py"]
+
+
 def test_modules_of_a_package_are_reached_by_dots(package):
     package.write(
         mine__init="", mine__a="from . import b\nfrom .sub.c import f\nf\n", mine__b="X = 1\n"

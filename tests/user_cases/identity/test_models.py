@@ -5,19 +5,19 @@ import pytest
 import tensorflow as tf
 
 from common import code_digests
-from simulation import identity
+from simulation import identity, model_identity
 
 keras = tf.keras
 layers = keras.layers
 
 
 def looked_at(model):
-    describer = code_digests.Describer([identity._look_at_library_object])
-    return {"model": identity.of_model(model, describer), "code": describer.found.code}
+    describer = code_digests.Describer([model_identity.look_at_library_object])
+    return {"model": model_identity.of_model(model, describer), "code": describer.found.code}
 
 
 def values(thing):
-    describer = code_digests.Describer([identity._look_at_library_object])
+    describer = code_digests.Describer([model_identity.look_at_library_object])
     describer.look("it", thing)
     return describer.found.values
 
