@@ -242,11 +242,11 @@ def _dots(name):
 
 
 def label(module: str) -> str:
-    """Returns how a module is called, wherever it lies: `my_tasks/blobs.py`."""
-    if module != "__main__":
-        return module.replace(".", "/") + ".py"
-    path = getattr(sys.modules["__main__"], "__file__", None)
-    return os.path.basename(path) if path and os.path.exists(path) else "the notebook or console"
+    """Returns how a module is called, wherever it lies: `my_tasks/blobs.py`.
+
+    A script, notebook or console is `the program`, so that it may have another name.
+    """
+    return "the program" if module == "__main__" else module.replace(".", "/") + ".py"
 
 
 def _source(path: str) -> str:
@@ -368,6 +368,7 @@ class Describer:
           places: Folders that may be elsewhere the next time.
         """
         self._places = tuple(places)
+        self._known: dict[int, tuple[str, Any]] = {}
         self.found = Found()
         self._handlers, self.packages = tuple(handlers), frozenset(packages)
         self._values = self.found.values
@@ -378,6 +379,10 @@ class Describer:
         """Adds a value."""
         self._values[name] = text
 
+    def know(self, name: str, value: Any) -> None:
+        """Lets an object that is looked at elsewhere be told by its name only."""
+        self._known[id(value)] = name, value
+
     def look(self, name: str, value: Any) -> None:
         """Looks at an object.
 
@@ -387,6 +392,8 @@ class Describer:
         """
         if isinstance(value, _SCALARS) and not isinstance(value, enum.Enum):
             self.tell(name, _scalar(self._without_place(value)))
+        elif id(value) in self._known:
+            self.tell(name, self._known[id(value)][0])
         elif any(handler(self, name, value) for handler in self._handlers):
             pass
         elif isinstance(value, np.ndarray):

@@ -202,6 +202,8 @@ def of_task(
         () if given is not None else [tasks.get(request.run["task"]).loader],
         filter(None, [request.run["data_dir"]]),
     )
+    if keras_model is not None:
+        describer.know("the model", keras_model)
     if task is not None and _has_own_task(request):
         describer.look("loss", task.loss)
         for name in sorted(task.metrics):

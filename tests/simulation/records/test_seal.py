@@ -345,4 +345,4 @@ def test_one_label_altered_between_start_and_resumption_is_refused(tmp_path, mon
     alter()
     line = problem()
     assert "\n" not in line
-    assert re.search(r"\(what differs: (client '.+' of (train|test)|file .+|the words)", line), line
+    assert re.search(r"^data: (client '.+' of (train|test)|file .+|the words)", line), line

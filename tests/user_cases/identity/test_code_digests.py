@@ -526,7 +526,7 @@ def first(tmp_path_factory):
 
 def test_programs_are_the_same_in_every_process(first, tmp_path):
     code, found = first
-    assert {"program.py", "helper_of_program.py"} == code.keys() and found["loss, factor"] == "2.0"
+    assert {"the program", "helper_of_program.py"} == code.keys() and found["loss, factor"] == "2.0"
     other = tmp_path / "a" / "b"
     assert told(other, PROGRAM, hash_seed="12345", cwd="/") == first
 
