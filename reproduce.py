@@ -30,7 +30,7 @@ import tabulate  # noqa: E402
 from absl import flags  # noqa: E402
 
 from hparams import HparamError  # noqa: E402
-from reproduction import items, needs, readme, results, score, search, sweep  # noqa: E402
+from reproduction import changes, items, needs, readme, results, run_folders, score, search, sweep  # noqa: E402
 from reproduction.items import ReproduceError  # noqa: E402
 from simulation import experiment_flags  # noqa: E402
 from simulation.errors import RunError  # noqa: E402
@@ -315,6 +315,7 @@ def reproduce(
     results.write_csv(folder / "results.csv", records)
     results.write_csv(folder / "runs.csv", results.grid_records(runs, setup, chosen))
     caveats = results.caveats(records, setup)
+    caveats += run_folders.mixtures([run.read() for run in runs])
     caveats += [*told, *filter(None, [results.largest_difference(records, setup)])]
     text = "\n".join([setup.title, "", results.format_table(records, setup), "", *caveats])
     writing.write_atomically(folder / "table.md", f"{text}\n".encode())
@@ -385,7 +386,8 @@ def _dry_run(setup, runs, resources) -> None:
     told_data = needs.told_data(setup, FLAGS.data_dir)
     nearest = {name: needs.of_row(setup, row) for name, row in setup.rows.items()}
     nearest = {row: (found.seconds, found.workload) for row, found in nearest.items() if found}
-    rows = sweep.estimate(runs, setup.seconds, nearest)
+    compared = sweep.compare(runs, resources)
+    rows = sweep.estimate(runs, setup.seconds, nearest, compared.changed.keys())
     table = [
         [e.row, e.runs, e.rounds, "" if e.seconds is None else f"{e.seconds:.3g}", e.source]
         + ["" if e.seconds is None else f"{e.rounds * e.seconds / 3600:.2f}"]
@@ -394,6 +396,7 @@ def _dry_run(setup, runs, resources) -> None:
     print(f"{setup.paper} {setup.item} {setup.name}: {setup.title}\n")
     headers = ["row", "runs to do", "rounds to do", "s a round", "which are", "hours"]
     print(tabulate.tabulate(table, headers, tablefmt="github", disable_numparse=True))
+    print("".join(f"\n{line}" for line in sweep.tell(compared)))
     known = sum(e.rounds * e.seconds for e in rows if e.seconds is not None) / 3600
     unknown = sum(e.rounds for e in rows if e.seconds is None)
     jobs = resources.jobs or max(1, int(len(os.sched_getaffinity(0)) / resources.cpus))
@@ -573,6 +576,7 @@ def main(arguments: list[str]) -> int:
         if not FLAGS.item:
             needed = "--item" if FLAGS.items else "--paper and --item"
             raise ReproduceError(f"{needed} must be set; --list shows what there is.")
+        changes.start_over()
         (item,) = _asked_items()
         _reproduce_all(list(_asked_setups(item).values()))
         if FLAGS.record and not FLAGS.items:

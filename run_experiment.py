@@ -21,7 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from hparams import HparamError  # noqa: E402
 from simulation import experiment, experiment_flags  # noqa: E402
-from simulation.errors import DivergedError, RunError  # noqa: E402
+from simulation.errors import ChangedError, DivergedError, RunError  # noqa: E402
 from tasks.task import DataError  # noqa: E402
 
 
@@ -32,7 +32,8 @@ def main(arguments: list[str]) -> int:
       arguments: Command line without the program's name.
 
     Returns:
-      The exit code: 0; 2 for wrong flags; 1 for a run that cannot start or resume; 3 for one that
+      The exit code: 0; 2 for wrong flags, and where code or data are not those of the folder's run;
+      1 for a run that cannot start or resume; 3 for one that
       diverged; 128 plus the signal's number for one that a signal stopped.
     """
     # Of packages that TFF imports; nothing that a user could fix.
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> int:
     except experiment_flags.HelpRequested as e:
         print(e)
         return 0
-    except HparamError as e:
+    except (ChangedError, HparamError) as e:
         return _fail(e, 2)
     except DivergedError as e:
         return _fail(e, 3)

@@ -33,6 +33,23 @@ def in_folder(package: types.ModuleType, *functions: str) -> list[Any]:
     ]
 
 
+def check_history(spec: Any) -> None:
+    """Refuses a version whose changes are not told.
+
+    Args:
+      spec: A method's or a task's.
+
+    Raises:
+      ValueError: If `version` is no whole number from 1 on, or `history` has not a line for each
+        version after the first.
+    """
+    if not isinstance(spec.version, int) or spec.version != 1 + len(spec.history):
+        raise ValueError(
+            f"{spec.name}: version={spec.version!r} needs {spec.version!r} - 1 lines of history, "
+            f"found {len(spec.history)}."
+        )
+
+
 def _named(module, spec, functions):
     given = {field: getattr(spec, field) for field in functions}
     return {

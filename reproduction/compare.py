@@ -228,6 +228,7 @@ def report(folders: Sequence[str], column: str, output: pathlib.Path) -> str:
     told = cautions(runs)
     if told:
         lines += ["\n## What else differs\n", *(f"- {line}" for line in told)]
+    lines += [f"\n{line}" for line in run_folders.mixtures(runs)]
     paired = paired_differences(runs, column)
     curves = aligned(runs, column)
     output.mkdir(parents=True, exist_ok=True)

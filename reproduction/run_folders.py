@@ -1,6 +1,7 @@
 """Folders of finished or unfinished runs, read once for all figures and tables made of them."""
 
 import functools
+import json
 import os
 import pathlib
 import typing
@@ -244,10 +245,83 @@ def find_runs(folders: Iterable[str]) -> list[RunFolder]:
     found = {}
     for folder in folders:
         paths = sorted(pathlib.Path(folder).rglob("hparams.json"))
+        # Earlier runs that others have taken the place of are there for who names them.
+        paths = [path for path in paths if not _is_replaced(path.parent, pathlib.Path(folder))]
         if not paths:
             raise RunError(f"{folder} holds no run: no hparams.json in it or below it.")
         found |= {path.parent: None for path in paths}
     return [read_run(str(path)) for path in found]
+
+
+def _is_replaced(path, within) -> bool:
+    parts = path.relative_to(within).parts
+    return any(outputs.REPLACED.search(part) for part in parts)
+
+
+def mixtures(runs: Sequence[RunFolder]) -> list[str]:
+    """Returns in which versions of code, data, method and task runs differ, as lines.
+
+    Only what should be the same is compared: the versions of one method or task, one file of code,
+    the data of one task with equal settings and seed. What has changed in a run and was accepted is
+    told as well.
+
+    Args:
+      runs: Runs of one table.
+    """
+    found: dict[str, dict[str, int]] = {}
+    without, accepted = 0, {}
+    for run in runs:
+        recorded = run.recorded or {}
+        if not isinstance(recorded.get("flags"), dict):
+            continue
+        made_of = recorded.get("identity")
+        if not isinstance(made_of, dict):
+            without, made_of = without + 1, {}
+        for what, version in _versions(run, made_of):
+            of_what = found.setdefault(what, {})
+            of_what[version] = of_what.get(version, 0) + 1
+        changes = recorded.get("accepted_changes")
+        for change in changes if isinstance(changes, list) else ():
+            texts = "; ".join(map(str, _part(change, "changes", list)))
+            accepted[texts] = accepted.get(texts, 0) + 1
+    mixed = []
+    for what, versions in found.items():
+        if len(versions) > 1:
+            named = not any(len(version) > 12 for version in versions)
+            told = ", ".join(f"{v} ({n} runs)" for v, n in versions.items()) if named else ""
+            mixed.append(f"{what.partition(chr(0))[0]} {told}".strip())
+    told = "; ".join(dict.fromkeys(mixed))
+    lines = [f"The runs are not all of one version: {told}."] if mixed else []
+    if without and without < len(runs):
+        lines.append(f"{without} of {len(runs)} runs recorded neither code nor versions.")
+    lines += [
+        f"Changes that were accepted in {n} of {len(runs)} runs: {texts}."
+        for texts, n in accepted.items()
+    ]
+    return lines
+
+
+def _part(content, name, kind=dict):
+    """Returns a part of what a file holds; an empty one if that is damaged."""
+    found = content.get(name) if isinstance(content, dict) else None
+    return found if isinstance(found, kind) else kind()
+
+
+def _versions(run, made_of) -> Iterator[tuple[str, str]]:
+    """Gives what has a version, and the version or a digest of it."""
+    flags = run.flags
+    task = flags.get("task", "")
+    for kind, name in (("method", run.method), ("task", task)):
+        version = _part(made_of, kind).get("version", 1)
+        yield f"{kind} {name}, version", str(version)
+    for module, parts in _part(made_of, "code").items():
+        yield f"code of {module}", json.dumps(parts, sort_keys=True)
+    of_task = {k: v for k, v in flags.items() if k.startswith(f"{task}_")}
+    fixed = (task, flags["seed"], flags.get("use_synthetic_data"), flags.get("initial_weights"))
+    data = _part(made_of, "data")
+    if data:
+        key = json.dumps([fixed, of_task], sort_keys=True)
+        yield f"data of {task}\0{key}", str(data.get("digest"))
 
 
 def mean_of_last(run: RunFolder, column: str, last_rounds: int) -> float:

@@ -167,6 +167,24 @@ def _listed(system, root) -> list[str]:
         return []
 
 
+def set_aside(url: str) -> None:
+    """Moves the copy of a run beside, where another run takes its place; does nothing without one.
+
+    Args:
+      url: Folder or URL of the copy.
+
+    Raises:
+      ReproduceError: If the storage can't be written.
+    """
+    with _told(url):
+        system, root = _open(url)
+        number = 1
+        while system.exists(f"{root}.replaced-{number}"):
+            number += 1
+        if system.exists(root):
+            system.mv(root, f"{root}.replaced-{number}", recursive=True)
+
+
 def pull(url: str, folder: str | os.PathLike, results_only: bool = False) -> None:
     """Brings a run's folder up to date with its copy; does nothing if there is none.
 

@@ -14,11 +14,11 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from common import writing
-from reproduction import board, storage
+from reproduction import board, changes, storage
 from reproduction.items import REPO, PlannedRun, ReproduceError
 from simulation import experiment_flags
 from simulation.errors import RunError
@@ -119,6 +119,7 @@ def execute(
     if resources.storage:
         for run in runs:
             storage.pull(_url(resources, run), run.folder, results_only=True)
+    _start_changed_anew(runs, resources)
     missing = []
     for run in runs:
         if not is_done(run):
@@ -147,6 +148,8 @@ def execute(
                 f"{resources.retries + 1} times; start again to resume."
             )
     outcomes = {run: outcomes[run] for run in missing}
+    for run in missing:
+        changes.forget(run)
     for run, outcome in outcomes.items():
         if outcome.code == DIVERGED:
             print(f"{run.name} diverged; the others continued.", flush=True)
@@ -158,6 +161,68 @@ def execute(
         )
         raise ReproduceError(f"{len(failed)} of {len(missing)} runs failed: {told}")
     return outcomes
+
+
+def compare(runs: Sequence[PlannedRun], resources: Resources) -> changes.Compared:
+    """Compares runs with today's code and data, where runs run.
+
+    Raises:
+      ReproduceError: If that fails.
+    """
+    if not resources.address:
+        return changes.compare(runs)
+
+    def on_the_cluster(jobs):
+        with _ray(resources) as ray:
+            task = ray.remote(max_calls=1)(_look_at).options(num_cpus=resources.cpus)
+            return ray.get(task.remote(str(REPO), jobs))
+
+    return changes.compare(runs, on_the_cluster)
+
+
+def _look_at(repository, jobs):
+    os.chdir(repository)
+    if repository not in sys.path:
+        sys.path.insert(0, repository)
+    return changes.look_at(jobs)
+
+
+def _start_changed_anew(runs, resources) -> None:
+    """Moves runs of other code or data aside, and tells what cannot be compared."""
+    found = compare(runs, resources)
+    for run in found.changed:
+        with outputs.ExperimentFolder(str(run.folder.parent), run.name) as folder:
+            folder.set_aside()
+        if resources.storage:
+            storage.set_aside(_url(resources, run))
+    for told in tell(found):
+        print(told, flush=True)
+
+
+def tell(found: changes.Compared) -> list[str]:
+    """Returns what has to be said of runs that were compared, as lines."""
+    lines = []
+    for reason in dict.fromkeys(found.changed.values()):
+        some = [run for run, other in found.changed.items() if other == reason]
+        lines.append(
+            f"{_named(some)} of other code or data ({reason}): run anew; the earlier results are "
+            f"kept beside, as {some[0].name}.replaced-N."
+        )
+    if found.unknown:
+        lines.append(
+            f"{_named(found.unknown)} by a version that recorded no code: taken as they are, since "
+            "changes since then cannot be seen."
+        )
+    for reason in dict.fromkeys(found.unread.values()):
+        some = [run for run, other in found.unread.items() if other == reason]
+        lines.append(f"{_named(some)} not compared with today's data and model: {reason}")
+    return lines
+
+
+def _named(runs) -> str:
+    if len(runs) == 1:
+        return f"{runs[0].name} is"
+    return f"{len(runs)} runs ({runs[0].name}, ...) are"
 
 
 class Estimate(NamedTuple):
@@ -183,6 +248,7 @@ def estimate(
     runs: Sequence[PlannedRun],
     given: Mapping[str, float],
     nearest: Mapping[str, tuple[float, str]] | None = None,
+    anew: Collection[PlannedRun] = (),
 ) -> list[Estimate]:
     """Returns what the rows of a set-up still cost.
 
@@ -191,6 +257,7 @@ def estimate(
       given: Seconds a round that the item names, by row; `*` is any row.
       nearest: Seconds a round by the nearest measured workload, and its name, by row; taken where
         there is nothing better.
+      anew: Runs that are there and will be run again.
     """
     measured = {}
     for run in runs:
@@ -200,8 +267,11 @@ def estimate(
             measured.setdefault(run.row, []).append(statistics.median(seconds))
     result = []
     for row in dict.fromkeys(run.row for run in runs):
-        missing = [run for run in runs if run.row == row and not is_done(run)]
-        rounds = sum(max(0, run.rounds - board.rounds_done(run)) for run in missing)
+        missing = [r for r in runs if r.row == row and (r in anew or not is_done(r))]
+        rounds = sum(
+            run.rounds if run in anew else max(0, run.rounds - board.rounds_done(run))
+            for run in missing
+        )
         neighbours = [s for some in measured.values() for s in some]
         if row in measured:
             seconds, source = statistics.mean(measured[row]), "measured"

@@ -32,32 +32,40 @@ class Parts(NamedTuple):
     process: Any
 
 
-def assemble(request: Request, look_at: Callable[[Task], None] | None = None) -> Parts:
+def assemble(request: Request, look_at: Callable[[Task, Any], None] | None = None) -> Parts:
     """Loads and builds what a run's settings stand for.
 
     Args:
       request: The settings.
-      look_at: Looks at the task before the model is built.
+      look_at: Looks at the task and its Keras model, which is `None` if it cannot be built; before
+        the method's process is.
 
     Raises:
       HparamError: If settings do not go with the task's data or with each other.
       RunError: If `initial_weights` cannot be read, or methods cannot take the model.
       tasks.task.DataError: If data is missing or damaged.
     """
-    settings, task = request.run, _load(request)
-    whole = task
-    task = validation.split(task, settings)
+    settings, whole = request.run, load(request)
+    task = validation.split(whole, settings)
     number = len(task.train.client_ids)
     experiment_flags.check_cohort(settings["clients_per_round"], number, task.name)
     train = cohorts.first_examples(task.train, settings["max_elements_per_client"])
-    if look_at is not None:
-        look_at(whole)
     runtimes.configure_threads()
-    model = task_models.build(task, settings)
+    try:
+        model = task_models.build(task, settings)
+    except RunError:
+        if look_at is not None:
+            # That the data or the code are others explains more.
+            look_at(whole, None)
+        raise
+    if look_at is not None:
+        look_at(whole, model.keras_model)
     train = cohorts.as_model_takes(train, model.model)
     tests = {}
-    if task.test is not None and len(task.test.client_ids):
-        tests["test"] = cohorts.as_model_takes(task.test, model.model)
+    for part in ("test", "validation"):
+        data = getattr(task, part)
+        if data is not None and len(data.client_ids):
+            tests[part] = cohorts.as_model_takes(data, model.model)
     if task.central_test is not None:
         x, y = task.central_test
         tests["central_test"] = Examples(x, cohorts.targets_as_model_takes(y, model.model))
@@ -66,8 +74,17 @@ def assemble(request: Request, look_at: Callable[[Task], None] | None = None) ->
     return Parts(task, train, cohorts.Cohorts(train, settings, request.plan), model, process)
 
 
-def _load(request: Request) -> Task:
-    """Loads the task, with the model and the initial weights that the user gave."""
+def load(request: Request) -> Task:
+    """Loads the task, with the model and the initial weights that the user gave.
+
+    Args:
+      request: The settings.
+
+    Raises:
+      HparamError: As `assemble`.
+      RunError: As `assemble`.
+      tasks.task.DataError: As `assemble`.
+    """
     settings, objects = request.run, request.objects
     task = objects.get("task") or tasks.load(
         settings["task"],

@@ -5,6 +5,10 @@ class RunError(Exception):
     """A run that cannot start or cannot resume; its text is one line for the user."""
 
 
+class ChangedError(RunError):
+    """A folder holds a run of other code, data, method or task than there is now."""
+
+
 class NoWorkersError(RunError):
     """A run whose workers are all lost; it ends with a checkpoint and can go on with others."""
 

@@ -9,22 +9,21 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import tff_algos
 from common import command_line, imports
 from hparams import HparamError
-from simulation import assembly, experiment_flags, runtimes
-from simulation.errors import RunError
+from simulation import assembly, experiment_flags, identity, runtimes
+from simulation.errors import ChangedError, RunError
 from simulation.experiment_flags import Request
 from simulation.records import checkpoints, files, models, outputs, trackers
 from simulation.records.progress import Progress
 from simulation.rounds import cohorts
 from simulation.runtimes import layer_gradients
 from tasks import fingerprint, missing
-from tasks.task import Task
 
 # What TensorFlow says on a CPU; on a GPU such a loss is NaN, and its client is dropped.
 _BEYOND_THE_MODEL = re.compile(
@@ -121,12 +120,18 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
     with outputs.ExperimentFolder(
         settings["root_output_dir"], settings["experiment_name"]
     ) as folder:
+        if settings["fresh"]:
+            kept = folder.set_aside()
+            if kept:
+                caller.say(f"The run that was in {folder.path} is kept in {kept}.")
         request = _settled(request, folder)
         point = _resume_point(request, folder)
         if point.finished == settings["total_rounds"]:
             warning = folder.check_results()
             if warning:
                 caller.warn(warning)
+            if not caller.takes_weights:  # Else all is loaded, and looked at then.
+                _check_finished(request, folder, point, caller)
             caller.say(
                 f"{folder.path} is finished: all {settings['total_rounds']} rounds are done, "
                 "nothing to do."
@@ -158,7 +163,7 @@ def _work(request, folder, point, caller, started) -> Outcome:
     runtimes.configure_gpus(settings["gpu_memory_mb"], settings["deterministic_ops"])
     with contextlib.ExitStack() as stack:
         stack.enter_context(layer_gradients.forgotten())
-        experiment = Experiment(request, folder, point, caller.say)
+        experiment = Experiment(request, folder, point, caller)
         command_line.stops_raise()
         stack.enter_context(runtimes.installed(experiment.request.run["runtime"]))
         total_rounds = request.run["total_rounds"]
@@ -267,6 +272,87 @@ def _check_same_plans(request: Request, checkpoint: checkpoints.Checkpoint) -> N
         )
 
 
+def _check_finished(request, folder, point, caller) -> None:
+    """Checks that a finished run is of the code and data that are there now.
+
+    Raises:
+      ChangedError: If it is not, and that is not accepted.
+    """
+    before = _recorded_identity(request, folder, point) or {}
+    found = identity.look(request, before)
+    if found.unread:
+        caller.warn(
+            f"{folder.path} could not be compared with today's data and model, which cannot be "
+            f"had: {found.unread}"
+        )
+    compare = functools.partial(_changes, request, folder, point)
+    changes = compare(found.identity, found.data)
+    if found.data is not None and any(change.kind == "data" for change in changes):
+        # The cache of files' digests may be what is wrong.
+        data = fingerprint.of_task(assembly.load(request), trust_cache=False)
+        now = {**found.identity, "data": {**found.identity["data"]}}
+        now["data"]["digest"] = fingerprint.whole(data)
+        found = found._replace(identity=now, data=data)
+        changes = compare(now, data)
+    accepted = _settle(request, folder, changes, caller)
+    if accepted:
+        from simulation.records import recorder
+
+        recorder.accept(folder, point.finished, found.identity, accepted)
+
+
+def _recorded_identity(request, folder, point) -> Mapping[str, Any] | None:
+    """Returns what a run was made of; `None` if nothing was recorded, as it has yet to begin."""
+    with files.explained(folder.path):
+        recorded = folder.read_hparams()
+    if recorded is None:
+        return None
+    known = recorded.get("identity")
+    if known is None:
+        known = {k: v for k, v in identity.BEFORE_VERSIONS.items() if k not in request.objects}
+    if not isinstance(known, Mapping):
+        raise RunError(f"{folder.file('hparams.json')} is damaged: parts of it are missing.")
+    sealed = point.checkpoint.seal.get("data") if point.checkpoint else None
+    if "data" not in known and sealed:
+        # Earlier versions recorded it there only.
+        return {**known, "data": {"digest": sealed}}
+    return known
+
+
+def _changes(request, folder, point, now, data) -> list[identity.Change]:
+    """Returns what differs from what the run in a folder was made of."""
+    before = _recorded_identity(request, folder, point)
+    if before is None:
+        return []
+    history = identity.history_of(request)
+    return identity.differences(before, now, folder.data_digests(), data, history)
+
+
+def _settle(request, folder, changes, caller) -> list[str]:
+    """Refuses changes, unless they are accepted; returns those in words."""
+    if changes:
+        data = any(change.kind == "data" for change in changes)
+        if data or not request.run["accept_code_changes"]:
+            raise ChangedError(
+                f"{folder.path} holds a run of other {identity.what(changes)} "
+                f"({identity.in_words(changes)}); "
+                f"{identity.ways_on(changes, folder.path)}."
+            )
+        caller.say(f"Accepted, and recorded in {folder.path}: {identity.in_words(changes)}.")
+    elif identity.is_own(request) and _is_unknown(folder):
+        caller.warn(
+            f"{folder.path} was begun by a version that recorded no code, so changes of it since "
+            "then cannot be seen."
+        )
+    return [change.text for change in changes]
+
+
+def _is_unknown(folder) -> bool:
+    with files.explained(folder.path):
+        recorded = folder.read_hparams()
+    return recorded is not None and "identity" not in recorded
+
+
 class Experiment:
     """A method on a task, in a folder: all that its settings stand for, loaded and built.
 
@@ -279,7 +365,7 @@ class Experiment:
         request: Request,
         folder: outputs.ExperimentFolder,
         point: _Point,
-        say: Callable[[str], None],
+        caller: Caller,
     ):
         """Loads the task and builds the method's process.
 
@@ -287,7 +373,7 @@ class Experiment:
           request: What the user asks for.
           folder: The folder, held by this process.
           point: Where the run begins or resumes.
-          say: Takes a line.
+          caller: Who started the run.
 
         Raises:
           HparamError: As `run`.
@@ -297,11 +383,11 @@ class Experiment:
         settings = request.run
         self._folder, self._point = folder, point
 
-        def look_at(task):
-            self._data = _checked_data(task, folder, point.checkpoint)
+        def look_at(task, keras_model):
+            self._look_at(request, task, keras_model, caller)
             self._missing = missing.in_training(task)
             for line in filter(None, [self._missing, *missing.in_tests(task)]):
-                say(f"warning: {line}.")
+                caller.say(f"warning: {line}.")
 
         parts = assembly.assemble(request, look_at)
         self._task, self._train, self._cohorts, self._model, self._process = parts
@@ -309,9 +395,29 @@ class Experiment:
             whole = settings["clients_per_chunk"] is None
             first_clients = (lambda: self._cohorts.data(0)[1]) if whole else None
             name, reason = runtimes.choose(self._process, first_clients)
-            say(f"--runtime=auto is {name}: {reason}.")
+            caller.say(f"--runtime=auto is {name}: {reason}.")
             request = _with_runtime(request, name)
         self.request = request
+
+    def _look_at(self, request, task, keras_model, caller):
+        """Finds out what the run is made of, and that it is what it was begun with."""
+        folder, point, changes = self._folder, self._point, []
+        before = _recorded_identity(request, folder, point)
+        for trust_cache in (True, False):
+            self._data = fingerprint.of_task(task, trust_cache)
+            self._identity = identity.of_run(request, task, keras_model, self._data, before)
+            changes = _changes(request, folder, point, self._identity, self._data)
+            # The cache of files' digests may be what is wrong.
+            if all(change.kind != "data" for change in changes):
+                break
+        if changes and not (point.checkpoint and point.checkpoint.round_num):
+            # No round is kept of it, as of a run that a mistake in the user's code ended.
+            self._point, changes = point._replace(checkpoint=None), []
+        self._accepted = _settle(request, folder, changes, caller)
+        if self._accepted and point.finished:
+            from simulation.records import recorder
+
+            recorder.accept(folder, point.finished, self._identity, self._accepted)
 
     def restored_weights(self) -> list[np.ndarray]:
         """Returns the model's weights in the checkpoint, as of `Outcome`.
@@ -559,7 +665,7 @@ class Experiment:
         if self.request.in_force["aggregator"] == "secure":
             caller.say(f"--aggregator=secure simulates {recorder.SIMULATED}.")
         described = outputs.describe_start(caller.command, device, round_num)
-        recorder.write_start(folder, self.request, task, described)
+        recorder.write_start(folder, self.request, task, described, self._identity, self._accepted)
         folder.write_data_digests(self._data)
         # Else they would count among the newest two, which are all that is kept.
         folder.remove(*(os.path.join("checkpoints", os.path.basename(p)) for p in damaged))
@@ -599,20 +705,6 @@ class Experiment:
             f"{round_num} of {self.request.run['total_rounds']} rounds are done and in a "
             "checkpoint; run the same command again to resume."
         )
-
-
-def _checked_data(
-    task: Task, folder: outputs.ExperimentFolder, checkpoint: checkpoints.Checkpoint | None
-) -> Mapping[str, str]:
-    """Returns digests of the data, which are those that the run was begun with."""
-    digests = fingerprint.of_task(task)
-    if checkpoint is not None and folder.check_data(digests, checkpoint):
-        # The cache of files' digests may be what is wrong.
-        digests = fingerprint.of_task(task, trust_cache=False)
-        problem = folder.check_data(digests, checkpoint)
-        if problem:
-            raise RunError(problem)
-    return digests
 
 
 def _weights(process, state) -> list[np.ndarray]:

@@ -305,6 +305,18 @@ RUN_HPARAMS = (
         type=str,
     ),
     _flag(
+        "fresh",
+        False,
+        "Whether to start anew where the folder holds a run. That run is kept beside it, in "
+        "<experiment_name>.replaced-1, or the next free number.",
+    ),
+    _flag(
+        "accept_code_changes",
+        False,
+        "Whether to keep to the run in the folder though code, model, or the version of its method "
+        "or task have changed since. hparams.json then records what has.",
+    ),
+    _flag(
         "import",
         None,
         "Module to import first, which registers methods or tasks; may be given several times.",
@@ -324,8 +336,11 @@ _ALWAYS_REQUIRED = (
 MEASURES = frozenset(
     ["evaluate_all_local_data", "evaluate_classes", "evaluate_improvement", "track_clients"]
 )
+# What a start does with the folder; no setting of the run.
+ACTIONS = frozenset(["accept_code_changes", "fresh"])
 # What a resumed run may change: none of it alters a number in the rounds already done.
 MAY_CHANGE = MEASURES.union(
+    ACTIONS,
     [
         "client_state_memory_mb",
         "cpus_per_worker",
@@ -343,7 +358,7 @@ MAY_CHANGE = MEASURES.union(
         "wandb_project",
         "worker_timeout",
         "workers",
-    ]
+    ],
 )
 
 
@@ -785,7 +800,7 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
     task = task_spec.resolve(own(task_spec.name, task_spec.hparams))
     _check_clients(run, task_spec, task)
     in_force = {
-        **run,
+        **{name: value for name, value in run.items() if name not in ACTIONS},
         **{h.name: training[h.name] for h in tff_algos.TRAINING_HPARAMS if h.is_used(training)},
         **_by_flag(method_spec, method),
         **_by_flag(task_spec, task),
@@ -857,7 +872,7 @@ def completed(recorded: Mapping[str, Value]) -> dict[str, Value]:
         flags |= {
             h.flag_name(owner): settings[h.name]
             for h in declared
-            if h.is_used(settings) or owner != "training"
+            if (h.is_used(settings) or owner != "training") and h.name not in ACTIONS
         }
     return flags
 

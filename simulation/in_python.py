@@ -61,16 +61,16 @@ def run(
       task: Name of a task, or a user's own task; its name must not be that of a registered one.
       algorithm: The method.
       model: A Keras model in place of the task's, which begins with the weights that it has and is
-        not changed, or a function from a seed to one. Of it and of a user's own task the folder
-        records the name only; to resume, give the same ones again. Others are refused by the
-        digests of the data and the shapes of the weights; another loss or metric is not noticed.
+        not changed, or a function from a seed to one. To resume, or to have a finished run's result
+        again, give the same model and task: code, data and initial weights are compared.
       progress: Whether to show the bar.
       **settings: Flag → value, `None` for a flag that is not given. Those of the command that must
         be set must be. `flagfile` is the path of a file of flags, which the others override.
 
     Raises:
       HparamError: If a setting is wrong, or does not go with others or with the task's data.
-      RunError: If the run cannot start or resume; `DivergedError` if training diverged.
+      RunError: If the run cannot start or resume; `ChangedError` if the folder's run is of other
+        code or data; `DivergedError` if training diverged.
       tasks.task.DataError: If data is missing or damaged.
     """
     own_task = task if not isinstance(task, str | None) else None

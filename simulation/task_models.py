@@ -56,14 +56,13 @@ def build(
         if not isinstance(task.metrics, Mapping):
             kind = type(task.metrics).__name__
             raise tff_algos.ModelError(f"metrics are a {kind}, and must be a dict by name.")
-        with _policy(settings["precision"]):
-            keras_model = task.keras_model_fn(settings["seed"])
-            _require_precision(keras_model, settings["precision"])
+        made = keras_model(task, settings)
+        _require_precision(made, settings["precision"])
         model = tff_algos.from_keras(
-            keras_model,
+            made,
             loss=task.loss,
             metrics={**task.metrics, **(further_metrics or {})},
-            x_spec=_input_spec(keras_model, x),
+            x_spec=_input_spec(made, x),
             y_spec=tf.TensorSpec([None, *y.shape[1:]], y.dtype),
             loss_reduction=task.loss_reduction,
             loss_scale=settings["loss_scale"],
@@ -74,10 +73,21 @@ def build(
             raise tff_algos.ModelError(f"it takes inputs {wanted}, and examples have {found}.")
     except tff_algos.ModelError as e:
         raise RunError(f"The model of task {task.name} cannot be used: {e}") from e
-    shape = getattr(keras_model, "output_shape", None)
+    shape = getattr(made, "output_shape", None)
     if shape is None or None in shape[1:]:
-        shape = keras_model.compute_output_shape(model.x_spec.shape)
-    return TaskModel(model, int(np.prod(shape[1:])), keras_model)
+        shape = made.compute_output_shape(model.x_spec.shape)
+    return TaskModel(model, int(np.prod(shape[1:])), made)
+
+
+def keras_model(task: Task, settings: Mapping[str, Any]) -> Any:
+    """Returns the Keras model of a task with its initial weights.
+
+    Args:
+      task: The task.
+      settings: The run's; of these, `seed` and `precision`.
+    """
+    with _policy(settings["precision"]):
+        return task.keras_model_fn(settings["seed"])
 
 
 def _varied_examples(train: FederatedData, most: int = 32, clients: int = 4):

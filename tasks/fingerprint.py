@@ -65,7 +65,20 @@ def of_task(task: Task, trust_cache: bool = True) -> dict[str, str]:
         files |= dict.fromkeys(task_lib.files(array))
         constants[name] = _digest([] if task_lib.files(array) else [array])
     # Clients and files first: differences are reported in this order.
-    return digests | _of_files(sorted(files), trust_cache) | constants
+    digests |= _of_files(sorted(files), trust_cache) | constants
+    return digests | _of_tasks_files(task.files, trust_cache)
+
+
+def _of_tasks_files(paths, trust_cache: bool) -> dict[str, str]:
+    """Returns the digests of the files that a task's code reads by itself, by their names."""
+    paths = [paths] if isinstance(paths, str | os.PathLike) else paths
+    paths = sorted({os.path.abspath(path) for path in paths})
+    names = [os.path.basename(path) for path in paths]
+    if len(set(names)) < len(names):
+        root = os.path.commonpath([os.path.dirname(path) for path in paths])
+        names = [os.path.relpath(path, root) for path in paths]
+    digests = _digests_of(paths, trust_cache)
+    return {f"the task's file {n}": d for n, d in zip(names, digests, strict=True)}
 
 
 def whole(digests: Mapping[str, str]) -> str:
@@ -118,17 +131,21 @@ def _of_files(paths: Sequence[str], trust_cache: bool) -> dict[str, str]:
     root = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
     # Names do not hold where the data lie, so that they may be moved.
     names = [os.path.relpath(os.path.abspath(path), root) for path in paths]
-    with _Cache() as cache:
-        try:
-            digests = [cache.digest(path, trust_cache) for path in paths]
-        except OSError as e:
-            raise DataError(f"{e.filename} cannot be read: {e.strerror or e}.") from e
+    digests = _digests_of(paths, trust_cache)
     if len(paths) <= _MANY_FILES:
         return {f"file {name}": digest for name, digest in zip(names, digests, strict=True)}
     folders = {}
     for name, digest in zip(names, digests, strict=True):
         folders.setdefault(f"files of folder {os.path.dirname(name) or '.'}", {})[name] = digest
     return {folder: whole(own) for folder, own in folders.items()}
+
+
+def _digests_of(paths, trust_cache) -> list[str]:
+    with _Cache() as cache:
+        try:
+            return [cache.digest(path, trust_cache) for path in paths]
+        except OSError as e:
+            raise DataError(f"{e.filename} cannot be read: {e.strerror or e}.") from e
 
 
 def cache_folder() -> pathlib.Path:

@@ -68,6 +68,9 @@ class TaskSpec:
       metrics: Names of the task's metrics, the primary one first; or a function from all settings
         by name to them, which must not import TensorFlow. `None` if only the loaded task tells.
       tfds: The `tasks.formats.tfds.Set` that will do in place of the publisher's files, if any.
+      version: Raised with every change of the task that changes numbers: data, model, loss or
+        metrics. Runs of another version count as other runs.
+      history: A line on what changed for each version after the first.
     """
 
     name: str
@@ -81,8 +84,11 @@ class TaskSpec:
     clients: Callable[[Mapping[str, hparams_lib.Value], bool], Clients | None] | None = None
     metrics: Sequence[str] | Callable[[Mapping], Sequence[str]] | None = None
     tfds: Any = None
+    version: int = 1
+    history: Sequence[str] = ()
 
     def __post_init__(self):
+        specs.check_history(self)
         if self.class_labels:
             own = [h for h in self.hparams if h not in label_noise.HPARAMS]
             object.__setattr__(self, "hparams", (*own, *label_noise.HPARAMS))

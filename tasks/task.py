@@ -280,6 +280,8 @@ class Task:
         clients may be those of `train` or others. `None` if there are none.
       constants: Arrays beside the examples that the numbers depend on, by what they are, such as
         vectors of words that are not learnt.
+      files: Paths of files that the task's code reads by itself, such as a table of class weights.
+        A run with another content of them is another run.
     """
 
     name: str
@@ -296,6 +298,7 @@ class Task:
     clean_train: FederatedData | None = None
     validation: FederatedData | None = None
     constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    files: Sequence[str] = ()
 
     def __post_init__(self):
         """Checks the task; of each set one client's examples are read, those of the smallest.

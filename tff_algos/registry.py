@@ -105,6 +105,9 @@ class MethodSpec:
         A round then refuses a cohort of equal indices, and one that is not below N.
       measures: Names of what its rounds report besides the training metrics, `num_examples`,
         `num_clients` and `clients_dropped`; `None` if only a run tells.
+      version: Raised with every change that changes the method's numbers. Runs of another version
+        count as other runs.
+      history: A line on what changed for each version after the first.
     """
 
     name: str
@@ -125,6 +128,11 @@ class MethodSpec:
     takes_server_optimizer: bool = False
     aggregated: Aggregated | str = "does not declare a mean that one could take the place of"
     measures: Sequence[str] | None = None
+    version: int = 1
+    history: Sequence[str] = ()
+
+    def __post_init__(self):
+        specs.check_history(self)
 
     def round_plan(self, settings: dict, round_index: int, total_rounds: int) -> RoundPlan:
         """Returns what the method asks of the clients in a round.

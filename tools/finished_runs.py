@@ -54,6 +54,7 @@ def pack(root: pathlib.Path, folder: str, papers: pathlib.Path) -> pathlib.Path:
       SystemExit: If no run in the folder has finished.
     """
     runs = sorted(path.parent for path in (root / folder).glob("*/summary.json"))
+    runs = [run for run in runs if ".replaced-" not in run.name]
     if not runs:
         raise SystemExit(f"error: no run in {root / folder} has finished.")
     target = _archive(papers, folder)

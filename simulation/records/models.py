@@ -94,6 +94,8 @@ def beginning_with(task: Task, seed: int, path: str) -> Task:
         made.set_weights(weights)
         return made
 
+    # Whose code is looked at.
+    with_weights.__wrapped__ = task.keras_model_fn
     # A run does not resume with others.
     digested = {f"initial weight {i}": w for i, w in enumerate(weights)}
     return dataclasses.replace(

@@ -33,6 +33,7 @@ import json
 import math
 import os
 import platform
+import re
 import secrets
 import socket
 import subprocess
@@ -47,7 +48,6 @@ import numpy as np
 from hparams import Value
 from simulation.errors import RunError
 from simulation.records import checkpoints, files
-from tasks import fingerprint
 
 if typing.TYPE_CHECKING:
     import pandas as pd
@@ -111,6 +111,31 @@ class ExperimentFolder:
             os.remove(self.file(".lock"))
             for folder in self._made:
                 os.rmdir(folder)
+
+    def set_aside(self) -> str | None:
+        """Moves what is in the folder beside it; the folder is then empty, and still held.
+
+        Returns:
+          The path that it has now; `None` if nothing was there.
+
+        Raises:
+          RunError: If it cannot be moved, or another process takes the folder meanwhile.
+        """
+        with files.explained(self.path):
+            if not set(os.listdir(self.path)) - {".lock"}:
+                return None
+            target = free_place(self.path)
+            os.rename(self.path, target)
+            self._made.append(os.path.abspath(self.path))
+            held, self._lock = self._lock, filelock.FileLock(self.file(".lock"))
+            try:
+                os.makedirs(self.path, exist_ok=True)
+                self._lock.acquire(blocking=False)
+            except filelock.Timeout as e:
+                raise RunError(f"Another process is running in {self.path}.") from e
+            finally:
+                held.release()
+        return target
 
     def resume_point(
         self,
@@ -213,31 +238,12 @@ class ExperimentFolder:
         if not same:
             self.write_json("data_digests.json", digests)
 
-    def check_data(self, digests: Mapping[str, str], checkpoint: checkpoints.Checkpoint) -> str:
-        """Checks that data are those that a run was begun with.
-
-        Args:
-          digests: Digests of the data, from `tasks.fingerprint.of_task`.
-          checkpoint: What the run resumes from.
-
-        Returns:
-          What is wrong with them, as one line; empty if nothing is.
-        """
-        if fingerprint.whole(digests) == checkpoint.seal["data"]:
-            return ""
+    def data_digests(self) -> dict[str, str]:
+        """Returns the content of data_digests.json; nothing if it is missing or damaged."""
         try:
-            before = self._read_json("data_digests.json") or {}
+            return self._read_json("data_digests.json") or {}
         except RunError:
-            before = {}
-        what = "which part differs is not known"
-        if fingerprint.whole(before) == checkpoint.seal["data"]:
-            names = fingerprint.differences(before, digests)
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            what = f"what differs: {names[0]}{more}"
-        return (
-            f"The data are not those with which the run in {self.path} was begun ({what}); restore "
-            "them, or choose another --experiment_name."
-        )
+            return {}
 
     def _compare(self, found, settings, may_change):
         names = [*settings, *(name for name in found if name not in settings)]
@@ -356,6 +362,18 @@ class ExperimentFolder:
 
     def _read_json(self, name):
         return read_json(self.file(name))
+
+
+# What the name of a folder ends in that another run has taken the place of.
+REPLACED = re.compile(r"\.replaced-[0-9]+$")
+
+
+def free_place(path: str) -> str:
+    """Returns where a run's folder can be kept that another run takes the place of."""
+    number = 1
+    while os.path.lexists(f"{path}.replaced-{number}"):
+        number += 1
+    return f"{path}.replaced-{number}"
 
 
 def read_json(path: str) -> dict[str, Any] | None:

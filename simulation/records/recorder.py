@@ -1,5 +1,6 @@
 """What a run leaves while it works and at its end, and who is shown it."""
 
+import datetime
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -145,6 +146,8 @@ def write_start(
     request: Request,
     task: Task,
     start: Mapping[str, Any],
+    identity: Mapping[str, Any],
+    accepted: Sequence[str] = (),
 ) -> None:
     """Writes hparams.json.
 
@@ -153,6 +156,8 @@ def write_start(
       request: What the user asks for.
       task: The task.
       start: What is known of this start, from `outputs.describe_start`.
+      identity: What the run is made of, from `simulation.identity`.
+      accepted: What differs in it from what was recorded, and was accepted.
     """
     recorded = folder.read_hparams()
     content = {
@@ -163,6 +168,8 @@ def write_start(
         **_validation(task.validation),
         **({"objects": _names(request.objects)} if request.objects else {}),
         **({"simulated": SIMULATED} if request.in_force["aggregator"] == "secure" else {}),
+        "identity": identity,
+        **_accepted(recorded, start[outputs.ROUND], accepted),
         "start": recorded["start"] if recorded else start,
         "resumed": [*recorded["resumed"], start] if recorded else [],
     }
@@ -175,6 +182,35 @@ def _validation(data):
         return {}
     number = int(np.sum(np.asarray(data.sizes) > 0))
     return {"validation": {"clients": number, "examples": int(np.sum(data.sizes))}}
+
+
+def accept(
+    folder: outputs.ExperimentFolder,
+    round_num: int,
+    identity: Mapping[str, Any],
+    accepted: Sequence[str],
+) -> None:
+    """Writes into the hparams.json of a finished run what has changed and was accepted.
+
+    Args:
+      folder: The folder of the experiment.
+      round_num: Number of rounds done.
+      identity: What the run would be made of now; parts not in it stay as they were.
+      accepted: What differs.
+    """
+    recorded = folder.read_hparams()
+    content = {k: v for k, v in recorded.items() if k not in ("run_id", "seal")}
+    content["identity"] = {**content.get("identity", {}), **identity}
+    folder.write_sealed("hparams.json", content | _accepted(recorded, round_num, accepted))
+
+
+def _accepted(recorded, round_num, accepted):
+    """Returns the changes that were accepted, with those of now."""
+    known = list((recorded or {}).get("accepted_changes", ()))
+    if accepted:
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        known.append({outputs.ROUND: round_num, "time": now, "changes": list(accepted)})
+    return {"accepted_changes": known} if known else {}
 
 
 def _names(objects):

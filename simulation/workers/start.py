@@ -11,6 +11,7 @@ import numpy as np
 
 import tasks
 import tff_algos
+from common import code_digests
 from hparams import HparamError
 from simulation.errors import RunError
 from simulation.experiment_flags import Request
@@ -97,6 +98,8 @@ def _maker(ray, request, data):
     cpus, gpus = settings["cpus_per_worker"], settings["gpus_per_worker"]
     actor_class = ray.remote(worker.Worker).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0)
     run = {**settings, "import": ",".join(_modules(settings)) or None}
+    # Workers on other machines are to have the data, and the user's modules, of this one.
+    data = {**data, **code_digests.of_modules(_modules(settings))}
     given = _sent(ray, dataclasses.replace(request, run=run)), ray.put(data)
     node = ray.get_runtime_context().get_node_id()
 

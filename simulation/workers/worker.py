@@ -129,7 +129,7 @@ class Worker:
 
         Args:
           request: The run's settings, its runtime settled.
-          data: Digests of the data, which those of another machine must have.
+          data: Digests of the data and of the user's modules, which another machine must have.
           node: Id of the driver's machine.
 
         Returns:
@@ -142,6 +142,7 @@ class Worker:
         """
         import importlib
 
+        from common import code_digests
         from simulation import assembly
         from simulation.errors import RunError
         from simulation.rounds import in_chunks
@@ -149,14 +150,16 @@ class Worker:
 
         for desk in self._desks.values():
             desk.close()
-        for module in filter(None, (request.run["import"] or "").split(",")):
+        modules = list(filter(None, (request.run["import"] or "").split(",")))
+        for module in modules:
             importlib.import_module(module)
         parts = assembly.assemble(request)
         facts = self.facts()
         if facts.node != node:
-            differing = fingerprint.differences(data, fingerprint.of_task(parts.task))
+            found = fingerprint.of_task(parts.task) | code_digests.of_modules(modules)
+            differing = fingerprint.differences(data, found)
             if differing:
-                raise RunError(f"its data differ from the run's: {differing[0]}")
+                raise RunError(f"its data or code differ from the run's: {differing[0]}")
         self._plans = in_chunks.plans_of(parts.process, request.run["algorithm"])
         self._desks = in_chunks.desks(
             self._plans, parts.process, parts.cohorts, request.run, self._threads

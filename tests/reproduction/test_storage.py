@@ -1,6 +1,7 @@
 """Copies of runs' folders, which can be gone on from whenever the copying stopped."""
 
 import contextlib
+import pathlib
 import sqlite3
 
 import fsspec
@@ -185,3 +186,17 @@ def test_a_database_in_use_is_copied_between_transactions(tmp_path, url):
 def test_addresses():
     assert storage.join("s3://bucket/runs", "a", "b") == "s3://bucket/runs/a/b"
     assert storage.join("/mnt/runs", "a") == "/mnt/runs/a"
+
+
+def test_a_copy_is_moved_beside(tmp_path):
+    url = str(tmp_path / "kept" / "run")
+    storage.set_aside(url)
+    for number in (1, 2):
+        folder = tmp_path / f"run{number}"
+        folder.mkdir()
+        (folder / "hparams.json").write_text(f"{number}")
+        storage.push(folder, url)
+        storage.set_aside(url)
+        moved = pathlib.Path(f"{url}.replaced-{number}", "hparams.json")
+        assert moved.read_text() == f"{number}"
+    assert not pathlib.Path(url).exists()

@@ -55,7 +55,7 @@ def test_settings_go_where_they_belong():
 
 def test_in_force_has_every_setting_that_matters_and_no_other():
     request = parse("--client_optimizer=sgdm", "--fedopt_variant=algorithm2")
-    want = {h.name for h in experiment_flags.RUN_HPARAMS}
+    want = {h.name for h in experiment_flags.RUN_HPARAMS} - experiment_flags.ACTIONS
     want |= {"client_optimizer", "client_learning_rate", "server_learning_rate", "client_momentum"}
     want |= {"client_weighting", "client_lr_schedule", "client_lr_warmup_steps"}
     want |= {"client_optimizer_state", "aggregator"}

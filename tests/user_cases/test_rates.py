@@ -14,6 +14,7 @@ import simulation
 import tff_algos
 from hparams import HparamError
 from simulation import runtimes
+from simulation.errors import RunError
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 from tests.tff_algos import shared, toy
 from tff_algos import tff_names
@@ -134,6 +135,17 @@ def test_a_run_takes_a_function_records_it_and_resumes(tmp_path):
     assert recorded["flags"]["client_lr_schedule"] == "function"
     assert recorded["flags"]["client_learning_rate"] == 0.4
     assert "client_lr_schedule" in recorded["objects"]
+
+
+def test_another_function_is_another_run(tmp_path):
+    def given(rate):
+        schedule = {"client_lr_schedule": lambda r: rate / (1 + r)}
+        return {**RUN, **schedule, "total_rounds": 1, "root_output_dir": tmp_path}
+
+    simulation.run(**given(0.4))
+    simulation.run(**given(0.4))
+    with pytest.raises(RunError, match="client learning rate"):
+        simulation.run(**given(0.4 + 1e-9))
 
 
 def test_a_run_answers_tffs_names(tmp_path):

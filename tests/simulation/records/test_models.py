@@ -69,7 +69,7 @@ def test_a_run_does_not_resume_with_other_weights(finished, tmp_path):
     other = tf.keras.models.load_model(file)
     other.set_weights([w + 1 for w in other.get_weights()])
     other.save(file)
-    with pytest.raises(RunError, match="what differs: initial weight"):
+    with pytest.raises(RunError, match="data: initial weight 0"):
         run(tmp_path, initial_weights=file, total_rounds=3)
 
 

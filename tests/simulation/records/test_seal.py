@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tasks
+from simulation import identity
 from simulation.errors import RunError
 from simulation.records import checkpoints, client_states, outputs
 from tasks import fingerprint
@@ -71,6 +72,14 @@ def _write(root, seed, rounds=ROUNDS, finished=False):
     return pathlib.Path(folder.path)
 
 
+def _difference(folder, digests, checkpoint):
+    """Returns what a start finds other in the data than a checkpoint says; empty if nothing is."""
+    before = {"data": {"digest": checkpoint.seal["data"]}}
+    now = {"data": {"digest": fingerprint.whole(digests)}}
+    changes = identity.differences(before, now, folder.data_digests(), digests)
+    return identity.in_words(changes)
+
+
 def _go_on(path):
     """Does what a start does before the first round; returns all that the rounds rest on."""
     with outputs.ExperimentFolder(str(path.parent), path.name) as folder:
@@ -79,7 +88,7 @@ def _go_on(path):
             folder.check_results()
             return "finished"
         folder.check_seal(checkpoint)
-        problem = folder.check_data(DATA, checkpoint)
+        problem = _difference(folder, DATA, checkpoint)
         assert not problem
         r = checkpoint.round_num
         table = outputs.MetricsCsv(folder.file("metrics.csv"), r)
@@ -304,10 +313,10 @@ def test_other_data_are_named(runs, tmp_path):
     altered = {**DATA, "client '1' of train": "bc"}
     with outputs.ExperimentFolder(str(tmp_path), "x") as folder:
         checkpoint, _ = folder.resume_point(SETTINGS, (), dict)
-        assert folder.check_data(DATA, checkpoint) == ""
-        assert "client '1' of train" in folder.check_data(altered, checkpoint)
+        assert _difference(folder, DATA, checkpoint) == ""
+        assert "client '1' of train" in _difference(folder, altered, checkpoint)
         folder.remove("data_digests.json")
-        assert "not known" in folder.check_data(altered, checkpoint)
+        assert "not known" in _difference(folder, altered, checkpoint)
 
 
 @pytest.mark.parametrize("make", test_fingerprint.FORMATS, ids=lambda make: make.__name__)
@@ -324,7 +333,7 @@ def test_one_label_altered_between_start_and_resumption_is_refused(tmp_path, mon
             digests = fingerprint.of_task(tasks.load(name, **settings))
             checkpoint, _ = folder.resume_point(SETTINGS, (), dict)
             if checkpoint is not None:
-                return folder.check_data(digests, checkpoint)
+                return _difference(folder, digests, checkpoint)
             folder.write_sealed("hparams.json", {"flags": SETTINGS, "start": {}, "resumed": []})
             folder.write_data_digests(digests)
             seal = {"run_id": folder.run_id, "data": fingerprint.whole(digests)}
@@ -336,4 +345,4 @@ def test_one_label_altered_between_start_and_resumption_is_refused(tmp_path, mon
     alter()
     line = problem()
     assert "\n" not in line
-    assert re.search(r"\(what differs: (client '.+' of (train|test)|file .+|the words)", line), line
+    assert re.search(r"^data: (client '.+' of (train|test)|file .+|the words)", line), line

@@ -443,7 +443,7 @@ def test_data_of_another_machine_must_be_the_runs(ray, actors):
     run = Run(request)
     (actor, _), *_ = actors.begin(request, 1)()
     begun = actor.begin.remote(request, {"client_ids": "others"}, "another node")
-    with pytest.raises(RunError, match="^worker 0: its data differ from the run's"):
+    with pytest.raises(RunError, match="^worker 0: its data or code differ from the run's"):
         run.crew(ray, lambda: (actor, begun), 1).wait_for_all()
 
 

@@ -1,0 +1,171 @@
+"""Which runs are of other code, data, method or task than there are now.
+
+What can only be told with the data at hand is found out in a process of its own, which has the
+folder, the modules and the memory that a run has: `python -m reproduction.changes JOBS RESULTS`.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from common import command_line
+from reproduction.items import REPO, PlannedRun, ReproduceError
+from simulation import experiment_flags, identity
+from simulation.errors import RunError
+from simulation.records import outputs
+from simulation.runtimes import supervisor
+
+
+class Compared(NamedTuple):
+    """What was found out about runs.
+
+    Attributes:
+      changed: Run → what differs, in words; only runs of which something does.
+      unknown: Runs of the user's own code by a version that recorded none.
+      unread: Run → why its data could not be compared.
+    """
+
+    changed: dict[PlannedRun, str]
+    unknown: list[PlannedRun]
+    unread: dict[PlannedRun, str]
+
+
+# Runs that were compared, or made, since `start_over`.
+_settled: set[str] = set()
+
+
+def start_over() -> None:
+    """Lets all runs be compared again."""
+    _settled.clear()
+
+
+def compare(
+    runs: Sequence[PlannedRun],
+    apart: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] | None = None,
+) -> Compared:
+    """Compares runs with the code and data that are there now.
+
+    Args:
+      runs: Runs, begun or not. Each is compared once; further calls pass over it.
+      apart: Does `look_at` in another place; by default in a process on this machine.
+
+    Raises:
+      ReproduceError: If the process fails.
+    """
+    found = Compared({}, [], {})
+    jobs = {}
+    for run in runs:
+        try:
+            recorded, rows = run.read().recorded, run.read().last_round
+        except RunError:
+            continue  # The run itself says what is damaged.
+        known = (recorded or {}).get("identity", identity.BEFORE_VERSIONS)
+        if not recorded or not rows or not isinstance(known, Mapping):
+            continue
+        if recorded.get("run_id", "") in _settled:
+            continue
+        _settled.add(recorded.get("run_id") or str(run.folder))
+        request = experiment_flags.parse(run.command)
+        if "identity" not in recorded and identity.is_own(request):
+            found.unknown.append(run)
+        jobs[run] = {
+            "command": run.command,
+            "home": run.home,
+            "folder": str(run.folder),
+            "identity": known,
+            "loads": identity.loads(request, known),
+        }
+    light = [run for run, job in jobs.items() if not job["loads"]]
+    heavy = [run for run, job in jobs.items() if job["loads"]]
+    answers = dict(zip(light, look_at([jobs[run] for run in light]), strict=True))
+    if heavy:
+        told = (apart or _in_a_process)([jobs[run] for run in heavy])
+        answers |= dict(zip(heavy, told, strict=True))
+    for run, answer in answers.items():
+        if answer["changes"]:
+            found.changed[run] = answer["changes"]
+        if answer["unread"]:
+            found.unread[run] = answer["unread"]
+    return found
+
+
+def forget(run: PlannedRun) -> None:
+    """Notes that a run was just made, or gone on with, by the code that is there now."""
+    try:
+        recorded = run.read().recorded
+    except RunError:
+        return
+    if recorded and recorded.get("run_id"):
+        _settled.add(recorded["run_id"])
+
+
+def look_at(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Compares runs in this process; what several have in common is loaded once.
+
+    Args:
+      jobs: Of each run `command`, `home`, `folder` and the `identity` that was recorded.
+
+    Returns:
+      Of each run `changes` and `unread`, in words; empty where there is nothing to tell.
+    """
+    known: dict[str, identity.Looked] = {}
+    answers = []
+    for job in jobs:
+        if job["home"] and job["home"] not in sys.path:
+            sys.path.append(job["home"])
+        request = experiment_flags.parse(job["command"])
+        folder = outputs.ExperimentFolder(*os.path.split(job["folder"]))
+        history = identity.history_of(request)
+        try:
+            looked = identity.look(request, job["identity"], known)
+            changes = identity.differences(
+                job["identity"], looked.identity, folder.data_digests(), looked.data, history
+            )
+        except (AttributeError, TypeError, ValueError) as e:
+            told = f"{folder.file('hparams.json')} is damaged: {' '.join(str(e).split())}"
+            answers.append({"changes": "", "unread": told})
+            continue
+        answers.append({"changes": identity.in_words(changes), "unread": looked.unread})
+    return answers
+
+
+def _in_a_process(jobs):
+    """Does `look_at` in a process, in the folder in which runs run; it sees no GPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answered = pathlib.Path(folder, "jobs"), pathlib.Path(folder, "answers")
+        asked.write_text(json.dumps(jobs))
+        command = [sys.executable, "-m", "reproduction.changes", str(asked), str(answered)]
+        ended = subprocess.run(
+            command,
+            cwd=REPO,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=supervisor.die_with_parent(),
+        )
+        if not answered.exists():
+            lines = ended.stderr.strip().splitlines()
+            raise ReproduceError(
+                "Runs that are there cannot be compared with today's code and data: "
+                f"{command_line.one_line(lines[-1] if lines else f'exit code {ended.returncode}')}"
+            )
+        return json.loads(answered.read_text())
+
+
+def _main(asked: str, answered: str) -> None:
+    from simulation import runtimes
+
+    answers = look_at(json.loads(pathlib.Path(asked).read_text()))
+    pathlib.Path(f"{answered}.part").write_text(json.dumps(answers))
+    os.replace(f"{answered}.part", answered)
+    runtimes.forget_tffs_own_context()
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

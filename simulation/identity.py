@@ -1,0 +1,523 @@
+"""What makes a run what it is, besides its settings: code, values, model, data and versions.
+
+All of it is recorded in hparams.json as `identity`, so that a later start can say what differs:
+
+    method, task   version, an integer of the `SPEC`
+    code           my_task.py → load() → digest of the syntax tree, see `common.code_digests`
+    suite          the suite's files that method and task reach, and which of them git knows as
+                   changed or not at all: those count as the user's
+    values         what loss, metrics, model function and the like hold: `loss, factor` → `2.0`
+    model          layers with their settings, wiring and initial weights, of a model that is not
+                   the suite's
+    data           one digest, and how many clients and examples there are
+
+What the suite itself brings is known by its versions.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import tasks
+import tff_algos
+from common import code_digests, imports
+from hparams import HparamError
+from simulation import assembly, model_identity, runtimes, task_models
+from simulation.errors import RunError
+from simulation.experiment_flags import Request
+from simulation.records import outputs
+from tasks import fingerprint
+from tasks.task import DataError, Task
+
+# What is compared of runs that recorded nothing: the versions that were in force before there were
+# any.
+BEFORE_VERSIONS = {"method": {"version": 1}, "task": {"version": 1}}
+_MOST_TOLD = 4
+_SECONDS_OF_A_LOOK = 5.0
+
+
+class Change(NamedTuple):
+    """A difference between what a run was made of and what is there now.
+
+    Attributes:
+      kind: `method`, `task`, `code`, `values`, `model` or `data`.
+      text: What differs, e.g. `model: layer 1 (dense), units 32 → 64`.
+    """
+
+    kind: str
+    text: str
+
+
+class Looked(NamedTuple):
+    """What was found out without starting a run.
+
+    Attributes:
+      identity: What the run would be made of; parts that cannot differ are left out.
+      data: Digests of the data, `None` if these were not read.
+      unread: Why data and model could not be had; empty if they could, or need not be.
+    """
+
+    identity: dict[str, Any]
+    data: Mapping[str, str] | None
+    unread: str
+
+
+def is_own(request: Request) -> bool:
+    """Returns whether the method, the task or the model is the user's own."""
+    own = request.objects or not _is_suites(tff_algos.get(request.run["algorithm"]).builder)
+    return bool(own or _has_own_task(request))
+
+
+def look(
+    request: Request,
+    before: Mapping[str, Any],
+    known: MutableMapping[str, Looked] | None = None,
+) -> Looked:
+    """Finds out what a run would be made of now; loads no more than what can be compared.
+
+    Args:
+      request: The settings.
+      before: What was recorded of the run.
+      known: What was found for a task, kept from call to call.
+    """
+    if not loads(request, before):
+        return Looked(_joined(of_method(request), of_task(request)), None, "")
+    key = json.dumps([request.run[name] for name in _OF_TASKS] + [request.task], sort_keys=True)
+    if known is not None and key in known:
+        found = known[key]
+    else:
+        found = _look_at_task(request, before)
+        if known is not None:
+            known[key] = found
+    now = _joined(of_method(request), found.identity)
+    if found.unread:
+        # What only the loaded task would tell counts as unchanged.
+        for part in ("code", "values"):
+            now[part] = {**before.get(part, {}), **now[part]}
+    return found._replace(identity=now)
+
+
+# Settings on which the loaded task depends.
+_OF_TASKS = (
+    "task",
+    "seed",
+    "data_dir",
+    "use_synthetic_data",
+    "initial_weights",
+    "precision",
+    "clients_per_round",
+)
+
+
+def loads(request: Request, before: Mapping[str, Any]) -> bool:
+    """Returns whether `look` has to load the task.
+
+    Of the suite's own tasks that read no files, the version tells all; the data of others are read,
+    and the user's own models are built.
+
+    Args:
+      request: The settings.
+      before: What was recorded of the run.
+    """
+    settings = request.run
+    if not before.keys() & {"data", "model"}:
+        return False
+    if _builds(request) or settings["initial_weights"] is not None:
+        return True
+    return tasks.get(settings["task"]).needs_data and not settings["use_synthetic_data"]
+
+
+def _builds(request) -> bool:
+    return _has_own_task(request) or "model" in request.objects
+
+
+def _look_at_task(request, before) -> Looked:
+    if _builds(request):
+        imports.import_tensorflow()
+        runtimes.configure_gpus(None, False)
+        runtimes.configure_threads()
+    try:
+        task = assembly.load(request)
+        data = fingerprint.of_task(task)
+        model = task_models.keras_model(task, request.run) if _builds(request) else None
+    except Exception as e:
+        # The data may be elsewhere, and a user's code may raise anything. What else is known of
+        # it is compared all the same.
+        told = " ".join(str(e).split())
+        if not isinstance(e, DataError | HparamError | RunError):
+            told = f"{type(e).__name__}: {told}"
+        return Looked(of_task(request), None, told)
+    return Looked(of_task(request, task, model, data, before), data, "")
+
+
+def of_run(
+    request: Request,
+    task: Task,
+    keras_model: Any,
+    data: Mapping[str, str],
+    before: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Returns what a run is made of that is about to start.
+
+    Args:
+      request: The settings.
+      task: The task, loaded.
+      keras_model: The model with its initial weights; `None` if it could not be built.
+      data: Digests of the data.
+      before: What was recorded of the run, if it has begun.
+    """
+    own = _has_own_task(request) or "model" in request.objects
+    model = keras_model if own else None
+    return _joined(of_method(request), of_task(request, task, model, data, before))
+
+
+def of_method(request: Request) -> dict[str, Any]:
+    """Returns what is known of the method."""
+    spec = tff_algos.get(request.run["algorithm"])
+    return _of_spec("method", spec, {"builder": spec.builder, "plan": spec.plan})
+
+
+def of_task(
+    request: Request,
+    task: Task | None = None,
+    keras_model: Any = None,
+    data: Mapping[str, str] | None = None,
+    before: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Returns what is known of the task, and of the parts of it that are given."""
+    found: dict[str, Any] = {}
+    given = request.objects.get("task")
+    if given is None:
+        spec = tasks.get(request.run["task"])
+        found = _of_spec("task", spec, {"loader": spec.loader})
+    own_model = request.objects.get("model")
+    describer = _describer(
+        () if given is not None else [tasks.get(request.run["task"]).loader],
+        filter(None, [request.run["data_dir"]]),
+    )
+    if keras_model is not None:
+        describer.know("the model", keras_model)
+    if task is not None and _has_own_task(request):
+        describer.look("loss", task.loss)
+        for name in sorted(task.metrics):
+            describer.look(f"metric {name}", task.metrics[name])
+        describer.tell("loss reduction", task.loss_reduction)
+        if own_model is None:
+            made_by = task.keras_model_fn
+            describer.look("model function", getattr(made_by, "__wrapped__", made_by))
+    if own_model is not None and not model_identity.is_keras_model(own_model):
+        describer.look("model function", own_model)
+    if "client_lr_schedule" in request.objects:
+        describer.look("client learning rate", request.objects["client_lr_schedule"])
+    more = {"code": describer.found.code, "values": describer.found.values}
+    if model_identity.is_keras_model(keras_model):
+        more["model"] = model_identity.of_model(keras_model, describer)
+        known = (before or {}).get("model")
+        if known and _draws_anew(request, task, known, more["model"]):
+            more["model"] |= {n: known[n] for n in model_identity.names_of_weights(more["model"])}
+    if task is not None and data is not None:
+        more["data"] = {"digest": fingerprint.whole(data), **_counts(task)}
+    return _joined(found, more)
+
+
+def _draws_anew(request, task, before, now) -> bool:
+    """Returns whether initial weights differ since a model function draws others at each call.
+
+    It should draw them by its seed. As it does not, any of its draws is what is asked for.
+    """
+    weights = model_identity.names_of_weights(now)
+    if before.keys() != now.keys() or all(
+        model_identity.same_weights(before[n], now[n]) for n in weights
+    ):
+        return False
+    if any(before[name] != now[name] for name in now if name not in weights):
+        return False
+    again = model_identity.of_model(task_models.keras_model(task, request.run), _describer(()))
+    return any(not model_identity.same_weights(again[n], now[n]) for n in weights)
+
+
+def _joined(*identities) -> dict[str, Any]:
+    """Joins what was found of several parts."""
+    joined: dict[str, Any] = {}
+    for identity in identities:
+        for name, part in identity.items():
+            if name == "code":
+                code = joined.setdefault("code", {})
+                for module, parts in part.items():
+                    code[module] = {**code.get(module, {}), **parts}
+            elif name == "suite":
+                suite = joined.setdefault("suite", {"files": {}, "edited": []})
+                suite["files"] = {**suite["files"], **part["files"]}
+                suite["edited"] = sorted({*suite["edited"], *part["edited"]})
+            else:
+                joined[name] = {**joined.get(name, {}), **part}
+    return joined
+
+
+def _describer(
+    functions: Sequence[str | Callable], places: Iterable[str] = ()
+) -> code_digests.Describer:
+    # The package of a method or task is the user's, also where it is installed.
+    packages = [_module_of(f).split(".")[0] for f in functions if not _is_suites(f)]
+    return code_digests.Describer([model_identity.look_at_library_object], packages, places)
+
+
+def _of_spec(kind, spec, functions) -> dict[str, Any]:
+    """Returns the version of a method or task, and the code of its functions."""
+    functions = {name: f for name, f in functions.items() if f is not None}
+    describer = _describer([f for name, f in functions.items() if name != "plan"])
+    roots = []
+    for name, function in functions.items():
+        module = _module_of(function)
+        if _is_suites(function):
+            roots.append(module)
+        elif isinstance(function, str):
+            describer.module(module)
+        else:
+            describer.look(f"{kind}'s {name}", function)
+    files = code_digests.loaded_suite(roots)
+    return {
+        kind: {"version": spec.version},
+        "suite": {"files": files, "edited": sorted(files.keys() & _edited())},
+        "code": describer.found.code,
+        "values": describer.found.values,
+    }
+
+
+def _module_of(function: str | Callable) -> str:
+    while hasattr(function, "func"):
+        function = function.func
+    if isinstance(function, str):
+        return function.split(":")[0]
+    return getattr(function, "__module__", None) or type(function).__module__
+
+
+def _is_suites(function: str | Callable) -> bool:
+    return code_digests.is_suites(*_place(_module_of(function)))
+
+
+def _place(module):
+    return module, getattr(sys.modules.get(module), "__file__", None)
+
+
+def _has_own_task(request) -> bool:
+    if "task" in request.objects:
+        return True
+    return not _is_suites(tasks.get(request.run["task"]).loader)
+
+
+def _edited() -> frozenset[str]:
+    """Returns the suite's files that git knows as changed, or not at all; none outside git."""
+    # Hundreds of runs are compared at a time.
+    return _edited_at(int(time.monotonic() / _SECONDS_OF_A_LOOK))
+
+
+@functools.lru_cache(maxsize=1)
+def _edited_at(moment) -> frozenset[str]:
+    del moment
+    command = ["git", "-C", code_digests.SUITE, "status", "--porcelain", "-z", "--no-renames"]
+    command += ["--untracked-files=all", "--", "tff_algos", "tasks", "common", "hparams.py"]
+    try:
+        result = subprocess.run(command, capture_output=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return frozenset()
+    lines = result.stdout.split(b"\0")
+    return frozenset(os.fsdecode(line[3:]) for line in lines if line.endswith(b".py"))
+
+
+def _counts(task) -> dict[str, int]:
+    found = {
+        "training clients": len(task.train.client_ids),
+        "training examples": int(np.sum(task.train.sizes)),
+    }
+    if task.test is not None:
+        found["test clients"] = len(task.test.client_ids)
+        found["test examples"] = int(np.sum(task.test.sizes))
+    if task.central_test is not None:
+        found["central test examples"] = len(task.central_test.y)
+    return found
+
+
+# What differs.
+
+
+def differences(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    data_before: Mapping[str, str] | None = None,
+    data_now: Mapping[str, str] | None = None,
+    history: Mapping[str, Sequence[str]] | None = None,
+) -> list[Change]:
+    """Returns what differs between what a run was made of and what is there now.
+
+    Args:
+      before: What was recorded, or `BEFORE_VERSIONS`.
+      now: What is there; parts that it lacks are not compared.
+      data_before: Digests of the data then, if they are known.
+      data_now: Digests of the data now, likewise.
+      history: `method` and `task` → the line of each version after the first.
+    """
+    changes = []
+    for kind, compared in (
+        ("method", _of_versions),
+        ("task", _of_versions),
+        ("model", _of_models),
+        ("values", _of_values),
+    ):
+        if isinstance(before.get(kind), Mapping) and kind in now:
+            texts = compared(before[kind], now[kind], kind, (history or {}).get(kind, ()))
+            changes += [Change(kind, text) for text in texts]
+    if isinstance(before.get("data"), Mapping) and "data" in now:
+        told = _of_data(before["data"], now["data"], data_before, data_now)
+        changes += [Change("data", told)] if told else []
+    if isinstance(before.get("code"), Mapping) and "code" in now:
+        # A constant is told with its values.
+        values = before.get("values", {}), now.get("values", {})
+        told = {name for name in values[0].keys() & values[1] if values[0][name] != values[1][name]}
+        texts = _of_code(before["code"], now["code"], told)
+        changes += [Change("code", text) for text in texts]
+    if isinstance(before.get("suite"), Mapping) and "suite" in now:
+        changes += [Change("code", text) for text in _of_suite(before["suite"], now["suite"])]
+    return changes
+
+
+def _of_versions(before, now, kind, history):
+    was, version = before.get("version"), now["version"]
+    if was == version:
+        return []
+    lines = history[was - 1 : version - 1] if isinstance(was, int) and was < version else ()
+    return [f"{kind}: version {was} → {version}" + (f" ({'; '.join(lines)})" if lines else "")]
+
+
+def _of_models(before, now, kind, history):
+    if before.get("layers") != now.get("layers"):
+        return [f"model: layers {before.get('layers')} → {now.get('layers')}"]
+    names = list(dict.fromkeys([*now, *before]))
+    weights = [
+        n
+        for n in names
+        if n in {*model_identity.names_of_weights(now), *model_identity.names_of_weights(before)}
+    ]
+    texts = _of_values(*({k: v for k, v in d.items() if k not in weights} for d in (before, now)))
+    if texts:
+        # With other shapes the initial weights are others anyway.
+        return [f"model: {text}" for text in texts]
+    changed = [
+        n
+        for n in weights
+        if not model_identity.same_weights(before.get(n, "- 0 0"), now.get(n, "- 1 1"))
+    ]
+    if len(changed) > 1 and len(changed) == len(weights):
+        return ["model: initial weights"]
+    return [f"model: initial weights of {n.removesuffix(', initial weights')}" for n in changed]
+
+
+def _of_values(before, now, kind="", history=()):
+    """Returns what differs, with both values where these can be read."""
+    texts = []
+    for name in dict.fromkeys([*now, *before]):
+        was, is_ = before.get(name), now.get(name)
+        if was == is_:
+            continue
+        head, comma, rest = name.partition(", ")
+        shown = f"{head}: {rest}" if comma and kind else name
+        if was is None or is_ is None:
+            texts.append(f"{shown} is {'new' if was is None else 'gone'}")
+        elif "#" in f"{was}{is_}" and str(was).split("#")[0] == str(is_).split("#")[0]:
+            texts.append(f"{shown} has another content")
+        else:
+            texts.append(f"{shown} {_read(was)} → {_read(is_)}")
+    return texts
+
+
+def _read(value) -> str:
+    return str(value).split(" #")[0]
+
+
+def _of_data(before, now, data_before, data_now):
+    if before.get("digest") == now["digest"]:
+        return ""
+    counts = [
+        f"{before.get(name) or 0:,} → {number:,} {name}"
+        for name, number in now.items()
+        if name != "digest" and name in before and before[name] != number
+    ]
+    if counts:
+        return f"data: {', '.join(counts)}"
+    if data_before and data_now and fingerprint.whole(data_before) == before.get("digest"):
+        names = fingerprint.differences(data_before, data_now)
+        return f"data: {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}"
+    return "data: another content (which part differs is not known)"
+
+
+def _of_code(before, now, told):
+    gone = {m: p for m, p in before.items() if m not in now}
+    new = {m: p for m, p in now.items() if m not in before}
+    for module in list(gone):
+        # A file that has another name by now.
+        same = next((m for m in new if new[m] == gone[module]), None)
+        if same is not None:
+            del gone[module], new[same]
+    texts = []
+    for module in now:
+        if module in new:
+            texts.append(f"code: {module} is new")
+        elif module in before and now[module] != before[module]:
+            parts = [*now[module], *(p for p in before[module] if p not in now[module])]
+            for part in parts:
+                was, is_ = before[module].get(part), now[module].get(part)
+                if was != is_ and f"{module}, {part}" not in told:
+                    ending = " is new" if was is None else " is gone" if is_ is None else ""
+                    texts.append(f"code: {module}, {part}{ending}")
+    return texts + [f"code: {module} is gone" for module in gone]
+
+
+def _of_suite(before, now):
+    """Returns which of the suite's files differ that are not the suite's, then or now."""
+    was, is_ = before.get("files", {}), now["files"]
+    edited = {*before.get("edited", ()), *now["edited"]}
+    return [
+        f"code: {path}"
+        for path in dict.fromkeys([*is_, *was])
+        if path in edited
+        if was.get(path) != is_.get(path)
+    ]
+
+
+def in_words(changes: Sequence[Change]) -> str:
+    """Returns differences as the part of a sentence; of many, the first."""
+    texts = [change.text for change in changes]
+    more = f"; and {len(texts) - _MOST_TOLD} more" if len(texts) > _MOST_TOLD else ""
+    return "; ".join(texts[:_MOST_TOLD]) + more
+
+
+def what(changes: Sequence[Change]) -> str:
+    """Returns what a run is another one in: `code`, `data` or both."""
+    kinds = {change.kind for change in changes}
+    return " and ".join(["code"] * bool(kinds - {"data"}) + ["data"] * ("data" in kinds))
+
+
+def ways_on(changes: Sequence[Change], folder: str) -> str:
+    """Returns what a user can do about differences, as a sentence without a full stop."""
+    kept = f"--fresh (this run is then kept as {os.path.basename(outputs.free_place(folder))})"
+    if any(change.kind == "data" for change in changes):
+        return f"restore the data, choose another --experiment_name, or start anew with {kept}"
+    return (
+        f"choose another --experiment_name, start anew with {kept}, or keep to this run with "
+        "--accept_code_changes"
+    )
+
+
+def history_of(request: Request) -> dict[str, Sequence[str]]:
+    """Returns the lines of the versions of a run's method and task."""
+    found = {"method": tff_algos.get(request.run["algorithm"]).history}
+    if request.run["task"] in tasks.names():
+        found["task"] = tasks.get(request.run["task"]).history
+    return found
