@@ -23,14 +23,15 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.mixed_precision import autocast_variable
-from keras.src.utils import losses_utils
 from tensorflow.python.framework import op_def_registry  # The only list of stateful ops.
 
-from common import memory
+from common import compat, memory
 from tff_algos import random
 from tff_algos.client_data import Batch
 from tff_algos.model import Forward, Model, ModelError, elementwise
+
+autocast_variable = compat.keras_source("mixed_precision.autocast_variable")
+losses_utils = compat.keras_source("utils.losses_utils")
 
 # Containers are declared stateful because of what they may hold; what they hold is looked at.
 # Reading a variable changes nothing.
@@ -98,6 +99,8 @@ def from_keras(
         loss or a metric gives for an example depends on the others of its batch, or if the loss or
         a metric does not take targets of `y_spec`.
     """
+    if compat.is_keras_3(keras_model):
+        raise ModelError(compat.KERAS_3)
     x_spec = x_spec or _inputs_of(keras_model)
     if not keras_model.built:
         raise ModelError(f"Model {keras_model.name!r} has no weights yet; call it once.")
@@ -203,7 +206,7 @@ def _elementwise(loss: Any) -> Callable:
         loss = loss()
     if isinstance(loss, tf.keras.losses.Loss):
         return _as_compiled(loss.call)
-    if _is_of_keras(loss):
+    if compat.is_of_keras(loss):
         return _as_compiled(loss)
     if not callable(loss):
         raise ModelError(
@@ -211,10 +214,6 @@ def _elementwise(loss: Any) -> Callable:
             f"{type(loss).__name__}."
         )
     return loss
-
-
-def _is_of_keras(function: Any) -> bool:
-    return (getattr(function, "__module__", None) or "").startswith("keras.")
 
 
 def _as_compiled(function: Callable) -> Callable:
@@ -269,7 +268,7 @@ def _elementwise_metric(name, metric) -> Callable:
             f"Metric {name!r} ({type(metric).__name__}) is not a mean over examples, so clients' "
             "values cannot be added up; give an elementwise function of (y, outputs)."
         )
-    return _as_compiled(metric) if _is_of_keras(metric) else metric
+    return _as_compiled(metric) if compat.is_of_keras(metric) else metric
 
 
 def _targets_of(loss: Any, outputs: tf.TensorSpec) -> tf.TensorSpec:
@@ -280,7 +279,7 @@ def _targets_of(loss: Any, outputs: tf.TensorSpec) -> tf.TensorSpec:
         loss = loss()
     function = getattr(loss, "fn", loss)
     sparse = tf.keras.losses.sparse_categorical_crossentropy
-    of_keras = _is_of_keras(function)
+    of_keras = compat.is_of_keras(function)
     if not of_keras or getattr(function, "__name__", "") == sparse.__name__:
         positions = outputs.shape[1:-1] if of_keras else []
         return tf.TensorSpec([None, *positions], tf.int32)

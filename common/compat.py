@@ -1,0 +1,218 @@
+"""What differs between the two stacks that the suite runs on, and nothing else.
+
+  * published: TensorFlow 2.14 with Keras 2 inside, as TFF 0.87 was published with.
+  * current: TensorFlow 2.21 with tf-keras, its package of Keras 2.
+
+Importing this module selects Keras 2 as `tf.keras` and prepares the later import of TFF and of
+TensorFlow Privacy. It imports none of them. It is imported with `common`, so `import tff_algos` (or
+`tasks`, `simulation`) must come before a program's own `import tensorflow_federated`.
+"""
+
+import contextlib
+import functools
+import importlib
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import os
+import pkgutil
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from common import command_line
+
+PUBLISHED, CURRENT = "published", "current"
+
+
+def stack_of(tensorflow_version: str) -> str:
+    """Returns the name of the stack that a version of TensorFlow belongs to."""
+    major, minor = tensorflow_version.split(".")[:2]
+    # 2.16 is the first without Keras 2.
+    return PUBLISHED if (int(major), int(minor)) < (2, 16) else CURRENT
+
+
+@functools.cache
+def stack() -> str:
+    """Returns the name of the stack that this process runs on."""
+    return stack_of(importlib.metadata.version("tensorflow"))
+
+
+def packages() -> tuple[str, ...]:
+    """Returns the names of the packages whose versions decide a run's numbers."""
+    keras = "keras" if stack() == PUBLISHED else "tf-keras"
+    return "tensorflow", "tensorflow-federated", "numpy", keras
+
+
+# Keras.
+
+_KERAS_2 = "tf_keras.api._v2"
+
+
+def keras_source(name: str) -> types.ModuleType:
+    """Returns a module of Keras 2's own source, such as `utils.losses_utils`."""
+    package = "keras" if stack() == PUBLISHED else "tf_keras"
+    return importlib.import_module(f"{package}.src.{name}")
+
+
+def is_of_keras(thing: Any) -> bool:
+    """Returns whether a function or class is from Keras 2's own source."""
+    return (getattr(thing, "__module__", None) or "").startswith(("keras.", "tf_keras."))
+
+
+KERAS_3 = (
+    "The model is one of Keras 3, which is not supported. Build it with `tf.keras` after `import "
+    "tff_algos`, or with `tf_keras`: both are Keras 2."
+)
+
+
+def is_keras_3(model: Any) -> bool:
+    """Returns whether a model is one of Keras 3, which the suite cannot use."""
+    keras = sys.modules.get("keras")
+    if keras is None or stack() == PUBLISHED:
+        return False
+    return isinstance(model, keras.Model)
+
+
+def _select_keras_2():
+    """Makes `tf.keras` Keras 2, even if TensorFlow was imported, or its Keras 3 used, before."""
+    # Read when a name of `tf.keras` is used for the first time. Nothing here works with Keras 3.
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    tf = sys.modules.get("tensorflow")
+    if not hasattr(tf, "__path__") or stack() == PUBLISHED:
+        return
+    from tensorflow.python.util import lazy_loader
+
+    folder = os.path.join(*importlib.util.find_spec(_KERAS_2).submodule_search_locations)
+    if folder in tf.__path__:
+        return
+    tf.__path__.insert(0, folder)  # For `import tensorflow.keras`.
+    for name in [n for n in sys.modules if n.partition(".keras")[0] == "tensorflow"]:
+        if name.startswith("tensorflow.keras"):
+            del sys.modules[name]
+    tf.keras = lazy_loader.KerasLazyLoader(vars(tf))
+    for name in ("losses", "metrics", "optimizers", "initializers"):
+        setattr(tf, name, lazy_loader.KerasLazyLoader(vars(tf), submodule=name, name=name))
+
+
+# TensorFlow and the formats of its messages.
+
+
+def flat(function: Any) -> Callable:
+    """Returns what calls a concrete function's inner one: flat tensors → list of flat tensors."""
+    return getattr(function, "call_flat", function)
+
+
+def is_repeated(field: Any) -> bool:
+    """Returns whether a field of a protocol message may have several values."""
+    if hasattr(field, "is_repeated"):
+        return field.is_repeated
+    return field.label == field.LABEL_REPEATED  # Until protobuf 6.
+
+
+# Printed during the import of TensorFlow 2.21, before it reads its level of logging: the heading
+# of such lines, lines of information, and the second line of one of them.
+_NOISE = (
+    "^(WARNING: All log messages before absl::InitializeLog\\(\\) is called are written to STDERR$"
+    "|I0000 [0-9:.]+ +[0-9]+ [a-z_]+\\.cc:[0-9]+\\] "
+    "|To enable the following instructions: .* rebuild TensorFlow with the appropriate compiler)"
+)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps TensorFlow's lines of information off standard error, within a `with` statement.
+
+    Does so only if `TF_CPP_MIN_LOG_LEVEL` asks TensorFlow to leave them out; TensorFlow 2.21 prints
+    some before it reads that. All other lines pass.
+    """
+    wanted = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0") in ("", "0")
+    if wanted or stack() == PUBLISHED or "tensorflow" in sys.modules:
+        yield
+        return
+    with command_line.errors_without(_NOISE):
+        yield
+
+
+# NumPy.
+
+
+def numpy_1(module: str) -> str:
+    """Returns NumPy 1's name of a module that a pickle names; NumPy 2 writes `numpy._core`."""
+    return re.sub(r"^numpy\._core\b", "numpy.core", module)
+
+
+# TFF and TensorFlow Privacy.
+
+
+class _Around(importlib.machinery.SourceFileLoader):
+    """Loads a package within a context."""
+
+    def __init__(self, name, path, context):
+        super().__init__(name, path)
+        self._context = context
+
+    def exec_module(self, module):
+        with self._context(module):
+            super().exec_module(module)
+
+
+class _Finder:
+    """Finds the packages that have to be loaded within a context."""
+
+    def __init__(self):
+        self.contexts = {}
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in self.contexts:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.origin is not None:
+            spec.loader = _Around(name, spec.origin, self.contexts[name])
+        return spec
+
+
+_finder = _Finder()
+
+
+def load_within(name: str, context: Callable[[types.ModuleType], Any]) -> None:
+    """Has a package loaded within a context whenever it is imported, by whom it may be.
+
+    Args:
+      name: The package's name.
+      context: Module that is about to be loaded → context manager.
+    """
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    _finder.contexts[name] = context
+
+
+@contextlib.contextmanager
+def _privacy_without_estimators(package):
+    """Gives TensorFlow Privacy its queries only, where TensorFlow has no estimators.
+
+    Its release 0.9 imports estimators with everything else, though no query needs them.
+    """
+    if stack() == PUBLISHED:
+        yield
+        return
+    sys.skip_tf_privacy_import = True
+    try:
+        yield
+    finally:
+        del sys.skip_tf_privacy_import
+    queries = importlib.import_module(f"{package.__name__}.privacy.dp_query")
+    for entry in pkgutil.iter_modules(queries.__path__):
+        if entry.name.endswith("_test") or entry.name == "test_utils":
+            continue
+        module = importlib.import_module(f"{queries.__name__}.{entry.name}")
+        setattr(package, entry.name, module)
+        for name, value in vars(module).items():
+            if getattr(value, "__module__", None) == module.__name__:
+                setattr(package, name, value)
+
+
+load_within("tensorflow_privacy", _privacy_without_estimators)
+_select_keras_2()
