@@ -17,8 +17,8 @@ import contextlib
 import errno
 import os
 import signal
-import sys
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
