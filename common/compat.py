@@ -14,11 +14,14 @@ import importlib
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import io
+import json
 import os
 import pkgutil
 import re
 import sys
 import types
+import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -74,6 +77,65 @@ def is_keras_3(model: Any) -> bool:
     if keras is None or stack() == PUBLISHED:
         return False
     return isinstance(model, keras.Model)
+
+
+# Under which name a model's file holds its layers: published, current.
+_LAYERS = ("_layer_checkpoint_dependencies", "layers")
+
+
+# Settings that layers have on the current stack only, with the value that changes nothing.
+_NEW_SETTINGS = {
+    "InputLayer": ("optional", False),
+    "MultiHeadAttention": ("softmax_robust_masking", False),
+}
+
+
+def _without_new_settings(config):
+    if isinstance(config, list):
+        return [_without_new_settings(part) for part in config]
+    if not isinstance(config, dict):
+        return config
+    made = {name: _without_new_settings(part) for name, part in config.items()}
+    name, default = _NEW_SETTINGS.get(config.get("class_name"), ("", None))
+    settings = made.get("config")
+    if isinstance(settings, dict) and settings.get(name) is default:
+        settings.pop(name, None)
+    return made
+
+
+def for_both_stacks(content: bytes) -> bytes:
+    """Returns a file of Keras's, `.keras` or `.weights.h5`, as one that both stacks load.
+
+    The stacks hold a model's layers under different names, and name the package of some classes
+    differently. Here the weights have both names, as links in the file, and the classes those of
+    the published stack, which the current one understands. Other files stay as they are.
+    """
+    if zipfile.is_zipfile(io.BytesIO(content)):
+        made = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(made, "w") as new:
+            for entry in old.infolist():
+                part = old.read(entry)
+                if entry.filename == "config.json":
+                    config = json.loads(part.replace(b'"tf_keras.', b'"keras.'))
+                    part = json.dumps(_without_new_settings(config)).encode()
+                elif entry.filename.endswith(".h5"):
+                    part = for_both_stacks(part)
+                new.writestr(entry, part)
+        return made.getvalue()
+    if not content.startswith(b"\x89HDF\r\n\x1a\n"):
+        return content
+    import h5py  # Not for checks of flags.
+
+    file = io.BytesIO(content)
+    with h5py.File(file, "r+") as weights:
+        groups = [weights]
+        weights.visititems(lambda _, found: groups.append(found))
+        for group in groups:
+            held = [name for name in _LAYERS if isinstance(group, h5py.Group) and name in group]
+            if len(held) == 1:
+                (other,) = set(_LAYERS) - set(held)
+                group[other] = group[held[0]]
+    return file.getvalue()
 
 
 def _select_keras_2():

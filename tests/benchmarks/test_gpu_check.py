@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import tff_algos
 from benchmarks import gpu_check
+from common import compat
 from simulation import runtimes
 from simulation.runtimes import vectorized
 from tests.oracles import problem as problem_lib
@@ -45,7 +46,7 @@ def test_a_loop_over_clients_is_seen(process, monkeypatch):
 
         def run(*flat):
             loop(tf.ones([int(flat[-1].shape[0])]))
-            return program._inference_function(*flat)
+            return compat.flat(program._inference_function)(*flat)
 
         return types.SimpleNamespace(
             _inference_function=run,
