@@ -217,6 +217,9 @@ class _Around(importlib.machinery.SourceFileLoader):
         self._context = context
 
     def exec_module(self, module):
+        # Parts that an earlier import left behind, which failed without the context.
+        for name in [n for n in sys.modules if n.startswith(f"{module.__name__}.")]:
+            del sys.modules[name]
         with self._context(module):
             super().exec_module(module)
 
