@@ -167,6 +167,17 @@ def flat(function: Any) -> Callable:
     return getattr(function, "call_flat", function)
 
 
+def is_about_a_tensors_value(error: Exception) -> bool:
+    """Returns whether code took a tensor that has no value yet for a number or a variable.
+
+    Keras 2's own layers that do so fail differently on the two stacks.
+    """
+    # Not the attributes that other code misses.
+    return not isinstance(error, AttributeError) or (
+        "SymbolicTensor' object has no attribute 'assign" in str(error)
+    )
+
+
 def is_repeated(field: Any) -> bool:
     """Returns whether a field of a protocol message may have several values."""
     if hasattr(field, "is_repeated"):

@@ -494,7 +494,9 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
         traced = tf.function(
             lambda weights, x, seed: apply(weights, x, True, seed)[0], autograph=False
         ).get_concrete_function(weight_specs, x_spec, tf.TensorSpec([2], tf.int32))
-    except tf.errors.OperatorNotAllowedInGraphError as e:
+    except (tf.errors.OperatorNotAllowedInGraphError, AttributeError) as e:
+        if not compat.is_about_a_tensors_value(e):
+            raise
         raise ModelError(
             f"Model {keras_model.name!r} asks for the value of a tensor that has none yet, so "
             f"it is no function of its weights; replace the layer: {str(e).splitlines()[0]}"

@@ -7,8 +7,8 @@ from common import compat
 from simulation import experiment_flags
 
 _VIEWER = "tensorboard_plugin_profile"
-# What pip installs to show profiles, beside the TensorBoard that each stack pins. Few people need it.
-# Resolving dependencies is no use on the published stack, and changes nothing pinned on the current.
+# What pip installs to show profiles beside each stack's TensorBoard; few people need it. On the
+# published stack a resolver gives up; on the current one it leaves all that is pinned as it is.
 VIEWERS = {
     compat.PUBLISHED: "--no-deps tensorboard-plugin-profile==2.14.0 gviz-api==1.10.0",
     compat.CURRENT: "tensorboard-plugin-profile==2.21.6",
