@@ -58,9 +58,13 @@ def _close(a, b):
 def _results(python, flags, folder):
     path = os.path.join(folder, "found.json")
     command = [python, "-m", "benchmarks.bits", "--apart", f"--write={path}", *flags]
-    # Failed cases are those that are not in the file.
     subprocess.run(command, cwd=_REPO, check=False, stdout=sys.stderr)
-    return json.loads(pathlib.Path(path).read_text())
+    if not os.path.exists(path):
+        raise RuntimeError(f"{python} ran no case; its last lines say why.")
+    # Failed cases are those that are not in the file.
+    found = json.loads(pathlib.Path(path).read_text())
+    os.remove(path)
+    return found
 
 
 def table(differences: Mapping[str, str], digests: Mapping[str, str]) -> list[dict[str, str]]:

@@ -228,9 +228,11 @@ class _Around(importlib.machinery.SourceFileLoader):
         self._context = context
 
     def exec_module(self, module):
-        # Parts that an earlier import left behind, which failed without the context.
-        for name in [n for n in sys.modules if n.startswith(f"{module.__name__}.")]:
-            del sys.modules[name]
+        # Parts that an earlier import left behind, which failed without the context. What stands
+        # for a module that is not needed has no spec, and stays.
+        for name, part in [*sys.modules.items()]:
+            if name.startswith(f"{module.__name__}.") and getattr(part, "__spec__", None):
+                del sys.modules[name]
         with self._context(module):
             super().exec_module(module)
 

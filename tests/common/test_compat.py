@@ -58,6 +58,17 @@ def test_tff_and_its_privacy_are_imported_after_the_suite(first):
     assert said == ["0.87.0", "DifferentiallyPrivateFactory"]
 
 
+def test_the_suites_own_import_is_the_same():
+    said = _answer(
+        "from common import imports",
+        "imports.import_tensorflow()",
+        "import sys, tensorflow_federated as tff",
+        "print(tff.__version__, 'jax' in sys.modules, 'keras.models' in sys.modules)",
+    )
+    assert said[:2] == ["0.87.0", "False"]
+    assert not _CURRENT or said[2] == "False", "Keras 3, which takes seconds"
+
+
 @only_current
 def test_tffs_own_import_says_what_has_to_come_first(tmp_path, monkeypatch):
     """As `make venv` leaves it."""
