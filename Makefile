@@ -32,6 +32,10 @@ RUN := $(BIN)/python reproduce.py --paper=adafedadam --item=table5 --setup=synth
 # Wheels only, so that nothing is compiled; jax 0.4.13 and promise, which are pure Python, have none.
 FORMATS := --only-binary :all: --no-binary jax --no-binary promise
 # Tests start hundreds of processes, each of which would compile the suite for itself.
+QUICK := -n 2 --dist=loadgroup --no-loadscope-reorder -m "not long"
+# What TensorFlow's version can change: methods, runtimes, records and every task.
+TOUCHING_TENSORFLOW := tests/tff_algos tests/simulation/runtimes tests/simulation/records tests/common/test_compat.py \
+	tests/test_every_task.py
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # TFF and TensorFlow Privacy name no CPython after 3.11, but are pure Python and run there.
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-input --no-deps --require-hashes \
@@ -57,7 +61,7 @@ FOUND_PYTHON = $(or $(shell $(FIND_PYTHON)),$(error $(strip $(NO_PYTHON))))
 INSTALLED = $(shell cmp -s $(LOCKED)requirements.txt $(STAMP) && echo yes)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-gpu venv-tracking venv-peers run run-full test test-long reliability lint lock site clean
+.PHONY: help venv venv-gpu venv-tracking venv-peers run run-full test test-stacks test-long reliability lint lock site clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -77,7 +81,18 @@ run-full: venv  ## the same for all of its rounds
 	$(RUN)
 
 test: venv  ## run the quick tests
-	$(PYTEST) -n 2 --dist=loadgroup --no-loadscope-reorder -m "not long" tests
+	$(PYTEST) $(QUICK) tests
+
+test-stacks: venv  ## run the tests that touch TensorFlow on the published stack, compare both, try CPython 3.13
+	$(MAKE) venv STACK=published VENV=.venv-published PYTHON=
+	PYTHONDONTWRITEBYTECODE= .venv-published/bin/python -m pytest $(QUICK) $(TOUCHING_TENSORFLOW)
+	$(PYTEST) tests/test_both_stacks.py
+	@python="$$($(call FIND_PYTHON,3.13))"; if [ -z "$$python" ]; then \
+	  echo "No CPython 3.13 found; its tests are left out." >&2; \
+	else \
+	  $(MAKE) venv VENV=.venv-313 PYTHON="$$python" \
+	    && PYTHONDONTWRITEBYTECODE= .venv-313/bin/python -m pytest tests/test_install.py tests/test_both_stacks.py; \
+	fi
 
 test-long: venv  ## run every test that has not passed at this commit (SHARD=2/8: the second of eight parts)
 	$(PYTEST) -n 2 --dist worksteal -p tests.shards --shard=$(SHARD) tests
@@ -155,5 +170,5 @@ site: venv  ## build the documentation's pages into site/
 	@echo "To read them, search included: $(BIN)/python -m http.server --directory site"
 
 clean:  ## remove the virtual environments and caches; results stay
-	rm -rf $(VENV) .venv .venv-published $(PEER_VENVS) $(LOCK) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv .venv-published .venv-313 $(PEER_VENVS) $(LOCK) .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
