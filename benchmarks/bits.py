@@ -147,7 +147,7 @@ def _digest_of(run):
 
 
 def _apart(run):
-    """Returns a digest of what training computed, and all other numbers of the tables."""
+    """Returns a digest of what training computed, and all numbers of the tables."""
     checkpoint, _ = checkpoints.load_newest(str(run / "checkpoints"))
     trained = sorted(
         hashlib.sha256(f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes()).hexdigest()
@@ -162,7 +162,7 @@ def _apart(run):
                 for column, value in row.items():
                     if column.startswith("train/"):
                         trained.append(f"{i} {column} {value}")
-                    elif not column.startswith("time/"):
+                    if not column.startswith("time/"):
                         measured[f"{name} {i} {column}"] = value
     content = json.dumps(trained).encode()
     return {"train": hashlib.sha256(content).hexdigest()[:16], "others": measured}

@@ -10,9 +10,8 @@ from simulation.errors import RunError
 def check_same(folder: str, recorded: Mapping[str, Any]) -> None:
     """Checks that a run resumes on the stack that it was begun on.
 
-    Training gives the same bits on both stacks, but means over clients and examples in evaluations
-    may differ in their last digit. So a run that changed stacks would not be the one that never
-    stopped.
+    The stacks round convolutions, LSTMs and the means of evaluations differently. So a run that
+    changed stacks would not be, bit by bit, the one that never stopped.
 
     Args:
       folder: The run's folder, for the error.
