@@ -6,10 +6,10 @@ Runs the cases of `benchmarks.bits` on this interpreter and on the other stack's
 `.venv-published/bin/python`, on the same machine. Of a method, all that training computes has to be
 the same bit by bit: `train/...` and the arrays of the last checkpoint. All other numbers, those of
 evaluations, have to agree to 1e-6. So have all numbers of a task, whose convolutions and LSTMs the
-two releases of TensorFlow may round differently, and of FedLocal in the runtime `tff`. It ends with exit code 1 if a case does not agree.
-The table has a line a method and a column a runtime; its digests are comparable on one machine
-only, since other processors sum in another order. That is why both stacks are run and no digests
-are kept.
+two releases of TensorFlow may round differently, and of FedLocal in the runtime `tff`. It ends with
+exit code 1 if a case does not agree. The table has a line a method and a column a runtime. Its
+digests are comparable on one machine only, since other processors sum in another order. That is why
+both stacks are run and no digests are kept.
 """
 
 import argparse

@@ -72,6 +72,6 @@ def test_without_a_gpu_it_says_so_and_fails(monkeypatch, capsys):
 def test_cards_that_tensorflow_is_reported_to_fail_on_are_named(capability, told, monkeypatch):
     details = {"device_name": "A card", "compute_capability": capability}
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda _: details)
-    lines = gpu_check.too_new(["GPU:0"])
+    lines = gpu_check.too_new([types.SimpleNamespace(name="GPU:0")])
     assert len(lines) == told
     assert all("A card" in line and "CUDA_ERROR_INVALID_PTX" in line for line in lines)
