@@ -1,5 +1,6 @@
-# The suite in a container, on CPU or (--build-arg GPU=1) with the CUDA 11.8 libraries, which
-# TensorFlow takes from Python packages: the host needs NVIDIA's driver and container toolkit only.
+# The suite in a container, on CPU or (--build-arg GPU=1) with the CUDA libraries, which TensorFlow
+# takes from Python packages: the host needs NVIDIA's driver and container toolkit only.
+# --build-arg STACK=published has the packages of the recorded results.
 #
 #     docker build -t tff-algos .
 #     docker run --rm -v "$PWD/results:/suite/results" tff-algos \
@@ -8,9 +9,13 @@
 #     docker build --build-arg GPU=1 -t tff-algos-gpu . && docker run --rm --gpus all tff-algos-gpu ...
 FROM python:3.11-slim-bookworm
 ARG GPU=0
+ARG STACK=current
+ENV VENV=.venv STACK=$STACK
 RUN apt-get update && apt-get install -y --no-install-recommends git make && rm -rf /var/lib/apt/lists/*
 WORKDIR /suite
 COPY Makefile requirements.txt requirements-gpu.txt ./
+COPY stacks stacks
+COPY tools/bare_import.py tools/
 RUN if [ "$GPU" = 1 ]; then make venv-gpu; else make venv; fi
 COPY . .
 ENV PATH=/suite/.venv/bin:$PATH

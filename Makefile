@@ -1,9 +1,21 @@
-# Everything runs in a virtual environment of its own, made from requirements.txt with CPython 3.11.
+# Everything runs in a virtual environment of its own, made from requirements.txt.
 
+# Which packages: current (TensorFlow 2.21) or published (TensorFlow 2.14, with which the recorded results were made).
+STACK ?= current
+ifeq ($(STACK),current)
 VENV ?= .venv
+LOCKED :=
+PYTHONS := 3.11 3.12 3.13
+else ifeq ($(STACK),published)
+VENV ?= .venv-published
+LOCKED := stacks/published/
+PYTHONS := 3.11
+else
+$(error STACK=$(STACK) must be current or published)
+endif
 # The part of the tests that `make test-long` runs.
 SHARD ?= 1/1
-# An interpreter to use instead of the first CPython 3.11 on PATH.
+# An interpreter to use instead of the first CPython on PATH that fits.
 PYTHON ?=
 UV_VERSION := 0.13.8
 
@@ -20,36 +32,45 @@ RUN := $(BIN)/python reproduce.py --paper=adafedadam --item=table5 --setup=synth
 # Wheels only, so that nothing is compiled; jax 0.4.13 and promise, which are pure Python, have none.
 FORMATS := --only-binary :all: --no-binary jax --no-binary promise
 # Tests start hundreds of processes, each of which would compile the suite for itself.
+QUICK := -n 2 --dist=loadgroup --no-loadscope-reorder -m "not long"
+# What TensorFlow's version can change: methods, runtimes, records and every task.
+TOUCHING_TENSORFLOW := tests/tff_algos tests/simulation/runtimes tests/simulation/records tests/common/test_compat.py \
+	tests/test_every_task.py
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
-INSTALL := -m pip install --quiet --disable-pip-version-check --no-input --no-deps --require-hashes $(FORMATS)
+# TFF and TensorFlow Privacy name no CPython after 3.11, but are pure Python and run there.
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-input --no-deps --require-hashes \
+	--ignore-requires-python $(FORMATS)
 
+# These are called with the versions that fit, such as "3.11 3.12".
+NAMES = $(or $(PYTHON),$(1:%=python%) python3 python)
 # The check runs the interpreter: a name on PATH may be a shim with no interpreter behind it.
 define FIND_PYTHON
-for python in $(or $(PYTHON),python3.11 python3 python); do \
-  "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 </dev/null \
-    && { command -v "$$python"; break; }; \
+for python in $(NAMES); do \
+  "$$python" -c 'import ensurepip, sys, venv; sys.exit("%d.%d" % sys.version_info[:2] not in "$(1)".split())' \
+    >/dev/null 2>&1 </dev/null && { command -v "$$python"; break; }; \
 done
 endef
 define NO_PYTHON
-no CPython 3.11 with its venv module found (tried: $(or $(PYTHON),python3.11 python3 python)). \
+no CPython $(subst $() , or ,$(1)) with its venv module found (tried: $(NAMES)). \
 Get it with "apt install python3.11 python3.11-venv" (Debian 12; on Ubuntu from the deadsnakes archive), \
-"pyenv install 3.11" or "uv python install 3.11", then name it: make venv PYTHON=/path/to/python3.11
+"pyenv install $(lastword $(1))" or "uv python install $(lastword $(1))", \
+then name it: make venv PYTHON=/path/to/python$(lastword $(1))
 endef
 # make's own error is the one way to end a recipe with a single line.
 FOUND_PYTHON = $(or $(shell $(FIND_PYTHON)),$(error $(strip $(NO_PYTHON))))
-INSTALLED = $(shell cmp -s requirements.txt $(STAMP) && echo yes)
+INSTALLED = $(shell cmp -s $(LOCKED)requirements.txt $(STAMP) && echo yes)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-gpu venv-tracking venv-peers run run-full test test-long reliability lint lock site clean
+.PHONY: help venv venv-gpu venv-tracking venv-peers run run-full test test-stacks test-long reliability lint lock site clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
-venv: $(STAMP)  ## set up .venv (PYTHON=... names the CPython 3.11 to use)
+venv: $(STAMP)  ## set up .venv (STACK=published: .venv-published; PYTHON=... names the CPython to use)
 
-venv-gpu: $(GPU_STAMP)  ## set up .venv with the CUDA 11.8 libraries as well
+venv-gpu: $(GPU_STAMP)  ## set up the same with the CUDA libraries as well
 
-venv-tracking: $(TRACKING_STAMP)  ## set up .venv with Weights & Biases and MLflow as well
+venv-tracking: $(TRACKING_STAMP)  ## set up the same with Weights & Biases and MLflow as well
 
 venv-peers: $(PEER_STAMPS)  ## set up the speed benchmark's peers, each in .venv-peers/NAME (PEERS=fedjax: only it)
 
@@ -60,7 +81,18 @@ run-full: venv  ## the same for all of its rounds
 	$(RUN)
 
 test: venv  ## run the quick tests
-	$(PYTEST) -n 2 --dist=loadgroup --no-loadscope-reorder -m "not long" tests
+	$(PYTEST) $(QUICK) tests
+
+test-stacks: venv  ## run the tests that touch TensorFlow on the published stack, compare both, try CPython 3.13
+	$(MAKE) venv STACK=published VENV=.venv-published PYTHON=
+	PYTHONDONTWRITEBYTECODE= .venv-published/bin/python -m pytest $(QUICK) $(TOUCHING_TENSORFLOW)
+	$(PYTEST) tests/test_both_stacks.py
+	@python="$$($(call FIND_PYTHON,3.13))"; if [ -z "$$python" ]; then \
+	  echo "No CPython 3.13 found; its tests are left out." >&2; \
+	else \
+	  $(MAKE) venv VENV=.venv-313 PYTHON="$$python" \
+	    && PYTHONDONTWRITEBYTECODE= .venv-313/bin/python -m pytest tests/test_install.py tests/test_both_stacks.py; \
+	fi
 
 test-long: venv  ## run every test that has not passed at this commit (SHARD=2/8: the second of eight parts)
 	$(PYTEST) -n 2 --dist worksteal -p tests.shards --shard=$(SHARD) tests
@@ -74,29 +106,30 @@ lint: venv  ## check style and format
 
 # The stamp is a copy of the list that was installed, written last: an interrupted installation starts over, and a
 # checkout that changes only the list's time does not.
-$(STAMP): requirements.txt
+$(STAMP): $(LOCKED)requirements.txt
 	@if [ -n '$(INSTALLED)' ]; then touch $@; else \
 	  set -e; \
-	  python='$(if $(INSTALLED),,$(FOUND_PYTHON))'; \
-	  echo "Installing $$(grep -c == requirements.txt) packages into $(VENV); this takes some minutes." >&2; \
+	  python='$(if $(INSTALLED),,$(call FOUND_PYTHON,$(PYTHONS)))'; \
+	  echo "Installing $$(grep -c == $(LOCKED)requirements.txt) packages into $(VENV); this takes some minutes." >&2; \
 	  "$$python" -m venv --clear $(VENV); \
-	  $(BIN)/python $(INSTALL) -r requirements.txt; \
-	  cp requirements.txt $@.part; \
+	  $(BIN)/python $(INSTALL) -r $(LOCKED)requirements.txt; \
+	  $(if $(filter current,$(STACK)),$(BIN)/python tools/bare_import.py;) \
+	  cp $(LOCKED)requirements.txt $@.part; \
 	  mv $@.part $@; \
 	fi
 
-$(GPU_STAMP): requirements-gpu.txt $(STAMP)
-	$(BIN)/python $(INSTALL) -r requirements-gpu.txt
-	@cp requirements-gpu.txt $@.part && mv $@.part $@
+$(GPU_STAMP): $(LOCKED)requirements-gpu.txt $(STAMP)
+	$(BIN)/python $(INSTALL) -r $<
+	@cp $< $@.part && mv $@.part $@
 
-$(TRACKING_STAMP): requirements-tracking.txt $(STAMP)
-	$(BIN)/python $(INSTALL) -r requirements-tracking.txt
-	@cp requirements-tracking.txt $@.part && mv $@.part $@
+$(TRACKING_STAMP): $(LOCKED)requirements-tracking.txt $(STAMP)
+	$(BIN)/python $(INSTALL) -r $<
+	@cp $< $@.part && mv $@.part $@
 
 $(PEER_STAMPS): $(PEER_VENVS)/%/requirements.installed: benchmarks/peers/requirements-%.txt
 	@if cmp -s $< $@; then touch $@; else \
 	  set -e; \
-	  python='$(if $(shell cmp -s $< $@ && echo yes),,$(FOUND_PYTHON))'; \
+	  python='$(if $(shell cmp -s $< $@ && echo yes),,$(call FOUND_PYTHON,3.11))'; \
 	  echo "Installing $$(grep -c == $<) packages into $(@D); this takes some minutes." >&2; \
 	  "$$python" -m venv --clear $(@D); \
 	  $(@D)/bin/python $(INSTALL) -r $<; \
@@ -105,20 +138,30 @@ $(PEER_STAMPS): $(PEER_VENVS)/%/requirements.installed: benchmarks/peers/require
 	fi
 
 # TFF's only wheel asks for glibc 2.31 by name, so the platform has to be named too.
-COMPILE = $(LOCK)/bin/uv pip compile --quiet --python $(LOCK)/bin/python --python-version 3.11 \
-	--python-platform x86_64-manylinux_2_31 $(FORMATS) --generate-hashes \
-	--custom-compile-command "make lock" $(LOCK_FLAGS)
+COMPILE = $(LOCK)/bin/uv pip compile --quiet --python $(LOCK)/bin/python \
+	--python-platform x86_64-manylinux_2_31 $(FORMATS) --generate-hashes --custom-compile-command "make lock"
 
-lock:  ## resolve requirements*.in again, keeping pins that still fit (LOCK_FLAGS=--upgrade: newest)
+# Resolved for CPython 3.11. Each list of the current stack must be what 3.12 and 3.13 resolve to as well.
+lock:  ## resolve requirements*.in of both stacks again, keeping pins that fit (LOCK_FLAGS=--upgrade: newest)
 	rm -rf $(LOCK)
-	'$(FOUND_PYTHON)' -m venv $(LOCK)
+	'$(call FOUND_PYTHON,3.11 3.12 3.13)' -m venv $(LOCK)
 	$(LOCK)/bin/python -m pip install --quiet --disable-pip-version-check --no-input uv==$(UV_VERSION)
-	sed -n 's/^#override //p' requirements.in > $(LOCK)/overrides.txt
-	$(COMPILE) --override $(LOCK)/overrides.txt -o requirements.txt requirements.in
-	$(COMPILE) --no-deps -o requirements-gpu.txt requirements-gpu.in
-	$(COMPILE) --constraint requirements.txt -o requirements-tracking.txt requirements-tracking.in
+	set -e; for folder in "" stacks/published/; do \
+	  sed -n 's/^#override //p' $${folder}requirements.in > $(LOCK)/overrides.txt; \
+	  for list in "requirements --override $(LOCK)/overrides.txt" "requirements-gpu --no-deps" \
+	      "requirements-tracking --constraint $${folder}requirements.txt"; do \
+	    path=$$folder$${list%% *}; \
+	    $(COMPILE) --python-version 3.11 $(LOCK_FLAGS) $${list#* } -o $$path.txt $$path.in; \
+	    for version in $$([ "$$folder" ] || echo 3.12 3.13); do \
+	      cp $$path.txt $(LOCK)/$$version.txt; \
+	      $(COMPILE) --python-version $$version $${list#* } -o $(LOCK)/$$version.txt $$path.in; \
+	      diff $$path.txt $(LOCK)/$$version.txt; \
+	    done; \
+	  done; \
+	done
 	for peer in $(PEERS); do \
-	  $(COMPILE) -o benchmarks/peers/requirements-$$peer.txt benchmarks/peers/requirements-$$peer.in || exit; \
+	  $(COMPILE) --python-version 3.11 $(LOCK_FLAGS) \
+	    -o benchmarks/peers/requirements-$$peer.txt benchmarks/peers/requirements-$$peer.in || exit; \
 	done
 	rm -rf $(LOCK)
 
@@ -127,5 +170,5 @@ site: venv  ## build the documentation's pages into site/
 	@echo "To read them, search included: $(BIN)/python -m http.server --directory site"
 
 clean:  ## remove the virtual environments and caches; results stay
-	rm -rf $(VENV) $(PEER_VENVS) $(LOCK) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv .venv-published .venv-313 $(PEER_VENVS) $(LOCK) .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

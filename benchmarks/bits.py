@@ -11,6 +11,7 @@ are comparable on one machine only: other processors sum in another order.
 import argparse
 import contextlib
 import csv
+import functools
 import hashlib
 import json
 import multiprocessing
@@ -18,7 +19,8 @@ import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tasks
 import tff_algos
@@ -101,8 +103,13 @@ def cases() -> dict[str, list[str]]:
     return found
 
 
-def digest(arguments: Sequence[str]) -> str:
-    """Runs the command and returns a digest of what it has computed, or the end of its output."""
+def digest(arguments: Sequence[str], of_run: Callable | None = None) -> Any:
+    """Runs the command and returns a digest of what it has computed, or the end of its output.
+
+    Args:
+      arguments: The command's.
+      of_run: Folder of the run → what to return in place of one digest of everything.
+    """
     import run_experiment
 
     with tempfile.TemporaryDirectory() as folder:
@@ -112,7 +119,7 @@ def digest(arguments: Sequence[str]) -> str:
         if code:
             return f"exit code {code}: {log.read_text()[-300:]}"
         (run,) = (p for p in pathlib.Path(folder).iterdir() if p.is_dir())
-        return _digest_of(run)
+        return (of_run or _digest_of)(run)
 
 
 @contextlib.contextmanager
@@ -139,13 +146,35 @@ def _digest_of(run):
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
+def _apart(run):
+    """Returns a digest of what training computed, and all numbers of the tables."""
+    checkpoint, _ = checkpoints.load_newest(str(run / "checkpoints"))
+    trained = sorted(
+        hashlib.sha256(f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes()).hexdigest()
+        for leaf in checkpoint.leaves
+    )
+    measured = {}
+    for name in ("metrics.csv", "client_metrics.csv"):
+        if not (run / name).exists():
+            continue
+        with open(run / name, newline="") as file:
+            for i, row in enumerate(csv.DictReader(file)):
+                for column, value in row.items():
+                    if column.startswith("train/"):
+                        trained.append(f"{i} {column} {value}")
+                    if not column.startswith("time/"):
+                        measured[f"{name} {i} {column}"] = value
+    content = json.dumps(trained).encode()
+    return {"train": hashlib.sha256(content).hexdigest()[:16], "others": measured}
+
+
 def _failed(value):
-    return value.startswith("exit code")
+    return isinstance(value, str) and value.startswith("exit code")
 
 
-def _one(case):
+def _one(case, of_run):
     name, arguments = case
-    return name, digest(arguments)
+    return name, digest(arguments, of_run)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -153,22 +182,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", metavar="FILE", help="where to write the digests")
     parser.add_argument("--against", metavar="FILE", help="digests to compare with")
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases with this in their name")
+    parser.add_argument(
+        "--only", action="append", metavar="TEXT", help="cases with this in their name; repeatable"
+    )
+    parser.add_argument(
+        "--apart", action="store_true", help="training in one digest, other numbers as they are"
+    )
     parser.add_argument("--processes", type=int, default=2, help="cases at once")
     options = parser.parse_args(arguments)
     wanted = json.loads(pathlib.Path(options.against).read_text()) if options.against else {}
-    chosen = {name: flags for name, flags in cases().items() if options.only in name}
+    chosen = {
+        name: flags
+        for name, flags in cases().items()
+        if any(text in name for text in options.only or [""])
+    }
     # A child for every case, from one process that has imported TensorFlow but run nothing yet.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_REPO), os.environ.get("PYTHONPATH", "")])
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.reliability.preload"])
     found, differ = {}, []
+    one = functools.partial(_one, of_run=_apart if options.apart else None)
     with context.Pool(options.processes, maxtasksperchild=1) as pool:
-        for name, value in pool.imap_unordered(_one, chosen.items(), chunksize=1):
+        for name, value in pool.imap_unordered(one, chosen.items(), chunksize=1):
             found[name] = value
             if _failed(value) or wanted.get(name, value) != value:
                 differ.append(name)
-            print(f"{len(found)}/{len(chosen)} {name}: {value}", flush=True)
+            shown = value["train"] if isinstance(value, dict) else value
+            print(f"{len(found)}/{len(chosen)} {name}: {shown}", flush=True)
     if options.write:
         ended = {name: value for name, value in found.items() if not _failed(value)}
         text = json.dumps(dict(sorted(ended.items())), indent=1)

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from unittest import mock
 
-from common import command_line
+from common import command_line, compat
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)
@@ -281,7 +281,7 @@ def _tensorflow_graphs(proto: message.Message) -> Iterator[tf.compat.v1.GraphDef
         return
     for field, value in proto.ListFields():
         if field.message_type is not None:
-            for part in value if field.label == field.LABEL_REPEATED else [value]:
+            for part in value if compat.is_repeated(field) else [value]:
                 yield from _tensorflow_graphs(part)
 
 

@@ -29,7 +29,7 @@ import os
 import tempfile
 from concurrent import futures
 
-from common import command_line
+from common import command_line, compat
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)
@@ -160,7 +160,7 @@ def _as_shipped(workload):
         loss = tf.keras.losses.BinaryCrossentropy(from_logits=True, reduction="sum")
 
     def as_keras_has_it(layer):
-        kerass = next(c for c in type(layer).__mro__ if c.__module__.startswith("keras."))
+        kerass = next(c for c in type(layer).__mro__ if compat.is_of_keras(c))
         return kerass.from_config(layer.get_config())
 
     return tf.keras.models.clone_model(model, clone_function=as_keras_has_it), loss

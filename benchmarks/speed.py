@@ -17,7 +17,11 @@ end of a round. The side `floor` takes the least that a round can take on this m
 (`benchmarks.floor`); with it every side has its multiple of that.
 
 A side `tff@DIR` is that of another checkout of the suite, such as one of an earlier commit: with
-`--sides=tff,tff@DIR --base=tff@DIR` a change is compared with what was there before it.
+`--sides=tff,tff@DIR --base=tff@DIR` a change is compared with what was there before it. A side
+`tff@PYTHON` runs on another interpreter, such as that of the published stack:
+
+    python -m benchmarks.speed --sides=tff,tff@.venv-published/bin/python \
+        --base=tff@.venv-published/bin/python
 """
 
 import argparse
@@ -62,8 +66,9 @@ _WORKLOADS = ("w1", "w2", "w3", "w4", "w5", "w6", "w7", "w8", "w9", "w10")
 def _command(side: str, workload: str, data_dir: str | None, folder: str) -> list[str]:
     """Returns what runs a side; a peer reads the workload from a file in `folder`."""
     if side not in PEERS:
-        name = side.partition("@")[0]
-        return [sys.executable, "-m", "benchmarks.side", name, workload, *filter(None, [data_dir])]
+        name, _, where = side.partition("@")
+        python = os.path.abspath(where) if os.path.isfile(where) else sys.executable
+        return [python, "-m", "benchmarks.side", name, workload, *filter(None, [data_dir])]
     python = os.path.join(_PEER_VENVS, side, "bin", "python")
     if not os.path.exists(python):
         raise RuntimeError(f"{side} has no environment: make venv-peers PEERS={side}")
@@ -91,7 +96,8 @@ class _Side:
 
     def __init__(self, side, command):
         self.name = side
-        checkout = side.partition("@")[2] or None
+        where = side.partition("@")[2]
+        checkout = where if where and not os.path.isfile(where) else None
         self.seconds = []
         self.processor_seconds = []
         self.memory = 0

@@ -17,14 +17,16 @@ import contextlib
 import errno
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 _LONGEST_LINE = 2000
 # What asks a process to stop: Ctrl-C, `kill` and the end of a terminal.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _came: list[signal.Signals] = []
+_errors = 2  # Where standard error goes, whatever its lines pass through.
 
 
 def begin() -> None:
@@ -98,6 +100,46 @@ def received() -> signal.Signals:
     return _came.pop() if _came else signal.SIGINT
 
 
+@contextlib.contextmanager
+def errors_without(pattern: str) -> Iterator[None]:
+    """Leaves lines out of standard error within a `with` statement, also those of C++ code.
+
+    The lines pass through `sed`, a process of its own: what is printed last arrives however this
+    process ends.
+
+    Args:
+      pattern: What the lines match, as an extended regular expression of POSIX without a slash.
+    """
+    global _errors
+    kept = os.dup(2)
+    try:
+        sieve = subprocess.Popen(
+            ["sed", "--unbuffered", "--regexp-extended", f"/{pattern}/d"],
+            stdin=subprocess.PIPE,
+            stdout=kept,
+            env={**os.environ, "LC_ALL": "C"},
+            start_new_session=True,  # Signals to this process's group do not reach it.
+        )
+    except OSError:  # Without it too many lines are better than too few.
+        os.close(kept)
+        yield
+        return
+    sys.stderr.flush()
+    os.dup2(sieve.stdin.fileno(), 2)
+    sieve.stdin.close()
+    _errors = kept
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        _errors = 2
+        os.dup2(kept, 2)
+        os.close(kept)
+        # It ends with the pipe, which only a process that was started meanwhile could hold open.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            sieve.wait(timeout=1)
+
+
 def one_line(reason: object) -> str:
     """Returns what an error says as one line, cut where it quotes a file at length."""
     text = " ".join(str(reason).split())
@@ -127,7 +169,7 @@ def run(main: Callable[[list[str]], int]) -> NoReturn:
 
 def _end_at_once(number: int, _=None) -> NoReturn:
     with contextlib.suppress(OSError):
-        os.write(2, f"error: stopped by {signal.Signals(number).name}.\n".encode())
+        os.write(_errors, f"error: stopped by {signal.Signals(number).name}.\n".encode())
     os._exit(128 + number)
 
 

@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-from common import memory
+from common import compat, memory
 from hparams import HparamError
 
 # What TensorFlow, Keras and TFF import for features that nothing here has: conversion of JAX
@@ -26,6 +26,8 @@ _POSTPONED = (
     "vizier",
     "vizier.client",
 )
+# Keras 3, which TensorFlow Model Optimization imports and does without.
+_POSTPONED_WITH_KERAS_2_APART = ("keras",)
 
 
 class _Postponed(types.ModuleType):
@@ -54,7 +56,10 @@ class _Postponed(types.ModuleType):
 @contextlib.contextmanager
 def _postponed():
     """Puts something in the place of the modules that are not needed, within a `with` statement."""
-    names = [name for name in _POSTPONED if name not in sys.modules]
+    names = [*_POSTPONED]
+    if compat.stack() == compat.CURRENT:
+        names += _POSTPONED_WITH_KERAS_2_APART
+    names = [name for name in names if name not in sys.modules]
     sys.modules.update({name: _Postponed(name) for name in names})
     try:
         yield
@@ -72,6 +77,16 @@ def _uncollected():
         gc.freeze()
 
 
+@contextlib.contextmanager
+def _light(_=None):
+    with _uncollected(), _postponed(), compat.quiet():
+        yield
+
+
+# So a program may import TFF by itself. On the current stack it could not be imported otherwise.
+compat.load_within("tensorflow_federated", _light)
+
+
 def import_tensorflow() -> None:
     """Imports TensorFlow and TFF without what is not used here, and without garbage collection.
 
@@ -83,7 +98,7 @@ def import_tensorflow() -> None:
     """
     if "tensorflow_federated" in sys.modules:
         return
-    with _uncollected(), _postponed():
+    with _light():
         import tensorflow  # noqa: F401
         import tensorflow_federated  # noqa: F401
 

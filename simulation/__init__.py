@@ -5,6 +5,8 @@
 
 import importlib
 
+import common as _common  # noqa: F401  (has to come before TFF)
+
 
 def __getattr__(name):
     if name not in __all__:

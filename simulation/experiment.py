@@ -19,7 +19,7 @@ from hparams import HparamError
 from simulation import assembly, experiment_flags, identity, runtimes
 from simulation.errors import ChangedError, RunError
 from simulation.experiment_flags import Request
-from simulation.records import checkpoints, files, models, outputs, trackers
+from simulation.records import checkpoints, files, models, outputs, stacks, trackers
 from simulation.records.progress import Progress
 from simulation.rounds import cohorts
 from simulation.runtimes import layer_gradients
@@ -149,6 +149,7 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
                 f"{folder.path} has no checkpoint to resume from after {point.finished} rounds."
             )
         if point.checkpoint is not None:
+            stacks.check_same(folder.path, folder.read_hparams())
             folder.check_seal(point.checkpoint)
             _check_same_plans(request, point.checkpoint)
         if settings["initial_weights"] is not None:

@@ -15,15 +15,24 @@ import tomllib
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from common import compat
+
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 _OVERRIDE = "#override "
+# Folder of a stack's lists, by its name.
+_FOLDERS = {"current": "", "published": "stacks/published/"}
+_ALL = [
+    f"{folder}requirements{part}.txt"
+    for folder in _FOLDERS.values()
+    for part in ("", "-gpu", "-tracking")
+]
+_OURS = _FOLDERS[compat.stack()]
 _LOCKS = [
-    "requirements.txt",
-    "requirements-gpu.txt",
-    "requirements-tracking.txt",
+    *_ALL,
     *(f"benchmarks/peers/requirements-{peer}.txt" for peer in ("fedjax", "pfl", "flower")),
 ]
 
@@ -65,9 +74,10 @@ def test_lock_holds_what_was_asked_for(lock):
         assert pins[canonicalize_name(requirement.name)] in requirement.specifier, requirement
 
 
-def test_overrides_hold_and_say_why():
-    lines = (_REPO / "requirements.in").read_text().splitlines()
-    pins = _pins("requirements.txt")
+@pytest.mark.parametrize("folder", _FOLDERS.values(), ids=_FOLDERS)
+def test_overrides_hold_and_say_why(folder):
+    lines = (_REPO / f"{folder}requirements.in").read_text().splitlines()
+    pins = _pins(f"{folder}requirements.txt")
     overrides = [i for i, line in enumerate(lines) if line.startswith(_OVERRIDE)]
     assert overrides
     for i in overrides:
@@ -81,7 +91,7 @@ def test_the_tests_run_with_what_is_locked():
     wrong = {}
     # Not all of sys.path: Ray, once imported, puts a psutil of its own there.
     path = [sysconfig.get_path("purelib")]
-    for name, version in _pins("requirements.txt").items():
+    for name, version in _pins(f"{_OURS}requirements.txt").items():
         (found,) = importlib.metadata.distributions(name=name, path=path)
         installed = Version(found.version)
         if installed != version:
@@ -91,19 +101,49 @@ def test_the_tests_run_with_what_is_locked():
 
 def test_gpu_list_is_tensorflows_own_without_tensorrt():
     wanted = {}
+    pins = _pins(f"{_OURS}requirements-gpu.txt")
     for line in importlib.metadata.requires("tensorflow"):
         requirement = Requirement(line)
         if requirement.marker and requirement.marker.evaluate({"extra": "and-cuda"}):
             if not requirement.marker.evaluate({"extra": ""}):
-                (specifier,) = requirement.specifier
-                wanted[canonicalize_name(requirement.name)] = Version(specifier.version)
-    assert wanted.pop("tensorrt")
-    assert _pins("requirements-gpu.txt") == wanted
+                wanted[canonicalize_name(requirement.name)] = requirement.specifier
+    if compat.stack() == compat.PUBLISHED:
+        assert wanted.pop("tensorrt")
+    assert pins.keys() == wanted.keys() and len(pins) >= 10
+    for name, version in pins.items():
+        assert version in wanted[name], name
 
 
-def test_tracking_list_agrees_with_what_all_installations_have():
-    base = _pins("requirements.txt")
-    tracking = _pins("requirements-tracking.txt")
+def test_one_list_serves_every_cpython_of_the_current_stack():
+    """No line is for some of them only; `make lock` checks that all resolve to it."""
+    for lock in _ALL:
+        assert not any(";" in entry for entry in _entries(lock)), lock
+    makefile = (_REPO / "Makefile").read_text()
+    (versions,) = re.findall(
+        r"^ifeq .*current\)\n(?:.*\n)*?PYTHONS := (.*)$", makefile, re.MULTILINE
+    )
+    project = tomllib.loads((_REPO / "pyproject.toml").read_text())["project"]
+    accepted = SpecifierSet(project["requires-python"])
+    assert [v for v in map("3.{}".format, range(8, 20)) if v in accepted] == versions.split()
+    for version in versions.split():
+        assert f"Programming Language :: Python :: {version}" in project["classifiers"]
+    assert (
+        f"CPython {versions.split()[0]} to {versions.split()[-1]}"
+        in (_REPO / "README.md").read_text()
+    )
+
+
+def test_what_both_stacks_must_agree_on():
+    """TFF; and Ray, of which later releases listen beyond the loopback interface."""
+    current, published = (_pins(f"{folder}requirements.txt") for folder in _FOLDERS.values())
+    assert current["tensorflow-federated"] == published["tensorflow-federated"]
+    assert current["ray"] == published["ray"] == Version("2.52.1")
+
+
+@pytest.mark.parametrize("folder", _FOLDERS.values(), ids=_FOLDERS)
+def test_tracking_list_agrees_with_what_all_installations_have(folder):
+    base = _pins(f"{folder}requirements.txt")
+    tracking = _pins(f"{folder}requirements-tracking.txt")
     shared = base.keys() & tracking.keys()
     assert shared and {n: base[n] for n in shared} == {n: tracking[n] for n in shared}
 
@@ -122,27 +162,67 @@ def _make(*arguments: str, cwd: pathlib.Path = _REPO, **environment: str):
     )
 
 
+_WANTED = {"current": "no CPython 3.11 or 3.12 or 3.13", "published": "no CPython 3.11 with"}
+
+
+@pytest.mark.parametrize("stack", _FOLDERS)
 @pytest.mark.parametrize("found", ["no such file", "another version"])
-def test_no_python_3_11_is_one_clear_line(tmp_path, found):
+def test_no_fitting_python_is_one_clear_line(tmp_path, found, stack):
     python = tmp_path / "python"
     if found == "another version":
         # What an interpreter of another version, or a shim without one behind it, does when asked.
         python.write_text("#!/bin/sh\necho noise >&2\nexit 1\n")
         python.chmod(0o755)
-    result = _make("venv", f"VENV={tmp_path / 'venv'}", f"PYTHON={python}")
+    result = _make("venv", f"STACK={stack}", f"VENV={tmp_path / 'venv'}", f"PYTHON={python}")
     assert result.returncode != 0
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
-    assert "no CPython 3.11" in line
+    assert _WANTED[stack] in line
     assert str(python) in line
     assert "apt install python3.11" in line
     assert not (tmp_path / "venv").exists()
 
 
-def _fake_python(path: pathlib.Path, log: pathlib.Path, pip_fails: bool = False):
+def test_another_stack_is_one_clear_line():
+    result = _make("venv", "STACK=newest")
+    assert result.returncode != 0 and result.stdout == ""
+    assert "STACK=newest must be current or published" in result.stderr
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+@pytest.mark.parametrize("stack", _FOLDERS)
+def test_each_stack_takes_its_interpreters_only(tmp_path, stack, version):
+    """The question is answered by this interpreter, which says that it is another version."""
+    python, log = tmp_path / "python", tmp_path / "log"
+    _fake_python(python, log, version=version)
+    result = _make("venv", f"STACK={stack}", f"VENV={tmp_path / 'venv'}", f"PYTHON={python}")
+    fits = version in {"current": ("3.11", "3.12", "3.13"), "published": ("3.11",)}[stack]
+    assert (result.returncode == 0) == fits
+    if fits:
+        assert f"-r {_FOLDERS[stack]}requirements.txt" in log.read_text()
+        # What TFF's own import says is the current stack's affair.
+        assert ("tools/bare_import.py" in log.read_text()) == (stack == "current")
+
+
+@pytest.mark.parametrize(
+    ("stack", "folder"), [("current", ".venv"), ("published", ".venv-published")]
+)
+def test_both_stacks_have_a_folder_of_their_own(stack, folder):
+    assert f"{folder}/" in _make("-n", "-B", "venv-gpu", f"STACK={stack}").stdout
+    for ignored in (".gitignore", ".dockerignore", ".bazelignore"):
+        assert folder in (_REPO / ignored).read_text().split(), ignored
+
+
+def _fake_python(
+    path: pathlib.Path, log: pathlib.Path, pip_fails: bool = False, version: str = "3.11"
+):
     """An interpreter that only notes what it was asked; its virtual environment holds itself."""
+    said = f"sys.version_info = ({version.replace('.', ', ')}, 0)"
     path.write_text(f"""#!/bin/sh
 echo "$@" >> {log}
+case "$1" in
+  -c) exec {sys.executable} -c "import sys; {said}; exec(sys.argv[1])" "$2";;
+esac
 case "$*" in
   *"-m venv"*) for last; do :; done; mkdir -p "$last/bin"; cp "$0" "$last/bin/python";;
   *"-m pip"*) exit {int(pip_fails)};;
@@ -176,7 +256,7 @@ def test_interrupted_installation_starts_over_and_a_finished_one_does_not(tmp_pa
 def test_python3_serves_where_python3_11_is_not_on_path(tmp_path):
     log, folder = tmp_path / "log", tmp_path / "bin"
     folder.mkdir()
-    for tool in ("bash", "sh", "cmp", "cp", "mkdir", "mv", "touch", "grep"):
+    for tool in ("bash", "sh", "cmp", "cp", "mkdir", "mv", "touch", "grep", "sed"):
         (folder / tool).symlink_to(shutil.which(tool))
     _fake_python(folder / "python3", log)
     result = _make("venv", f"VENV={tmp_path / 'venv'}", "SHELL=/bin/bash", PATH=str(folder))
@@ -194,7 +274,7 @@ def test_help_names_every_command():
 def test_ci_runs_the_commands_that_people_run():
     script = _REPO / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert script.read_text().splitlines()[-1] == "make lint test"
+    assert script.read_text().splitlines()[-1] == "make lint test test-stacks"
 
 
 def test_the_console_commands_are_functions_that_there_are():

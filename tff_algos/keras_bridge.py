@@ -27,16 +27,17 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.engine import compile_utils
-from keras.src.losses import LossFunctionWrapper
-from keras.src.mixed_precision import autocast_variable
-from keras.src.utils import losses_utils
 from tensorflow.python.framework import op_def_registry  # The only list of stateful ops.
 
-from common import memory
+from common import compat, memory
 from tff_algos import random
 from tff_algos.client_data import Batch
 from tff_algos.model import Forward, Model, ModelError, elementwise
+
+autocast_variable = compat.keras_source("mixed_precision.autocast_variable")
+compile_utils = compat.keras_source("engine.compile_utils")
+losses_utils = compat.keras_source("utils.losses_utils")
+LossFunctionWrapper = compat.keras_source("losses").LossFunctionWrapper
 
 # Containers are declared stateful because of what they may hold; what they hold is looked at.
 # Reading a variable changes nothing.
@@ -109,6 +110,8 @@ def from_keras(
         loss or a metric gives for an example depends on the others of its batch, or if the loss or
         a metric does not take targets of `y_spec`.
     """
+    if compat.is_keras_3(keras_model):
+        raise ModelError(compat.KERAS_3)
     x_spec = x_spec or _inputs_of(keras_model)
     if not keras_model.built:
         raise ModelError(f"Model {keras_model.name!r} has no weights yet; call it once.")
@@ -270,8 +273,7 @@ def _own(function: Callable) -> Callable:
 
 
 def _is_of_keras(function: Any) -> bool:
-    function = getattr(function, "func", function)  # Of a partial.
-    return (getattr(function, "__module__", None) or "").startswith("keras.")
+    return compat.is_of_keras(getattr(function, "func", function))  # Of a partial.
 
 
 def _without_masked(values, outputs):
@@ -655,7 +657,9 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
         traced = tf.function(called, autograph=False).get_concrete_function(
             weight_specs, x_spec, tf.TensorSpec([2], tf.int32)
         )
-    except tf.errors.OperatorNotAllowedInGraphError as e:
+    except (tf.errors.OperatorNotAllowedInGraphError, AttributeError) as e:
+        if not compat.is_about_a_tensors_value(e):
+            raise
         raise ModelError(
             f"Model {keras_model.name!r} asks for the value of a tensor that has none yet, so "
             f"it is no function of its weights; replace the layer: {str(e).splitlines()[0]}"

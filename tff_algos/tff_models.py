@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-from keras.src.engine import compile_utils
-from keras.src.losses import LossFunctionWrapper
 
+from common import compat
 from tff_algos import keras_bridge
 from tff_algos.model import Forward, Model, ModelError
+
+compile_utils = compat.keras_source("engine.compile_utils")
+LossFunctionWrapper = compat.keras_source("losses").LossFunctionWrapper
 
 _TFFS = "tensorflow_federated."
 _FUNCTIONAL, _VARIABLE = tff.learning.models.FunctionalModel, tff.learning.models.VariableModel

@@ -369,7 +369,11 @@ def read_all(path: str) -> dict[str, dict[str, np.ndarray]]:
     newest = "SELECT client, state, MAX(round) FROM states GROUP BY client ORDER BY client"
     try:
         address = f"{pathlib.Path(path).absolute().as_uri()}?mode=ro"
-        with contextlib.closing(sqlite3.connect(address, uri=True)) as db:
+        with (
+            contextlib.closing(sqlite3.connect(address, uri=True)) as connection,
+            # Closed by itself: an error's traceback keeps it alive, and with it the file's lock.
+            contextlib.closing(connection.cursor()) as db,
+        ):
             row = db.execute("SELECT value FROM facts WHERE name = 'layout'").fetchone()
             rows = db.execute(newest).fetchall()
         layout = None if row is None else json.loads(row[0])

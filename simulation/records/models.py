@@ -1,12 +1,13 @@
 """The model that a run leaves, and weights that one begins with.
 
-`model/final.keras` is Keras's own file: `tf.keras.models.load_model` reads it without the suite
-where each layer is Keras's or, as the suite's faster forms, has the name of one of Keras's; other
-layers of the suite take `import tasks.layers.registered` before. Of a model that Keras cannot
-describe, such as one with a layer that does not tell its settings, the weights are left,
-`model/final.weights.h5`.
+`model/final.keras` is Keras's own file: `tf.keras.models.load_model` reads it on either stack. It
+reads it without the suite where each layer is Keras's or, as the suite's faster forms, has the name
+of one of Keras's; other layers of the suite take `import tasks.layers.registered` before. Of a
+model that Keras cannot describe, such as one with a layer that does not tell its settings, the
+weights are left, `model/final.weights.h5`.
 """
 
+import contextlib
 import dataclasses
 import os
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from common import compat
 from simulation.errors import RunError
 from simulation.records import files
 from tasks.task import Task
@@ -52,7 +54,7 @@ def write(folder: str, keras_model: Any, weights: Sequence[np.ndarray]) -> str:
         finally:
             _assign(keras_model, before)
         with open(os.path.join(temporary, name), "rb") as file:
-            content = file.read()
+            content = compat.for_both_stacks(file.read())
     path = os.path.join(folder, FOLDER, name)
     files.write_atomically(path, content)
     return path
@@ -127,14 +129,35 @@ def find(path: str) -> str:
     return found
 
 
+def load(path: str) -> Any:
+    """Returns the Keras model of a `.keras` file that either stack has written.
+
+    A file that `write` has made needs only `tf.keras.models.load_model`.
+    """
+    import tensorflow as tf
+
+    with _for_this_stack(path) as readable:
+        return tf.keras.models.load_model(readable)
+
+
+@contextlib.contextmanager
+def _for_this_stack(path):
+    with tempfile.TemporaryDirectory() as temporary, open(path, "rb") as file:
+        readable = os.path.join(temporary, os.path.basename(path))
+        with open(readable, "wb") as copy:
+            copy.write(compat.for_both_stacks(file.read()))
+        yield readable
+
+
 def _read(keras_model, path):
     import tensorflow as tf
 
     if _is_of_earlier_version(path):
-        keras_model.set_weights(tf.keras.models.load_model(path).get_weights())
+        keras_model.set_weights(load(path).get_weights())
         return
     if not os.path.isdir(path):
-        keras_model.load_weights(path)
+        with _for_this_stack(path) as readable:
+            keras_model.load_weights(readable)
         return
     loaded = tf.saved_model.load(path)
     found = getattr(loaded, "trainable_variables", None) or getattr(loaded, "variables", ())

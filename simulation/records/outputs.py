@@ -45,6 +45,7 @@ from typing import Any
 import filelock
 import numpy as np
 
+from common import compat
 from hparams import Value
 from simulation.errors import RunError
 from simulation.records import checkpoints, files
@@ -790,16 +791,16 @@ def describe_start(command: Sequence[str], device: str, round_num: int) -> dict[
       device: What TensorFlow computes on.
       round_num: Number of rounds done at this start.
     """
-    packages = ("tensorflow", "tensorflow-federated", "numpy", "keras")
     return {
         ROUND: round_num,
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": list(command),
         "device": device,
         "git_commit": _git_commit(),
+        "stack": compat.stack(),
         "versions": {
             "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in packages},
+            **{name: importlib.metadata.version(name) for name in compat.packages()},
         },
     }
 

@@ -3,11 +3,16 @@
 import importlib.util
 from collections.abc import Callable
 
+from common import compat
 from simulation import experiment_flags
 
 _VIEWER = "tensorboard_plugin_profile"
-# What shows profiles beside the TensorBoard and TensorFlow that are pinned; few people need it.
-VIEWER_PACKAGES = "tensorboard-plugin-profile==2.14.0 gviz-api==1.10.0"
+# What pip installs to show profiles beside each stack's TensorBoard; few people need it. On the
+# published stack a resolver gives up; on the current one it leaves all that is pinned as it is.
+VIEWERS = {
+    compat.PUBLISHED: "--no-deps tensorboard-plugin-profile==2.14.0 gviz-api==1.10.0",
+    compat.CURRENT: "tensorboard-plugin-profile==2.21.6",
+}
 
 
 class Profile:
@@ -74,6 +79,6 @@ class Profile:
         if importlib.util.find_spec(_VIEWER) is None:
             told += (
                 " TensorBoard's Profile tab needs what is not installed: "
-                f"pip install --no-deps {VIEWER_PACKAGES}, or look at it elsewhere."
+                f"pip install {VIEWERS[compat.stack()]}, or look at it elsewhere."
             )
         self._say(told)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
-from common import memory
+from common import compat, memory
 from simulation.runtimes import eager_tensors, graph_calls, tff_streams, vectorized
 from simulation.runtimes.plans import (
     CLIENT_STATES,
@@ -274,7 +274,7 @@ class AtOnce:
         program = self._program(phase, number)
         with graph_calls.calling(self._programs.executors[phase, number]):
             # TensorFlow gives nothing in place of an empty list.
-            outputs = program._inference_function(*given) or []
+            outputs = compat.flat(program._inference_function)(*given) or []
         outputs = tf.nest.pack_sequence_as(program.structured_outputs, list(outputs))
         partials = {}
         for word, values in zip(of_phase.aggregates, outputs["aggregates"], strict=True):

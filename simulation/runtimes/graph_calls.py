@@ -14,6 +14,8 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.eager import cancellation, context, execute
 from tensorflow.python.eager.polymorphic_function import atomic_function
 
+from common import compat
+
 
 @contextlib.contextmanager
 def calling(executor: str = "") -> Iterator[None]:
@@ -44,7 +46,7 @@ class Shared:
 
     def __init__(self, function: atomic_function.AtomicFunction):
         """Initialises from a function of flat tensors."""
-        self._function = function
+        self._function, self._flat = function, compat.flat(function)
         self._ready, self._making_ready = False, threading.Lock()
 
     def __call__(self, *arguments: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -56,7 +58,7 @@ class Shared:
                         self.make_ready(*arguments)
                         self._ready = True
             # TensorFlow gives nothing in place of an empty list.
-            return self._function(*arguments) or []
+            return self._flat(*arguments) or []
 
     def make_ready(self, *arguments: tf.Tensor):
         """Has TensorFlow optimise the function, without running it.

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from common import memory
+from common import compat, memory
 from simulation.runtimes import (
     batched_ops,
     eager_tensors,
@@ -634,7 +634,7 @@ class VectorizedProcess:
             given += tf.nest.flatten(stack_states(client_states, cohort))
         with graph_calls.calling(self._programs.executors[len(cohort.blocks)]):
             # Binding arguments by signature would take longer than a small model's step does.
-            outputs = program._inference_function(*given)
+            outputs = compat.flat(program._inference_function)(*given)
         # Unlike `numpy()`, without a copy.
         outputs[number:] = map(np.asarray, outputs[number:])
         after, metrics, *states_after = tf.nest.pack_sequence_as(

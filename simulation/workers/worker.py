@@ -11,10 +11,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from common import compat
 from simulation.runtimes import cluster
 
 _SUITE = pathlib.Path(__file__).resolve().parents[2]
-_PACKAGES = ("tensorflow", "tensorflow-federated", "numpy", "keras", "ray")
 
 
 class Facts(NamedTuple):
@@ -85,7 +85,7 @@ def versions() -> dict[str, str]:
             digest.update(f"{path.relative_to(_SUITE)}\0".encode() + path.read_bytes())
     return {
         "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in _PACKAGES},
+        **{name: importlib.metadata.version(name) for name in (*compat.packages(), "ray")},
         "the suite's files": digest.hexdigest()[:12],
     }
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from common import compat
 from tasks.formats import files, tfds, tffs
 from tasks.task import ArrayFederatedData, DataError, Examples, FederatedData
 
@@ -310,6 +311,7 @@ class _PlainUnpickler(pickle._Unpickler):
     }
 
     def find_class(self, module, name):
+        module = compat.numpy_1(module)
         if (module, name) not in self._STAND_INS:
             raise ValueError(f"it wants {module!s:.80}.{name!s:.80}")
         return self._STAND_INS[module, name]

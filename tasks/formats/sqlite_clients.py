@@ -114,8 +114,8 @@ class SqliteFederatedData:
 
     def _parsed_chunks(self, found: collections.Counter) -> Iterator[Examples]:
         """Yields all clients' examples and counts those of each in `found`."""
-        with self._connection() as connection:
-            rows = connection.execute(
+        with self._cursor() as cursor:
+            rows = cursor.execute(
                 "SELECT serialized_example_proto, client_id FROM examples WHERE split_name = ? "
                 "ORDER BY client_id, rowid",
                 (self._split,),
@@ -147,8 +147,8 @@ class SqliteFederatedData:
         return count
 
     def _query(self, sql: str, parameters: Sequence[str | int]) -> list[tuple]:
-        with self._connection() as connection:
-            return connection.execute(sql, parameters).fetchall()
+        with self._cursor() as cursor:
+            return cursor.execute(sql, parameters).fetchall()
 
     def _parsed(self, rows: Sequence[tuple]) -> Examples:
         serialized = [row[0] for row in rows]
@@ -161,13 +161,15 @@ class SqliteFederatedData:
             return examples
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
+    def _cursor(self) -> Iterator[sqlite3.Cursor]:
+        # Closed by itself: an error's traceback keeps it alive, and with it the lock of the file.
         uri = pathlib.Path(self._path).absolute().as_uri() + "?mode=ro"
         with (
             files.decoding(self._path, self._advice),
             contextlib.closing(sqlite3.connect(uri, uri=True)) as connection,
+            contextlib.closing(connection.cursor()) as cursor,
         ):
-            yield connection
+            yield cursor
 
 
 def _number(value: Any) -> int:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import tff_algos
 from benchmarks import gpu_check
+from common import compat
 from simulation import runtimes
 from simulation.runtimes import vectorized
 from tests.oracles import problem as problem_lib
@@ -45,7 +46,7 @@ def test_a_loop_over_clients_is_seen(process, monkeypatch):
 
         def run(*flat):
             loop(tf.ones([int(flat[-1].shape[0])]))
-            return program._inference_function(*flat)
+            return compat.flat(program._inference_function)(*flat)
 
         return types.SimpleNamespace(
             _inference_function=run,
@@ -63,3 +64,14 @@ def test_without_a_gpu_it_says_so_and_fails(monkeypatch, capsys):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
     assert gpu_check.main() == 1
     assert "TensorFlow finds no GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("capability", "told"), [((8, 9), 0), ((9, 0), 0), ((10, 0), 1), ((12, 0), 1)]
+)
+def test_cards_that_tensorflow_is_reported_to_fail_on_are_named(capability, told, monkeypatch):
+    details = {"device_name": "A card", "compute_capability": capability}
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda _: details)
+    lines = gpu_check.too_new([types.SimpleNamespace(name="GPU:0")])
+    assert len(lines) == told
+    assert all("A card" in line and "CUDA_ERROR_INVALID_PTX" in line for line in lines)

@@ -1,6 +1,7 @@
 """How the speed benchmark runs its peers; none of them is needed here."""
 
 import os
+import pathlib
 import sys
 import textwrap
 
@@ -18,6 +19,21 @@ def test_a_peer_without_environment_is_left_out_with_a_note(tmp_path, monkeypatc
     monkeypatch.setattr(speed, "_PEER_VENVS", str(tmp_path))
     (record,) = speed.measure("w4", ["pfl"], 1, 2, None)
     assert record["note"] == "pfl has no environment: make venv-peers PEERS=pfl"
+
+
+def test_a_side_runs_on_the_interpreter_or_in_the_checkout_that_it_names(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\npwd >&2; echo 3; read line\n")
+    python.chmod(0o755)
+    other = speed._command(f"tff@{python}", "w1", None, str(tmp_path))
+    here = speed._command(f"tff@{tmp_path}", "w1", None, str(tmp_path))
+    assert other == [str(python), "-m", "benchmarks.side", "tff", "w1"]
+    assert here == [sys.executable, *other[1:]]
+    for side, folder in ((f"tff@{python}", pathlib.Path.cwd()), (f"tff@{tmp_path}", tmp_path)):
+        running = speed._Side(side, [str(python)])
+        running._log.seek(0)
+        assert running._log.read().decode().strip() == str(folder)
+        running.close()
 
 
 def test_a_workload_is_read_as_it_was_written(tmp_path):

@@ -8,9 +8,10 @@ import types
 
 import numpy as np
 import pytest
+from matplotlib import image
 
 import reproduce
-from common import figures
+from common import compat, figures
 from reproduction import drawing, items, readme, results, score
 from tests import canvas
 
@@ -224,6 +225,12 @@ RECORDED = [
 ]
 
 
+def _alike(path, recorded):
+    """Whether all but one in a hundred points of two pictures are the same."""
+    ours, theirs = (image.imread(p) for p in (path, recorded))
+    return ours.shape == theirs.shape and np.mean(np.any(ours != theirs, axis=-1)) < 0.01
+
+
 @pytest.mark.parametrize("setup", RECORDED)
 def test_recorded_figures_come_from_the_data_beside_them_and_can_be_seen(setup, tmp_path):
     """A picture stands beside its data."""
@@ -232,7 +239,11 @@ def test_recorded_figures_come_from_the_data_beside_them_and_can_be_seen(setup, 
     for name, figure in drawing.drawn(setup, folder):
         names.add(name)
         (path,) = figures.save(figure, str(tmp_path / name), [".png"])
-        same = pathlib.Path(path).read_bytes() == (folder / f"{name}.png").read_bytes()
+        recorded = folder / f"{name}.png"
+        if compat.stack() == compat.PUBLISHED:
+            same = pathlib.Path(path).read_bytes() == recorded.read_bytes()
+        else:  # Drawn with the published stack; SciPy's densities differ in their last digits.
+            same = _alike(path, recorded)
         assert same, "draw it again: reproduce.py --redraw"
         # After the picture: to look at a figure lays it out once more, and that may move a panel.
         assert canvas.hidden(figure) == []

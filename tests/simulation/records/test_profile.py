@@ -8,6 +8,7 @@ import re
 import pytest
 
 import run_experiment
+from common import compat
 from hparams import HparamError
 from simulation import experiment_flags
 from simulation.records import profile
@@ -38,14 +39,16 @@ def test_a_profile_of_no_round_is_a_warning(tmp_path):
     assert said == ["warning: --profile=3: no such round was done, so there is no profile."]
 
 
-def test_what_shows_profiles_is_named_with_the_version_of_the_pinned_tensorboard():
-    """And the same in the run's line and in README; 2.14.0 reads what TensorFlow 2.14 writes."""
-    pins = (_REPO / "requirements.txt").read_text()
-    viewer, other = (package.split("==") for package in profile.VIEWER_PACKAGES.split())
+@pytest.mark.parametrize(
+    ("stack", "lock"),
+    [("current", "requirements.txt"), ("published", "stacks/published/requirements.txt")],
+)
+def test_what_shows_profiles_is_named_with_the_version_of_the_pinned_tensorboard(stack, lock):
+    """And README has the current stack's."""
+    pins = (_REPO / lock).read_text()
     (tensorboard,) = re.findall(r"^tensorboard==(\d+\.\d+)\.", pins, re.MULTILINE)
-    assert viewer[0] == "tensorboard-plugin-profile" and other[0] == "gviz-api"
-    assert viewer[1].startswith(f"{tensorboard}.")
-    install = f"pip install --no-deps {profile.VIEWER_PACKAGES}"
+    assert f"tensorboard-plugin-profile=={tensorboard}." in profile.VIEWERS[stack]
+    install = f"pip install {profile.VIEWERS['current']}"
     assert install in " ".join((_REPO / "README.md").read_text().split())
 
 
@@ -63,7 +66,7 @@ def test_a_profile_is_written_and_changes_no_bit(tmp_path, capfd):
     told = capfd.readouterr().out
     assert f"Profile of round 2-3 in {tmp_path}/seen/plugins/profile." in told
     if importlib.util.find_spec("tensorboard_plugin_profile") is None:
-        assert f"pip install --no-deps {profile.VIEWER_PACKAGES}, or" in told
+        assert f"pip install {profile.VIEWERS[compat.stack()]}, or" in told
     assert _rows(tmp_path / "seen") == _rows(tmp_path / "plain")
     (found,) = (tmp_path / "seen" / "plugins" / "profile").rglob("*.xplane.pb")
     assert found.stat().st_size > 1000

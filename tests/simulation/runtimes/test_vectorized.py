@@ -195,13 +195,17 @@ def test_convolutions_with_dropout():
     )
 
 
+# The first that has no such form: it depends on TensorFlow's version which one that is.
+_SORTING = "(TopKV2|ScatterNd)"
+
+
 @pytest.mark.quick_cases("groups", "sort", "dilated")
 @pytest.mark.parametrize(
     ("layer", "operation"),
     [
         (tf.keras.layers.Conv2D(3, 3, dilation_rate=2), None),
         (tf.keras.layers.DepthwiseConv2D(3), None),
-        (tf.keras.layers.Lambda(lambda x: tf.sort(x, 1), name="sorting"), "TopKV2"),
+        (tf.keras.layers.Lambda(lambda x: tf.sort(x, 1), name="sorting"), _SORTING),
         (tf.keras.layers.Lambda(tf.nn.local_response_normalization, name="local"), "LRN"),
         (tf.keras.layers.Conv2D(2, 3, groups=2, name="grouped"), "Conv2D"),
     ],

@@ -472,6 +472,7 @@ def own_task(loss, **changes):
             "loss": loss,
             "metrics": {},
             "primary_metric": "loss",
+            "higher_is_better": False,
             **changes,
         }
     )

@@ -1,0 +1,130 @@
+"""Whether the published and the current stack compute the same: every method, runtime and task.
+
+    python -m benchmarks.stacks OTHER_PYTHON [--only=TEXT ...] [--csv=FILE] [--processes=2]
+
+Runs the cases of `benchmarks.bits` on this interpreter and on the other stack's, such as
+`.venv-published/bin/python`, on the same machine. Of a method, all that training computes has to be
+the same bit by bit: `train/...` and the arrays of the last checkpoint. All other numbers, those of
+evaluations, have to agree to 1e-6. So have all numbers of a task, whose convolutions and LSTMs the
+two releases of TensorFlow may round differently, and of FedLocal in the runtime `tff`. It ends with
+exit code 1 if a case does not agree. The table has a line a method and a column a runtime. Its
+digests are comparable on one machine only, since other processors sum in another order. That is why
+both stacks are run and no digests are kept.
+"""
+
+import argparse
+import csv
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from common import command_line
+
+_REPO = pathlib.Path(__file__).resolve().parent.parent
+_TOLERANCE = 1e-6
+_RUNTIMES = ("tff", "native", "vectorized")
+
+
+ROUNDED = "same to rounding"
+# Cases of which no bits are promised. In the runtime `tff` the two releases of TensorFlow optimise
+# the graph of FedLocal's adaptive step differently, so that weights differ in their last digit.
+_MAY_ROUND = ("task ", "fedlocal, tff")
+
+
+def difference(
+    ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None, bitwise: bool = True
+) -> str:
+    """Returns in words how the two results of a case differ; empty if they agree.
+
+    Args:
+      ours: What `benchmarks.bits --apart` has of the case on this stack, if it ran to its end.
+      theirs: The same on the other stack.
+      bitwise: Whether training has to agree bit by bit.
+    """
+    if ours is None or theirs is None:
+        return f"fails on {'this' if ours is None else 'the other'} stack"
+    if bitwise and ours["train"] != theirs["train"]:
+        return "training differs"
+    if ours["others"].keys() != theirs["others"].keys():
+        return "other columns"
+    apart = [k for k, v in ours["others"].items() if not _close(v, theirs["others"][k])]
+    return f"{apart[0]} and {len(apart) - 1} more differ" if apart else ""
+
+
+def _close(a, b):
+    if a == b:
+        return True
+    try:
+        return math.isclose(float(a), float(b), rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+    except ValueError:  # One of them is empty, or a name.
+        return False
+
+
+def _results(python, flags, folder):
+    path = os.path.join(folder, "found.json")
+    command = [python, "-m", "benchmarks.bits", "--apart", f"--write={path}", *flags]
+    subprocess.run(command, cwd=_REPO, check=False, stdout=sys.stderr)
+    if not os.path.exists(path):
+        raise RuntimeError(f"{python} ran no case; its last lines say why.")
+    # Failed cases are those that are not in the file.
+    found = json.loads(pathlib.Path(path).read_text())
+    os.remove(path)
+    return found
+
+
+def table(differences: Mapping[str, str], digests: Mapping[str, str]) -> list[dict[str, str]]:
+    """Returns the lines of the table: a case, and for each runtime its digest or what differs."""
+    lines = {}
+    for name in sorted(differences):
+        case, _, runtime = name.partition(", ")
+        line = lines.setdefault(case, dict.fromkeys(("case", *_RUNTIMES), ""))
+        line["case"] = case
+        # A task's runtime is the one that `auto` settles for; it stands in the first column.
+        line[runtime or _RUNTIMES[0]] = differences[name] or digests[name]
+    return list(lines.values())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compares the stacks and returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("other", metavar="OTHER_PYTHON", help="interpreter of the other stack")
+    parser.add_argument("--only", action="append", metavar="TEXT", help="as benchmarks.bits")
+    parser.add_argument("--csv", metavar="FILE", help="where to write the table")
+    parser.add_argument("--processes", type=int, default=2, help="cases at once")
+    options = parser.parse_args(arguments)
+    flags = [f"--processes={options.processes}", *(f"--only={t}" for t in options.only or ())]
+    with tempfile.TemporaryDirectory() as folder:
+        ours = _results(sys.executable, flags, folder)
+        theirs = _results(options.other, flags, folder)
+    names = ours.keys() | theirs.keys()
+    differences = {
+        n: difference(ours.get(n), theirs.get(n), bitwise=not n.startswith(_MAY_ROUND))
+        for n in names
+    }
+    digests = {
+        n: ours[n]["train"] if ours[n]["train"] == theirs[n]["train"] else ROUNDED
+        for n in ours.keys() & theirs.keys()
+    }
+    lines = table(differences, digests)
+    if options.csv:
+        with open(options.csv, "w", newline="") as file:
+            writer = csv.DictWriter(file, ("case", *_RUNTIMES), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(lines)
+    differ = {name: how for name, how in differences.items() if how}
+    print(f"{len(names) - len(differ)} of {len(names)} cases agree.")
+    print(f"Same to rounding only: {[n for n, d in digests.items() if d == ROUNDED]}")
+    for name, how in sorted(differ.items()):
+        print(f"differs: {name}: {how}", file=sys.stderr)
+    return 1 if differ or not names else 0
+
+
+if __name__ == "__main__":
+    command_line.begin()
+    command_line.run(main)

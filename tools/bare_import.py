@@ -1,0 +1,27 @@
+"""Gives TFF's own import an error that says what to do; `make venv` runs this in the current stack.
+
+TFF 0.87 imports TensorFlow Privacy and with it estimators, which TensorFlow 2.21 no longer has. The
+suite's import leaves them out. A program that imports TFF before the suite would otherwise learn
+only that `tensorflow_estimator` is missing.
+"""
+
+import pathlib
+import sysconfig
+
+_MODULE = '''"""Stands for the estimators that TensorFlow no longer has."""
+
+raise ImportError(
+    "TFF 0.87 imports estimators, which TensorFlow no longer has. Write `import tff_algos` before "
+    "`import tensorflow_federated`: the suite leaves them out."
+)
+'''
+
+
+def main() -> None:
+    """Writes the module beside this interpreter's packages."""
+    folder = pathlib.Path(sysconfig.get_path("purelib"))
+    (folder / "tensorflow_estimator.py").write_text(_MODULE)
+
+
+if __name__ == "__main__":
+    main()
