@@ -101,6 +101,8 @@ def _varied_examples(train: FederatedData, most: int = 32, clients: int = 4):
     xs, ys, known = [], [], set()
     for client in np.flatnonzero(train.sizes)[:clients]:
         x, y = train.examples(int(client))[:2]
+        if xs and (x.shape[1:], y.shape[1:]) != (xs[0].shape[1:], ys[0].shape[1:]):
+            break  # Which is refused where the client is read for a round.
         rows = np.unique(np.linspace(0, len(y) - 1, most).astype(int))
         xs.append(x[rows])
         ys.append(y[rows])

@@ -322,7 +322,11 @@ def test_a_server_optimizer_of_tff_is_tffs_own_averaging(problem):
 @pytest.mark.parametrize(
     ("name", "settings", "says"),
     [
-        ("fedavg", {"client_optimizer": 3}, "client_optimizer=int must be a word or a tff"),
+        (
+            "fedavg",
+            {"client_optimizer": 3},
+            "client_optimizer=int must be the name of an optimizer",
+        ),
         ("scaffold", {"client_optimizer": O.build_adam(0.1)}, "=_Adam has no meaning in scaffold"),
         (
             "fedavg",
