@@ -73,6 +73,7 @@ def test_the_suites_own_import_is_the_same():
 def test_tffs_own_import_says_what_has_to_come_first(tmp_path, monkeypatch):
     """As `make venv` leaves it."""
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["bare_import.py"])
     runpy.run_path(str(_REPO / "tools" / "bare_import.py"), run_name="__main__")
     done = _python("import tensorflow_federated", PYTHONPATH=str(tmp_path))
     last = done.stderr.strip().splitlines()[-1]
