@@ -72,7 +72,11 @@ def test_rows_are_found_among_many_clients():
         ArrayFederatedData(X, Y, rows)
 
 
-@pytest.mark.parametrize("make", [np.asarray, tf.constant, list, pd.DataFrame], ids=str)
+@pytest.mark.parametrize(
+    "make",
+    [np.asarray, tf.constant, list, pd.DataFrame],
+    ids=["numpy", "tensor", "list", "frame"],
+)
 def test_rows_of_all_kinds_of_tables(make):
     data = ArrayFederatedData(make(X), Y, [range(2), (), np.array([5, 5], np.uint8)])
     assert data.sizes.tolist() == [2, 0, 2]
