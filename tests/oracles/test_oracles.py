@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.oracles import client_optimizers, fedopt, problem
+from tests.oracles import client_optimizers, feddyn, fedopt, problem, rounds
 
 # Parameters, betas and taus are sums of few powers of two, so that ties in Yogi are exact.
 _X0 = (np.array([1.0, -1.0]),)
@@ -523,3 +523,29 @@ def test_unknown_names_are_refused():
         _run("fedadam", "printed")
     with pytest.raises(ValueError, match="loss"):
         _run(weighting="loss")
+
+
+def test_feddyns_server_by_hand():
+    """N = 4 clients, alpha = 1/2, two of them at (3, 0) and (5, 2) from x = (1, -1).
+
+    The mean is (4, 1), so h = 0 - (1/2) (2/4) (3, 2) = (-3/4, -1/2) and
+    x = (4, 1) - 2 h = (11/2, 2); then one at (11/2, 4): h = (-3/4, -1/2) - (1/8) (0, 2)
+    = (-3/4, -3/4) and x = (11/2, 4) + (3/2, 3/2) = (7, 11/2).
+    """
+    x, h = (np.array([1.0, -1.0]),), (np.zeros(2),)
+    models = [(np.array([3.0, 0.0]),), (np.array([5.0, 2.0]),)]
+    h, mean, x = feddyn.server_step(h, models, np.array([0.5, 0.5]), x, 0.5, 4)
+    np.testing.assert_allclose(mean[0], [4, 1])
+    np.testing.assert_allclose(h[0], [-3 / 4, -1 / 2])
+    np.testing.assert_allclose(x[0], [11 / 2, 2])
+    h, _, x = feddyn.server_step(h, [(np.array([11 / 2, 4.0]),)], np.array([1.0]), x, 0.5, 4)
+    np.testing.assert_allclose(h[0], [-3 / 4, -3 / 4])
+    np.testing.assert_allclose(x[0], [7, 11 / 2])
+
+
+def test_feddyns_state_is_the_mean_of_its_clients():
+    """With equal alpha the server's h is (1/N) sum_k h_k: the paper's reason for both updates."""
+    run = feddyn.run(_DATA, _ORDERS, _COHORTS, client_lr=0.1, alpha=0.3)
+    for h, kept in run.states:
+        mean = rounds.mean(np.full(len(kept), 1 / 5), list(kept.values()))
+        _assert_same(h, mean)
