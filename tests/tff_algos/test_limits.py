@@ -11,7 +11,7 @@ import tff_algos
 from hparams import HparamError
 from simulation.rounds import cohorts
 from tasks.task import ArrayFederatedData
-from tests.oracles import client_optimizers, fedda, fedopt, fedsps, rounds
+from tests.oracles import client_optimizers, fedda, feddyn, fedopt, fedprox, fedsps, rounds
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import shared, toy
 from tff_algos import client_data
@@ -463,6 +463,42 @@ def test_equal_clients_have_equal_moments():
     for k in (1, 2):
         for a, b in zip(tf.nest.flatten(kept[0]), tf.nest.flatten(kept[k]), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("reported", ["server", "mean"])
+def test_feddyns_first_round_is_fedprox_on_a_longer_step(problem, reported):
+    """h = h_k = 0: the server goes on by |P| / m = 4 / 5 of the mean update, whatever α is."""
+    cohorts = toy.COHORTS[:1]
+    states = states_of(problem, "feddyn", cohorts, alpha=0.7, reported=reported)
+    orders = toy.batch_orders(problem, cohorts)
+    rate = 1.8 if reported == "server" else 1.0
+    settings = {"client_lr": 0.2, "server_lr": rate, "mu": 0.7, "weighting": "uniform"}
+    assert_same(states, fedprox.run(problem, orders, cohorts, **settings).weights)
+
+
+def test_feddyn_of_a_small_alpha_is_fedavg_on_a_longer_step(problem):
+    """Without the regulariser h / α still holds the clients' updates: x ← x̄ + Σ Δ / m."""
+    states = states_of(problem, "feddyn", EVERYONE[:1], alpha=1e-6)
+    assert_same(states, fedavg(problem, EVERYONE[:1], server_lr=2.0, weighting="uniform"))
+
+
+def test_feddyn_rests_where_the_global_gradient_is_zero(problem):
+    """Full batches of all clients: x tends to the minimum of the mean loss, as FedAvg's does not.
+
+    At rest x_k = x for all k, so that h_k is the local gradient, and their mean h is 0.
+    """
+    plan, cohorts = steps_plan(5, full=True), [EVERYONE[0]] * 400
+    orders = orders_of(problem, cohorts, plan)
+    settings = {"client_lr": 0.3, "alpha": 0.5}
+    x = feddyn.run(problem, orders, cohorts, **settings).weights[-1]
+    averaged = fedavg(problem, cohorts, orders, client_lr=0.3, weighting="uniform")[-1]
+
+    def length(x):
+        gradients = [problem_lib.gradient(x, *c) for c in problem.clients]
+        mean = rounds.mean(np.full(5, 0.2), gradients)
+        return np.sqrt(sum(np.sum(g**2) for g in mean))
+
+    assert length(x) < 0.1 * length(averaged)
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.5, 5.0])

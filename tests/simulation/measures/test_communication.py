@@ -11,7 +11,7 @@ from tff_algos import registry
 # (down, up) in multiples of the model's size, from the papers' algorithms.
 ONE_MODEL_EACH_WAY = (
     "adafed afl ditto fedadagrad fedadam fedams fedavg fedavgm fedfa fedmgda_plus fednova fedprox "
-    "fedsps fedyogi lookahead qfedavg term climb client_adam centralized"
+    "fedsps fedyogi lookahead qfedavg term climb client_adam centralized feddyn"
 ).split()
 EXPECTED = {name: (1, 1) for name in ONE_MODEL_EACH_WAY} | {
     "adaalter": (2, 2),  # x, A.
