@@ -2,11 +2,12 @@
 
 import inspect
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from tests.oracles import client_optimizers, feddyn, fedopt, problem, rounds
+from tests.oracles import client_optimizers, fedcm, feddyn, fedopt, problem, rounds
 
 # Parameters, betas and taus are sums of few powers of two, so that ties in Yogi are exact.
 _X0 = (np.array([1.0, -1.0]),)
@@ -549,3 +550,34 @@ def test_feddyns_state_is_the_mean_of_its_clients():
     for h, kept in run.states:
         mean = rounds.mean(np.full(len(kept), 1 / 5), list(kept.values()))
         _assert_same(h, mean)
+
+
+class _Line(NamedTuple):
+    """A client whose gradient is (3, -1) at 0, and 2 w more at w, whatever the minibatch."""
+
+    batches: tuple = (0, 1)
+    lr: float = 0.5
+
+    def gradient(self, weights, indices):
+        return (np.array([3.0, -1.0]) + 2 * weights[0],)
+
+
+def test_fedcms_client_by_hand():
+    """x = (0, 0), d = (4, 8), a = 1/4, lr = 1/2.
+
+    x_k = 0 - (1/2) [(3, -1) / 4 + (3, 6)] = (-15/8, -23/8), where g = (-3/4, -27/4) ; then
+    x_k - (1/2) [(-3/16, -27/16) + (3, 6)] = (-105/32, -161/32).
+    """
+    zero, d = (np.zeros(2),), (np.array([4.0, 8.0]),)
+    delta = fedcm.client_update(zero, _Line(), d, 0.25, lambda c, x, b: c.gradient(x, b))
+    np.testing.assert_allclose(delta[0], [-105 / 32, -161 / 32])
+
+
+def test_fedcms_direction_is_the_mean_gradient_of_equal_steps():
+    """One step of every client: d is the mean of the directions that they went."""
+    orders = problem.in_order(_DATA, [[2, 3]], batch_size=10)
+    run = fedcm.run(_DATA, orders, [[2, 3]], client_lr=0.3, alpha=0.25)
+    gradients = [problem.gradient(_DATA.initial_weights, *_DATA.clients[k]) for k in (2, 3)]
+    _assert_same(run.states[0][0], rounds.mean(np.array([1 / 8, 1 / 8]), gradients))
+    plain = fedcm.run(_DATA, orders, [[2, 3]], client_lr=0.3, alpha=0.25, first_round="plain")
+    _assert_same(plain.states[0][0], rounds.mean(np.array([1 / 2, 1 / 2]), gradients))
