@@ -64,6 +64,21 @@ class AggregatorTraits(NamedTuple):
     has_secure_sums: bool = False
 
 
+class RoundCost(NamedTuple):
+    """What a round costs a client, with the method's default settings.
+
+    Attributes:
+      gradients: Gradients that it computes in a local step. Passes over its whole training set, as
+        for its loss or for a full gradient, are not among them.
+      down: Vectors of the model's size that it receives.
+      up: Vectors of the model's size that it sends.
+    """
+
+    gradients: int = 1
+    down: int = 1
+    up: int = 1
+
+
 @dataclasses.dataclass(frozen=True)
 class MethodSpec:
     """What is known of a method before anything is built.
@@ -105,6 +120,7 @@ class MethodSpec:
         A round then refuses a cohort of equal indices, and one that is not below N.
       measures: Names of what its rounds report besides the training metrics, `num_examples`,
         `num_clients` and `clients_dropped`; `None` if only a run tells.
+      cost: What a round costs a client; that of federated averaging unless it says otherwise.
     """
 
     name: str
@@ -125,6 +141,7 @@ class MethodSpec:
     takes_server_optimizer: bool = False
     aggregated: Aggregated | str = "does not declare a mean that one could take the place of"
     measures: Sequence[str] | None = None
+    cost: RoundCost = RoundCost()
 
     def round_plan(self, settings: dict, round_index: int, total_rounds: int) -> RoundPlan:
         """Returns what the method asks of the clients in a round.
