@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from tests.oracles import client_optimizers, fedcm, feddyn, fedopt, problem, rounds
+from tests.oracles import client_optimizers, fedcm, feddyn, fedopt, fedsam, problem, rounds
 
 # Parameters, betas and taus are sums of few powers of two, so that ties in Yogi are exact.
 _X0 = (np.array([1.0, -1.0]),)
@@ -581,3 +581,17 @@ def test_fedcms_direction_is_the_mean_gradient_of_equal_steps():
     _assert_same(run.states[0][0], rounds.mean(np.array([1 / 8, 1 / 8]), gradients))
     plain = fedcm.run(_DATA, orders, [[2, 3]], client_lr=0.3, alpha=0.25, first_round="plain")
     _assert_same(plain.states[0][0], rounds.mean(np.array([1 / 2, 1 / 2]), gradients))
+
+
+def test_fedsams_gradient_by_hand():
+    """At 0, g = (3, -1): s = g + 2 rho g / |g|. With rho = sqrt(10) that is 3 g.
+
+    epsilon = sqrt(10) doubles the divisor: s = 2 g.
+    """
+    zero, root = (np.zeros(2),), math.sqrt(10)
+    (sharp,) = fedsam.sharp_gradient(root, 0.0)(_Line(), zero, 0)
+    np.testing.assert_allclose(sharp, [9, -3])
+    (less,) = fedsam.sharp_gradient(root, root)(_Line(), zero, 0)
+    np.testing.assert_allclose(less, [6, -2])
+    flat = (np.array([-1.5, 0.5]),)
+    np.testing.assert_array_equal(fedsam.sharp_gradient(1.0, 0.0)(_Line(), flat, 0)[0], [0, 0])
