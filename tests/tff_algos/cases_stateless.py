@@ -7,6 +7,7 @@ from tests.oracles import (
     fafed,
     fedams,
     fedcada,
+    fedcm,
     fedda,
     fedlin,
     fedlocal,
@@ -182,6 +183,12 @@ CASES: dict[str, list[Case]] = {
             ("none", "round", "examples"),
         )
     ],
+    "fedcm": [
+        case_of(fedcm.run, alpha=0.3, server_learning_rate=0.8, halved=True),
+        case_of(
+            fedcm.run, alpha=0.6, momentum_steps=3.5, first_round="plain", weighting="examples"
+        ),
+    ],
     "fedda_sgdm": [
         _fedda("fedda_sgdm", beta1=0.6, halved=True),
         _fedda("fedda_sgdm", beta1=0.8, mu=0.5, average_p=True, weighting="uniform"),
@@ -337,6 +344,17 @@ _FEDDA_COMMON = [
     ("rate = alpha * local.learning_rate(state.round_num)", "rate = alpha"),
 ]
 
+_FEDCM = [
+    WEIGHT,
+    *STEP[:2],
+    ("(1.0 - share) * d", "share * d"),
+    ("divide_no_nan(-delta, length)", "divide_no_nan(delta, length)"),
+    ("(momentum_steps or steps) * local", "steps * local"),
+    ("* local.learning_rate(state.round_num)", "* local.learning_rate(tf.constant(0))"),
+    ("ServerState(x, d, state.updates + 1", "ServerState(x, state.direction, state.updates + 1"),
+    ("state.updates + 1", "state.updates"),
+]
+
 MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "fedprox": [("g + mu * (x_k - x)", "g - mu * (x_k - x)"), *STEP],
     "fednova": [
@@ -361,6 +379,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("ServerState(x, m, v,", "ServerState(x, state.m, v,"),
         ("ServerState(x, m, v,", "ServerState(x, m, state.v,"),
     ],
+    "fedcm": [*_FEDCM, ("gradient(at),", "each(tf.negative, gradient(at)),")],
     "fedda_sgdm": [*_FEDDA_COMMON, ("x - rate * p, x, p), v", "x + rate * p, x, p), v")],
     "fedda_adam": [
         *_FEDDA_COMMON,

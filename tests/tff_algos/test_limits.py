@@ -75,6 +75,7 @@ def full_gradient(problem, x, cohort=range(5)):
         ("mfl", {"client_optimizer": "sgdm", "client_momentum": 0.0}, "examples"),
         ("mimelite", {"client_optimizer": "sgd"}, "examples"),
         ("lookahead", {"client_optimizer": "sgd", "server_learning_rate": 1.0}, "examples"),
+        ("fedcm", {"alpha": 1.0}, "uniform"),
         # One minibatch a round has no first step to differ in.
         ("stem", {"a": 1.0}, "uniform"),
     ],
@@ -391,7 +392,9 @@ def test_adaalters_first_round_and_one_step(problem):
     assert_same(states, want)
 
 
-@pytest.mark.parametrize("name", ["fedcada", "fedsps", "stem", "fedlin", "fafed", "adaalter"])
+@pytest.mark.parametrize(
+    "name", ["fedcada", "fedsps", "stem", "fedlin", "fafed", "adaalter", "fedcm"]
+)
 def test_a_local_step_of_its_own_takes_no_other_optimizer(problem, name):
     with pytest.raises(HparamError, match="client_optimizer=adam has no meaning"):
         tff_algos.build(
@@ -463,6 +466,25 @@ def test_equal_clients_have_equal_moments():
     for k in (1, 2):
         for a, b in zip(tf.nest.flatten(kept[0]), tf.nest.flatten(kept[k]), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("first_round", "share"), [("mixed", 0.3), ("plain", 1.0)])
+def test_fedcms_first_round_is_fedavg_with_shorter_steps(problem, first_round, share):
+    cohorts = toy.COHORTS[:1]
+    states = states_of(problem, "fedcm", cohorts, alpha=0.3, first_round=first_round)
+    assert_same(states, fedavg(problem, cohorts, client_lr=0.2 * share, weighting="uniform"))
+
+
+def test_fedcm_of_one_full_step_is_momentum(problem):
+    """d ← α ∇F + (1 - α) d and x ← x - η_l d: an exponential mean of gradients from 0."""
+    cohorts, plan = [(4,)] * 3, steps_plan(1, full=True)
+    states = states_of(problem, "fedcm", cohorts, plan, alpha=0.3)
+    x, d, want = problem.initial_weights, rounds.zeros(problem.initial_weights), []
+    for _ in cohorts:
+        d = rounds.each(lambda d, g: 0.7 * d + 0.3 * g, d, full_gradient(problem, x, [4]))
+        x = rounds.each(lambda x, d: x - 0.2 * d, x, d)
+        want.append(x)
+    assert_same(states, want)
 
 
 @pytest.mark.parametrize("reported", ["server", "mean"])
