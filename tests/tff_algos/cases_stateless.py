@@ -14,6 +14,7 @@ from tests.oracles import (
     fednova,
     fedopt,
     fedprox,
+    fedsam,
     fedsps,
     slots,
     stem,
@@ -213,6 +214,22 @@ CASES: dict[str, list[Case]] = {
         ),
         case_of(fedams.run, server_learning_rate=0.05, bias_correction=False, weighting="examples"),
     ],
+    "fedsam": [
+        case_of(fedsam.run, rho=0.5, server_learning_rate=0.8, halved=True),
+        case_of(fedsam.run, rho=0.8, epsilon=0.3, weighting="examples"),
+    ],
+    "mofedsam": [
+        case_of(fedsam.run_with_momentum, rho=0.5, beta=0.3, server_learning_rate=0.8, halved=True),
+        case_of(
+            fedsam.run_with_momentum,
+            rho=0.8,
+            epsilon=0.3,
+            beta=0.6,
+            momentum_steps=3.5,
+            first_round="plain",
+            weighting="examples",
+        ),
+    ],
     "fedsps": [
         case_of(fedsps.run, client_lr=0.5, c=0.7, server_learning_rate=0.8, halved=True),
         case_of(fedsps.run, client_lr=0.2, c=0.9, smoothing=True, weighting="examples"),
@@ -344,6 +361,12 @@ _FEDDA_COMMON = [
     ("rate = alpha * local.learning_rate(state.round_num)", "rate = alpha"),
 ]
 
+_FEDSAM = [
+    ("divide_no_nan(rho, length)", "divide_no_nan(-rho, length)"),
+    ("divide_no_nan(rho, length)", "divide_no_nan(rho, 1.0)"),
+    ("(at.gradient)) + epsilon", "(at.gradient))"),
+    ("at.gradient_at(move(at.weights,", "(lambda x: at.gradient)(move(at.weights,"),
+]
 _FEDCM = [
     WEIGHT,
     *STEP[:2],
@@ -405,6 +428,21 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("return Slots(m, v, v_max, t)", "return Slots(m, v, slots.v_max, t)"),
         ("return Slots(m, v, v_max, t)", "return Slots(m, v, v_max, slots.t)"),
         ("if bias_correction:", "if True:"),
+    ],
+    "fedsam": [
+        WEIGHT,
+        *STEP,
+        *_FEDSAM,
+        ("move(at.weights, -eta_l, gradient(at))", "move(at.weights, eta_l, gradient(at))"),
+    ],
+    "mofedsam": [
+        *_FEDSAM,
+        (
+            "local, beta, momentum_steps, first_round",
+            "local, 1.0 - beta, momentum_steps, first_round",
+        ),
+        ("local, beta, momentum_steps, first_round", "local, beta, None, first_round"),
+        ("local, beta, momentum_steps, first_round", 'local, beta, momentum_steps, "mixed"'),
     ],
     "fedsps": [
         ("local.client_weight(data)", "tf.ones([])"),

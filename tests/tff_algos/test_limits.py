@@ -11,7 +11,16 @@ import tff_algos
 from hparams import HparamError
 from simulation.rounds import cohorts
 from tasks.task import ArrayFederatedData
-from tests.oracles import client_optimizers, fedda, feddyn, fedopt, fedprox, fedsps, rounds
+from tests.oracles import (
+    client_optimizers,
+    fedcm,
+    fedda,
+    feddyn,
+    fedopt,
+    fedprox,
+    fedsps,
+    rounds,
+)
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import shared, toy
 from tff_algos import client_data
@@ -76,6 +85,8 @@ def full_gradient(problem, x, cohort=range(5)):
         ("mimelite", {"client_optimizer": "sgd"}, "examples"),
         ("lookahead", {"client_optimizer": "sgd", "server_learning_rate": 1.0}, "examples"),
         ("fedcm", {"alpha": 1.0}, "uniform"),
+        ("fedsam", {"rho": 0.0}, "uniform"),
+        ("mofedsam", {"rho": 0.0, "beta": 1.0}, "uniform"),
         # One minibatch a round has no first step to differ in.
         ("stem", {"a": 1.0}, "uniform"),
     ],
@@ -393,7 +404,8 @@ def test_adaalters_first_round_and_one_step(problem):
 
 
 @pytest.mark.parametrize(
-    "name", ["fedcada", "fedsps", "stem", "fedlin", "fafed", "adaalter", "fedcm"]
+    "name",
+    ["fedcada", "fedsps", "stem", "fedlin", "fafed", "adaalter", "fedcm", "fedsam", "mofedsam"],
 )
 def test_a_local_step_of_its_own_takes_no_other_optimizer(problem, name):
     with pytest.raises(HparamError, match="client_optimizer=adam has no meaning"):
@@ -485,6 +497,31 @@ def test_fedcm_of_one_full_step_is_momentum(problem):
         x = rounds.each(lambda x, d: x - 0.2 * d, x, d)
         want.append(x)
     assert_same(states, want)
+
+
+@pytest.mark.parametrize("first_round", ["mixed", "plain"])
+def test_mofedsam_without_the_way_uphill_is_fedcm(problem, first_round):
+    settings = {"momentum_steps": 3.0, "first_round": first_round}
+    states = states_of(problem, "mofedsam", rho=0.0, beta=0.3, **settings)
+    orders = toy.batch_orders(problem, toy.COHORTS)
+    run = fedcm.run(problem, orders, toy.COHORTS, client_lr=0.2, alpha=0.3, **settings)
+    assert_same(states, run.weights)
+
+
+def test_mofedsam_without_momentum_is_fedsam(problem):
+    states = states_of(problem, "mofedsam", rho=0.4, beta=1.0)
+    assert_same(states, [s.weights for s in states_of(problem, "fedsam", rho=0.4)])
+
+
+@pytest.mark.parametrize("name", ["fedsam", "mofedsam"])
+@pytest.mark.parametrize("epsilon", [0.0, 0.5])
+def test_a_gradient_of_zero_moves_nothing(problem, name, epsilon):
+    """One class has all the probability, in float32: 0 / 0 would drop every client."""
+    sure = (problem.initial_weights[0], np.array([1000.0, 0.0, 0.0]))
+    clients = [(x, np.zeros_like(y)) for x, y in problem.clients]
+    still = problem_lib.Problem(clients, sure)
+    states = states_of(still, name, rho=0.5, epsilon=epsilon)
+    assert_same(states, [sure] * 4, atol=0)
 
 
 @pytest.mark.parametrize("reported", ["server", "mean"])
