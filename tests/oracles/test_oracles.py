@@ -7,7 +7,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from tests.oracles import client_optimizers, fedcm, feddyn, fedopt, fedsam, problem, rounds
+from tests.oracles import (
+    client_optimizers,
+    fedacg,
+    fedcm,
+    feddyn,
+    fedopt,
+    fedsam,
+    problem,
+    rounds,
+)
 
 # Parameters, betas and taus are sums of few powers of two, so that ties in Yogi are exact.
 _X0 = (np.array([1.0, -1.0]),)
@@ -595,3 +604,15 @@ def test_fedsams_gradient_by_hand():
     np.testing.assert_allclose(less, [6, -2])
     flat = (np.array([-1.5, 0.5]),)
     np.testing.assert_array_equal(fedsam.sharp_gradient(1.0, 0.0)(_Line(), flat, 0)[0], [0, 0])
+
+
+def test_fedacgs_server_by_hand():
+    """lambda = 1/2: m = (2, 4) / 2 + (1, -1) = (2, 1) and x = (1, 1) + m = (3, 2).
+
+    The clients started at x + m / 2 = (2, 3) and ended, on average, at (3, 2): x is their mean.
+    """
+    x, m = fedacg.server_step(
+        (np.array([1.0, 1.0]),), (np.array([2.0, 4.0]),), (np.array([1.0, -1.0]),), 0.5
+    )
+    np.testing.assert_allclose(m[0], [2, 1])
+    np.testing.assert_allclose(x[0], [3, 2])
