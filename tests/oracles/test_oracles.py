@@ -12,6 +12,7 @@ from tests.oracles import (
     fedacg,
     fedcm,
     feddyn,
+    fedexp,
     fedopt,
     fedsam,
     problem,
@@ -616,3 +617,16 @@ def test_fedacgs_server_by_hand():
     )
     np.testing.assert_allclose(m[0], [2, 1])
     np.testing.assert_allclose(x[0], [3, 2])
+
+
+def test_fedexps_rate_by_hand():
+    """(3, 0) and (-1, 2): mean (1, 1), |mean|^2 = 2, mean square (9 + 5) / 2 = 7.
+
+    epsilon = 1/2: eta = 7 / (2 (2 + 1/2)) = 7/5. Equal updates give 1/2, so that eta is 1.
+    With weights 3/4 and 1/4: mean (2, 1/2), 8 / (2 (17/4 + 1/2)) = 16/19, so that eta is 1.
+    """
+    deltas = [(np.array([3.0, 0.0]),), (np.array([-1.0, 2.0]),)]
+    assert fedexp.server_rate(deltas, [0.5, 0.5], 0.5) == pytest.approx(7 / 5)
+    assert fedexp.server_rate(deltas[:1] * 2, [0.5, 0.5], 0.0) == 1
+    assert fedexp.server_rate(deltas, [0.75, 0.25], 0.5) == 1
+    assert fedexp.server_rate(deltas, [0.25, 0.75], 0.0) == pytest.approx(6 / (2 * 9 / 4))
