@@ -5,6 +5,7 @@ import functools
 from tests.oracles import (
     adaalter,
     fafed,
+    fedacg,
     fedams,
     fedcada,
     fedcm,
@@ -201,6 +202,10 @@ CASES: dict[str, list[Case]] = {
     "fedda_adagrad": [
         _fedda("fedda_adagrad", beta1=0.6, epsilon=0.05, halved=True),
         _fedda("fedda_adagrad", mu=0.5, weighting="uniform"),
+    ],
+    "fedacg": [
+        case_of(fedacg.run, lambda_=0.6, beta=0.7, halved=True),
+        case_of(fedacg.run, lambda_=0.9, beta=0.2, proximal="whole", weighting="examples"),
     ],
     "fedams": [
         case_of(
@@ -416,6 +421,21 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("(p - beta1 * m) / (1.0 - beta1)", "(p - beta1 * m)"),
         ("v + g**2, v, g)", "g**2, v, g)"),
         ("ServerState(x, tuple(m), tuple(v), steps,", "ServerState(x, tuple(m), state.v, steps,"),
+    ],
+    "fedacg": [
+        WEIGHT,
+        ROUND,
+        ("else 2.0 * beta", "else beta"),
+        ("proximal_term(pull, a)", "proximal_term(-pull, a)"),
+        ("move(state.weights, lambda_, state.momentum)", "state.weights"),
+        (
+            "move(state.weights, lambda_, state.momentum)",
+            "move(state.weights, 1.0, state.momentum)",
+        ),
+        ("lambda_ * m + d", "m + d"),
+        ("lambda_ * m + d", "lambda_ * m - d"),
+        ("move(state.weights, 1.0, m), m,", "move(state.weights, 1.0, m), state.momentum,"),
+        ("move(state.weights, 1.0, m), m,", "move(state.weights, 1.0, delta), m,"),
     ],
     "fedams": [
         ("beta1 * m + (1.0 - beta1) * d", "beta1 * m - (1.0 - beta1) * d"),

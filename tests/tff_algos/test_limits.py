@@ -84,6 +84,7 @@ def full_gradient(problem, x, cohort=range(5)):
         ("mfl", {"client_optimizer": "sgdm", "client_momentum": 0.0}, "examples"),
         ("mimelite", {"client_optimizer": "sgd"}, "examples"),
         ("lookahead", {"client_optimizer": "sgd", "server_learning_rate": 1.0}, "examples"),
+        ("fedacg", {"lambda_": 0.0, "beta": 0.0}, "uniform"),
         ("fedcm", {"alpha": 1.0}, "uniform"),
         ("fedsam", {"rho": 0.0}, "uniform"),
         ("mofedsam", {"rho": 0.0, "beta": 1.0}, "uniform"),
@@ -478,6 +479,28 @@ def test_equal_clients_have_equal_moments():
     for k in (1, 2):
         for a, b in zip(tf.nest.flatten(kept[0]), tf.nest.flatten(kept[k]), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("proximal", "mu"), [("half", 0.4), ("whole", 0.8)])
+def test_fedacg_without_momentum_is_fedprox(problem, proximal, mu):
+    states = states_of(problem, "fedacg", lambda_=0.0, beta=0.4, proximal=proximal)
+    orders = toy.batch_orders(problem, toy.COHORTS)
+    run = fedprox.run(problem, orders, toy.COHORTS, client_lr=0.2, mu=mu, weighting="uniform")
+    assert_same(states, run.weights)
+
+
+def test_fedacg_of_one_full_step_is_nesterovs_momentum(problem):
+    """m ← λ m - η ∇F(x + λ m) ; x ← x + m, Nesterov's own form; the local term has no step yet."""
+    cohorts, plan = [(4,)] * 3, steps_plan(1, full=True)
+    states = states_of(problem, "fedacg", cohorts, plan, lambda_=0.6, beta=5.0)
+    x, m, want = problem.initial_weights, rounds.zeros(problem.initial_weights), []
+    for _ in cohorts:
+        ahead = rounds.each(lambda x, m: x + 0.6 * m, x, m)
+        g = full_gradient(problem, ahead, [4])
+        m = rounds.each(lambda m, g: 0.6 * m - 0.2 * g, m, g)
+        x = rounds.each(np.add, x, m)
+        want.append(x)
+    assert_same(states, want)
 
 
 @pytest.mark.parametrize(("first_round", "share"), [("mixed", 0.3), ("plain", 1.0)])
