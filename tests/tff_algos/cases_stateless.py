@@ -10,6 +10,7 @@ from tests.oracles import (
     fedcada,
     fedcm,
     fedda,
+    fedexp,
     fedlin,
     fedlocal,
     fednova,
@@ -206,6 +207,16 @@ CASES: dict[str, list[Case]] = {
     "fedacg": [
         case_of(fedacg.run, lambda_=0.6, beta=0.7, halved=True),
         case_of(fedacg.run, lambda_=0.9, beta=0.2, proximal="whole", weighting="examples"),
+    ],
+    "fedexp": [
+        case_of(fedexp.run, epsilon=0.001, halved=True),
+        case_of(
+            fedexp.run,
+            epsilon=0.0004,
+            epsilon_times="clients",
+            first_reported="iterate",
+            weighting="examples",
+        ),
     ],
     "fedams": [
         case_of(
@@ -436,6 +447,19 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("lambda_ * m + d", "lambda_ * m - d"),
         ("move(state.weights, 1.0, m), m,", "move(state.weights, 1.0, m), state.momentum,"),
         ("move(state.weights, 1.0, m), m,", "move(state.weights, 1.0, delta), m,"),
+    ],
+    "fedexp": [
+        WEIGHT,
+        ("tf.maximum(1.0, ", "tf.maximum(0.0, "),
+        ("longer = 2.0 *", "longer ="),
+        ("vectors.squared_norm(delta) + added", "vectors.squared_norm(delta)"),
+        ("epsilon * number if", "epsilon if"),
+        ("move(state.iterate, eta_g, delta)", "move(state.iterate, 1.0, delta)"),
+        ("move(state.iterate, eta_g, delta)", "move(state.iterate, -eta_g, delta)"),
+        ("(a + b) / 2.0", "b"),
+        ("ServerState(reported, x,", "ServerState(reported, reported,"),
+        ("ServerState(reported, x,", "ServerState(reported, state.iterate,"),
+        ("state.updates + 1", "state.updates"),
     ],
     "fedams": [
         ("beta1 * m + (1.0 - beta1) * d", "beta1 * m - (1.0 - beta1) * d"),

@@ -481,6 +481,37 @@ def test_equal_clients_have_equal_moments():
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("first_reported", ["mean", "iterate"])
+def test_fedexp_of_equal_clients_is_fedavg(first_reported):
+    """Their updates are their mean: 1 / 2 is below 1. What is reported lies half a round back."""
+    data = problem_lib.make_problem(num_examples=(6,))
+    twins = problem_lib.Problem([data.clients[0]] * 3, data.initial_weights)
+    cohorts, plan = [(0, 1, 2)] * 3, steps_plan(2, full=True)
+    states = states_of(twins, "fedexp", cohorts, plan, epsilon=0.0, first_reported=first_reported)
+    iterates = fedavg(twins, cohorts, orders_of(twins, cohorts, plan), weighting="uniform")
+    assert_same([toy_weights(s.iterate) for s in states], iterates)
+    before = [iterates[0] if first_reported == "iterate" else twins.initial_weights, *iterates]
+    half = [rounds.each(lambda a, b: (a + b) / 2, *pair) for pair in zip(before, iterates)]  # noqa: B905
+    assert_same(states, half)
+
+
+def test_fedexp_of_a_large_epsilon_is_fedavg(problem):
+    states = states_of(problem, "fedexp", epsilon=1e6)
+    iterates = [toy_weights(s.iterate) for s in states]
+    assert_same(iterates, fedavg(problem, weighting="uniform"))
+
+
+def test_fedexp_goes_on_from_weights_that_a_user_sets(problem):
+    """Both models are then the given one."""
+    settings = dict(client_learning_rate=0.2, epsilon=0.001)
+    process = tff_algos.build("fedexp", toy.plain_model(problem), **settings)
+    with shared.installed("tff"):
+        (first, _), _ = toy.run(process, problem, toy.COHORTS[:2])
+        given = process.set_model_weights(first, process.get_model_weights(process.initialize()))
+    for weights, iterate in zip(given.weights, given.iterate, strict=True):
+        np.testing.assert_array_equal(weights, iterate)
+
+
 @pytest.mark.parametrize(("proximal", "mu"), [("half", 0.4), ("whole", 0.8)])
 def test_fedacg_without_momentum_is_fedprox(problem, proximal, mu):
     states = states_of(problem, "fedacg", lambda_=0.0, beta=0.4, proximal=proximal)
