@@ -9,6 +9,7 @@ import pytest
 
 from tests.oracles import (
     client_optimizers,
+    delta_sgd,
     fedacg,
     fedcm,
     feddyn,
@@ -630,3 +631,34 @@ def test_fedexps_rate_by_hand():
     assert fedexp.server_rate(deltas[:1] * 2, [0.5, 0.5], 0.0) == 1
     assert fedexp.server_rate(deltas, [0.75, 0.25], 0.5) == 1
     assert fedexp.server_rate(deltas, [0.25, 0.75], 0.0) == pytest.approx(6 / (2 * 9 / 4))
+
+
+@pytest.mark.parametrize("difference", ["minibatch", "consecutive"])
+def test_delta_sgds_steps_by_hand(difference):
+    """The gradient is (3, -1) + 2 w, so that |x_t - x_(t-1)| / |g_t - g_(t-1)| is 1/2.
+
+    eta_0 = 1/4, gamma = 2, delta = 3, theta_0 = 1: the steps are 1/4, then the lesser of 1/2 and
+    sqrt(4) / 4 = 1/2, which is the minimum, w = (-3/2, 1/2). With gamma = 1: 1/4 again, theta = 1.
+    """
+
+    def steps(**settings):
+        given = {"gamma": 2.0, "delta": 3.0, "theta0": 1.0, "first_step": "plain"} | settings
+        client = _Line(batches=(0, 1), lr=0.25)
+        return delta_sgd.client_update((np.zeros(2),), client, difference=difference, **given)
+
+    moved, etas = steps()
+    assert etas == pytest.approx([1 / 4, 1 / 2])
+    np.testing.assert_allclose(moved[0], [-3 / 2, 1 / 2])
+    assert steps(gamma=1.0)[1] == pytest.approx([1 / 4, 1 / 4])
+    assert steps(gamma=9.0)[1] == pytest.approx([1 / 4, 1 / 2])
+    assert steps(gamma=9.0, first_step="grown")[1] == pytest.approx([1 / 2, math.sqrt(7) / 2])
+    assert steps(gamma=9.0, theta0=5.0)[1] == pytest.approx([1 / 4, 1])
+
+
+def test_delta_sgd_grows_where_nothing_moves():
+    """At a gradient of zero neither norm can be divided by."""
+    client = _Line(batches=(0, 1, 2), lr=0.25)
+    at_rest = (np.array([-1.5, 0.5]),)
+    moved, etas = delta_sgd.client_update(at_rest, client, 2.0, 3.0, 1.0, "minibatch", "plain")
+    np.testing.assert_array_equal(moved[0], [0, 0])
+    assert etas == pytest.approx([1 / 4, 1 / 2, math.sqrt(7) / 2])
