@@ -92,6 +92,8 @@ class MethodSpec:
         `tff_algos.model.Model`, a `tff_algos.client.LocalTraining` and every declared setting by
         name, and returns a `tff_algos.method.Method`.
       hparams: The method's own settings; flags are `--<method>_<name>`.
+      client_learning_rate: The method's default for `client_learning_rate`; `None` if the user must
+        give one.
       server_learning_rate: The method's default for `server_learning_rate`; `None` if there is none
         that could be right without tuning, so that the user must give one.
       has_server_step: Whether the server takes a step of its own, so that it has a learning rate;
@@ -128,6 +130,7 @@ class MethodSpec:
     paper: str
     builder: str | Callable = "build"
     hparams: Sequence[hparams_lib.Hparam] = ()
+    client_learning_rate: float | None = None
     server_learning_rate: float | None = None
     has_server_step: bool = True
     client_weighting: str | None = "examples"
@@ -249,8 +252,8 @@ TRAINING_HPARAMS = (
     _H(
         "client_learning_rate",
         None,
-        "Learning rate of the clients (eta_l). Has no default: must be set.",
-        source="none",
+        "Learning rate of the clients (eta_l). Must be set unless the method has a default.",
+        source="the method",
         type=float,
         minimum=0.0,
         flag="client_learning_rate",
@@ -512,6 +515,8 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:
     settings = hparams_lib.resolve(
         spec.name, TRAINING_HPARAMS, {"client_optimizer": allowed[0], **given}
     )
+    if settings["client_learning_rate"] is None:
+        settings["client_learning_rate"] = spec.client_learning_rate
     if settings["client_learning_rate"] is None:
         raise hparams_lib.HparamError("client_learning_rate must be set: it has no default.")
     if not spec.has_server_step and settings["server_learning_rate"] not in (None, 1.0):

@@ -406,7 +406,18 @@ def test_adaalters_first_round_and_one_step(problem):
 
 @pytest.mark.parametrize(
     "name",
-    ["fedcada", "fedsps", "stem", "fedlin", "fafed", "adaalter", "fedcm", "fedsam", "mofedsam"],
+    [
+        "fedcada",
+        "fedsps",
+        "stem",
+        "fedlin",
+        "fafed",
+        "adaalter",
+        "fedcm",
+        "fedsam",
+        "mofedsam",
+        "delta_sgd",
+    ],
 )
 def test_a_local_step_of_its_own_takes_no_other_optimizer(problem, name):
     with pytest.raises(HparamError, match="client_optimizer=adam has no meaning"):
@@ -479,6 +490,42 @@ def test_equal_clients_have_equal_moments():
     for k in (1, 2):
         for a, b in zip(tf.nest.flatten(kept[0]), tf.nest.flatten(kept[k]), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_delta_sgd_that_may_not_grow_nor_is_bounded_is_fedavg(problem):
+    states = states_of(problem, "delta_sgd", gamma=1e6, delta=0.0)
+    assert_same(states, fedavg(problem, weighting="uniform"))
+
+
+def test_delta_sgd_on_a_quadratic_finds_its_curvature():
+    """f = ½ a (w - y)²: the bound is γ / (2 a), and with γ = 2 the second step is Newton's."""
+    layer = tf.keras.layers.Dense(1, use_bias=False)
+    keras_model = tf.keras.Sequential([tf.keras.layers.InputLayer((1,)), layer])
+    keras_model.set_weights([np.array([[3.0]], np.float32)])
+    model = tff_algos.from_keras(
+        keras_model,
+        loss=lambda y, out: 0.5 * 1.7 * tf.square(out[:, 0] - y),
+        y_spec=tf.TensorSpec([None], tf.float32),
+    )
+    process = tff_algos.build("delta_sgd", model, delta=100.0)
+    data = tff_algos.batch_client(
+        np.ones((1, 1), np.float32), np.array([-2.0], np.float32), batch_size=1, epochs=2
+    )
+    with shared.installed("tff"):
+        state = process.next(process.initialize(), [data]).state
+    np.testing.assert_allclose(state.weights[0], [[-2.0]], atol=1e-5)
+
+
+@pytest.mark.parametrize("difference", ["minibatch", "consecutive"])
+def test_delta_sgd_starts_anew_in_every_round(problem, difference):
+    """A first step takes η_0, whatever was met in the round before."""
+    settings = {"difference": difference, "gamma": 0.1}
+    states = states_of(problem, "delta_sgd", [(4,)] * 3, steps_plan(1, full=True), **settings)
+    x, want = problem.initial_weights, []
+    for _ in range(3):
+        x = rounds.each(lambda x, g: x - 0.2 * g, x, full_gradient(problem, x, [4]))
+        want.append(x)
+    assert_same(states, want)
 
 
 @pytest.mark.parametrize("first_reported", ["mean", "iterate"])
@@ -567,14 +614,22 @@ def test_mofedsam_without_momentum_is_fedsam(problem):
     assert_same(states, [s.weights for s in states_of(problem, "fedsam", rho=0.4)])
 
 
-@pytest.mark.parametrize("name", ["fedsam", "mofedsam"])
-@pytest.mark.parametrize("epsilon", [0.0, 0.5])
-def test_a_gradient_of_zero_moves_nothing(problem, name, epsilon):
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("fedsam", {"rho": 0.5}),
+        ("fedsam", {"rho": 0.5, "epsilon": 0.5}),
+        ("mofedsam", {"rho": 0.5}),
+        ("delta_sgd", {}),
+        ("delta_sgd", {"difference": "consecutive"}),
+    ],
+)
+def test_a_gradient_of_zero_moves_nothing(problem, name, settings):
     """One class has all the probability, in float32: 0 / 0 would drop every client."""
     sure = (problem.initial_weights[0], np.array([1000.0, 0.0, 0.0]))
     clients = [(x, np.zeros_like(y)) for x, y in problem.clients]
     still = problem_lib.Problem(clients, sure)
-    states = states_of(still, name, rho=0.5, epsilon=epsilon)
+    states = states_of(still, name, **settings)
     assert_same(states, [sure] * 4, atol=0)
 
 
