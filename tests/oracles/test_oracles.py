@@ -17,6 +17,7 @@ from tests.oracles import (
     fedopt,
     fedsam,
     problem,
+    propfair,
     rounds,
 )
 
@@ -662,3 +663,14 @@ def test_delta_sgd_grows_where_nothing_moves():
     moved, etas = delta_sgd.client_update(at_rest, client, 2.0, 3.0, 1.0, "minibatch", "plain")
     np.testing.assert_array_equal(moved[0], [0, 0])
     assert etas == pytest.approx([1 / 4, 1 / 2, math.sqrt(7) / 2])
+
+
+@pytest.mark.parametrize("guard", ["epsilon", "base"])
+def test_propfairs_slope_is_that_of_its_loss(guard):
+    """-log(M - f) by central differences; beyond M - f = epsilon a straight line."""
+    h = 1e-6
+    for f in (0.0, 0.5, 1.7):
+        numeric = (math.log(2 - f + h) - math.log(2 - f - h)) / (2 * h)
+        assert propfair.slope(f, 2.0, 0.2, guard) == pytest.approx(numeric)
+    beyond = {"epsilon": 5.0, "base": 0.5}[guard]
+    assert [propfair.slope(f, 2.0, 0.2, guard) for f in (1.81, 2.0, 9.0)] == [beyond] * 3
