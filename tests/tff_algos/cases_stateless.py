@@ -19,6 +19,7 @@ from tests.oracles import (
     fedprox,
     fedsam,
     fedsps,
+    propfair,
     slots,
     stem,
 )
@@ -238,6 +239,11 @@ CASES: dict[str, list[Case]] = {
             theta0=3.0,
             difference="consecutive",
         ),
+    ],
+    "propfair": [
+        case_of(propfair.run, base=2.0, server_learning_rate=0.8, halved=True),
+        case_of(propfair.run, client_lr=0.2, base=1.3, epsilon=0.3, guard="base"),
+        case_of(propfair.run, base=1.6, epsilon=0.4, loss="round", weighting="uniform"),
     ],
     "fedams": [
         case_of(
@@ -499,6 +505,18 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("divide_no_nan(rate, last.rate)", "divide_no_nan(rate, eta_0)"),
         ("move(at.weights, -rate, at.gradient)", "move(at.weights, rate, at.gradient)"),
         ("return x_k, Last(at.weights,", "return x_k, Last(last.weights,"),
+    ],
+    "propfair": [
+        WEIGHT,
+        *STEP,
+        ("base - f < epsilon, beyond", "base - f < 0.0, beyond"),
+        ('(epsilon if guard == "epsilon" else base)', "epsilon"),
+        ('(epsilon if guard == "epsilon" else base)', "base"),
+        ("beyond, 1.0 / (base - f)", "beyond, 1.0 / (base + f)"),
+        ("beyond, 1.0 / (base - f)", "beyond, 1.0 / base"),
+        ('slope(whole if loss == "round" else at.loss)', "slope(at.loss)"),
+        ("lambda g: s * g", "lambda g: -s * g"),
+        ("lambda g: s * g", "lambda g: g"),
     ],
     "fedams": [
         ("beta1 * m + (1.0 - beta1) * d", "beta1 * m - (1.0 - beta1) * d"),

@@ -492,6 +492,34 @@ def test_equal_clients_have_equal_moments():
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("loss", ["batch", "round"])
+@pytest.mark.parametrize(
+    ("settings", "slope"),
+    [
+        # Far below M all losses count alike.
+        ({"base": 1e6}, 1e-6),
+        # All losses are beyond the guard.
+        ({"base": 1e-3, "epsilon": 0.5}, 2.0),
+        ({"base": 0.5, "epsilon": 1.0, "guard": "base"}, 2.0),
+    ],
+)
+def test_propfair_of_equal_slopes_is_fedavg(problem, loss, settings, slope):
+    rate = 0.2 / slope
+    states = states_of(problem, "propfair", client_learning_rate=rate, loss=loss, **settings)
+    assert_same(states, fedavg(problem), atol=5e-5)
+
+
+def test_propfair_of_one_full_step_descends_the_mean_of_its_losses(problem):
+    """Σ p_k of -∇log(M - F_k(x)), both of whose slopes are those of the whole data."""
+    plan = steps_plan(1, full=True)
+    states = states_of(problem, "propfair", EVERYONE[:1], plan, base=9.0)
+    x, n = problem.initial_weights, np.array([len(y) for _, y in problem.clients])
+    slopes = [1 / (9.0 - problem_lib.mean_loss(x, *c)) for c in problem.clients]
+    gradients = [problem_lib.gradient(x, *c) for c in problem.clients]
+    mean = rounds.mean(n / n.sum() * slopes, gradients)
+    assert_same(states, [rounds.each(lambda x, g: x - 0.2 * g, x, mean)])
+
+
 def test_delta_sgd_that_may_not_grow_nor_is_bounded_is_fedavg(problem):
     states = states_of(problem, "delta_sgd", gamma=1e6, delta=0.0)
     assert_same(states, fedavg(problem, weighting="uniform"))
