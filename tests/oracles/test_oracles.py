@@ -9,11 +9,13 @@ import pytest
 
 from tests.oracles import (
     client_optimizers,
+    cohort,
     delta_sgd,
     fedacg,
     fedcm,
     feddyn,
     fedexp,
+    fedfv,
     fedopt,
     fedsam,
     problem,
@@ -674,3 +676,55 @@ def test_propfairs_slope_is_that_of_its_loss(guard):
         assert propfair.slope(f, 2.0, 0.2, guard) == pytest.approx(numeric)
     beyond = {"epsilon": 5.0, "base": 0.5}[guard]
     assert [propfair.slope(f, 2.0, 0.2, guard) for f in (1.81, 2.0, 9.0)] == [beyond] * 3
+
+
+def test_fedfvs_projections_by_hand():
+    """g_1 = (2, 0) of loss 1, g_2 = (-1, 1) of loss 2 and g_3 = (-1, 0) of loss 3.
+
+    None kept: g_1 - (-2 / 2) (-1, 1) = (1, 1), then (1, 1) + (-1, 0) = (0, 1);
+    g_2 + (2 / 4) (2, 0) = (0, 1), which g_3 does not turn; g_3 + (2 / 4) (2, 0) = (0, 0).
+    Kept is the last third, from place ceil(2 (1 - 1/3)) = 2 on: g_3.
+    """
+    sent = np.array([[2.0, 0.0], [-1.0, 1.0], [-1.0, 0.0]])
+    np.testing.assert_allclose(fedfv.project(sent, [1, 2, 3], 0.0), [[0, 1], [0, 1], [0, 0]])
+    np.testing.assert_allclose(fedfv.project(sent, [1, 2, 3], 1 / 3), [[0, 1], [0, 1], [-1, 0]])
+    np.testing.assert_array_equal(fedfv.project(sent, [1, 2, 3], 1.0), sent)
+
+
+def test_fedfv_moves_as_far_as_the_mean_of_the_updates():
+    """Whatever is projected; with one client a round and nothing before it is FedAvg."""
+    orders = problem.in_order(_DATA, _COHORTS, batch_size=3, epochs=2)
+    plain = _run(server_lr=1.0, weighting="uniform").weights[0]
+    start = _DATA.initial_weights
+    for alpha in (0.0, 0.5):
+        x = fedfv.run(_DATA, orders, cohorts=_COHORTS, client_lr=0.1, alpha=alpha)[0]
+        lengths = [
+            np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(weights, start, strict=True)))
+            for weights in (x, plain)
+        ]
+        assert lengths[0] == pytest.approx(lengths[1])
+    alone = fedfv.run(_DATA, orders[1:], cohorts=[[3]], client_lr=0.1)
+    _assert_same(
+        alone[0], _run(cohorts=[[3]], batch_orders=orders[1:], rounds=1, server_lr=1).weights[0]
+    )
+
+
+def test_fedfv_heeds_the_last_updates_of_absent_clients():
+    """One client a round: the second's step loses what conflicts with the first's update."""
+    found = 0
+    for first, second in [(a, b) for a in range(5) for b in range(5) if a != b]:
+        cohorts = [[first], [second]]
+        orders = problem.in_order(_DATA, cohorts, batch_size=3, epochs=2)
+        settings = {"cohorts": cohorts, "client_lr": 0.4}
+        plain = [cohort.flat(x) for x in fedfv.run(_DATA, orders, ages="released", **settings)]
+        older = [cohort.flat(x) for x in fedfv.run(_DATA, orders, tau=2, **settings)]
+        heeding = [cohort.flat(x) for x in fedfv.run(_DATA, orders, **settings)]
+        one, two = plain[0] - cohort.flat(_DATA.initial_weights), plain[1] - plain[0]
+        want = two
+        if one @ two < 0:
+            found += 1
+            turned = two - (one @ two) / (one @ one) * one
+            want = turned * np.linalg.norm(two) / np.linalg.norm(turned)
+        np.testing.assert_allclose(heeding[1] - heeding[0], want, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(older, plain, rtol=1e-12)
+    assert 0 < found < 20
