@@ -100,8 +100,9 @@ MUTATIONS = {
         ("-alpha * number / num_clients", "alpha * number / num_clients"),
         ("move(mean, -1.0 / alpha, h)", "move(mean, -1.0 / alpha, state.h)"),
         ("move(mean, -1.0 / alpha, h)", "mean"),
-        ("move(state.weights, -1.0 / alpha, state.h)", "state.weights"),
-        ("ServerState(x, h,", "ServerState(x, state.h,"),
+        ("ServerState(mean, x, h,", "ServerState(mean, mean, h,"),
+        ("ServerState(mean, x, h,", "ServerState(x, x, h,"),
+        ("ServerState(x, (), h,", "ServerState(x, (), state.h,"),
     ],
     "climb": [
         ("1.0 + state.multipliers -", "1.0 - state.multipliers +"),

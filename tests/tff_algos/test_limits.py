@@ -576,15 +576,23 @@ def test_fedexp_of_a_large_epsilon_is_fedavg(problem):
     assert_same(iterates, fedavg(problem, weighting="uniform"))
 
 
-def test_fedexp_goes_on_from_weights_that_a_user_sets(problem):
-    """Both models are then the given one."""
-    settings = dict(client_learning_rate=0.2, epsilon=0.001)
-    process = tff_algos.build("fedexp", toy.plain_model(problem), **settings)
+@pytest.mark.parametrize(
+    ("name", "settings", "field"),
+    [("fedexp", {}, "iterate"), ("feddyn", {"reported": "mean"}, "sent")],
+)
+def test_a_reported_model_that_a_user_sets_is_also_the_one_that_is_sent(
+    problem, name, settings, field
+):
+    settings = {"client_learning_rate": 0.2, **settings}
+    process = tff_algos.build(name, toy.plain_model(problem), num_clients=5, **settings)
     with shared.installed("tff"):
-        (first, _), _ = toy.run(process, problem, toy.COHORTS[:2])
-        given = process.set_model_weights(first, process.get_model_weights(process.initialize()))
-    for weights, iterate in zip(given.weights, given.iterate, strict=True):
-        np.testing.assert_array_equal(weights, iterate)
+        states, _ = toy.run(process, problem, toy.COHORTS[:2])
+        first = process.get_model_weights(process.initialize())
+        given = process.set_model_weights(states[-1], first)
+    for reported, sent in zip(given.weights, getattr(given, field), strict=True):
+        np.testing.assert_array_equal(reported, sent)
+    sent = zip(states[-1].weights, getattr(states[-1], field), strict=True)
+    assert max(np.abs(np.subtract(*pair)).max() for pair in sent) > 1e-3
 
 
 @pytest.mark.parametrize(("proximal", "mu"), [("half", 0.4), ("whole", 0.8)])

@@ -25,7 +25,7 @@ Deviations from the paper:
   3. The code's clipping of gradients, its weight decay and its decay of the rate are left out.
   4. `client_weighting=examples` weighs the mean by n_k.
   5. Any client optimizer may take the step on the corrected gradient.
-  6. If no client counts in a round, m and x stay.
+  6. If no client counts in a round, m and x stay. Weights that a user sets put m back to 0.
 """
 
 from __future__ import annotations
@@ -118,4 +118,6 @@ def build(
         initialize=initialize,
         broadcast=broadcast,
         client_state=local.client_state(model),
+        # The next round is to start from the weights themselves.
+        adopt_weights=lambda state: state._replace(momentum=zeros(state.weights)),
     )

@@ -93,11 +93,13 @@ class ServerState(NamedTuple):
 
     Attributes:
       weights: The model that is reported: x, or x̄ with `reported=mean`.
+      sent: The model x that clients receive, like the weights; empty where it is the reported one.
       h: The mean of all clients' h_k, like the weights.
       round_num: Rounds done, int32 scalar.
     """
 
     weights: Weights
+    sent: Weights
     h: Weights
     round_num: tf.Tensor
 
@@ -119,18 +121,18 @@ def build(
     num_clients: int,
 ) -> Method:
     """Builds FedDyn (Algorithm 1); see the module's docstring for the symbols."""
+    apart = reported == "mean"
 
     def initialize() -> ServerState:
         x = constants(model.initial_weights)
-        return ServerState(x, zeros(x), tf.constant(0))
+        sent = constants(model.initial_weights) if apart else ()
+        return ServerState(x, sent, zeros(x), tf.constant(0))
 
-    def sent(state: ServerState) -> Weights:
-        if reported == "server":
-            return state.weights
-        return move(state.weights, -1.0 / alpha, state.h)
+    def sent_by(state: ServerState) -> Weights:
+        return state.sent if apart else state.weights
 
     def broadcast(state: ServerState) -> averaging.Broadcast:
-        return averaging.Broadcast(sent(state), local.learning_rate(state.round_num))
+        return averaging.Broadcast(sent_by(state), local.learning_rate(state.round_num))
 
     def client_update(broadcast: averaging.Broadcast, data, client_state):
         x, eta_l = broadcast
@@ -158,10 +160,12 @@ def build(
         return delta, federation.sum(update.report.number)
 
     def server_update(state: ServerState, delta: Weights, number) -> ServerState:
-        mean = move(sent(state), 1.0, delta)
+        mean = move(sent_by(state), 1.0, delta)
         h = move(state.h, -alpha * number / num_clients, delta)
-        x = mean if reported == "mean" else move(mean, -1.0 / alpha, h)
-        return ServerState(x, h, state.round_num)
+        x = move(mean, -1.0 / alpha, h)
+        if apart:
+            return ServerState(mean, x, h, state.round_num)
+        return ServerState(x, (), h, state.round_num)
 
     return averaging.build(
         model,
@@ -172,4 +176,5 @@ def build(
         broadcast=broadcast,
         aggregate=aggregate,
         client_state=lambda: zeros(model.initial_weights),
+        adopt_weights=(lambda state: state._replace(sent=state.weights)) if apart else None,
     )
