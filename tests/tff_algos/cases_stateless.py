@@ -514,9 +514,9 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ('(epsilon if guard == "epsilon" else base)', "base"),
         ("beyond, 1.0 / (base - f)", "beyond, 1.0 / (base + f)"),
         ("beyond, 1.0 / (base - f)", "beyond, 1.0 / base"),
-        ('slope(whole if loss == "round" else at.loss)', "slope(at.loss)"),
-        ("lambda g: s * g", "lambda g: -s * g"),
-        ("lambda g: s * g", "lambda g: g"),
+        ('whole if loss == "round" else at.loss', "at.loss"),
+        ("lambda g: slope(f) * g", "lambda g: -slope(f) * g"),
+        ("lambda g: slope(f) * g", "lambda g: g"),
     ],
     "fedams": [
         ("beta1 * m + (1.0 - beta1) * d", "beta1 * m - (1.0 - beta1) * d"),

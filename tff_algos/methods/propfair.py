@@ -29,7 +29,7 @@ Deviations from the paper:
      examples once a round, by a pass over them.
   4. f is what training minimises, regularisers included.
   5. Any client optimizer may take the step on the scaled gradient.
-  6. A client whose update is not finite counts nothing.
+  6. A client is dropped if its update or a loss f is not finite: there is no slope then.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec
-from tff_algos.weights import each
+from tff_algos.weights import each, subtract
 
 SPEC = MethodSpec(
     name="propfair",
@@ -111,14 +111,17 @@ def build(
         if loss == "round":
             whole = client.objective(model, client.evaluate(model, x, data)["loss"], data)
 
-        def step(at, slots):
-            s = slope(whole if loss == "round" else at.loss)
-            scaled = each(lambda g: s * g, at.gradient)
+        def step(at, carry):
+            slots, known = carry
+            f = whole if loss == "round" else at.loss
+            scaled = each(lambda g: slope(f) * g, at.gradient)
             slots, x_k = optimizer.next(slots, at.weights, scaled)
-            return tuple(x_k), slots
+            return tuple(x_k), (slots, known & tf.math.is_finite(f))
 
-        slots = client.initial_slots(optimizer, x, eta_l)
-        trained, _ = client.take_steps(model, step, x, slots, data)
-        return averaging.give_delta(local, x, trained, data)
+        carry = (client.initial_slots(optimizer, x, eta_l), tf.constant(True))
+        trained, (_, known) = client.take_steps(model, step, x, carry, data)
+        delta = subtract(trained.weights, x)
+        finite = client.is_finite(delta) & known
+        return averaging.give(delta, local.client_weight(data), trained, data, finite)
 
     return averaging.build(model, local, client_update)
