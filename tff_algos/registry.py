@@ -37,9 +37,10 @@ class Aggregated:
 
     Attributes:
       what: That mean, in words.
-      in_clear: Vectors of the model's size that clients send beside it, which are averaged as ever;
-        empty if there are none. Where one of the method's own settings decides, a `By` of it.
-        Aggregators that keep clients' vectors private are refused then.
+      in_clear: Vectors of the model's size that clients send beside it, which are averaged as ever,
+        or numbers that tell of their updates, such as norms; empty if there are none. Where one of
+        the method's own settings decides, a `By` of it. Aggregators that keep clients' vectors
+        private are refused then.
       own_weights: What the weights of that mean are if they are more than `client_weighting`, so
         that an aggregator that knows no weights cannot take its place: `relative`, the largest of a
         round is 1; `unbounded`, of any size, so that secure sums cannot, either. Else empty.
