@@ -329,7 +329,6 @@ _ALWAYS_REQUIRED = (
     "algorithm",
     "total_rounds",
     "client_batch_size",
-    "client_learning_rate",
 )
 
 # What is measured besides, in the rounds from then on.
@@ -531,6 +530,8 @@ def _checked(given, modules, owners, own_task=None) -> Request:
     _refuse_unused(given, known, owners)
     required = list(_ALWAYS_REQUIRED)
     method = known.get("algorithm")
+    if not method or method.client_learning_rate is None:
+        required.append("client_learning_rate")
     if method and method.server_learning_rate is None:
         required.append("server_learning_rate")
     if not method or method.draws_clients:
@@ -1027,8 +1028,9 @@ def _help(algorithm, task, owners) -> str:
                 applies = False
             if applies:
                 default = hparam.describe_default()
-                if flag == "server_learning_rate" and "algorithm" in chosen:
-                    rate = chosen["algorithm"].server_learning_rate
+                rates = ("client_learning_rate", "server_learning_rate")
+                if flag in rates and "algorithm" in chosen:
+                    rate = getattr(chosen["algorithm"], flag)
                     default = "unset" if rate is None else str(rate)
                 lines.append(_help_of_flag(flag, hparam, default))
         if len(lines) == 1 and kind in chosen:

@@ -37,9 +37,10 @@ class Aggregated:
 
     Attributes:
       what: That mean, in words.
-      in_clear: Vectors of the model's size that clients send beside it, which are averaged as ever;
-        empty if there are none. Where one of the method's own settings decides, a `By` of it.
-        Aggregators that keep clients' vectors private are refused then.
+      in_clear: Vectors of the model's size that clients send beside it, which are averaged as ever,
+        or numbers that tell of their updates, such as norms; empty if there are none. Where one of
+        the method's own settings decides, a `By` of it. Aggregators that keep clients' vectors
+        private are refused then.
       own_weights: What the weights of that mean are if they are more than `client_weighting`, so
         that an aggregator that knows no weights cannot take its place: `relative`, the largest of a
         round is 1; `unbounded`, of any size, so that secure sums cannot, either. Else empty.
@@ -64,6 +65,21 @@ class AggregatorTraits(NamedTuple):
     has_secure_sums: bool = False
 
 
+class RoundCost(NamedTuple):
+    """What a round costs a client, with the method's default settings.
+
+    Attributes:
+      gradients: Gradients that it computes in a local step. Passes over its whole training set, as
+        for its loss or for a full gradient, are not among them.
+      down: Vectors of the model's size that it receives.
+      up: Vectors of the model's size that it sends.
+    """
+
+    gradients: int = 1
+    down: int = 1
+    up: int = 1
+
+
 @dataclasses.dataclass(frozen=True)
 class MethodSpec:
     """What is known of a method before anything is built.
@@ -77,6 +93,8 @@ class MethodSpec:
         `tff_algos.model.Model`, a `tff_algos.client.LocalTraining` and every declared setting by
         name, and returns a `tff_algos.method.Method`.
       hparams: The method's own settings; flags are `--<method>_<name>`.
+      client_learning_rate: The method's default for `client_learning_rate`; `None` if the user must
+        give one.
       server_learning_rate: The method's default for `server_learning_rate`; `None` if there is none
         that could be right without tuning, so that the user must give one.
       has_server_step: Whether the server takes a step of its own, so that it has a learning rate;
@@ -108,6 +126,7 @@ class MethodSpec:
       version: Raised with every change that changes the method's numbers. Runs of another version
         count as other runs.
       history: A line on what changed for each version after the first.
+      cost: What a round costs a client; that of federated averaging unless it says otherwise.
     """
 
     name: str
@@ -115,6 +134,7 @@ class MethodSpec:
     paper: str
     builder: str | Callable = "build"
     hparams: Sequence[hparams_lib.Hparam] = ()
+    client_learning_rate: float | None = None
     server_learning_rate: float | None = None
     has_server_step: bool = True
     client_weighting: str | None = "examples"
@@ -128,6 +148,7 @@ class MethodSpec:
     takes_server_optimizer: bool = False
     aggregated: Aggregated | str = "does not declare a mean that one could take the place of"
     measures: Sequence[str] | None = None
+    cost: RoundCost = RoundCost()
     version: int = 1
     history: Sequence[str] = ()
 
@@ -240,8 +261,8 @@ TRAINING_HPARAMS = (
     _H(
         "client_learning_rate",
         None,
-        "Learning rate of the clients (eta_l). Has no default: must be set.",
-        source="none",
+        "Learning rate of the clients (eta_l). Must be set unless the method has a default.",
+        source="the method",
         type=float,
         minimum=0.0,
         flag="client_learning_rate",
@@ -503,6 +524,8 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:
     settings = hparams_lib.resolve(
         spec.name, TRAINING_HPARAMS, {"client_optimizer": allowed[0], **given}
     )
+    if settings["client_learning_rate"] is None:
+        settings["client_learning_rate"] = spec.client_learning_rate
     if settings["client_learning_rate"] is None:
         raise hparams_lib.HparamError("client_learning_rate must be set: it has no default.")
     if not spec.has_server_step and settings["server_learning_rate"] not in (None, 1.0):

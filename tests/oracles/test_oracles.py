@@ -2,11 +2,26 @@
 
 import inspect
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from tests.oracles import client_optimizers, fedopt, problem
+from tests.oracles import (
+    client_optimizers,
+    cohort,
+    delta_sgd,
+    fedacg,
+    fedcm,
+    feddyn,
+    fedexp,
+    fedfv,
+    fedopt,
+    fedsam,
+    problem,
+    propfair,
+    rounds,
+)
 
 # Parameters, betas and taus are sums of few powers of two, so that ties in Yogi are exact.
 _X0 = (np.array([1.0, -1.0]),)
@@ -523,3 +538,193 @@ def test_unknown_names_are_refused():
         _run("fedadam", "printed")
     with pytest.raises(ValueError, match="loss"):
         _run(weighting="loss")
+
+
+def test_feddyns_server_by_hand():
+    """N = 4 clients, alpha = 1/2, two of them at (3, 0) and (5, 2) from x = (1, -1).
+
+    The mean is (4, 1), so h = 0 - (1/2) (2/4) (3, 2) = (-3/4, -1/2) and
+    x = (4, 1) - 2 h = (11/2, 2); then one at (11/2, 4): h = (-3/4, -1/2) - (1/8) (0, 2)
+    = (-3/4, -3/4) and x = (11/2, 4) + (3/2, 3/2) = (7, 11/2).
+    """
+    x, h = (np.array([1.0, -1.0]),), (np.zeros(2),)
+    models = [(np.array([3.0, 0.0]),), (np.array([5.0, 2.0]),)]
+    h, mean, x = feddyn.server_step(h, models, np.array([0.5, 0.5]), x, 0.5, 4)
+    np.testing.assert_allclose(mean[0], [4, 1])
+    np.testing.assert_allclose(h[0], [-3 / 4, -1 / 2])
+    np.testing.assert_allclose(x[0], [11 / 2, 2])
+    h, _, x = feddyn.server_step(h, [(np.array([11 / 2, 4.0]),)], np.array([1.0]), x, 0.5, 4)
+    np.testing.assert_allclose(h[0], [-3 / 4, -3 / 4])
+    np.testing.assert_allclose(x[0], [7, 11 / 2])
+
+
+def test_feddyns_state_is_the_mean_of_its_clients():
+    """With equal alpha the server's h is (1/N) sum_k h_k: the paper's reason for both updates."""
+    run = feddyn.run(_DATA, _ORDERS, _COHORTS, client_lr=0.1, alpha=0.3)
+    for h, kept in run.states:
+        mean = rounds.mean(np.full(len(kept), 1 / 5), list(kept.values()))
+        _assert_same(h, mean)
+
+
+class _Line(NamedTuple):
+    """A client whose gradient is (3, -1) at 0, and 2 w more at w, whatever the minibatch."""
+
+    batches: tuple = (0, 1)
+    lr: float = 0.5
+
+    def gradient(self, weights, indices):
+        return (np.array([3.0, -1.0]) + 2 * weights[0],)
+
+
+def test_fedcms_client_by_hand():
+    """x = (0, 0), d = (4, 8), a = 1/4, lr = 1/2.
+
+    x_k = 0 - (1/2) [(3, -1) / 4 + (3, 6)] = (-15/8, -23/8), where g = (-3/4, -27/4) ; then
+    x_k - (1/2) [(-3/16, -27/16) + (3, 6)] = (-105/32, -161/32).
+    """
+    zero, d = (np.zeros(2),), (np.array([4.0, 8.0]),)
+    delta = fedcm.client_update(zero, _Line(), d, 0.25, lambda c, x, b: c.gradient(x, b))
+    np.testing.assert_allclose(delta[0], [-105 / 32, -161 / 32])
+
+
+def test_fedcms_direction_is_the_mean_gradient_of_equal_steps():
+    """One step of every client: d is the mean of the directions that they went."""
+    orders = problem.in_order(_DATA, [[2, 3]], batch_size=10)
+    run = fedcm.run(_DATA, orders, [[2, 3]], client_lr=0.3, alpha=0.25)
+    gradients = [problem.gradient(_DATA.initial_weights, *_DATA.clients[k]) for k in (2, 3)]
+    _assert_same(run.states[0][0], rounds.mean(np.array([1 / 8, 1 / 8]), gradients))
+    plain = fedcm.run(_DATA, orders, [[2, 3]], client_lr=0.3, alpha=0.25, first_round="plain")
+    _assert_same(plain.states[0][0], rounds.mean(np.array([1 / 2, 1 / 2]), gradients))
+
+
+def test_fedsams_gradient_by_hand():
+    """At 0, g = (3, -1): s = g + 2 rho g / |g|. With rho = sqrt(10) that is 3 g.
+
+    epsilon = sqrt(10) doubles the divisor: s = 2 g.
+    """
+    zero, root = (np.zeros(2),), math.sqrt(10)
+    (sharp,) = fedsam.sharp_gradient(root, 0.0)(_Line(), zero, 0)
+    np.testing.assert_allclose(sharp, [9, -3])
+    (less,) = fedsam.sharp_gradient(root, root)(_Line(), zero, 0)
+    np.testing.assert_allclose(less, [6, -2])
+    flat = (np.array([-1.5, 0.5]),)
+    np.testing.assert_array_equal(fedsam.sharp_gradient(1.0, 0.0)(_Line(), flat, 0)[0], [0, 0])
+
+
+def test_fedacgs_server_by_hand():
+    """lambda = 1/2: m = (2, 4) / 2 + (1, -1) = (2, 1) and x = (1, 1) + m = (3, 2).
+
+    The clients started at x + m / 2 = (2, 3) and ended, on average, at (3, 2): x is their mean.
+    """
+    x, m = fedacg.server_step(
+        (np.array([1.0, 1.0]),), (np.array([2.0, 4.0]),), (np.array([1.0, -1.0]),), 0.5
+    )
+    np.testing.assert_allclose(m[0], [2, 1])
+    np.testing.assert_allclose(x[0], [3, 2])
+
+
+def test_fedexps_rate_by_hand():
+    """(3, 0) and (-1, 2): mean (1, 1), |mean|^2 = 2, mean square (9 + 5) / 2 = 7.
+
+    epsilon = 1/2: eta = 7 / (2 (2 + 1/2)) = 7/5. Equal updates give 1/2, so that eta is 1.
+    With weights 3/4 and 1/4: mean (2, 1/2), 8 / (2 (17/4 + 1/2)) = 16/19, so that eta is 1.
+    """
+    deltas = [(np.array([3.0, 0.0]),), (np.array([-1.0, 2.0]),)]
+    assert fedexp.server_rate(deltas, [0.5, 0.5], 0.5) == pytest.approx(7 / 5)
+    assert fedexp.server_rate(deltas[:1] * 2, [0.5, 0.5], 0.0) == 1
+    assert fedexp.server_rate(deltas, [0.75, 0.25], 0.5) == 1
+    assert fedexp.server_rate(deltas, [0.25, 0.75], 0.0) == pytest.approx(6 / (2 * 9 / 4))
+
+
+@pytest.mark.parametrize("difference", ["minibatch", "consecutive"])
+def test_delta_sgds_steps_by_hand(difference):
+    """The gradient is (3, -1) + 2 w, so that |x_t - x_(t-1)| / |g_t - g_(t-1)| is 1/2.
+
+    eta_0 = 1/4, gamma = 2, delta = 3, theta_0 = 1: the steps are 1/4, then the lesser of 1/2 and
+    sqrt(4) / 4 = 1/2, which is the minimum, w = (-3/2, 1/2). With gamma = 1: 1/4 again, theta = 1.
+    """
+
+    def steps(**settings):
+        given = {"gamma": 2.0, "delta": 3.0, "theta0": 1.0, "first_step": "plain"} | settings
+        client = _Line(batches=(0, 1), lr=0.25)
+        return delta_sgd.client_update((np.zeros(2),), client, difference=difference, **given)
+
+    moved, etas = steps()
+    assert etas == pytest.approx([1 / 4, 1 / 2])
+    np.testing.assert_allclose(moved[0], [-3 / 2, 1 / 2])
+    assert steps(gamma=1.0)[1] == pytest.approx([1 / 4, 1 / 4])
+    assert steps(gamma=9.0)[1] == pytest.approx([1 / 4, 1 / 2])
+    assert steps(gamma=9.0, first_step="grown")[1] == pytest.approx([1 / 2, math.sqrt(7) / 2])
+    assert steps(gamma=9.0, theta0=5.0)[1] == pytest.approx([1 / 4, 1])
+
+
+def test_delta_sgd_grows_where_nothing_moves():
+    """At a gradient of zero neither norm can be divided by."""
+    client = _Line(batches=(0, 1, 2), lr=0.25)
+    at_rest = (np.array([-1.5, 0.5]),)
+    moved, etas = delta_sgd.client_update(at_rest, client, 2.0, 3.0, 1.0, "minibatch", "plain")
+    np.testing.assert_array_equal(moved[0], [0, 0])
+    assert etas == pytest.approx([1 / 4, 1 / 2, math.sqrt(7) / 2])
+
+
+@pytest.mark.parametrize("guard", ["epsilon", "base"])
+def test_propfairs_slope_is_that_of_its_loss(guard):
+    """-log(M - f) by central differences; beyond M - f = epsilon a straight line."""
+    h = 1e-6
+    for f in (0.0, 0.5, 1.7):
+        numeric = (math.log(2 - f + h) - math.log(2 - f - h)) / (2 * h)
+        assert propfair.slope(f, 2.0, 0.2, guard) == pytest.approx(numeric)
+    beyond = {"epsilon": 5.0, "base": 0.5}[guard]
+    assert [propfair.slope(f, 2.0, 0.2, guard) for f in (1.81, 2.0, 9.0)] == [beyond] * 3
+
+
+def test_fedfvs_projections_by_hand():
+    """g_1 = (2, 0) of loss 1, g_2 = (-1, 1) of loss 2 and g_3 = (-1, 0) of loss 3.
+
+    None kept: g_1 - (-2 / 2) (-1, 1) = (1, 1), then (1, 1) + (-1, 0) = (0, 1);
+    g_2 + (2 / 4) (2, 0) = (0, 1), which g_3 does not turn; g_3 + (2 / 4) (2, 0) = (0, 0).
+    Kept is the last third, from place ceil(2 (1 - 1/3)) = 2 on: g_3.
+    """
+    sent = np.array([[2.0, 0.0], [-1.0, 1.0], [-1.0, 0.0]])
+    np.testing.assert_allclose(fedfv.project(sent, [1, 2, 3], 0.0), [[0, 1], [0, 1], [0, 0]])
+    np.testing.assert_allclose(fedfv.project(sent, [1, 2, 3], 1 / 3), [[0, 1], [0, 1], [-1, 0]])
+    np.testing.assert_array_equal(fedfv.project(sent, [1, 2, 3], 1.0), sent)
+
+
+def test_fedfv_moves_as_far_as_the_mean_of_the_updates():
+    """Whatever is projected; with one client a round and nothing before it is FedAvg."""
+    orders = problem.in_order(_DATA, _COHORTS, batch_size=3, epochs=2)
+    plain = _run(server_lr=1.0, weighting="uniform").weights[0]
+    start = _DATA.initial_weights
+    for alpha in (0.0, 0.5):
+        x = fedfv.run(_DATA, orders, cohorts=_COHORTS, client_lr=0.1, alpha=alpha)[0]
+        lengths = [
+            np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(weights, start, strict=True)))
+            for weights in (x, plain)
+        ]
+        assert lengths[0] == pytest.approx(lengths[1])
+    alone = fedfv.run(_DATA, orders[1:], cohorts=[[3]], client_lr=0.1)
+    _assert_same(
+        alone[0], _run(cohorts=[[3]], batch_orders=orders[1:], rounds=1, server_lr=1).weights[0]
+    )
+
+
+def test_fedfv_heeds_the_last_updates_of_absent_clients():
+    """One client a round: the second's step loses what conflicts with the first's update."""
+    found = 0
+    for first, second in [(a, b) for a in range(5) for b in range(5) if a != b]:
+        cohorts = [[first], [second]]
+        orders = problem.in_order(_DATA, cohorts, batch_size=3, epochs=2)
+        settings = {"cohorts": cohorts, "client_lr": 0.4}
+        plain = [cohort.flat(x) for x in fedfv.run(_DATA, orders, ages="released", **settings)]
+        older = [cohort.flat(x) for x in fedfv.run(_DATA, orders, tau=2, **settings)]
+        heeding = [cohort.flat(x) for x in fedfv.run(_DATA, orders, **settings)]
+        one, two = plain[0] - cohort.flat(_DATA.initial_weights), plain[1] - plain[0]
+        want = two
+        if one @ two < 0:
+            found += 1
+            turned = two - (one @ two) / (one @ one) * one
+            want = turned * np.linalg.norm(two) / np.linalg.norm(turned)
+        np.testing.assert_allclose(heeding[1] - heeding[0], want, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(older, plain, rtol=1e-12)
+    assert 0 < found < 20

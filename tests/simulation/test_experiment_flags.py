@@ -112,6 +112,15 @@ def test_method_gives_the_default_server_rate():
     assert parse("--algorithm=fedavg", base=base).in_force["server_learning_rate"] == 1.0
 
 
+def test_method_gives_the_default_client_rate_if_it_has_one():
+    base = [b for b in BASE if "client_learning" not in b and "algorithm" not in b]
+    method = "--algorithm=delta_sgd"
+    assert parse(method, base=base).in_force["client_learning_rate"] == 0.2
+    given = parse(method, "--client_learning_rate=0.3", base=base)
+    assert given.in_force["client_learning_rate"] == 0.3
+    assert "--client_learning_rate" in error("--algorithm=fedavg", base=base)
+
+
 def test_all_missing_flags_are_listed_at_once():
     text = error(base=())
     for flag in ("task", "algorithm", "total_rounds", "clients_per_round", "client_batch_size"):

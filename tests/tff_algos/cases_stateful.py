@@ -3,7 +3,7 @@
 Their clients keep something between rounds, or all of them are asked in some rounds.
 """
 
-from tests.oracles import client_adam, climb, ditto, scaffold
+from tests.oracles import client_adam, climb, ditto, feddyn, scaffold
 from tests.tff_algos.case import STEP, WEIGHT
 from tests.tff_algos.cases_stateless import case_of
 
@@ -27,6 +27,13 @@ CASES = {
             ditto.run, lambda_=0.7, server_learning_rate=0.8, halved=True, kept=lambda own: own
         ),
         case_of(ditto.run, lambda_=0.2, weighting="examples", kept=lambda own: own),
+    ],
+    "feddyn": [
+        case_of(feddyn.run, alpha=0.3, halved=True, kept=lambda state: state[1]),
+        case_of(
+            feddyn.run, alpha=0.2, mean_examples=4.0, reported="mean", kept=lambda state: state[1]
+        ),
+        case_of(feddyn.run, alpha=0.5, reported="mean", weighting="examples"),
     ],
     "climb": [
         case_of(
@@ -80,6 +87,22 @@ MUTATIONS = {
         ("at.gradient_at(v)", "at.gradient"),
         ("client.recall(client_state, x)", "x"),
         ("client.keep(client_state, data, finite & own_finite, own)", "client_state"),
+    ],
+    "feddyn": [
+        WEIGHT,
+        ("g - h + alpha_k", "g + h + alpha_k"),
+        ("alpha_k * (x_k - x)", "alpha_k * (x - x_k)"),
+        ("move(h_k, -alpha_k, delta)", "move(h_k, alpha_k, delta)"),
+        ("client.keep(client_state, data, finite, ", "(lambda *a: client_state)("),
+        ("client.recall(client_state, zeros(x))", "zeros(x)"),
+        ("divide_no_nan(mean_examples, client.num_examples(data))", "divide_no_nan(1.0, 1.0)"),
+        ("-alpha * number / num_clients", "-alpha"),
+        ("-alpha * number / num_clients", "alpha * number / num_clients"),
+        ("move(mean, -1.0 / alpha, h)", "move(mean, -1.0 / alpha, state.h)"),
+        ("move(mean, -1.0 / alpha, h)", "mean"),
+        ("ServerState(mean, x, h,", "ServerState(mean, mean, h,"),
+        ("ServerState(mean, x, h,", "ServerState(x, x, h,"),
+        ("ServerState(x, (), h,", "ServerState(x, (), state.h,"),
     ],
     "climb": [
         ("1.0 + state.multipliers -", "1.0 - state.multipliers +"),

@@ -4,16 +4,22 @@ import functools
 
 from tests.oracles import (
     adaalter,
+    delta_sgd,
     fafed,
+    fedacg,
     fedams,
     fedcada,
+    fedcm,
     fedda,
+    fedexp,
     fedlin,
     fedlocal,
     fednova,
     fedopt,
     fedprox,
+    fedsam,
     fedsps,
+    propfair,
     slots,
     stem,
 )
@@ -182,6 +188,12 @@ CASES: dict[str, list[Case]] = {
             ("none", "round", "examples"),
         )
     ],
+    "fedcm": [
+        case_of(fedcm.run, alpha=0.3, server_learning_rate=0.8, halved=True),
+        case_of(
+            fedcm.run, alpha=0.6, momentum_steps=3.5, first_round="plain", weighting="examples"
+        ),
+    ],
     "fedda_sgdm": [
         _fedda("fedda_sgdm", beta1=0.6, halved=True),
         _fedda("fedda_sgdm", beta1=0.8, mu=0.5, average_p=True, weighting="uniform"),
@@ -194,6 +206,45 @@ CASES: dict[str, list[Case]] = {
         _fedda("fedda_adagrad", beta1=0.6, epsilon=0.05, halved=True),
         _fedda("fedda_adagrad", mu=0.5, weighting="uniform"),
     ],
+    "fedacg": [
+        case_of(fedacg.run, lambda_=0.6, beta=0.7, halved=True),
+        case_of(fedacg.run, lambda_=0.9, beta=0.2, proximal="whole", weighting="examples"),
+    ],
+    "fedexp": [
+        case_of(fedexp.run, epsilon=0.001, halved=True),
+        case_of(
+            fedexp.run,
+            epsilon=0.0004,
+            epsilon_times="clients",
+            first_reported="iterate",
+            weighting="examples",
+        ),
+    ],
+    "delta_sgd": [
+        case_of(delta_sgd.run, client_lr=0.2, server_learning_rate=0.8, halved=True),
+        case_of(
+            delta_sgd.run,
+            client_lr=0.1,
+            gamma=0.6,
+            delta=2.0,
+            theta0=0.4,
+            first_step="grown",
+            weighting="examples",
+        ),
+        case_of(
+            delta_sgd.run,
+            client_lr=0.05,
+            gamma=1.5,
+            delta=1.0,
+            theta0=3.0,
+            difference="consecutive",
+        ),
+    ],
+    "propfair": [
+        case_of(propfair.run, base=2.0, server_learning_rate=0.8, halved=True),
+        case_of(propfair.run, client_lr=0.2, base=1.3, epsilon=0.3, guard="base"),
+        case_of(propfair.run, base=1.6, epsilon=0.4, loss="round", weighting="uniform"),
+    ],
     "fedams": [
         case_of(
             fedams.run,
@@ -205,6 +256,22 @@ CASES: dict[str, list[Case]] = {
             halved=True,
         ),
         case_of(fedams.run, server_learning_rate=0.05, bias_correction=False, weighting="examples"),
+    ],
+    "fedsam": [
+        case_of(fedsam.run, rho=0.5, server_learning_rate=0.8, halved=True),
+        case_of(fedsam.run, rho=0.8, epsilon=0.3, weighting="examples"),
+    ],
+    "mofedsam": [
+        case_of(fedsam.run_with_momentum, rho=0.5, beta=0.3, server_learning_rate=0.8, halved=True),
+        case_of(
+            fedsam.run_with_momentum,
+            rho=0.8,
+            epsilon=0.3,
+            beta=0.6,
+            momentum_steps=3.5,
+            first_round="plain",
+            weighting="examples",
+        ),
     ],
     "fedsps": [
         case_of(fedsps.run, client_lr=0.5, c=0.7, server_learning_rate=0.8, halved=True),
@@ -337,6 +404,23 @@ _FEDDA_COMMON = [
     ("rate = alpha * local.learning_rate(state.round_num)", "rate = alpha"),
 ]
 
+_FEDSAM = [
+    ("divide_no_nan(rho, length)", "divide_no_nan(-rho, length)"),
+    ("divide_no_nan(rho, length)", "divide_no_nan(rho, 1.0)"),
+    ("(at.gradient)) + epsilon", "(at.gradient))"),
+    ("at.gradient_at(move(at.weights,", "(lambda x: at.gradient)(move(at.weights,"),
+]
+_FEDCM = [
+    WEIGHT,
+    *STEP[:2],
+    ("(1.0 - share) * d", "share * d"),
+    ("divide_no_nan(-delta, length)", "divide_no_nan(delta, length)"),
+    ("(momentum_steps or steps) * local", "steps * local"),
+    ("* local.learning_rate(state.round_num)", "* local.learning_rate(tf.constant(0))"),
+    ("ServerState(x, d, state.updates + 1", "ServerState(x, state.direction, state.updates + 1"),
+    ("state.updates + 1", "state.updates"),
+]
+
 MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "fedprox": [("g + mu * (x_k - x)", "g - mu * (x_k - x)"), *STEP],
     "fednova": [
@@ -361,6 +445,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("ServerState(x, m, v,", "ServerState(x, state.m, v,"),
         ("ServerState(x, m, v,", "ServerState(x, m, state.v,"),
     ],
+    "fedcm": [*_FEDCM, ("gradient(at),", "each(tf.negative, gradient(at)),")],
     "fedda_sgdm": [*_FEDDA_COMMON, ("x - rate * p, x, p), v", "x + rate * p, x, p), v")],
     "fedda_adam": [
         *_FEDDA_COMMON,
@@ -375,6 +460,64 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("v + g**2, v, g)", "g**2, v, g)"),
         ("ServerState(x, tuple(m), tuple(v), steps,", "ServerState(x, tuple(m), state.v, steps,"),
     ],
+    "fedacg": [
+        WEIGHT,
+        ROUND,
+        ("else 2.0 * beta", "else beta"),
+        ("proximal_term(pull, a)", "proximal_term(-pull, a)"),
+        ("move(state.weights, lambda_, state.momentum)", "state.weights"),
+        (
+            "move(state.weights, lambda_, state.momentum)",
+            "move(state.weights, 1.0, state.momentum)",
+        ),
+        ("lambda_ * m + d", "m + d"),
+        ("lambda_ * m + d", "lambda_ * m - d"),
+        ("move(state.weights, 1.0, m), m,", "move(state.weights, 1.0, m), state.momentum,"),
+        ("move(state.weights, 1.0, m), m,", "move(state.weights, 1.0, delta), m,"),
+    ],
+    "fedexp": [
+        WEIGHT,
+        ("tf.maximum(1.0, ", "tf.maximum(0.0, "),
+        ("longer = 2.0 *", "longer ="),
+        ("vectors.squared_norm(delta) + added", "vectors.squared_norm(delta)"),
+        ("epsilon * number if", "epsilon if"),
+        ("move(state.iterate, eta_g, delta)", "move(state.iterate, 1.0, delta)"),
+        ("move(state.iterate, eta_g, delta)", "move(state.iterate, -eta_g, delta)"),
+        ("(a + b) / 2.0", "b"),
+        ("ServerState(reported, x,", "ServerState(reported, reported,"),
+        ("ServerState(reported, x,", "ServerState(reported, state.iterate,"),
+        ("state.updates + 1", "state.updates"),
+    ],
+    "delta_sgd": [
+        WEIGHT,
+        *STEP,
+        ("at.gradient_at(last.weights)", "at.gradient_at(x)"),
+        ("if consecutive else at.gradient_at", "if False else at.gradient_at"),
+        ("gamma * moved, 2.0 * turned", "gamma * moved, turned"),
+        ("gamma * moved, 2.0 * turned", "moved, 2.0 * turned"),
+        ("tf.minimum(smooth, grown)", "smooth"),
+        ("tf.minimum(smooth, grown)", "grown"),
+        ("delta * last.growth", "last.growth"),
+        ("delta * last.growth", "delta"),
+        ('grown if first_step == "grown" else eta_0', "eta_0"),
+        ('grown if first_step == "grown" else eta_0', "grown"),
+        ("tf.where(is_first, theta0, growth)", "tf.where(is_first, 1.0, growth)"),
+        ("divide_no_nan(rate, last.rate)", "divide_no_nan(rate, eta_0)"),
+        ("move(at.weights, -rate, at.gradient)", "move(at.weights, rate, at.gradient)"),
+        ("return x_k, Last(at.weights,", "return x_k, Last(last.weights,"),
+    ],
+    "propfair": [
+        WEIGHT,
+        *STEP,
+        ("base - f < epsilon, beyond", "base - f < 0.0, beyond"),
+        ('(epsilon if guard == "epsilon" else base)', "epsilon"),
+        ('(epsilon if guard == "epsilon" else base)', "base"),
+        ("beyond, 1.0 / (base - f)", "beyond, 1.0 / (base + f)"),
+        ("beyond, 1.0 / (base - f)", "beyond, 1.0 / base"),
+        ('whole if loss == "round" else at.loss', "at.loss"),
+        ("lambda g: slope(f) * g", "lambda g: -slope(f) * g"),
+        ("lambda g: slope(f) * g", "lambda g: g"),
+    ],
     "fedams": [
         ("beta1 * m + (1.0 - beta1) * d", "beta1 * m - (1.0 - beta1) * d"),
         ("beta2 * v + (1.0 - beta2) * d**2", "beta2 * v + d**2"),
@@ -386,6 +529,21 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("return Slots(m, v, v_max, t)", "return Slots(m, v, slots.v_max, t)"),
         ("return Slots(m, v, v_max, t)", "return Slots(m, v, v_max, slots.t)"),
         ("if bias_correction:", "if True:"),
+    ],
+    "fedsam": [
+        WEIGHT,
+        *STEP,
+        *_FEDSAM,
+        ("move(at.weights, -eta_l, gradient(at))", "move(at.weights, eta_l, gradient(at))"),
+    ],
+    "mofedsam": [
+        *_FEDSAM,
+        (
+            "local, beta, momentum_steps, first_round",
+            "local, 1.0 - beta, momentum_steps, first_round",
+        ),
+        ("local, beta, momentum_steps, first_round", "local, beta, None, first_round"),
+        ("local, beta, momentum_steps, first_round", 'local, beta, momentum_steps, "mixed"'),
     ],
     "fedsps": [
         ("local.client_weight(data)", "tf.ones([])"),

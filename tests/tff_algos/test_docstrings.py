@@ -76,7 +76,8 @@ def agrees(cell, default, method, methods_of_file):
 
 def defaults_of(spec):
     """Returns the defaults of the settings that must have a row, and of those that may."""
-    needed = {h.name: h.default for h in spec.hparams} | {"client_learning_rate": None}
+    needed = {h.name: h.default for h in spec.hparams}
+    needed["client_learning_rate"] = spec.client_learning_rate
     if spec.has_server_step:
         needed["server_learning_rate"] = spec.server_learning_rate
     if spec.client_weighting is not None:

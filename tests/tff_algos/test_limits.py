@@ -11,7 +11,16 @@ import tff_algos
 from hparams import HparamError
 from simulation.rounds import cohorts
 from tasks.task import ArrayFederatedData
-from tests.oracles import client_optimizers, fedda, fedopt, fedsps, rounds
+from tests.oracles import (
+    client_optimizers,
+    fedcm,
+    fedda,
+    feddyn,
+    fedopt,
+    fedprox,
+    fedsps,
+    rounds,
+)
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import shared, toy
 from tff_algos import client_data
@@ -75,6 +84,10 @@ def full_gradient(problem, x, cohort=range(5)):
         ("mfl", {"client_optimizer": "sgdm", "client_momentum": 0.0}, "examples"),
         ("mimelite", {"client_optimizer": "sgd"}, "examples"),
         ("lookahead", {"client_optimizer": "sgd", "server_learning_rate": 1.0}, "examples"),
+        ("fedacg", {"lambda_": 0.0, "beta": 0.0}, "uniform"),
+        ("fedcm", {"alpha": 1.0}, "uniform"),
+        ("fedsam", {"rho": 0.0}, "uniform"),
+        ("mofedsam", {"rho": 0.0, "beta": 1.0}, "uniform"),
         # One minibatch a round has no first step to differ in.
         ("stem", {"a": 1.0}, "uniform"),
     ],
@@ -391,7 +404,21 @@ def test_adaalters_first_round_and_one_step(problem):
     assert_same(states, want)
 
 
-@pytest.mark.parametrize("name", ["fedcada", "fedsps", "stem", "fedlin", "fafed", "adaalter"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fedcada",
+        "fedsps",
+        "stem",
+        "fedlin",
+        "fafed",
+        "adaalter",
+        "fedcm",
+        "fedsam",
+        "mofedsam",
+        "delta_sgd",
+    ],
+)
 def test_a_local_step_of_its_own_takes_no_other_optimizer(problem, name):
     with pytest.raises(HparamError, match="client_optimizer=adam has no meaning"):
         tff_algos.build(
@@ -463,6 +490,219 @@ def test_equal_clients_have_equal_moments():
     for k in (1, 2):
         for a, b in zip(tf.nest.flatten(kept[0]), tf.nest.flatten(kept[k]), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("loss", ["batch", "round"])
+@pytest.mark.parametrize(
+    ("settings", "slope"),
+    [
+        # Far below M all losses count alike.
+        ({"base": 1e6}, 1e-6),
+        # All losses are beyond the guard.
+        ({"base": 1e-3, "epsilon": 0.5}, 2.0),
+        ({"base": 0.5, "epsilon": 1.0, "guard": "base"}, 2.0),
+    ],
+)
+def test_propfair_of_equal_slopes_is_fedavg(problem, loss, settings, slope):
+    rate = 0.2 / slope
+    states = states_of(problem, "propfair", client_learning_rate=rate, loss=loss, **settings)
+    assert_same(states, fedavg(problem), atol=5e-5)
+
+
+def test_propfair_of_one_full_step_descends_the_mean_of_its_losses(problem):
+    """Σ p_k of -∇log(M - F_k(x)), both of whose slopes are those of the whole data."""
+    plan = steps_plan(1, full=True)
+    states = states_of(problem, "propfair", EVERYONE[:1], plan, base=9.0)
+    x, n = problem.initial_weights, np.array([len(y) for _, y in problem.clients])
+    slopes = [1 / (9.0 - problem_lib.mean_loss(x, *c)) for c in problem.clients]
+    gradients = [problem_lib.gradient(x, *c) for c in problem.clients]
+    mean = rounds.mean(n / n.sum() * slopes, gradients)
+    assert_same(states, [rounds.each(lambda x, g: x - 0.2 * g, x, mean)])
+
+
+def test_delta_sgd_that_may_not_grow_nor_is_bounded_is_fedavg(problem):
+    states = states_of(problem, "delta_sgd", gamma=1e6, delta=0.0)
+    assert_same(states, fedavg(problem, weighting="uniform"))
+
+
+def test_delta_sgd_on_a_quadratic_finds_its_curvature():
+    """f = ½ a (w - y)²: the bound is γ / (2 a), and with γ = 2 the second step is Newton's."""
+    layer = tf.keras.layers.Dense(1, use_bias=False)
+    keras_model = tf.keras.Sequential([tf.keras.layers.InputLayer((1,)), layer])
+    keras_model.set_weights([np.array([[3.0]], np.float32)])
+    model = tff_algos.from_keras(
+        keras_model,
+        loss=lambda y, out: 0.5 * 1.7 * tf.square(out[:, 0] - y),
+        y_spec=tf.TensorSpec([None], tf.float32),
+    )
+    process = tff_algos.build("delta_sgd", model, delta=100.0)
+    data = tff_algos.batch_client(
+        np.ones((1, 1), np.float32), np.array([-2.0], np.float32), batch_size=1, epochs=2
+    )
+    with shared.installed("tff"):
+        state = process.next(process.initialize(), [data]).state
+    np.testing.assert_allclose(state.weights[0], [[-2.0]], atol=1e-5)
+
+
+@pytest.mark.parametrize("difference", ["minibatch", "consecutive"])
+def test_delta_sgd_starts_anew_in_every_round(problem, difference):
+    """A first step takes η_0, whatever was met in the round before."""
+    settings = {"difference": difference, "gamma": 0.1}
+    states = states_of(problem, "delta_sgd", [(4,)] * 3, steps_plan(1, full=True), **settings)
+    x, want = problem.initial_weights, []
+    for _ in range(3):
+        x = rounds.each(lambda x, g: x - 0.2 * g, x, full_gradient(problem, x, [4]))
+        want.append(x)
+    assert_same(states, want)
+
+
+@pytest.mark.parametrize("first_reported", ["mean", "iterate"])
+def test_fedexp_of_equal_clients_is_fedavg(first_reported):
+    """Their updates are their mean: 1 / 2 is below 1. What is reported lies half a round back."""
+    data = problem_lib.make_problem(num_examples=(6,))
+    twins = problem_lib.Problem([data.clients[0]] * 3, data.initial_weights)
+    cohorts, plan = [(0, 1, 2)] * 3, steps_plan(2, full=True)
+    states = states_of(twins, "fedexp", cohorts, plan, epsilon=0.0, first_reported=first_reported)
+    iterates = fedavg(twins, cohorts, orders_of(twins, cohorts, plan), weighting="uniform")
+    assert_same([toy_weights(s.iterate) for s in states], iterates)
+    before = [iterates[0] if first_reported == "iterate" else twins.initial_weights, *iterates]
+    half = [rounds.each(lambda a, b: (a + b) / 2, *pair) for pair in zip(before, iterates)]  # noqa: B905
+    assert_same(states, half)
+
+
+def test_fedexp_of_a_large_epsilon_is_fedavg(problem):
+    states = states_of(problem, "fedexp", epsilon=1e6)
+    iterates = [toy_weights(s.iterate) for s in states]
+    assert_same(iterates, fedavg(problem, weighting="uniform"))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "field"),
+    [("fedexp", {}, "iterate"), ("feddyn", {"reported": "mean"}, "sent")],
+)
+def test_a_reported_model_that_a_user_sets_is_also_the_one_that_is_sent(
+    problem, name, settings, field
+):
+    settings = {"client_learning_rate": 0.2, **settings}
+    process = tff_algos.build(name, toy.plain_model(problem), num_clients=5, **settings)
+    with shared.installed("tff"):
+        states, _ = toy.run(process, problem, toy.COHORTS[:2])
+        first = process.get_model_weights(process.initialize())
+        given = process.set_model_weights(states[-1], first)
+    for reported, sent in zip(given.weights, getattr(given, field), strict=True):
+        np.testing.assert_array_equal(reported, sent)
+    sent = zip(states[-1].weights, getattr(states[-1], field), strict=True)
+    assert max(np.abs(np.subtract(*pair)).max() for pair in sent) > 1e-3
+
+
+@pytest.mark.parametrize(("proximal", "mu"), [("half", 0.4), ("whole", 0.8)])
+def test_fedacg_without_momentum_is_fedprox(problem, proximal, mu):
+    states = states_of(problem, "fedacg", lambda_=0.0, beta=0.4, proximal=proximal)
+    orders = toy.batch_orders(problem, toy.COHORTS)
+    run = fedprox.run(problem, orders, toy.COHORTS, client_lr=0.2, mu=mu, weighting="uniform")
+    assert_same(states, run.weights)
+
+
+def test_fedacg_of_one_full_step_is_nesterovs_momentum(problem):
+    """m ← λ m - η ∇F(x + λ m) ; x ← x + m, Nesterov's own form; the local term has no step yet."""
+    cohorts, plan = [(4,)] * 3, steps_plan(1, full=True)
+    states = states_of(problem, "fedacg", cohorts, plan, lambda_=0.6, beta=5.0)
+    x, m, want = problem.initial_weights, rounds.zeros(problem.initial_weights), []
+    for _ in cohorts:
+        ahead = rounds.each(lambda x, m: x + 0.6 * m, x, m)
+        g = full_gradient(problem, ahead, [4])
+        m = rounds.each(lambda m, g: 0.6 * m - 0.2 * g, m, g)
+        x = rounds.each(np.add, x, m)
+        want.append(x)
+    assert_same(states, want)
+
+
+@pytest.mark.parametrize(("first_round", "share"), [("mixed", 0.3), ("plain", 1.0)])
+def test_fedcms_first_round_is_fedavg_with_shorter_steps(problem, first_round, share):
+    cohorts = toy.COHORTS[:1]
+    states = states_of(problem, "fedcm", cohorts, alpha=0.3, first_round=first_round)
+    assert_same(states, fedavg(problem, cohorts, client_lr=0.2 * share, weighting="uniform"))
+
+
+def test_fedcm_of_one_full_step_is_momentum(problem):
+    """d ← α ∇F + (1 - α) d and x ← x - η_l d: an exponential mean of gradients from 0."""
+    cohorts, plan = [(4,)] * 3, steps_plan(1, full=True)
+    states = states_of(problem, "fedcm", cohorts, plan, alpha=0.3)
+    x, d, want = problem.initial_weights, rounds.zeros(problem.initial_weights), []
+    for _ in cohorts:
+        d = rounds.each(lambda d, g: 0.7 * d + 0.3 * g, d, full_gradient(problem, x, [4]))
+        x = rounds.each(lambda x, d: x - 0.2 * d, x, d)
+        want.append(x)
+    assert_same(states, want)
+
+
+@pytest.mark.parametrize("first_round", ["mixed", "plain"])
+def test_mofedsam_without_the_way_uphill_is_fedcm(problem, first_round):
+    settings = {"momentum_steps": 3.0, "first_round": first_round}
+    states = states_of(problem, "mofedsam", rho=0.0, beta=0.3, **settings)
+    orders = toy.batch_orders(problem, toy.COHORTS)
+    run = fedcm.run(problem, orders, toy.COHORTS, client_lr=0.2, alpha=0.3, **settings)
+    assert_same(states, run.weights)
+
+
+def test_mofedsam_without_momentum_is_fedsam(problem):
+    states = states_of(problem, "mofedsam", rho=0.4, beta=1.0)
+    assert_same(states, [s.weights for s in states_of(problem, "fedsam", rho=0.4)])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("fedsam", {"rho": 0.5}),
+        ("fedsam", {"rho": 0.5, "epsilon": 0.5}),
+        ("mofedsam", {"rho": 0.5}),
+        ("delta_sgd", {}),
+        ("delta_sgd", {"difference": "consecutive"}),
+    ],
+)
+def test_a_gradient_of_zero_moves_nothing(problem, name, settings):
+    """One class has all the probability, in float32: 0 / 0 would drop every client."""
+    sure = (problem.initial_weights[0], np.array([1000.0, 0.0, 0.0]))
+    clients = [(x, np.zeros_like(y)) for x, y in problem.clients]
+    still = problem_lib.Problem(clients, sure)
+    states = states_of(still, name, **settings)
+    assert_same(states, [sure] * 4, atol=0)
+
+
+@pytest.mark.parametrize("reported", ["server", "mean"])
+def test_feddyns_first_round_is_fedprox_on_a_longer_step(problem, reported):
+    """h = h_k = 0: the server goes on by |P| / m = 4 / 5 of the mean update, whatever α is."""
+    cohorts = toy.COHORTS[:1]
+    states = states_of(problem, "feddyn", cohorts, alpha=0.7, reported=reported)
+    orders = toy.batch_orders(problem, cohorts)
+    rate = 1.8 if reported == "server" else 1.0
+    settings = {"client_lr": 0.2, "server_lr": rate, "mu": 0.7, "weighting": "uniform"}
+    assert_same(states, fedprox.run(problem, orders, cohorts, **settings).weights)
+
+
+def test_feddyn_of_a_small_alpha_is_fedavg_on_a_longer_step(problem):
+    """Without the regulariser h / α still holds the clients' updates: x ← x̄ + Σ Δ / m."""
+    states = states_of(problem, "feddyn", EVERYONE[:1], alpha=1e-6)
+    assert_same(states, fedavg(problem, EVERYONE[:1], server_lr=2.0, weighting="uniform"))
+
+
+def test_feddyn_rests_where_the_global_gradient_is_zero(problem):
+    """Full batches of all clients: x tends to the minimum of the mean loss, as FedAvg's does not.
+
+    At rest x_k = x for all k, so that h_k is the local gradient, and their mean h is 0.
+    """
+    plan, cohorts = steps_plan(5, full=True), [EVERYONE[0]] * 400
+    orders = orders_of(problem, cohorts, plan)
+    settings = {"client_lr": 0.3, "alpha": 0.5}
+    x = feddyn.run(problem, orders, cohorts, **settings).weights[-1]
+    averaged = fedavg(problem, cohorts, orders, client_lr=0.3, weighting="uniform")[-1]
+
+    def length(x):
+        gradients = [problem_lib.gradient(x, *c) for c in problem.clients]
+        mean = rounds.mean(np.full(5, 0.2), gradients)
+        return np.sqrt(sum(np.sum(g**2) for g in mean))
+
+    assert length(x) < 0.1 * length(averaged)
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.5, 5.0])

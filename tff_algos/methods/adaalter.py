@@ -34,7 +34,7 @@ from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import Aggregated, MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec, RoundCost
 from tff_algos.weights import Weights, constants, each, move, subtract, zeros
 
 SPEC = MethodSpec(
@@ -63,6 +63,7 @@ SPEC = MethodSpec(
     client_optimizers=("sgd",),
     aggregated=Aggregated(in_clear="their accumulators A_k"),
     measures=(),
+    cost=RoundCost(down=2, up=2),
 )
 
 

@@ -57,7 +57,7 @@ from tff_algos import averaging, client
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.parts import vectors
-from tff_algos.registry import Aggregated, MethodSpec, decay
+from tff_algos.registry import Aggregated, MethodSpec, RoundCost, decay
 from tff_algos.weights import Weights, constants, each, subtract, zeros
 
 
@@ -139,6 +139,7 @@ SPEC = MethodSpec(
     keeps_client_optimizer=True,
     aggregated=Aggregated("the mean of the normalised updates", own_weights="unbounded"),
     measures=("certainty", "certainty_clamped"),
+    cost=RoundCost(down=2),
 )
 
 # Above 1 / it and below it a power times a number of examples, and a sum of such, are float32's.

@@ -38,7 +38,7 @@ from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
-from tff_algos.registry import Aggregated, MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec, RoundCost
 from tff_algos.weights import Weights, each, move, subtract, zeros
 
 SPEC = MethodSpec(
@@ -63,6 +63,7 @@ SPEC = MethodSpec(
     client_optimizers=("sgd",),
     aggregated=Aggregated(),
     measures=("personal_diverged",),
+    cost=RoundCost(gradients=2),
 )
 
 

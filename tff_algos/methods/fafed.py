@@ -36,7 +36,7 @@ from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import Aggregated, MethodSpec, decay
+from tff_algos.registry import Aggregated, MethodSpec, RoundCost, decay
 from tff_algos.weights import Weights, constants, each, move, subtract, zeros
 
 SPEC = MethodSpec(
@@ -67,6 +67,7 @@ SPEC = MethodSpec(
     client_optimizers=("sgd",),
     aggregated=Aggregated(in_clear="their moments m_k and v_k"),
     measures=(),
+    cost=RoundCost(gradients=2, down=3, up=3),
 )
 
 

@@ -41,7 +41,7 @@ from tff_algos import averaging, client
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.methods import client_adam
 from tff_algos.model import Model
-from tff_algos.registry import Aggregated, MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec, RoundCost
 from tff_algos.weights import Weights, constants, each, move, subtract, zeros
 
 SPEC = MethodSpec(
@@ -71,6 +71,7 @@ SPEC = MethodSpec(
     client_optimizers=("sgd",),
     aggregated=Aggregated(in_clear="their moments m_k and v_k"),
     measures=(),
+    cost=RoundCost(down=3, up=3),
 )
 
 ADJUSTMENTS = {

@@ -51,7 +51,7 @@ from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.methods import fedopt
 from tff_algos.model import Model
-from tff_algos.registry import Aggregated, MethodSpec, RoundPlan
+from tff_algos.registry import Aggregated, MethodSpec, RoundCost, RoundPlan
 from tff_algos.weights import Weights, constants, each, zeros
 
 
@@ -135,6 +135,7 @@ def _spec(name, summary, *hparams):
             "P, the mean of the sums of moments P_k", in_clear="their moments m_k"
         ),
         measures=(),
+        cost=RoundCost(down=2, up=2),
     )
 
 

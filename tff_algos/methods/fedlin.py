@@ -32,7 +32,7 @@ from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
-from tff_algos.registry import Aggregated, MethodSpec, RoundPlan
+from tff_algos.registry import Aggregated, MethodSpec, RoundCost, RoundPlan
 from tff_algos.weights import Weights, each, move, subtract
 
 
@@ -63,6 +63,7 @@ SPEC = MethodSpec(
     plan=_plan,
     aggregated=Aggregated(in_clear="their full gradients"),
     measures=(),
+    cost=RoundCost(gradients=2, down=2, up=2),
 )
 
 

@@ -40,7 +40,7 @@ from hparams import By, Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import Aggregated, MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec, RoundCost
 from tff_algos.weights import Weights, each, move, subtract, zeros
 
 SPEC = MethodSpec(
@@ -63,6 +63,7 @@ SPEC = MethodSpec(
         in_clear=By("correction", {"joint": "their scales 1/Q"}, otherwise=""),
     ),
     measures=(),
+    cost=RoundCost(up=2),
 )
 
 

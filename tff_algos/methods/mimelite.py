@@ -29,7 +29,7 @@ from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import server_slots
-from tff_algos.registry import Aggregated, MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec, RoundCost
 from tff_algos.weights import move, subtract
 
 SPEC = MethodSpec(
@@ -40,6 +40,7 @@ SPEC = MethodSpec(
     client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
     aggregated=Aggregated(in_clear="their full gradients"),
     measures=(),
+    cost=RoundCost(down=2, up=2),
 )
 
 

@@ -39,7 +39,7 @@ from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
-from tff_algos.registry import Aggregated, MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec, RoundCost
 from tff_algos.weights import Weights, constants, each, move, subtract, zeros
 
 SPEC = MethodSpec(
@@ -60,6 +60,7 @@ SPEC = MethodSpec(
     needs_num_clients=True,
     aggregated=Aggregated(in_clear="the changes of their control variates"),
     measures=(),
+    cost=RoundCost(down=2, up=2),
 )
 
 

@@ -40,7 +40,7 @@ from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import Aggregated, MethodSpec
+from tff_algos.registry import Aggregated, MethodSpec, RoundCost
 from tff_algos.weights import Weights, constants, each, move, subtract, zeros
 
 SPEC = MethodSpec(
@@ -86,6 +86,7 @@ SPEC = MethodSpec(
     client_optimizers=("sgd",),
     aggregated=Aggregated(in_clear="their directions d_k"),
     measures=(),
+    cost=RoundCost(gradients=2, down=2, up=2),
 )
 
 

@@ -126,6 +126,7 @@ def test_data_are_made_once_a_round_whichever_phases_read_them(runtime):
 METHODS = [n for n in cases.CASES if not tff_algos.get(n).staged]
 # Where TensorFlow rewrites the program of a whole round across its words; by last bits.
 REWRITTEN = [("adafedadam", index, "vectorized") for index in (2, 4, 5)]
+REWRITTEN += [("feddyn", 0, runtime) for runtime in ("tff", "vectorized")]
 
 
 _each_case = pytest.mark.parametrize(
