@@ -32,6 +32,8 @@ Deviations from the paper:
   5. `client_weighting=examples` weighs both means by n_k.
   6. Any client optimizer may take the step on the corrected gradient.
   7. A client without examples, or whose update is not finite, sends nothing and keeps its h_k.
+  8. The paper's text could not be read when this was written. The rule was compared with the
+     authors' code only.
 """
 
 from __future__ import annotations

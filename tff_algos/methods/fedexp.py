@@ -27,6 +27,8 @@ Deviations from the paper:
   5. The code's clipping of gradients and its weight decay are left out.
   6. Any client optimizer may take the local step.
   7. If no client counts in a round, both models stay.
+  8. The paper's text could not be read when this was written. The rule was compared with the
+     authors' code only.
 """
 
 from __future__ import annotations
