@@ -83,7 +83,7 @@ def parts(source: str) -> dict[str, str]:
 
     Returns:
       `load()`, `class Net`, `Net.call()`, `GAMMA`, `imports` or `top level` → digest. What only a
-      main program runs (`if __name__ == "__main__":`) is not in it.
+      main program runs (`if __name__ == '__main__':`) is not in it.
 
     Raises:
       SyntaxError: If the text is no Python.
@@ -146,7 +146,7 @@ def _assigned(node) -> str:
 
 
 def _is_main(node) -> bool:
-    """Whether a statement is `if __name__ == "__main__":`, or `if TYPE_CHECKING:`."""
+    """Whether a statement is `if __name__ == '__main__':`, or `if TYPE_CHECKING:`."""
     if not isinstance(node, ast.If) or node.orelse:
         return False
     test = ast.unparse(node.test)

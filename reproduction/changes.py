@@ -4,6 +4,7 @@ What can only be told with the data at hand is found out in a process of its own
 folder, the modules and the memory that a run has: `python -m reproduction.changes JOBS RESULTS`.
 """
 
+import argparse
 import json
 import os
 import pathlib
@@ -158,14 +159,20 @@ def _in_a_process(jobs):
         return json.loads(answered.read_text())
 
 
-def _main(asked: str, answered: str) -> None:
-    from simulation import runtimes
-
-    answers = look_at(json.loads(pathlib.Path(asked).read_text()))
-    pathlib.Path(f"{answered}.part").write_text(json.dumps(answers))
-    os.replace(f"{answered}.part", answered)
-    runtimes.forget_tffs_own_context()
+def main(arguments: Sequence[str]) -> int:
+    """Writes what was found out about the runs in a file; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m reproduction.changes", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("asked", help="JSON file of the runs, as reproduce.py writes it")
+    parser.add_argument("answered", help="JSON file to write")
+    options = parser.parse_args(arguments)
+    answers = look_at(json.loads(pathlib.Path(options.asked).read_text()))
+    part = pathlib.Path(f"{options.answered}.part")
+    part.write_text(json.dumps(answers))
+    os.replace(part, options.answered)
+    return 0
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

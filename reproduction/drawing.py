@@ -190,9 +190,7 @@ def _heading(setup, rounds="") -> str:
 
 
 def _read(path, **dtypes: type) -> pd.DataFrame:
-    # A converter gets every text as it is: "NA" may be a client's name, and "null" a row's.
-    words = {"client", "method", "row"}.intersection(pd.read_csv(path, nrows=0).columns)
-    return pd.read_csv(path, dtype=dtypes, converters=dict.fromkeys(words, str))
+    return run_folders.read_table(path, ("client", "method", "row"), **dtypes)
 
 
 def _results(setup, rows, runs) -> Figure | None:

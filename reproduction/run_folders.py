@@ -187,12 +187,9 @@ class RunFolder:
     @functools.cached_property
     def clients(self) -> "pd.DataFrame | None":
         """client_metrics.csv, `client_id` as text; `None` if the run has none (yet)."""
-        import pandas as pd
-
         path = self._file("client_metrics.csv")
         try:
-            # A converter gets every text as it is: "NA" is a name, and no missing value.
-            clients = pd.read_csv(path, converters={"client_id": str}, encoding="utf-8")
+            clients = read_table(path, ["client_id"])
             numbers = [c for c in clients if c != "client_id"]
             return clients.astype(dict.fromkeys(numbers, float))
         except FileNotFoundError:
@@ -201,6 +198,29 @@ class RunFolder:
             raise RunError(f"Cannot use {path}: {e.strerror or e}.") from e
         except (ValueError, OverflowError) as e:  # pandas' own errors are ValueErrors.
             raise RunError(f"{path} is damaged: {str(e)[:200]}.") from e
+
+
+def read_table(path: str | os.PathLike, words: Iterable[str], **dtypes: type) -> "pd.DataFrame":
+    """Reads a CSV file of which some columns are texts, as they are written.
+
+    "NA" may be a client's name, and "null" a row's, so only other columns have missing values.
+
+    Args:
+      path: The file.
+      words: The columns of texts; those that the file lacks are left out.
+      **dtypes: Column → type, of others.
+    """
+    import pandas as pd
+
+    columns = pd.read_csv(path, nrows=0, encoding="utf-8").columns
+    words = columns.intersection(list(words))
+    return pd.read_csv(
+        path,
+        dtype={**dtypes, **dict.fromkeys(words, str)},
+        keep_default_na=False,
+        na_values={column: ["", "nan", "NaN", "NA"] for column in columns.difference(words)},
+        encoding="utf-8",
+    )
 
 
 def opened(folder: str | os.PathLike) -> RunFolder:

@@ -5,7 +5,7 @@
 
 import importlib
 
-import common as _common  # noqa: F401  (has to come before TFF)
+from common import imports as _imports  # noqa: F401  (has to come before TFF)
 
 
 def __getattr__(name):

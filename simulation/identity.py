@@ -208,7 +208,7 @@ def of_task(
         describer.look("loss", task.loss)
         for name in sorted(task.metrics):
             describer.look(f"metric {name}", task.metrics[name])
-        describer.tell("loss reduction", task.loss_reduction)
+        describer.tell("loss reduction", task.loss_reduction or "as the loss says")
         if own_model is None:
             made_by = task.keras_model_fn
             describer.look("model function", getattr(made_by, "__wrapped__", made_by))

@@ -7,7 +7,7 @@ metrics as one `tasks.task.Task`.
 import dataclasses as _dataclasses
 import os as _os
 
-import common as _common  # noqa: F401  (has to come before TFF)
+from common import imports as _imports  # noqa: F401  (has to come before TFF)
 from tasks import datasets as _datasets
 from tasks import label_noise as _label_noise
 from tasks import registry as _registry

@@ -69,6 +69,10 @@ def _of_clients(data: FederatedData, which: str) -> str | None:
 
 def _is_missing(values) -> np.ndarray:
     """Returns which examples have a number that is not finite, bool `[n]`."""
+    dtype = getattr(values, "dtype", None)
+    # Pictures that are read when they are used are not read for this.
+    if dtype is not None and np.dtype(getattr(dtype, "as_numpy_dtype", dtype)).kind != "f":
+        return np.zeros(len(values), bool)
     values = np.asarray(values)
     if values.dtype.kind != "f" or np.isfinite(np.sum(values, dtype=np.float64)):
         return np.zeros(len(values), bool)

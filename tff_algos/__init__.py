@@ -7,7 +7,7 @@ imported on first use.
 
 import importlib
 
-import common as _common  # noqa: F401  (has to come before TFF)
+from common import imports as _imports  # noqa: F401  (has to come before TFF)
 from tff_algos import methods as _methods
 from tff_algos import registry as _registry
 from tff_algos.registry import TRAINING_HPARAMS, MethodSpec, RoundPlan, get, names, register

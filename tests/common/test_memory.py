@@ -87,7 +87,7 @@ def test_bytes_of_arrays_and_of_specs():
     assert memory.nbytes(np.zeros((0, 5))) == memory.nbytes(tf.TensorSpec([0, 5])) == 0
     assert memory.nbytes(np.float64(1)) == memory.nbytes(tf.TensorSpec([], tf.int64)) == 8
     rows = np.zeros((2, 7), np.int64)
-    assert memory.nbytes(Gathered(x, rows, None)) == 2 * 7 * 3 * 4
+    assert memory.nbytes(Gathered(x, rows)) == 2 * 7 * 3 * 4
     assert memory.nbytes({"a": [x, (x, None)], "b": {"c": x[0]}, "d": 1.0}) == 2 * 48 + 12
     assert memory.nbytes(()) == 0
 

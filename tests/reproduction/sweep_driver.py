@@ -34,6 +34,7 @@ def short_runs(flagfile, root, number, rounds=None):
         search={},
         grid={},
         selection={},
+        validation_fraction=0.1,
         folder="i/s",
         published="s",
         published_rows={},

@@ -191,7 +191,7 @@ def test_batches_that_numpy_2_pickled(tmp_path, protocol):
         content = pickle.dumps(batch, protocol=protocol)
         # The longer name as NumPy 2 writes it; in protocol 5 its length stands before it.
         old, new = b"numpy.core.", b"numpy._core."
-        if protocol == 5:
+        if protocol == 5 and old in content:  # NumPy 2 writes the longer name itself.
             at = content.index(old)
             length = content[at - 1]
             content = content[: at - 1] + bytes([length + 1]) + content[at:]

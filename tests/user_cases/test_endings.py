@@ -7,9 +7,8 @@ import sys
 import pytest
 
 _REPO = pathlib.Path(__file__).resolve().parents[2]
-_TFF = "import tensorflow as tf, tensorflow_federated as tff\n"
+_TFF = "import tff_algos, tensorflow as tf, tensorflow_federated as tff\n"
 _BUILD = """
-import tff_algos
 layers = [tf.keras.layers.Dense(1, input_shape=(2,))]
 model = tff_algos.from_keras(tf.keras.Sequential(layers), loss="mse")
 tff_algos.build("fedavg", model, client_learning_rate=0.1)
@@ -19,7 +18,7 @@ _PLOT = "from tasks import plot\nassert plot.main(['--task=synthetic', '--output
 SCRIPTS = {
     "build": _TFF + _BUILD,
     "load": _TFF + _LOAD,
-    "load_first": _LOAD + _TFF,
+    "load_first": _LOAD + _TFF.replace("tff_algos, ", ""),
     "plot": _PLOT + "import tensorflow_federated\n",
 }
 

@@ -128,7 +128,7 @@ def test_a_run_is_keras_step_and_its_weights_can_be_put_back(make, tmp_path):
     np.testing.assert_allclose(rows["train/loss"].iloc[-1], before, rtol=1e-5)
     np.testing.assert_allclose(rows["eval/loss"], [before, after], rtol=1e-5)
     # Of the finished run, too.
-    again = run(keras_model, tmp_path).weights
+    again = run(made(make), tmp_path).weights
     for got, wanted in zip(again, result.weights, strict=True):
         np.testing.assert_array_equal(got, wanted)
 
