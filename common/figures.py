@@ -66,10 +66,13 @@ _DASHES = (
     (0, (1.3, 1.3)),
     (0, (7, 1.5, 1.3, 1.5)),
     (0, (7, 1.5, 1.3, 1.5, 1.3, 1.5)),
+    (0, (3, 2.5)),
 )
+# The last line style is for methods that are named below: more than 40 would share a look.
+_CYCLE = 5
 _MARKS = "osD^vPX*"
 # All pairs of a colour and a line style.
-_PLACES = [(i % len(COLOURS), i % len(_DASHES)) for i in range(len(COLOURS) * len(_DASHES))]
+_PLACES = [(i % len(COLOURS), i % _CYCLE) for i in range(len(COLOURS) * _CYCLE)]
 
 # Colour and line style, so that those that a paper shows together differ in colour. What has no
 # entry gets what its name says, of what the figure has left.
@@ -82,6 +85,8 @@ _KNOWN = {
     "fedcada": (2, 3), "mfl": (3, 2), "mimelite": (1, 1), "fedlocal": (0, 2), "adaalter": (7, 0),
     "centralized": (0, 3), "client_adam": (1, 4), "climb": (7, 4), "fedlin": (3, 4),
     "lookahead": (4, 4), "stem": (4, 3), "fedcorr": (7, 3),
+    "feddyn": (0, 5), "fedcm": (1, 5), "fedsam": (2, 5), "mofedsam": (3, 5), "fedacg": (4, 5),
+    "fedexp": (5, 5), "delta_sgd": (6, 5), "propfair": (7, 5),
     # FedDA's rows: a scheme has a colour, what its clients run a line style.
     "fedlocal_sgdm": (0, 1), "fedlocal_adam": (0, 3), "fedlocal_adagrad": (0, 4),
     "mfl_sgdm": (3, 0), "mfl_adam": (3, 1), "mfl_adagrad": (3, 2),
@@ -120,7 +125,7 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     of_method = {name: name.split(" ")[0] for name in names}
     number = collections.Counter(of_method.values())
     if len(number) == 1 and len(names) > 1:
-        return {name: _look(i % len(COLOURS), i % len(_DASHES)) for i, name in enumerate(names)}
+        return {name: _look(i % len(COLOURS), i % _CYCLE) for i, name in enumerate(names)}
     places = {method: _KNOWN[method] for method in number if method in _KNOWN}
     for method in number:
         if method not in places:
@@ -128,7 +133,7 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     seen, found, taken = collections.Counter(), {}, set()
     for name, method in of_method.items():
         colour, dashes = places[method]
-        place = colour, (dashes + seen[method]) % len(_DASHES)
+        place = colour, (dashes + seen[method]) % _CYCLE if seen[method] else dashes
         if place in taken or (seen[method] and place in places.values()):
             # Of its own colour if there is one, and none that another method begins with.
             rest = [p for p in _PLACES if p not in taken and p not in places.values()]

@@ -72,6 +72,9 @@ class ClientStates:
         self._free: list[int] = []
         # Sum of the digests of each client's newest row.
         self._sum = 0
+        if os.path.islink(path):
+            # SQLite would write to what it leads to.
+            raise RunError(f"{path} is a link; remove it, or choose another --experiment_name.")
         with self._explained():
             self._db = sqlite3.connect(
                 path, timeout=_SECONDS_FOR_READERS, isolation_level=None, check_same_thread=False

@@ -166,7 +166,8 @@ def read(kind: Kind, data_dir: str | None) -> tuple[Images, Images, dict[str, An
     if folder is not None:
         return _read_tfds(kind, folder)
     archive = os.path.join(data_dir, f"{kind.stem}-python.tar.gz")
-    raise DataError(f"{archive} is missing, and so is any other form of it; {kind.advice}")
+    there = files.but_there_is([archive])
+    raise DataError(f"{archive} is missing, and so is any other form of it{there}; {kind.advice}")
 
 
 def _read_tfds(kind: Kind, folder: str) -> tuple[Images, Images, dict[str, Any]]:

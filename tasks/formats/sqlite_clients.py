@@ -207,7 +207,7 @@ def locate(name: str, folder: str, data_dir: str | None, advice: str) -> str:
         return path
     path = find(name, folder, data_dir, advice)
     if path is None:
-        raise DataError(f"{os.path.join(data_dir, name)}[.lzma] is missing; {advice}")
+        raise files.missing(os.path.join(data_dir, name), advice, ending="[.lzma]")
     if not os.path.lexists(path):
         unpack(f"{path}.lzma", path, advice)
     return path

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tasks.formats import hdf5_clients, sqlite_clients
+from tasks.formats import files, hdf5_clients, sqlite_clients
 from tasks.formats.hdf5_clients import Feature
 from tasks.task import DataError, Examples, FederatedData
 
@@ -78,9 +78,13 @@ def open_clients(
         if sqlite_clients.find(published.sqlite, *of_set) is None:
             paths = hdf5_clients.locate(published.h5, *of_set)
             if paths is None:
+                path = os.path.join(data_dir, published.sqlite)
+                there = files.but_there_is(
+                    [path, os.path.join(data_dir, f"{published.h5}_train.h5")]
+                )
                 raise DataError(
-                    f"{os.path.join(data_dir, published.sqlite)}[.lzma] is missing, and so is "
-                    f"{published.h5}_train.h5; {published.advice}"
+                    f"{path}[.lzma] is missing, and so is {published.h5}_train.h5{there}; "
+                    f"{published.advice}"
                 )
     if paths is None:
         path = sqlite_clients.locate(published.sqlite, published.folder, data_dir, published.advice)

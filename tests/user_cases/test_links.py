@@ -177,6 +177,19 @@ def test_a_run_follows_no_link(tmp_path, victim, kind):
     assert left <= {"model/final.weights.h5.tmp", "checkpoints/round_00000000.checkpoint.tmp"}
 
 
+def test_the_store_of_clients_states_is_no_link(tmp_path, victim, capsys):
+    folder = tmp_path / "r" / "toy_scaffold"
+    folder.mkdir(parents=True)
+    (folder / "client_states.sqlite").symlink_to(victim)
+    flags = [
+        *("--task=toy", "--algorithm=scaffold", "--total_rounds=1", "--clients_per_round=2"),
+        *("--client_batch_size=4", "--client_learning_rate=0.1"),
+        f"--root_output_dir={tmp_path / 'r'}",
+    ]
+    assert run_experiment.main(flags) == 1
+    assert "client_states.sqlite is a link; remove it" in capsys.readouterr().err
+
+
 def test_a_link_that_leads_nowhere_is_not_made_to_lead_somewhere(tmp_path):
     (tmp_path / "x.tmp").symlink_to(tmp_path / "elsewhere")
     writing.write_atomically(tmp_path / "x", b"new")

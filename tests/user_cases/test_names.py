@@ -325,6 +325,20 @@ _NEAR = {
         "noisy_train_keys_list.txt",
     ),
     "archive": ("cinic10", {}, _write_archive, "CINIC-10.tar.gz", "cinic-10.tar.gz"),
+    "pickled batches": (
+        "cifar10_image",
+        {},
+        lambda folder: (folder / "cifar-10-python.tar.gz").touch(),
+        "cifar-10-python.tar.gz",
+        "cifar10-python.tar.gz",
+    ),
+    "database": (
+        "shakespeare_character",
+        {"source": "tff"},
+        lambda folder: (folder / "shakespeare.sqlite").touch(),
+        "shakespeare.sqlite",
+        "shakespeare.sqlit",
+    ),
     "femnist": ("femnist", {"source": "leaf"}, _write_leaf("femnist"), "all_data", "All_Data"),
     "tweets": (
         "sent140",
