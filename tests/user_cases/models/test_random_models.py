@@ -80,7 +80,8 @@ def check(recipe, in_runtimes=()):
         return str(e)
     try:
         keras_model.fit(x, y, batch_size=recipe.batch, shuffle=False, verbose=0)
-    except TypeError as e:  # Such as the cosine of whole numbers, which ours are no more.
+    except (TypeError, tf.errors.InvalidArgumentError) as e:
+        # Such as the cosine of whole numbers, which ours are no more; each stack has its error.
         return f"refused by Keras: {e}"
     weights = keras_model.get_weights()
     if not all(np.all(np.isfinite(w)) for w in weights):
