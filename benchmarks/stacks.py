@@ -72,7 +72,7 @@ def _results(python, flags, folder):
     subprocess.run(command, cwd=_REPO, check=False, stdout=sys.stderr)
     if not os.path.exists(path):
         raise RuntimeError(f"{python} ran no case; its last lines say why.")
-    # Failed cases are those that are not in the file.
+    # A case that failed has no entry in the file.
     found = json.loads(pathlib.Path(path).read_text())
     os.remove(path)
     return found

@@ -743,7 +743,7 @@ def _names_of(code: types.CodeType) -> set[str]:
 
 
 def _node_of(code: types.CodeType) -> ast.AST | None:
-    """Returns the syntax tree of a function; `None` if its text cannot be had, or is another."""
+    """Returns the syntax tree of a function; `None` if its source is missing or differs."""
     source = _source(code.co_filename)
     tree = _parsed(code.co_filename, source) if source else None
     if tree is None:

@@ -53,9 +53,6 @@ def build(
                 )
             if values.dtype.kind not in "biuf":
                 raise tff_algos.ModelError(f"{name} are {values.dtype}, and must be numbers.")
-        if not isinstance(task.metrics, Mapping):
-            kind = type(task.metrics).__name__
-            raise tff_algos.ModelError(f"metrics are a {kind}, and must be a dict by name.")
         made = keras_model(task, settings)
         _require_precision(made, settings["precision"])
         model = tff_algos.from_keras(
