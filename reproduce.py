@@ -21,7 +21,7 @@ import sys
 import time
 from typing import NoReturn
 
-from common import command_line, writing
+from tff_suite import command_line, writing
 
 if __name__ == "__main__":
     command_line.begin()
@@ -29,7 +29,6 @@ if __name__ == "__main__":
 import tabulate  # noqa: E402
 from absl import flags  # noqa: E402
 
-from hparams import HparamError  # noqa: E402
 from reproduction import changes, items, needs, readme, results, run_folders, score, search, sweep  # noqa: E402
 from reproduction.items import ReproduceError  # noqa: E402
 from simulation import experiment_flags  # noqa: E402
@@ -37,6 +36,7 @@ from simulation.errors import RunError  # noqa: E402
 from simulation.runtimes import supervisor  # noqa: E402
 from tasks.formats import remote  # noqa: E402
 from tasks.task import DataError  # noqa: E402
+from tff_suite.hparams import HparamError  # noqa: E402
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("paper", None, "Folder under papers/.", flag_values=FLAGS)

@@ -11,7 +11,7 @@ import sys
 import warnings
 from typing import NoReturn
 
-from common import command_line
+from tff_suite import command_line
 
 if __name__ == "__main__":
     command_line.begin()
@@ -19,10 +19,10 @@ if __name__ == "__main__":
 # Read when TensorFlow is imported; its C++ code would put lines of its own between ours.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from hparams import HparamError  # noqa: E402
 from simulation import experiment, experiment_flags  # noqa: E402
 from simulation.errors import ChangedError, DivergedError, RunError  # noqa: E402
 from tasks.task import DataError  # noqa: E402
+from tff_suite.hparams import HparamError  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from common import command_line
+from tff_suite import command_line
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)

@@ -24,8 +24,8 @@ from typing import Any
 
 import tasks
 import tff_algos
-from common import command_line
 from simulation.records import checkpoints
+from tff_suite import command_line
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 _PROBLEM = (

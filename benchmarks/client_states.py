@@ -14,7 +14,7 @@ import gc
 import os
 import tempfile
 
-from common import command_line
+from tff_suite import command_line
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)

@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from common import command_line, compat
+from tff_suite import command_line, compat
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from unittest import mock
 
-from common import command_line, compat
+from tff_suite import command_line, compat
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)
@@ -41,13 +41,13 @@ from tensorflow.python.framework import kernels, op_def_registry
 from tensorflow_federated.proto.v0 import computation_pb2
 from tensorflow_federated.python.core.impl.computation import computation_impl
 
-import hparams
 import tasks
 import tff_algos
 from simulation import experiment_flags, runtimes, task_models
 from simulation.runtimes import vectorized
 from tasks.models import losses, models
 from tff_algos.client_data import Batch
+from tff_suite import hparams
 
 # Where an operation runs: on the GPU; on the host, with a GPU's kernel that by TensorFlow's own
 # convention has all its tensors there (32-bit integers, shapes); on the CPU, for want of another.

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 from unittest import mock
 
-from common import command_line
+from tff_suite import command_line
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from common import command_line
+from tff_suite import command_line
 
 # Read when TensorFlow is imported, in the children too.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -29,7 +29,7 @@ _CLIENTS = 10
 def child(name: str, data_dir: str | None) -> dict:
     """Loads a task and runs a round in this process; returns what it took."""
     started = time.perf_counter()
-    from common import imports
+    from tff_suite import imports
 
     imports.import_tensorflow()
     import tasks

@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 
-from common import command_line
+from tff_suite import command_line
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)

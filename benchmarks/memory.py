@@ -13,7 +13,7 @@ over processes counts shared pages twice; growth shows all the same.
 import argparse
 import gc
 
-from common import command_line
+from tff_suite import command_line
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)

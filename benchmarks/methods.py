@@ -14,7 +14,7 @@ import argparse
 import os
 import time
 
-from common import command_line
+from tff_suite import command_line
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)
@@ -26,10 +26,10 @@ import tensorflow as tf
 
 import tff_algos
 from benchmarks import common, workloads
-from hparams import HparamError
 from simulation import runtimes
 from simulation.records.client_states import ClientStates
 from tasks.models import losses
+from tff_suite.hparams import HparamError
 
 _BASE = "fedavg"
 

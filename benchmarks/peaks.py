@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from common import command_line
+from tff_suite import command_line
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)
@@ -168,13 +168,13 @@ def measure(case: Case) -> dict:
       `least` that a round takes.
     """
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: case.threads])
-    from common import imports
+    from tff_suite import imports
 
     imports.import_tensorflow()
     from benchmarks import scale_tasks
-    from common import memory
     from simulation import in_python
     from simulation.rounds import least_memory, loop
+    from tff_suite import memory
 
     found, rounds, require = {}, loop.run, memory.require
 

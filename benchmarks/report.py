@@ -11,7 +11,7 @@ import csv
 import glob
 import os
 
-from common import command_line
+from tff_suite import command_line
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)

@@ -37,7 +37,7 @@ import tempfile
 import threading
 import time
 
-from common import command_line
+from tff_suite import command_line
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)
@@ -48,9 +48,9 @@ import numpy as np
 import psutil
 
 from benchmarks import common, scale_tasks  # noqa: F401
-from common import imports
 from simulation import experiment_flags
 from tasks import fingerprint
+from tff_suite import imports
 
 _RATE = 0.01
 _DATA = {"workloads": ("w1", "w4", "w6")}

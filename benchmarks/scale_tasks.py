@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 import tasks
-from hparams import Hparam
+from tff_suite.hparams import Hparam
 
 _WORKLOADS = ("w1", "w4", "w6", "w10", "stateful")
 

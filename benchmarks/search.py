@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 
-from common import command_line
+from tff_suite import command_line
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)

@@ -29,7 +29,7 @@ import os
 import tempfile
 from concurrent import futures
 
-from common import command_line, compat
+from tff_suite import command_line, compat
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)
@@ -335,7 +335,7 @@ def main() -> None:
     side = options.side
     answers = protocol.take_over_output()
     if side in (*_OURS, "vectorized_chunks"):
-        from common import imports
+        from tff_suite import imports
 
         imports.import_tensorflow()
     from benchmarks import workloads

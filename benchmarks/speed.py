@@ -34,7 +34,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from common import command_line
+from tff_suite import command_line
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)

@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common import command_line
+from tff_suite import command_line
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 _TOLERANCE = 1e-6

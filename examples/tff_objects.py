@@ -10,7 +10,7 @@ import collections
 import tempfile
 from typing import Any
 
-from common import command_line
+from tff_suite import command_line
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)

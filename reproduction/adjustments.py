@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from common import command_line
+from tff_suite import command_line
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)
@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
-from common import figures  # noqa: E402
+from tff_suite import figures  # noqa: E402
 
 _MOST_ROUNDS = 1_000_000
 

@@ -14,12 +14,12 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from common import command_line
 from reproduction.items import REPO, PlannedRun, ReproduceError
 from simulation import experiment_flags, identity
 from simulation.errors import RunError
 from simulation.records import outputs
 from simulation.runtimes import supervisor
+from tff_suite import command_line
 
 
 class Compared(NamedTuple):

@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from common import command_line
+from tff_suite import command_line
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)
@@ -25,9 +25,9 @@ if __name__ == "__main__":
 
 import numpy as np
 
-from common import figures
 from reproduction import plots, run_folders
 from simulation.errors import RunError
+from tff_suite import figures
 
 
 def linear_cka(a: np.ndarray, b: np.ndarray) -> float:

@@ -9,9 +9,9 @@ import pandas as pd
 import tabulate
 from scipy import stats
 
-from common import figures, writing
 from reproduction import plots, quantities, run_folders
 from simulation.errors import RunError
+from tff_suite import figures, writing
 
 # They tell runs of one experiment apart and decide no experiment.
 _OF_THE_RUN = (

@@ -31,10 +31,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from common import figures, writing
 from reproduction import columns, plots, quantities, results, run_folders
 from reproduction.items import PlannedRun, ReproduceError, Setup
 from simulation import experiment_flags
+from tff_suite import figures, writing
 
 # Panels of `results`, one a column of the table.
 _MOST_PANELS = 3

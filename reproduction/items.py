@@ -50,10 +50,10 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hparams import HparamError, Value
 from reproduction import run_folders
 from simulation import experiment_flags
 from tasks.formats import remote
+from tff_suite.hparams import HparamError, Value
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 PAPERS = REPO / "papers"

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tasks
-from hparams import HparamError
 from reproduction.items import REPO, Row, Setup
 from simulation import experiment_flags
 from tasks.formats import remote, tfds
 from tasks.task import DataError
+from tff_suite.hparams import HparamError
 
 MACHINE = "two cores of an AMD EPYC"
 

@@ -35,7 +35,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-from common import command_line
+from tff_suite import command_line
 
 if __name__ == "__main__":
     command_line.answer_help(__doc__)
@@ -46,10 +46,10 @@ import pandas as pd  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from scipy import stats  # noqa: E402
 
-from common import figures  # noqa: E402
 from reproduction import quantities, run_folders  # noqa: E402
 from reproduction.quantities import Quantity  # noqa: E402
 from simulation.errors import RunError  # noqa: E402
+from tff_suite import figures  # noqa: E402
 
 _ROUND = "round"
 _MOST_ROUNDS = 1_000_000

@@ -8,9 +8,9 @@ from typing import Any
 
 import tabulate
 
-from common import writing
 from reproduction import run_folders
 from reproduction.items import PlannedRun, ReproduceError, Setup, format_value
+from tff_suite import writing
 
 
 def selection_value(

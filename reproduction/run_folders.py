@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hparams import Value
 from simulation import experiment_flags
 from simulation.errors import RunError
 from simulation.records import outputs
 from tasks import fingerprint
+from tff_suite.hparams import Value
 
 if typing.TYPE_CHECKING:
     import pandas as pd

@@ -22,9 +22,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hparams import Value
 from reproduction import results
 from reproduction.items import PlannedRun, ReproduceError, Setup, format_value
+from tff_suite.hparams import Value
 
 Point = Mapping[str, Value]
 _EXAMPLES = "train/num_examples"

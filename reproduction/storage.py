@@ -19,8 +19,8 @@ from typing import BinaryIO
 import fsspec
 from fsspec.implementations import local
 
-from common import writing
 from reproduction.items import ReproduceError
+from tff_suite import writing
 
 # What is not worth copying: held only while a run works, or made from other files.
 _LOCAL = (".lock", "tensorboard")

@@ -5,7 +5,7 @@
 
 import importlib
 
-from common import imports as _imports  # noqa: F401  (has to come before TFF)
+from tff_suite import imports as _imports  # noqa: F401  (has to come before TFF)
 
 
 def __getattr__(name):

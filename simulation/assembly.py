@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import tasks
 import tff_algos
-from hparams import HparamError
 from simulation import experiment_flags, runtimes, task_models
 from simulation.errors import RunError
 from simulation.experiment_flags import Request
 from simulation.rounds import cohorts, validation
 from tasks.task import Examples, FederatedData, Task
+from tff_suite.hparams import HparamError
 
 
 class Parts(NamedTuple):

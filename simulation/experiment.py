@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import tff_algos
-from common import command_line, imports
-from hparams import HparamError
 from simulation import assembly, experiment_flags, identity, runtimes
 from simulation.errors import ChangedError, RunError
 from simulation.experiment_flags import Request
@@ -24,6 +22,8 @@ from simulation.records.progress import Progress
 from simulation.rounds import cohorts
 from simulation.runtimes import layer_gradients
 from tasks import fingerprint, missing
+from tff_suite import command_line, imports
+from tff_suite.hparams import HparamError
 
 # What TensorFlow says on a CPU; on a GPU such a loss is NaN, and its client is dropped.
 _BEYOND_THE_MODEL = re.compile(

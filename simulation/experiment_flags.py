@@ -1,6 +1,6 @@
 """The settings of a run: from a command line or from Python, without importing TensorFlow.
 
-Every flag is declared as an `hparams.Hparam`: the run's own here, those of training and of each
+Every flag is a `tff_suite.hparams.Hparam`: the run's own here, those of training and of each
 method in `tff_algos`, those of each task in `tasks`. A flag that several owners declare (with equal
 declarations) is defined once and belongs to all of them.
 """
@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from absl import flags as absl_flags
 
-import hparams as hparams_lib
 import tasks
 import tff_algos
-from common import imports
-from hparams import Hparam, HparamError, Value
 from simulation import other_names, runtimes
 from tasks.task import Task
 from tff_algos import registry, tff_names
+from tff_suite import hparams as hparams_lib
+from tff_suite import imports
+from tff_suite.hparams import Hparam, HparamError, Value
 
 _SUITE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _MAX_FLAGFILES = 20

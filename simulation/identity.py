@@ -3,7 +3,7 @@
 All of it is recorded in hparams.json as `identity`, so that a later start can say what differs:
 
     method, task   version, an integer of the `SPEC`
-    code           my_task.py → load() → digest of the syntax tree, see `common.code_digests`
+    code           my_task.py → load() → digest of the syntax tree, see `tff_suite.code_digests`
     suite          the suite's files that method and task reach, and which of them git knows as
                    changed or not at all: those count as the user's
     values         what loss, metrics, model function and the like hold: `loss, factor` → `2.0`
@@ -27,14 +27,14 @@ import numpy as np
 
 import tasks
 import tff_algos
-from common import code_digests, imports
-from hparams import HparamError
 from simulation import assembly, model_identity, runtimes, task_models
 from simulation.errors import RunError
 from simulation.experiment_flags import Request
 from simulation.records import outputs
 from tasks import fingerprint
 from tasks.task import DataError, Task
+from tff_suite import code_digests, imports
+from tff_suite.hparams import HparamError
 
 # What is compared of runs that recorded nothing: the versions that were in force before there were
 # any.
@@ -323,7 +323,7 @@ def _edited() -> frozenset[str]:
 def _edited_at(moment) -> frozenset[str]:
     del moment
     command = ["git", "-C", code_digests.SUITE, "status", "--porcelain", "-z", "--no-renames"]
-    command += ["--untracked-files=all", "--", "tff_algos", "tasks", "common", "hparams.py"]
+    command += ["--untracked-files=all", "--", "tff_algos", "tasks", "tff_suite"]
     try:
         result = subprocess.run(command, capture_output=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

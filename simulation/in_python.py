@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hparams import Value
 from simulation import experiment, experiment_flags
 from simulation.records import outputs
 from simulation.records.progress import ProgressInPython
 from tasks.task import Task
+from tff_suite.hparams import Value
 
 if typing.TYPE_CHECKING:
     import pandas as pd

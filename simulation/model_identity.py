@@ -1,7 +1,7 @@
 """What Keras models and other objects of TensorFlow are: settings, wiring, weights, graphs.
 
 All of it is told in words and digests that are the same in every process, see
-`common.code_digests`.
+`tff_suite.code_digests`.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from common import code_digests
+from tff_suite import code_digests
 
 # Keys of a Keras configuration that say nothing of what is computed: names, which count up in a
 # process, and initializers, as the initial weights themselves are looked at.

@@ -7,7 +7,6 @@ metrics as one `tasks.task.Task`.
 import dataclasses as _dataclasses
 import os as _os
 
-from common import imports as _imports  # noqa: F401  (has to come before TFF)
 from tasks import datasets as _datasets
 from tasks import label_noise as _label_noise
 from tasks import registry as _registry
@@ -15,6 +14,7 @@ from tasks import settings as _settings
 from tasks.formats import files as _files
 from tasks.formats import remote as _remote
 from tasks.registry import Clients, TaskSpec, get, names, register
+from tff_suite import imports as _imports  # noqa: F401  (has to come before TFF)
 
 _registry.add_folder(_datasets)
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from common import memory
 from tasks import task as task_lib
 from tasks.task import DataError, FederatedData, Task
+from tff_suite import memory
 
 _DATABASE = "file_digests.sqlite"
 _SCHEMA = """

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from common import memory
+from tff_suite import memory
 
 _ADVICE = "ask for fewer clients"
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hparams import NOT_USED, By, Hparam, HparamError
 from tasks import generated, partitions, settings
 from tasks.formats.cifar import Images
 from tasks.models import image_models, losses, models
 from tasks.task import ArrayFederatedData, Examples, FederatedData, Task
+from tff_suite.hparams import NOT_USED, By, Hparam, HparamError
 
 # How training images are assigned to clients.
 _PARTITIONS = {

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hparams import NOT_USED, By, Hparam
 from tasks import task as task_lib
 from tasks.task import Examples, FederatedData, Task
+from tff_suite.hparams import NOT_USED, By, Hparam
 
 HPARAMS = (
     Hparam(

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common import memory
 from tasks import task as task_lib
 from tasks.task import FederatedData, Task
+from tff_suite import memory
 
 # Examples that lie in files are all read only up to this many bytes.
 _MOST_BYTES = 1 << 28

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from hparams import HparamError
 from tasks import task
+from tff_suite.hparams import HparamError
 
 _MAX_REDRAWS = 10_000
 

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from common import command_line
+from tff_suite import command_line
 
 if __name__ == "__main__":
     command_line.begin()
@@ -31,9 +31,9 @@ import tabulate  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 import tasks  # noqa: E402
-from common import figures, imports, writing  # noqa: E402
-from hparams import MAX_SEED, HparamError  # noqa: E402
 from tasks.task import DataError, FederatedData  # noqa: E402
+from tff_suite import figures, imports, writing  # noqa: E402
+from tff_suite.hparams import MAX_SEED, HparamError  # noqa: E402
 
 # Up to this number of labels the table has a column for each.
 _MAX_COLUMNS = 20

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 
-from common import command_line
+from tff_suite import command_line
 
 if __name__ == "__main__":
     command_line.begin()
@@ -22,9 +22,9 @@ if __name__ == "__main__":
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tasks  # noqa: E402
-from hparams import HparamError  # noqa: E402
 from tasks.formats import files  # noqa: E402
 from tasks.task import DataError  # noqa: E402
+from tff_suite.hparams import HparamError  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:

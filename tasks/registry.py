@@ -5,9 +5,9 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import hparams as hparams_lib
-from common import specs
 from tasks import label_noise
+from tff_suite import hparams as hparams_lib
+from tff_suite import specs
 
 
 class _Numbers:
@@ -62,7 +62,7 @@ class TaskSpec:
       class_labels: Whether the training targets are class numbers `[n]`. The settings of
         `tasks.label_noise` are then added to `hparams`; `tasks.load` acts on them, not the loader.
       check: Called with all settings by name and raises `HparamError` where they do not go
-        together, beyond what `hparams.By` says; must not import TensorFlow.
+        together, beyond what `tff_suite.hparams.By` says; must not import TensorFlow.
       clients: Called with all settings by name and `use_synthetic_data`; returns the `Clients`, or
         `None` if only the data tell; must not import TensorFlow.
       metrics: Names of the task's metrics, the primary one first; or a function from all settings

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from hparams import MAX_SEED, By, Hparam, Value
 from tasks.registry import Clients
+from tff_suite.hparams import MAX_SEED, By, Hparam, Value
 
 # More than any set has training examples.
 MAX_CLIENTS = 1_000_000

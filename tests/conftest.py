@@ -11,7 +11,7 @@ import uuid
 import psutil
 import pytest
 
-from common import imports
+from tff_suite import imports
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 _RUN_ID = "FEDOPT_TEST_RUN"

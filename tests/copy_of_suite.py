@@ -9,8 +9,8 @@ _REPO = pathlib.Path(__file__).resolve().parent.parent
 
 def make(folder: pathlib.Path) -> pathlib.Path:
     """Copies what the command runs of, and returns the folder."""
-    paths = [_REPO / "hparams.py", _REPO / "run_experiment.py"]
-    for room in ("common", "simulation", "tasks", "tff_algos"):
+    paths = [_REPO / "run_experiment.py"]
+    for room in ("simulation", "tasks", "tff_algos", "tff_suite"):
         paths += (_REPO / room).rglob("*.py")
     for path in paths:
         copy = folder / path.relative_to(_REPO)

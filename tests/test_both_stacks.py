@@ -14,9 +14,9 @@ import sys
 import pytest
 
 from benchmarks import stacks as benchmark
-from common import compat
 from simulation.errors import RunError
 from simulation.records import stacks
+from tff_suite import compat
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 _RUN = [

@@ -129,7 +129,7 @@ def test_the_check_sees_an_open_port():
 _RAY = """
 import pathlib, sys, time
 sys.path.insert(0, ".")
-from common import command_line
+from tff_suite import command_line
 command_line.begin()
 from reproduction import sweep
 

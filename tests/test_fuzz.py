@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 import reproduce
 import run_experiment
-from hparams import HparamError
 from reproduction import compare, items, sweep
 from reproduction import results as tables
 from simulation import experiment, experiment_flags
 from simulation.errors import RunError
 from simulation.records import checkpoints, outputs
 from tests import fuzz
+from tff_suite.hparams import HparamError
 
 LONG = pytest.mark.long
 FLAGS = (

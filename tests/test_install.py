@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from common import compat
+from tff_suite import compat
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 _OVERRIDE = "#override "

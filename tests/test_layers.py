@@ -10,7 +10,7 @@ import re
 import pytest
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
-_FOLDERS = ("benchmarks", "common", "reproduction", "simulation", "tasks", "tff_algos", "tools")
+_FOLDERS = ("benchmarks", "reproduction", "simulation", "tasks", "tff_algos", "tff_suite", "tools")
 _PICTURE = re.search(
     r"```mermaid\n(.*?)```", (_REPO / "docs" / "design.md").read_text("utf-8"), re.DOTALL
 )[1].splitlines()
@@ -37,7 +37,7 @@ _BOXES = {
     "formats": ["tasks.formats"],
     "models": ["tasks.models", "tasks.layers"],
     "task": ["tasks"],
-    "common": ["common", "hparams"],
+    "suite": ["tff_suite"],
 }
 
 # What a package imports to register its folder, and to offer its parts under its own name.
@@ -55,7 +55,7 @@ _OF_ONE_METHOD = {("reproduction.adjustments", "tff_algos.methods.fedcada")}
 def imports() -> dict[str, set[str]]:
     """Returns which of the suite's modules each one imports, at its top or in a function."""
     paths = [p for folder in _FOLDERS for p in (_REPO / folder).rglob("*.py")]
-    paths += [_REPO / f"{name}.py" for name in ("hparams", "reproduce", "run_experiment")]
+    paths += [_REPO / f"{name}.py" for name in ("reproduce", "run_experiment")]
     trees = {}
     for path in paths:
         name = ".".join(path.relative_to(_REPO).with_suffix("").parts)

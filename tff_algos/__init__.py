@@ -7,10 +7,10 @@ imported on first use.
 
 import importlib
 
-from common import imports as _imports  # noqa: F401  (has to come before TFF)
 from tff_algos import methods as _methods
 from tff_algos import registry as _registry
 from tff_algos.registry import TRAINING_HPARAMS, MethodSpec, RoundPlan, get, names, register
+from tff_suite import imports as _imports  # noqa: F401  (has to come before TFF)
 
 _registry.add_folder(_methods)
 

@@ -42,10 +42,10 @@ from tensorflow_federated.python.core.impl.computation import computation_impl
 from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
 from tensorflow_federated.python.core.impl.types import type_analysis, type_conversions
 
-from hparams import HparamError
 from tff_algos import registry
 from tff_algos.method import Federation, Method
 from tff_algos.model import Model
+from tff_suite.hparams import HparamError
 
 _WEIGHTED = tff.aggregators.WeightedAggregationFactory
 _UNWEIGHTED = tff.aggregators.UnweightedAggregationFactory

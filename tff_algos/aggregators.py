@@ -21,8 +21,8 @@ from tensorflow_federated.python.aggregators import differential_privacy
 from tensorflow_model_optimization.python.core.internal import tensor_encoding as te
 from tensorflow_model_optimization.python.core.internal.tensor_encoding import stages
 
-from hparams import HparamError
 from tff_algos import random
+from tff_suite.hparams import HparamError
 
 
 def build(settings: Mapping[str, Any], seed: int, clients_per_round: int | None) -> Any:

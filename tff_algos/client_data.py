@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common import memory
 from tff_algos import random
+from tff_suite import memory
 
 
 class Batch(NamedTuple):

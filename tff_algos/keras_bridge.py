@@ -29,10 +29,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry  # The only list of stateful ops.
 
-from common import compat, memory
 from tff_algos import random
 from tff_algos.client_data import Batch
 from tff_algos.model import Forward, Model, ModelError, elementwise
+from tff_suite import compat, memory
 
 autocast_variable = compat.keras_source("mixed_precision.autocast_variable")
 compile_utils = compat.keras_source("engine.compile_utils")

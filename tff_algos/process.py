@@ -13,13 +13,13 @@ import tensorflow_federated as tff
 from tensorflow_federated.python.core.impl.computation import computation_impl
 from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
 
-import hparams as hparams_lib
-from common import memory
 from tff_algos import driver, registry, schedules, tff_models, tff_names
 from tff_algos.client import LocalTraining
 from tff_algos.client_data import ClientData, check_indices, of_model
 from tff_algos.method import ClientState, Method, TffFederation
 from tff_algos.model import Model
+from tff_suite import hparams as hparams_lib
+from tff_suite import memory
 
 
 class Process(tff.learning.templates.LearningProcess):

@@ -5,8 +5,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import hparams as hparams_lib
-from common import specs
+from tff_suite import hparams as hparams_lib
+from tff_suite import specs
 
 
 class RoundPlan(NamedTuple):

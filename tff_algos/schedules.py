@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hparams import HparamError
+from tff_suite.hparams import HparamError
 
 
 def first_rate(schedule: Callable[[Any], Any]) -> float:

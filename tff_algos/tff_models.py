@@ -19,9 +19,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from common import compat
 from tff_algos import keras_bridge
 from tff_algos.model import Forward, Model, ModelError
+from tff_suite import compat
 
 compile_utils = compat.keras_source("engine.compile_utils")
 LossFunctionWrapper = compat.keras_source("losses").LossFunctionWrapper

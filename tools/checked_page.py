@@ -24,11 +24,11 @@ _AREAS = {
         "tasks/models",
         "tasks/layers",
     ),
-    "Methods and their settings": ("hparams.py", "tff_algos"),
+    "Methods and their settings": ("hparams.py", "tff_suite/hparams.py", "tff_algos"),
     "Tasks and data": ("tasks",),
     "Runs, their folders and resuming": ("simulation",),
     "Sweeps, tables and figures": ("reproduction", "reproduce.py"),
-    "Commands": ("common", "run_experiment.py"),
+    "Commands": ("tff_suite", "run_experiment.py"),
 }
 _ERRORS = re.compile(r"(Error|_Refused)$")
 # Functions that raise, or print, what they are given.
@@ -171,7 +171,7 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(REPO))
-    from common import command_line
+    from tff_suite import command_line
 
     command_line.begin()
     command_line.run(main)

@@ -19,7 +19,7 @@ import tarfile
 REPO = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO))
 
-from common import command_line  # noqa: E402
+from tff_suite import command_line  # noqa: E402
 
 # What results, tables and figures are made of; `reproduction.run_folders` reads no other file but
 # data_digests.json, where it is there.

@@ -69,7 +69,7 @@ def repeated(files: dict[str, list[str]]) -> dict[str, int]:
 def functions(root: pathlib.Path) -> list[tuple[int, str]]:
     """Returns (lines, file:function) of all functions, the longest first, docstrings aside."""
     found = []
-    for folder in ("common", "reproduction", "simulation", "tasks", "tff_algos"):
+    for folder in ("reproduction", "simulation", "tasks", "tff_algos", "tff_suite"):
         for path in sorted((root / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.FunctionDef):
@@ -106,7 +106,7 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(REPO))
-    from common import command_line
+    from tff_suite import command_line
 
     command_line.begin()
     command_line.run(main)

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(REPO))
-    from common import command_line
+    from tff_suite import command_line
 
     command_line.begin()
     command_line.run(main)

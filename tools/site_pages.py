@@ -31,7 +31,7 @@ _PYTHON = {
         "reproduction.run_folders",
     ],
     "Figures": [
-        "common.figures",
+        "tff_suite.figures",
         "reproduction.plots",
         "reproduction.quantities",
         "reproduction.adjustments",

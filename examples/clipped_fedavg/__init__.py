@@ -18,8 +18,8 @@ Use it as
     python run_experiment.py --import=examples.clipped_fedavg --algorithm=clipped_fedavg ...
 """
 
-from hparams import Hparam
 from tff_algos import MethodSpec, register
+from tff_suite.hparams import Hparam
 
 
 def build(model, local, *, clip_norm):

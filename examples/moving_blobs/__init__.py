@@ -5,8 +5,8 @@ Use it as
     python run_experiment.py --import=examples.moving_blobs --task=moving_blobs ...
 """
 
-from hparams import Hparam
 from tasks import TaskSpec, register
+from tff_suite.hparams import Hparam
 
 
 def load(*, data_dir, seed, use_synthetic_data, num_clients, spread):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common import command_line, imports
+from tff_suite import command_line, imports
 
 if __name__ == "__main__":
     command_line.begin()

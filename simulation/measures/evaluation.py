@@ -16,10 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 import tff_algos
-from common import memory
 from simulation.errors import NoWorkersError
 from simulation.runtimes import graph_calls
 from tasks.task import Examples, FederatedData
+from tff_suite import memory
 
 # Numbers in the inputs or outputs of a chunk. Activations inside a model are many times more: with
 # 2**20 a convolutional network was no faster than with this and took 400 MB more.

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from hparams import HparamError
 from simulation import task_models
 from simulation.measures import evaluation, fairness, training_losses
 from simulation.records import outputs
@@ -15,6 +14,7 @@ from simulation.rounds import cohorts, randomness, staged
 from tasks import missing
 from tasks.models import losses
 from tasks.task import FederatedData, Task
+from tff_suite.hparams import HparamError
 
 
 class Evaluated(NamedTuple):

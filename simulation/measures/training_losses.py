@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from hparams import HparamError
 from simulation import experiment_flags
 from simulation.measures.evaluation import Evaluator
 from tasks.task import Examples, FederatedData
+from tff_suite.hparams import HparamError
 
 # With the clients' places, the name of their training examples where others share the work.
 NAME = "training losses"

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from common import memory
 from simulation.errors import RunError
 from simulation.runtimes import eager_tensors
 from tff_algos.process import StackedStates
+from tff_suite import memory
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS states (

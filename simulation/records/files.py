@@ -2,8 +2,8 @@
 
 import contextlib
 
-from common.writing import csv_text, open_to_append, write_atomically
 from simulation.errors import RunError
+from tff_suite.writing import csv_text, open_to_append, write_atomically
 
 
 @contextlib.contextmanager

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from common import compat
 from simulation.errors import RunError
 from simulation.records import files
 from tasks.task import Task
+from tff_suite import compat
 
 FOLDER = "model"
 _WHOLE, _WEIGHTS = "final.keras", "final.weights.h5"

@@ -45,10 +45,10 @@ from typing import Any
 import filelock
 import numpy as np
 
-from common import compat
-from hparams import Value
 from simulation.errors import RunError
 from simulation.records import checkpoints, files
+from tff_suite import compat
+from tff_suite.hparams import Value
 
 if typing.TYPE_CHECKING:
     import pandas as pd

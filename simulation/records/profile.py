@@ -3,8 +3,8 @@
 import importlib.util
 from collections.abc import Callable
 
-from common import compat
 from simulation import experiment_flags
+from tff_suite import compat
 
 _VIEWER = "tensorboard_plugin_profile"
 # What pip installs to show profiles beside each stack's TensorBoard; few people need it. On the

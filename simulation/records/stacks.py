@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from common import compat
 from simulation.errors import RunError
+from tff_suite import compat
 
 
 def check_same(folder: str, recorded: Mapping[str, Any]) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from common import memory
 from simulation.errors import RunError
 from simulation.rounds import staged
 from simulation.rounds.cohorts import Cohorts
@@ -18,6 +17,7 @@ from simulation.runtimes import chunks, plans
 from simulation.runtimes.chunks import Chunk
 from tff_algos import process as process_lib
 from tff_algos.driver import Assignment
+from tff_suite import memory
 
 
 class RoundCohort(NamedTuple):

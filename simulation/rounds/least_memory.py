@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from common import memory
 from simulation.errors import RunError
 from simulation.rounds import in_chunks
 from simulation.rounds.cohorts import Cohorts
 from simulation.runtimes import plans
 from tff_algos.model import Model
+from tff_suite import memory
 
 # To look at the words of a round takes seconds of a large model. It is not done where even so many
 # vectors of the model's size for each client would fit.

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
-from common import command_line
 from simulation.errors import DivergedError, NoWorkersError, RunError
 from simulation.records.client_states import ClientStates
+from tff_suite import command_line
 
 Metrics = collections.OrderedDict[str, float]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from hparams import HparamError
 from simulation.rounds import randomness
 from tasks import task as task_lib
 from tasks.task import Examples, FederatedData, Task
+from tff_suite.hparams import HparamError
 
 
 class _Rows:

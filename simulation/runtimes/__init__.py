@@ -136,8 +136,8 @@ def bind(process: Any) -> Bound:
 
 
 def _prepare_arrays(clients):
-    from common import memory
     from tff_algos import client_data
+    from tff_suite import memory
 
     # All at once, and in TFF's worker once more.
     memory.require(

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
-from common import compat, memory
 from simulation.runtimes import eager_tensors, graph_calls, tff_streams, vectorized
 from simulation.runtimes.plans import (
     CLIENT_STATES,
@@ -34,6 +33,7 @@ from simulation.runtimes.plans import (
 from tff_algos.client_data import ClientData, Gathered
 from tff_algos.method import least
 from tff_algos.model import Model
+from tff_suite import compat, memory
 
 # Number of an aggregate → its leaves. Of a mean the last one is the sum of weights; of stacked rows
 # each is a list of arrays, one after the other.

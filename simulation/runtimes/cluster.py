@@ -11,9 +11,9 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from common import command_line
 from simulation.errors import RunError
 from simulation.runtimes import supervisor
+from tff_suite import command_line
 
 # In the environment of all that is started on this machine.
 _MARK = "REPRODUCE_SWEEP"

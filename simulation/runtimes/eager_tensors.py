@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
-from common import memory
 from tff_algos.client_data import Gathered
+from tff_suite import memory
 
 # TensorFlow takes over an array's memory if it starts at a multiple of this, and else copies it.
 _ALIGNMENT = 64

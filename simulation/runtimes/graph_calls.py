@@ -14,7 +14,7 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.eager import cancellation, context, execute
 from tensorflow.python.eager.polymorphic_function import atomic_function
 
-from common import compat
+from tff_suite import compat
 
 
 @contextlib.contextmanager

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from common import memory
 from simulation.runtimes import eager_tensors, graph_calls
 from tff_algos import process as process_lib
 from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_suite import memory
 
 # Numbers of the values that a round begins with.
 STATE, CLIENTS, CLIENT_STATES = range(3)

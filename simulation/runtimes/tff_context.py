@@ -37,8 +37,8 @@ from tensorflow_federated.python.core.environments.tensorflow_backend import (
 )
 from tensorflow_federated.python.core.impl.compiler import transformations
 
-from common import memory
 from simulation.runtimes import tff_interpreter, tff_values
+from tff_suite import memory
 
 
 def _to_native_form(comp):

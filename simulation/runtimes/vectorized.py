@@ -22,7 +22,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from common import compat, memory
 from simulation.runtimes import (
     batched_ops,
     eager_tensors,
@@ -37,6 +36,7 @@ from tff_algos import aggregation, client
 from tff_algos import process as process_lib
 from tff_algos.client_data import Batch, ClientData, Gathered, arrays, of_model
 from tff_algos.model import Model
+from tff_suite import compat, memory
 
 __all__ = [
     "MAX_BLOCKS",

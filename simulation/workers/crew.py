@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from common import memory
-from hparams import HparamError
 from simulation.errors import NoWorkersError, RunError
 from simulation.rounds.in_chunks import RoundCohort
 from simulation.runtimes.chunks import Chunk, Nodes
@@ -22,6 +20,8 @@ from simulation.runtimes.plans import Plan
 from simulation.workers import worker as worker_lib
 from simulation.workers.placement import Prediction, shares
 from tasks.task import DataError
+from tff_suite import memory
+from tff_suite.hparams import HparamError
 
 # A chunk that so many workers were lost over is what they were lost for.
 _MOST_LOSSES = 3

@@ -11,8 +11,6 @@ import numpy as np
 
 import tasks
 import tff_algos
-from common import code_digests
-from hparams import HparamError
 from simulation.errors import RunError
 from simulation.experiment_flags import Request
 from simulation.rounds.cohorts import Cohorts
@@ -20,6 +18,8 @@ from simulation.runtimes import cluster
 from simulation.runtimes.plans import Plan
 from simulation.workers import worker
 from simulation.workers.crew import Crew
+from tff_suite import code_digests
+from tff_suite.hparams import HparamError
 
 
 def crew(

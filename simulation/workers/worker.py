@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from common import compat
 from simulation.runtimes import cluster
+from tff_suite import compat
 
 _SUITE = pathlib.Path(__file__).resolve().parents[2]
 
@@ -110,8 +110,8 @@ class Worker:
             os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
         self._cores = cluster.take_cores() if cpus >= 1 else []
         self._threads = max(1, int(cpus))
-        from common import imports
         from simulation import runtimes
+        from tff_suite import imports
 
         imports.import_tensorflow()
         runtimes.configure_threads()
@@ -142,11 +142,11 @@ class Worker:
         """
         import importlib
 
-        from common import code_digests
         from simulation import assembly
         from simulation.errors import RunError
         from simulation.rounds import in_chunks
         from tasks import fingerprint
+        from tff_suite import code_digests
 
         for desk in self._desks.values():
             desk.close()

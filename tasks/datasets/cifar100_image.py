@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from hparams import By, Hparam, HparamError
 from tasks import images, settings
 from tasks.formats import cifar
 from tasks.registry import Clients, TaskSpec
 from tasks.task import Task
+from tff_suite.hparams import By, Hparam, HparamError
 
 
 def _clients(chosen, synthetic):

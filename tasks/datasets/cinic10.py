@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from hparams import Hparam
 from tasks import images, settings
 from tasks.formats import image_folders, prepared
 from tasks.formats.cifar import Images
 from tasks.registry import TaskSpec
 from tasks.task import Task
+from tff_suite.hparams import Hparam
 
 SPEC = TaskSpec(
     name="cinic10",

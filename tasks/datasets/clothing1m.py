@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hparams import By, Hparam
 from tasks import generated, partitions, settings
 from tasks.formats import files, prepared
 from tasks.models import image_models, losses
 from tasks.registry import TaskSpec
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
+from tff_suite.hparams import By, Hparam
 
 _NUM_CLASSES = 14
 _LABELS = frozenset(map(str, range(_NUM_CLASSES)))

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 
 import tasks
-from hparams import MAX_SEED, By, Hparam
 from tasks import settings
 from tasks import task as task_lib
 from tasks.models import losses, models
 from tasks.registry import TaskSpec
 from tasks.task import Examples, FederatedData, Task
+from tff_suite.hparams import MAX_SEED, By, Hparam
 
 
 def _clients(chosen, synthetic):

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hparams import NOT_USED, By, Hparam, HparamError
 from tasks import generated, partitions, settings
 from tasks.formats import files, idx, tfds
 from tasks.models import losses, models
 from tasks.registry import Clients, TaskSpec
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
+from tff_suite.hparams import NOT_USED, By, Hparam, HparamError
 
 _CLASSES = (
     "t_shirt",

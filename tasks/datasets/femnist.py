@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from hparams import By, Hparam, HparamError
 from tasks import generated, partitions, settings
 from tasks import task as task_lib
 from tasks.datasets import emnist_character
@@ -21,6 +20,7 @@ from tasks.formats import leaf, prepared
 from tasks.models import losses, models
 from tasks.registry import Clients, TaskSpec
 from tasks.task import ArrayFederatedData, DataError, Examples, FederatedData, Task
+from tff_suite.hparams import By, Hparam, HparamError
 
 _NUM_CLASSES = 62
 _LETTERS = range(36, 46)  # a to j.

@@ -14,12 +14,12 @@ import os
 
 import numpy as np
 
-from hparams import Hparam, HparamError
 from tasks import generated, partitions, settings
 from tasks.formats import files, idx, tfds
 from tasks.models import losses, models
 from tasks.registry import TaskSpec
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
+from tff_suite.hparams import Hparam, HparamError
 
 _NUM_CLASSES = 10
 

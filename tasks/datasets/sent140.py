@@ -31,13 +31,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from hparams import By, Hparam, HparamError
 from tasks import partitions, settings
 from tasks.formats import files as files_lib
 from tasks.formats import leaf, prepared, text, tfds
 from tasks.models import losses, models
 from tasks.registry import TaskSpec
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
+from tff_suite.hparams import By, Hparam, HparamError
 
 LENGTH = 25
 

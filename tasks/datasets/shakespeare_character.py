@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hparams import By, Hparam, HparamError
 from tasks import settings
 from tasks.formats import files, leaf, prepared, shakespeare_text, tffs
 from tasks.models import losses, models
 from tasks.registry import Clients, TaskSpec
 from tasks.task import DataError, Examples, Task
+from tff_suite.hparams import By, Hparam, HparamError
 
 LENGTH = 80
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from hparams import By, Hparam, HparamError
 from tasks import partitions, settings
 from tasks.datasets import stackoverflow
 from tasks.formats import files, text
 from tasks.models import models
 from tasks.registry import TaskSpec
 from tasks.task import DataError, Task
+from tff_suite.hparams import By, Hparam, HparamError
 
 _FILE = "matheducators_2014_posts.jsonl.gz"
 _ADVICE = (

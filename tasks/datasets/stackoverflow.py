@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from common import writing
-from hparams import Hparam
 from tasks import settings
 from tasks import task as task_lib
 from tasks.formats import downloads, files, hdf5_clients, prepared, sqlite_clients, text, tffs
 from tasks.models import losses, models
 from tasks.registry import TaskSpec
 from tasks.task import DataError, Examples, FederatedData, Task
+from tff_suite import writing
+from tff_suite.hparams import Hparam
 
 LENGTH = 20
 

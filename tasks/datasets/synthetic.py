@@ -11,12 +11,12 @@ import functools
 
 import numpy as np
 
-from common import memory
-from hparams import MAX_SEED, By, Hparam
 from tasks import partitions, settings
 from tasks.models import losses, models
 from tasks.registry import TaskSpec
 from tasks.task import ArrayFederatedData, Examples, Task
+from tff_suite import memory
+from tff_suite.hparams import MAX_SEED, By, Hparam
 
 _NUM_INPUTS = 60
 _NUM_CLASSES = 10

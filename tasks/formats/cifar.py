@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from common import compat
 from tasks.formats import files, tfds, tffs
 from tasks.task import ArrayFederatedData, DataError, Examples, FederatedData
+from tff_suite import compat
 
 _SHAPE = (32, 32, 3)
 _PIXELS = 3 * 32 * 32

@@ -8,9 +8,9 @@ import urllib.error
 import urllib.request
 from typing import BinaryIO
 
-from common import writing
 from tasks.formats import files
 from tasks.task import DataError
+from tff_suite import writing
 
 # Where TFF's own data sets are.
 TFFS = "https://storage.googleapis.com/tff-datasets-public/"

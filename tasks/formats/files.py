@@ -21,9 +21,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from common import memory
-from hparams import HparamError
 from tasks.task import DataError
+from tff_suite import memory
+from tff_suite.hparams import HparamError
 
 # No file of a data set is larger, once unpacked, than this; what is is no such file.
 MAX_BYTES = 2 << 30

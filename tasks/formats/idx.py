@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from common import memory
 from tasks.formats import files
 from tasks.task import DataError
+from tff_suite import memory
 
 _DTYPES = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import filelock
 import numpy as np
 
-from common import memory, writing
 from tasks.formats import files as files_lib
 from tasks.task import DataError, files
+from tff_suite import memory, writing
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"

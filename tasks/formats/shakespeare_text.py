@@ -50,9 +50,9 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from common import command_line
 from tasks.formats import files
 from tasks.task import DataError
+from tff_suite import command_line
 
 PUBLISHED = {"tff": 715, "leaf": 1129, "mcmahan": 1146}
 

@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from common import writing
 from tasks.formats import downloads, files
 from tasks.task import DataError, Examples
+from tff_suite import writing
 
 _MAGIC = b"SQLite format 3\0"
 _CHUNK = 1024

@@ -8,11 +8,11 @@ import tensorflow as tf
 
 import tff_algos
 from benchmarks import gpu_check
-from common import compat
 from simulation import runtimes
 from simulation.runtimes import vectorized
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import toy
+from tff_suite import compat
 
 
 @pytest.fixture(scope="module")

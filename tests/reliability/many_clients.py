@@ -5,7 +5,7 @@ import functools
 import numpy as np
 
 import tasks
-from hparams import Hparam
+from tff_suite.hparams import Hparam
 
 _EXAMPLES, _FEATURES, _CLASSES = 2, 20, 10
 

@@ -8,7 +8,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import run_experiment  # noqa: E402, F401
-from common import imports  # noqa: E402
+from tff_suite import imports  # noqa: E402
 
 imports.import_tensorflow()
 

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot
 
-from common import figures
 from reproduction import drawing, items, quantities, results
 from tests import canvas
+from tff_suite import figures
 
 EVERY = [setup for item in items.all_items() for setup in item.setups.values()]
 SETUP = items.load_item("adafedadam", "fig2").setups["synthetic"]

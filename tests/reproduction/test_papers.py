@@ -11,9 +11,9 @@ import pytest
 from matplotlib import image
 
 import reproduce
-from common import compat, figures
 from reproduction import drawing, items, readme, results, score
 from tests import canvas
+from tff_suite import compat, figures
 
 SETUP = items.load_item("adafedadam", "table5").setups["synthetic"]
 

@@ -10,10 +10,10 @@ from matplotlib import pyplot
 from scipy import integrate
 
 import tff_algos
-from common import figures
 from reproduction import adjustments, plots, quantities, run_folders
 from simulation.errors import RunError
 from tests import canvas
+from tff_suite import figures
 
 
 @pytest.fixture(autouse=True)

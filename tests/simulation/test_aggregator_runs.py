@@ -8,11 +8,11 @@ import warnings
 import pytest
 
 import run_experiment
-from hparams import HparamError
 from simulation import experiment_flags
 from simulation.records import recorder
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 from tests.test_run_experiment import assert_same_run
+from tff_suite.hparams import HparamError
 
 FLAGS = {
     "task": "toy",

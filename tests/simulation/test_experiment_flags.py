@@ -6,8 +6,8 @@ import pytest
 
 import tasks
 import tff_algos
-from hparams import MAX_INT, By, Hparam, HparamError
 from simulation import experiment_flags, runtimes
+from tff_suite.hparams import MAX_INT, By, Hparam, HparamError
 
 BASE = (
     "--task=synthetic",

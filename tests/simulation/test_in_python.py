@@ -18,12 +18,12 @@ import tensorflow_federated as tff
 import run_experiment
 import simulation
 import tasks
-from hparams import HparamError
 from simulation.errors import DivergedError, RunError
 from simulation.records import checkpoints
 from tasks import task as task_lib
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 from tests.test_run_experiment import assert_same_run, bytes_of
+from tff_suite.hparams import HparamError
 
 _REPO = pathlib.Path(__file__).resolve().parents[2]
 TOY = {

@@ -5,8 +5,8 @@ import re
 import pytest
 
 import tasks
-from hparams import HparamError
 from simulation import experiment_flags, other_names
+from tff_suite.hparams import HparamError
 
 # What its trainers define, in all forms: optimization/main/federated_trainer.py of 2020 and 2021,
 # optimization/trainer.py of 2021, and that of 2022 with tff.simulation.baselines. By their source:

@@ -3,7 +3,7 @@
 import numpy as np
 
 import tasks
-from hparams import Hparam
+from tff_suite.hparams import Hparam
 
 tasks.register(
     tasks.TaskSpec(

@@ -25,12 +25,12 @@ import numpy as np
 import pytest
 
 import tasks
-from hparams import HparamError
 from tasks import plot, prepare
 from tasks.formats import cifar, sqlite_clients
 from tasks.task import DataError
 from tests.tasks.published_forms import FORMS, Copy
 from tests.tasks.tffs_files import with_text_that_is_none
+from tff_suite.hparams import HparamError
 
 _LOADS = {"whole": 0, "refused": 0}
 

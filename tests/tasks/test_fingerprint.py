@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import tasks
-from hparams import HparamError
 from tasks import fingerprint, task
 from tasks.task import DataError
 from tests.tasks import published_forms, test_damaged_files, test_images, tffs_files
@@ -28,6 +27,7 @@ from tests.tasks.datasets import (
     test_stackoverflow,
 )
 from tests.tasks.formats import test_image_folders
+from tff_suite.hparams import HparamError
 
 
 @pytest.fixture(autouse=True)

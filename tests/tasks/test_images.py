@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 import tasks
-from hparams import HparamError
 from tasks.task import DataError
 from tests.tasks.tffs_files import database, field, varint
+from tff_suite.hparams import HparamError
 
 # Small models, since only data are looked at.
 _SMALL = {"model": "mlp", "num_clients": 4}

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import tasks
-from hparams import HparamError
 from tasks import label_noise
 from tasks.task import ArrayFederatedData
+from tff_suite.hparams import HparamError
 
 CLASSES = 5
 

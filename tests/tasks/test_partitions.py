@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import tasks
-from hparams import HparamError
 from tasks import partitions, settings
+from tff_suite.hparams import HparamError
 
 _SEEDS = st.integers(0, 2**31)
 

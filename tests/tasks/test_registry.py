@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-import hparams
 import tasks
 from tests import copy_of_suite
+from tff_suite import hparams
 
 # The tasks of the suite: tests of other files register tasks of their own.
 OWN = [n for n in tasks.names() if str(tasks.get(n).loader).startswith("tasks.datasets.")]
@@ -69,7 +69,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hparams import Hparam
+from tff_suite.hparams import Hparam
 from tasks.models import losses, models
 from tasks.registry import TaskSpec
 from tasks.task import ArrayFederatedData, Task

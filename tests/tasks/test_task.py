@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 
 import tasks
-from common import figures
 from tasks import prepare
 from tasks.task import ArrayFederatedData, DataError
+from tff_suite import figures
 
 X, Y = np.zeros((3, 2), np.float32), np.zeros(3, np.int32)
 

@@ -9,13 +9,13 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-import hparams
 import tff_algos
-from hparams import HparamError
 from simulation import runtimes
 from simulation.runtimes.batched_ops import NotVectorizable
 from tests.tff_algos import cases, eager, shared, toy
 from tff_algos import aggregation, aggregators, registry
+from tff_suite import hparams
+from tff_suite.hparams import HparamError
 
 RATES = {"client_learning_rate": 0.3, "server_learning_rate": 1.0}
 UNIFORM = {**RATES, "client_weighting": "uniform"}

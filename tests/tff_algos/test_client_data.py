@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from common import memory
-from hparams import HparamError
 from simulation import runtimes
 from simulation.runtimes import vectorized
 from tff_algos import client, random
 from tff_algos.client_data import arrays, batch_client, batch_cohort, from_dataset, of_model
+from tff_suite import memory
+from tff_suite.hparams import HparamError
 
 
 def examples(n):

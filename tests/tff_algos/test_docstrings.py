@@ -14,8 +14,8 @@ import re
 
 import pytest
 
-from hparams import NOT_USED, By
 from tff_algos import methods, registry
+from tff_suite.hparams import NOT_USED, By
 
 FILES = [found.name for found in pkgutil.iter_modules(methods.__path__)]
 HEADER = re.compile(r"^ +(symbol +)(argument +)(default +)(from\b.*)$")

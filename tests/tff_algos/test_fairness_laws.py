@@ -7,9 +7,7 @@ import pytest
 import scipy.optimize
 import tensorflow as tf
 
-import hparams as hparams_lib
 import tff_algos
-from hparams import HparamError
 from tests.oracles import adafed as adafed_oracle
 from tests.oracles import afl as afl_oracle
 from tests.oracles import cohort as cohort_lib
@@ -21,6 +19,8 @@ from tff_algos import averaging, registry
 from tff_algos.client import LocalTraining
 from tff_algos.methods import adafed
 from tff_algos.parts import vectors
+from tff_suite import hparams as hparams_lib
+from tff_suite.hparams import HparamError
 
 EVERYONE = (0, 1, 2, 3, 4)
 # As in a round's program; operation by operation it takes ten times as long.

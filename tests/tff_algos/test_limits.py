@@ -8,7 +8,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import tff_algos
-from hparams import HparamError
 from simulation.rounds import cohorts
 from tasks.task import ArrayFederatedData
 from tests.oracles import (
@@ -24,6 +23,7 @@ from tests.oracles import (
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import shared, toy
 from tff_algos import client_data
+from tff_suite.hparams import HparamError
 
 EVERYONE = [tuple(range(5))] * 3
 

@@ -9,10 +9,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import tff_algos
-from hparams import HparamError
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import shared, toy
 from tff_algos import registry
+from tff_suite.hparams import HparamError
 
 _FEDOPT = ("fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi")
 RATES = {"client_learning_rate": 0.1, "server_learning_rate": 1.0}

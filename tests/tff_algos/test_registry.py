@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from hparams import Hparam
+from tff_suite.hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.registry import MethodSpec
 from tff_algos.weights import each

@@ -9,13 +9,13 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import tff_algos
-from hparams import HparamError
 from simulation import runtimes
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import shared, toy
 from tff_algos import tff_models
 from tff_algos.client_data import Batch
 from tff_algos.model import ModelError
+from tff_suite.hparams import HparamError
 
 RATES = {"client_learning_rate": 0.1}
 SPEC = (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int32))

@@ -9,7 +9,6 @@ import types
 import numpy as np
 import tensorflow as tf
 
-import hparams as hparams_lib
 import tff_algos
 from simulation import runtimes
 from tests.oracles import problem as problem_lib
@@ -18,6 +17,7 @@ from tff_algos import averaging, client, random, registry
 from tff_algos import model as model_lib
 from tff_algos import process as process_lib
 from tff_algos.client_data import Batch
+from tff_suite import hparams as hparams_lib
 
 NUM_CLIENTS = len(problem_lib.NUM_EXAMPLES)
 BATCH_SIZE = 3

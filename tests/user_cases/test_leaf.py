@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import tasks
-from hparams import HparamError
 from tasks.task import DataError
 from tests.tasks import published_files
+from tff_suite.hparams import HparamError
 
 _TASKS = {"femnist": "femnist", "sent140": "sent140", "shakespeare": "shakespeare_character"}
 _SETTINGS = {

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 
 import run_experiment
-from common import figures, writing
 from reproduction import compare, results, storage, sweep
 from simulation.records import checkpoints, outputs
 from tasks import plot
@@ -21,6 +20,7 @@ from tests.reproduction import test_compare
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 from tests.tasks.formats import test_prepared
 from tests.tasks.server import Server
+from tff_suite import figures, writing
 
 _SECRET = b"not the suite's"
 _KINDS = {"link": os.symlink, "hard link": os.link}

@@ -12,11 +12,11 @@ import pytest
 import tensorflow as tf
 
 import simulation
-from common import figures
 from reproduction import drawing, plots, run_folders
 from simulation import experiment_flags
 from simulation.records import client_states, outputs, trackers
 from tasks.task import ArrayFederatedData, Task
+from tff_suite import figures
 
 # What readers of tables take for missing, for numbers or for the end of a cell.
 NAMES = (

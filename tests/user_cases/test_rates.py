@@ -12,12 +12,12 @@ import tensorflow_federated as tff
 
 import simulation
 import tff_algos
-from hparams import HparamError
 from simulation import runtimes
 from simulation.errors import RunError
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 from tests.tff_algos import shared, toy
 from tff_algos import tff_names
+from tff_suite.hparams import HparamError
 
 OPTIMIZERS = tff.learning.optimizers
 SCHEDULES = tf.keras.optimizers.schedules

@@ -61,13 +61,13 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import vectors
 from tff_algos.registry import MethodSpec
 from tff_algos.weights import Weights, each, zeros
+from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="adafed",

@@ -52,13 +52,13 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from hparams import By, Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.parts import vectors
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost, decay
 from tff_algos.weights import Weights, constants, each, subtract, zeros
+from tff_suite.hparams import By, Hparam
 
 
 def _decay(name, default, symbol):

@@ -33,12 +33,12 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec, decay
 from tff_algos.weights import Weights, each, subtract, zeros
+from tff_suite.hparams import Hparam
 
 MOMENTS = (
     decay("beta1", 0.9, "Decay beta_1 of the first moment.", "FedCAda, section 4.1"),

@@ -39,12 +39,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import MethodSpec, RoundPlan
 from tff_algos.weights import Weights, constants, each, move
+from tff_suite.hparams import Hparam
 
 
 def _plan(settings, round_num, total_rounds):

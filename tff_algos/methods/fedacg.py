@@ -34,13 +34,13 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.methods.fedprox import proximal_term
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec, decay
 from tff_algos.weights import Weights, constants, each, move, zeros
+from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="fedacg",

@@ -30,13 +30,13 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from hparams import Hparam
 from tff_algos import client
 from tff_algos.method import Method
 from tff_algos.methods import fedopt
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec, decay
 from tff_algos.weights import Weights, each, zeros
+from tff_suite.hparams import Hparam
 
 _README = "FedAMS, README of the released code"
 

@@ -36,13 +36,13 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.methods import client_adam
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
 from tff_algos.weights import Weights, constants, each, move, subtract, zeros
+from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="fedcada",

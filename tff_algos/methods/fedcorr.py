@@ -72,8 +72,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-import hparams as hparams_lib
-from hparams import By, Hparam
 from tff_algos import averaging, client
 from tff_algos.client_data import Batch, ClientData
 from tff_algos.driver import Assignment, CarryOut, Clients, Findings, Round
@@ -84,6 +82,8 @@ from tff_algos.parts import dimensionality, mixtures
 from tff_algos.parts.mixup import mixed
 from tff_algos.registry import MethodSpec
 from tff_algos.weights import Weights, constants, each, subtract
+from tff_suite import hparams as hparams_lib
+from tff_suite.hparams import By, Hparam
 
 SPEC = MethodSpec(
     name="fedcorr",

@@ -46,13 +46,13 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.methods import fedopt
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost, RoundPlan
 from tff_algos.weights import Weights, constants, each, zeros
+from tff_suite.hparams import Hparam
 
 
 def _plan(settings, round_num, total_rounds):

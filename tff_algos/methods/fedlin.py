@@ -28,12 +28,12 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost, RoundPlan
 from tff_algos.weights import Weights, each, move, subtract
+from tff_suite.hparams import Hparam
 
 
 def _plan(settings, round_num, total_rounds):

@@ -36,12 +36,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from hparams import By, Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
 from tff_algos.weights import Weights, each, move, subtract, zeros
+from tff_suite.hparams import By, Hparam
 
 SPEC = MethodSpec(
     name="fedlocal",

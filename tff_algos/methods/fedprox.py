@@ -23,12 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec
 from tff_algos.weights import Weights, each
+from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="fedprox",

@@ -41,7 +41,6 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.methods import fedcm
@@ -49,6 +48,7 @@ from tff_algos.model import Model
 from tff_algos.parts import vectors
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
 from tff_algos.weights import Weights, move
+from tff_suite.hparams import Hparam
 
 
 def _spec(name, summary, down, hparams=()):

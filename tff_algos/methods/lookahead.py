@@ -29,13 +29,13 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from hparams import By, Hparam
 from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import server_slots
 from tff_algos.registry import Aggregated, MethodSpec, RoundPlan
 from tff_algos.weights import move, subtract
+from tff_suite.hparams import By, Hparam
 
 
 def _plan(settings, round_num, total_rounds):

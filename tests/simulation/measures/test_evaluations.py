@@ -7,12 +7,12 @@ import pytest
 
 import simulation
 import tasks
-from hparams import HparamError
 from simulation import task_models
 from simulation.measures import evaluations, fairness
 from simulation.records import client_states
 from tasks.models import losses, models
 from tasks.task import ArrayFederatedData, Task
+from tff_suite.hparams import HparamError
 
 SETTINGS = {
     "task": "synthetic",

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from hparams import HparamError
 from simulation.measures import evaluation, training_losses
 from simulation.rounds import cohorts
 from tasks.task import ArrayFederatedData
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import toy
+from tff_suite.hparams import HparamError
 
 SIZES = (4, 0, 9, 1, 6)
 

@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 import simulation
-from hparams import HparamError
 from simulation.errors import RunError
 from simulation.records import models
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
+from tff_suite.hparams import HparamError
 
 TOY = {
     "task": "toy",

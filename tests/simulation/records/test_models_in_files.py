@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 
 import tasks
-from common import compat
 from simulation.records import models as files
 from tasks import layers
 from tasks.layers import registered
 from tasks.models import image_models, models
 from tests.tasks.test_registry import OWN, RESNETS
+from tff_suite import compat
 
 # Their model has a layer that Keras has no like of.
 _WITH_SUITE = (*RESNETS, "fixed_batch_normalization", "prepare_images")

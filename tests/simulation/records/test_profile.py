@@ -8,10 +8,10 @@ import re
 import pytest
 
 import run_experiment
-from common import compat
-from hparams import HparamError
 from simulation import experiment_flags
 from simulation.records import profile
+from tff_suite import compat
+from tff_suite.hparams import HparamError
 
 _REPO = pathlib.Path(__file__).resolve().parents[3]
 _RUN = (

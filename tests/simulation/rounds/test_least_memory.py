@@ -9,8 +9,6 @@ import pytest
 import tasks
 import tff_algos
 from benchmarks import peaks
-from common import memory
-from hparams import HparamError
 from reproduction import items
 from simulation import assembly, experiment_flags, in_python, task_models
 from simulation.rounds import least_memory
@@ -19,6 +17,8 @@ from simulation.runtimes import MAX_VECTORIZED_PARAMETERS, plans
 from tasks.models import losses
 from tests.simulation import toy_extension  # noqa: F401
 from tests.simulation.runtimes.test_chunks import built, plan_of
+from tff_suite import memory
+from tff_suite.hparams import HparamError
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent.parent.parent
 GIB = 2**30

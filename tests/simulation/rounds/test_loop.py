@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from common import command_line
 from simulation.errors import DivergedError, NoWorkersError, RunError
 from simulation.rounds import loop
+from tff_suite import command_line
 
 
 def test_client_states_go_to_the_process_and_back():

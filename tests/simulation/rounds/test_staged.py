@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from hparams import HparamError
 from simulation import experiment_flags, runtimes
 from simulation.rounds import cohorts, randomness, staged
 from tasks.task import ArrayFederatedData
 from tff_algos.driver import Findings
 from tff_algos.registry import RoundPlan
+from tff_suite.hparams import HparamError
 
 SETTINGS = {
     "client_datasets_random_seed": 1,

@@ -11,10 +11,10 @@ import pytest
 
 import simulation
 import tasks
-from hparams import HparamError
 from simulation.rounds import randomness, validation
 from tasks.task import ArrayFederatedData
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
+from tff_suite.hparams import HparamError
 
 RUN = {
     "algorithm": "fedavg",

@@ -14,8 +14,8 @@ repository, ready_file, mode = sys.argv[1:]
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, repository)
 
-from common import imports  # noqa: E402
 from simulation import runtimes  # noqa: E402
+from tff_suite import imports  # noqa: E402
 
 imports.import_tensorflow()
 

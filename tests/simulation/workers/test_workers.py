@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common import imports
+from tff_suite import imports
 
 imports.import_tensorflow()
 
 import tasks  # noqa: E402
 import tff_algos  # noqa: E402
-from hparams import HparamError  # noqa: E402
 from simulation import assembly, experiment_flags, runtimes  # noqa: E402
 from simulation.errors import NoWorkersError, RunError  # noqa: E402
 from simulation.measures import evaluation, evaluations, training_losses  # noqa: E402
@@ -34,6 +33,7 @@ from tests.simulation import toy_extension  # noqa: E402, F401
 from tests.simulation.runtimes.test_chunks import assert_same_bits, leaves  # noqa: E402
 from tests.tff_algos import cases  # noqa: E402
 from tff_algos import process as process_lib  # noqa: E402
+from tff_suite.hparams import HparamError  # noqa: E402
 
 ROUNDS = 4
 METHODS = [n for n in tff_algos.names() if not tff_algos.get(n).staged]

@@ -7,11 +7,11 @@ import pytest
 import tensorflow as tf
 
 import tasks
-from hparams import HparamError
 from tasks import layers, partitions
 from tasks.datasets import clothing1m
 from tasks.models import image_models
 from tasks.task import DataError
+from tff_suite.hparams import HparamError
 
 _NUM_TRAIN, _NUM_TEST = 60, 28
 

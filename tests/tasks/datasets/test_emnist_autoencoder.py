@@ -3,9 +3,9 @@ import pytest
 import tensorflow as tf
 
 import tasks
-from hparams import HparamError
 from tasks.models import losses, models
 from tests.tasks.datasets import test_emnist_character as tffs
+from tff_suite.hparams import HparamError
 
 
 def test_examples_are_tffs(tmp_path):

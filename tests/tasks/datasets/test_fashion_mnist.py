@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import tasks
-from hparams import HparamError
 from tasks.datasets import fashion_mnist
 from tasks.task import DataError
+from tff_suite.hparams import HparamError
 
 _FILES = [
     "train-images-idx3-ubyte.gz",

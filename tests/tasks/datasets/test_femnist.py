@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import tasks
-from hparams import HparamError
 from tasks.models import models
 from tasks.task import DataError
 from tests.tasks.datasets import test_emnist_character as tffs
+from tff_suite.hparams import HparamError
 
 _SIZES = {"f0000_14": 7, "f0001_41": 12, "f0099_10": 5, "f0100_08": 20}
 

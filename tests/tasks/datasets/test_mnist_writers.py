@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import tasks
-from hparams import HparamError
 from tasks.task import DataError
+from tff_suite.hparams import HparamError
 
 _WRITERS = np.array([7, 3, 3, 7, 12, 3, 7, 3, 12, 3, 3, 3])
 

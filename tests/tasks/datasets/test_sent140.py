@@ -6,10 +6,10 @@ import pytest
 import tensorflow as tf
 
 import tasks
-from hparams import HparamError
 from tasks.datasets import sent140
 from tasks.models import models
 from tasks.task import DataError
+from tff_suite.hparams import HparamError
 
 _LINES = "sent140_k30_test_part.jsonl.gz"
 _VECTORS = "glove.6B.300d.txt"

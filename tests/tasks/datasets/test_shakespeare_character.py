@@ -6,12 +6,12 @@ import pytest
 import tensorflow as tf
 
 import tasks
-from hparams import HparamError
 from tasks.datasets import shakespeare_character
 from tasks.formats import downloads, shakespeare_text
 from tasks.models import losses, models
 from tasks.task import DataError
 from tests.tasks.tffs_files import database, field
+from tff_suite.hparams import HparamError
 
 _FILE = "shakespeare.sqlite"
 _SNIPPETS = {

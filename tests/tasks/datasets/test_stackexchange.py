@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import tasks
-from hparams import HparamError
 from tasks.formats import text
 from tasks.task import DataError
+from tff_suite.hparams import HparamError
 
 _FILE = "matheducators_2014_posts.jsonl.gz"
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 import tasks
-from hparams import HparamError
 from tasks.datasets import synthetic
+from tff_suite.hparams import HparamError
 
 
 def test_leaf_gives_what_leafs_program_gives():

@@ -10,8 +10,8 @@ import tensorflow as tf
 from PIL import Image
 
 import tasks
-from hparams import HparamError
 from tasks.task import DataError
+from tff_suite.hparams import HparamError
 
 _CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 _WNIDS = ["n02", "n01", "n10"]  # As in wnids.txt, in no order.

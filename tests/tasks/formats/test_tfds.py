@@ -12,12 +12,12 @@ import pytest
 import tensorflow as tf
 
 import tasks
-from hparams import HparamError
 from tasks import fingerprint
 from tasks.formats import downloads, tfds
 from tasks.task import DataError
 from tests.tasks import test_images, tfds_files
 from tests.tasks.datasets import test_fashion_mnist, test_mnist_writers
+from tff_suite.hparams import HparamError
 
 _FORMATS = ["tfrecord", "array_record"]
 _SETS = ["fashion_mnist", "mnist", "cifar10", "cifar100", "sentiment140"]
@@ -471,7 +471,7 @@ def test_the_whole_of_fashion_mnist_is_put_back_in_order(tmp_path, data_dir, fil
 
 def test_nothing_imports_tfds_that_does_not_read_it():
     program = (
-        "import sys; from common import imports; imports.import_tensorflow(); import tasks; "
+        "import sys; from tff_suite import imports; imports.import_tensorflow(); import tasks; "
         "[tasks.get(name).load_fn() for name in tasks.names()]; "
         "tasks.load('fashion_mnist', use_synthetic_data=True); "
         "sys.exit('tensorflow_datasets' in sys.modules)"

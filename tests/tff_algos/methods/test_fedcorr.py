@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 import tff_algos
-from hparams import HparamError
 from simulation.rounds import loop
 from tasks import layers
 from tasks.models import image_models, losses, models
@@ -20,6 +19,7 @@ from tests.tff_algos import shared, toy
 from tests.tff_algos.case import STEP
 from tff_algos import random
 from tff_algos.parts import dimensionality, mixtures, mixup
+from tff_suite.hparams import HparamError
 
 SIZES = (9, 1, 12, 7, 10, 8)
 PER_ROUND = 3

@@ -17,7 +17,7 @@ import types
 import numpy as np
 import pytest
 
-from common import code_digests
+from tff_suite import code_digests
 
 REPO = pathlib.Path(__file__).resolve().parents[3]
 MODULE = '''
@@ -447,7 +447,7 @@ import json
 
 import numpy as np
 
-from common import code_digests
+from tff_suite import code_digests
 import helper_of_program
 
 GAMMA = 2.0

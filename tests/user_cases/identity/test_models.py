@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common import code_digests
 from simulation import identity, model_identity
+from tff_suite import code_digests
 
 keras = tf.keras
 layers = keras.layers

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import hparams
 import tff_algos
 from simulation import runtimes
 from simulation.runtimes.batched_ops import NotVectorizable
@@ -17,6 +16,7 @@ from tests.user_cases.models import recipes
 from tff_algos import client_data, registry, tff_models
 from tff_algos.client import LocalTraining
 from tff_algos.client_data import Batch
+from tff_suite import hparams
 
 RATE = 0.05
 ANY_LENGTH = {"deadline": None, "suppress_health_check": list(hypothesis.HealthCheck)}

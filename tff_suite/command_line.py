@@ -2,7 +2,7 @@
 
 A command begins with `begin`, before what takes long to import, and ends with `run`:
 
-    from common import command_line
+    from tff_suite import command_line
 
     if __name__ == "__main__":
         command_line.begin()

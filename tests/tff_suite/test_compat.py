@@ -12,7 +12,7 @@ import sysconfig
 import h5py
 import pytest
 
-from common import compat
+from tff_suite import compat
 
 _REPO = pathlib.Path(__file__).resolve().parents[2]
 _CURRENT = compat.stack() == compat.CURRENT
@@ -44,7 +44,7 @@ def test_a_version_of_tensorflow_names_its_stack():
 
 
 @pytest.mark.quick_cases("tff_algos")
-@pytest.mark.parametrize("first", ["tff_algos", "tasks", "simulation", "common.command_line"])
+@pytest.mark.parametrize("first", ["tff_algos", "tasks", "simulation", "tff_suite.command_line"])
 def test_tff_and_its_privacy_are_imported_after_the_suite(first):
     said = _answer(
         f"import {first}",
@@ -60,7 +60,7 @@ def test_tff_and_its_privacy_are_imported_after_the_suite(first):
 
 def test_the_suites_own_import_is_the_same():
     said = _answer(
-        "from common import imports",
+        "from tff_suite import imports",
         "imports.import_tensorflow()",
         "import sys, tensorflow_federated as tff",
         "print(tff.__version__, 'jax' in sys.modules, 'keras.models' in sys.modules)",
@@ -110,7 +110,7 @@ def test_tf_keras_is_keras_2_whatever_was_imported_before(before):
         "import tensorflow.keras.optimizers as optimizers",
         "things = tf.keras.Model, tf.keras.layers.Dense, layers.Dense, optimizers.SGD",
         "things += tf.optimizers.SGD, tf.losses.MeanSquaredError, tf.metrics.Mean",
-        "from common import compat",
+        "from tff_suite import compat",
         "print(*(compat.is_of_keras(thing) for thing in things))",
         "print(isinstance(tf.keras.Sequential([layers.Dense(1)]), tf.keras.Model))",
         **({} if before in _BEFORE else {"TF_USE_LEGACY_KERAS": "0"}),
@@ -164,7 +164,7 @@ def test_a_file_of_weights_gets_the_layers_other_name_at_every_depth(name):
 
 _SIEVED = """
 import os, signal, sys
-from common import command_line, compat
+from tff_suite import command_line, compat
 command_line.begin()
 with command_line.errors_without(compat._NOISE):
     os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written to ")
@@ -223,7 +223,7 @@ def test_the_import_is_silent_at_a_level_of_logging_only(level):
 def test_a_signal_during_the_import_is_reported(number):
     done = _python(
         "import os, sys",
-        "from common import command_line, imports",
+        "from tff_suite import command_line, imports",
         "command_line.begin()",
         "class Sending:",
         "    def find_spec(self, name, path=None, target=None):",

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import tff_algos
-from common import command_line
+from tff_suite import command_line
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent.parent
 _COMMANDS = {
@@ -102,8 +102,8 @@ sys.meta_path.insert(0, Interrupter())
     [
         *[("run", module) for module in ("absl", "hparams", "numpy", "simulation.experiment")],
         *[("reproduce", module) for module in ("tabulate", "simulation.records.outputs")],
-        *[("plots", module) for module in ("numpy", "pandas", "common.figures")],
-        *[("plot", module) for module in ("matplotlib", "common.figures")],
+        *[("plots", module) for module in ("numpy", "pandas", "tff_suite.figures")],
+        *[("plot", module) for module in ("matplotlib", "tff_suite.figures")],
         ("train", "tensorflow"),
     ],
 )

@@ -28,7 +28,7 @@ from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
 from matplotlib.patches import Patch  # noqa: E402
 
-from common import writing  # noqa: E402
+from tff_suite import writing  # noqa: E402
 
 # Inches within the axes of a panel.
 _PANEL = (3.0, 2.2)

@@ -25,7 +25,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from common import command_line
+from tff_suite import command_line
 
 PUBLISHED, CURRENT = "published", "current"
 

@@ -5,8 +5,8 @@ import pytest
 from matplotlib import pyplot
 
 import tff_algos
-from common import figures
 from tests import canvas
+from tff_suite import figures
 
 LONG = "mean test accuracy over all of the clients of the federation, weighted by their examples"
 

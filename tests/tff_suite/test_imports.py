@@ -8,8 +8,8 @@ _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
 
 def run(*lines):
-    """Runs lines of Python in a process of its own, after `from common import imports`."""
-    first = "import gc, sys; sys.path.insert(0, sys.argv[1]); from common import imports"
+    """Runs lines of Python in a process of its own, after `from tff_suite import imports`."""
+    first = "import gc, sys; sys.path.insert(0, sys.argv[1]); from tff_suite import imports"
     code = "\n".join([first, *lines])
     subprocess.run([sys.executable, "-c", code, str(_REPOSITORY)], check=True)
 

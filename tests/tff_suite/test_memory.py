@@ -7,8 +7,8 @@ import numpy as np
 import psutil
 import pytest
 
-from common import memory
-from hparams import HparamError
+from tff_suite import memory
+from tff_suite.hparams import HparamError
 
 GIB = 2**30
 

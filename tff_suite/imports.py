@@ -11,8 +11,8 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-from common import compat, memory
-from hparams import HparamError
+from tff_suite import compat, memory
+from tff_suite.hparams import HparamError
 
 # What TensorFlow, Keras and TFF import for features that nothing here has: conversion of JAX
 # programs, data frames as inputs, differential privacy and Vizier's tuning. Nearly half of the time

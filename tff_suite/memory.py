@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from hparams import HparamError
+from tff_suite.hparams import HparamError
 
 # Less than this is not worth the question.
 _UNASKED = 1 << 28

@@ -33,8 +33,8 @@ import numpy as np
 SUITE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 # Its packages and modules; tests and examples are what a user may have written.
 _OF_SUITE = frozenset(
-    ("common", "hparams", "reproduce", "reproduction", "run_experiment")
-    + ("simulation", "tasks", "tff_algos", "tools", "benchmarks")
+    ("benchmarks", "reproduce", "reproduction", "run_experiment", "simulation")
+    + ("tasks", "tff_algos", "tff_suite", "tools")
 )
 _INSTALLED = tuple(
     os.path.realpath(sysconfig.get_path(name)) + os.sep

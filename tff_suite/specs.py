@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from common import imports
+from tff_suite import imports
 
 
 def in_folder(package: types.ModuleType, *functions: str) -> list[Any]:

@@ -11,12 +11,12 @@ import pytest
 _REPO = pathlib.Path(__file__).resolve().parent.parent.parent
 _ROOMS = (
     "benchmarks",
-    "common",
     "examples",
     "reproduction",
     "simulation",
     "tasks",
     "tff_algos",
+    "tff_suite",
     "tools",
 )
 # Of processor time, about twice what the slowest take where little else runs.
