@@ -79,7 +79,7 @@ class Answer(NamedTuple):
 def versions() -> dict[str, str]:
     """Returns what numbers depend on beside settings and data: versions, and the code itself."""
     digest = hashlib.sha256()
-    for folder in ("tff_algos", "simulation", "tasks", "common", "."):
+    for folder in ("tff_algos", "simulation", "tasks", "tff_suite", "."):
         pattern = "*.py" if folder == "." else "**/*.py"
         for path in sorted((_SUITE / folder).glob(pattern)):
             digest.update(f"{path.relative_to(_SUITE)}\0".encode() + path.read_bytes())

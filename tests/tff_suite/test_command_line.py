@@ -63,7 +63,7 @@ def test_output_that_cannot_be_written(name):
 
 def test_what_is_opened_first_does_not_become_standard_output(tmp_path):
     text = (
-        "import os\nfrom common import command_line\n"
+        "import os\nfrom tff_suite import command_line\n"
         "command_line.begin()\n"
         f"with open({str(tmp_path / 'file')!r}, 'w') as file:\n"
         "    print('stray', flush=True)\n"
@@ -100,7 +100,10 @@ sys.meta_path.insert(0, Interrupter())
 @pytest.mark.parametrize(
     ("name", "module"),
     [
-        *[("run", module) for module in ("absl", "hparams", "numpy", "simulation.experiment")],
+        *[
+            ("run", module)
+            for module in ("absl", "tff_suite.hparams", "numpy", "simulation.experiment")
+        ],
         *[("reproduce", module) for module in ("tabulate", "simulation.records.outputs")],
         *[("plots", module) for module in ("numpy", "pandas", "tff_suite.figures")],
         *[("plot", module) for module in ("matplotlib", "tff_suite.figures")],
