@@ -1,7 +1,10 @@
-"""`stackexchange`: a small stand-in for Stack Overflow on posts of Math Educators, spring 2014.
+"""`stackexchange`: a small stand-in for Stack Overflow on posts of up to six sites.
 
-360 users, 1,896 posts, 19,840 sentences, 148 tags: enough to run FedOpt's next-word and tag
-prediction on natural users and text without TFF's 342,477, not to compare numbers with theirs.
+Math Educators, spring 2014, has 360 users, 1,896 posts, 19,840 sentences and 148 tags. With
+`sites=all` five more sites join: 1,657 users and 6,723 posts. This suffices to run FedOpt's
+next-word and tag prediction on natural users and text without TFF's 342,477. It does not suffice to
+compare numbers with theirs. An account of a site is a user, so nobody is a client of two sites.
+
 Models, examples and metrics are those of `tasks.datasets.stackoverflow`, with vocabularies made
 from the training posts. As there, an answer has its question's tags and title.
 """
@@ -12,7 +15,7 @@ import functools
 import gzip
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,13 +28,22 @@ from tasks.registry import TaskSpec
 from tasks.task import DataError, Task
 from tff_suite.hparams import By, Hparam, HparamError
 
-_FILE = "matheducators_2014_posts.jsonl.gz"
-_ADVICE = (
-    f"set --data_dir to the folder of {_FILE}, or to the one above it if it is called "
-    "stackexchange; a line is a JSON object with post_id, user_id, type, question_id, created, "
-    "title, tags and text, made of a Stack Exchange data dump (https://archive.org/details/"
-    "stackexchange)"
-)
+_MATH_EDUCATORS = "matheducators_2014_posts.jsonl.gz"
+_FIVE_SITES = "five_sites_posts.jsonl.gz"
+# Files by the setting `sites`; posts of the first have no field `site`.
+_FILES = {"matheducators": (_MATH_EDUCATORS,), "all": (_MATH_EDUCATORS, _FIVE_SITES)}
+
+
+def _advice(file):
+    site = "site, " if file == _FIVE_SITES else ""
+    return (
+        f"set --data_dir to the folder of {file}, or to the one above it if it is called "
+        f"stackexchange; a line is a JSON object with {site}post_id, user_id, type, question_id, "
+        "created, title, tags and text, made of a Stack Exchange data dump "
+        "(https://archive.org/details/stackexchange)"
+    )
+
+
 # What is read of a post.
 _TYPES = {
     "post_id": int,
@@ -44,6 +56,11 @@ _TYPES = {
 }
 
 
+def _clients(chosen, synthetic):
+    published = {"matheducators": 360, "all": 1657}[chosen["sites"]]
+    return settings.at_most(published, 10)(chosen, synthetic)
+
+
 def _metrics(chosen):
     word = chosen["kind"] == "word"
     return stackoverflow.WORD_METRICS if word else stackoverflow.TAG_METRICS
@@ -52,11 +69,18 @@ def _metrics(chosen):
 SPEC = TaskSpec(
     name="stackexchange",
     summary=(
-        "360 users of Math Educators, a small stand-in for Stack Overflow: FedOpt's next-word "
-        "or tag prediction."
+        "360 users of Math Educators, or 1,657 of six sites, a small stand-in for Stack Overflow: "
+        "FedOpt's next-word or tag prediction."
     ),
-    clients=settings.at_most(360, 10),
+    clients=_clients,
     hparams=(
+        Hparam(
+            name="sites",
+            default="matheducators",
+            help="Whose posts: `matheducators`, one site; `all`, these and five further sites.",
+            source="choice",
+            choices=tuple(_FILES),
+        ),
         Hparam(
             name="kind",
             default="tag",
@@ -107,6 +131,7 @@ def load(
     data_dir: str | None,
     seed: int,
     use_synthetic_data: bool,
+    sites: str,
     kind: str,
     vocab_size: int,
     num_tags: int | None,
@@ -116,7 +141,8 @@ def load(
 ) -> Task:
     """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
-    Clients are users, in the order of their ids. A user's posts, not their sentences, are split
+    Clients are users, in the order of their ids, or with `sites=all` of site and id, such as
+    `beer/28`. A user's posts, not their sentences, are split
     into train and test, at least one into train. The central test is all users' test sentences.
     x and y are those of `stackoverflow_word` or `stackoverflow_tag`.
 
@@ -131,7 +157,7 @@ def load(
         posts = [[[post] for post in user] for user in text.synthetic(10, words, tags)]
         users = [str(k) for k in range(len(posts))]
     else:
-        users, posts = _read(data_dir)
+        users, posts = _read(data_dir, sites)
     ends = np.cumsum([len(user) for user in posts])
     rows = np.split(np.arange(ends[-1]), ends[:-1])
     train_rows, test_rows = partitions.split_train_test(rows, test_fraction, partition_seed)
@@ -191,42 +217,58 @@ def _first(entries: Sequence[str], size: int, setting: str) -> Sequence[str]:
     return entries[:size]
 
 
-def _read(data_dir: str | None) -> tuple[list[str], list[list[list[text.Post]]]]:
+def _read(data_dir: str | None, sites: str) -> tuple[list[str], list[list[list[text.Post]]]]:
     """Returns the users' names, and each user's posts by date, each a list of sentences."""
-    if data_dir is None:
-        raise DataError(f"stackexchange reads a file and needs --data_dir: {_ADVICE}")
-    folders = (os.path.join(data_dir, "stackexchange"), data_dir)
-    paths = [os.path.join(folder, _FILE) for folder in folders]
-    path = files.find(paths, _ADVICE)
-    if path is None:
-        raise files.missing(os.path.join(data_dir, _FILE), _ADVICE, paths)
     posts = {}
-    with files.reading(path, _ADVICE), gzip.open(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            with files.decoding(path, _ADVICE, f"has in line {number} what is not a post"):
-                post = _checked(files.json_of(line))
-                if post["post_id"] in posts:
-                    raise ValueError(f"post {post['post_id']} is there twice")
-                posts[post["post_id"]] = post
-        if not posts:
-            raise ValueError("it has no posts")
+    for file in _FILES[sites]:
+        posts |= _read_file(data_dir, file)
     users = {}
-    for post in sorted(posts.values(), key=lambda p: (p["user_id"], p["created"], p["post_id"])):
-        question = posts.get(post["question_id"])
+    for (site, _), post in sorted(
+        posts.items(), key=lambda p: (p[0][0], p[1]["user_id"], p[1]["created"], p[0][1])
+    ):
+        question = posts.get((site, post["question_id"]))
         title = text.sentences(question["title"]) if question else []
         title = list(itertools.chain.from_iterable(title))
         sentences = [text.Post(s, title, post["tags"]) for s in text.sentences(post["text"])]
-        users.setdefault(str(post["user_id"]), []).append(sentences)
+        name = str(post["user_id"])
+        users.setdefault(name if sites == "matheducators" else f"{site}/{name}", []).append(
+            sentences
+        )
     return list(users), list(users.values())
 
 
-def _checked(post: Any) -> dict[str, Any]:
+def _read_file(data_dir: str | None, file_name: str) -> dict[tuple[str, int], dict[str, Any]]:
+    """Returns a file's posts by site and number."""
+    advice = _advice(file_name)
+    if data_dir is None:
+        raise DataError(f"stackexchange reads a file and needs --data_dir: {advice}")
+    folders = (os.path.join(data_dir, "stackexchange"), data_dir)
+    paths = [os.path.join(folder, file_name) for folder in folders]
+    path = files.find(paths, advice)
+    if path is None:
+        raise files.missing(os.path.join(data_dir, file_name), advice, paths)
+    types = {"site": str, **_TYPES} if file_name == _FIVE_SITES else _TYPES
+    posts = {}
+    with files.reading(path, advice), gzip.open(path, "rt", encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            with files.decoding(path, advice, f"has in line {number} what is not a post"):
+                post = _checked(files.json_of(line), types)
+                key = post.get("site", "matheducators"), post["post_id"]
+                if key in posts:
+                    raise ValueError(f"post {post['post_id']} is there twice")
+                posts[key] = post
+        if not posts:
+            raise ValueError("it has no posts")
+    return posts
+
+
+def _checked(post: Any, types: Mapping[str, type]) -> dict[str, Any]:
     """Returns a post.
 
     Raises:
-      ValueError: If it has not what is read of it, in the types that it must have.
+      ValueError: If a field is missing or has the wrong type.
     """
-    for key, kind in _TYPES.items():
+    for key, kind in types.items():
         files.entry(post, key, kind)
     if not all(isinstance(tag, str) for tag in post["tags"]):
         raise ValueError("a tag that is no text")

@@ -10,6 +10,7 @@ from tasks.task import DataError
 from tff_suite.hparams import HparamError
 
 _FILE = "matheducators_2014_posts.jsonl.gz"
+_FIVE = "five_sites_posts.jsonl.gz"
 
 
 def _post(post_id, user_id, words, question_id=None, title="", tags=("calculus",)):
@@ -35,9 +36,9 @@ _POSTS = [
 ]
 
 
-def _write(folder, posts):
+def _write(folder, posts, name=_FILE):
     lines = "".join(json.dumps(post) + "\n" for post in posts)
-    (folder / _FILE).write_bytes(gzip.compress(lines.encode()))
+    (folder / name).write_bytes(gzip.compress(lines.encode()))
 
 
 def _load(folder, **settings):
@@ -144,6 +145,54 @@ def test_real_posts(data_dir):
     assert task.train.sizes.sum() + task.test.sizes.sum() == 19_840
     x, y = task.central_test
     assert x.shape == (len(y), 2000) and (y.sum(axis=1) > 0).mean() > 0.9
+
+
+def test_users_and_posts_of_several_sites_are_kept_apart(tmp_path):
+    """Numbers of users and posts are a site's own: equal ones mean nothing across sites."""
+    _write(tmp_path, _POSTS)
+    others = [
+        {"site": site, **_post(1, 9, f"{site} {word}.", title=f"On {site}", tags=(site,))}
+        for site, word in (("beer", "ale"), ("ai", "net"))
+    ]
+    others.append({"site": "beer", **_post(2, 8, "Lager.", question_id=1, tags=("beer",))})
+    _write(tmp_path, others, _FIVE)
+    chosen = dict(sites="all", kind="tag", vocab_size=3, num_tags=2, test_fraction=0)
+    task = _load(tmp_path, **chosen)
+    names = ["ai/9", "beer/8", "beer/9", "matheducators/7", "matheducators/9"]
+    assert task.train.client_ids == names
+    assert task.train.sizes.tolist() == [1, 1, 1, 1, 5]
+    posts = [p for site in ("ai", "beer", "matheducators") for p in _by_user(site, others)]
+    words = [[w for p in own for s in text.sentences(p["text"]) for w in s] for own in posts]
+    vocabulary = text.by_users(words)[:3]
+    # An answer has the title of its own site's question.
+    said = ["lager", ".", "on", "beer"]
+    counts = np.array([said.count(w) for w in vocabulary], np.float32)
+    np.testing.assert_allclose(task.train.examples(1).x, [counts / max(counts.sum(), 1)])
+    alone = _load(tmp_path, **{**chosen, "sites": "matheducators"})
+    assert alone.train.client_ids == ["7", "9"]
+
+
+def _by_user(site, others):
+    posts = _POSTS if site == "matheducators" else [p for p in others if p["site"] == site]
+    return [[p for p in posts if p["user_id"] == user] for user in (7, 8, 9)]
+
+
+def test_a_post_without_its_site_is_one_line(tmp_path):
+    _write(tmp_path, _POSTS)
+    _write(tmp_path, _POSTS, _FIVE)
+    with pytest.raises(DataError, match=r"five_sites_posts.*line 1 .*site") as error:
+        _load(tmp_path, sites="all")
+    assert "\n" not in str(error.value)
+    (tmp_path / _FIVE).unlink()
+    with pytest.raises(DataError, match="five_sites_posts"):
+        _load(tmp_path, sites="all")
+
+
+def test_real_posts_of_six_sites(data_dir):
+    task = _load(data_dir, sites="all")
+    assert len(task.train.client_ids) == 360 + 1297
+    assert sum(name.startswith("beer/") for name in task.train.client_ids) == 554
+    assert task.central_test.x.shape[1] == 2000
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "text", "no_user", "list"])
