@@ -15,7 +15,7 @@ $(error STACK=$(STACK) must be current or published)
 endif
 # The part of the tests that `make test-long` runs.
 SHARD ?= 1/1
-# An interpreter to use instead of the first CPython on PATH that fits.
+# An interpreter to use instead of the first CPython that fits.
 PYTHON ?=
 UV_VERSION := 0.13.8
 
@@ -41,8 +41,12 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-input --no-deps --require-hashes \
 	--ignore-requires-python $(FORMATS)
 
+# pyenv and uv keep interpreters in folders that are not on PATH.
+PYENV_ROOT ?= $(HOME)/.pyenv
+INSTALLED_PYTHONS = $(foreach version,$(1),$(wildcard $(PYENV_ROOT)/versions/$(version).*/bin/python \
+	$(HOME)/.local/share/uv/python/cpython-$(version).*/bin/python))
 # These are called with the versions that fit, such as "3.11 3.12".
-NAMES = $(or $(PYTHON),$(1:%=python%) python3 python)
+NAMES = $(or $(PYTHON),$(1:%=python%) python3 python $(INSTALLED_PYTHONS))
 # The check runs the interpreter: a name on PATH may be a shim with no interpreter behind it.
 define FIND_PYTHON
 for python in $(NAMES); do \

@@ -264,6 +264,25 @@ def test_python3_serves_where_python3_11_is_not_on_path(tmp_path):
     assert (tmp_path / "venv" / "requirements.installed").exists()
 
 
+@pytest.mark.parametrize(
+    "place", [".pyenv/versions/3.13.1/bin", ".local/share/uv/python/cpython-3.13.1-linux/bin"]
+)
+def test_interpreters_of_pyenv_and_uv_are_found_off_path(tmp_path, place):
+    """pyenv puts a shim on PATH that starts nothing unless its version is selected."""
+    log, folder, home = tmp_path / "log", tmp_path / "bin", tmp_path / "home"
+    folder.mkdir()
+    (home / place).mkdir(parents=True)
+    for tool in ("bash", "sh", "cmp", "cp", "mkdir", "mv", "touch", "grep", "sed"):
+        (folder / tool).symlink_to(shutil.which(tool))
+    (folder / "python3.13").write_text("#!/bin/sh\necho not selected >&2\nexit 127\n")
+    (folder / "python3.13").chmod(0o755)
+    _fake_python(home / place / "python", log, version="3.13")
+    arguments = "venv", f"VENV={tmp_path / 'venv'}", "SHELL=/bin/bash"
+    result = _make(*arguments, PATH=str(folder), HOME=str(home))
+    assert result.returncode == 0, result.stderr
+    assert "-m venv" in log.read_text()
+
+
 def test_help_names_every_command():
     makefile = (_REPO / "Makefile").read_text()
     (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
