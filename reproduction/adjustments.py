@@ -20,6 +20,7 @@ import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
+from reproduction.looks import looks_of  # noqa: E402
 from tff_suite import figures  # noqa: E402
 
 _MOST_ROUNDS = 1_000_000
@@ -68,7 +69,7 @@ def draw(points: pd.DataFrame) -> Figure:
         "step_factor": "√(1 + φ(β₂ᵗ)) / (1 + φ(β₁ᵗ))",
     }
     options = list(points.groupby("option", sort=False))
-    looks = figures.looks(f"option {option}" for option, _ in options)
+    looks = looks_of(f"option {option}" for option, _ in options)
     for panel, (column, title) in zip(axes[0], titles.items(), strict=True):
         for i, (option, group) in enumerate(options):
             look = looks[f"option {option}"]

@@ -47,6 +47,7 @@ from matplotlib.figure import Figure  # noqa: E402
 from scipy import stats  # noqa: E402
 
 from reproduction import quantities, run_folders  # noqa: E402
+from reproduction.looks import looks_of  # noqa: E402
 from reproduction.quantities import Quantity  # noqa: E402
 from simulation.errors import RunError  # noqa: E402
 from tff_suite import figures  # noqa: E402
@@ -248,7 +249,7 @@ def _late_limits(means, near, half, published, bounds) -> tuple[float, float]:
 
 def _mark_published(axes, published, means):
     """Draws published values right of a panel: those within its limits, none on another."""
-    looks = figures.looks(means)
+    looks = looks_of(means)
     low, high = axes.get_ylim()
     shown = {m: v for m, v in (published or {}).items() if m in looks and low <= v <= high}
     places, columns = {}, []
@@ -290,7 +291,7 @@ def _draw_curves(axes, means, looks=None, named=True, beyond=(), bounds=None):
     """Draws a line a method; those that may leave the panel are `beyond`; bands end at bounds."""
     # Names of clients are no settings.
     short = {name: name for name in looks} if looks else without_common(means)
-    looks = looks or figures.looks(means)
+    looks = looks or looks_of(means)
     for i, (method, (mean, spread)) in enumerate(means.items()):
         look = looks[method]
         gid = "beyond" if method in beyond else None
@@ -353,7 +354,7 @@ def summary(
     width = 0.8 if len(wanted) > 1 else 1.5
     height = max(0.5, 0.105 * (len(rows) + 1))
     figure, axes = figures.panels(len(wanted), width=width, height=height, sharey=True)
-    looks = figures.looks(rows)
+    looks = looks_of(rows)
     kinds = set()
     for panel, (name, group) in zip(axes[0], wanted, strict=True):
         limits = None if name in log else _shared_limits(group, foreign)
@@ -535,7 +536,7 @@ def densities(
     if quantity.bounds:
         low, high = max(low, quantity.bounds[0]), min(high, quantity.bounds[1])
     at = np.linspace(low, high, 400)
-    looks = figures.looks(values)
+    looks = looks_of(values)
     for i, (method, of_clients) in enumerate(values.items()):
         look, lw = looks[method], figures.width(i, len(values))
         style = {"color": look.colour, "ls": look.dashes, "lw": lw, "label": method}
@@ -599,7 +600,7 @@ def pareto(
     """
     figure, axes = figures.panels(width=1.5, height=1.3)
     axes = axes[0, 0]
-    looks = figures.looks(points.method)
+    looks = looks_of(points.method)
     front = points[pareto_optimal(points.mean_error, points.rsd)].sort_values("mean_error")
     axes.plot(
         front.mean_error, front.rsd, lw=6, color="0.85", label="Pareto front", zorder=0,
@@ -670,7 +671,7 @@ def client_losses(
     figure, axes = figures.grid(len(methods), sharey=True)
     clients = list(dict.fromkeys(points.client))
     # As of one method, so that clients get the palette in its order.
-    looks = dict(zip(clients, figures.looks(f"client {c}" for c in clients).values(), strict=True))
+    looks = dict(zip(clients, looks_of(f"client {c}" for c in clients).values(), strict=True))
     for panel, (method, group) in zip(axes, methods, strict=True):
         named = group.assign(method=group.client)
         _draw_curves(panel, _means(named), looks=looks)
@@ -878,7 +879,7 @@ def by_setting(
 def _settings_figure(lines, xlabel, ylabel, title, further=()) -> Figure:
     figure, axes = figures.panels(width=1.5)
     axes = axes[0, 0]
-    looks = figures.looks(lines)
+    looks = looks_of(lines)
     for i, (method, (x, y, spread)) in enumerate(lines.items()):
         look = looks[method]
         style = {"color": look.colour, "ls": look.dashes, "marker": look.mark, "label": method}

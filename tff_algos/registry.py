@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tff_suite import hparams as hparams_lib
-from tff_suite import specs
+from tff_suite import palette, specs
 
 
 class RoundPlan(NamedTuple):
@@ -88,6 +88,9 @@ class MethodSpec:
       name: Name of the method, the value of `--algorithm`.
       summary: One line for `--help` and the README's table.
       paper: Authors, title, arXiv number.
+      display_name: The name as the paper writes it, for tables and figures; `name` if empty.
+      look: Colour and line style in every figure, names of `tff_suite.palette`; without one a
+        figure takes what its other lines leave.
       builder: `module:function`, imported on first use, or the function itself; of a `SPEC` of a
         module (see `add_folder`) the function's name alone. It is called with a
         `tff_algos.model.Model`, a `tff_algos.client.LocalTraining` and every declared setting by
@@ -132,6 +135,8 @@ class MethodSpec:
     name: str
     summary: str
     paper: str
+    display_name: str = ""
+    look: tuple[str, str] | None = None
     builder: str | Callable = "build"
     hparams: Sequence[hparams_lib.Hparam] = ()
     client_learning_rate: float | None = None
@@ -154,6 +159,10 @@ class MethodSpec:
 
     def __post_init__(self):
         specs.check_history(self)
+        if not self.display_name:
+            object.__setattr__(self, "display_name", self.name)
+        if self.look is not None:
+            palette.check(self.name, self.look)
 
     def round_plan(self, settings: dict, round_index: int, total_rounds: int) -> RoundPlan:
         """Returns what the method asks of the clients in a round.

@@ -1,20 +1,18 @@
 """The one look of all figures, and how they are written: PNG for reading, PDF for print.
 
-A method has the same colour, line style and mark in every figure (`looks`). A legend stands beside
-the panels, and `fit` gives a figure the size at which its panels keep theirs, whatever stands
-around them: long words are broken into lines, and nothing leaves the canvas.
+A legend stands beside the panels, and `fit` gives a figure the size at which its panels keep
+theirs, whatever stands around them: long words are broken into lines, and nothing leaves the
+canvas.
 """
 
-import collections
 import contextlib
 import functools
 import io
 import os
 import warnings
 import weakref
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import matplotlib
 
@@ -28,7 +26,7 @@ from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
 from matplotlib.patches import Patch  # noqa: E402
 
-from tff_suite import writing  # noqa: E402
+from tff_suite import palette, writing  # noqa: E402
 
 # Inches within the axes of a panel.
 _PANEL = (3.0, 2.2)
@@ -56,102 +54,6 @@ _STYLE = {
     "xtick.labelsize": 8,
     "ytick.labelsize": 8,
 }
-
-# Okabe and Ito's colours, which colour-blind readers can tell apart; wine is in place of yellow,
-# which is too pale for a line.
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
-_DASHES = (
-    "-",
-    (0, (5, 1.5)),
-    (0, (1.3, 1.3)),
-    (0, (7, 1.5, 1.3, 1.5)),
-    (0, (7, 1.5, 1.3, 1.5, 1.3, 1.5)),
-    (0, (3, 2.5)),
-)
-# The last line style is for methods that are named below: more than 40 would share a look.
-_CYCLE = 5
-_MARKS = "osD^vPX*"
-# All pairs of a colour and a line style.
-_PLACES = [(i % len(COLOURS), i % _CYCLE) for i in range(len(COLOURS) * _CYCLE)]
-
-# Colour and line style, so that those that a paper shows together differ in colour. What has no
-# entry gets what its name says, of what the figure has left.
-_KNOWN = {
-    "fedavg": (0, 0), "fedavgm": (4, 0), "fedadagrad": (3, 1), "fedadam": (1, 0), "fedyogi": (5, 1),
-    "fedda_sgdm": (2, 0), "fedda_adam": (6, 1), "fedda_adagrad": (7, 2), "scaffold": (5, 2),
-    "qfedavg": (3, 0), "term": (1, 2), "fedmgda_plus": (5, 0), "afl": (6, 0), "ditto": (7, 1),
-    "adafed": (2, 2), "fedfa": (4, 1), "qfedavg_reweight": (4, 2), "fednova": (6, 2),
-    "fedprox": (5, 3), "adafedadam": (2, 1), "fedams": (5, 4), "fedsps": (6, 3), "fafed": (3, 3),
-    "fedcada": (2, 3), "mfl": (3, 2), "mimelite": (1, 1), "fedlocal": (0, 2), "adaalter": (7, 0),
-    "centralized": (0, 3), "client_adam": (1, 4), "climb": (7, 4), "fedlin": (3, 4),
-    "lookahead": (4, 4), "stem": (4, 3), "fedcorr": (7, 3),
-    "feddyn": (0, 5), "fedcm": (1, 5), "fedsam": (2, 5), "mofedsam": (3, 5), "fedacg": (4, 5),
-    "fedexp": (5, 5), "delta_sgd": (6, 5), "propfair": (7, 5),
-    # FedDA's rows: a scheme has a colour, what its clients run a line style.
-    "fedlocal_sgdm": (0, 1), "fedlocal_adam": (0, 3), "fedlocal_adagrad": (0, 4),
-    "mfl_sgdm": (3, 0), "mfl_adam": (3, 1), "mfl_adagrad": (3, 2),
-    "mimelite_sgdm": (1, 0), "mimelite_adam": (1, 1), "mimelite_adagrad": (1, 2),
-    "fedopt_sgdm": (5, 0), "fedopt_adam": (5, 1), "fedopt_adagrad": (5, 3),
-}  # fmt: skip
-
-
-class Look(NamedTuple):
-    """How a method is drawn.
-
-    Attributes:
-      colour: Its colour.
-      dashes: Its line style, as matplotlib takes it.
-      mark: Its mark.
-    """
-
-    colour: str
-    dashes: Any
-    mark: str
-
-
-def _look(colour: int, dashes: int, further: int = 0) -> Look:
-    mark = _MARKS[(colour + 3 * dashes + further) % len(_MARKS)]
-    return Look(COLOURS[colour % len(COLOURS)], _DASHES[dashes % len(_DASHES)], mark)
-
-
-def looks(names: Iterable[str]) -> dict[str, Look]:
-    """Returns how each of a figure's lines is drawn; up to 40 of them differ.
-
-    Args:
-      names: Names of rows: a method, and the settings in which rows of it differ. Rows of one
-        method have its colour in a figure of several methods, and all colours in one of their own.
-    """
-    names = list(dict.fromkeys(names))
-    of_method = {name: name.split(" ")[0] for name in names}
-    number = collections.Counter(of_method.values())
-    if len(number) == 1 and len(names) > 1:
-        return {name: _look(i % len(COLOURS), i % _CYCLE) for i, name in enumerate(names)}
-    places = {method: _KNOWN[method] for method in number if method in _KNOWN}
-    for method in number:
-        if method not in places:
-            places[method] = _free_place(method, list(places.values()))
-    seen, found, taken = collections.Counter(), {}, set()
-    for name, method in of_method.items():
-        colour, dashes = places[method]
-        place = colour, (dashes + seen[method]) % _CYCLE if seen[method] else dashes
-        if place in taken or (seen[method] and place in places.values()):
-            # Of its own colour if there is one, and none that another method begins with.
-            rest = [p for p in _PLACES if p not in taken and p not in places.values()]
-            place = min(rest, key=lambda p: p[0] != colour, default=place)
-        taken.add(place)
-        found[name] = _look(*place, seen[method])
-        seen[method] += 1
-    return found
-
-
-def _free_place(name, taken) -> tuple[int, int]:
-    """Returns a colour and a line style by the name, not one that is taken while there are free."""
-    start = zlib.crc32(name.encode()) % len(_PLACES)
-    every = _PLACES[start:] + _PLACES[:start]
-    colours = {colour for colour, _ in taken}
-    other = (place for place in every if place[0] not in colours)
-    free = (place for place in every if place not in taken)
-    return next(other, None) or next(free, None) or every[0]
 
 
 def width(place: int, number: int) -> float:
@@ -212,7 +114,8 @@ def look() -> Iterator[None]:
 
 def colour(place: int) -> str:
     """Returns the colour of the client (the class, the setting) at a place, from 0."""
-    return COLOURS[(place + 1) % len(COLOURS)]
+    shades = list(palette.COLOURS.values())
+    return shades[(place + 1) % len(shades)]
 
 
 def whole_numbers(axis) -> None:

@@ -9,8 +9,8 @@ import pytest
 from matplotlib import pyplot
 
 from reproduction import drawing, items, quantities, results
+from reproduction.looks import looks_of
 from tests import canvas
-from tff_suite import figures
 
 EVERY = [setup for item in items.all_items() for setup in item.setups.values()]
 SETUP = items.load_item("adafedadam", "fig2").setups["synthetic"]
@@ -42,7 +42,7 @@ def swept(setup):
 def test_rows_that_a_figure_shows_together_differ_in_colour_or_line_style():
     for setup in EVERY:
         names = [row.split(" ")[0] for row in setup.rows] if swept(setup) else list(setup.rows)
-        looks = figures.looks(names)
+        looks = looks_of(names)
         pairs = {(look.colour, look.dashes) for look in looks.values()}
         assert len(pairs) == len(set(names)), named(setup)
 

@@ -11,6 +11,7 @@ from scipy import integrate
 
 import tff_algos
 from reproduction import adjustments, plots, quantities, run_folders
+from reproduction.looks import looks_of
 from simulation.errors import RunError
 from tests import canvas
 from tff_suite import figures
@@ -590,7 +591,7 @@ def test_published_values_that_coincide_are_all_seen_and_look_like_their_rows():
     published = dict.fromkeys(names, 90.0)
     figure = plots.curves(many_points(names), quantity=ACCURACY, published=published)
     assert canvas.hidden(figure) == [], "no mark lies on another"
-    looks = figures.looks(names).values()
+    looks = looks_of(names).values()
     shown = published_marks(figure.axes[0])
     assert [mark[:2] for mark in shown] == [(look.colour, look.mark) for look in looks]
 

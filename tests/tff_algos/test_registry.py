@@ -1,12 +1,15 @@
 """A file in the folder of methods is a method, whole, and known without TensorFlow."""
 
+import importlib
 import pathlib
 import subprocess
 import sys
 
 import pytest
 
+import tff_algos
 from tests import copy_of_suite
+from tff_algos import registry
 
 _REPO = pathlib.Path(__file__).resolve().parents[2]
 _METHOD = '''"""Federated averaging with another name."""
@@ -67,6 +70,28 @@ def test_a_method_that_uses_tensorflow_while_it_is_imported_is_refused(folder):
     (folder / "tff_algos" / "methods" / "dropped_in.py").write_text(careless)
     told = copy_of_suite.run(folder, "--help")
     assert told.returncode == 1 and "tensorflow.constant is used while" in told.stderr
+
+
+def test_every_method_has_a_display_name_and_its_docstring_uses_it():
+    shown = {}
+    for name in tff_algos.names():
+        spec = tff_algos.get(name)
+        if not str(spec.builder).startswith("tff_algos.methods."):
+            continue
+        module = importlib.import_module(spec.builder.split(":")[0])
+        assert spec.display_name in module.__doc__, name
+        assert spec.display_name != name and spec.look, f"{name} declares neither of its own"
+        shown[name] = spec.display_name
+    assert len(set(shown.values())) == len(shown) > 40
+
+
+def test_a_method_without_a_display_name_is_shown_by_its_name():
+    assert registry.MethodSpec(name="of_mine", summary="", paper="").display_name == "of_mine"
+
+
+def test_a_look_of_unknown_names_is_refused():
+    with pytest.raises(ValueError, match=r"of_mine: look=.* must name one of black"):
+        registry.MethodSpec(name="of_mine", summary="", paper="", look=("teal", "solid"))
 
 
 _PARSE = """

@@ -39,6 +39,8 @@ from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="adaalter",
+    display_name="Local AdaAlter",
+    look=("wine", "solid"),
     summary="Clients run Adagrad with the server's accumulator, which is averaged.",
     paper="Xie et al., Local AdaAlter, arXiv 1911.09030",
     hparams=(

@@ -71,6 +71,8 @@ from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="adafed",
+    display_name="AdaFed",
+    look=("vermilion", "dotted"),
     summary="AdaFed: a common descent direction, steeper for clients of larger loss.",
     paper=(
         "Mohajer Hamidi, Yang, AdaFed: Fair Federated Learning via Adaptive Common Descent "

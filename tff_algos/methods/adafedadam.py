@@ -72,6 +72,8 @@ def _decay(name, default, symbol):
 
 SPEC = MethodSpec(
     name="adafedadam",
+    display_name="AdaFedAdam",
+    look=("vermilion", "dashed"),
     summary="AdaFedAdam: FedAdam on normalised updates, steered by their certainty.",
     paper=(
         "Ju, Zhang, Toor, Hellander, Accelerating Fair Federated Learning: Adaptive "

@@ -44,6 +44,8 @@ from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="afl",
+    display_name="AFL",
+    look=("sky", "solid"),
     summary="AFL: the model for the worst mixture of the clients.",
     paper="Mohri, Sivek, Suresh, Agnostic Federated Learning, arXiv 1902.00146",
     hparams=(

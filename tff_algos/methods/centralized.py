@@ -1,4 +1,4 @@
-"""Centralised training: one optimizer on all clients' examples together, in shuffled epochs.
+"""Centralized training: one optimizer on all clients' examples together, in shuffled epochs.
 
 The yardstick of Reddi, Charles, et al.: "Adaptive Federated Optimization", ICLR 2021, arXiv
 2003.00295, Table 11 (top row), with SGD, SGD with momentum, Adam, Adagrad and Yogi.
@@ -44,6 +44,8 @@ def _plan(settings, round_num, total_rounds):
 
 SPEC = MethodSpec(
     name="centralized",
+    display_name="Centralized",
+    look=("black", "dash_dot"),
     summary="One optimizer on the pooled, shuffled examples of all clients: the yardstick.",
     paper="Reddi, Charles, et al., Adaptive Federated Optimization, arXiv 2003.00295",
     hparams=(

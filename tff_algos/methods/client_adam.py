@@ -1,4 +1,4 @@
-"""Adam on the clients, each with moments of its own: the "vanilla" method that FedCAda improves.
+"""Client Adam: each client with moments of its own; the "vanilla" method that FedCAda improves.
 
 Zhou et al.: "FedCAda: Adaptive Client-Side Optimization for Accelerated and Stable Federated
 Learning", arXiv 2405.11811, Algorithm 1.
@@ -55,6 +55,8 @@ MOMENTS = (
 
 SPEC = MethodSpec(
     name="client_adam",
+    display_name="Client Adam",
+    look=("blue", "dash_dot_dot"),
     summary="Adam on the clients, each with moments of its own.",
     paper="Zhou et al., FedCAda: Adaptive Client-Side Optimization, arXiv 2405.11811",
     hparams=(

@@ -55,6 +55,8 @@ def _plan(settings, round_num, total_rounds):
 
 SPEC = MethodSpec(
     name="climb",
+    display_name="CLIMB",
+    look=("wine", "dash_dot_dot"),
     summary="CLIMB: no client's loss may exceed the mean by more than epsilon.",
     paper=(
         "Shen, Cervino, Hassani, Ribeiro, An Agnostic Approach to Federated Learning with Class "

@@ -52,6 +52,8 @@ from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="delta_sgd",
+    display_name="Δ-SGD",
+    look=("sky", "short_dashed"),
     summary="Clients set the length of their steps by the smoothness that they meet.",
     paper="Kim et al., Adaptive Federated Learning with Auto-Tuned Clients, arXiv 2306.11201",
     hparams=(

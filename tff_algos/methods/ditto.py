@@ -43,6 +43,8 @@ from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="ditto",
+    display_name="Ditto",
+    look=("wine", "dashed"),
     summary="Each client has a model of its own, held near the common one.",
     paper=(
         "Li, Hu, Beirami, Smith, Ditto: Fair and Robust Federated Learning Through "

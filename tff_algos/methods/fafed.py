@@ -41,6 +41,8 @@ from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="fafed",
+    display_name="FAFED",
+    look=("green", "dash_dot"),
     summary="Variance-reduced adaptive client steps on a scale that the server fixes.",
     paper="Wu et al., Faster Adaptive Federated Learning, arXiv 2212.00974",
     hparams=(

@@ -44,6 +44,8 @@ from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="fedacg",
+    display_name="FedACG",
+    look=("purple", "short_dashed"),
     summary="Clients start where the server's momentum leads, and are held near that point.",
     paper="Kim, Kim, Han, Federated Learning with Accelerated Client Gradient, arXiv 2201.03172",
     hparams=(

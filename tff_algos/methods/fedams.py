@@ -42,6 +42,8 @@ _README = "FedAMS, README of the released code"
 
 SPEC = MethodSpec(
     name="fedams",
+    display_name="FedAMS",
+    look=("orange", "dash_dot_dot"),
     summary="AMSGrad on the server.",
     paper="Wang et al., Communication-Efficient Adaptive Federated Learning, arXiv 2205.02719",
     hparams=(

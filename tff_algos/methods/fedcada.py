@@ -46,6 +46,8 @@ from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="fedcada",
+    display_name="FedCAda",
+    look=("vermilion", "dash_dot"),
     summary="Clients run Adam from the server's moments, with an adjusted bias correction.",
     paper="Zhou et al., FedCAda: Adaptive Client-Side Optimization, arXiv 2405.11811",
     hparams=(

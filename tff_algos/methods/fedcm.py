@@ -83,6 +83,8 @@ FIRST_ROUND = Hparam(
 
 SPEC = MethodSpec(
     name="fedcm",
+    display_name="FedCM",
+    look=("blue", "short_dashed"),
     summary="Local steps go partly along the direction in which the server went last.",
     paper="Xu et al., FedCM: Federated Learning with Client-level Momentum, arXiv 2106.10874",
     hparams=(

@@ -87,6 +87,8 @@ from tff_suite.hparams import By, Hparam
 
 SPEC = MethodSpec(
     name="fedcorr",
+    display_name="FedCorr",
+    look=("wine", "dash_dot"),
     summary="FedCorr: finds clients of noisy labels, corrects these, then trains on all.",
     paper=(
         "Xu, Chen, Quek, Chong, FedCorr: Multi-Stage Federated Learning for Label Noise "

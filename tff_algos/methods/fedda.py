@@ -1,7 +1,8 @@
 """FedDA: clients take plain steps and send sums of moments; the server applies the momentum.
 
 Jin, Ren, Zhou, Lyu, Liu, Dou: "Accelerated Federated Learning with Decoupled Adaptive
-Optimization", ICML 2022 (arXiv 2207.07223), Algorithm 1 (SGDM), Algorithm 2 (Adam, AdaGrad).
+Optimization", ICML 2022 (arXiv 2207.07223), Algorithm 1 (FedDA+SGDM), Algorithm 2
+(FedDA+Adam, FedDA+AdaGrad).
 
   symbol   argument              default    from
   η        client_learning_rate  -          Table 12: 0.03 to 100 by data set
@@ -119,9 +120,12 @@ _COMMON = (
 )
 
 
-def _spec(name, summary, *hparams):
+def _spec(display_name, look, summary, *hparams):
+    name = display_name.replace("+", "_").lower()
     return MethodSpec(
         name=name,
+        display_name=display_name,
+        look=look,
         summary=summary,
         paper=(
             "Jin et al., Accelerated Federated Learning with Decoupled Adaptive Optimization, "
@@ -140,9 +144,24 @@ def _spec(name, summary, *hparams):
 
 
 SPECS = (
-    _spec("fedda_sgdm", "Clients send sums of moments; the server applies the momentum.", _BETA1),
-    _spec("fedda_adam", "FedDA with Adam on the server.", _BETA1, _BETA2, _EPSILON, _BIAS_STEPS),
-    _spec("fedda_adagrad", "FedDA with AdaGrad on the server.", _BETA1, _EPSILON),
+    _spec(
+        "FedDA+SGDM",
+        ("vermilion", "solid"),
+        "Clients send sums of moments; the server applies the momentum.",
+        _BETA1,
+    ),
+    _spec(
+        "FedDA+Adam",
+        ("sky", "dashed"),
+        "FedDA with Adam on the server.",
+        _BETA1,
+        _BETA2,
+        _EPSILON,
+        _BIAS_STEPS,
+    ),
+    _spec(
+        "FedDA+AdaGrad", ("wine", "dotted"), "FedDA with AdaGrad on the server.", _BETA1, _EPSILON
+    ),
 )
 
 

@@ -51,6 +51,8 @@ from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="feddyn",
+    display_name="FedDyn",
+    look=("black", "short_dashed"),
     summary="Dynamic regularisation: clients' linear terms make local and global optima agree.",
     paper="Acar et al., Federated Learning Based on Dynamic Regularization, arXiv 2111.04263",
     hparams=(

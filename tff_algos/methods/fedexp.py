@@ -48,6 +48,8 @@ from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="fedexp",
+    display_name="FedExP",
+    look=("orange", "short_dashed"),
     summary="The server goes further the more the clients' updates disagree.",
     paper="Jhunjhunwala, Wang, Joshi, FedExP: Speeding Up Federated Averaging via Extrapolation, "
     "arXiv 2301.09604",

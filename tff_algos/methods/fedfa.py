@@ -44,6 +44,8 @@ from tff_suite.hparams import Hparam, HparamError
 
 SPEC = MethodSpec(
     name="fedfa",
+    display_name="FedFA",
+    look=("purple", "dashed"),
     summary="FedFA: weights from accuracy and participation, momentum on both sides.",
     paper=(
         "Huang, Li, Wang, Du, Zhang, Fairness and Accuracy in Federated Learning, arXiv 2012.10069"

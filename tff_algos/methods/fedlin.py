@@ -42,6 +42,8 @@ def _plan(settings, round_num, total_rounds):
 
 SPEC = MethodSpec(
     name="fedlin",
+    display_name="FedLin",
+    look=("green", "dash_dot_dot"),
     summary="Clients correct every gradient by the cohort's, asked for in the same round.",
     paper="Mitra et al., Linear Convergence in Federated Learning, arXiv 2102.07053",
     hparams=(

@@ -45,6 +45,8 @@ from tff_suite.hparams import By, Hparam
 
 SPEC = MethodSpec(
     name="fedlocal",
+    display_name="FedLocal",
+    look=("black", "dotted"),
     summary="Adaptive optimizers on the clients, with local or joint correction.",
     paper="Wang et al., Local Adaptivity in Federated Learning, arXiv 2106.02305",
     hparams=(

@@ -45,6 +45,8 @@ from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="fedmgda_plus",
+    display_name="FedMGDA+",
+    look=("orange", "solid"),
     summary="FedMGDA+: the common descent direction nearest to an average of unit updates.",
     paper=(
         "Hu, Shaloudegi, Zhang, Yu, Federated Learning Meets Multi-objective Optimization, "

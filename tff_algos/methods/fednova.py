@@ -43,6 +43,8 @@ from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="fednova",
+    display_name="FedNova",
+    look=("sky", "dotted"),
     summary="Client updates are divided by the weight of their local steps.",
     paper="Wang et al., Tackling the Objective Inconsistency Problem, arXiv 2007.07481",
     hparams=(

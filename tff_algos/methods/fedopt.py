@@ -84,9 +84,12 @@ _MOMENTUM = decay(
 )
 
 
-def _spec(name, summary, hparams=(), server_learning_rate=None):
+def _spec(display_name, look, summary, hparams=(), server_learning_rate=None):
+    name = display_name.lower()
     return MethodSpec(
         name=name,
+        display_name=display_name,
+        look=look,
         summary=summary,
         paper="Reddi, Charles, et al., Adaptive Federated Optimization, arXiv 2003.00295",
         builder=f"build_{name}",
@@ -100,13 +103,25 @@ def _spec(name, summary, hparams=(), server_learning_rate=None):
 
 SPECS = (
     dataclasses.replace(
-        _spec("fedavg", "Federated averaging: the server takes the mean client update.", (), 1.0),
+        _spec(
+            "FedAvg",
+            ("black", "solid"),
+            "Federated averaging: the server takes the mean client update.",
+            (),
+            1.0,
+        ),
         takes_server_optimizer=True,
     ),
-    _spec("fedavgm", "Federated averaging with server momentum.", (_MOMENTUM,), 1.0),
-    _spec("fedadagrad", "Adagrad on the server.", (_TAU, _VARIANT)),
-    _spec("fedadam", "Adam on the server.", (*_MOMENTS, _TAU, _VARIANT)),
-    _spec("fedyogi", "Yogi on the server.", (*_MOMENTS, _TAU, _VARIANT)),
+    _spec(
+        "FedAvgM",
+        ("purple", "solid"),
+        "Federated averaging with server momentum.",
+        (_MOMENTUM,),
+        1.0,
+    ),
+    _spec("FedAdagrad", ("green", "dashed"), "Adagrad on the server.", (_TAU, _VARIANT)),
+    _spec("FedAdam", ("blue", "solid"), "Adam on the server.", (*_MOMENTS, _TAU, _VARIANT)),
+    _spec("FedYogi", ("orange", "dashed"), "Yogi on the server.", (*_MOMENTS, _TAU, _VARIANT)),
 )
 
 

@@ -32,6 +32,8 @@ from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="fedprox",
+    display_name="FedProx",
+    look=("orange", "dash_dot"),
     summary="Federated averaging whose clients are held near the broadcast model.",
     paper="Li et al., Federated Optimization in Heterogeneous Networks, arXiv 1812.06127",
     hparams=(

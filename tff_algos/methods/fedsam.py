@@ -51,9 +51,12 @@ from tff_algos.weights import Weights, move
 from tff_suite.hparams import Hparam
 
 
-def _spec(name, summary, down, hparams=()):
+def _spec(display_name, look, summary, down, hparams=()):
+    name = display_name.lower()
     return MethodSpec(
         name=name,
+        display_name=display_name,
+        look=look,
         summary=summary,
         paper="Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, "
         "arXiv 2206.02618",
@@ -85,9 +88,15 @@ def _spec(name, summary, down, hparams=()):
 
 
 SPECS = (
-    _spec("fedsam", "Local steps by the gradient a little uphill, for flat minima.", 1),
     _spec(
-        "mofedsam",
+        "FedSAM",
+        ("vermilion", "short_dashed"),
+        "Local steps by the gradient a little uphill, for flat minima.",
+        1,
+    ),
+    _spec(
+        "MoFedSAM",
+        ("green", "short_dashed"),
         "FedSAM with FedCM's momentum.",
         2,
         (

@@ -38,6 +38,8 @@ from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="fedsps",
+    display_name="FedSPS",
+    look=("sky", "dash_dot"),
     summary="Clients choose each step's length by a stochastic Polyak rule.",
     paper="Mukherjee et al., Locally Adaptive Federated Learning, arXiv 2307.06306",
     hparams=(

@@ -44,6 +44,8 @@ def _plan(settings, round_num, total_rounds):
 
 SPEC = MethodSpec(
     name="lookahead",
+    display_name="Lookahead",
+    look=("purple", "dash_dot_dot"),
     summary="A few fast steps on the clients, a part of the way on the server.",
     paper="Zhang et al., Lookahead Optimizer, arXiv 1907.08610",
     hparams=(

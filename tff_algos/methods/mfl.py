@@ -32,6 +32,8 @@ from tff_algos.weights import move, subtract
 
 SPEC = MethodSpec(
     name="mfl",
+    display_name="MFL",
+    look=("green", "dotted"),
     summary="Clients run momentum whose buffer is averaged along with the model.",
     paper="Liu et al., Accelerating Federated Learning via Momentum, arXiv 1910.03197",
     server_learning_rate=1.0,

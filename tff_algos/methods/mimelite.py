@@ -34,6 +34,8 @@ from tff_algos.weights import move, subtract
 
 SPEC = MethodSpec(
     name="mimelite",
+    display_name="MimeLite",
+    look=("blue", "dashed"),
     summary="Clients step with the server's optimizer state; full gradients move it.",
     paper="Karimireddy et al., Mime, arXiv 2008.03606",
     server_learning_rate=1.0,

@@ -45,6 +45,8 @@ from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="propfair",
+    display_name="PropFair",
+    look=("wine", "short_dashed"),
     summary="PropFair: clients minimise -log(M - f), so that larger losses pull harder.",
     paper=(
         "Zhang, Malekmohammadi, Chen, Yu, Proportional Fairness in Federated Learning, "

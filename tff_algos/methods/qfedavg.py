@@ -43,6 +43,8 @@ from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="qfedavg",
+    display_name="q-FedAvg",
+    look=("green", "solid"),
     summary="q-FedAvg: clients count by the power q of their loss.",
     paper=(
         "Li, Sanjabi, Beirami, Smith, Fair Resource Allocation in Federated Learning, "

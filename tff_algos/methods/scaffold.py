@@ -44,6 +44,8 @@ from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="scaffold",
+    display_name="SCAFFOLD",
+    look=("orange", "dotted"),
     summary="Control variates on server and clients take out the clients' drift.",
     paper=("Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, arXiv 1910.06378"),
     hparams=(

@@ -45,6 +45,8 @@ from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="stem",
+    display_name="STEM",
+    look=("purple", "dash_dot"),
     summary="Clients and server share a momentum direction of gradient differences.",
     paper="Khanduri et al., STEM, arXiv 2106.10435",
     hparams=(

@@ -36,6 +36,8 @@ from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
     name="term",
+    display_name="TERM",
+    look=("blue", "dotted"),
     summary="TERM: clients count by exp(t F_k).",
     paper="Li, Beirami, Sanjabi, Smith, Tilted Empirical Risk Minimization, arXiv 2007.01162",
     hparams=(
