@@ -34,7 +34,7 @@ FORMATS := --only-binary :all: --no-binary jax --no-binary promise
 # Tests start hundreds of processes, each of which would compile the suite for itself.
 QUICK := -n 2 --dist=loadgroup --no-loadscope-reorder -m "not long"
 # What TensorFlow's version can change: methods, runtimes, records and every task.
-TOUCHING_TENSORFLOW := tests/tff_algos tests/simulation/runtimes tests/simulation/records tests/tff_suite/test_compat.py \
+TOUCHING_TENSORFLOW := tests/tff_algos tests/simulation/engine tests/simulation/tff tests/simulation/device tests/simulation/records tests/tff_suite/test_compat.py \
 	tests/test_every_task.py
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # TFF and TensorFlow Privacy name no CPython after 3.11, but are pure Python and run there.

@@ -31,9 +31,11 @@ from absl import flags  # noqa: E402
 
 from reproduction import changes, items, needs, readme, results, run_folders, score, search, sweep  # noqa: E402
 from reproduction.items import ReproduceError  # noqa: E402
-from simulation import experiment_flags  # noqa: E402
+from simulation import (
+    experiment_flags,  # noqa: E402
+    supervisor,  # noqa: E402
+)
 from simulation.errors import RunError  # noqa: E402
-from simulation.runtimes import supervisor  # noqa: E402
 from tasks.formats import remote  # noqa: E402
 from tasks.task import DataError  # noqa: E402
 from tff_suite.hparams import HparamError  # noqa: E402

@@ -40,8 +40,8 @@ import tasks
 import tff_algos
 from benchmarks import common, side, workloads
 from simulation import runtimes
-from simulation.runtimes import vectorized
-from simulation.runtimes.batched_ops import NotVectorizable
+from simulation.engine import batching as vectorized
+from simulation.engine.batched_ops import NotVectorizable
 
 # Task → clients a round, minibatch size, FLUTE's seconds a round.
 _TASKS = {

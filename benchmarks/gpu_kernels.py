@@ -44,7 +44,7 @@ from tensorflow_federated.python.core.impl.computation import computation_impl
 import tasks
 import tff_algos
 from simulation import experiment_flags, runtimes, task_models
-from simulation.runtimes import vectorized
+from simulation.engine import batching as vectorized
 from tasks.models import losses, models
 from tff_algos.client_data import Batch
 from tff_suite import hparams

@@ -378,7 +378,7 @@ def _states(turns):
     import ray
 
     with contextlib.ExitStack() as stack:
-        from simulation.runtimes import cluster
+        from simulation import cluster
 
         stack.enter_context(cluster.connected(None))
         one = np.random.default_rng(0).normal(size=1_206_590).astype(np.float32)

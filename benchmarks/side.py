@@ -110,8 +110,9 @@ def _our_rounds(runtime, workload):
 def _rounds_in_chunks(workload):
     import tff_algos
     from simulation import runtimes
+    from simulation.engine import program as plans
+    from simulation.engine import scheduler as chunks
     from simulation.rounds import in_chunks
-    from simulation.runtimes import chunks, plans
 
     runtimes.configure_threads()
     process = tff_algos.build(
@@ -172,7 +173,7 @@ def _worker_rounds(from_file, workload):
     import tensorflow as tf
     import tensorflow_federated as tff
 
-    from simulation.runtimes import native_worker
+    from simulation.tff import native_worker
 
     x_spec = tf.TensorSpec([None, *workload.clients[0][0].shape[1:]], workload.clients[0][0].dtype)
 

@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from reproduction.items import REPO, PlannedRun, ReproduceError
-from simulation import experiment_flags, identity
+from simulation import experiment_flags, identity, supervisor
 from simulation.errors import RunError
 from simulation.records import outputs
-from simulation.runtimes import supervisor
 from tff_suite import command_line
 
 

@@ -19,10 +19,9 @@ from typing import NamedTuple
 
 from reproduction import board, changes, storage
 from reproduction.items import REPO, PlannedRun, ReproduceError
-from simulation import experiment_flags
+from simulation import cluster, experiment_flags
 from simulation.errors import RunError
 from simulation.records import outputs
-from simulation.runtimes import cluster
 from tff_suite import writing
 
 # How `run_experiment.py` ends when the model is no longer finite, and when its flags are wrong.

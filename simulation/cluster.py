@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from simulation import supervisor
 from simulation.errors import RunError
-from simulation.runtimes import supervisor
 from tff_suite import command_line
 
 # In the environment of all that is started on this machine.

@@ -15,12 +15,12 @@ import numpy as np
 
 import tff_algos
 from simulation import assembly, experiment_flags, identity, runtimes
+from simulation.device import layer_gradients
 from simulation.errors import ChangedError, RunError
 from simulation.experiment_flags import Request
 from simulation.records import checkpoints, files, models, outputs, stacks, trackers
 from simulation.records.progress import Progress
 from simulation.rounds import cohorts
-from simulation.runtimes import layer_gradients
 from tasks import fingerprint, missing
 from tff_suite import command_line, imports
 from tff_suite.hparams import HparamError

@@ -73,17 +73,17 @@ def installed(name: str, num_threads: int | None = None):
 @contextlib.contextmanager
 def _context(name: str, num_threads: int | None):
     if name == "native":
-        from simulation.runtimes import native_worker
+        from simulation.tff import native_worker
 
         with native_worker.native_context(num_threads) as context:
             yield context
     elif name == "vectorized":
-        from simulation.runtimes import vectorized
+        from simulation.engine import batching as vectorized
 
         with contextlib.closing(vectorized.VectorizedContext(num_threads)) as context:
             yield context
     else:
-        from simulation.runtimes import tff_context
+        from simulation.tff import context as tff_context
 
         with contextlib.closing(tff_context.InProcessContext(num_threads)) as context:
             yield context
@@ -117,7 +117,7 @@ def bind(process: Any) -> Bound:
     """
     import tensorflow_federated as tff
 
-    from simulation.runtimes import tff_context
+    from simulation.tff import context as tff_context
 
     current = tff.framework.get_context_stack().current
     method = getattr(process, "method", None)
@@ -178,7 +178,7 @@ def choose(process: Any, first_clients: Callable[[], Any] | None = None) -> tupl
     """
     import tensorflow as tf
 
-    from simulation.runtimes import vectorized
+    from simulation.engine import batching as vectorized
 
     if not hasattr(process, "method"):
         return "tff", "a method of several processes"

@@ -194,7 +194,7 @@ def test_cores_are_shared_by_all_sweeps_of_a_machine():
         "import os, sys, types\nsys.path.insert(0, '.')\n"
         "context = types.SimpleNamespace(get_assigned_resources=lambda: {'CPU': 1})\n"
         "sys.modules['ray'] = types.SimpleNamespace(get_runtime_context=lambda: context)\n"
-        "from simulation.runtimes import cluster\n"
+        "from simulation import cluster\n"
         "taken = cluster.take_cores()\n"
         "print(len(taken), *sorted(os.sched_getaffinity(0)), flush=True)\ninput()"
     )

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tff_algos
 from simulation import runtimes
-from simulation.runtimes import vectorized
+from simulation.engine import batching as vectorized
 from tasks.models import image_models, losses, models
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]

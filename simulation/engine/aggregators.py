@@ -12,8 +12,10 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulation.runtimes import tff_context, tff_graphs, tff_interpreter
-from simulation.runtimes.batched_ops import NotVectorizable
+from simulation.engine.batched_ops import NotVectorizable
+from simulation.tff import context as tff_context
+from simulation.tff import graphs as tff_graphs
+from simulation.tff import interpreter as tff_interpreter
 
 
 class Clients:

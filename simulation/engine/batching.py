@@ -22,15 +22,12 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulation.runtimes import (
-    batched_ops,
-    eager_tensors,
-    graph_calls,
-    stacked_interpreter,
-    tff_context,
-)
-from simulation.runtimes.batched_ops import NotVectorizable
-from simulation.runtimes.plans import field_of
+from simulation.device import eager_tensors, graph_calls
+from simulation.engine import aggregators as stacked_interpreter
+from simulation.engine import batched_ops
+from simulation.engine.batched_ops import NotVectorizable
+from simulation.engine.program import field_of
+from simulation.tff import context as tff_context
 from tasks.layers import vectorizable
 from tff_algos import aggregation, client
 from tff_algos import process as process_lib

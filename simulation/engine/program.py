@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from simulation.runtimes import eager_tensors, graph_calls
+from simulation.device import eager_tensors, graph_calls
 from tff_algos import process as process_lib
 from tff_algos.client_data import ClientData
 from tff_algos.method import Method

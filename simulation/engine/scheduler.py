@@ -18,8 +18,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
-from simulation.runtimes import eager_tensors, graph_calls, tff_streams, vectorized
-from simulation.runtimes.plans import (
+from simulation.device import eager_tensors, graph_calls
+from simulation.engine import batching as vectorized
+from simulation.engine.program import (
     CLIENT_STATES,
     CLIENTS,
     Call,
@@ -30,6 +31,7 @@ from simulation.runtimes.plans import (
     number_of,
     part_of,
 )
+from simulation.tff import streams as tff_streams
 from tff_algos.client_data import ClientData, Gathered
 from tff_algos.method import least
 from tff_algos.model import Model

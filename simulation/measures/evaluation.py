@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 import tff_algos
+from simulation.device import graph_calls
 from simulation.errors import NoWorkersError
-from simulation.runtimes import graph_calls
 from tasks.task import Examples, FederatedData
 from tff_suite import memory
 

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from simulation.device import eager_tensors
 from simulation.errors import RunError
-from simulation.runtimes import eager_tensors
 from tff_algos.process import StackedStates
 from tff_suite import memory
 

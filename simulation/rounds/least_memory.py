@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from simulation.engine import program as plans
 from simulation.errors import RunError
 from simulation.rounds import in_chunks
 from simulation.rounds.cohorts import Cohorts
-from simulation.runtimes import plans
 from tff_algos.model import Model
 from tff_suite import memory
 

@@ -37,7 +37,8 @@ from tensorflow_federated.python.core.environments.tensorflow_backend import (
 )
 from tensorflow_federated.python.core.impl.compiler import transformations
 
-from simulation.runtimes import tff_interpreter, tff_values
+from simulation.tff import interpreter as tff_interpreter
+from simulation.tff import values as tff_values
 from tff_suite import memory
 
 

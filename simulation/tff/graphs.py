@@ -14,8 +14,8 @@ from tensorflow.python.eager import context  # Where functions must be known to 
 from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow_federated.proto.v0 import computation_pb2
 
-from simulation.runtimes import eager_tensors, graph_calls
-from simulation.runtimes.tff_values import ARRAYS
+from simulation.device import eager_tensors, graph_calls
+from simulation.tff.values import ARRAYS
 from tff_algos.method import APPEND_ROWS
 
 # `VarHandleOp` makes a fresh variable per execution only under this name, which TensorFlow calls

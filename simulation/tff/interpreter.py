@@ -17,8 +17,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from tensorflow_federated.python.core.impl.utils import tensorflow_utils
 
-from simulation.runtimes import eager_tensors, tff_graphs, tff_streams
-from simulation.runtimes.tff_values import AllEqual, egester, per_client
+from simulation.device import eager_tensors
+from simulation.tff import graphs as tff_graphs
+from simulation.tff import streams as tff_streams
+from simulation.tff.values import AllEqual, egester, per_client
 
 # Not a name that TFF can give a reference.
 NUM_CLIENTS = "<number of clients>"

@@ -16,7 +16,7 @@ import tempfile
 import time
 import uuid
 
-from simulation.runtimes import supervisor
+from simulation import supervisor
 
 _START_ATTEMPTS = 3
 _START_TIMEOUT_SECONDS = 60

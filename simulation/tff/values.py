@@ -14,7 +14,7 @@ from tensorflow_federated.python.core.impl.executors import value_serialization
 from tensorflow_federated.python.core.impl.types import computation_types, type_conversions
 from tensorflow_federated.python.core.impl.utils import tensorflow_utils
 
-from simulation.runtimes import eager_tensors
+from simulation.device import eager_tensors
 from tff_algos.client_data import Gathered
 
 _ARRAY_TYPES = typing.get_args(array.Array)

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from simulation.engine.program import Plan
+from simulation.engine.scheduler import Chunk, Nodes
 from simulation.errors import NoWorkersError, RunError
 from simulation.rounds.in_chunks import RoundCohort
-from simulation.runtimes.chunks import Chunk, Nodes
-from simulation.runtimes.plans import Plan
 from simulation.workers import worker as worker_lib
 from simulation.workers.placement import Prediction, shares
 from tasks.task import DataError

@@ -11,13 +11,13 @@ import numpy as np
 
 import tasks
 import tff_algos
+from simulation import cluster
+from simulation.engine.program import Plan
 from simulation.errors import RunError
 from simulation.experiment_flags import Request
 from simulation.rounds.cohorts import Cohorts
-from simulation.runtimes import cluster
-from simulation.runtimes.plans import Plan
 from simulation.workers import worker
-from simulation.workers.crew import Crew
+from simulation.workers.pool import Crew
 from tff_suite import code_digests
 from tff_suite.hparams import HparamError
 

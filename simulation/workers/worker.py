@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from simulation.runtimes import cluster
+from simulation import cluster
 from tff_suite import compat
 
 _SUITE = pathlib.Path(__file__).resolve().parents[2]
@@ -170,7 +170,7 @@ class Worker:
 
     def work(self, order: Order) -> Answer:
         """Does chunks of a phase of a round."""
-        from simulation.runtimes import chunks
+        from simulation.engine import scheduler as chunks
 
         started = time.perf_counter()
         of_round = order.process, order.round_index

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tff_algos
 from benchmarks import gpu_check
 from simulation import runtimes
-from simulation.runtimes import vectorized
+from simulation.engine import batching as vectorized
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import toy
 from tff_suite import compat

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from benchmarks import workloads
-from simulation.runtimes import vectorized
+from simulation.engine import batching as vectorized
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent.parent
 _PAGE = _REPO / "docs" / "performance.md"

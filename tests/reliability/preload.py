@@ -15,10 +15,11 @@ imports.import_tensorflow()
 from tensorflow.python.eager import context  # noqa: E402
 
 import tests.simulation.toy_extension  # noqa: E402, F401
+from simulation.engine import batching as vectorized  # noqa: E402, F401
 from simulation.measures import evaluations  # noqa: E402, F401
 from simulation.records import recorder  # noqa: E402, F401
 from simulation.rounds import cohorts, loop, staged  # noqa: E402, F401
-from simulation.runtimes import native_worker, vectorized  # noqa: E402, F401
+from simulation.tff import native_worker  # noqa: E402, F401
 
 # A fork copies the calling thread only. TensorFlow starts its threads with its context, which its
 # first operation makes: once that has happened, a child would wait for threads that it lacks.

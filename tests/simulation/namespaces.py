@@ -9,9 +9,9 @@ import os
 import pathlib
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from simulation.runtimes import supervisor  # noqa: E402
+from simulation import supervisor  # noqa: E402
 
 _CLONE_NEWUSER = 0x10000000
 

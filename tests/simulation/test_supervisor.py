@@ -13,8 +13,8 @@ import uuid
 import psutil
 import pytest
 
-from simulation.runtimes import supervisor
-from tests.simulation.runtimes import namespaces
+from simulation import supervisor
+from tests.simulation import namespaces
 
 _PR_SET_DUMPABLE = 4
 # Listens as TFF's worker does, on every address, and gives back what it gets.
@@ -127,7 +127,7 @@ def test_an_ordinary_user_may_have_one_as_well():
     # In a process of one thread, which alone may make a user namespace.
     program = f"""
 import ctypes, os, socket
-from simulation.runtimes import supervisor
+from simulation import supervisor
 if {bool(user)}:
     os.setuid(65534)
     # A process that changes its user may no longer write its own files in /proc.
@@ -137,7 +137,7 @@ with socket.create_server(("127.0.0.1", 0)) as server:
     # Not `create_connection`, for which Python reads files that may be another user's alone.
     socket.socket().connect(server.getsockname())
 """
-    repository = pathlib.Path(supervisor.__file__).parents[2]
+    repository = pathlib.Path(supervisor.__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=repository, capture_output=True, text=True
     )
@@ -164,7 +164,7 @@ def test_where_the_kernel_gives_no_namespace_the_worker_runs_all_the_same(tmp_pa
     script = tmp_path / "asks.py"
     script.write_text(
         f"import sys, pathlib\nsys.path[:0] = {sys.path!r}\n"
-        "from tests.simulation.runtimes import test_supervisor as t\n"
+        "from tests.simulation import test_supervisor as t\n"
         "assert not t.namespaces.are_allowed()\n"
         "folder = pathlib.Path(sys.argv[1])\n"
         "started, name = next(generator := t.echo.__wrapped__(folder))\n"
@@ -229,7 +229,7 @@ def test_a_sweep_takes_all_that_is_marked_and_nothing_else(tmp_path):
 def test_a_child_that_is_to_die_with_its_parent_does():
     script = (
         f"import sys\nsys.path[:0] = {sys.path!r}\n"
-        "import subprocess, time\nfrom simulation.runtimes import supervisor\n"
+        "import subprocess, time\nfrom simulation import supervisor\n"
         "child = subprocess.Popen(['sleep', '600'], preexec_fn=supervisor.die_with_parent())\n"
         "print(child.pid, flush=True)\ntime.sleep(600)"
     )

@@ -13,7 +13,9 @@ import pytest
 import tensorflow_federated as tff
 
 import tff_algos
-from simulation.runtimes import native_worker, tff_context, vectorized
+from simulation.engine import batching as vectorized
+from simulation.tff import context as tff_context
+from simulation.tff import native_worker
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import cases, toy
 

@@ -11,7 +11,7 @@ import tensorflow_federated as tff
 
 import tff_algos
 from simulation import runtimes
-from simulation.runtimes.batched_ops import NotVectorizable
+from simulation.engine.batched_ops import NotVectorizable
 from tests.tff_algos import cases, eager, shared, toy
 from tff_algos import aggregation, aggregators, registry
 from tff_suite import hparams

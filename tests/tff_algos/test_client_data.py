@@ -11,7 +11,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from simulation import runtimes
-from simulation.runtimes import vectorized
+from simulation.engine import batching as vectorized
 from tff_algos import client, random
 from tff_algos.client_data import arrays, batch_client, batch_cohort, from_dataset, of_model
 from tff_suite import memory

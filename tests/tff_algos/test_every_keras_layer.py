@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from simulation.runtimes.batched_ops import NotVectorizable
+from simulation.engine.batched_ops import NotVectorizable
 from tests.tff_algos.test_keras_features import Y, one_step, step_of_keras
 from tff_algos.keras_bridge import from_keras
 from tff_algos.model import ModelError

@@ -9,9 +9,11 @@ import tensorflow as tf
 
 import tff_algos
 from simulation import runtimes
+from simulation.engine import batching as vectorized
+from simulation.engine import program as plans
+from simulation.engine import scheduler as chunks
 from simulation.measures import evaluation
 from simulation.rounds import in_chunks
-from simulation.runtimes import chunks, plans, vectorized
 from tasks import layers
 from tasks.task import ArrayFederatedData
 from tests.tff_algos import shared

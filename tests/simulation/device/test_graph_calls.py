@@ -12,7 +12,8 @@ import tensorflow_federated as tff
 from tensorflow.python.eager import context
 
 from simulation import runtimes
-from simulation.runtimes import graph_calls, tff_context
+from simulation.device import graph_calls
+from simulation.tff import context as tff_context
 
 # TensorFlow takes a CPU for one with 256 MiB, and saves memory in graphs that need most of that.
 _NUMBERS, _TERMS = 5_000_000, 12

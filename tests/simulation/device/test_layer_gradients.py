@@ -7,7 +7,7 @@ import tensorflow as tf
 from tensorflow.python.framework import func_graph, ops
 
 import simulation
-from simulation.runtimes import layer_gradients
+from simulation.device import layer_gradients
 from tasks.layers import normalization
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from simulation.runtimes import batched_ops
-from simulation.runtimes.batched_ops import NotVectorizable
+from simulation.engine import batched_ops
+from simulation.engine.batched_ops import NotVectorizable
 from tff_algos import random
 
 CLIENTS = 3

@@ -13,9 +13,11 @@ import tensorflow as tf
 
 import tff_algos
 from simulation import experiment, experiment_flags, runtimes
+from simulation.engine import batching as vectorized
+from simulation.engine import program as plans
+from simulation.engine import scheduler as chunks
 from simulation.errors import RunError
 from simulation.records import checkpoints
-from simulation.runtimes import chunks, plans, vectorized
 from tasks.models import losses
 from tests.tff_algos import cases, shared, toy
 from tff_algos import registry

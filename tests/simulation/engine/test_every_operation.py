@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from simulation.runtimes import batched_ops
-from simulation.runtimes.batched_ops import NotVectorizable
-from tests.simulation.runtimes.test_batched_ops import operations, with_gradients
+from simulation.engine import batched_ops
+from simulation.engine.batched_ops import NotVectorizable
+from tests.simulation.engine.test_batched_ops import operations, with_gradients
 
 pytestmark = pytest.mark.long
 

@@ -7,7 +7,7 @@ import pytest
 
 import tff_algos
 from simulation import runtimes
-from simulation.runtimes import vectorized
+from simulation.engine import batching as vectorized
 from tasks.models import image_models, losses
 from tff_algos.client_data import batch_client
 

@@ -10,8 +10,9 @@ import tensorflow as tf
 
 import tff_algos
 from simulation import runtimes
+from simulation.engine import program as plans
+from simulation.engine import scheduler as chunks
 from simulation.rounds import in_chunks
-from simulation.runtimes import chunks, plans
 from tff_algos import process as process_lib
 from tff_algos.method import ClientState, Method
 

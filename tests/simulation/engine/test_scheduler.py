@@ -8,8 +8,9 @@ import tensorflow as tf
 
 import tff_algos
 from simulation import runtimes
+from simulation.engine import program as plans
+from simulation.engine import scheduler as chunks
 from simulation.rounds import in_chunks
-from simulation.runtimes import chunks, plans
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import cases, toy
 from tff_algos import process as process_lib

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from simulation import runtimes
-from simulation.runtimes import tff_interpreter
+from simulation.tff import interpreter as tff_interpreter
 from tff_algos.method import TffFederation
 
 _OF_A_CLIENT = tff.to_type(

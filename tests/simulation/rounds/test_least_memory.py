@@ -11,12 +11,13 @@ import tff_algos
 from benchmarks import peaks
 from reproduction import items
 from simulation import assembly, experiment_flags, in_python, task_models
+from simulation.engine import program as plans
 from simulation.rounds import least_memory
 from simulation.rounds.least_memory import Sizes
-from simulation.runtimes import MAX_VECTORIZED_PARAMETERS, plans
+from simulation.runtimes import MAX_VECTORIZED_PARAMETERS
 from tasks.models import losses
 from tests.simulation import toy_extension  # noqa: F401
-from tests.simulation.runtimes.test_chunks import built, plan_of
+from tests.simulation.engine.test_scheduler import built, plan_of
 from tff_suite import memory
 from tff_suite.hparams import HparamError
 

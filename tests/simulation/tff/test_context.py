@@ -26,8 +26,11 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow_federated.python.core.impl.computation import computation_impl
 
 from simulation import runtimes
-from simulation.runtimes import native_worker, tff_context, tff_graphs, tff_streams
-from tests.simulation.runtimes import namespaces
+from simulation.tff import context as tff_context
+from simulation.tff import graphs as tff_graphs
+from simulation.tff import native_worker
+from simulation.tff import streams as tff_streams
+from tests.simulation import namespaces
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
 
@@ -759,7 +762,7 @@ def test_installing_a_runtime_is_undone():
 def test_runtimes_and_supervisor_import_no_tensorflow():
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from simulation import runtimes\nfrom simulation.runtimes import native_worker\n"
+        "from simulation import runtimes\nfrom simulation.tff import native_worker\n"
         "assert not {'tensorflow', 'tensorflow_federated', 'numpy', 'grpc'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(_REPOSITORY)], check=True)

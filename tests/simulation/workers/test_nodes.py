@@ -8,11 +8,11 @@ import uuid
 import psutil
 import pytest
 
+from simulation import cluster
 from simulation.records import checkpoints
-from simulation.runtimes import cluster
 from simulation.workers import start
 from tasks import fingerprint
-from tests.simulation.runtimes.test_chunks import assert_same_bits
+from tests.simulation.engine.test_scheduler import assert_same_bits
 from tests.simulation.workers import test_runs
 from tests.simulation.workers.test_workers import ROUNDS, Run, request_of
 

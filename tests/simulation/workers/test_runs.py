@@ -15,10 +15,9 @@ import psutil
 import pytest
 
 import simulation
-from simulation import experiment_flags
+from simulation import cluster, experiment_flags
 from simulation.errors import RunError
 from simulation.records import checkpoints
-from simulation.runtimes import cluster
 
 REPO = pathlib.Path(__file__).resolve().parents[3]
 _MARK = "FEDOPT_TEST_WORKERS"

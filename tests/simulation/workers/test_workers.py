@@ -19,18 +19,23 @@ imports.import_tensorflow()
 
 import tasks  # noqa: E402
 import tff_algos  # noqa: E402
-from simulation import assembly, experiment_flags, runtimes  # noqa: E402
+from simulation import (  # noqa: E402
+    assembly,
+    cluster,  # noqa: E402
+    experiment_flags,
+    runtimes,
+)
+from simulation.engine import scheduler as chunks  # noqa: E402
 from simulation.errors import NoWorkersError, RunError  # noqa: E402
 from simulation.measures import evaluation, evaluations, training_losses  # noqa: E402
 from simulation.records import client_states, outputs  # noqa: E402
 from simulation.rounds import in_chunks  # noqa: E402
-from simulation.runtimes import chunks, cluster  # noqa: E402
-from simulation.workers import crew as crew_lib  # noqa: E402
 from simulation.workers import placement, worker  # noqa: E402
+from simulation.workers import pool as crew_lib  # noqa: E402
 from tasks.task import DataError  # noqa: E402
 from tests import metrics_page  # noqa: E402
 from tests.simulation import toy_extension  # noqa: E402, F401
-from tests.simulation.runtimes.test_chunks import assert_same_bits, leaves  # noqa: E402
+from tests.simulation.engine.test_scheduler import assert_same_bits, leaves  # noqa: E402
 from tests.tff_algos import cases  # noqa: E402
 from tff_algos import process as process_lib  # noqa: E402
 from tff_suite.hparams import HparamError  # noqa: E402

@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tasks.layers.dense import Dense
-from tests.simulation.runtimes.test_batched_ops import assert_same
+from tests.simulation.engine.test_batched_ops import assert_same
 from tests.tasks.gradients import value_and_gradients
 
 FEATURES, UNITS = 1100, 128  # Two blocks of 512 and one of 76.

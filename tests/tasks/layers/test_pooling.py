@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from simulation.runtimes import batched_ops
+from simulation.engine import batched_ops
 from tasks.layers import pooling, vectorizable
 from tasks.layers.pooling import MaxPool2D
 from tests.tasks.gradients import value_and_gradients

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tff_algos
 from simulation import runtimes
-from simulation.runtimes.batched_ops import NotVectorizable
+from simulation.engine.batched_ops import NotVectorizable
 from tests.tff_algos import eager, shared
 from tests.user_cases.models import recipes
 from tff_algos import client_data, registry, tff_models

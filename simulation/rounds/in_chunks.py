@@ -10,11 +10,12 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from simulation.engine import program as plans
+from simulation.engine import scheduler as chunks
+from simulation.engine.scheduler import Chunk
 from simulation.errors import RunError
 from simulation.rounds import staged
 from simulation.rounds.cohorts import Cohorts
-from simulation.runtimes import chunks, plans
-from simulation.runtimes.chunks import Chunk
 from tff_algos import process as process_lib
 from tff_algos.driver import Assignment
 from tff_suite import memory

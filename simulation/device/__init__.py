@@ -1,0 +1,1 @@
+"""How this process calls TensorFlow: graphs from many threads, tensors without copies."""
