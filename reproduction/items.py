@@ -10,12 +10,15 @@ and in a set-up:
 
     title          data, clients and scale in words
     rounds, seeds  of the paper's protocol
-    rows           row → flag file, from the paper's folder
+    rows           row → flag file, from the paper's folder, and further flags after it
     sweep          row → {flag = [values]}: each point is a row of its own, "row name=value"
-    grid           row → {flag = [values]}: of which one point is chosen by `selection`
+    grid           row → {flag = [values]}: of which one point is chosen by `selection`; with
+                   `sample` a flag may have a range, {log = [low, high]} or {linear = [low, high]}
+    sample         {points, seed}: so many quasi-random points are tried, see `reproduction.points`,
+                   and not all combinations
     widen          {times, flags}: a grid whose best point is at an edge of one of these settings
                    is widened beyond it, this often at most, see `reproduction.search.beyond`
-    search         {factor, rounds, budget}: the point is found by successive halving, see
+    search         {factor, rounds, budget, restart}: the point is found by successive halving, see
                    `reproduction.search`, and not by running the whole grid
     selection      {metric, last_rounds}: least mean wins; `seeds` tried, all by default; of a
                    user's own item `validation/loss` over the last 5 rounds by default
@@ -46,11 +49,12 @@ import hashlib
 import itertools
 import pathlib
 import re
+import shlex
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from reproduction import run_folders
+from reproduction import points, run_folders
 from simulation import experiment_flags
 from tasks.formats import remote
 from tff_suite.hparams import HparamError, Value
@@ -73,11 +77,18 @@ class Row:
       name: Name of the row.
       flagfile: Path of the flag file, from the repository's folder; of a user's own item absolute.
       settings: Flag → value, on top of the file.
+      flags: Flag → text, which the row has beside its file and which its name leaves out.
     """
 
     name: str
     flagfile: str
     settings: Mapping[str, Value]
+    flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def on_top(self) -> dict[str, Value]:
+        """All flags that the row sets on top of its file."""
+        return {**self.flags, **self.settings}
 
     @property
     def base(self) -> str:
@@ -102,6 +113,7 @@ class Setup:
     rows: Mapping[str, Row]
     columns: Sequence[Mapping[str, Any]]
     grid: Mapping[str, Mapping[str, Sequence[Value]]]
+    sample: Mapping[str, int]
     widen: Mapping[str, Any]
     search: Mapping[str, Any]
     selection: Mapping[str, Any]
@@ -138,9 +150,8 @@ class Setup:
 
     def points(self, row: str) -> list[dict[str, Value]]:
         """Returns the points of the row's grid; one without settings if it has none."""
-        grid = self.grid.get(row, {})
-        values = itertools.product(*grid.values())
-        return [dict(zip(grid, point, strict=True)) for point in values]
+        number, seed = self.sample.get("points"), self.sample.get("seed", 0)
+        return points.of_space(self.grid.get(row, {}), number, seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,10 +290,19 @@ def _is_texts(value) -> bool:
     return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
 
 
+def _is_sweep(value) -> bool:
+    return _is_grid(value) and all(
+        isinstance(v, list) for flags in value.values() for v in flags.values()
+    )
+
+
 def _is_grid(value) -> bool:
     return isinstance(value, dict) and all(
         isinstance(flags, dict)
-        and all(isinstance(v, list) and v and all(map(_is_value, v)) for v in flags.values())
+        and all(
+            isinstance(v, dict) or (isinstance(v, list) and v and all(map(_is_value, v)))
+            for v in flags.values()
+        )
         for flags in value.values()
     )
 
@@ -327,15 +347,23 @@ OWN_SELECTION = {"metric": "validation/loss", "last_rounds": 5}
 _TEXT = ("a text", lambda v: isinstance(v, str))
 _BOOL = ("true or false", lambda v: isinstance(v, bool))
 _TEXTS = ("a table of texts", _is_texts)
-_GRID = ("a table row = { flag = [values] }", _is_grid)
 # Field of a set-up → what it must be. The default of a field is in `_setup`.
 FIELDS = {
     "title": _TEXT,
     "rounds": ("a whole number above 0", _is_count),
     "seeds": ("a list of whole numbers", _is_seeds),
     "rows": ("a table row = flag file", _is_texts),
-    "sweep": _GRID,
-    "grid": _GRID,
+    "sweep": ("a table row = { flag = [values] }", _is_sweep),
+    "grid": ("a table row = { flag = [values] }", _is_grid),
+    "sample": (
+        "a table of points (a whole number above 0) and seed (a whole number)",
+        lambda v: (
+            isinstance(v, dict)
+            and {"points"} <= v.keys() <= {"points", "seed"}
+            and _is_count(v["points"])
+            and _is_seeds([v.get("seed", 0)])
+        ),
+    ),
     "widen": (
         "a table of times (a whole number above 0) and flags (a list of texts)",
         lambda v: (
@@ -347,10 +375,11 @@ FIELDS = {
         ),
     ),
     "search": (
-        "a table of factor (2 or more), rounds and budget (above 0)",
+        "a table of factor (2 or more), rounds and budget (above 0) and restart (true or false)",
         lambda v: (
             isinstance(v, dict)
-            and v.keys() <= {"factor", "rounds", "budget"}
+            and v.keys() <= {"factor", "rounds", "budget", "restart"}
+            and isinstance(v.get("restart", False), bool)
             and _is_count(v.get("factor", 3))
             and v.get("factor", 3) > 1
             and _is_count(v.get("rounds", 1))
@@ -403,6 +432,11 @@ FIELDS = {
 }
 
 
+def _file_and_flags(home, text) -> list[str]:
+    """Returns a row's flag file, whose name may have blanks, and the flags after it."""
+    return [text] if (home / text).is_file() else shlex.split(text) or [""]
+
+
 def _checked(where, home, fields):
     """Refuses fields that are not as docs/items.md has them."""
 
@@ -424,14 +458,25 @@ def _checked(where, home, fields):
     for key in ("rounds", "seeds", "columns") if rows else ():
         if not fields.get(key):
             refuse(f"{key} is missing.")
-    for row, file in rows.items():
+    for row, text in rows.items():
+        file, *further = _file_and_flags(home, text)
         if not (home / file).is_file():
             refuse(f"rows.{row}: there is no flag file {home / file}.")
+        for flag in further:
+            if not re.fullmatch(r"--\w+=.*", flag):
+                refuse(f"rows.{row}: {flag} must be --flag=value.")
     for row in fields.get("sweep", {}):
         if row not in rows:
             refuse(f"sweep.{row}: there is no such row.")
-    grids = fields.get("grid", {}).values()
-    wide = any(len(values) > 1 for flags in grids for values in flags.values())
+    grids, number = fields.get("grid", {}), fields.get("sample", {}).get("points")
+    for row, space in grids.items():
+        wrong = points.fault(space, number)
+        if wrong:
+            refuse(f"grid.{row}: {wrong}.")
+    grids = grids.values()
+    wide = any(
+        isinstance(values, dict) or len(values) > 1 for flags in grids for values in flags.values()
+    )
     if wide and not fields.get("selection", {}).keys() >= {"metric", "last_rounds"}:
         refuse(
             "selection is missing: the metric and last_rounds by which a grid's point is chosen."
@@ -441,6 +486,8 @@ def _checked(where, home, fields):
     # An empty table is a search, too.
     if "search" in fields and "widen" in fields:
         refuse("widen does not go with search.")
+    if "sample" in fields and "widen" in fields:
+        refuse("widen does not go with sample.")
     for seed in fields.get("selection", {}).get("seeds", ()) if rows else ():
         if seed not in fields["seeds"]:
             refuse(f"selection.seeds: {seed} is none of the set-up's seeds.")
@@ -473,13 +520,15 @@ def _setup(path, name, fields) -> Setup:
     _checked(where, home, fields)
     sweep = fields.pop("sweep", {})
     rows = {}
-    for row, file in fields.pop("rows", {}).items():
+    for row, text in fields.pop("rows", {}).items():
+        file, *further = _file_and_flags(home, text)
+        given = dict(flag.removeprefix("--").split("=", 1) for flag in further)
         flagfile = str(home / file) if is_own else f"papers/{paper}/{file}"
         flags = sweep.get(row, {})
         for values in itertools.product(*flags.values()):
             settings = dict(zip(flags, values, strict=True))
             full = " ".join([row, *_words(row, settings)])
-            rows[full] = Row(full, flagfile, settings)
+            rows[full] = Row(full, flagfile, settings, given)
     _check_full_rows(where, rows, fields)
     optional = {
         "rounds": 0,
@@ -491,6 +540,7 @@ def _setup(path, name, fields) -> Setup:
         "higher_is_better": True,
         "draws": [],
         "grid": {},
+        "sample": {},
         "widen": {},
         "search": {},
         "selection": {},
@@ -584,7 +634,7 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
     rounds = min(whole, max_rounds or whole)
     command = [
         f"--flagfile={REPO / row.flagfile}",
-        *(f"--{flag}={value}" for flag, value in settings.items()),
+        *(f"--{flag}={value}" for flag, value in {**row.flags, **settings}.items()),
         f"--seed={seed}",
         f"--client_datasets_random_seed={seed}",
     ]

@@ -325,7 +325,7 @@ def of_row(setup: Setup, row: Row) -> RowNeeds | None:
       It; `None` for a row whose flag file is not whole, or a task of somebody else's.
     """
     # A flag file may leave to the grid what is chosen there; it makes no difference to the time.
-    settings = {**setup.points(row.name)[0], **row.settings}
+    settings = {**setup.points(row.name)[0], **row.on_top}
     return _of_flags(row.flagfile, tuple(settings.items()))
 
 
@@ -388,7 +388,7 @@ def data(setup: Setup) -> list[Data]:
     """Returns the data that a set-up reads, each once."""
     found = []
     for row in setup.rows.values():
-        flags = {**_flags(row.flagfile), **row.settings}
+        flags = {**_flags(row.flagfile), **row.on_top}
         instead = _BY_STAND_IN.get(flags.get("task")) if setup.stand_in else None
         found.append(instead or _read_by(flags))
     return list(dict.fromkeys(filter(None, found)))

@@ -241,7 +241,7 @@ def _of_paper(item, setup) -> Setup:
 def _configuration(setup, row) -> tuple:
     """Returns what a row runs: its flag file, the settings that differ from it, its rounds."""
     fixed = items.settings_of_file(setup.rows[row].flagfile)
-    settings = setup.rows[row].settings.items()
+    settings = setup.rows[row].on_top.items()
     new = tuple(sorted((flag, str(v)) for flag, v in settings if fixed.get(flag) != v))
     return setup.rows[row].flagfile, new, setup.rounds
 

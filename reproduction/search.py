@@ -6,7 +6,8 @@ Parallel Hyperparameter Tuning", MLSys 2020, arXiv 1810.05934, Algorithm 1.
 
 All points of a row's grid are run for a few rounds. Of the points of a rung one in `factor`, those
 of least training loss by the item's `selection` at that rung, go on to the next, `factor` times as
-many rounds away: their own runs are resumed from their checkpoints, so no round is done twice. The
+many rounds away: their own runs are resumed from their checkpoints, so no round is done twice. Runs
+of a method whose rounds depend on how many there are in all start anew, if `restart` says so. The
 last rung is the whole protocol. A run that diverged goes on nowhere.
 
 What a search costs is counted in client-examples (`train/num_examples`): the examples that clients
@@ -18,12 +19,13 @@ a point that begins slowly may be dropped. So the scoreboard counts whole grids 
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from reproduction import results
-from reproduction.items import PlannedRun, ReproduceError, Setup, format_value
+from reproduction.items import PlannedRun, ReproduceError, Setup, format_value, planned_runs
 from tff_suite.hparams import Value
 
 Point = Mapping[str, Value]
@@ -160,7 +162,7 @@ def search(
 
     Raises:
       ReproduceError: If the rounds of a row depend on how many there are in all, so that a run
-        cannot be resumed for more of them.
+        cannot be resumed for more of them, and `restart` is not set.
     """
     factor, budget = setup.search.get("factor", 3), setup.search.get("budget")
     left = {row: setup.points(row) for row in rows}
@@ -168,8 +170,17 @@ def search(
     steps = {
         row: rungs(len(left[row]), whole[row], factor, setup.search.get("rounds")) for row in rows
     }
+    anew = set()
     for row in rows:
-        _refuse_what_cannot_grow(row, plan({row: left[row][:1]}, steps[row][0]), plan, left, whole)
+        of_first = functools.partial(plan, {row: left[row][:1]})
+        if _starts_anew(of_first, steps[row][0], whole[row]):
+            anew.add(row)
+            if not setup.search.get("restart"):
+                raise ReproduceError(
+                    f"[search]: {row} asks for other rounds the more there are in all, so its runs "
+                    "cannot be resumed for more of them: set restart = true, which starts them "
+                    "anew in each rung, or take the whole grid, --full_grid."
+                )
     histories = {row: [] for row in rows}
     found = {}
     while left:
@@ -181,9 +192,11 @@ def search(
             ranked = _ranked(runs[row], left[row], setup.selection, rung[row])
             kept = ranked[: max(1, len(ranked) // factor)]
             last = rung[row] == steps[row][-1]
-            stopped = not last and _exceeds(budget, histories[row], kept, steps[row])
+            stopped = not last and _exceeds(budget, histories[row], kept, steps[row], row in anew)
             if last or stopped:
-                of_row = _found(setup, row, ranked[0], histories[row], whole[row], stopped)
+                of_row = _found(
+                    setup, row, ranked[0], histories[row], whole[row], stopped, row in anew
+                )
                 found[row] = of_row
                 del left[row]
             else:
@@ -191,12 +204,9 @@ def search(
     return {row: found[row] for row in rows}
 
 
-def _refuse_what_cannot_grow(row, short, plan, left, whole):
-    if short[0].folder != plan({row: left[row][:1]}, whole[row])[0].folder:
-        raise ReproduceError(
-            f"[search]: {row} asks for other rounds the more there are in all, so its runs cannot "
-            "be resumed for more of them: take the whole grid, --full_grid."
-        )
+def _starts_anew(plan: Callable[[int], list[PlannedRun]], first: int, whole: int) -> bool:
+    """Returns whether a run of fewer rounds is another run, not the beginning of a longer one."""
+    return plan(first)[0].folder != plan(whole)[0].folder
 
 
 def _ranked(runs, points, selection, rounds):
@@ -220,27 +230,27 @@ def _spent(history) -> float:
     return sum(_examples(run, rounds) for run, rounds in reached.values())
 
 
-def _exceeds(budget, history, kept, steps) -> bool:
+def _exceeds(budget, history, kept, steps, anew) -> bool:
     if budget is None:
         return False
     rounds, _, runs = history[-1]
-    further = steps[len(history)] - rounds
+    further = steps[len(history)] - (0 if anew else rounds)
     next_rung = sum(_examples(r, rounds) / rounds * further for r in runs if r.point in kept)
     return _spent(history) + next_rung > budget
 
 
-def _found(setup, row, point, history, whole, stopped) -> Found:
+def _found(setup, row, point, history, whole, stopped, anew) -> Found:
     counts = [(rounds, len(points)) for rounds, points, _ in history]
-    share = _share(counts, len(setup.points(row)), whole)
+    share = _share(counts, len(setup.points(row)), whole, anew)
     return Found(dict(point), counts, _spent(history), share, stopped)
 
 
-def _share(counts, points, whole) -> float:
+def _share(counts, points, whole, anew) -> float:
     """Returns the rounds of a search as a share of those of its grid."""
     done, before = 0, 0
     for rounds, number in counts:
         done += number * (rounds - before)
-        before = rounds
+        before = 0 if anew else rounds
     return done / (points * whole)
 
 
@@ -255,4 +265,10 @@ def planned_share(setup: Setup, row: str) -> float:
     for rounds in rungs(number, whole, factor, setup.search.get("rounds")):
         counts.append((rounds, left))
         left = max(1, left // factor)
-    return _share(counts, number, whole)
+    point, seed = setup.points(row)[:1], setup.seeds[:1]
+
+    def plan(rounds):
+        return planned_runs(setup, [row], {row: point}, seed, root="", max_rounds=rounds)
+
+    anew = bool(setup.search.get("restart")) and _starts_anew(plan, counts[0][0], whole)
+    return _share(counts, number, whole, anew)

@@ -129,6 +129,7 @@ def toy_setup(**changes):
         "search": {},
         "widen": {},
         "grid": {"a": {"server_learning_rate": [0.1, 1.0]}, "b": {"server_learning_rate": [0.5]}},
+        "sample": {},
         "columns": [{"name": "acc", "metric": "eval/accuracy", "scale": 100}],
         "folder": "i/s",
         "published": "s",

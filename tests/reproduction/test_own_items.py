@@ -108,6 +108,25 @@ fedavg = { client_learning_rate = [0.1, 0.2] }
         ),
         ("seeds = [1]", "seeds = [1]\nsearch = { factor = 1 }", "search must be a table of factor"),
         ("[0.1, 0.2] }", "[0.1] }\n[setups.s.search]\nfactor = 2", "search has no grid"),
+        (
+            "seeds = [1]",
+            "seeds = [1]\nsearch = { restart = 1 }",
+            "search must be a table of factor",
+        ),
+        ("[0.1, 0.2]", "{ log = [0.1, 1] }", "grid.fedavg: client_learning_rate is a range, so"),
+        (
+            "[0.1, 0.2] }",
+            "{ log = [1, 0.1] } }\n[setups.s.sample]\npoints = 4",
+            "grid.fedavg: client_learning_rate must have two ends, the lower one first",
+        ),
+        ("rounds = 3", "rounds = 3\nsample = { seed = 1 }", "sample must be a table of points"),
+        ("rounds = 3", "rounds = 3\nsample = { points = 0 }", "sample must be a table of points"),
+        (
+            "rounds = 3",
+            'rounds = 3\nsample = {points = 2}\nwiden = { times = 1, flags = ["a"] }',
+            "widen does not go with sample",
+        ),
+        ('"a.flags"', '"a.flags algorithm=fedavg"', "rows.fedavg: algorithm=fedavg must be --flag"),
         ("rounds = 3", "rounds = 3\nwiden = { times = 1 }", "widen must be a table of times"),
         (
             "rounds = 3",
@@ -152,6 +171,27 @@ def test_a_search_may_leave_everything_to_its_defaults(tmp_path, capsys):
     root = f"--root_output_dir={tmp_path}"
     assert reproduce.main([f"--items={tmp_path}", "--item=x", "--dry_run", root]) == 0
     assert "[search] takes a part: fedavg 55.6%" in capsys.readouterr().out
+
+
+def test_rows_share_a_file_and_try_the_same_values_of_what_they_share(tmp_path):
+    (tmp_path / "a b.flags").write_text(RUN.replace("--algorithm=fedavg\n", ""))
+    rows = "".join(f"{m} = '\"a b.flags\" --algorithm={m}'\n" for m in ("fedavg", "fedprox"))
+    rates = "client_learning_rate = { log = [0.01, 1] }"
+    grid = f"fedavg = {{ {rates} }}\nfedprox = {{ {rates}, fedprox_mu = {{ log = [0.001, 1] }} }}\n"
+    text = WHOLE.replace('fedavg = "a.flags"\n', rows)
+    text = text.replace("fedavg = { client_learning_rate = [0.1, 0.2] }\n", grid)
+    (tmp_path / "x.toml").write_text(text + "[setups.s.sample]\npoints = 8\nseed = 3\n")
+    (item,) = items.own_items(str(tmp_path))
+    (setup,) = item.setups.values()
+    points = {row: setup.points(row) for row in setup.rows}
+    runs = items.planned_runs(setup, setup.rows, points, [1], root=str(tmp_path))
+    assert len({run.folder for run in runs}) == len(runs) == 16
+    requests = [experiment_flags.parse(run.command) for run in runs]
+    assert [r.run["algorithm"] for r in requests] == ["fedavg"] * 8 + ["fedprox"] * 8
+    rates = [r.in_force["client_learning_rate"] for r in requests]
+    assert rates[:8] == rates[8:] and len(set(rates)) == 8
+    assert len({r.method["mu"] for r in requests[8:]}) == 8
+    assert runs[0].name == f"fedavg_client_learning_rate={rates[0]:g}_seed1"
 
 
 def test_seeds_that_the_rule_has_not_choose_where_no_other_is_run(tmp_path, capsys):

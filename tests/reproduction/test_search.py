@@ -146,6 +146,22 @@ def test_a_method_whose_rounds_depend_on_their_number_is_refused(tmp_path):
         searched(setup, tmp_path)
 
 
+def test_runs_that_cannot_be_resumed_start_anew_where_the_item_says_so(tmp_path):
+    flagfile = "papers/fedda/flags/mnist_writers_fedda_adam.flags"
+    rows = {"a": items.Row("a", flagfile, {})}
+    setup = dataclasses.replace(setup_of(factor=3, restart=True), rounds=300, rows=rows)
+    found, executed = searched(setup, tmp_path)
+    folders = {path.parent for path in tmp_path.rglob("metrics.csv")}
+    # Each rung has runs of its own, from their first round.
+    assert len(folders) == sum(map(len, executed))
+    assert found.examples == 100.0 * sum(rounds for rung in executed for _, rounds in rung)
+    whole = len(RATES) * 300
+    assert found.share == sum(rounds for rung in executed for _, rounds in rung) / whole
+    assert search.planned_share(setup, "a") == found.share
+    resumed = dataclasses.replace(setup_of(factor=3, restart=True), rounds=300)
+    assert search.planned_share(resumed, "a") < found.share
+
+
 def test_the_scoreboard_counts_whole_grids_only():
     record = {"rounds": "9", "protocol_rounds": "9", "seeds": "1"}
     assert score.is_whole(setup_of(), record)
