@@ -19,146 +19,106 @@ import shutil
 import subprocess
 import sys
 import time
+import types
 from typing import NoReturn
 
-from tff_suite import command_line, writing
+from tff_suite import command_line, parser, writing
 
 if __name__ == "__main__":
     command_line.begin()
 
 import tabulate  # noqa: E402
-from absl import flags  # noqa: E402
 
 from reproduction import changes, items, needs, readme, results, run_folders, score, search, sweep  # noqa: E402
-from reproduction.items import ReproduceError  # noqa: E402
-from simulation import (
-    experiment_flags,  # noqa: E402
-    supervisor,  # noqa: E402
-)
-from simulation.errors import RunError  # noqa: E402
+from reproduction.items import ReproduceError, UsageError  # noqa: E402
+from simulation import experiment_flags, supervisor  # noqa: E402
 from tasks.formats import remote  # noqa: E402
-from tasks.task import DataError  # noqa: E402
 from tff_suite.hparams import HparamError  # noqa: E402
 
-FLAGS = flags.FlagValues()
-flags.DEFINE_string("paper", None, "Folder under papers/.", flag_values=FLAGS)
-flags.DEFINE_string("item", None, "Table or figure: a .toml of the paper.", flag_values=FLAGS)
-flags.DEFINE_string(
-    "items",
-    None,
-    "Folder with your own items, in place of --paper; docs/items.md says what is in it.",
-    flag_values=FLAGS,
+PARSER = parser.Parser(__doc__)
+PARSER.positional("folders", "further folders of --compare", many=True, required=False)
+PARSER.flag("paper", help="Folder under papers/.")
+PARSER.flag("item", help="Table or figure: a .toml of the paper.")
+PARSER.flag(
+    "items", help="Folder with your own items, in place of --paper; see docs/items.md.", path=True
 )
-flags.DEFINE_bool(
-    "full_grid",
-    False,
-    "Run whole grids also where the item has a [search].",
-    flag_values=FLAGS,
+PARSER.flag("setup", help="Set-up of the item; all by default.")
+PARSER.flag("rows", help="Rows of the set-up; all by default.", form="list")
+PARSER.flag("seeds", help="Seeds; the item's by default.", form="list")
+PARSER.flag("list", False, "List papers, items, set-ups and rows, with the data and hours needed.")
+PARSER.flag("dry_run", False, "Only tell what is to be run and how long it takes.")
+PARSER.flag(
+    "budget",
+    help="Do less than the whole protocol: minutes=M or hours=H for all runs together, rounds=N "
+    "for each. The same command resumes what was cut short.",
+    form="list",
 )
-flags.DEFINE_string("setup", None, "Set-up of the item; all by default.", flag_values=FLAGS)
-flags.DEFINE_list("rows", None, "Rows of the set-up; all by default.", flag_values=FLAGS)
-flags.DEFINE_list("seeds", None, "Seeds; the item's by default.", flag_values=FLAGS)
-flags.DEFINE_string(
+PARSER.flag(
     "data_dir",
-    None,
-    "Folder or fsspec address (s3://, gs://, ...) of data, passed to the runs that read files.",
-    flag_values=FLAGS,
+    help="Folder or fsspec address (s3://, gs://, ...) of data, for the runs that read files.",
+    path=True,
 )
-flags.DEFINE_string("root_output_dir", "results/reproduce", "Where the runs go.", flag_values=FLAGS)
-flags.DEFINE_float("cpus_per_run", 1, "Cores of a run.", lower_bound=0.01, flag_values=FLAGS)
-flags.DEFINE_float(
+PARSER.flag("root_output_dir", "results/reproduce", "Where the runs go.", path=True)
+PARSER.flag(
+    "compare",
+    help="Compare runs instead: folders of runs, or folders that hold them; more may follow.",
+    form="list",
+)
+PARSER.flag("column", "eval/accuracy", "Column of metrics.csv that --compare looks at.")
+PARSER.flag(
+    "jobs", help="Most runs at a time. Unset: as many as there is room for.", type=int, minimum=1
+)
+PARSER.flag("cpus_per_run", 1.0, "Cores of a run.", common=False, minimum=0.01, maximum=1e5)
+PARSER.flag(
     "gpus_per_run",
-    0,
+    0.0,
     "GPUs of a run; a fraction lets runs share one. With 0 runs see no GPU.",
-    lower_bound=0,
-    flag_values=FLAGS,
+    common=False,
+    minimum=0,
+    maximum=1e5,
 )
-flags.DEFINE_float(
+PARSER.flag(
     "memory_gb_per_run",
-    0,
-    "Memory that a run is given room for, in GB; 0 is not looked at.",
-    lower_bound=0,
-    flag_values=FLAGS,
+    0.0,
+    "Memory that a run needs, in GB; 0 sets no limit.",
+    common=False,
+    minimum=0,
+    maximum=1e6,
 )
-flags.DEFINE_integer(
-    "jobs",
-    None,
-    "Most runs at a time; by default as many as there is room for.",
-    lower_bound=1,
-    flag_values=FLAGS,
-)
-flags.DEFINE_string(
+PARSER.flag(
     "ray_address",
-    None,
-    "Ray cluster that runs go to (auto, host:port, ray://host:port); by default the cores of this "
-    "machine.",
-    flag_values=FLAGS,
+    help="Ray cluster of the runs (auto, host:port, ray://host:port). Unset: this machine.",
+    common=False,
 )
-flags.DEFINE_string(
+PARSER.flag(
     "storage",
-    None,
-    "Folder or fsspec URL (s3://, gs://, ...) where runs are kept while they run, for machines "
-    "without a common file system.",
-    flag_values=FLAGS,
+    help="Folder or fsspec address that keeps the runs, for machines without a common file system.",
+    common=False,
 )
-flags.DEFINE_integer(
+PARSER.flag(
     "retries",
     2,
     "How often a run that failed or was lost with its machine is started again.",
-    lower_bound=0,
-    flag_values=FLAGS,
+    common=False,
+    minimum=0,
+    maximum=1_000_000,
 )
-flags.DEFINE_list(
-    "budget",
-    None,
-    "Less than the whole protocol: rounds=N, at most N of each run; hours=H or minutes=M for "
-    "all runs together, shared out equally, of the first seed only unless --seeds is set: a run "
-    "that it cuts short resumes next time. Every result says what it stands on.",
-    flag_values=FLAGS,
-)
-flags.DEFINE_bool(
-    "dry_run", False, "Only tell what is to be run and how long it will take.", flag_values=FLAGS
-)
-flags.DEFINE_list(
-    "compare",
-    None,
-    "Compare runs instead: folders of runs, or folders that hold such folders; more may follow.",
-    flag_values=FLAGS,
-)
-flags.DEFINE_string(
-    "column", "eval/accuracy", "Column of metrics.csv that --compare looks at.", flag_values=FLAGS
-)
-flags.DEFINE_bool(
-    "record",
-    False,
-    "Copy the results into papers/ and bring its pages up to date.",
-    flag_values=FLAGS,
-)
-flags.DEFINE_bool(
+PARSER.flag("full_grid", False, "Run whole grids also where the item has a [search].", common=False)
+PARSER.flag("record", False, "Copy the results into papers/ and update its pages.", common=False)
+PARSER.flag(
     "write_readmes",
     False,
-    "Only bring the pages of papers/ and the README's headline up to date.",
-    flag_values=FLAGS,
+    "Only update the pages of papers/ and the README's headline.",
+    common=False,
 )
-flags.DEFINE_bool(
+PARSER.flag(
     "redraw",
     False,
-    "Only draw the recorded figures again from the CSV files beside them, of all papers or of "
-    "--paper, --item and --setup.",
-    flag_values=FLAGS,
+    "Only draw recorded figures again from the CSV files beside them.",
+    common=False,
 )
-flags.DEFINE_bool(
-    "list",
-    False,
-    "List papers, items, set-ups and rows, all or those of --paper, --item and --setup, and what "
-    "those take that were not run: data, found or missing, and hours.",
-    flag_values=FLAGS,
-)
-flags.DEFINE_bool("help", False, "Print this.", flag_values=FLAGS)
-
-
-# What no machine has; also keeps the product with a billion a 64-bit number.
-_MOST = {"cpus_per_run": 1e5, "gpus_per_run": 1e5, "memory_gb_per_run": 1e6, "retries": 1e6}
+# The flags in force, once `main` has read them.
+FLAGS = types.SimpleNamespace()
 
 # What is read by what runs nothing, beside where things lie.
 _READ = {
@@ -167,7 +127,7 @@ _READ = {
     "redraw": {"paper", "item", "setup"},
     "compare": {"column"},
 }
-_PLACES = {"items", "data_dir", "root_output_dir", "flagfile"}
+_PLACES = {"items", "data_dir", "root_output_dir"}
 
 
 def parse_budget(parts: list[str] | None) -> tuple[int | None, float | None]:
@@ -184,7 +144,7 @@ def parse_budget(parts: list[str] | None) -> tuple[int | None, float | None]:
         except ValueError:
             value = 0.0
         if kind not in ("rounds", "hours", "minutes") or not 0 < value < float("inf"):
-            raise ReproduceError(
+            raise UsageError(
                 f"--budget={part} is not understood: rounds=N, hours=H or minutes=M, above 0."
             )
         if kind == "rounds":
@@ -195,7 +155,7 @@ def parse_budget(parts: list[str] | None) -> tuple[int | None, float | None]:
 
 
 def reproduce(
-    setup: items.Setup, options: flags.FlagValues, max_minutes: float | None = None
+    setup: items.Setup, options: types.SimpleNamespace, max_minutes: float | None = None
 ) -> None:
     """Runs a set-up and prints, writes and draws its results.
 
@@ -210,14 +170,14 @@ def reproduce(
         return
     for row in rows:
         if row not in setup.rows:
-            raise ReproduceError(
+            raise UsageError(
                 f"--rows: {row!r} is no row of {setup.item} {setup.name}; rows: "
                 f"{', '.join(setup.rows)}."
             )
     try:
         seeds = [int(s) for s in options.seeds] if options.seeds else list(setup.seeds)
     except ValueError as e:
-        raise ReproduceError(f"--seeds={','.join(options.seeds)} must be whole numbers.") from e
+        raise UsageError(f"--seeds={','.join(options.seeds)} must be whole numbers.") from e
     rows, seeds = list(dict.fromkeys(rows)), list(dict.fromkeys(seeds))
     max_rounds, _ = parse_budget(options.budget)
     started = time.monotonic()
@@ -294,7 +254,7 @@ def reproduce(
 
     if setup.search:
         if options.budget:
-            raise ReproduceError(
+            raise UsageError(
                 "--budget does not go with [search]: set search.budget, or --full_grid."
             )
         runs, chosen, found = _searched(setup, rows, points, tried_seeds, plan, execute)
@@ -369,7 +329,7 @@ def _draw(setup, options) -> None:
     data_dir = options.data_dir and items.absolute(options.data_dir)
     known = {"output": str(folder / f"{setup.name}.png"), "data_dir": data_dir}
     if options.data_dir is None and any("{data_dir}" in part for part in setup.draws):
-        raise ReproduceError(f"{setup.item} {setup.name} reads data: set --data_dir.")
+        raise UsageError(f"{setup.item} {setup.name} reads data: set --data_dir.")
     command = [sys.executable, *(part.format(**known) for part in setup.draws)]
     prepare = supervisor.die_with_parent()
     if subprocess.run(command, cwd=items.REPO, preexec_fn=prepare).returncode:
@@ -463,16 +423,16 @@ def _asked_items() -> list[items.Item]:
     """
     if FLAGS.items:
         if FLAGS.paper:
-            raise ReproduceError("--paper and --items name the same thing: set one of them.")
+            raise UsageError("--paper and --items name the same thing: set one of them.")
         known = {item.name: item for item in items.own_items(FLAGS.items)}
         if FLAGS.item not in (None, *known):
-            raise ReproduceError(
+            raise UsageError(
                 f"--item={FLAGS.item} is unknown; {FLAGS.items} has: {', '.join(known)}."
             )
         return [known[FLAGS.item]] if FLAGS.item else list(known.values())
     if FLAGS.item:
         if not FLAGS.paper:
-            raise ReproduceError("--item needs --paper; --list shows what there is.")
+            raise UsageError("--item needs --paper; --list shows what there is.")
         return [items.load_item(FLAGS.paper, FLAGS.item)]
     return items.all_items(FLAGS.paper)
 
@@ -498,104 +458,64 @@ def _asked_setups(item) -> dict[str, items.Setup]:
         return item.setups
     if FLAGS.item and FLAGS.setup not in item.setups:
         known = ", ".join(item.setups)
-        raise ReproduceError(f"--setup={FLAGS.setup} is unknown; known: {known}.")
+        raise UsageError(f"--setup={FLAGS.setup} is unknown; known: {known}.")
     return {name: setup for name, setup in item.setups.items() if name == FLAGS.setup}
 
 
-def _parse(arguments) -> list[str]:
-    """Reads the flags; returns what else is given.
+def _parse(arguments) -> None:
+    """Reads the flags into `FLAGS`.
 
     Raises:
-      flags.Error: If a flag is wrong.
+      HparamError: If a flag is wrong.
     """
-    FLAGS.unparse_flags()
-    for name in FLAGS:
-        FLAGS[name].unparse()
-    try:
-        rest = FLAGS(["reproduce.py", *experiment_flags.expand_flagfiles(arguments)])[1:]
-    except ValueError as e:  # `--noflag=value`, and HparamError of a flag file.
-        raise flags.Error(str(e)) from e
-    for name in ("root_output_dir", "data_dir", "items"):
-        # As in the runs' own flags.
-        FLAGS[name].value = FLAGS[name].value and os.path.expanduser(FLAGS[name].value)
-    for name, most in _MOST.items():
-        # NaN is neither less nor more than a bound.
-        if not 0 <= FLAGS[name].value <= most:
-            raise flags.Error(f"--{name}={FLAGS[name].value} must be at most {most:g}.")
+    vars(FLAGS).clear()
+    vars(FLAGS).update(vars(PARSER.parse(arguments)))
     if FLAGS.gpus_per_run > 1 and FLAGS.gpus_per_run != int(FLAGS.gpus_per_run):
-        raise flags.Error(f"--gpus_per_run={FLAGS.gpus_per_run} must be whole, or a part of one.")
-    return rest
+        raise HparamError(f"--gpus_per_run={FLAGS.gpus_per_run} must be whole, or a part of one.")
+    asked = next((name for name in _READ if getattr(FLAGS, name)), None)
+    read = {asked, *_PLACES, *_READ.get(asked, PARSER.flags.keys() - {"column"})}
+    for name in PARSER.flags:
+        if name in FLAGS.given - read and getattr(FLAGS, name):
+            among = f"with --{asked}" if asked else "without --compare"
+            raise HparamError(f"--{name} is not used {among}.")
+    if FLAGS.folders and not FLAGS.compare:
+        raise HparamError(
+            f"Unexpected argument {FLAGS.folders[0]!r}: flags have the form --name=value."
+        )
 
 
-def _refuse_unread() -> None:
-    """Refuses flags that what is asked for does not read.
-
-    Raises:
-      ReproduceError: If there is one.
-    """
-    asked = next((name for name in _READ if FLAGS[name].value), None)
-    read = {asked, *_PLACES, *_READ.get(asked, set(FLAGS) - {"column"})}
-    for name in FLAGS:
-        if FLAGS[name].present and FLAGS[name].value and name not in read:
-            among = f" with --{asked}" if asked else " without --compare"
-            raise ReproduceError(f"--{name} has no meaning{among}.")
-
-
-def _fail(reason, code: int) -> int:
-    print(f"error: {command_line.one_line(reason)}", file=sys.stderr)
-    return code
-
-
+@command_line.reported
 def main(arguments: list[str]) -> int:
     """Runs the command line; returns the exit code."""
-    try:
-        rest = _parse(arguments)
-        if rest and not FLAGS.compare:
-            raise ReproduceError("only flags are understood; see --help.")
-        if FLAGS.help:
-            print(f"{__doc__}\n{FLAGS.get_help()}")
-            return 0
-        _refuse_unread()
-        experiment_flags.check_place(FLAGS.root_output_dir)
-        if FLAGS.items:
-            # Modules that their flag files import may lie beside them.
-            sys.path.append(os.path.abspath(FLAGS.items))
-        if FLAGS.list:
-            _list()
-            return 0
-        if FLAGS.write_readmes:
-            _write_readmes()
-            return 0
-        if FLAGS.redraw:
-            _redraw()
-            return 0
-        if FLAGS.compare:
-            from reproduction import compare
-
-            output = pathlib.Path(FLAGS.root_output_dir) / "compare"
-            print(compare.report([*FLAGS.compare, *rest], FLAGS.column, output))
-            return 0
-        if not FLAGS.item:
-            needed = "--item" if FLAGS.items else "--paper and --item"
-            raise ReproduceError(f"{needed} must be set; --list shows what there is.")
-        changes.start_over()
-        (item,) = _asked_items()
-        _reproduce_all(list(_asked_setups(item).values()))
-        if FLAGS.record and not FLAGS.items:
-            _write_readmes()
+    _parse(arguments)
+    experiment_flags.check_place(FLAGS.root_output_dir)
+    if FLAGS.items:
+        # Modules that their flag files import may lie beside them.
+        sys.path.append(os.path.abspath(FLAGS.items))
+    if FLAGS.list:
+        _list()
         return 0
-    except (ReproduceError, HparamError, RunError, DataError, flags.Error) as e:
-        return _fail(e, 2 if isinstance(e, flags.Error) else 1)
-    except OSError as e:
-        where = f"Cannot use {e.filename}: " if e.filename else ""
-        return _fail(f"{where}{e.strerror or e}.", 1)
-    except MemoryError as e:
-        return _fail(f"Out of memory ({str(e) or 'no more is free'}).", 1)
-    except KeyboardInterrupt:
-        number = command_line.received()
-        told = f"error: stopped by {number.name}; run the same command again to resume."
-        print(told, file=sys.stderr)
-        return 128 + number
+    if FLAGS.write_readmes:
+        _write_readmes()
+        return 0
+    if FLAGS.redraw:
+        _redraw()
+        return 0
+    if FLAGS.compare:
+        from reproduction import compare
+
+        output = pathlib.Path(FLAGS.root_output_dir) / "compare"
+        print(compare.report([*FLAGS.compare, *FLAGS.folders], FLAGS.column, output))
+        return 0
+    if not FLAGS.item:
+        needed = "--item" if FLAGS.items else "--paper and --item"
+        raise UsageError(f"{needed} must be set; --list shows what there is.")
+    changes.start_over()
+    (item,) = _asked_items()
+    _reproduce_all(list(_asked_setups(item).values()))
+    if FLAGS.record and not FLAGS.items:
+        _write_readmes()
+    return 0
 
 
 def command() -> NoReturn:

@@ -7,7 +7,6 @@
 """
 
 import os
-import sys
 import warnings
 from typing import NoReturn
 
@@ -20,11 +19,9 @@ if __name__ == "__main__":
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from simulation import experiment, experiment_flags  # noqa: E402
-from simulation.errors import ChangedError, DivergedError, RunError  # noqa: E402
-from tasks.task import DataError  # noqa: E402
-from tff_suite.hparams import HparamError  # noqa: E402
 
 
+@command_line.reported
 def main(arguments: list[str]) -> int:
     """Runs the experiment that the arguments describe.
 
@@ -40,36 +37,8 @@ def main(arguments: list[str]) -> int:
     warnings.filterwarnings("ignore", message=".*pkg_resources")
     # A run says it in a line of its own.
     warnings.filterwarnings("ignore", message=".* simulates secure aggregation")
-    try:
-        request = experiment_flags.parse(arguments)
-        return experiment.run(request, ["run_experiment.py", *arguments])
-    except experiment_flags.HelpRequested as e:
-        print(e)
-        return 0
-    except (ChangedError, HparamError) as e:
-        return _fail(e, 2)
-    except DivergedError as e:
-        return _fail(e, 3)
-    except (RunError, DataError) as e:
-        return _fail(e, 1)
-    except OSError as e:
-        where = f"Cannot use {e.filename}: " if e.filename else ""
-        return _fail(f"{where}{e.strerror or e}.", 1)
-    except MemoryError as e:
-        return _fail(
-            f"Out of memory ({str(e) or 'no more is free'}); smaller settings may help.", 1
-        )
-    except KeyboardInterrupt:
-        number = command_line.received()
-        return _fail(
-            f"stopped by {number.name}; what is done since the last checkpoint will be done again.",
-            128 + number,
-        )
-
-
-def _fail(reason, code: int) -> int:
-    print(f"error: {command_line.one_line(reason)}", file=sys.stderr)
-    return code
+    request = experiment_flags.parse(arguments)
+    return experiment.run(request, ["run_experiment.py", *arguments])
 
 
 def command() -> NoReturn:

@@ -68,6 +68,14 @@ _MEASURE = re.compile(r"(?:, |: |^)(?:mean |test )*(?:accuracy|error|recall|squa
 class ReproduceError(Exception):
     """A request that cannot be met; its text is one line for the user."""
 
+    exit_code = 1
+
+
+class UsageError(ReproduceError):
+    """A request that names what there is not, or flags that do not go together."""
+
+    exit_code = 2
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -216,14 +224,14 @@ def load_item(paper: str, item: str) -> Item:
     path = PAPERS / paper / f"{item}.toml"
     if path not in PAPERS.glob(f"{paper}/*.toml"):
         items = ", ".join(i.name for i in all_items(paper))
-        raise ReproduceError(f"--item={item} is unknown; {paper} has: {items}.")
+        raise UsageError(f"--item={item} is unknown; {paper} has: {items}.")
     return read_item(path)
 
 
 def _check_paper(paper):
     known = sorted({p.parent.name for p in PAPERS.glob("*/*.toml")})
     if paper not in known:
-        raise ReproduceError(f"--paper={paper} is unknown; known: {', '.join(known)}.")
+        raise UsageError(f"--paper={paper} is unknown; known: {', '.join(known)}.")
 
 
 def own_items(folder: str) -> list[Item]:
@@ -234,7 +242,7 @@ def own_items(folder: str) -> list[Item]:
     """
     paths = sorted(pathlib.Path(folder).absolute().glob("*.toml"))
     if not paths:
-        raise ReproduceError(f"--items={folder} has no .toml file; docs/items.md shows one.")
+        raise UsageError(f"--items={folder} has no .toml file; docs/items.md shows one.")
     return [read_item(path) for path in paths]
 
 

@@ -20,6 +20,7 @@ from reproduction.items import REPO, Row, Setup
 from simulation import experiment_flags
 from tasks.formats import remote, tfds
 from tasks.task import DataError
+from tff_suite import parser
 from tff_suite.hparams import HparamError
 
 MACHINE = "two cores of an AMD EPYC"
@@ -371,7 +372,7 @@ def tasks_of(setup: Setup) -> list[str]:
 @functools.cache
 def _flags(flagfile) -> Mapping[str, str]:
     """Returns the flags of a flag file that are written `--name=value`, the last of each name."""
-    flags = experiment_flags.expand_flagfiles([f"--flagfile={REPO / flagfile}"])
+    flags = parser.expand_flagfiles([f"--flagfile={REPO / flagfile}"])
     return dict(flag.removeprefix("--").split("=", 1) for flag in flags if "=" in flag)
 
 

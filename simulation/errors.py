@@ -4,9 +4,13 @@
 class RunError(Exception):
     """A run that cannot start or cannot resume; its text is one line for the user."""
 
+    exit_code = 1
+
 
 class ChangedError(RunError):
     """A folder holds a run of other code, data, method or task than there is now."""
+
+    exit_code = 2
 
 
 class NoWorkersError(RunError):
@@ -15,3 +19,5 @@ class NoWorkersError(RunError):
 
 class DivergedError(RunError):
     """A run whose model is not finite, or that lost all clients; once more, it ends the same."""
+
+    exit_code = 3

@@ -92,7 +92,7 @@ def run(request: Request, command: Sequence[str]) -> int:
 
     caller = Caller(
         command,
-        say=functools.partial(print, flush=True),
+        say=command_line.say,
         warn=lambda text: print(f"warning: {text}", file=sys.stderr),
         progress=Progress,
         stop_request=stop_request,

@@ -7,11 +7,9 @@ declarations) is defined once and belongs to all of them.
 
 import csv
 import dataclasses
-import difflib
 import json
 import os
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,12 +22,19 @@ from simulation import other_names, runtimes
 from tasks.task import Task
 from tff_algos import registry, tff_names
 from tff_suite import hparams as hparams_lib
-from tff_suite import imports
+from tff_suite import imports, parser
 from tff_suite.hparams import Hparam, HparamError, Value
 
-_SUITE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-_MAX_FLAGFILES = 20
-_MAX_FLAGFILE_SIZE = 1 << 20
+# The head of the command's help.
+_HELP = """Runs one experiment: a method on a task, round after round, into a folder of results.
+
+    python run_experiment.py --task=synthetic --algorithm=fedavg --total_rounds=100 \\
+        --clients_per_round=10 --client_batch_size=10 --client_learning_rate=0.01
+    python run_experiment.py --algorithm=fedadam --help
+
+The same command again resumes the run, or says that it is finished. docs/run_folder.md describes
+the folder, docs/exit_codes.md the exit codes.
+"""
 
 # The value of --track_clients that names no clients.
 EXTREMES = "extremes"
@@ -410,10 +415,6 @@ class Request:
         return next((r for r in range(rounds) if self.plan(r, before) != self.plan(r, now)), None)
 
 
-class HelpRequested(Exception):  # noqa: N818  (not an error)
-    """Raised by `parse` when `--help` is given; its text is what to print."""
-
-
 def parse(arguments: Sequence[str]) -> Request:
     """Parses and checks the command line.
 
@@ -425,18 +426,15 @@ def parse(arguments: Sequence[str]) -> Request:
 
     Raises:
       HparamError: If anything is wrong; the text is one line.
-      HelpRequested: If `--help` is among the arguments.
+      command_line.Answered: If help or the version is asked for.
     """
-    arguments = expand_flagfiles(arguments)
-    _import_modules(arguments)
-    owners = _flag_owners()
-    values = _parse_with_absl(arguments, owners)
-    if values["help"].value:
-        asked = {flag: values[flag].value for flag in ("algorithm", "task") if flag in values}
-        raise HelpRequested(_help(asked.get("algorithm"), asked.get("task"), owners))
-    given = _given(values, owners)
+    arguments = parser.expand_flagfiles(arguments)
+    reader = _parser_for(arguments)
+    given, rest = reader.read(arguments)
+    if rest:
+        raise HparamError(f"Unexpected argument {rest[0]!r}: flags have the form --name=value.")
     modules = given.pop("import", [])
-    return _checked(given, modules, owners)
+    return _checked(given, modules, reader.owners)
 
 
 def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None) -> Request:
@@ -457,18 +455,18 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
     """
     settings = dict(settings)
     flagfile = settings.pop("flagfile", None)
-    arguments = [] if flagfile is None else expand_flagfiles([f"--flagfile={flagfile}"])
-    _import_modules(arguments)
-    owners = _flag_owners()
-    values = _parse_with_absl(arguments, owners)
-    given = _given(values, owners)
+    arguments = [] if flagfile is None else parser.expand_flagfiles([f"--flagfile={flagfile}"])
+    reader = _parser_for(arguments)
+    owners = reader.owners
+    given, _ = reader.read(arguments)
     modules = given.pop("import", [])
     schedule = settings.get("client_lr_schedule")
     if callable(schedule):
         _take_schedule(settings, given)
     for flag, value in settings.items():
         if flag not in owners:
-            raise HparamError(_unknown("flag", flag, list(owners), prefix="--"))
+            named = [f"--{k}={settings[k]}" for k in ("algorithm", "task") if settings.get(k)]
+            raise HparamError(reader.unknown(flag, [*arguments, *named]))
         if flag == "import":
             raise HparamError("--import has no meaning in Python: import the module first.")
         if isinstance(value, os.PathLike):
@@ -559,76 +557,9 @@ def _spec_of(task: Task) -> tasks.TaskSpec:
     )
 
 
-def expand_flagfiles(arguments: Sequence[str]) -> list[str]:
-    """Puts the lines of flag files in the place of `--flagfile=`, as absl does.
-
-    absl itself lets errors of reading through, and passes over a file that includes itself.
-
-    Args:
-      arguments: Command line without the program's name.
-
-    Raises:
-      HparamError: If a file cannot be read or includes itself.
-    """
-    expanded, rest = [], list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        if argument == "--":
-            return [*expanded, argument, *rest]
-        name, equals, path = argument.partition("=")
-        if name not in ("--flagfile", "-flagfile"):
-            expanded.append(argument)
-            continue
-        if not equals:
-            if not rest:
-                raise HparamError("--flagfile needs a file: --flagfile=<file>.")
-            path = rest.pop(0)
-        expanded += _lines_of(path, ())
-    return expanded
-
-
-def _lines_of(path, within):
-    """Returns the flags of a flag file; `within` are the files that include it."""
-    path = _find_flagfile(path.strip(), within)
-    if path in within:
-        raise HparamError(f"--flagfile={path} includes itself.")
-    if len(within) == _MAX_FLAGFILES:
-        raise HparamError(f"--flagfile={path}: more than {_MAX_FLAGFILES} files within each other.")
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(_MAX_FLAGFILE_SIZE + 1)
-    except (OSError, ValueError) as e:  # UnicodeDecodeError, or a zero byte in the path.
-        reason = getattr(e, "strerror", None) or _one_line(e)
-        raise HparamError(f"--flagfile={path} cannot be read: {reason}.") from e
-    if len(text) > _MAX_FLAGFILE_SIZE:
-        raise HparamError(f"--flagfile={path} is longer than {_MAX_FLAGFILE_SIZE} characters.")
-    flags = []
-    for line in map(str.strip, text.splitlines()):
-        name, equals, value = line.partition("=")
-        if name in ("--flagfile", "-flagfile") and equals:
-            flags += _lines_of(value, (*within, path))
-        elif line and not line.startswith(("#", "//")):
-            flags.append(line)
-    return flags
-
-
-def _find_flagfile(path, within):
-    """Returns where a flag file is: as seen from here, else from the suite's folder.
-
-    What a file of the suite includes is looked for in the suite first.
-    """
-    if "\0" in path:
-        raise HparamError("--flagfile must not hold a zero byte.")
-    path = os.path.expanduser(path)
-    bases = [os.getcwd(), _SUITE]
-    if within and within[-1].startswith(_SUITE + os.sep):
-        bases.reverse()
-    places = [os.path.join(base, path) for base in bases]
-    return os.path.realpath(next(filter(os.path.exists, places), places[0]))
-
-
-def _import_modules(arguments):
-    """Imports the modules of `--import`, which must happen before the other flags are known."""
+def _parser_for(arguments: Sequence[str]) -> "_RunParser":
+    """Returns the parser of a run's flags, with those of the modules that `--import` names."""
+    # The other flags are known only after the import.
     values = absl_flags.FlagValues()
     values.set_gnu_getopt()  # Else the value in `--task synthetic` would end the search.
     absl_flags.DEFINE_multi_string("import", [], "", flag_values=values)
@@ -637,6 +568,50 @@ def _import_modules(arguments):
     except absl_flags.Error as e:
         raise HparamError(_one_line(e)) from e
     imports.modules_of_ones_own(values["import"].value)
+    return _RunParser(_flag_owners())
+
+
+class _RunParser(parser.Parser):
+    """The flags of a run: its own, those of training, and those of every method and task.
+
+    Attributes:
+      owners: See `_flag_owners`.
+    """
+
+    def __init__(self, owners):
+        super().__init__(_HELP)
+        self.owners = owners
+        for flag, (hparam, _) in owners.items():
+            form = "repeated" if flag == "import" else "one"
+            self.add(parser.Flag(flag, hparam, form))
+
+    def unknown(self, name: str, arguments: Sequence[str]) -> str:
+        """As in `Parser`; knows the names that flags have elsewhere."""
+        told = other_names.of_flag(name) or tff_names.of_argument(name)
+        if told is not None:
+            return f"Unknown flag --{name}. {told}"
+        owned = _own_setting(name, arguments, self.owners)
+        if owned is not None:
+            return f"Unknown flag --{name}. Did you mean --{owned}?"
+        told = other_names.of_common(name)
+        if told is not None:
+            return f"Unknown flag --{name}. {told}"
+        return super().unknown(name, arguments)
+
+    def help(self, full: bool, given: Mapping[str, Any]) -> str:
+        """As in `Parser`; of a method or task that is given, its flags are in it."""
+        told = _help(given.get("algorithm"), given.get("task"), self.owners, full)
+        return "\n\n".join([self.head(), *told, *self.tail(full)])
+
+
+def _own_setting(name, arguments, owners) -> str | None:
+    """Returns the flag of the chosen method or task that sets what a name without it says."""
+    for kind in ("algorithm", "task"):
+        for argument in arguments:
+            flag, _, owner = argument.lstrip("-").partition("=")
+            if flag == kind and f"{owner}_{name}" in owners:
+                return f"{owner}_{name}"
+    return None
 
 
 def _flag_owners() -> dict[str, tuple[Hparam, list[tuple[str, str]]]]:
@@ -663,86 +638,13 @@ def _flag_owners() -> dict[str, tuple[Hparam, list[tuple[str, str]]]]:
     return owners
 
 
-class _Parser(absl_flags.ArgumentParser):
-    """Reads the text of a flag as its `Hparam` wants it."""
-
-    def __init__(self, flag, hparam):
-        super().__init__()
-        self._flag = flag
-        self._hparam = hparam
-
-    def parse(self, argument):
-        read = _read_bool if self._hparam.type is bool else self._hparam.type
-        try:
-            value = read(argument)
-        except ValueError:
-            value = argument  # Which `check` refuses in the words that it has for this.
-        return self._hparam.check(value, f"--{self._flag}")
-
-
-def _read_bool(argument):
-    # `--flag` and `--noflag` come as numbers 1 and 0.
-    return absl_flags.BooleanParser().parse(int(argument) if argument in (0, 1) else argument)
-
-
-def _parse_with_absl(arguments, owners):
-    values = absl_flags.FlagValues()
-    # absl would look for the module of each flag among all that are imported, half of its time.
-    place = {"flag_values": values, "module_name": __name__}
-    absl_flags.DEFINE_boolean("help", False, "", short_name="h", **place)
-    # Of hundreds a command has a dozen, and a page of commands is parsed a thousand times.
-    named = {argument.lstrip("-").partition("=")[0] for argument in arguments}
-    named |= {name.removeprefix("no") for name in named}
-    for flag in named & owners.keys():
-        hparam, _ = owners[flag]
-        if flag == "import":
-            absl_flags.DEFINE_multi_string(flag, None, "", **place)
-            continue
-        parser = _Parser(flag=flag, hparam=hparam)
-        if hparam.type is bool:
-            boolean = absl_flags.BooleanFlag(flag, None, "")
-            boolean.parser = parser
-            absl_flags.DEFINE_flag(boolean, **place)
-        else:
-            absl_flags.DEFINE(parser, flag, None, "", **place)
-    try:
-        rest = values(["", *arguments])[1:]
-    except absl_flags.IllegalFlagValueError as e:
-        # absl puts `flag --x=1: ` before the reason, which names the flag itself.
-        reason = e.__cause__ or e.__context__
-        if isinstance(reason, HparamError):
-            raise reason from None
-        raise HparamError(_one_line(e)) from e
-    except absl_flags.UnrecognizedFlagError as e:
-        raise HparamError(_unknown("flag", e.flagname, list(owners), prefix="--")) from e
-    except (absl_flags.Error, ValueError) as e:  # ValueError: `--noflag=value`.
-        raise HparamError(_one_line(e)) from e
-    if rest:
-        raise HparamError(f"Unexpected argument {rest[0]!r}: flags have the form --name=value.")
-    return values
-
-
-def _given(values, owners):
-    return {flag: values[flag].value for flag in owners if flag in values and values[flag].present}
-
-
-def _unknown(kind, name, known, prefix=""):
-    told = None
-    if kind == "flag":
-        told = other_names.of_flag(name) or tff_names.of_argument(name)
-    elif kind == "task":
-        told = other_names.of_task(name)
-    if told is not None:
-        return f"Unknown {kind} {prefix}{name}. {told}"
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {prefix}{close[0]}?" if close else ""
-    return f"Unknown {kind} {prefix}{name}.{hint}"
-
-
 def _lookup(flag, name, module):
     if name in module.names():
         return module.get(name)
-    raise HparamError(f"{_unknown(flag, name, module.names())} Known: {', '.join(module.names())}.")
+    told = other_names.of_task(name) if flag == "task" else None
+    known = module.names()
+    said = f"Unknown {flag} {name}. {told}" if told else parser.said_of_unknown(flag, name, known)
+    raise HparamError(f"{said} Known: {', '.join(known)}.")
 
 
 def _refuse_unused(given, known, owners):
@@ -753,9 +655,14 @@ def _refuse_unused(given, known, owners):
             continue
         names = ", ".join(name for _, name in owned_by)
         told = other_names.of_flag(flag)
+        theirs = f" google-research/federated has one of this name, too. {told}" if told else ""
+        setting = owners[flag][0].name
+        own = next((h for h in known[kind].hparams if h.name == setting), None)
+        if own is not None and not told:
+            theirs = f" Did you mean --{own.flag_name(known[kind].name)}?"
         raise HparamError(
             f"--{flag} is not used by --{kind}={known[kind].name}: it belongs to {kind} {names}."
-            + (f" google-research/federated has one of this name, too. {told}" if told else "")
+            f"{theirs}"
         )
     if "data_dir" in given and "task" in known and not known["task"].needs_data:
         raise HparamError(
@@ -1004,15 +911,38 @@ def check_tracked(which: str | None, ids: Sequence[str]) -> None:
             )
 
 
-def _help(algorithm, task, owners) -> str:
+# What `--help` shows of the flags that every run has; `--helpfull` shows all.
+_MOST_USED = (
+    "task",
+    "algorithm",
+    "experiment_name",
+    "root_output_dir",
+    "data_dir",
+    "use_synthetic_data",
+    "total_rounds",
+    "clients_per_round",
+    "client_epochs_per_round",
+    "client_batch_size",
+    "rounds_per_eval",
+    "rounds_per_checkpoint",
+    "seed",
+    "runtime",
+    "max_minutes",
+    "fresh",
+    "client_optimizer",
+    "client_learning_rate",
+    "server_learning_rate",
+)
+
+
+def _help(algorithm, task, owners, full) -> list[str]:
+    """Returns the sections of the help: flags that apply, then names of methods and tasks."""
     chosen = {}
     if algorithm is not None:
         chosen["algorithm"] = _lookup("algorithm", algorithm, tff_algos)
     if task is not None:
         chosen["task"] = _lookup("task", task, tasks)
-    sections = [
-        "usage: python run_experiment.py --task=<task> --algorithm=<algorithm> [--flag=value]"
-    ]
+    sections = []
     titles = {"run": "The run:", "training": "Training on clients:"}
     for kind, spec in chosen.items():
         titles[kind] = f"{kind.capitalize()} {spec.name}: {spec.summary}"
@@ -1026,6 +956,8 @@ def _help(algorithm, task, owners) -> str:
             )
             if flag == "data_dir" and "task" in chosen and not chosen["task"].needs_data:
                 applies = False
+            if kind not in chosen and not full and flag not in _MOST_USED:
+                applies = False
             if applies:
                 default = hparam.describe_default()
                 rates = ("client_learning_rate", "server_learning_rate")
@@ -1033,7 +965,7 @@ def _help(algorithm, task, owners) -> str:
                     rate = getattr(chosen["algorithm"], flag)
                     default = "unset" if rate is None else str(rate)
                 lines.append(_help_of_flag(flag, hparam, default))
-        if len(lines) == 1 and kind in chosen:
+        if len(lines) == 1:
             lines.append("  (no settings of its own)")
         sections.append("\n".join(lines))
     for kind, module in (("algorithm", tff_algos), ("task", tasks)):
@@ -1042,19 +974,15 @@ def _help(algorithm, task, owners) -> str:
             width = max(map(len, module.names()), default=0)
             lines += [f"  {name:{width}}  {module.get(name).summary}" for name in module.names()]
             sections.append("\n".join(lines))
-    sections.append("--flagfile=<file> reads flags from a file, one a line.")
-    return "\n\n".join(sections)
+    return sections
 
 
 def _help_of_flag(flag, hparam, default):
-    kind = {bool: "true|false", int: "int", float: "float", str: "text"}[hparam.type]
     facts = [f"default: {default}"]
     if hparam.describe_range():
         facts.append(hparam.describe_range())
     facts.append(f"source: {hparam.source}")
-    text = f"{hparam.help} ({'; '.join(facts)})"
-    body = textwrap.fill(text, 96, initial_indent=" " * 6, subsequent_indent=" " * 6)
-    return f"  --{flag}=<{kind}>\n{body}"
+    return parser.described(f"--{flag}=<{parser.kind_of(hparam)}>", hparam.help, facts)
 
 
 def _one_line(error) -> str:

@@ -1,4 +1,6 @@
-"""What flags and tasks of google-research/federated are called here.
+"""What flags and tasks are called here that other suites call otherwise.
+
+Most are of google-research/federated.
 
 The trainers of its folder `optimization` are covered in all their forms:
 `main/federated_trainer.py` with flags of its own for each task (`so_nwp_...`), `trainer.py` with
@@ -102,6 +104,33 @@ _OTHERWISE = {
     "write_metrics_with_bz2": "metrics.csv is never compressed",
 }
 
+# What such settings are often called → the flag, or the flags, here.
+_COMMON = {
+    "batch_size": ("client_batch_size",),
+    "bs": ("client_batch_size",),
+    "clients": ("clients_per_round",),
+    "comm_rounds": ("total_rounds",),
+    "dataset": ("task",),
+    "epochs": ("client_epochs_per_round",),
+    "learning_rate": ("client_learning_rate", "server_learning_rate"),
+    "local_epochs": ("client_epochs_per_round",),
+    "lr": ("client_learning_rate", "server_learning_rate"),
+    "method": ("algorithm",),
+    "momentum": ("client_momentum", "fedavgm_momentum"),
+    "name": ("experiment_name",),
+    "num_clients": ("clients_per_round",),
+    "num_epochs": ("client_epochs_per_round",),
+    "num_rounds": ("total_rounds",),
+    "optimizer": ("client_optimizer", "algorithm"),
+    "out": ("root_output_dir",),
+    "out_dir": ("root_output_dir",),
+    "output": ("root_output_dir",),
+    "output_dir": ("root_output_dir",),
+    "random_seed": ("seed",),
+    "rounds": ("total_rounds",),
+    "strategy": ("algorithm",),
+}
+
 _TASKS = {
     "cifar100": "cifar100_image",
     "emnist_ae": "emnist_autoencoder",
@@ -127,6 +156,13 @@ def of_flag(name: str) -> str | None:
         return f"Here it is --{_RENAMED[name]}."
     reasons = (reason for pattern, reason in _OTHERWISE.items() if re.fullmatch(pattern, name))
     return next((f"It has no place here: {reason}." for reason in reasons), None)
+
+
+def of_common(name: str) -> str | None:
+    """Returns the flags for what other suites often call so, as a sentence; `None` for no name."""
+    if name not in _COMMON:
+        return None
+    return f"Did you mean {' or '.join(f'--{flag}' for flag in _COMMON[name])}?"
 
 
 def of_task(name: str) -> str | None:

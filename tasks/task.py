@@ -18,6 +18,8 @@ class DataError(Exception):
     The text is one line: which file, what is wrong, where to get it and which flag points at it.
     """
 
+    exit_code = 1
+
     def __init__(self, text: str):
         r"""Makes a line of a text, into which names and contents of files may have got.
 

@@ -20,6 +20,7 @@ from simulation import experiment, experiment_flags
 from simulation.errors import RunError
 from simulation.records import checkpoints, outputs
 from tests import fuzz
+from tff_suite import command_line
 from tff_suite.hparams import HparamError
 
 LONG = pytest.mark.long
@@ -69,7 +70,7 @@ ARGUMENTS = _given([*OWNERS, "flagfile", "help", "undefok"])
 def check_flags(arguments):
     try:
         experiment_flags.parse([*FLAGS, *arguments])
-    except experiment_flags.HelpRequested:
+    except command_line.Answered:
         pass
     except HparamError as e:
         one_line(e)
@@ -104,7 +105,7 @@ def _no_sweep(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-REPRODUCE = _given([*reproduce.FLAGS, "flagfile"])
+REPRODUCE = _given([*reproduce.PARSER.flags, "flagfile"])
 OF_REPRODUCE = ("--paper=adafedadam", "--item=table5", "--setup=synthetic", "--rows=fedavg")
 
 

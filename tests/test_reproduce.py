@@ -552,36 +552,37 @@ def test_time_of_a_budget_is_for_a_grid_and_what_lies_beyond_its_edges(
 @pytest.mark.parametrize(
     ("arguments", "says", "code"),
     [
-        (["--paper=nothing", "--item=x"], "--paper=nothing is unknown; known: adafed", 1),
-        (["--paper=adafedadam", "--item=table99"], "adafedadam has: table1", 1),
+        (["--paper=nothing", "--item=x"], "--paper=nothing is unknown; known: adafed", 2),
+        (["--paper=adafedadam", "--item=table99"], "adafedadam has: table1", 2),
         (
             ["--paper=adafedadam", "--item=table5", "--setup=x"],
             "known: femnist",
-            1,
+            2,
         ),
         (
             ["--paper=adafedadam", "--item=table5", "--setup=synthetic", "--rows=fedsgd"],
             "'fedsgd' is no row of table5 synthetic",
-            1,
+            2,
         ),
         (
             ["--paper=adafedadam", "--item=table3", "--seeds=one"],
             "whole numbers",
-            1,
+            2,
         ),
         (
             ["--paper=adafedadam", "--item=table3", "--budget=days=1"],
             "rounds=N, hours=H",
-            1,
+            2,
         ),
-        (["--paper=adafedadam"], "--paper and --item must be set", 1),
-        (["--papier=adafedadam"], "papier", 2),
-        (["adafedadam"], "only flags", 1),
+        (["--paper=adafedadam"], "--paper and --item must be set", 2),
+        (["--papier=adafedadam"], "Did you mean --paper?", 2),
+        (["adafedadam"], "Unexpected argument", 2),
         (["--compare", "nowhere"], "nowhere holds no run", 1),
-        (["--compare", "nowhere", "--record"], "--record has no meaning with --compare", 1),
-        (["--column=x", "--paper=adafed"], "--column has no meaning without --compare", 1),
-        (["--paper=adafedadam", "--item=fig6"], "set --data_dir", 1),
-        (["--list", "--root_output_dir=gs://b/x"], "gs://b/x is an address", 1),
+        (["--compare", "nowhere", "--record"], "--record is not used with --compare", 2),
+        (["--lst"], "Did you mean --list?", 2),
+        (["--column=x", "--paper=adafed"], "--column is not used without --compare", 2),
+        (["--paper=adafedadam", "--item=fig6"], "set --data_dir", 2),
+        (["--list", "--root_output_dir=gs://b/x"], "gs://b/x is an address", 2),
     ],
 )
 def test_wrong_requests_end_with_one_line(arguments, says, code):
@@ -624,7 +625,7 @@ def test_list_is_of_the_paper_the_item_and_the_set_up_that_are_asked_for(listed)
     assert "... and 213 more, which --list with this --setup names: " in listed(*fig2)
     assert listed(*fig2, "--setup=so_nwp").count("server_learning_rate=") == 216
     for wrong in (["--paper=x"], ["--item=fig2"], [*fig2, "--setup=x"]):
-        error = listed(*wrong, code=1)
+        error = listed(*wrong, code=2)
         assert len(error.splitlines()) == 1, error
 
 

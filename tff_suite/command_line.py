@@ -1,24 +1,35 @@
-"""What every command does about signals at any time, and about output that cannot be written.
+"""What every command has in common: signals, output that cannot be written, errors, exit codes.
 
 A command begins with `begin`, before what takes long to import, and ends with `run`:
 
-    from tff_suite import command_line
+    from tff_suite import command_line, parser
+
+    PARSER = parser.Parser(__doc__)
 
     if __name__ == "__main__":
-        command_line.begin()
+        command_line.begin(PARSER)
 
     import numpy  # and so on
 
+    @command_line.reported
+    def main(arguments):
+        options = PARSER.parse(arguments)
+        ...
+
     if __name__ == "__main__":
         command_line.run(main)
+
+docs/exit_codes.md lists the exit codes.
 """
 
 import contextlib
 import errno
+import functools
 import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -27,9 +38,14 @@ _LONGEST_LINE = 2000
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _came: list[signal.Signals] = []
 _errors = 2  # Where standard error goes, whatever its lines pass through.
+_verbosity = 0  # 1 with --verbose, -1 with --quiet.
 
 
-def begin() -> None:
+class Answered(Exception):  # noqa: N818  (not an error)
+    """Raised for `--help`, `--helpfull` and `--version`; its text is the answer, to be printed."""
+
+
+def begin(parser: Any = None) -> None:
     """Makes signals and standard output and error safe to use for the rest of the process.
 
     Until `stops_raise` any of `SIGNALS` ends the process at once, with one line and 128 plus its
@@ -38,23 +54,94 @@ def begin() -> None:
     What cannot be written is reported once and otherwise ignored, since what a command does lies in
     files: a full disk or a closed pipe behind standard output ends no run. Characters that the
     terminal's encoding lacks are written as backslash and number.
+
+    Args:
+      parser: The command's `tff_suite.parser.Parser`, if its imports take long: wrong flags and
+        `--help` are then answered before them, and the process ends.
     """
     _use_utf8()
     _open_what_is_closed()
     sys.stdout, sys.stderr = _Output(sys.stdout, 1), _Output(sys.stderr, 2)
     handle_stops(_end_at_once)
+    if parser is not None:
+        answered = _answered_early(parser)
+        if answered is not None:
+            run(lambda _: answered)
 
 
-def answer_help(text: str) -> None:
-    """Ends the process with a text if `--help` or `-h` is asked for.
+def _answered_early(parser) -> int | None:
+    """Returns the exit code of a command line that asks for help or is wrong; else `None`."""
+    going_on = -1
 
-    For a command whose imports take seconds, to be called before them; `text` is the module's
-    docstring, which then has to name every flag.
+    @reported
+    def parse(arguments):
+        parser.parse(arguments)
+        return going_on
+
+    code = parse(sys.argv[1:])
+    return None if code == going_on else code
+
+
+def reported(main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
+    """Decorates a command: help is printed, and errors become one line and an exit code.
+
+    Errors that a user can cause have an attribute `exit_code`. Others are defects of the suite and
+    are let through.
+
+    Args:
+      main: Command line without the program's name → exit code.
     """
-    if {"--help", "-h"} & set(sys.argv[1:]):
-        begin()
-        print(text.rstrip())
-        run(lambda _: 0)
+
+    @functools.wraps(main)
+    def reporting(arguments: list[str]) -> int:
+        try:
+            return main(arguments)
+        except Answered as e:
+            print(e)
+            return 0
+        except KeyboardInterrupt:
+            number = received()
+            return fail(
+                f"stopped by {number.name}; run the same command again to resume.", 128 + number
+            )
+        except OSError as e:
+            where = f"Cannot use {e.filename}: " if e.filename else ""
+            return fail(f"{where}{e.strerror or e}.", 1)
+        except MemoryError as e:
+            told = f"Out of memory ({str(e) or 'no more is free'}); smaller settings may help."
+            return fail(told, 1)
+        except Exception as e:
+            code = getattr(e, "exit_code", None)
+            if code is None:
+                raise
+            return fail(e, code)
+
+    return reporting
+
+
+def fail(reason: object, code: int) -> int:
+    """Prints an error as one line, with `--verbose` after its traceback; returns the exit code."""
+    if _verbosity > 0 and sys.exc_info()[0] is not None:
+        traceback.print_exc()
+    print(f"error: {one_line(reason)}", file=sys.stderr)
+    return code
+
+
+def set_verbosity(verbosity: int) -> None:
+    """Sets how much is printed: 1 for `--verbose`, -1 for `--quiet`, else 0."""
+    global _verbosity
+    _verbosity = verbosity
+
+
+def is_quiet() -> bool:
+    """Returns whether only results, warnings and errors are to be printed."""
+    return _verbosity < 0
+
+
+def say(text: str) -> None:
+    """Prints a line on what a command is doing, unless it is to be quiet."""
+    if not is_quiet():
+        print(text, flush=True)
 
 
 def handle_stops(handler: Callable[[int, Any], None]) -> dict[int, Any]:
@@ -157,8 +244,6 @@ def run(main: Callable[[list[str]], int]) -> NoReturn:
     """
     try:
         code = main(sys.argv[1:])
-    except SystemExit as e:  # argparse's.
-        code = e.code
     except KeyboardInterrupt:
         _end_at_once(received())
     handle_stops(_end_at_once)

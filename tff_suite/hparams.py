@@ -19,7 +19,13 @@ MAX_SEED = 2**32 - 1
 
 
 class HparamError(ValueError):
-    """A setting that is unknown, of the wrong type or out of range; the text is one line."""
+    """A setting that is unknown, of the wrong type or out of range; the text is one line.
+
+    Attributes:
+      exit_code: Exit code of a command that it ends, as of every error that a user can cause.
+    """
+
+    exit_code = 2
 
 
 class _NotUsed:

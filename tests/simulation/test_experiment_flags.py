@@ -6,7 +6,8 @@ import pytest
 
 import tasks
 import tff_algos
-from simulation import experiment_flags, runtimes
+from simulation import experiment_flags, other_names, runtimes
+from tff_suite import command_line
 from tff_suite.hparams import MAX_INT, By, Hparam, HparamError
 
 BASE = (
@@ -136,6 +137,11 @@ def test_all_missing_flags_are_listed_at_once():
         (["--task=synthetik"], ["Unknown task synthetik", "Did you mean synthetic?"]),
         (["--algorithm=fedadm"], ["Unknown algorithm fedadm", "Did you mean fedadam?"]),
         (["--client_learning_rte=3"], ["--client_learning_rte", "mean --client_learning_rate?"]),
+        (["--lr=0.1"], ["mean --client_learning_rate or --server_learning_rate?"]),
+        (["--batch_size=3"], ["Did you mean --client_batch_size?"]),
+        (["--beta1=0.5"], ["Unknown flag --beta1. Did you mean --fedadam_beta1?"]),
+        (["--fedyogi_tau=0.5"], ["belongs to algorithm fedyogi. Did you mean --fedadam_tau?"]),
+        (["--hlep"], ["Did you mean --help?"]),
         (["--fedavgm_momentum=0.5"], ["--fedavgm_momentum", "fedadam", "algorithm fedavgm"]),
         (["--fashion_mnist_partition=iid"], ["--fashion_mnist_partition", "task fashion_mnist"]),
         (["--data_dir=/x"], ["--data_dir", "--task=synthetic"]),
@@ -249,9 +255,9 @@ def test_flagfile(tmp_path):
     assert later.method["tau"] == 0.25
 
 
-def help_text(*arguments):
-    with pytest.raises(experiment_flags.HelpRequested) as e:
-        experiment_flags.parse([*arguments, "--help"])
+def help_text(*arguments, full=True):
+    with pytest.raises(command_line.Answered) as e:
+        experiment_flags.parse([*arguments, "--helpfull" if full else "--help"])
     return str(e.value)
 
 
@@ -271,6 +277,20 @@ def test_help_of_a_method_and_task_shows_what_applies_with_default_range_and_sou
     assert "--data_dir" not in text
     flat = " ".join(text.split())
     assert "(default: 0.9; in [0, 1); source: Adaptive Federated Optimization, section 4" in flat
+
+
+def test_short_help_shows_the_most_used_flags_and_those_of_the_method():
+    text = help_text("--algorithm=fedadam", full=False)
+    assert "--total_rounds=" in text and "--fedadam_beta1=" in text
+    assert "--worker_timeout" not in text and "--worker_timeout" in help_text()
+    flags = experiment_flags._flag_owners()
+    assert set(experiment_flags._MOST_USED) < set(flags)
+
+
+def test_other_names_lead_to_flags_that_are_there():
+    flags = experiment_flags._flag_owners()
+    for name, ours in other_names._COMMON.items():
+        assert name not in flags and set(ours) <= set(flags), name
 
 
 def test_help_of_an_unknown_method_is_an_error():
