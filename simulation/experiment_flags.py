@@ -510,10 +510,11 @@ def _check_own_task(task, given) -> str:
         raise HparamError(f"task: {task.name} is the name of a registered task; choose another.")
     if given.get("use_synthetic_data"):
         raise HparamError("--use_synthetic_data is not used by a user's own task.")
-    try:
-        json.dumps(dict(task.settings))
-    except (TypeError, ValueError) as e:
-        raise HparamError(f"task: its settings cannot be recorded as JSON: {_one_line(e)}") from e
+    for field in ("settings", "encoding"):
+        try:
+            json.dumps(dict(getattr(task, field)))
+        except (TypeError, ValueError) as e:
+            raise HparamError(f"task: its {field} cannot be kept as JSON: {_one_line(e)}") from e
     return next(h for h in RUN_HPARAMS if h.name == "task").check(task.name, "task: its name")
 
 
@@ -705,7 +706,7 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
     registry.check_aggregator(method_spec, training, method)
     _check_epochs(given, run, method_spec, method)
     _check_workers(given, run, method_spec, method)
-    task = task_spec.resolve(own(task_spec.name, task_spec.hparams))
+    task = task_spec.resolve(own(task_spec.name, task_spec.hparams), run["use_synthetic_data"])
     _check_clients(run, task_spec, task)
     in_force = {
         **{name: value for name, value in run.items() if name not in ACTIONS},

@@ -310,7 +310,8 @@ def _place(module):
 def _has_own_task(request) -> bool:
     if "task" in request.objects:
         return True
-    return not _is_suites(tasks.get(request.run["task"]).loader)
+    spec = tasks.get(request.run["task"])
+    return spec.own_code or not _is_suites(spec.loader)
 
 
 def _edited() -> frozenset[str]:

@@ -1,10 +1,12 @@
 """Tasks: what is learnt, on which clients' data, and how it is measured.
 
 A task knows no algorithm. `tasks.load(name, **settings)` gives its federated data, model, loss and
-metrics as one `tasks.task.Task`.
+metrics as one `tasks.task.Task`; `tasks.from_frame` and `tasks.from_arrays` make one of a user's
+own table or arrays.
 """
 
 import dataclasses as _dataclasses
+import importlib as _importlib
 import os as _os
 
 from tasks import datasets as _datasets
@@ -38,7 +40,7 @@ def load(name, *, data_dir=None, seed=0, use_synthetic_data=False, **settings):
       tasks.task.DataError: If data is missing or damaged; the text says how to fix it.
     """
     spec = get(name)
-    resolved = spec.resolve(settings)
+    resolved = spec.resolve(settings, use_synthetic_data)
     if data_dir is not None and not use_synthetic_data:
         data_dir = _os.path.expanduser(data_dir)
         data_dir = _remote.folder(data_dir, "--data_dir")
@@ -55,4 +57,13 @@ def load(name, *, data_dir=None, seed=0, use_synthetic_data=False, **settings):
     return _label_noise.add(task, seed=seed, **noise) if noise else task
 
 
-__all__ = ["Clients", "TaskSpec", "get", "load", "names", "register"]
+_OF_TABLES = ("from_arrays", "from_frame")
+
+
+def __getattr__(name):
+    if name not in _OF_TABLES:
+        raise AttributeError(f"module 'tasks' has no attribute {name!r}")
+    return getattr(_importlib.import_module("tasks.frames"), name)
+
+
+__all__ = ["Clients", "TaskSpec", "get", "load", "names", "register", *_OF_TABLES]

@@ -5,8 +5,9 @@ A partition is a list with one int64 array of row numbers for each client, in as
 clients.
 """
 
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ _MAX_REDRAWS = 10_000
 _IID, _DIRICHLET, _SHARDS, _SPLIT, _PACHINKO, _CLASSES, _TESTS, _HELD_OUT, _SIZES, _BERNOULLI = (
     range(10)
 )
+_BY_ID = 10
 
 
 def by_user(users: Sequence[Any]) -> dict[str, np.ndarray]:
@@ -430,6 +432,33 @@ def split_train_test(
         train.append(np.sort(shuffled[:num_train]))
         test.append(np.sort(shuffled[num_train:]))
     return train, test
+
+
+def split_by_id(
+    parts: Mapping[str, np.ndarray], fraction: float, seed: int, purpose: str
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Splits each client's rows at random by its id, whichever other clients there are.
+
+    Of n rows, floor((1 - fraction) n) stay, but at least one.
+
+    Args:
+      parts: Client id → its rows.
+      fraction: Share of the rows that are held out, in [0, 1).
+      seed: Seed of the split, 0 or more.
+      purpose: What they are held out for; each purpose has draws of its own.
+
+    Returns:
+      Client id → rows that stay, and client id → rows held out.
+    """
+    kept, held_out = {}, {}
+    for name, rows in parts.items():
+        digest = hashlib.sha256(f"{purpose}/{name}".encode()).digest()
+        words = np.frombuffer(digest[:16], "<u4").tolist()
+        # The small term is that of `split_train_test`.
+        number = max(1, int((1 - fraction) * len(rows) + 1e-9))
+        shuffled = _rng(_BY_ID, seed, *words).permutation(rows)
+        kept[name], held_out[name] = np.sort(shuffled[:number]), np.sort(shuffled[number:])
+    return kept, held_out
 
 
 def tests_alike(

@@ -63,10 +63,14 @@ class TaskSpec:
         `tasks.label_noise` are then added to `hparams`; `tasks.load` acts on them, not the loader.
       check: Called with all settings by name and raises `HparamError` where they do not go
         together, beyond what `tff_suite.hparams.By` says; must not import TensorFlow.
+      check_data: Called with all settings by name unless the data are synthetic; raises
+        `HparamError` where a setting that says what to read is missing; must not import TensorFlow.
       clients: Called with all settings by name and `use_synthetic_data`; returns the `Clients`, or
         `None` if only the data tell; must not import TensorFlow.
       metrics: Names of the task's metrics, the primary one first; or a function from all settings
         by name to them, which must not import TensorFlow. `None` if only the loaded task tells.
+      own_code: Whether a setting names code of the user's. Then changes of loss, metrics and model
+        are recognised as those of a user's own task.
       tfds: The `tasks.formats.tfds.Set` that will do in place of the publisher's files, if any.
       version: Raised with every change of the task that changes numbers: data, model, loss or
         metrics. Runs of another version count as other runs.
@@ -81,8 +85,10 @@ class TaskSpec:
     preparer: str | Callable | None = None
     class_labels: bool = False
     check: Callable[[Mapping[str, hparams_lib.Value]], None] | None = None
+    check_data: Callable[[Mapping[str, hparams_lib.Value]], None] | None = None
     clients: Callable[[Mapping[str, hparams_lib.Value], bool], Clients | None] | None = None
     metrics: Sequence[str] | Callable[[Mapping], Sequence[str]] | None = None
+    own_code: bool = False
     tfds: Any = None
     version: int = 1
     history: Sequence[str] = ()
@@ -93,15 +99,24 @@ class TaskSpec:
             own = [h for h in self.hparams if h not in label_noise.HPARAMS]
             object.__setattr__(self, "hparams", (*own, *label_noise.HPARAMS))
 
-    def resolve(self, given: Mapping[str, hparams_lib.Value]) -> dict[str, hparams_lib.Value]:
+    def resolve(
+        self, given: Mapping[str, hparams_lib.Value], synthetic: bool = True
+    ) -> dict[str, hparams_lib.Value]:
         """Returns all settings by name: those given, checked alone and together, and defaults.
 
+        Args:
+          given: Settings by name; `None` is one that is not given.
+          synthetic: Whether no data are to be read.
+
         Raises:
-          HparamError: If a name is unknown, a value is refused or settings do not go together.
+          HparamError: If a name is unknown, a value is refused, settings do not go together, or one
+            is missing that says what to read.
         """
         settings = hparams_lib.resolve(self.name, self.hparams, given)
         if self.check is not None:
             self.check(settings)
+        if self.check_data is not None and not synthetic:
+            self.check_data(settings)
         return settings
 
     def settled(

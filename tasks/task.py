@@ -284,6 +284,8 @@ class Task:
         vectors of words that are not learnt.
       files: Paths of files that the task's code reads by itself, such as a table of class weights.
         A run with another content of them is another run.
+      encoding: How columns of a table became numbers, such as the text of each class; what JSON
+        can hold. A run keeps it in `encoding.json`.
     """
 
     name: str
@@ -301,6 +303,7 @@ class Task:
     validation: FederatedData | None = None
     constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     files: Sequence[str] = ()
+    encoding: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         """Checks the task; of each set one client's examples are read, those of the smallest.
@@ -348,7 +351,7 @@ def _check_settings(task: Task) -> None:
     if not isinstance(task.higher_is_better, bool | np.bool_):
         raise TaskError(f"higher_is_better must be True or False, found {task.higher_is_better!r}.")
     _check_metrics(task)
-    for field in ("settings", "constants"):
+    for field in ("settings", "constants", "encoding"):
         if not isinstance(getattr(task, field), Mapping):
             raise TaskError(f"{field} must be a dictionary, found a {_kind(getattr(task, field))}.")
 

@@ -22,8 +22,8 @@ from tff_algos.client_data import Batch
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 
-# Clothing1M generates 20 large pictures a client.
-_SETTINGS = {"clothing1m": {"num_clients": 2}}
+# Clothing1M generates 20 large pictures a client; a table's metrics are told by its target's type.
+_SETTINGS = {"clothing1m": {"num_clients": 2}, "table": {"target_type": "category"}}
 
 
 @pytest.fixture

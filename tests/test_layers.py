@@ -40,8 +40,8 @@ _BOXES = {
     "methods": ["tff_algos.methods"],
     "parts": ["tff_algos.parts"],
     "round": ["tff_algos"],
-    # Both commands act on data sets.
-    "datasets": ["tasks.datasets", "tasks.images", "tasks.plot", "tasks.prepare"],
+    # Both commands act on data sets; a table is one.
+    "datasets": ["tasks.datasets", "tasks.frames", "tasks.images", "tasks.plot", "tasks.prepare"],
     "formats": ["tasks.formats"],
     "models": ["tasks.models", "tasks.layers"],
     "task": ["tasks"],

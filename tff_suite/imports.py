@@ -163,11 +163,12 @@ def when_used():
             del sys.modules[name]
 
 
-def modules_of_ones_own(names: Iterable[str]) -> None:
-    """Imports the modules of `--import`, also those that lie in the working folder.
+def modules_of_ones_own(names: Iterable[str], flag: str = "--import") -> None:
+    """Imports modules that a flag names, also those that lie in the working folder.
 
     Args:
-      names: Names of modules, which register methods or tasks.
+      names: Names of modules; those of `--import` register methods or tasks.
+      flag: The flag, for error texts.
 
     Raises:
       HparamError: If one cannot be imported, whatever it raises.
@@ -181,4 +182,4 @@ def modules_of_ones_own(names: Iterable[str]) -> None:
             raise
         except BaseException as e:  # Whatever a user's module raises is the user's to read.
             told = " ".join(str(e).split())
-            raise HparamError(f"--import={name} failed: {type(e).__name__}: {told}") from e
+            raise HparamError(f"{flag}={name} failed: {type(e).__name__}: {told}") from e

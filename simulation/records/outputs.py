@@ -8,6 +8,7 @@
     checkpoints/         see `simulation.records.checkpoints`
     model/               the final model, see `simulation.records.models`
     data_digests.json    what the data were, client by client or file by file
+    encoding.json        which number stands for which class, category or word of a table
 
 These files belong together, and what has changed since a run wrote it is refused. A run has an id,
 which is in hparams.json, summary.json, every checkpoint and the clients' states. The two JSON files

@@ -174,6 +174,8 @@ def write_start(
         "resumed": [*recorded["resumed"], start] if recorded else [],
     }
     folder.write_sealed("hparams.json", content)
+    if task.encoding:
+        folder.write_json("encoding.json", task.encoding)
 
 
 def _validation(data):

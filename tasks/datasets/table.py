@@ -1,0 +1,299 @@
+"""`table`: a user's own CSV file, a row for each example; see `tasks.frames`.
+
+With `use_synthetic_data` it is a small table of 12 users that the suite makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import functools
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tasks import frames, settings
+from tasks.models import models
+from tasks.registry import TaskSpec
+from tasks.task import DataError, Task
+from tff_suite import imports
+from tff_suite.hparams import By, Hparam, HparamError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_LINEAR = "linear"
+
+
+def _metrics(given):
+    """Returns the metrics' names; of `auto` only the table tells."""
+    names = {
+        "category": ("accuracy",),
+        "number": ("mse", "mae"),
+    }
+    return names.get(given["target_type"])
+
+
+def _check(given):
+    kinds = [name for name in ("features", "text", "image") if given[name] is not None]
+    if len(kinds) > 1:
+        raise HparamError(f"table: give one of {' and '.join(kinds)}.")
+    if given["model"] == _LINEAR and kinds and kinds != ["features"]:
+        raise HparamError(f"table: model={_LINEAR} takes features; name a model of {kinds[0]}.")
+    if given["user"] is not None and given["partition"] != "user":
+        raise HparamError("table: partition is not used with user, who is a client.")
+
+
+def _check_data(given):
+    missing = [f"--table_{name}" for name in ("path", "target") if given[name] is None]
+    if given["partition"] == "user" and given["user"] is None:
+        missing.append("--table_user (or --table_partition)")
+    if missing:
+        raise HparamError(f"--task=table needs {', '.join(missing)}.")
+
+
+SPEC = TaskSpec(
+    name="table",
+    summary="A CSV file of one's own: a row an example, a column of users.",
+    metrics=_metrics,
+    check=_check,
+    check_data=_check_data,
+    own_code=True,
+    hparams=(
+        Hparam(
+            "path",
+            None,
+            "CSV file with a header, in --data_dir if that is given; not set: none.",
+            "none",
+            type=str,
+        ),
+        Hparam(
+            "user", None, "Column of users, who are the clients; not set: none.", "none", type=str
+        ),
+        Hparam("target", None, "Column of what is learnt; not set: none.", "none", type=str),
+        Hparam(
+            "features",
+            None,
+            "Columns of inputs, separated by commas; not set: all other columns of numbers, or "
+            "text or image.",
+            "choice",
+            type=str,
+        ),
+        Hparam("text", None, "Column of text, as the input; not set: none.", "choice", type=str),
+        Hparam(
+            "image",
+            None,
+            "Column of paths of images from the CSV file's folder, as the input; not set: none.",
+            "choice",
+            type=str,
+        ),
+        Hparam(
+            "id", None, "Column of rows' names, which must differ; not set: none.", "none", type=str
+        ),
+        Hparam(
+            "model",
+            _LINEAR,
+            "my_module:function, which makes a built Keras model from a seed and gives logits or "
+            f"one number; {_LINEAR} is one dense layer on the features.",
+            "choice",
+        ),
+        Hparam(
+            "target_type",
+            "auto",
+            "category learns by cross-entropy, number by squared error; auto is category for text "
+            "and booleans.",
+            "choice",
+            choices=("auto", *frames.TARGET_TYPES),
+        ),
+        Hparam(
+            "test_fraction",
+            0.2,
+            "Share of each client's rows that is its test, drawn by partition_seed and its id; "
+            "with test_path none is drawn.",
+            "choice",
+            minimum=0,
+            maximum=1,
+            exclusive_maximum=True,
+        ),
+        Hparam(
+            "test_path",
+            None,
+            "CSV file of test rows, whose users are tested apart if it has their column; not set: "
+            "none.",
+            "choice",
+            type=str,
+        ),
+        Hparam(
+            "standardize",
+            False,
+            "Whether features are shifted and scaled to mean 0 and deviation 1 over training rows.",
+            "choice: as they are",
+        ),
+        Hparam(
+            "partition",
+            "user",
+            "Who has which rows: user, or clients drawn by dirichlet, shards or iid.",
+            "choice",
+            choices=("user", *frames.PARTITIONS),
+        ),
+        Hparam(
+            "num_clients",
+            By("partition", dict.fromkeys(frames.PARTITIONS, 10)),
+            "Number of clients that are drawn.",
+            "choice",
+            minimum=1,
+            maximum=settings.MAX_CLIENTS,
+        ),
+        Hparam(
+            "alpha",
+            By("partition", {"dirichlet": 0.5}),
+            "Concentration of clients' label proportions.",
+            "choice",
+            **settings.CONCENTRATIONS,
+        ),
+        Hparam(
+            "shards_per_client",
+            By("partition", {"shards": 2}),
+            "Shards of a client.",
+            "McMahan et al. 2017",
+            minimum=1,
+        ),
+        settings.partition_seed("drawn clients and of the test split"),
+    ),
+)
+
+
+def load(
+    *,
+    data_dir: str | None,
+    seed: int,
+    use_synthetic_data: bool,
+    path: str | None,
+    user: str | None,
+    target: str | None,
+    features: str | None,
+    text: str | None,
+    image: str | None,
+    id: str | None,
+    model: str,
+    target_type: str,
+    test_fraction: float,
+    test_path: str | None,
+    standardize: bool,
+    partition: str,
+    num_clients: int | None,
+    alpha: float | None,
+    shards_per_client: int | None,
+    partition_seed: int,
+) -> Task:
+    """Makes the task; see `SPEC` for the settings and `tasks.load` for the rest."""
+    del seed
+    read = functools.partial(_read, as_written=[c for c in (user, id, text, image) if c])
+    if use_synthetic_data:
+        frame, user, target, folder = _synthetic(), "user", "kind", ""
+        features = text = image = id = test_path = None
+        partition = "user"
+    else:
+        path = _place(path, data_dir)
+        frame, folder = read("--table_path", path), os.path.dirname(path)
+    drawn = {"num_clients": num_clients, "alpha": alpha, "shards_per_client": shards_per_client}
+    with _told_on_standard_error():
+        task = frames.from_frame(
+            frame,
+            user=user,
+            target=target,
+            model=models.softmax_regression if model == _LINEAR else _function(model),
+            features=None if features is None else next(csv.reader([features])),
+            text=text,
+            image=image,
+            image_dir=folder,
+            id=id,
+            target_type=None if target_type == "auto" else target_type,
+            test=test_fraction,
+            test_frame=test_path and read("--table_test_path", _place(test_path, data_dir)),
+            standardize=standardize,
+            partition=None if partition == "user" else partition,
+            seed=partition_seed,
+            name="table",
+            **{name: value for name, value in drawn.items() if value is not None},
+        )
+    classes = task.encoding.get("classes")
+    changes = {"settings": {"target_type": "number" if classes is None else "category"}}
+    if model == _LINEAR:
+        changes["keras_model_fn"] = functools.partial(
+            models.softmax_regression,
+            num_inputs=len(task.train.examples(0).x[0]),
+            num_classes=1 if classes is None else len(classes),
+            init="keras",
+        )
+    return dataclasses.replace(task, **changes)
+
+
+def _place(path: str, data_dir: str | None) -> str:
+    return os.path.join(data_dir or "", os.path.expanduser(path))
+
+
+def _read(flag: str, path: str, as_written: Sequence[str]) -> pd.DataFrame:
+    """Reads a CSV file.
+
+    Args:
+      flag: Name of the flag that gave the path.
+      path: The path.
+      as_written: Columns whose values stay text, `007` and `NA` as well; an empty one is missing.
+
+    Raises:
+      DataError: If it cannot be read.
+    """
+    import pandas as pd
+
+    try:
+        return pd.read_csv(path, converters=dict.fromkeys(as_written, lambda text: text or None))
+    except OSError as e:
+        reason = e.strerror or e
+        raise DataError(f"{flag}={path} cannot be read: {reason}; name a CSV file") from e
+    except ValueError as e:  # Of pandas's errors, and of text that is not UTF-8.
+        raise DataError(f"{flag}={path} is no CSV file: {' '.join(str(e).split())}") from e
+
+
+def _function(named: str) -> Callable:
+    """Returns the function that `module:function` names; the module may lie in the working folder.
+
+    Raises:
+      HparamError: If there is none.
+    """
+    module, colon, name = named.partition(":")
+    if not (module and colon and name):
+        raise HparamError(f"--table_model={named} must be {_LINEAR} or my_module:function.")
+    imports.modules_of_ones_own([module], flag="--table_model")
+    try:
+        return getattr(sys.modules[module], name)
+    except AttributeError as e:
+        raise HparamError(f"--table_model={named}: {module} has no {name}.") from e
+
+
+@contextlib.contextmanager
+def _told_on_standard_error() -> Iterator[None]:
+    """Prints warnings as the command does."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        yield
+    for warning in caught:
+        print(f"warning: {warning.message}", file=sys.stderr)
+
+
+def _synthetic() -> pd.DataFrame:
+    """Makes 12 users of 10 to 32 rows with four numbers, which tell one of three kinds."""
+    import pandas as pd
+
+    rng = np.random.default_rng(0)
+    user = np.repeat(np.arange(12), np.arange(10, 34, 2))
+    x = rng.normal(size=(len(user), 4)) + 0.3 * rng.normal(size=(12, 4))[user]
+    kind = np.argmax(x @ rng.normal(size=(4, 3)), axis=1)
+    columns = {f"x{k}": x[:, k] for k in range(4)}
+    names = np.array([f"user{k:02}" for k in range(12)])
+    return pd.DataFrame({"user": names[user], **columns, "kind": np.array(list("abc"))[kind]})

@@ -1,0 +1,853 @@
+"""Tasks made of a user's own table or arrays.
+
+`from_frame` takes a table of pandas, `from_arrays` arrays. Both return a `tasks.task.Task`, and
+both check before a run what can be checked. Features are scaled only if `standardize` says so.
+"""
+
+import collections
+import functools
+import numbers
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tasks import missing, partitions
+from tasks.task import ArrayFederatedData, Examples, Task, TaskError
+from tff_suite import imports, memory
+
+with imports.when_used():
+    from tasks.models import losses
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PARTITIONS = ("dirichlet", "shards", "iid")
+TARGET_TYPES = ("category", "number")
+# A feature column of text with more values than this is not one-hot encoded.
+MOST_CATEGORIES = 100
+# Whole numbers with at most this many values may have been meant as classes.
+_FEW = 20
+_PADDING, _UNKNOWN = 0, 1
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def from_frame(
+    df: "pd.DataFrame",
+    *,
+    user: str | None,
+    target: str,
+    model: Callable[[int], Any],
+    features: Sequence[str] | None = None,
+    text: str | None = None,
+    image: str | None = None,
+    id: str | None = None,
+    target_type: str | None = None,
+    loss: Any = None,
+    metrics: Mapping[str, Any] | None = None,
+    higher_is_better: bool = True,
+    test: float | None = 0.2,
+    test_frame: "pd.DataFrame | None" = None,
+    validation: "float | pd.DataFrame | None" = None,
+    partition: str | None = None,
+    num_clients: int | None = None,
+    alpha: float = 0.5,
+    shards_per_client: int = 2,
+    standardize: bool = False,
+    vocabulary_size: int = 10_000,
+    text_length: int = 64,
+    image_dir: str = "",
+    seed: int = 0,
+    name: str = "frame",
+) -> Task:
+    """Makes a task of a table.
+
+    Inputs are float32 `[n, number of features]`, int32 `[n, text_length]` of word numbers (0 is
+    padding, 1 a word outside the vocabulary), or float32 `[n, height, width, channels]` in [0, 1].
+    Targets are class numbers, int32 `[n]`, or float32 `[n, 1]`. The task's `encoding` says which
+    number stands for which class, category or word; a run keeps it in `encoding.json`.
+
+    Args:
+      df: A row for each example.
+      user: Column of users, who are the clients; `None` where `partition` draws clients.
+      target: Column of what is learnt.
+      model: Makes a built Keras model from a seed. With the loss that the target decides it gives
+        logits, one for each class, or one number.
+      features: Columns of inputs; by default all other columns of numbers. Columns of text or
+        categories are one-hot encoded.
+      text: Column of text, in place of `features`; words are numbered by how often training rows
+        have them.
+      image: Column of paths of images, in place of `features`; all of one size.
+      id: Column of names of rows, which must differ, also from those of `test_frame`.
+      target_type: `category` or `number`; by default text, categories and booleans are
+        categories, and numbers are numbers.
+      loss: As in `Task`; by default cross-entropy for categories, squared error for numbers.
+      metrics: As in `Task`, the primary one first; by default accuracy, or mean squared and mean
+        absolute error. With a `loss` of the caller's the loss alone, by default.
+      higher_is_better: Whether more of the first of `metrics` is better.
+      test: Share of each client's rows that are its test, drawn by `seed` and the client's id; not
+        used with `test_frame`.
+      test_frame: A table of test rows. Its users are clients' own tests where it has the column
+        `user`; all its rows are the central test.
+      validation: Share of each client's training rows to choose settings by, or a table of them.
+      partition: How clients are drawn where there is no `user`: `dirichlet` (label proportions) or
+        `shards` (sorted by label), of categories; `iid`.
+      num_clients: Number of clients to draw.
+      alpha: Concentration of `dirichlet`, above 0.
+      shards_per_client: Shards of a client with `shards`.
+      standardize: Whether features are shifted and scaled to mean 0 and standard deviation 1 over
+        all training rows. A server would have to learn both from its clients.
+      vocabulary_size: Most words of `text` that have a number.
+      text_length: Words of a text that are kept.
+      image_dir: Folder that paths of images start from.
+      seed: Seed of partition and splits, 0 or more.
+      name: Name of the task, none of a registered one.
+
+    Raises:
+      ValueError: If something cannot be right, in one line that says how to mend it.
+    """
+    table = _Table(df, "df", user, target, id)
+    if sum(part is not None for part in (features, text, image)) > 1:
+        raise TaskError("give one of features, text and image.")
+    if standardize and (text is not None or image is not None):
+        raise TaskError("standardize is used with features only.")
+    if text is not None:
+        inputs = _Texts(table, text, vocabulary_size, text_length)
+    elif image is not None:
+        inputs = _Images(table, image, image_dir)
+    else:
+        inputs = _Features(table, _columns(table, target, features), standardize)
+    share = validation if isinstance(validation, numbers.Real | None) else None
+    others = {
+        what: None if frame is None else _Table(frame, what, user, target, id, users_may_lack=True)
+        for what, frame in (
+            ("test_frame", test_frame),
+            ("validation", None if share is validation else validation),
+        )
+    }
+    _check_ids([table, *filter(None, others.values())])
+    choices = _Choices(
+        name=name,
+        model=model,
+        target=_Target(table, target, target_type, loss is not None),
+        inputs=inputs,
+        loss=loss,
+        metrics=metrics,
+        higher_is_better=higher_is_better,
+        test=test,
+        validation=share,
+        clients=_Partition(partition, num_clients, alpha, shards_per_client),
+        seed=seed,
+    )
+    return _task(table, others["test_frame"], others["validation"], choices)
+
+
+def from_arrays(
+    x: Any,
+    y: Any,
+    users: Sequence[Any] | None,
+    *,
+    model: Callable[[int], Any],
+    target_type: str | None = None,
+    loss: Any = None,
+    metrics: Mapping[str, Any] | None = None,
+    higher_is_better: bool = True,
+    test: float | None = 0.2,
+    test_arrays: Sequence[Any] | None = None,
+    validation: float | None = None,
+    partition: str | None = None,
+    num_clients: int | None = None,
+    alpha: float = 0.5,
+    shards_per_client: int = 2,
+    seed: int = 0,
+    name: str = "arrays",
+) -> Task:
+    """Makes a task of arrays; what is not said here is as in `from_frame`.
+
+    Args:
+      x: Inputs of the model, numbers `[n, ...]`, which are not changed.
+      y: Targets `[n]`: classes (text, booleans, or numbers with `target_type="category"`) or
+        numbers.
+      users: User of each row, `[n]`; `None` where `partition` draws clients.
+      model: See `from_frame`.
+      target_type: See `from_frame`.
+      loss: See `from_frame`.
+      metrics: See `from_frame`.
+      higher_is_better: See `from_frame`.
+      test: See `from_frame`.
+      test_arrays: `(x, y)` or `(x, y, users)` of the test rows, in place of `test`.
+      validation: Share of each client's training rows to choose settings by.
+      partition: See `from_frame`.
+      num_clients: See `from_frame`.
+      alpha: See `from_frame`.
+      shards_per_client: See `from_frame`.
+      seed: See `from_frame`.
+      name: See `from_frame`.
+
+    Raises:
+      ValueError: As `from_frame`.
+    """
+    table = _of_arrays("x, y and users", x, y, users)
+    test_table = None if test_arrays is None else _of_arrays("test_arrays", *test_arrays)
+    if not isinstance(validation, numbers.Real | None):
+        raise TaskError("validation must be a share of the rows.")
+    choices = _Choices(
+        name=name,
+        model=model,
+        target=_Target(table, "y", target_type, loss is not None),
+        inputs=_Arrays(),
+        loss=loss,
+        metrics=metrics,
+        higher_is_better=higher_is_better,
+        test=test,
+        validation=validation,
+        clients=_Partition(partition, num_clients, alpha, shards_per_client),
+        seed=seed,
+    )
+    return _task(table, test_table, None, choices)
+
+
+def _of_arrays(what: str, x: Any, y: Any, users: Any = None) -> "_Table":
+    """Returns a table of targets and users, with inputs beside it."""
+    import pandas as pd
+
+    columns = {"y": y} if users is None else {"y": y, "users": users}
+    lengths = {name: len(values) for name, values in {"x": x, **columns}.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{number} in {name}" for name, number in lengths.items())
+        raise TaskError(f"{what} differ in rows: {told}; give one row per example in each.")
+    for name, values in columns.items():
+        if np.ndim(values) != 1:
+            raise TaskError(f"{what}: {name} must be flat, found shape {list(np.shape(values))}.")
+    # By place: pandas would go by the index of a column.
+    frame = pd.DataFrame({name: pd.Series(values).array for name, values in columns.items()})
+    table = _Table(frame, what, None if users is None else "users", "y", None)
+    table.x = x.to_numpy() if hasattr(x, "to_numpy") else np.asarray(x)
+    return table
+
+
+class _Partition(NamedTuple):
+    """How clients are drawn where a table has no users; see `from_frame`."""
+
+    partition: str | None
+    num_clients: int | None
+    alpha: float
+    shards_per_client: int
+
+    def draw(self, y: np.ndarray, is_category: bool, seed: int) -> dict[str, np.ndarray]:
+        """Returns the rows of each client, by its id."""
+        if self.partition is None:
+            raise TaskError(
+                "name the column of users with user=, or have clients drawn with "
+                f"partition= ({', '.join(PARTITIONS)}) and num_clients=."
+            )
+        if self.partition not in PARTITIONS:
+            raise TaskError(f"partition={self.partition!r} must be one of {', '.join(PARTITIONS)}.")
+        if self.num_clients is None:
+            raise TaskError(f"partition={self.partition!r} needs num_clients.")
+        number = _count("num_clients", self.num_clients)
+        if self.partition != "iid" and not is_category:
+            raise TaskError(
+                f"partition={self.partition!r} divides rows by class, and the target is a number; "
+                "take partition='iid', or name users."
+            )
+        if self.partition == "iid":
+            parts = partitions.iid(len(y), number, seed)
+        elif self.partition == "dirichlet":
+            if not self.alpha > 0:
+                raise TaskError(f"alpha={self.alpha!r} must be above 0.")
+            parts = partitions.dirichlet_by_class(y, number, self.alpha, seed)
+        else:
+            parts = partitions.shards(
+                y, number, _count("shards_per_client", self.shards_per_client), seed
+            )
+        return {str(k): rows for k, rows in enumerate(parts)}
+
+
+def _count(name: str, value: Any, least: int = 1) -> int:
+    """Returns a whole number that is large enough."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise TaskError(f"{name}={value!r} must be a whole number, {least} or more.")
+    return int(value)
+
+
+class _Table:
+    """A table with names for what is wrong in it.
+
+    Attributes:
+      what: How it is called in errors.
+      x: Inputs, where they are not columns.
+    """
+
+    x: np.ndarray
+
+    def __init__(self, frame, what, user, target, id, users_may_lack=False):
+        self.frame, self.what, self.id = frame, what, id
+        if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
+            raise TaskError(
+                f"{what} must be a pandas DataFrame, found a {type(frame).__name__}; from_arrays "
+                "takes arrays."
+            )
+        if not len(frame):
+            raise TaskError(f"{what} has no rows.")
+        twice = frame.columns[frame.columns.duplicated()].tolist()
+        if twice:
+            raise TaskError(f"{what} has two columns named {twice[0]!r}; rename one.")
+        self.user = None if users_may_lack and user not in frame.columns else user
+        for column, role in ((self.user, "user"), (target, "target"), (id, "id")):
+            if column is not None:
+                self.require(column, role)
+        used = [c for c in (user, target, id) if c is not None]
+        if len(set(used)) < len(used):
+            raise TaskError("user, target and id must be columns of their own.")
+
+    def require(self, column: str, role: str) -> None:
+        """Refuses a column that is not there."""
+        if column not in self.frame.columns:
+            known = ", ".join(map(str, self.frame.columns[:20]))
+            raise TaskError(f"{role}: {self.what} has no column {column!r}; it has {known}.")
+
+    def values(self, name: str) -> list[Any]:
+        """Returns a column's values, none of which may be missing."""
+        self.complete(name)
+        return self.frame[name].tolist()
+
+    def complete(self, name: str) -> None:
+        """Refuses a column with missing or infinite values."""
+        column = self.frame[name]
+        wrong = column.isna().to_numpy(bool)
+        kind = "missing values"
+        if not wrong.any() and getattr(column.dtype, "kind", "") == "f":
+            wrong, kind = np.isinf(column.to_numpy(float)), "infinite values"
+        if wrong.any():
+            raise TaskError(
+                f"{self.what}: column {name!r} has {int(wrong.sum())} {kind}, the first in row "
+                f"{int(np.argmax(wrong))}; drop these rows (dropna) or fill them (fillna)."
+            )
+
+
+def _check_ids(tables: Sequence[_Table]) -> None:
+    """Refuses rows of the same name, in a table or in two of them."""
+    seen: dict[Any, str] = {}
+    for table in tables if tables[0].id else ():
+        for row, name in enumerate(table.values(table.id)):
+            place = f"row {row} of {table.what}"
+            if name in seen:
+                raise TaskError(
+                    f"id: {name!r} names {seen[name]} and {place}; drop one (drop_duplicates)."
+                )
+            seen[name] = place
+
+
+def _columns(table: _Table, target: str, features: Sequence[str] | None) -> list[str]:
+    """Returns the columns of inputs: those named, or all others of numbers."""
+    from pandas.api import types
+
+    if features is None:
+        others = [c for c in table.frame.columns if c not in (table.user, table.id, target)]
+        columns = [c for c in others if types.is_numeric_dtype(table.frame[c])]
+        left_out = [str(c) for c in others if c not in columns]
+        if not columns:
+            raise TaskError(
+                f"{table.what} has no column of numbers beside user and target; name features, "
+                "text or image."
+            )
+        if left_out:
+            _warn(
+                f"columns that are no numbers are left out: {', '.join(left_out)}; name them in "
+                "features to have them."
+            )
+        return columns
+    if isinstance(features, str) or not features:
+        raise TaskError(f"features must be a list of columns, found {features!r}.")
+    columns = list(features)
+    if len(set(columns)) < len(columns):
+        raise TaskError("features names a column twice.")
+    if target in columns:
+        raise TaskError(f"features has the target {target!r}, which is what is learnt.")
+    for column in columns:
+        table.require(column, "features")
+    return columns
+
+
+class _Target:
+    """What is learnt.
+
+    Attributes:
+      classes: Values of the classes in the order of their numbers; `None` of numbers.
+    """
+
+    def __init__(self, table: _Table, name: str, target_type: str | None, has_loss: bool):
+        from pandas.api import types
+
+        column = table.frame[name]
+        self.name, self._has_loss = name, has_loss
+        table.complete(name)
+        is_number = types.is_numeric_dtype(column) and not types.is_bool_dtype(column)
+        if target_type not in (None, *TARGET_TYPES):
+            raise TaskError(f"target_type={target_type!r} must be category or number.")
+        if target_type == "number" and not is_number:
+            raise TaskError(f"target {name!r} is {column.dtype}, and no number.")
+        number = column.nunique()
+        if target_type is None and not has_loss and number <= _FEW:
+            if types.is_integer_dtype(column):
+                _warn(
+                    f"target {name!r} has {number} different whole numbers and is learnt as a "
+                    "number, by squared error; if they are classes, give target_type='category'."
+                )
+        self.is_category = not is_number if target_type is None else target_type == "category"
+        self.classes = _categories(column) if self.is_category else None
+        if self.is_category and len(self.classes) < 2:
+            raise TaskError(
+                f"target {name!r} has one value only, {self.classes[0]!r}: nothing to learn."
+            )
+        # A loss of the caller's may take class numbers that are numbers already.
+        self._whole = has_loss and types.is_integer_dtype(column)
+
+    def take(self, table: _Table) -> np.ndarray:
+        """Returns the targets of a table's rows."""
+        column = table.frame[self.name]
+        table.complete(self.name)
+        if self.is_category:
+            return _codes(table, self.name, self.classes)
+        if self._whole:
+            return column.to_numpy(np.int32)
+        try:
+            values = column.to_numpy(np.float32)
+        except (TypeError, ValueError) as e:
+            raise TaskError(f"{table.what}: target {self.name!r} is no number: {e}") from e
+        return values if self._has_loss else values[:, None]
+
+
+def _categories(column: Any) -> list[Any]:
+    """Returns the values of a column of categories that occur, in their order."""
+    if hasattr(column.dtype, "categories"):
+        return [v for v in column.cat.categories.tolist() if (column == v).any()]
+    values = column.unique().tolist()
+    try:
+        return sorted(values)
+    except TypeError as e:
+        raise TaskError(
+            f"column {column.name!r} mixes values of several types; astype(str) makes them text."
+        ) from e
+
+
+def _codes(table: _Table, name: str, values: Sequence[Any]) -> np.ndarray:
+    """Returns the place of each of a column's values, int32 `[n]`."""
+    place = {value: k for k, value in enumerate(values)}
+    found = table.frame[name].tolist()
+    unknown = sorted({str(v) for v in found if v not in place})
+    if unknown:
+        raise TaskError(
+            f"{table.what}: column {name!r} has {_some(unknown)}, which df has not; remove these "
+            "rows."
+        )
+    return np.array([place[v] for v in found], np.int32)
+
+
+class _Features:
+    """Columns of numbers, and of categories that are one-hot encoded."""
+
+    transform = None
+
+    def __init__(self, table: _Table, columns: Sequence[str], standardize: bool):
+        from pandas.api import types
+
+        self._columns, self._categories = columns, {}
+        for name in columns:
+            table.complete(name)
+            column = table.frame[name]
+            if types.is_numeric_dtype(column) and not types.is_complex_dtype(column):
+                continue
+            if types.is_datetime64_any_dtype(column) or types.is_complex_dtype(column):
+                raise TaskError(f"features: {name!r} is {column.dtype}; make it a number.")
+            values = _categories(column)
+            if len(values) > MOST_CATEGORIES:
+                raise TaskError(
+                    f"features: {name!r} has {len(values)} different texts, more than "
+                    f"{MOST_CATEGORIES}; give it as text=, or leave it out."
+                )
+            self._categories[name] = values
+        self._standardize, self._mean, self._deviation = standardize, None, None
+
+    def fit(self, table: _Table, rows: np.ndarray) -> None:
+        """Takes from training rows what they decide."""
+        if self._standardize:
+            x = self.take(table)[rows].astype(np.float64)
+            self._mean, deviation = x.mean(0), x.std(0)
+            # A column of one value stays at 0.
+            self._deviation = np.where(deviation > 0, deviation, 1.0)
+
+    def take(self, table: _Table) -> np.ndarray:
+        """Returns the inputs of a table's rows, float32."""
+        parts = []
+        for name in self._columns:
+            table.require(name, "features")
+            table.complete(name)
+            if name in self._categories:
+                values = self._categories[name]
+                part = np.eye(len(values), dtype=np.float32)[_codes(table, name, values)]
+            else:
+                try:
+                    part = table.frame[name].to_numpy(np.float64)[:, None]
+                except (TypeError, ValueError) as e:
+                    raise TaskError(f"{table.what}: column {name!r} is no number: {e}") from e
+            parts.append(part)
+        x = np.concatenate(parts, axis=1)
+        if self._mean is not None:
+            x = (x - self._mean) / self._deviation
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)
+        if not np.isfinite(x).all():
+            raise TaskError(f"{table.what}: features hold numbers beyond float32; scale them.")
+        return x
+
+    def encoding(self) -> dict[str, Any]:
+        """Returns what the inputs are, for the record."""
+        found = {"features": list(map(str, self._columns))}
+        if self._categories:
+            found["categories"] = {str(k): _for_json(v) for k, v in self._categories.items()}
+        if self._mean is not None:
+            found |= {"mean": self._mean.tolist(), "deviation": self._deviation.tolist()}
+        return found
+
+
+class _Texts:
+    """A column of text as numbers of words, padded to one length."""
+
+    transform = None
+
+    def __init__(self, table: _Table, name: str, size: int, length: int):
+        table.require(name, "text")
+        self._name = name
+        self._size, self._length = _count("vocabulary_size", size), _count("text_length", length)
+        self._words: list[str] = []
+
+    def fit(self, table: _Table, rows: np.ndarray) -> None:
+        """Numbers the words of training rows by how often they occur, then by the alphabet."""
+        texts = self._split(table)
+        counts = collections.Counter(word for row in rows for word in texts[row])
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        self._words = ranked[: self._size]
+
+    def take(self, table: _Table) -> np.ndarray:
+        """Returns the word numbers of a table's rows, int32 `[n, length]`."""
+        place = {word: k for k, word in enumerate(self._words, _UNKNOWN + 1)}
+        texts = self._split(table)
+        x = np.full((len(texts), self._length), _PADDING, np.int32)
+        for row, words in zip(x, texts, strict=True):
+            numbered = [place.get(word, _UNKNOWN) for word in words[: self._length]]
+            row[: len(numbered)] = numbered
+        return x
+
+    def _split(self, table):
+        table.require(self._name, "text")
+        texts = table.values(self._name)
+        wrong = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
+        if wrong is not None:
+            raise TaskError(
+                f"{table.what}: column {self._name!r} has {texts[wrong]!r} in row {wrong}; it must "
+                "be text."
+            )
+        return [_WORD.findall(text.lower()) for text in texts]
+
+    def encoding(self) -> dict[str, Any]:
+        """Returns what the inputs are, for the record."""
+        return {"text": self._name, "words": self._words, "first_word": _UNKNOWN + 1}
+
+
+class _Images:
+    """A column of paths of images of one size, kept as bytes."""
+
+    def __init__(self, table: _Table, name: str, folder: str):
+        table.require(name, "image")
+        self._name, self._folder, self._shape = name, os.path.expanduser(folder), None
+
+    def fit(self, table: _Table, rows: np.ndarray) -> None:
+        """Takes nothing from training rows."""
+
+    def take(self, table: _Table) -> np.ndarray:
+        """Returns the images of a table's rows, uint8 `[n, height, width, channels]`."""
+        from PIL import Image
+
+        table.require(self._name, "image")
+        images = None
+        for row, path in enumerate(table.values(self._name)):
+            place = f"{table.what}: column {self._name!r}, row {row}"
+            if not isinstance(path, str | os.PathLike):
+                raise TaskError(
+                    f"{place} has {path!r}, which is no path; from_arrays takes arrays."
+                )
+            path = os.path.join(self._folder, path)
+            try:
+                with Image.open(path) as file:
+                    pixels = np.asarray(file.convert("L" if file.mode in ("1", "L") else "RGB"))
+            except (OSError, ValueError) as e:
+                raise TaskError(f"{place}: {path} cannot be read as an image: {e}") from e
+            pixels = pixels.reshape(*pixels.shape[:2], -1)
+            self._shape = self._shape or pixels.shape
+            if pixels.shape != self._shape:
+                raise TaskError(
+                    f"{place}: {path} is {_size(pixels.shape)}, others are {_size(self._shape)}; "
+                    "make all images alike."
+                )
+            if images is None:
+                number = len(table.frame)
+                memory.require(
+                    number * float(pixels.size), f"Holding {number:,} images", "use fewer rows"
+                )
+                images = np.empty((number, *pixels.shape), np.uint8)
+            images[row] = pixels
+        return images
+
+    @staticmethod
+    def transform(x: np.ndarray) -> np.ndarray:
+        """Returns float32 pixels in [0, 1]."""
+        return x / np.float32(255)
+
+    def encoding(self) -> dict[str, Any]:
+        """Returns what the inputs are, for the record."""
+        return {"image": self._name, "shape": list(self._shape or ())}
+
+
+def _size(shape: Sequence[int]) -> str:
+    height, width, channels = shape
+    return f"{width}x{height} with {channels} channel{'s' * (channels > 1)}"
+
+
+class _Arrays:
+    """Inputs that are numbers already."""
+
+    transform = None
+
+    def fit(self, table: _Table, rows: np.ndarray) -> None:
+        """Takes nothing from training rows."""
+
+    def take(self, table: _Table) -> np.ndarray:
+        """Returns the inputs as they are."""
+        x = table.x
+        if x.dtype.kind not in "biuf":
+            raise TaskError(f"{table.what}: x must be numbers, found {x.dtype}.")
+        if x.dtype.kind == "f" and not np.isfinite(x).all():
+            finite = np.isfinite(x.reshape(len(x), -1)).all(1)
+            raise TaskError(
+                f"{table.what}: x has {int(np.sum(~finite))} rows with missing or infinite values, "
+                f"the first is row {int(np.argmin(finite))}; drop or fill them."
+            )
+        return x
+
+    def encoding(self) -> dict[str, Any]:
+        """Returns what the inputs are, for the record."""
+        return {}
+
+
+class _Choices(NamedTuple):
+    """What `from_frame` and `from_arrays` have in common."""
+
+    name: str
+    model: Callable[[int], Any]
+    target: _Target
+    inputs: Any
+    loss: Any
+    metrics: Mapping[str, Any] | None
+    higher_is_better: bool
+    test: float | None
+    validation: float | None
+    clients: _Partition
+    seed: int
+
+
+def _task(
+    table: _Table, test_table: _Table | None, validation_table: _Table | None, choices: _Choices
+) -> Task:
+    target, inputs, seed = choices.target, choices.inputs, _count("seed", choices.seed, 0)
+    if not callable(choices.model) or hasattr(choices.model, "trainable_weights"):
+        raise TaskError(
+            f"model must be a function from a seed to a new Keras model, found a "
+            f"{type(choices.model).__name__}; write lambda seed: build_model(seed)."
+        )
+    for what in ("test", "validation"):
+        _check_share(what, getattr(choices, what))
+    y = target.take(table)
+    if table.user is None:
+        parts = choices.clients.draw(y, target.is_category, seed)
+    else:
+        if choices.clients.partition is not None or choices.clients.num_clients is not None:
+            raise TaskError("partition and num_clients are not used with user, who is a client.")
+        parts = _by_user(table)
+        _report_users(table, parts, y if target.is_category else None)
+    held_out: dict[str, dict[str, np.ndarray]] = {}
+    shares = {
+        "test": None if test_table is not None else choices.test,
+        "validation": None if validation_table is not None else choices.validation,
+    }
+    for purpose, share in shares.items():
+        if share:
+            parts, held_out[purpose] = partitions.split_by_id(parts, share, seed, purpose)
+    rows = np.sort(np.concatenate(list(parts.values())))
+    inputs.fit(table, rows)
+    x, transform = inputs.take(table), inputs.transform
+
+    def federated(parts):
+        return ArrayFederatedData(x, y, list(parts.values()), list(parts), transform)
+
+    def of(other, own):
+        return ArrayFederatedData(*arrays(other), list(own.values()), list(own), transform)
+
+    @functools.cache
+    def arrays(other):
+        return inputs.take(other), target.take(other)
+
+    sets: dict[str, Any] = {"test": None, "validation": None, "central_test": None}
+    for purpose, own in held_out.items():
+        if any(map(len, own.values())):
+            sets[purpose] = federated(own)
+        else:
+            _warn(f"{purpose}={shares[purpose]} holds out nothing: clients have too few rows.")
+    if sets["test"] is not None:
+        at = np.sort(np.concatenate(list(held_out["test"].values())))
+        sets["central_test"] = Examples(transform(x[at]) if transform else x[at], y[at])
+    for purpose, other in (("test", test_table), ("validation", validation_table)):
+        if other is None:
+            continue
+        if other.user is not None:
+            own = _by_user(other)
+            _report_strangers(other, own, parts)
+            sets[purpose] = of(other, own)
+        elif purpose == "validation":
+            raise TaskError("validation must have the column of users, as df has.")
+        if purpose == "test":
+            other_x, other_y = arrays(other)
+            sets["central_test"] = Examples(transform(other_x) if transform else other_x, other_y)
+    encoding = {"target": target.name, **inputs.encoding()}
+    if target.is_category:
+        encoding["classes"] = _for_json(target.classes)
+    return Task(
+        name=choices.name,
+        train=federated(parts),
+        keras_model_fn=_Checked(choices.model, target, choices.loss is None),
+        encoding=encoding,
+        **_measured(choices),
+        **sets,
+    )
+
+
+def _measured(choices: _Choices) -> dict[str, Any]:
+    """Returns loss and metrics: the caller's, or what the target decides."""
+    is_category = choices.target.is_category
+    loss, metrics, higher = choices.loss, choices.metrics, choices.higher_is_better
+    if loss is None:
+        loss = losses.sparse_softmax_cross_entropy if is_category else losses.squared_error
+        if metrics is None and is_category:
+            metrics = {"accuracy": losses.sparse_accuracy}
+        elif metrics is None:
+            metrics, higher = {"mse": losses.squared_error, "mae": losses.absolute_error}, False
+    metrics = {} if metrics is None else metrics
+    if isinstance(metrics, Mapping) and metrics:
+        primary = next(iter(metrics))
+    else:
+        primary, higher = "loss", False
+    return {
+        "loss": loss,
+        "metrics": metrics,
+        "primary_metric": primary,
+        "higher_is_better": higher,
+    }
+
+
+class _Checked:
+    """A model function whose models are checked against the target."""
+
+    def __init__(self, make: Callable[[int], Any], target: _Target, decides_loss: bool):
+        self.__wrapped__ = make
+        self._name, self._classes, self._decides_loss = target.name, target.classes, decides_loss
+
+    def __call__(self, seed: int) -> Any:
+        model = self.__wrapped__(seed)
+        shape = getattr(model, "output_shape", None)
+        if not self._decides_loss or not isinstance(shape, tuple) or shape[-1] is None:
+            return model
+        wanted = 1 if self._classes is None else len(self._classes)
+        if shape[-1] != wanted:
+            what = "is a number" if self._classes is None else f"has {wanted} classes"
+            raise TaskError(
+                f"the model gives {shape[-1]} outputs, but target {self._name!r} {what}: give its "
+                f"last layer {wanted} unit{'s' * (wanted > 1)}."
+            )
+        last = getattr(model.layers[-1], "activation", None) if model.layers else None
+        kind = getattr(last, "__name__", type(model.layers[-1]).__name__).lower()
+        if self._classes is not None and kind in ("softmax", "sigmoid"):
+            raise TaskError(
+                f"the model's last layer has a {kind}, but the loss that target {self._name!r} "
+                "decides takes logits: remove it, or give "
+                "loss='sparse_categorical_crossentropy'."
+            )
+        return model
+
+
+def _check_share(what: str, share: Any) -> None:
+    if share is None:
+        return
+    if isinstance(share, bool) or not isinstance(share, numbers.Real) or not 0 <= share < 1:
+        raise TaskError(f"{what}={share!r} must be a share of the rows, in [0, 1).")
+
+
+def _by_user(table: _Table) -> dict[str, np.ndarray]:
+    try:
+        return partitions.by_user(table.values(table.user))
+    except TaskError:
+        raise
+    except ValueError as e:
+        raise TaskError(f"{table.what}: column {table.user!r}: {e}") from e
+
+
+def _report_users(table: _Table, parts: Mapping[str, np.ndarray], y: np.ndarray | None) -> None:
+    """Says which users are not as they may have been meant."""
+    column = table.frame[table.user]
+    if hasattr(column.dtype, "categories"):
+        without = [str(u) for u in column.cat.categories if str(u) not in parts]
+        if without:
+            _warn(f"{missing.clients(without)} of column {table.user!r} without rows left out.")
+    written: dict[str, list[str]] = {}
+    for name in parts:
+        written.setdefault(name.strip().casefold(), []).append(name)
+    alike = [" and ".join(map(repr, names)) for names in written.values() if len(names) > 1]
+    if alike:
+        _warn(f"users that differ in capitals or blanks only count as others: {_some(alike)}.")
+    one_class = [name for name, rows in parts.items() if y is not None and len(set(y[rows])) == 1]
+    if one_class:
+        _warn(f"{missing.clients(one_class)} of {len(parts)} have rows of one class only.")
+
+
+def _report_strangers(table: _Table, own: Mapping, training: Mapping) -> None:
+    strangers = [name for name in own if name not in training]
+    if strangers:
+        _warn(
+            f"{missing.clients(strangers)} of {len(own)} in {table.what} have no training rows; "
+            "they are tested with the others."
+        )
+
+
+def _some(texts: Sequence[str]) -> str:
+    shown = ", ".join(texts[:5])
+    return f"{shown} and {len(texts) - 5} more" if len(texts) > 5 else shown
+
+
+def _for_json(values: Sequence[Any]) -> list[Any]:
+    return [v if isinstance(v, bool | int | float | str) else str(v) for v in values]
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=_levels())
+
+
+def _levels() -> int:
+    """Returns how many frames of this file a warning passes, so that it names the caller's line."""
+    frame, level = sys._getframe(1), 1
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame, level = frame.f_back, level + 1
+    return level

@@ -1,0 +1,157 @@
+"""A CSV file of one's own by the command line."""
+
+import json
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import run_experiment
+import tasks
+from tasks.task import DataError
+from tff_suite.hparams import HparamError
+
+MODEL = """
+import tensorflow as tf
+
+UNITS = 4
+
+
+def model(seed):
+    def layer(units, **more):
+        kernel = tf.keras.initializers.GlorotUniform(seed)
+        return tf.keras.layers.Dense(units, kernel_initializer=kernel, **more)
+
+    return tf.keras.Sequential([layer(UNITS, input_shape=(2,)), layer(3)])
+
+
+def no_model():
+    pass
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A working folder with a table, a test table and a module of models."""
+    at = np.arange(48)
+    frame = pd.DataFrame(
+        {
+            "who": [f"{k % 4:03}" for k in at],
+            "a": at / 10,
+            "b": (at * 7) % 5,
+            "kind": np.array(["cat", "dog", "emu"])[(at // 4) % 3],
+        }
+    )
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    frame[:8].to_csv(tmp_path / "test.csv", index=False)
+    (tmp_path / "models_of_mine.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("models_of_mine", None)
+
+
+OWN = {"table_path": "table.csv", "table_user": "who", "table_target": "kind"}
+
+
+def run(**changes):
+    settings = {
+        "task": "table",
+        "algorithm": "fedavg",
+        "total_rounds": 1,
+        "clients_per_round": 2,
+        "client_batch_size": 4,
+        "client_learning_rate": 0.1,
+        "experiment_name": "run",
+        **OWN,
+        **changes,
+    }
+    return run_experiment.main([f"--{k}={v}" for k, v in settings.items() if v is not None])
+
+
+def test_a_model_of_ones_own(here, capsys):
+    assert run(table_model="models_of_mine:model") == 0
+    recorded = json.loads((here / "results/run/hparams.json").read_text())
+    assert recorded["num_clients"] == 4 and recorded["task_settings"]["target_type"] == "category"
+    kept = json.loads((here / "results/run/encoding.json").read_text())
+    assert kept == {"target": "kind", "features": ["a", "b"], "classes": ["cat", "dog", "emu"]}
+    assert run(table_model="models_of_mine:model") == 0, "nothing has changed"
+    (here / "models_of_mine.py").write_text(MODEL.replace("UNITS = 4", "UNITS = 5"))
+    del sys.modules["models_of_mine"]
+    capsys.readouterr()
+    assert run(table_model="models_of_mine:model") == 2
+    assert "units 4 → 5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", ["kind", "a"])
+def test_one_layer_by_default(here, target):
+    task = tasks.load("table", path="table.csv", user="who", target=target, features="b")
+    model = task.keras_model_fn(0)
+    assert model.output_shape == (None, 3 if target == "kind" else 1)
+    assert list(task.train.client_ids) == ["000", "001", "002", "003"], "names stay as written"
+    assert task.primary_metric == tasks.get("table").metrics_with(task.settings)[0]
+
+
+def test_the_table_is_looked_for_in_the_data_folder(here, monkeypatch):
+    monkeypatch.chdir("/")
+    own = {"path": "table.csv", "user": "who", "target": "kind"}
+    assert tasks.load("table", data_dir=str(here), **own).train.sizes.sum() > 0
+    with pytest.raises(DataError, match="--table_path=table.csv cannot be read: No such file"):
+        tasks.load("table", **own)
+
+
+def test_tests_of_another_file_and_drawn_clients(here):
+    own = {"path": "table.csv", "target": "kind", "features": "a,b"}
+    task = tasks.load("table", user="who", test_path="test.csv", **own)
+    assert task.train.sizes.sum() == 48 and len(task.central_test.y) == 8
+    drawn = tasks.load("table", partition="dirichlet", num_clients=3, alpha=1.0, **own, seed=1)
+    assert len(drawn.train.client_ids) == 3 and drawn.settings["partition_seed"] == 1
+
+
+@pytest.mark.parametrize("name", ["NA", "nan", "None", "007"])
+def test_users_whose_names_look_like_something_else(here, name):
+    frame = pd.read_csv("table.csv", dtype=str).replace({"who": {"000": name}})
+    frame.to_csv("table.csv", index=False)
+    ids = tasks.load("table", path="table.csv", user="who", target="kind").train.client_ids
+    assert name in ids and len(ids) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "says"),
+    [
+        ({"table_path": None}, 2, "--task=table needs --table_path."),
+        (
+            dict.fromkeys(OWN),
+            2,
+            "--task=table needs --table_path, --table_target, --table_user (or --table_partition).",
+        ),
+        ({"table_partition": "iid"}, 2, "table: partition is not used with user"),
+        ({"table_text": "kind", "table_image": "a"}, 2, "table: give one of text and image."),
+        ({"table_text": "kind"}, 2, "model=linear takes features; name a model of text."),
+        ({"table_alpha": 1}, 2, "alpha is not used with partition=user"),
+        ({"table_path": "tabel.csv"}, 1, "--table_path=tabel.csv cannot be read: No such file"),
+        ({"table_path": "models_of_mine.py"}, 1, "--table_path=models_of_mine.py is no CSV file"),
+        ({"table_path": "."}, 1, "--table_path=. cannot be read: Is a directory"),
+        ({"table_user": "whom"}, 1, "user: df has no column 'whom'; it has who, a, b, kind"),
+        ({"table_model": "model"}, 2, "--table_model=model must be linear or my_module:function."),
+        ({"table_model": "nowhere:model"}, 2, "--table_model=nowhere failed: ModuleNotFoundError"),
+        ({"table_model": "models_of_mine:no"}, 2, "models_of_mine has no no."),
+        ({"table_features": "a,c"}, 1, "features: df has no column 'c'"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_one_line(here, capfd, changes, code, says):
+    assert run(**changes) == code
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1 and says in lines[0]
+
+
+def test_what_may_be_meant_otherwise_is_said(here, capsys):
+    tasks.load("table", path="table.csv", user="who", target="b", features="a")
+    assert capsys.readouterr().err.startswith("warning: target 'b' has 5 different whole numbers")
+
+
+def test_settings_that_say_what_to_read_are_needed_in_python_too():
+    with pytest.raises(HparamError, match="needs --table_path"):
+        tasks.load("table")

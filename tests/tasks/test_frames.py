@@ -1,0 +1,446 @@
+"""Tasks made of tables and arrays: what becomes of rows and columns, and what is refused."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+import simulation
+import tasks
+from tasks import partitions
+from tasks.task import DataError
+from tff_suite.hparams import HparamError
+
+SETTINGS = {
+    "algorithm": "fedavg",
+    "total_rounds": 1,
+    "clients_per_round": 2,
+    "client_batch_size": 4,
+    "client_learning_rate": 0.1,
+    "progress": False,
+}
+
+
+def dense(outputs, inputs=2, **changes):
+    def model(seed):
+        kernel = tf.keras.initializers.GlorotUniform(seed)
+        layer = tf.keras.layers.Dense(
+            outputs, input_shape=(inputs,), kernel_initializer=kernel, **changes
+        )
+        return tf.keras.Sequential([layer])
+
+    return model
+
+
+def frame(rows=24, **columns):
+    at = np.arange(rows)
+    return pd.DataFrame(
+        {
+            "who": [f"u{k % 4}" for k in at],
+            "a": at.astype(float),
+            "b": (at * 7) % 5,
+            "kind": np.array(["cat", "dog", "emu"])[(at // 4) % 3],
+            **columns,
+        }
+    )
+
+
+def made(df=None, **changes):
+    fields = {"user": "who", "target": "kind", "model": dense(3)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return tasks.from_frame(frame() if df is None else df, **{**fields, **changes})
+
+
+def rows_of(data, column=0):
+    """Returns client → its values of an input, which name the rows here."""
+    ids = range(len(data.client_ids))
+    return {data.client_ids[k]: set(data.examples(k).x[:, column].tolist()) for k in ids}
+
+
+def test_rows_go_to_their_users_and_none_is_lost():
+    task = made()
+    train, test = rows_of(task.train), rows_of(task.test)
+    df = frame()
+    for user in "u0", "u1", "u2", "u3":
+        assert not train[user] & test[user]
+        assert train[user] | test[user] == set(df.a[df.who == user])
+        assert len(test[user]) == 2, "6 rows, of which floor(0.8 x 6) train"
+    assert set(task.central_test.x[:, 0]) == set.union(*test.values())
+    x, y = task.train.examples(0)
+    assert x.dtype == np.float32 and y.dtype == np.int32 and x.shape[1:] == (2,)
+    assert task.encoding == {
+        "target": "kind",
+        "features": ["a", "b"],
+        "classes": ["cat", "dog", "emu"],
+    }
+    for row, label in zip(x[:, 0], y, strict=True):
+        assert task.encoding["classes"][label] == df.kind[int(row)]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7])
+def test_a_users_split_depends_on_its_id_and_the_seed_alone(seed):
+    whole = rows_of(made(seed=seed).test)
+    df = frame()
+    alone = df[df.who.isin(["u1", "u3"])].sample(frac=1, random_state=3).sort_values("a")
+    assert rows_of(made(alone, seed=seed).test) == {k: whole[k] for k in ("u1", "u3")}
+    assert rows_of(made(seed=seed + 1).test) != whole
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 0.99])
+def test_every_client_keeps_a_row_to_train_on(fraction):
+    parts = {f"é{n}": np.arange(n) for n in range(1, 40)}
+    kept, held_out = partitions.split_by_id(parts, fraction, 0, "test")
+    for name, rows in parts.items():
+        assert sorted([*kept[name], *held_out[name]]) == rows.tolist()
+        assert len(kept[name]) == max(1, int((1 - fraction) * len(rows) + 1e-9))
+    other = partitions.split_by_id(parts, 0.5, 0, "validation")[1]
+    if fraction == 0.5:
+        assert any(not np.array_equal(other[k], held_out[k]) for k in parts)
+
+
+def test_validation_is_apart_from_training_and_tests():
+    task = made(validation=0.25)
+    sets = [rows_of(data) for data in (task.train, task.test, task.validation)]
+    df = frame()
+    for user in sets[0]:
+        parts = [own.get(user, set()) for own in sets]
+        assert sum(map(len, parts)) == len(set.union(*parts)) == (df.who == user).sum()
+    assert task.validation.sizes.sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "wanted"),
+    [
+        ("kind", {}, ("sparse_softmax_cross_entropy", "accuracy", True)),
+        ("flag", {"model": dense(2)}, ("sparse_softmax_cross_entropy", "accuracy", True)),
+        ("level", {}, ("sparse_softmax_cross_entropy", "accuracy", True)),
+        ("a", {"model": dense(1, 1)}, ("squared_error", "mse", False)),
+        ("b", {"target_type": "category"}, ("sparse_softmax_cross_entropy", "accuracy", True)),
+        ("b", {"target_type": "number"}, ("squared_error", "mse", False)),
+    ],
+)
+def test_the_target_decides_the_loss(target, changes, wanted):
+    level = pd.Categorical(["low", "mid", "top"] * 8, ["top", "unused", "mid", "low"])
+    df = frame(flag=[True] * 9 + [False] * 15, level=level)
+    task = made(df, target=target, features=["a"] if target != "a" else ["b"], **changes)
+    assert (task.loss.__name__, task.primary_metric, task.higher_is_better) == wanted
+    if target == "level":
+        assert task.encoding["classes"] == ["top", "mid", "low"], "in the order of the categories"
+    if wanted[0] == "squared_error":
+        y = task.train.examples(0).y
+        assert y.dtype == np.float32 and y.shape[1:] == (1,) and "classes" not in task.encoding
+
+
+def test_whole_numbers_that_may_be_classes_are_said():
+    with pytest.warns(RuntimeWarning, match="'b' has 5 different whole .* target_type='category'"):
+        task = tasks.from_frame(frame(), user="who", target="b", features=["a"], model=dense(1, 1))
+    assert task.primary_metric == "mse"
+
+
+def test_losses_and_metrics_of_the_callers():
+    task = made(loss="sparse_categorical_crossentropy")
+    assert task.metrics == {} and task.primary_metric == "loss" and not task.higher_is_better
+    metrics = {"top": "sparse_categorical_accuracy", "l": "sparse_categorical_crossentropy"}
+    task = made(loss="sparse_categorical_crossentropy", metrics=metrics)
+    assert task.primary_metric == "top" and task.higher_is_better
+    # Class numbers of the caller's stay whole numbers for a loss of the caller's.
+    y = made(target="b", features=["a"], loss="sparse_categorical_crossentropy").train.examples(0).y
+    assert y.dtype == np.int32 and y.ndim == 1
+
+
+def test_categories_are_one_hot_and_nothing_is_scaled():
+    df = frame(town=np.array(["Bonn", "Ulm", "Bonn", "Hof"])[np.arange(24) % 4])
+    task = made(df, features=["town", "a"])
+    assert task.encoding["categories"] == {"town": ["Bonn", "Hof", "Ulm"]}
+    x = np.concatenate([task.train.examples(k).x for k in range(4)])
+    for row in x:
+        assert row[:3].sum() == 1
+        assert ["Bonn", "Hof", "Ulm"][int(np.argmax(row[:3]))] == df.town[int(row[3])]
+
+
+def test_standardised_by_training_rows_alone():
+    df = frame(constant=1.0)
+    task = made(df, features=["a", "b", "constant"], standardize=True, validation=0.2)
+    x = np.concatenate([task.train.examples(k).x for k in range(4)])
+    np.testing.assert_allclose(x.mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(x.std(0), [1, 1, 0], atol=1e-6)
+    mean, deviation = task.encoding["mean"], task.encoding["deviation"]
+    assert np.abs(task.central_test.x.mean(0)[:2]).max() > 1e-3
+    back = task.central_test.x * deviation + mean
+    assert set(np.round(back[:, 0], 3)) <= set(df.a)
+
+
+def test_words_are_numbered_by_training_rows():
+    df = frame(said=["The cat.", "the DOG", "the emu!", "a b c d e f"] * 6)
+    task = made(df, text="said", features=None, text_length=4, vocabulary_size=5)
+    words = task.encoding["words"]
+    assert len(words) == 5 and words[0] == "the"
+    place = {word: k + task.encoding["first_word"] for k, word in enumerate(words)}
+    train = {tuple(x) for k in range(4) for x in task.train.examples(k).x.tolist()}
+    assert (place["the"], place.get("dog", 1), 0, 0) in train
+    assert all(len(row) == 4 and max(row) <= 6 for row in train)
+    # A word that only test rows have is unknown.
+    test = pd.DataFrame({"who": ["u0"], "kind": ["cat"], "said": ["the zebra"]})
+    task = made(df, text="said", test_frame=test, text_length=3)
+    assert task.central_test.x.tolist() == [[task.encoding["first_word"], 1, 0]]
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3), ("RGBA", 3), ("P", 3)])
+def test_images_are_read(tmp_path, mode, channels):
+    pixels = np.arange(12 * 2, dtype=np.uint8).reshape(12, 2, 1) * 5
+    for k in range(24):
+        array = np.repeat(np.roll(pixels, k, 0)[:4], 3, 2)
+        Image.fromarray(array).convert(mode).save(tmp_path / f"{k}.png")
+    df = frame(file=[f"{k}.png" for k in range(24)])
+    task = made(df, image="file", image_dir=str(tmp_path), test=None)
+    x = task.train.examples(0).x
+    assert x.dtype == np.float32 and x.shape == (6, 4, 2, channels) and 0 <= x.min() < x.max() <= 1
+    with Image.open(tmp_path / "4.png") as file:
+        wanted = np.asarray(file.convert("L" if channels == 1 else "RGB"))
+    np.testing.assert_array_equal(np.round(x[1] * 255).reshape(wanted.shape), wanted)
+    Image.new("L", (3, 3)).save(tmp_path / "5.png")
+    with pytest.raises(ValueError, match="row 5: .*5.png is 3x3 with 1 channel, others are 2x4"):
+        made(df, image="file", image_dir=str(tmp_path))
+    (tmp_path / "0.png").write_text("no image")
+    with pytest.raises(ValueError, match="row 0: .*0.png cannot be read as an image"):
+        made(df, image="file", image_dir=str(tmp_path))
+
+
+def test_tests_of_another_table():
+    other = frame(8)
+    task = made(test_frame=other)
+    assert task.train.sizes.sum() == 24 and rows_of(task.test)["u1"] == {1.0, 5.0}
+    central = made(test_frame=other.drop(columns="who"))
+    assert central.test is None and len(central.central_test.y) == 8
+    validation = made(validation=other, test=None)
+    assert validation.validation.sizes.tolist() == [2, 2, 2, 2] and validation.test is None
+    with pytest.warns(RuntimeWarning, match=r"1 client \(new\) of 4 in test_frame have no train"):
+        tasks.from_frame(
+            frame(), user="who", target="kind", model=dense(3),
+            test_frame=other.replace({"who": {"u3": "new"}}),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("partition", ["dirichlet", "shards", "iid"])
+def test_clients_that_are_drawn(partition):
+    settings = {"user": None, "partition": partition, "num_clients": 3, "test": 0.25}
+    df = frame().drop(columns="who")
+    task = made(df, **settings, alpha=1.0)
+    train, test = rows_of(task.train), rows_of(task.test)
+    assert list(train) == ["0", "1", "2"]
+    assert sorted(row for own in (train, test) for part in own.values() for row in part) == [
+        *map(float, range(24))
+    ]
+    assert rows_of(made(df, **settings, alpha=1.0).train) == train
+    assert rows_of(made(df, **settings, alpha=1.0, seed=5).train) != train
+    if partition != "iid":
+        with pytest.raises(ValueError, match="divides rows by class, and the target is a number"):
+            made(df, **settings, target="a", features=["b"], model=dense(1, 1))
+
+
+def test_arrays_are_taken_as_they_are():
+    x = np.arange(48, dtype=np.uint8).reshape(12, 2, 2)
+    y = np.array(list("abc") * 4)
+    users = pd.Series(list("pppqqq") * 2, index=range(12, 0, -1))
+    task = tasks.from_arrays(x, y, users, model=dense(3), test=None)
+    assert list(task.train.client_ids) == ["p", "q"] and task.test is None
+    got = task.train.examples(0)
+    assert got.x.dtype == np.uint8 and np.array_equal(got.x, x[[0, 1, 2, 6, 7, 8]])
+    assert task.encoding["classes"] == ["a", "b", "c"]
+    drawn = tasks.from_arrays(
+        x, y, None, model=dense(3), partition="iid", num_clients=4, test_arrays=(x[:3], y[:3])
+    )
+    assert drawn.train.sizes.tolist() == [3] * 4 and drawn.test is None
+    assert drawn.central_test.y.tolist() == [0, 1, 2]
+    by_user = tasks.from_arrays(x, y, users, model=dense(3), test_arrays=(x[:2], y[:2], ["q", "p"]))
+    assert dict(zip(by_user.test.client_ids, by_user.test.sizes, strict=True)) == {"p": 1, "q": 1}
+
+
+NAN = float("nan")
+
+
+def with_value(column, value, row=3):
+    df = frame().astype({column: object})
+    df.loc[row, column] = value
+    return df if column in ("who", "kind") else df.astype({column: float})
+
+
+@pytest.mark.parametrize(
+    ("df", "changes", "says"),
+    [
+        (with_value("a", NAN), {}, "column 'a' has 1 missing values, the first in row 3; drop"),
+        (with_value("a", np.inf), {}, "column 'a' has 1 infinite values, the first in row 3"),
+        (with_value("kind", None), {}, "column 'kind' has 1 missing values"),
+        (with_value("who", None), {}, "column 'who' has 1 missing values"),
+        (with_value("who", 7), {}, "column 'who': users must be all text or all numbers"),
+        (with_value("kind", 7), {}, "column 'kind' mixes values of several types"),
+        (None, {"user": "whom"}, "user: df has no column 'whom'; it has who, a, b, kind"),
+        (None, {"target": "sort"}, "target: df has no column 'sort'"),
+        (None, {"features": ["a", "c"]}, "features: df has no column 'c'"),
+        (None, {"features": ["a", "kind"]}, "features has the target 'kind'"),
+        (None, {"features": "a"}, "features must be a list of columns, found 'a'"),
+        (None, {"features": ["a", "a"]}, "features names a column twice"),
+        (None, {"features": ["a"], "text": "kind"}, "give one of features, text and image"),
+        (None, {"text": "a"}, "column 'a' has 0.0 in row 0; it must be text"),
+        (None, {"text": "who", "standardize": True}, "standardize is used with features only"),
+        (None, {"user": "kind"}, "user, target and id must be columns of their own"),
+        (
+            frame().drop(columns="who"),
+            {"user": None},
+            "name the column of users with user=, or have clients drawn",
+        ),
+        (None, {"partition": "iid"}, "partition and num_clients are not used with user"),
+        (frame().drop(columns="who"), {"user": None, "partition": "iid"}, "needs num_clients"),
+        (
+            frame()[["a", "kind"]],
+            {"user": None, "partition": "pie", "num_clients": 2},
+            "must be one of dirichlet",
+        ),
+        (
+            frame()[["a", "kind"]],
+            {"user": None, "partition": "iid", "num_clients": 0},
+            "num_clients=0 must be",
+        ),
+        (None, {"test": 1.0}, "test=1.0 must be a share"),
+        (None, {"test": "0.2"}, "test='0.2' must be a share"),
+        (None, {"validation": -0.1}, "validation=-0.1 must be a share"),
+        (None, {"seed": -1}, "seed=-1 must be a whole number"),
+        (None, {"target_type": "class"}, "target_type='class' must be category or number"),
+        (None, {"target_type": "number"}, "target 'kind' is .*, and no number"),
+        (None, {"model": dense(3)(0)}, "model must be a function .* found a Sequential"),
+        (None, {"test_frame": [1]}, "test_frame must be a pandas DataFrame, found a list"),
+        (None, {"test_frame": frame().drop(columns="a")}, "features: test_frame has no column 'a'"),
+        (
+            None,
+            {"test_frame": frame().replace({"kind": {"cat": "ant"}})},
+            "test_frame: column 'kind' has ant, which df has not",
+        ),
+        (None, {"validation": frame().drop(columns="who")}, "validation must have the column of u"),
+        (frame()[:0], {}, "df has no rows"),
+        (frame(kind="cat"), {}, "target 'kind' has one value only, 'cat'"),
+        (frame(id=[1, 2] * 12), {"id": "id"}, "id: 1 names row 0 of df and row 2 of df; drop one"),
+        (
+            frame(id=range(24)),
+            {"id": "id", "test_frame": frame(2, id=[70, 5])},
+            "id: 5 names row 5 of df and row 1 of test_frame",
+        ),
+        (
+            pd.concat([frame(), frame()[["a"]]], axis=1),
+            {},
+            "df has two columns named 'a'; rename one",
+        ),
+        (
+            frame(120, town=[f"t{k}" for k in range(120)]),
+            {"features": ["town"]},
+            "'town' has 120 different texts, more than 100",
+        ),
+        (
+            frame(when=pd.date_range("2020", periods=24)),
+            {"features": ["when"]},
+            "'when' is datetime64.*; make it a number",
+        ),
+        (frame(big=1e300), {"features": ["big"]}, "features hold numbers beyond float32"),
+        (frame()[["who", "kind"]], {}, "df has no column of numbers beside user and target"),
+    ],
+)
+def test_what_cannot_be_right_is_one_line(df, changes, says):
+    with pytest.raises((DataError, HparamError), match=says) as error:
+        made(df, **changes)
+    assert isinstance(error.value, ValueError) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "users", "says"),
+    [
+        (np.zeros((3, 2)), list("aab"), list("pq"), "3 in x, 3 in y, 2 in users; give one row"),
+        (np.zeros((3, 2)), list("ab"), None, "3 in x, 2 in y"),
+        (np.array([["x"], ["y"]]), list("ab"), list("pq"), "x must be numbers, found <U1"),
+        (np.array([[0], [NAN]]), list("ab"), list("pq"), "x has 1 rows .* the first is row 1"),
+        (np.zeros((2, 2)), np.eye(2), list("pq"), r"y must be flat, found shape \[2, 2\]"),
+    ],
+)
+def test_arrays_that_cannot_be_right(x, y, users, says):
+    with pytest.raises(DataError, match=says):
+        tasks.from_arrays(x, y, users, model=dense(2))
+
+
+@pytest.mark.parametrize(
+    ("df", "says"),
+    [
+        (frame(kind=["cat", "dog", "dog", "emu"] * 6), r"4 clients \(u0, .* of one class only"),
+        (
+            frame(who=pd.Categorical(["u0", "u1"] * 12, ["u0", "gone", "u1"])),
+            r"1 client \(gone\) of column 'who' without rows left out",
+        ),
+        (
+            frame(who=["Ann", "ann ", "bob", "cy"] * 6),
+            "differ in capitals or blanks only count as others: 'Ann' and 'ann '",
+        ),
+        (frame(note=["x", "y"] * 12), "columns that are no numbers are left out: note"),
+    ],
+)
+def test_what_may_be_meant_otherwise_is_said_by_name(df, says):
+    with pytest.warns(RuntimeWarning, match=says) as warned:
+        tasks.from_frame(df, user="who", target="kind", model=dense(3))
+    assert all(w.filename == __file__ for w in warned), "it names the caller's line"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model": dense(4)}, "the model gives 4 outputs, but target 'kind' has 3 classes"),
+        ({"model": dense(3, activation="softmax")}, "last layer has a softmax, .* takes logits"),
+        ({"target": "a", "features": ["b"], "model": dense(2, 1)}, "target 'a' is a number: give"),
+    ],
+)
+def test_a_model_that_does_not_fit_the_target(tmp_path, changes, says):
+    with pytest.raises(DataError, match=says):
+        simulation.run(task=made(**changes), root_output_dir=tmp_path, **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"target": "a", "features": ["b"], "model": dense(1, 1)},
+        {"loss": "sparse_categorical_crossentropy", "model": dense(3, activation="softmax")},
+        {"validation": 0.2, "standardize": True},
+    ],
+    ids=["classes", "numbers", "own loss", "validation"],
+)
+def test_it_runs_and_keeps_what_numbers_stand_for(tmp_path, changes):
+    task = made(**changes)
+    result = simulation.run(task=task, root_output_dir=tmp_path, **SETTINGS)
+    assert np.isfinite(result.rounds["eval/loss"]).all()
+    kept = json.loads(pathlib.Path(result.folder, "encoding.json").read_text())
+    assert kept == task.encoding
+
+
+def test_other_rows_are_another_run(tmp_path):
+    from simulation.errors import ChangedError
+
+    simulation.run(task=made(), root_output_dir=tmp_path, **SETTINGS)
+    with pytest.raises(ChangedError, match="data"):
+        simulation.run(task=made(frame(28)), root_output_dir=tmp_path, **SETTINGS)
+
+
+def test_no_tensorflow_is_imported_to_make_a_task():
+    program = """
+import sys
+import pandas as pd
+import tasks
+df = pd.DataFrame({"u": list("aabb"), "x": [1.0, 2, 3, 4], "y": list("pqpq")})
+tasks.from_frame(df, user="u", target="y", model=lambda seed: None)
+assert "tensorflow" not in sys.modules
+"""
+    repo = pathlib.Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", program], cwd=repo, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
