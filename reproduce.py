@@ -27,13 +27,13 @@ from tff_suite import command_line, parser, writing
 if __name__ == "__main__":
     command_line.begin()
 
-import tabulate  # noqa: E402
+import tabulate
 
-from reproduction import changes, items, needs, readme, results, run_folders, score, search, sweep  # noqa: E402
-from reproduction.items import ReproduceError, UsageError  # noqa: E402
-from simulation import experiment_flags, supervisor  # noqa: E402
-from tasks.formats import remote  # noqa: E402
-from tff_suite.hparams import HparamError  # noqa: E402
+from reproduction import changes, items, needs, readme, results, run_folders, score, search, sweep
+from reproduction.items import ReproduceError, UsageError
+from simulation import experiment_flags, supervisor
+from tasks.formats import remote
+from tff_suite.hparams import HparamError
 
 PARSER = parser.Parser(__doc__)
 PARSER.positional("folders", "further folders of --compare", many=True, required=False)
@@ -154,7 +154,7 @@ def parse_budget(parts: list[str] | None) -> tuple[int | None, float | None]:
     return rounds, minutes
 
 
-def reproduce(
+def reproduce(  # noqa: C901
     setup: items.Setup, options: types.SimpleNamespace, max_minutes: float | None = None
 ) -> None:
     """Runs a set-up and prints, writes and draws its results.

@@ -18,7 +18,7 @@ if __name__ == "__main__":
 # Read when TensorFlow is imported; its C++ code would put lines of its own between ours.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from simulation import experiment, experiment_flags  # noqa: E402
+from simulation import experiment, experiment_flags
 
 
 @command_line.reported

@@ -90,7 +90,7 @@ class _Tensor(NamedTuple):
 
 def _types(attributes, declared) -> list[int]:
     """Returns the types that an attribute names, which may have been left at its default."""
-    value = attributes[declared.name] if declared.name in attributes else declared.default_value
+    value = attributes.get(declared.name, declared.default_value)
     return [value.type] if value.WhichOneof("value") == "type" else list(value.list.type)
 
 

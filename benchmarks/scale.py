@@ -160,7 +160,7 @@ def _medians(rounds, turns):
 
 def _machinery(turns):
     for workload, cohort in (("w1", 10), ("w6", 10), ("w4", 1000)):
-        if workload not in _DATA["workloads"] or workload == "w6" and not _DATA.get("folder"):
+        if workload not in _DATA["workloads"] or (workload == "w6" and not _DATA.get("folder")):
             continue
         with contextlib.ExitStack() as stack:
             # Both are there all the time and take turns, so that what else the machine does, and

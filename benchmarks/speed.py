@@ -101,7 +101,7 @@ class _Side:
         self.seconds = []
         self.processor_seconds = []
         self.memory = 0
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._seen = set()
         started = time.perf_counter()
         self._process = subprocess.Popen(

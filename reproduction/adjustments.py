@@ -16,12 +16,12 @@ if __name__ == "__main__":
     command_line.answer_help(__doc__)
     command_line.begin()
 
-import numpy as np  # noqa: E402
-import pandas as pd  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
 
-from reproduction.looks import looks_of  # noqa: E402
-from tff_suite import figures  # noqa: E402
+from reproduction.looks import looks_of
+from tff_suite import figures
 
 _MOST_ROUNDS = 1_000_000
 

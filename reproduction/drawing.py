@@ -391,7 +391,7 @@ def _pareto(setup, points, wanted):
         method = name.split(" ")[0]
         for flag in row.settings:
             # A row may be of the method that its name begins with (`qfedavg_reweight`).
-            prefix = os.path.commonprefix([flag, f"{method}_"])
+            prefix = os.path.commonprefix([flag, f"{method}_"])  # noqa: RUF071
             parameters.setdefault(method, flag.removeprefix(prefix[: prefix.rfind("_") + 1]))
     return plots.pareto(points, parameters=parameters, title=_heading(setup))
 

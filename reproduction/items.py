@@ -445,7 +445,7 @@ def _file_and_flags(home, text) -> list[str]:
     return [text] if (home / text).is_file() else shlex.split(text) or [""]
 
 
-def _checked(where, home, fields):
+def _checked(where, home, fields):  # noqa: C901
     """Refuses fields that are not as docs/items.md has them."""
 
     def refuse(text):

@@ -41,16 +41,16 @@ if __name__ == "__main__":
     command_line.answer_help(__doc__)
     command_line.begin()
 
-import numpy as np  # noqa: E402
-import pandas as pd  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-from scipy import stats  # noqa: E402
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy import stats
 
-from reproduction import quantities, run_folders  # noqa: E402
-from reproduction.looks import looks_of  # noqa: E402
-from reproduction.quantities import Quantity  # noqa: E402
-from simulation.errors import RunError  # noqa: E402
-from tff_suite import figures  # noqa: E402
+from reproduction import quantities, run_folders
+from reproduction.looks import looks_of
+from reproduction.quantities import Quantity
+from simulation.errors import RunError
+from tff_suite import figures
 
 _ROUND = "round"
 _MOST_ROUNDS = 1_000_000

@@ -89,7 +89,7 @@ def _open_all(folder, names, stack):
     for name in names:
         # What is removed meanwhile is an old checkpoint, or the results of a run that goes on.
         with contextlib.suppress(FileNotFoundError):
-            opened[name] = stack.enter_context(open(folder / name, "rb"))
+            opened[name] = stack.enter_context((folder / name).open("rb"))
     return opened
 
 

@@ -123,7 +123,7 @@ def _look_at_own_parts(describer, name, value):
         describer.look(f"{name}, its class", type(value))
     plain = bool | int | float | complex | str | np.ndarray | list | tuple | dict
     for key, inner in sorted(code_digests.state_of(value).items()):
-        if key.startswith("_") and key not in ("_fn_kwargs",) or key in ("name", "built"):
+        if (key.startswith("_") and key not in ("_fn_kwargs",)) or key in ("name", "built"):
             continue
         is_function = callable(inner) and describer.is_users(inner)
         if is_function or (own and isinstance(inner, plain) and _is_plain(inner)):

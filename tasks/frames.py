@@ -661,7 +661,7 @@ class _Choices(NamedTuple):
     seed: int
 
 
-def _task(
+def _task(  # noqa: C901
     table: _Table, test_table: _Table | None, validation_table: _Table | None, choices: _Choices
 ) -> Task:
     target, inputs, seed = choices.target, choices.inputs, _count("seed", choices.seed, 0)

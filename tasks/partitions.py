@@ -41,7 +41,7 @@ def by_user(users: Sequence[Any]) -> dict[str, np.ndarray]:
     try:
         for row, user in enumerate(values):
             rows.setdefault(user, []).append(row)
-        missing = sum((rows[user] for user in rows if task.is_missing(user)), [])
+        missing = [row for user in rows if task.is_missing(user) for row in rows[user]]
         if missing:
             raise ValueError(
                 f"{len(missing)} of {len(values)} rows have no user, the first in row "

@@ -26,14 +26,14 @@ if __name__ == "__main__":
 # Read when TensorFlow is imported, which the tasks' modules do.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import numpy as np  # noqa: E402
-import tabulate  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
+import numpy as np
+import tabulate
+from matplotlib.figure import Figure
 
-import tasks  # noqa: E402
-from tasks.task import DataError, FederatedData  # noqa: E402
-from tff_suite import figures, imports, writing  # noqa: E402
-from tff_suite.hparams import MAX_SEED, HparamError  # noqa: E402
+import tasks
+from tasks.task import DataError, FederatedData
+from tff_suite import figures, imports, writing
+from tff_suite.hparams import MAX_SEED, HparamError
 
 # Up to this number of labels the table has a column for each.
 _MAX_COLUMNS = 20

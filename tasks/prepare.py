@@ -21,10 +21,10 @@ if __name__ == "__main__":
 # Read when TensorFlow is imported, which the tasks' modules do.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import tasks  # noqa: E402
-from tasks.formats import files  # noqa: E402
-from tasks.task import DataError  # noqa: E402
-from tff_suite.hparams import HparamError  # noqa: E402
+import tasks
+from tasks.formats import files
+from tasks.task import DataError
+from tff_suite.hparams import HparamError
 
 
 def main(arguments: list[str]) -> int:

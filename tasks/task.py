@@ -417,7 +417,7 @@ def _check_data(part: str, data: Any) -> _Form | None:
         )
     _check_ids(part, data)
     sizes = np.asarray(data.sizes)
-    if sizes.dtype.kind not in "iu" and sizes.size or np.any(sizes < 0):
+    if (sizes.dtype.kind not in "iu" and sizes.size) or np.any(sizes < 0):
         raise TaskError(f"sizes of {part} must be whole numbers, 0 or more.")
     held = np.flatnonzero(sizes)
     if not len(held):

@@ -32,7 +32,7 @@ class Started:
     def __init__(self, *command):
         self.mark = uuid.uuid4().hex
         self.temporary = pathlib.Path(tempfile.mkdtemp(prefix="e-", dir="/tmp"))
-        self.output = tempfile.TemporaryFile()
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, "-c", _RUN_WITH_SIGNALS, *map(str, command)],
             env={**os.environ, _MARK: self.mark, "TMPDIR": str(self.temporary)},

@@ -21,7 +21,7 @@ def _planned(setup, root):
 
 def test_what_comes_back_is_done_and_the_rest_is_not(setup, tmp_path):
     root, other, papers = tmp_path / "root", tmp_path / "other", tmp_path / "papers"
-    first, second = _planned(setup, root)
+    first, _second = _planned(setup, root)
     sweep.execute([first], sweep.Resources())
     folder = f"{setup.paper}/{setup.folder}"
     archive = finished_runs.pack(root, folder, papers)
@@ -52,5 +52,5 @@ def test_a_run_that_is_there_stays_as_it_is(setup, tmp_path):
 
 
 def test_a_folder_without_a_finished_run_is_refused(tmp_path):
-    with pytest.raises(SystemExit, match="no run in .* has finished"):
+    with pytest.raises(SystemExit, match=r"no run in .* has finished"):
         finished_runs.pack(tmp_path, "adafedadam/synthetic", tmp_path / "papers")

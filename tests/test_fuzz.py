@@ -97,7 +97,7 @@ def test_any_flags_at_length(arguments):
     check_flags(arguments)
 
 
-@pytest.fixture()
+@pytest.fixture
 def _no_sweep(monkeypatch, tmp_path):
     monkeypatch.setattr(sweep, "execute", lambda runs, *_: dict.fromkeys(runs))
     monkeypatch.setattr(reproduce.readme, "write", lambda: [])
@@ -184,7 +184,7 @@ def a_run(tmp_path_factory):
     return root
 
 
-@pytest.fixture()
+@pytest.fixture
 def _no_training(monkeypatch):
     monkeypatch.setattr(experiment, "_work", lambda *_: experiment.Outcome("", None))
 

@@ -95,7 +95,7 @@ def test_items_are_whole(setup):
     published = {row for row, _ in results.published(setup)}
     ours = {setup.published_rows.get(row, row) for row in setup.rows}
     # What does not count may be about some of a table's rows only.
-    assert published <= ours or not setup.counts and ours <= published, published ^ ours
+    assert published <= ours or (not setup.counts and ours <= published), published ^ ours
     for (_, column), line in results.published(setup).items():
         assert column in columns
         float(line["value"]), float(line["spread"] or 0)
@@ -150,7 +150,7 @@ def toy_setup(**changes):
 SETUP = toy_setup()
 
 
-@pytest.fixture()
+@pytest.fixture
 def runs(tmp_path):
     """Runs whose last two losses are 3, 1 (a at 0.1), 1.5, 1.7 (a at 1.0) and nan (b)."""
     losses = {
@@ -204,7 +204,7 @@ def test_points_are_compared_after_equally_many_rounds(runs):
 
 def test_a_rule_by_a_column_that_there_is_not_chooses_nothing(runs):
     wrong = dataclasses.replace(SETUP, selection={"metric": "train/los", "last_rounds": 2})
-    with pytest.raises(items.ReproduceError, match="has no column train/los in metrics.csv"):
+    with pytest.raises(items.ReproduceError, match=r"has no column train/los in metrics.csv"):
         results.choose(runs, wrong)
 
 

@@ -518,7 +518,7 @@ TRAINING_HPARAMS = (
 )
 
 
-def resolve_training(spec: MethodSpec, given: dict) -> dict:
+def resolve_training(spec: MethodSpec, given: dict) -> dict:  # noqa: C901
     """Returns all training settings for a method, checked together.
 
     Args:

@@ -8,6 +8,7 @@ canvas.
 import contextlib
 import functools
 import io
+import itertools
 import os
 import warnings
 import weakref
@@ -18,15 +19,15 @@ import matplotlib
 
 matplotlib.use("Agg")  # Draws into files; no display is needed.
 
-import numpy as np  # noqa: E402
-from matplotlib import font_manager, pyplot, ticker  # noqa: E402
-from matplotlib.axes import Axes  # noqa: E402
-from matplotlib.backends import backend_agg  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.lines import Line2D  # noqa: E402
-from matplotlib.patches import Patch  # noqa: E402
+import numpy as np
+from matplotlib import font_manager, pyplot, ticker
+from matplotlib.axes import Axes
+from matplotlib.backends import backend_agg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
-from tff_suite import palette, writing  # noqa: E402
+from tff_suite import palette, writing
 
 # Inches within the axes of a panel.
 _PANEL = (3.0, 2.2)
@@ -173,7 +174,7 @@ def label_points(axes: Axes, labels: Sequence[tuple[str, tuple[float, float], st
         taken = []
         for line in axes.get_lines():
             ends = axes.transData.transform(line.get_xydata())
-            parts = zip(ends, ends[1:], strict=False)
+            parts = itertools.pairwise(ends)
             taken += [a + (b - a) * t for a, b in parts for t in np.linspace(0, 1, 50)]
             taken += list(ends)
         taken = np.array(taken).reshape(-1, 2)

@@ -343,7 +343,7 @@ class _States:
                 self._held[chunk] = of_clients
                 continue
             if self._file is None:
-                self._file = tempfile.TemporaryFile()
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115
             self._places[chunk] = self._file.seek(0, 2)
             pickle.dump(of_clients, self._file, protocol=5)
 

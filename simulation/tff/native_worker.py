@@ -43,14 +43,18 @@ class _Worker:
     def __init__(self, binary: str, num_threads: int | None):
         name = f"tff-worker-{uuid.uuid4().hex}"
         self.address = f"unix-abstract:{name}"
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(f"\0{name}")
             listener.listen()
             number = listener.fileno()
             self._supervisor = supervisor.start(
-                ["worker", str(number), binary]
-                + [f"--max_concurrent_computation_calls={num_threads or -1}"],
+                [
+                    "worker",
+                    str(number),
+                    binary,
+                    f"--max_concurrent_computation_calls={num_threads or -1}",
+                ],
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=[number],

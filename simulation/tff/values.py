@@ -36,7 +36,9 @@ def per_client(value, num_clients: int) -> list:
     return [value.value] * num_clients if type(value) is AllEqual else value
 
 
-def _tensor_ingester(type_spec: tff.TensorType, where: str, keep_arrays: bool) -> Callable:
+def _tensor_ingester(  # noqa: C901
+    type_spec: tff.TensorType, where: str, keep_arrays: bool
+) -> Callable:
     np_dtype = type_spec.dtype.type
     dtype = tf.as_dtype(np_dtype)
     dims = type_spec.shape

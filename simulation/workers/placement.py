@@ -1,5 +1,6 @@
 """Who does which chunks: by predicted time, corrected as rounds go; no number depends on it."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -70,4 +71,4 @@ def shares(costs: Sequence[float], speeds: Sequence[float]) -> list[range]:
     middles = ends - np.asarray(costs) / 2
     stops = np.searchsorted(middles, goals[:-1], side="right")
     bounds = [0, *np.maximum.accumulate(stops), len(costs)]
-    return [range(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [range(a, b) for a, b in itertools.pairwise(bounds)]

@@ -10,7 +10,7 @@ import os
 import pickle
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -99,7 +99,7 @@ def _tfds(name: str, first: Mapping[str, Sequence[int]], **classes: int) -> tfds
         name=name,
         version="3.0.2",
         sizes={"train": 50_000, "test": 10_000},
-        features=features | {label: ("int64", ()) for label in classes},
+        features=features | dict.fromkeys(classes, ("int64", ())),
         classes=classes,
         first=first,
     )
@@ -295,7 +295,7 @@ def _scalar(dtype: _Dtype, content: bytes) -> int:
 class _PlainUnpickler(pickle._Unpickler):
     """Unpickles Python's own values, and arrays as stand-ins; calls nothing of anybody else's."""
 
-    _STAND_INS = {
+    _STAND_INS: ClassVar = {
         ("_codecs", "encode"): _encode,
         ("numpy", "dtype"): _Dtype,
         ("numpy", "ndarray"): _Array,

@@ -135,7 +135,7 @@ def read_labelled_images(
         files.check_labels(labels, num_classes)
         size, sha256 = published or (0, "")
         digest = hashlib.sha256(labels.astype(np.uint8).tobytes()).hexdigest()
-        if published and (len(labels) > size or len(labels) == size and digest != sha256):
+        if published and (len(labels) > size or (len(labels) == size and digest != sha256)):
             raise ValueError(
                 f"its {len(labels):,} labels are not the publisher's {size:,}; another set's?"
             )

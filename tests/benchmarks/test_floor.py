@@ -40,7 +40,7 @@ _MLP = 2 * 784 * 200 + 3 * (200 * 200 + 200 * 10)
 
 
 @pytest.mark.parametrize(
-    "name, of_an_example",
+    ("name", "of_an_example"),
     [("w4", 2 * 60 * 10), ("w7", _RESNET), ("w8", None), ("w9", _CNN), ("w10", _MLP)],
 )
 def test_multiply_adds_are_those_of_every_layer(name, of_an_example):

@@ -6,7 +6,7 @@ from benchmarks import operations
 
 
 @pytest.mark.parametrize(
-    "operation, kind",
+    ("operation", "kind"),
     [
         ("_MklNativeConv2DBackpropFilter", "convolutions"),
         ("_MklFusedMatMul", "products of matrices"),

@@ -7,8 +7,8 @@ import os
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import run_experiment  # noqa: E402, F401
-from tff_suite import imports  # noqa: E402
+import run_experiment  # noqa: F401
+from tff_suite import imports
 
 imports.import_tensorflow()
 

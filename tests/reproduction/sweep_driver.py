@@ -8,7 +8,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from reproduction import items, sweep  # noqa: E402
+from reproduction import items, sweep
 
 
 def short_runs(flagfile, root, number, rounds=None):

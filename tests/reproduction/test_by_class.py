@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import run_experiment
 import tasks
-import tasks.layers.registered  # noqa: F401  (so that Keras loads the final model)
+import tasks.layers.registered
 from reproduction import by_class
 from simulation.measures import fairness
 

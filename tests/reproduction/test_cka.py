@@ -100,7 +100,7 @@ def state(visits, seed):
     return State(np.int32(visits), Kept(m, {"b": np.float32(seed), "a": np.int32(seed)}))
 
 
-@pytest.fixture()
+@pytest.fixture
 def run_folder(tmp_path):
     """A run whose clients c, a, b keep something; d was in no round. Versions as of two rounds."""
     flags = {"algorithm": "client_adam", "seed": 3}

@@ -60,17 +60,17 @@ class Number:
 class Kleene(ast.NodeTransformer):
     """Python's words for truths as pandas's signs, and a < b < c as (a < b) & (b < c)."""
 
-    def visit_BoolOp(self, node):  # noqa: N802
+    def visit_BoolOp(self, node):
         self.generic_visit(node)
         sign = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
         return functools.reduce(lambda a, b: ast.BinOp(a, sign, b), node.values)
 
-    def visit_UnaryOp(self, node):  # noqa: N802
+    def visit_UnaryOp(self, node):
         self.generic_visit(node)
         is_not = isinstance(node.op, ast.Not)
         return ast.BinOp(node.operand, ast.BitXor(), ast.Constant(True)) if is_not else node
 
-    def visit_Compare(self, node):  # noqa: N802
+    def visit_Compare(self, node):
         terms = [node.left, *node.comparators]
         pairs = [
             ast.Compare(a, [op], [b]) for a, op, b in zip(terms, node.ops, terms[1:], strict=False)

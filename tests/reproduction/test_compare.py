@@ -19,7 +19,7 @@ def write_run(folder, algorithm, seed, values, **flags):
     (folder / "metrics.csv").write_text(f"round_num,eval/accuracy\n{rows}")
 
 
-@pytest.fixture()
+@pytest.fixture
 def root(tmp_path):
     """Differences of fedadam after round 2, the last common one: 0.1, 0.2, 0.6."""
     for seed, (a, b) in {1: (0.5, 0.6), 2: (0.5, 0.7), 3: (0.2, 0.8)}.items():
@@ -181,6 +181,6 @@ def test_twins_are_named_with_what_differs(tmp_path):
     for name, examples in (("a", 100), ("b", 90)):
         write_run(tmp_path / name, "fedavg", 1, [0, 1])
         start(tmp_path / name, (10, examples))
-    with pytest.raises(RunError, match="/a and .*/b have the same settings .* 90 training") as e:
+    with pytest.raises(RunError, match=r"/a and .*/b have the same settings .* 90 training") as e:
         reported(tmp_path)
     assert "\n" not in str(e.value) and not (tmp_path / "out").exists()

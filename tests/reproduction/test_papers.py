@@ -117,7 +117,7 @@ def test_one_row_of_one_set_up_counts_for_a_published_cell():
 def test_of_several_rows_the_item_must_name_one():
     import dataclasses
 
-    with pytest.raises(items.ReproduceError, match="qfedavg, qfedavg_reweight .* counted_rows"):
+    with pytest.raises(items.ReproduceError, match=r"qfedavg, qfedavg_reweight .* counted_rows"):
         score.counted_row(dataclasses.replace(SETUP, counted_rows={}), "qfedavg")
     assert score.counted_row(SETUP, "qfedavg") == "qfedavg"
     assert score.counted_row(SETUP, "fedavg") == "fedavg"
@@ -173,7 +173,7 @@ def test_where_in_its_grid_a_point_lies(chosen, told):
     import dataclasses
 
     flags = ("client_learning_rate", "server_learning_rate")
-    setup = dataclasses.replace(SETUP, grid={"fedavg": dict.fromkeys(flags, [])})
+    setup = dataclasses.replace(SETUP, grid={"fedavg": {key: [] for key in flags}})
     runs = [
         {"row": "fedavg", **dict(zip(flags, p, strict=True)), "chosen": str(p == chosen)}
         for p in itertools.product(("0.01", "0.1", "1.0"), ("0.3", "1", "3"))

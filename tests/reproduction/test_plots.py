@@ -600,7 +600,7 @@ def test_a_curve_far_off_the_others_hides_no_differences_between_them():
     points = many_points(["fedavg", "fedprox", "fedadam", "fednova"])
     points.loc[points.method == "fednova", "value"] *= 0.5
     figure = plots.curves(points, quantity=ACCURACY)
-    whole, part = figure.axes
+    _whole, part = figure.axes
     low, high = part.get_ylim()
     assert 85 < low < high <= 100
     words = [" ".join(text.get_text().split()) for text in figure.legends[0].get_texts()]

@@ -24,7 +24,7 @@ REPO = pathlib.Path(__file__).resolve().parent.parent.parent
 NUMBER = int(os.environ.get("FEDOPT_SWEEP_RUNS", "40"))
 
 
-@pytest.fixture()
+@pytest.fixture
 def flagfile(tmp_path):
     path = tmp_path / "short.flags"
     path.write_text(
@@ -38,13 +38,7 @@ def flagfile(tmp_path):
 def start(flagfile, root, *address):
     log = open(f"{root}.log", "a")  # noqa: SIM115  (the driver's, which outlives this function)
     return subprocess.Popen(
-        [
-            sys.executable,
-            sweep_driver.__file__,
-            str(flagfile),
-            str(root),
-        ]
-        + [str(NUMBER), *address],
+        [sys.executable, sweep_driver.__file__, str(flagfile), str(root), str(NUMBER), *address],
         stdout=log,
         stderr=subprocess.STDOUT,
     )

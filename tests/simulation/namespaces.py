@@ -11,7 +11,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from simulation import supervisor  # noqa: E402
+from simulation import supervisor
 
 _CLONE_NEWUSER = 0x10000000
 

@@ -334,7 +334,7 @@ def test_runtimes_are_those_there_are():
     assert tuple(declared.choices) == ("auto", *runtimes.RUNTIMES)
 
 
-@pytest.fixture()
+@pytest.fixture
 def own_registries(monkeypatch):
     """Lets a test register what later tests must not see."""
     for registry in (tff_algos.registry, tasks.registry):
@@ -371,7 +371,7 @@ def test_every_whole_number_has_a_bound(flag):
 
 def test_a_whole_number_that_is_no_number_with_a_point_is_refused():
     """Python's own have no bound; on a command line it would be infinite."""
-    with pytest.raises(HparamError, match="^--x must be a smaller number.$"):
+    with pytest.raises(HparamError, match=r"^--x must be a smaller number.$"):
         Hparam("x", 0.5, "Help.", "choice").check(10**400, "--x")
 
 

@@ -93,7 +93,7 @@ def test_a_finished_run_is_returned_and_stays_as_it_is(finished):
 
 @pytest.mark.long
 def test_it_resumes(finished, tmp_path):
-    root, result = finished
+    _root, result = finished
     assert run(tmp_path, total_rounds=2).rounds.round_num.max() == 2
     longer = run(tmp_path)
     assert all(map(np.array_equal, longer.weights, result.weights))

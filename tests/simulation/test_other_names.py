@@ -137,9 +137,9 @@ def test_a_flag_of_theirs_that_is_also_one_of_ours_is_answered_where_ours_has_no
     arguments = ["--task=synthetic", "--client_adam_epsilon=1e-4"]
     with pytest.raises(HparamError, match=r"client_adam\. google-.* it is --client_epsilon\.$"):
         experiment_flags.parse(["--algorithm=fedavg", *arguments])
-    with pytest.raises(HparamError, match="algorithm fedprox.$"):
+    with pytest.raises(HparamError, match=r"algorithm fedprox.$"):
         experiment_flags.parse(["--algorithm=fedavg", "--task=synthetic", "--fedprox_mu=1"])
-    with pytest.raises(HparamError, match="^Must be set"):
+    with pytest.raises(HparamError, match=r"^Must be set"):
         experiment_flags.parse(["--algorithm=client_adam", *arguments])
 
 

@@ -31,7 +31,7 @@ while True:
 """
 
 
-@pytest.fixture()
+@pytest.fixture
 def echo(tmp_path):
     """A supervised echo server: the supervisor, and the name of the socket that leads to it."""
     binary = tmp_path / "echo"

@@ -40,7 +40,7 @@ class Server:
         answer = self._answer
 
         class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):  # noqa: N802
+            def do_GET(self):
                 answer(self)
 
             def log_message(self, *_):

@@ -332,7 +332,7 @@ def test_every_strange_value_at_every_place_of_json(copies, form):
 
 
 @pytest.mark.parametrize(
-    "form, path, value, said",
+    ("form", "path", "value", "said"),
     [
         ("femnist", ("user_data", "f0100_08", "x", 0, 5), float("nan"), "NaN"),
         ("femnist", ("user_data", "f0100_08", "x", 0, 5), "0.5", "type"),
@@ -371,7 +371,7 @@ def test_values_that_got_through(copies, form, path, value, said):
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    ("change", "said"),
     [
         ({"tags": "abc"}, "'tags' is str"),
         ({"tags": [1, "a"]}, "a tag"),
@@ -769,7 +769,7 @@ def test_an_idx_header_does_not_take_memory(copies, rows):
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize(
-    "form, name, member",
+    ("form", "name", "member"),
     [
         ("cifar10_archive", "cifar-10-python.tar.gz", "cifar-10-batches-py/data_batch_1"),
         ("cinic10_archive", "CINIC-10.tar.gz", "CINIC-10/train/dog/a.png"),
@@ -848,7 +848,7 @@ def test_pictures_of_a_set_have_their_shape(copies):
 
 
 @pytest.mark.parametrize(
-    "form, limit", [("femnist", 62), ("sent140", 2), ("cinic10", 10), ("clothing1m", 14)]
+    ("form", "limit"), [("femnist", 62), ("sent140", 2), ("cinic10", 10), ("clothing1m", 14)]
 )
 def test_labels_of_a_set_are_in_range(copies, form, limit):
     copy = copies(f"{form}_prepared")
@@ -992,7 +992,7 @@ def _without_privileges(call):
 
 
 @pytest.mark.parametrize(
-    "make, said",
+    ("make", "said"),
     [
         (lambda path: None, "does not exist"),
         (lambda path: path.write_text(""), "is not a folder"),
@@ -1018,7 +1018,7 @@ def test_a_data_dir_that_is_none_is_one_line(tmp_path, make, said, name, capsys)
 
 
 def test_a_data_dir_with_a_null_byte_is_one_line():
-    with pytest.raises(DataError, match="--data_dir=a.x00b cannot be read"):
+    with pytest.raises(DataError, match=r"--data_dir=a.x00b cannot be read"):
         tasks.load("femnist", data_dir="a\0b")
 
 

@@ -207,10 +207,10 @@ def test_images_are_read(tmp_path, mode, channels):
         wanted = np.asarray(file.convert("L" if channels == 1 else "RGB"))
     np.testing.assert_array_equal(np.round(x[1] * 255).reshape(wanted.shape), wanted)
     Image.new("L", (3, 3)).save(tmp_path / "5.png")
-    with pytest.raises(ValueError, match="row 5: .*5.png is 3x3 with 1 channel, others are 2x4"):
+    with pytest.raises(ValueError, match=r"row 5: .*5.png is 3x3 with 1 channel, others are 2x4"):
         made(df, image="file", image_dir=str(tmp_path))
     (tmp_path / "0.png").write_text("no image")
-    with pytest.raises(ValueError, match="row 0: .*0.png cannot be read as an image"):
+    with pytest.raises(ValueError, match=r"row 0: .*0.png cannot be read as an image"):
         made(df, image="file", image_dir=str(tmp_path))
 
 

@@ -285,7 +285,7 @@ def test_a_pickle_cannot_run_code(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change, named",
+    ("change", "named"),
     [
         ({b"labels": [0] * 11 + [10]}, "labels from 0 to 10"),
         ({b"labels": [0] * 11}, "11 labels for 12 images"),
@@ -404,7 +404,7 @@ def test_without_a_folder_tffs_cache_is_read(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "make, named",
+    ("make", "named"),
     [
         (lambda image, label: b"no proto", "32x32"),
         (lambda image, label: _example(image[:8], label), "32x32"),
@@ -444,7 +444,7 @@ def test_partition_tff_needs_tffs_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings, sizes",
+    ("settings", "sizes"),
     [
         ({"partition": "multinomial"}, [15] * 4),
         ({"partition": "shards", "shards_per_client": 3}, [15] * 4),
@@ -497,7 +497,7 @@ def test_validation_images_belong_to_nobody(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind, settings, named",
+    ("kind", "settings", "named"),
     [
         ("cifar10", {"partition": "iid", "alpha": 0.1}, "alpha"),
         ("cifar10", {"partition": "dirichlet", "size_sigma": 1.0}, "size_sigma"),
@@ -536,7 +536,7 @@ def _no_images():
 
 @pytest.mark.quick_cases("[!r]*")
 @pytest.mark.parametrize(
-    "model, num_parameters",
+    ("model", "num_parameters"),
     [
         ("resnet18", 11_181_642),
         ("vgg11", 9_225_610),
@@ -562,7 +562,7 @@ def test_cifar100s_resnet_is_the_papers():
 # The official CIFAR-10, and the subset of CIFAR-100 that `unpack.py` writes.
 @pytest.mark.quick_cases("cifar10-*")
 @pytest.mark.parametrize(
-    "kind, num_train, num_test, classes",
+    ("kind", "num_train", "num_test", "classes"),
     [("cifar10", 50_000, 10_000, 10), ("cifar100", 10_000, 2000, 100)],
 )
 def test_real_data(unpacked_dir, kind, num_train, num_test, classes):

@@ -72,7 +72,7 @@ def test_a_task_keeps_its_tests_and_its_true_labels():
 
 
 def test_refusals():
-    with pytest.raises(HparamError, match="label_noise is not used with noisy_clients=0.0"):
+    with pytest.raises(HparamError, match=r"label_noise is not used with noisy_clients=0.0"):
         tasks.load("synthetic", label_noise=0.4)
     with pytest.raises(HparamError, match=r"noisy_clients=1.5 must be in \[0, 1\]"):
         tasks.load("synthetic", noisy_clients=1.5)

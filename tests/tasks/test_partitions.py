@@ -205,7 +205,9 @@ def test_classes_each_gives_so_many_classes_and_all_rows(num_clients, per_client
         assert not held or max(held) - min(held) <= 1
 
 
-@pytest.mark.parametrize("clients, per_client, named", [(3, 6, "5 classes"), (50, 5, "Class 0")])
+@pytest.mark.parametrize(
+    ("clients", "per_client", "named"), [(3, 6, "5 classes"), (50, 5, "Class 0")]
+)
 def test_classes_each_refuses_what_it_cannot_give(clients, per_client, named):
     with pytest.raises(HparamError, match=named):
         partitions.classes_each(np.repeat(np.arange(5), 40), clients, per_client, 0)
@@ -246,7 +248,7 @@ def test_one_class_each_gives_all_of_a_class_and_nothing_else(num_rows, order, n
         assert len(part) == np.sum(labels == label) and np.all(np.diff(part) > 0)
 
 
-@pytest.mark.parametrize("classes, named", [([1, 1], "twice"), ([0, 7], "class 7")])
+@pytest.mark.parametrize(("classes", "named"), [([1, 1], "twice"), ([0, 7], "class 7")])
 def test_one_class_each_refuses_what_it_cannot_give(classes, named):
     with pytest.raises(HparamError, match=named):
         partitions.one_class_each(np.array([0, 1, 2]), classes)
@@ -320,7 +322,7 @@ def test_dirichlet_takes_a_classes_rows_at_random():
     assert 350 < np.median(part) < 650
 
 
-@pytest.mark.parametrize("num_clients, alpha, min_size", [(4, 1.0, 30), (50, 0.001, 2)])
+@pytest.mark.parametrize(("num_clients", "alpha", "min_size"), [(4, 1.0, 30), (50, 0.001, 2)])
 def test_an_impossible_dirichlet_partition_is_refused(num_clients, alpha, min_size):
     with pytest.raises(HparamError, match=f"alpha={alpha:g}.*num_clients={num_clients}"):
         partitions.dirichlet_by_class(np.zeros(100, int), num_clients, alpha, 0, min_size)
@@ -346,7 +348,7 @@ def test_split_keeps_each_clients_rows_apart(sizes, fraction, seed):
 
 
 @pytest.mark.parametrize(
-    "size, fraction, num_train",
+    ("size", "fraction", "num_train"),
     [(5, 0.2, 4), (6, 0.2, 4), (25, 0.56, 11), (1, 0.2, 1), (2, 0.9, 1)],
 )
 def test_split_sizes(size, fraction, num_train):
@@ -392,7 +394,7 @@ def test_without_a_least_size_the_first_draw_is_taken():
     parts = partitions.dirichlet_by_class(labels, 20, 0.01, 0, min_size=0)
     assert len(parts) == 20 and min(map(len, parts)) == 0
     _assert_deals_every_row_once(parts, 30)
-    with pytest.raises(HparamError, match="at least 1 of 30 .* num_clients or min_size"):
+    with pytest.raises(HparamError, match=r"at least 1 of 30 .* num_clients or min_size"):
         partitions.dirichlet_by_class(labels, 20, 0.01, 0)
 
 

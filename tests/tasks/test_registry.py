@@ -336,7 +336,7 @@ def test_synthetic_data_have_the_true_shapes(name, load):
     assert background_is_one == (name != "fashion_mnist")
 
 
-@pytest.mark.parametrize("name, init", [("synthetic", "torch"), ("fashion_mnist", "torch")])
+@pytest.mark.parametrize(("name", "init"), [("synthetic", "torch"), ("fashion_mnist", "torch")])
 def test_pytorch_papers_start_with_biases(name, init, load):
     assert load(name).settings["init"] == init
     assert load(name).keras_model_fn(0).get_weights()[1].all()

@@ -545,7 +545,7 @@ class _Unique(tff.aggregators.UnweightedAggregationFactory):
 def test_vectorized_refuses_by_name_and_auto_knows(problem):
     process = build(model_aggregator=_Unique(), client_weighting="uniform")
     with shared.installed("vectorized") as context:
-        with pytest.raises(NotVectorizable, match="Unique.*Use --runtime=tff"):
+        with pytest.raises(NotVectorizable, match=r"Unique.*Use --runtime=tff"):
             context.bind(process).program()
         name, reason = runtimes.choose(process)
         assert name == "tff" and "Unique" in reason

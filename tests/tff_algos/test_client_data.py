@@ -168,7 +168,7 @@ def test_a_cohort_is_not_laid_out_before_its_clients_work(monkeypatch):
         )
 
     clients = cohort(1)
-    with pytest.raises(HparamError, match="^What the clients of a round work on would take "):
+    with pytest.raises(HparamError, match=r"^What the clients of a round work on would take "):
         cohort(2)
     model = types.SimpleNamespace(
         x_spec=tf.TensorSpec([None, 1000]),
@@ -176,9 +176,9 @@ def test_a_cohort_is_not_laid_out_before_its_clients_work(monkeypatch):
         initial_weights=[np.zeros(3)],
     )
     assert vectorized.prepare(clients[:1], model).blocks[0].x.shape == (1, 10, 10, 1000)
-    with pytest.raises(HparamError, match="^The examples of 10 clients at once would take "):
+    with pytest.raises(HparamError, match=r"^The examples of 10 clients at once would take "):
         vectorized.prepare(clients, model)
-    with pytest.raises(HparamError, match="^The examples of 10 clients at once, here and in TFF"):
+    with pytest.raises(HparamError, match=r"^The examples of 10 clients at once, here and in TFF"):
         runtimes._prepare_arrays(clients)
 
 
@@ -232,7 +232,7 @@ def test_from_dataset_says_what_it_takes(made):
     dataset = tf.data.Dataset.from_tensor_slices(parts[made])
     if not made.endswith("without batches"):
         dataset = dataset.batch(2)
-    with pytest.raises(ValueError, match="pair .* of batched arrays.*label") as e:
+    with pytest.raises(ValueError, match=r"pair .* of batched arrays.*label") as e:
         from_dataset(dataset)
     assert "\n" not in str(e.value)
 

@@ -1,5 +1,7 @@
 """Methods that tell clients apart by `ClientData.index` say so, and refuse what they can't use."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -104,7 +106,7 @@ def test_equal_missing_and_too_large_indices_are_refused(
         lambda: process.next(state, clients),
         lambda: process.next(state=state, clients=clients),
     ):
-        with pytest.raises(ValueError) as error:
+        with pytest.raises(ValueError, match=re.escape(cure)) as error:
             call()
         assert str(error.value).startswith(says + cure) and "\n" not in str(error.value)
 

@@ -1,5 +1,6 @@
 """Degenerate cases in which a method must equal another, and laws that its paper states."""
 
+import itertools
 import types
 
 import numpy as np
@@ -194,7 +195,7 @@ def pooled_train(problem):
 def test_fedams_largest_second_moment_never_falls(problem):
     states = states_of(problem, "fedams", beta2=0.1, server_learning_rate=0.1, epsilon_max=1e-6)
     fell = False
-    for before, after in zip(states[:-1], states[1:], strict=True):
+    for before, after in itertools.pairwise(states):
         old, new = before.optimizer, after.optimizer
         for a, b in zip(old.v_max, new.v_max, strict=True):
             assert np.all(np.asarray(b) >= np.asarray(a))

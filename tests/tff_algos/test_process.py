@@ -260,7 +260,7 @@ def test_fedavg_is_tffs_fedavg(problem):
 
 def test_fedavg_of_one_client_is_sgd(problem):
     """Limit: one client, one epoch, server rate 1 is an epoch of plain SGD."""
-    x, y = problem.clients[4]
+    _x, _y = problem.clients[4]
     data = toy.client_data(problem, 0, 4)
     kernel, bias = problem.initial_weights
     for xb, yb, mask in zip(data.x, data.y, data.mask, strict=True):
@@ -346,7 +346,7 @@ def test_a_method_has_its_own_weighting_and_client_optimizers():
     given = {"client_learning_rate": 0.1, "client_weighting": "examples"}
     settings = registry.resolve_training(spec, given | {"client_optimizer": "sgd"})
     assert settings["client_weighting"] == "examples" and settings["client_optimizer"] == "sgd"
-    with pytest.raises(HparamError, match="client_optimizer=adam has no meaning in m.*sgdm, sgd"):
+    with pytest.raises(HparamError, match=r"client_optimizer=adam has no meaning in m.*sgdm, sgd"):
         registry.resolve_training(spec, given | {"client_optimizer": "adam"})
     fedavg = registry.resolve_training(registry.get("fedavg"), {"client_learning_rate": 0.1})
     assert fedavg["client_weighting"] == "examples" and fedavg["client_optimizer"] == "sgd"

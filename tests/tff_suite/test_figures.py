@@ -65,7 +65,7 @@ def test_long_words_are_broken_and_nothing_leaves_the_canvas():
     assert canvas.hidden(figures.fit(figure)) == []
 
 
-@pytest.mark.parametrize("columns", (2, 3, 4))
+@pytest.mark.parametrize("columns", [2, 3, 4])
 def test_a_long_title_ends_before_the_legend(columns):
     """Panels that share their labels are so near each other that its lines would reach it."""
     figure, axes = figures.panels(columns, width=0.8, height=0.5, sharey=True)

@@ -116,9 +116,9 @@ def test_collection_pauses_until_the_end_and_only_for_who_began():
         with memory.without_collection():
             pass
         assert not gc.isenabled()
-        raise ValueError
+        raise RecursionError
 
     assert gc.isenabled()
-    with pytest.raises(ValueError):
+    with pytest.raises(RecursionError):
         fails()
     assert gc.isenabled()

@@ -70,7 +70,7 @@ def test_wrong_usage_is_one_line(small, arguments, says):
 def test_a_flag_that_must_be_set():
     made = parser.Parser(_TEXT)
     made.flag("output", help="File.", required=True)
-    with pytest.raises(HparamError, match="^--output must be set; see --help.$"):
+    with pytest.raises(HparamError, match=r"^--output must be set; see --help.$"):
         made.parse([])
 
 

@@ -114,7 +114,7 @@ def _said(part, users):
     return said if part == "all" else f"{said} in {part}"
 
 
-@pytest.mark.parametrize("name, options", _ALL)
+@pytest.mark.parametrize(("name", "options"), _ALL)
 def test_every_example_is_loaded_from_the_latest_step(tmp_path, capfd, name, options):
     published_files.write_leaf(tmp_path, name, options)
     split = (tmp_path / "train").exists()
@@ -146,7 +146,7 @@ def test_every_example_is_loaded_from_the_latest_step(tmp_path, capfd, name, opt
         assert part in lines[0], lines[0]
 
 
-@pytest.mark.parametrize("name, options", _ALL)
+@pytest.mark.parametrize(("name", "options"), _ALL)
 def test_a_split_of_ones_own_has_every_example_once(tmp_path, name, options):
     published_files.write_leaf(tmp_path, name, options)
     parts = ("train", "test") if (tmp_path / "train").exists() else None
@@ -332,7 +332,7 @@ def test_a_prepared_set_beside_other_files_is_not_read_in_silence(tmp_path, capf
         said = capfd.readouterr().err
         assert f"warning: {tmp_path / name}.prepared is read, which is older than {path}" in said
         return
-    with pytest.raises(DataError, match="made of other files.*remove it and run"):
+    with pytest.raises(DataError, match=r"made of other files.*remove it and run"):
         _load(name, tmp_path)
 
 

@@ -215,6 +215,6 @@ def test_whoever_is_faster_is_told_and_not_followed(tmp_path, victim, monkeypatc
 
 def test_a_folder_of_the_name_is_an_error_of_the_system(tmp_path):
     (tmp_path / "x.tmp").mkdir()
-    with pytest.raises(OSError):
+    with pytest.raises(IsADirectoryError):
         writing.write_atomically(str(tmp_path / "x"), b"new")
     assert pathlib.Path(tmp_path / "x.tmp").is_dir() and not (tmp_path / "x").exists()

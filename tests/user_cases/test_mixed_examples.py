@@ -50,13 +50,13 @@ def _model(*before, dtype=tf.float32):
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_that_mix_in_training_only_are_refused(name, dtype, dropout):
     before = [_InTraining(LAYERS[name])] + [L.Dropout(0.5)] * dropout
-    with pytest.raises(ModelError, match="^Model .*, in training, mixes the examples of a batch"):
+    with pytest.raises(ModelError, match=r"^Model .*, in training, mixes the examples of a batch"):
         from_keras(_model(*before, dtype=dtype), loss=LOSS)
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_that_mix_always_are_refused(name):
-    with pytest.raises(ModelError, match="^Model '[^']*' mixes the examples of a batch"):
+    with pytest.raises(ModelError, match=r"^Model '[^']*' mixes the examples of a batch"):
         from_keras(_model(L.Lambda(LAYERS[name])), loss=LOSS)
 
 
@@ -96,9 +96,9 @@ ALWAYS = [_balanced, _balanced_by_weights, _contrast, _shared_by_all]
 
 @pytest.mark.parametrize("loss", ALWAYS)
 def test_losses_of_other_examples_are_refused(loss):
-    with pytest.raises(ModelError, match="^The loss mixes the examples of a batch"):
+    with pytest.raises(ModelError, match=r"^The loss mixes the examples of a batch"):
         from_keras(_model(), loss=loss)
-    with pytest.raises(ModelError, match="^Metric 'm' mixes the examples of a batch"):
+    with pytest.raises(ModelError, match=r"^Metric 'm' mixes the examples of a batch"):
         from_keras(_model(), loss=LOSS, metrics={"m": loss})
 
 

@@ -123,7 +123,7 @@ def test_tiny_imagenets_sorted_validation_images(tmp_path, form, keep_list):
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    ("change", "said"),
     [
         ("other class", "several classes of val/n01/val_0.JPEG"),
         ("twice", "val_0.JPEG in "),

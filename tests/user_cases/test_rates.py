@@ -149,7 +149,7 @@ def test_another_function_is_another_run(tmp_path):
 
 
 def test_a_run_answers_tffs_names(tmp_path):
-    with pytest.raises(HparamError, match="client_optimizer_fn. It is TFF's name; here give cl"):
+    with pytest.raises(HparamError, match=r"client_optimizer_fn. It is TFF's name; here give cl"):
         simulation.run(**RUN, client_optimizer_fn=None, total_rounds=1, root_output_dir=tmp_path)
 
 

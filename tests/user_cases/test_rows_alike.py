@@ -75,7 +75,7 @@ def test_a_sweep_names_its_settings_once(tmp_path):
 def test_settings_that_look_alike_are_refused_before_they_run(tmp_path):
     grid = "[setups.syn.selection]\nmetric = 'train/loss'\nlast_rounds = 1\n"
     grid += "[setups.syn.grid]\nfedprox = { client_learning_rate = [0.1234561, 0.1234562] }\n"
-    with pytest.raises(ReproduceError, match="0.1234561 and .*0.1234562 would share the folder"):
+    with pytest.raises(ReproduceError, match=r"0.1234561 and .*0.1234562 would share the folder"):
         planned(tmp_path / "own", ["fedprox"], grid)
 
 

@@ -68,7 +68,7 @@ def test_rows_that_cannot_be_right(x, y, rows, says):
 
 def test_rows_are_found_among_many_clients():
     rows = [[0]] * 9000 + [[7]]
-    with pytest.raises(ValueError, match="client '9000' .* found 7"):
+    with pytest.raises(ValueError, match=r"client '9000' .* found 7"):
         ArrayFederatedData(X, Y, rows)
 
 

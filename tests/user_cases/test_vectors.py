@@ -125,7 +125,7 @@ def test_vectors_are_found_in_the_data_folder(tmp_path, plain, name, subfolder):
 
 
 @pytest.mark.parametrize(
-    "name, make, said",
+    ("name", "make", "said"),
     [
         ("two.zip", lambda plain: _zip({"a.txt": plain, "b.txt": plain}), "2 files and not one"),
         ("none.zip", lambda plain: _zip({}), "0 files and not one"),

@@ -256,7 +256,7 @@ def test_keras_lstm_is_refused_by_name():
     layers = tf.keras.layers
     model = image_model(layers.Reshape((6, 6)), layers.LSTM(3, name="recurrent"), layers.Dense(3))
     process = tff_algos.build("fedavg", model, **RATES)
-    with pytest.raises(vectorized.NotVectorizable, match="^Operation .*recurrent"):
+    with pytest.raises(vectorized.NotVectorizable, match=r"^Operation .*recurrent"):
         vectorized.VectorizedProcess(process).program()
 
 
@@ -416,7 +416,7 @@ def test_only_what_is_bound_runs_over_the_whole_cohort(problem, process):
         np.testing.assert_allclose(whole.state.weights[0], plain.state.weights[0], rtol=1e-6)
         weights = bound.get_model_weights(whole.state)
         np.testing.assert_array_equal(weights.trainable[0], whole.state.weights[0])
-        with pytest.raises(vectorized.NotVectorizable, match="tff_algos.build"):
+        with pytest.raises(vectorized.NotVectorizable, match=r"tff_algos.build"):
             runtimes.bind(object())
     with runtimes.installed("tff"):
         bound = runtimes.bind(process)

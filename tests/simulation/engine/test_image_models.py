@@ -72,7 +72,7 @@ def test_runtimes_distort_alike(runtime):
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "make, crop",
+    ("make", "crop"),
     [
         (functools.partial(image_models.resnet18, strides="usual"), 24),
         (functools.partial(image_models.resnet18, strides="tff", groups=32, l2=1e-4), 24),

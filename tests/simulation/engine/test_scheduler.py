@@ -92,7 +92,7 @@ def assert_same_bits(found, expected):
 
 def test_of_the_next_round_only_so_much_data_is_made_as_is_worked_on_at_once():
     process, plan, made = built("fedadam"), plan_of("fedadam"), []
-    data = list(toy.client_rounds(PROBLEM, [tuple(range(5))], process.plan))[0]
+    data = next(iter(toy.client_rounds(PROBLEM, [tuple(range(5))], process.plan)))
 
     def data_of(round_index, chunk, given):
         made.append((round_index, chunk.start))
@@ -111,7 +111,7 @@ def test_of_the_next_round_only_so_much_data_is_made_as_is_worked_on_at_once():
 def test_data_are_made_once_a_round_whichever_phases_read_them(runtime):
     process, plan, made = built("term"), plan_of("term"), []
     assert [phase.reads_data for phase in plan.phases] == [True, False]
-    data = list(toy.client_rounds(PROBLEM, [tuple(range(5))], process.plan))[0]
+    data = next(iter(toy.client_rounds(PROBLEM, [tuple(range(5))], process.plan)))
 
     def data_of(round_index, chunk, given):
         made.append(chunk.start)

@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import numpy as np
@@ -125,7 +126,7 @@ def test_bounds(data):
         tails = [s[f"worst{q}_{w}"] for q in ("05", "10", "30")]
         tails += [s[f"avg_{w}"], *(s[f"best{q}_{w}"] for q in ("30", "10", "05"))]
         assert a.min() - eps <= tails[0] and tails[-1] <= a.max() + eps
-        assert all(x <= y + eps for x, y in zip(tails, tails[1:], strict=False))
+        assert all(x <= y + eps for x, y in itertools.pairwise(tails))
         # Popoviciu: no spread beyond half the range.
         assert s[f"std_{w}"] <= (a.max() - a.min()) / 2 + eps
     # The weighted tail w and std s bound the mean: m <= w + 0.7 s / sqrt(0.21).

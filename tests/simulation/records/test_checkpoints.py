@@ -44,7 +44,7 @@ def test_none_where_there_is_none(tmp_path):
     assert checkpoints.load_newest(str(tmp_path)) == (None, [])
 
 
-@pytest.fixture()
+@pytest.fixture
 def small(tmp_path):
     for r in (1, 2):
         checkpoints.save(str(tmp_path), r, [np.arange(3.0) * r], SETTINGS)
@@ -72,7 +72,7 @@ def test_short_files_are_noticed(small, keep):
 def test_all_damaged_is_an_error(small):
     for r in (1, 2):
         os.truncate(path_of(small, r), 10)
-    with pytest.raises(RunError, match="round_00000002.checkpoint is damaged"):
+    with pytest.raises(RunError, match=r"round_00000002.checkpoint is damaged"):
         checkpoints.load_newest(small)
 
 

@@ -176,7 +176,7 @@ def test_text_that_is_none_is_refused_or_repaired(tmp_path):
     assert refused
 
 
-@pytest.mark.parametrize("pages", (8, 9, 12))
+@pytest.mark.parametrize("pages", [8, 9, 12])
 def test_a_disk_that_is_full_is_told_and_loses_nothing(tmp_path, pages):
     """States that do not fit into memory spill into a file that may not grow."""
     states = opened(tmp_path / "s", capacity=4)

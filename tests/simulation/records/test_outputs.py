@@ -17,7 +17,7 @@ def read(path):
         return f.read()
 
 
-@pytest.fixture()
+@pytest.fixture
 def table(tmp_path):
     return str(tmp_path / "metrics.csv")
 
@@ -134,21 +134,18 @@ def test_json_has_null_for_what_is_not_finite(tmp_path):
 def test_a_folder_made_for_a_run_that_is_refused_is_removed(tmp_path):
     (tmp_path / "there").mkdir()
     for root in ("there", "a/b"):
-        with pytest.raises(KeyError):
-            with outputs.ExperimentFolder(str(tmp_path / root), "x/y"):
-                assert os.path.exists(tmp_path / root / "x/y/.lock")
-                raise KeyError
-    assert [p.name for p in tmp_path.rglob("*")] == ["there"]
-    with pytest.raises(KeyError):
-        with outputs.ExperimentFolder(str(tmp_path), "z") as folder:
-            folder.write_json("summary.json", {})
+        with pytest.raises(KeyError), outputs.ExperimentFolder(str(tmp_path / root), "x/y"):
+            assert os.path.exists(tmp_path / root / "x/y/.lock")
             raise KeyError
+    assert [p.name for p in tmp_path.rglob("*")] == ["there"]
+    with pytest.raises(KeyError), outputs.ExperimentFolder(str(tmp_path), "z") as folder:
+        folder.write_json("summary.json", {})
+        raise KeyError
     assert os.path.exists(tmp_path / "z" / "summary.json")
     # What was there before stays, empty or not.
     os.makedirs(tmp_path / "empty")
-    with pytest.raises(KeyError):
-        with outputs.ExperimentFolder(str(tmp_path), "empty"):
-            raise KeyError
+    with pytest.raises(KeyError), outputs.ExperimentFolder(str(tmp_path), "empty"):
+        raise KeyError
     assert os.path.isdir(tmp_path / "empty")
 
 
@@ -191,7 +188,7 @@ def test_a_flag_younger_than_the_run_was_at_its_default(tmp_path):
         return {"fedadam_tau": 0.1, **flags}
 
     assert open_folder(tmp_path, {**SETTINGS, "fedadam_tau": 0.1}, completed=completed)[0]
-    with pytest.raises(RunError, match="--fedadam_tau was 0.1, is 0.2"):
+    with pytest.raises(RunError, match=r"--fedadam_tau was 0.1, is 0.2"):
         open_folder(tmp_path, {**SETTINGS, "fedadam_tau": 0.2}, completed=completed)
 
 
@@ -223,7 +220,7 @@ def test_damaged_folder(tmp_path, name, content, match):
 def test_results_without_hparams_are_not_overwritten(tmp_path):
     recorded(tmp_path, round_num=3)
     os.remove(tmp_path / "x" / "hparams.json")
-    with pytest.raises(RunError, match="no hparams.json"):
+    with pytest.raises(RunError, match=r"no hparams.json"):
         open_folder(tmp_path)
 
 
@@ -238,7 +235,7 @@ def test_second_process_is_refused_and_the_lock_ends_with_the_first(tmp_path):
 
 def test_unwritable_folder_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="Cannot use .*file.*: Not a directory"):
+    with pytest.raises(RunError, match=r"Cannot use .*file.*: Not a directory"):
         with outputs.ExperimentFolder(str(tmp_path / "file"), "x"):
             pass
 

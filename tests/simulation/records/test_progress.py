@@ -7,7 +7,7 @@ import pytest
 from simulation.records import progress
 
 
-@pytest.fixture()
+@pytest.fixture
 def clock(monkeypatch):
     """A clock that stands still until it is moved."""
     now = [100.0]

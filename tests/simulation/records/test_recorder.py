@@ -30,7 +30,7 @@ class Shown:
         self.closed = True
 
 
-@pytest.fixture()
+@pytest.fixture
 def opened(tmp_path):
     """Opens the recorder of one folder after so many rounds."""
     request = experiment_flags.parse([*FLAGS, f"--root_output_dir={tmp_path}"])
@@ -78,7 +78,7 @@ def test_rows_checkpoints_and_the_latest_numbers(opened):
 
 
 def test_what_was_opened_is_closed_when_a_round_fails(opened):
-    of, folder = opened
+    of, _folder = opened
     shown = Shown()
     with pytest.raises(KeyError), of(0, shown) as taken:
         taken.record(0, {"eval/acc": 0.5})

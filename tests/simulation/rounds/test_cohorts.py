@@ -20,7 +20,7 @@ SETTINGS = {
 }
 
 
-@pytest.fixture()
+@pytest.fixture
 def train():
     sizes = (5, 9, 1, 0, 12)
     ends = np.cumsum(sizes)

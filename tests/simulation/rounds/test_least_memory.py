@@ -134,7 +134,7 @@ def test_what_surely_does_not_fit_is_refused_in_a_line(monkeypatch, name, runtim
 def test_a_run_is_refused_before_its_first_round(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "_UNASKED", 0)
     monkeypatch.setattr(memory, "available", lambda: 100)
-    with pytest.raises(HparamError, match="^A round of scaffold with --runtime=tff, most of it"):
+    with pytest.raises(HparamError, match=r"^A round of scaffold with --runtime=tff, most of it"):
         in_python.run(progress=False, **given("scaffold", "tff", root_output_dir=str(tmp_path)))
     assert not list(tmp_path.rglob("metrics.csv"))
 

@@ -132,7 +132,7 @@ def test_going_on_does_not_repeat_round_zero():
 def test_stop_leaves_a_checkpoint_of_the_last_round():
     # It is asked for once only, as a signal may come between any two questions.
     asked = iter([False] * 4 + [True] + [False] * 9)
-    log, state, done = run(should_stop=lambda: next(asked))
+    log, _state, done = run(should_stop=lambda: next(asked))
     assert done == 5
     assert log.checkpoints[-1] == (5, 5.0)
     assert max(log.rows) == 5
@@ -175,7 +175,7 @@ NOBODY_ASKED = {"num_clients": 0.0}
 def test_a_run_without_clients_from_round_two_on_has_diverged(total):
     log = Log()
     first = min(2, total)
-    process = FakeProcess({r: NOBODY_LEFT for r in range(first, total + 1)})
+    process = FakeProcess(dict.fromkeys(range(first, total + 1), NOBODY_LEFT))
     with pytest.raises(DivergedError, match=f"last being round {min(total, 11)}:"):
         run(process, log, total=total)
     assert max(log.rows) == min(total, 11), "the last row must be there"
@@ -191,7 +191,7 @@ def test_lost_rounds_must_follow_one_another():
 
 
 def test_rounds_in_which_nobody_is_to_train_count_neither_way():
-    asked = {r: NOBODY_ASKED for r in range(1, 31)}
+    asked = dict.fromkeys(range(1, 31), NOBODY_ASKED)
     assert run(FakeProcess(asked), total=30)[2] == 30
     between = {r: NOBODY_LEFT if r % 3 == 0 else NOBODY_ASKED for r in range(1, 61)}
     with pytest.raises(DivergedError, match="10 rounds in a row, the last being round 30:"):
@@ -201,7 +201,7 @@ def test_rounds_in_which_nobody_is_to_train_count_neither_way():
 @pytest.mark.parametrize("start", range(1, 15))
 def test_a_run_that_goes_on_diverges_in_the_same_round(start):
     """Whenever it is stopped: the rows that are kept tell how many rounds were lost."""
-    process = FakeProcess({r: NOBODY_LEFT for r in range(6, 40)})
+    process = FakeProcess(dict.fromkeys(range(6, 40), NOBODY_LEFT))
     whole = Log()
     with pytest.raises(DivergedError, match="round 15:"):
         run(process, whole, total=40)
@@ -216,7 +216,7 @@ HUGE = {"loss": 3e20}
 @pytest.mark.parametrize("total", [1, 2, 3, 11, 12, 30])
 def test_a_run_whose_loss_stays_huge_has_diverged(total):
     log = Log()
-    process = FakeProcess({r: HUGE for r in range(min(2, total), total + 1)})
+    process = FakeProcess(dict.fromkeys(range(min(2, total), total + 1), HUGE))
     first = {"evaluate": lambda w, state: collections.OrderedDict({"eval/loss": 2.0})}
     with pytest.raises(DivergedError, match="loss of training was above 2e"):
         run(process, log, total=total, **first)
@@ -225,11 +225,11 @@ def test_a_run_whose_loss_stays_huge_has_diverged(total):
 
 def test_a_huge_loss_at_the_end_is_enough_and_one_before_is_not():
     assert run(FakeProcess({5: HUGE, 6: HUGE}), total=20)[2] == 20
-    with pytest.raises(DivergedError, match="train/loss is 3e.20 in the end, above 1e.06"):
+    with pytest.raises(DivergedError, match=r"train/loss is 3e.20 in the end, above 1e.06"):
         run(FakeProcess({20: HUGE}), total=20)
     losses = iter([1.0, 1.0, 5e6])
     given = {"evaluate": lambda w, state: collections.OrderedDict({"eval/loss": next(losses)})}
-    with pytest.raises(DivergedError, match="eval/loss is 5e.06 in the end"):
+    with pytest.raises(DivergedError, match=r"eval/loss is 5e.06 in the end"):
         run(total=4, **given)
 
 
@@ -243,7 +243,7 @@ def test_losses_are_judged_by_the_first(first):
 
 def test_weights_that_are_far_too_large_end_the_run():
     assert run(FakeProcess(weights={4: 9e9}))[2] == 7
-    with pytest.raises(DivergedError, match="weights are larger than 1e.10 after round 4"):
+    with pytest.raises(DivergedError, match=r"weights are larger than 1e.10 after round 4"):
         run(FakeProcess(weights={4: -2e10}))
 
 

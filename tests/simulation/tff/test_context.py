@@ -700,12 +700,10 @@ def test_an_unknown_intrinsic_is_named(in_process):
 
 
 def test_unknown_runtime_and_bad_thread_counts_are_refused():
-    with pytest.raises(ValueError, match='"jax".*tff, native'):
-        with runtimes.installed("jax"):
-            pass
-    with pytest.raises(ValueError, match="num_threads"):
-        with runtimes.installed("tff", 0):
-            pass
+    with pytest.raises(ValueError, match=r'"jax".*tff, native'), runtimes.installed("jax"):
+        pass
+    with pytest.raises(ValueError, match="num_threads"), runtimes.installed("tff", 0):
+        pass
 
 
 # What runs where.
@@ -917,7 +915,7 @@ def fake_worker(path, script):
 
 def test_a_missing_worker_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(tff, "__file__", str(tmp_path / "__init__.py"))
-    with pytest.raises(RuntimeError, match="missing.*worker_binary"):
+    with pytest.raises(RuntimeError, match=r"missing.*worker_binary"):
         with native_worker.native_context():
             pass
 
@@ -926,9 +924,8 @@ def test_a_worker_that_does_not_start_is_retried_and_its_output_shown(monkeypatc
     starts = tmp_path / "starts"
     binary = fake_worker(tmp_path / "binary", f"echo $1 >> {starts}\necho out of luck\nexit 1\n")
     monkeypatch.setattr(native_worker, "_worker_binary", lambda: binary)
-    with pytest.raises(RuntimeError, match="out of luck"):
-        with native_worker.native_context():
-            pass
+    with pytest.raises(RuntimeError, match="out of luck"), native_worker.native_context():
+        pass
     ports = starts.read_text().split()
     assert len(ports) == 3
     assert all(port.startswith("--port=") for port in ports)

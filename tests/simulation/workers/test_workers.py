@@ -21,7 +21,7 @@ import tasks  # noqa: E402
 import tff_algos  # noqa: E402
 from simulation import (  # noqa: E402
     assembly,
-    cluster,  # noqa: E402
+    cluster,
     experiment_flags,
     runtimes,
 )
@@ -359,7 +359,7 @@ def test_a_worker_of_another_version_is_refused(ray):
     run = Run(request_of("fedadam"))
     facts = worker.Facts("n", "elsewhere", 1, {**worker.versions(), "numpy": "0.1"})
     crew = run.crew(ray, lambda: (None, ray.put(facts)), 1)
-    with pytest.raises(RunError, match="elsewhere has another version .* numpy 0.1, not"):
+    with pytest.raises(RunError, match=r"elsewhere has another version .* numpy 0.1, not"):
         crew.wait_for_all()
 
 
@@ -376,7 +376,7 @@ def test_a_worker_that_cannot_begin_for_its_other_version_is_refused_for_that(ra
 
     actor = ray.remote(Older).options(num_cpus=0).remote()
     crew = Run(request_of("fedadam")).crew(ray, lambda: (actor, actor.begin.remote()), 1)
-    with pytest.raises(RunError, match="another version .* the suite's files 0123456789ab, not"):
+    with pytest.raises(RunError, match=r"another version .* the suite's files 0123456789ab, not"):
         crew.wait_for_all()
 
 
@@ -387,7 +387,7 @@ def test_a_machine_without_the_working_directory_is_one_line(ray, monkeypatch):
     request = request_of("fedadam", workers=1, cpus_per_worker=0.5)
     monkeypatch.setattr(os, "getcwd", lambda: "/not/there")
     crew = Run(request).crew(ray, start._maker(ray, request, {}), 1)
-    with pytest.raises(RunError, match="^worker 0 cannot start: .*: '/not/there'; all mach") as e:
+    with pytest.raises(RunError, match=r"^worker 0 cannot start: .*: '/not/there'; all mach") as e:
         crew.wait_for_all()
     assert "\n" not in str(e.value)
 
@@ -437,7 +437,7 @@ def test_a_worker_without_the_data_says_so(ray, actors, tmp_path):
         )
     )
     begun = actor.begin.remote(elsewhere, {}, own_node(ray))
-    with pytest.raises(DataError, match="^worker 0: .*not_there") as error:
+    with pytest.raises(DataError, match=r"^worker 0: .*not_there") as error:
         run.crew(ray, lambda: (actor, begun), 1).wait_for_all()
     assert "\n" not in str(error.value)
 
@@ -448,7 +448,7 @@ def test_data_of_another_machine_must_be_the_runs(ray, actors):
     run = Run(request)
     (actor, _), *_ = actors.begin(request, 1)()
     begun = actor.begin.remote(request, {"client_ids": "others"}, "another node")
-    with pytest.raises(RunError, match="^worker 0: its data or code differ from the run's"):
+    with pytest.raises(RunError, match=r"^worker 0: its data or code differ from the run's"):
         run.crew(ray, lambda: (actor, begun), 1).wait_for_all()
 
 
@@ -470,7 +470,7 @@ def test_bad_settings_are_one_line_each(monkeypatch):
     assert refused(cpus_per_worker=0.5) == "--cpus_per_worker is not used without --workers."
     given = dict(task="toy", algorithm="fedadam", total_rounds=1, clients_per_round=4)
     given |= dict(client_batch_size=3, client_learning_rate=0.1, server_learning_rate=0.1)
-    with pytest.raises(HparamError, match="--clients_per_chunk is not set; .*=1 would do"):
+    with pytest.raises(HparamError, match=r"--clients_per_chunk is not set; .*=1 would do"):
         experiment_flags.from_python({**given, "workers": 1})
     with pytest.raises(HparamError, match="native"):
         experiment_flags.from_python({**given, "clients_per_chunk": 2, "runtime": "native"})
@@ -536,7 +536,7 @@ def test_what_cannot_be_sent_to_workers_is_refused_with_the_cure(ray):
 
     lock = threading.Lock()
     request = dataclasses.replace(request_of("fedadam"), objects={"model": lambda seed: lock})
-    with pytest.raises(HparamError, match="cannot send the model given in Python .*--import") as e:
+    with pytest.raises(HparamError, match=r"cannot send the model given in Python .*--import") as e:
         start._sent(ray, request)
     assert "\n" not in str(e.value)
 
@@ -561,7 +561,7 @@ def test_workers_import_where_functions_that_were_registered_themselves_are(monk
     settings = {**request_of("fedadam").run, "import": None, "task": "here"}
     assert start._modules(settings) == [__name__]
     load.__module__ = "__main__"
-    with pytest.raises(HparamError, match="cannot make the task here.*module of its own"):
+    with pytest.raises(HparamError, match=r"cannot make the task here.*module of its own"):
         start._modules(settings)
 
 

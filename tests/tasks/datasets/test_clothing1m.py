@@ -156,7 +156,7 @@ def test_partitions_of_fedcorr_and_their_settings(published, monkeypatch):
         _load(published, "w", alpha=3.0)
 
 
-@pytest.mark.parametrize("p, alpha", [(0.7, 10.0), (0.3, 5.0), (1.0, 100.0)])
+@pytest.mark.parametrize(("p", "alpha"), [(0.7, 10.0), (0.3, 5.0), (1.0, 100.0)])
 def test_some_classes_dirichlet(p, alpha):
     labels = np.random.default_rng(0).integers(0, 14, 20_000)
     parts = partitions.some_classes_dirichlet(labels, 50, p, alpha, seed=1)
@@ -250,7 +250,7 @@ def _edit(folder, name, change):
 
 
 @pytest.mark.parametrize(
-    "damage, part",
+    ("damage", "part"),
     [
         ("no_list", "noisy_train_key_list.txt is missing"),
         ("no_labels", "clean_label_kv.txt is missing"),

@@ -146,7 +146,7 @@ def test_other_databases_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "make, part",
+    ("make", "part"),
     [
         (lambda pixels, label: _example(pixels[:-1], label), "28x28"),
         (lambda pixels, label: b"\xff\xff", "28x28"),
@@ -213,11 +213,11 @@ def test_the_addresses_are_tffs(name, monkeypatch):
 
     def get_compressed_file(origin, cache_dir):
         asked.append(origin)
-        raise OSError
+        raise ConnectionRefusedError
 
     monkeypatch.setattr(download, "get_compressed_file", get_compressed_file)
     module = getattr(tff.simulation.datasets, name.removesuffix("_all"))
-    with pytest.raises(OSError):
+    with pytest.raises(ConnectionRefusedError):
         module.load_data()
     assert asked == [f"{downloads.TFFS}{name}.sqlite.lzma"]
 

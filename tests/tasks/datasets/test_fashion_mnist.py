@@ -166,7 +166,7 @@ def test_the_mean_and_deviation_are_those_of_the_training_images(data_dir):
 
 
 @pytest.mark.parametrize(
-    "settings, named",
+    ("settings", "named"),
     [
         ({"partition": "iid", "classes": "shirt"}, "partition=class"),
         ({"partition": "class", "num_clients": 3}, "num_clients"),

@@ -136,7 +136,7 @@ def test_some_writers_are_drawn(tmp_path):
     _write_all(tmp_path)
     drawn = {tuple(_load(tmp_path, num_clients=2, seed=s).train.client_ids) for s in range(12)}
     assert len(drawn) > 2 and all(len(set(ids)) == 2 and list(ids) == sorted(ids) for ids in drawn)
-    with pytest.raises(HparamError, match="num_clients=5.*4 writers"):
+    with pytest.raises(HparamError, match=r"num_clients=5.*4 writers"):
         _load(tmp_path, num_clients=5)
 
 
@@ -178,7 +178,7 @@ def test_skewed_clients_have_five_letters_each():
 
 
 @pytest.mark.parametrize(
-    "settings, num_parameters",
+    ("settings", "num_parameters"),
     [
         ({}, 108_478),
         ({"model": "cnn"}, 222_078),
@@ -256,7 +256,7 @@ def test_damaged_files_are_one_line(tmp_path, damage, how):
 @pytest.mark.parametrize("how", ["load", "prepare"])
 def test_files_of_two_samplings_in_one_folder_are_refused(tmp_path, how):
     _write_split(tmp_path, overlap=True)
-    with pytest.raises(DataError, match="f0001_41.*was there before"):
+    with pytest.raises(DataError, match=r"f0001_41.*was there before"):
         _load(tmp_path) if how == "load" else _prepared(tmp_path)
 
 

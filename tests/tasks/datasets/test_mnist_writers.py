@@ -116,7 +116,7 @@ def _assert_refused(folder, name):
 
 
 def test_without_a_folder_it_says_what_is_needed():
-    with pytest.raises(DataError, match="--data_dir.*writers"):
+    with pytest.raises(DataError, match=r"--data_dir.*writers"):
         tasks.load("mnist_writers")
 
 

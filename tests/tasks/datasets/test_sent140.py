@@ -93,8 +93,24 @@ def _row(*words):
 def test_words_are_leafs_in_small_letters():
     said = "@user I'm SO happy!! http://x.co caf\u00e9_1; (yes)..."
     assert sent140.split_words(said) == (
-        ["user", "i'm", "so", "happy", "!", "!", "http", "x", ".", "co", "caf\u00e9_1", ";"]
-        + ["yes", ".", ".", "."]
+        [
+            "user",
+            "i'm",
+            "so",
+            "happy",
+            "!",
+            "!",
+            "http",
+            "x",
+            ".",
+            "co",
+            "café_1",
+            ";",
+            "yes",
+            ".",
+            ".",
+            ".",
+        ]
     )
 
 
@@ -150,7 +166,7 @@ def test_a_file_of_vectors_can_be_named(tmp_path):
 def test_trained_vectors_are_chosen_never_silent(tmp_path):
     _write_leaf(tmp_path)
     with pytest.raises(
-        DataError, match="glove.6B.300d.txt is missing.*--sent140_embedding=trained"
+        DataError, match=r"glove.6B.300d.txt is missing.*--sent140_embedding=trained"
     ):
         _load(tmp_path)
     task = _load(tmp_path, embedding="trained", vocab_size=4, test_fraction=0)
@@ -301,7 +317,7 @@ def _refused(folder, *parts, **settings):
 
 
 @pytest.mark.parametrize(
-    "damage, part",
+    ("damage", "part"),
     [
         ("cut", "line 10 has"),
         ("other_size", "line 1 has 200 numbers, not 300"),

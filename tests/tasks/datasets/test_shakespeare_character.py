@@ -126,7 +126,7 @@ def test_model_loss_and_accuracy_are_tffs():
 
 
 @pytest.mark.parametrize(
-    "settings, num_parameters",
+    ("settings", "num_parameters"),
     [
         ({}, 820_522),
         ({"vocab_size": 80, "next_of_each": False}, 817_872),
@@ -278,7 +278,7 @@ def test_missing_and_damaged_files_are_one_line(tmp_path, damage):
 def test_a_failed_download_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(downloads, "TFFS", "http://127.0.0.1:1/")
-    with pytest.raises(DataError, match="shakespeare.sqlite.lzma cannot be downloaded.*refused"):
+    with pytest.raises(DataError, match=r"shakespeare.sqlite.lzma cannot be downloaded.*refused"):
         tasks.load("shakespeare_character")
 
 
@@ -292,7 +292,7 @@ def test_real_text_gives_the_documented_clients(data_dir):
 
 @pytest.mark.quick_cases("settings[02]-*")
 @pytest.mark.parametrize(
-    "settings, num_clients, num_parameters",
+    ("settings", "num_clients", "num_parameters"),
     [
         ({"num_clients": 31}, 31, 817_872),  # AdaFed's first setup.
         ({"num_clients": 20, "min_examples": 10_000, "num_layers": 1}, 20, 292_560),  # Its second.

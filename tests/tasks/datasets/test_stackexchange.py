@@ -123,7 +123,7 @@ def test_num_tags_is_only_for_tags(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind, num_parameters, primary",
+    ("kind", "num_parameters", "primary"),
     [
         ("word", 2_506_748, "accuracy_without_out_of_vocab_or_end_of_sentence"),
         ("tag", 200_100, "recall_at_5"),

@@ -316,7 +316,7 @@ def test_synthetic_data_have_the_true_form():
 
 @pytest.mark.parametrize("kind", ["word", "tag"])
 @pytest.mark.parametrize(
-    "damage, part",
+    ("damage", "part"),
     [
         ("no_database", _FILE),
         ("no_words", "stackoverflow.word_count"),
@@ -348,7 +348,8 @@ def test_missing_and_damaged_files_are_one_line(tmp_path, kind, damage, part):
 
 
 @pytest.mark.parametrize(
-    "name, content", [("tag_count", b"[1]"), ("tag_count", b"{"), ("word_count", b"a b c\n" * 20)]
+    ("name", "content"),
+    [("tag_count", b"[1]"), ("tag_count", b"{"), ("word_count", b"a b c\n" * 20)],
 )
 def test_other_counts_are_refused(tmp_path, name, content):
     _write(tmp_path, packed=False)
@@ -365,7 +366,7 @@ def test_a_failed_download_is_one_line(tmp_path, monkeypatch, missing):
         _write(tmp_path / ".keras" / "datasets", packed=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(downloads, "TFFS", "http://127.0.0.1:1/")
-    with pytest.raises(DataError, match="cannot be downloaded.*refused") as error:
+    with pytest.raises(DataError, match=r"cannot be downloaded.*refused") as error:
         tasks.load("stackoverflow_word", vocab_size=10)
     assert "\n" not in str(error.value)
 
@@ -397,12 +398,12 @@ def test_counts_are_downloaded_into_kerass_cache_and_checked(tmp_path, monkeypat
 
     def get_file(fname, origin, file_hash, **_):
         asked.append((origin.rsplit("/", 1)[1], file_hash))
-        raise OSError
+        raise ConnectionRefusedError
 
     monkeypatch.undo()
     monkeypatch.setattr(tf.keras.utils, "get_file", get_file)
     for load in ("load_word_counts", "load_tag_counts"):
-        with pytest.raises(OSError):
+        with pytest.raises(ConnectionRefusedError):
             getattr(tff.simulation.datasets.stackoverflow, load)()
     assert dict(asked) == {f"{name}.tar.bz2": h for name, h in stackoverflow._SHA256.items()}
 

@@ -97,7 +97,7 @@ def test_the_table_is_looked_for_in_the_data_folder(here, monkeypatch):
     monkeypatch.chdir("/")
     own = {"path": "table.csv", "user": "who", "target": "kind"}
     assert tasks.load("table", data_dir=str(here), **own).train.sizes.sum() > 0
-    with pytest.raises(DataError, match="--table_path=table.csv cannot be read: No such file"):
+    with pytest.raises(DataError, match=r"--table_path=table.csv cannot be read: No such file"):
         tasks.load("table", **own)
 
 

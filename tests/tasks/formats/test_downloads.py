@@ -125,9 +125,9 @@ def test_two_do_not_download_one_file(tmp_path, server):
 
 
 def test_what_cannot_be_had_is_one_line(tmp_path, server):
-    with pytest.raises(DataError, match="none.lzma cannot be downloaded.*Not Found.*--data_dir"):
+    with pytest.raises(DataError, match=r"none.lzma cannot be downloaded.*Not Found.*--data_dir"):
         _fetch(server, tmp_path, "none.lzma")
-    with pytest.raises(DataError, match="set.lzma cannot be downloaded.*refused.*--data_dir"):
+    with pytest.raises(DataError, match=r"set.lzma cannot be downloaded.*refused.*--data_dir"):
         downloads.fetch("http://127.0.0.1:1/set.lzma", str(tmp_path / "set.lzma"), _ADVICE)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DataError, match="cannot be downloaded"):

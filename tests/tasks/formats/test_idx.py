@@ -96,7 +96,7 @@ def test_reads_a_pair(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "images, labels, named",
+    ("images", "labels", "named"),
     [
         (_images(3), [1, 2], "labels.gz"),
         (_images(3), [1, 2, 10], "labels.gz"),

@@ -182,7 +182,8 @@ def test_the_command_prepares(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, archive", [("cinic10", "CINIC-10.tar.gz"), ("tiny_imagenet", "tiny-imagenet-200.zip")]
+    ("name", "archive"),
+    [("cinic10", "CINIC-10.tar.gz"), ("tiny_imagenet", "tiny-imagenet-200.zip")],
 )
 def test_without_a_folder_kerass_cache_is_read(tmp_path, monkeypatch, name, archive):
     asked = []
@@ -246,7 +247,7 @@ def test_a_damaged_image_is_named(tmp_path, damage):
 
 
 @pytest.mark.parametrize(
-    "name, path, named",
+    ("name", "path", "named"),
     [
         ("cinic10", "test/cat/n123-3.png", "1 images of class 3 in test/cat and 2"),
         ("cinic10", "train/ship/", "no images in train/ship"),
@@ -282,7 +283,7 @@ def test_an_archive_of_something_else_is_named(tmp_path):
 
 @pytest.mark.quick_cases("cinic10-*")
 @pytest.mark.parametrize(
-    "name, num_parameters", [("cinic10", 11_181_642), ("tiny_imagenet", 11_279_112)]
+    ("name", "num_parameters"), [("cinic10", 11_181_642), ("tiny_imagenet", 11_279_112)]
 )
 def test_models_are_adafeds(name, num_parameters):
     task = tasks.load(name, use_synthetic_data=True)

@@ -292,7 +292,7 @@ def test_a_tilde_is_the_home_that_the_shell_left_it_to_be(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    "arguments, code, part",
+    ("arguments", "code", "part"),
     [
         (["--task=femnis", "--source=."], 2, "femnis"),
         (["--task=synthetic", "--source=."], 2, "as they are"),

@@ -341,7 +341,7 @@ def test_another_set_under_that_name_is_refused(copied, changed):
 
 
 @pytest.mark.parametrize(
-    "features, named",
+    ("features", "named"),
     [
         ({"image": ("uint8", (32, 32, 3)), "label": ("int64", ())}, "shape (28, 28, 1)"),
         ({"image": ("uint8", (28, 28, 1)), "label": ("int32", ())}, "'label' is int64"),
@@ -409,7 +409,7 @@ def test_other_first_labels_are_refused(tmp_path):
     with small.patched():
         of = tfds_files.published("cifar10")
     tfds.read_images(of._replace(first={"train": [0, 1, 2]}), str(folder), "train")
-    with pytest.raises(DataError, match="first labels.*7, 1, 2"):
+    with pytest.raises(DataError, match=r"first labels.*7, 1, 2"):
         tfds.read_images(of._replace(first={"train": [7, 1, 2]}), str(folder), "train")
 
 

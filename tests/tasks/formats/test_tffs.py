@@ -139,7 +139,7 @@ def test_clients_are_read_when_they_are_needed_by_any_thread(tmp_path):
         np.testing.assert_array_equal(y, read[k % 2].y)
     # A file that is gone is noticed only now, and named: nothing is kept in memory.
     os.remove(tmp_path / "fed_emnist_train.h5")
-    with pytest.raises(DataError, match="fed_emnist_train.h5 is missing"):
+    with pytest.raises(DataError, match=r"fed_emnist_train.h5 is missing"):
         data.examples(0)
 
 
@@ -179,7 +179,7 @@ def test_an_archive_in_a_folder_that_refuses_says_what_to_do(tmp_path):
     published_forms.FORMS["emnist_h5_packed"].write(tmp_path)
     # A folder in the place of the file to write: refused whoever runs the test.
     (tmp_path / "fed_emnist_train.h5.part").mkdir()
-    with pytest.raises(DataError, match="cannot be unpacked.*tar xjf") as error:
+    with pytest.raises(DataError, match=r"cannot be unpacked.*tar xjf") as error:
         tasks.load("emnist_character", data_dir=str(tmp_path))
     assert "\n" not in str(error.value)
 

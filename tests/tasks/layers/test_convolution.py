@@ -75,7 +75,7 @@ def test_a_convolution_that_gives_few_pixels_is_a_product_without_the_padding():
     assert [t.shape.as_list() for t in product.inputs] == [[6, 4], [4, 8]]
 
 
-@pytest.mark.parametrize("shape, strides", [((1, 1), 1), ((2, 2), 2), ((3, 3), 1)])
+@pytest.mark.parametrize(("shape", "strides"), [((1, 1), 1), ((2, 2), 2), ((3, 3), 1)])
 def test_a_product_has_a_form_over_a_cohort(shape, strides):
     layer = Conv2D(5, 3, strides, "same")
     layer.build((None, *shape, 3))

@@ -47,7 +47,7 @@ def test_a_value_by_hand():
 
 
 @pytest.mark.parametrize(
-    "arguments, mask", [({"scale": False}, None), ({"axis": 1}, None), ({}, np.ones([6, 4, 8]))]
+    ("arguments", "mask"), [({"scale": False}, None), ({"axis": 1}, None), ({}, np.ones([6, 4, 8]))]
 )
 def test_everything_else_is_kerass_own(arguments, mask):
     x = examples(6, 4, 8)

@@ -51,7 +51,7 @@ def test_parameters_are_as_many_as_the_papers(name):
 
 
 @pytest.mark.quick_cases("tff-2")
-@pytest.mark.parametrize("strides, groups", [("usual", 32), ("tff", 2)])
+@pytest.mark.parametrize(("strides", "groups"), [("usual", 32), ("tff", 2)])
 def test_resnet_has_as_many_parameters_in_every_form(strides, groups):
     assert image_models.resnet18(0, strides=strides, groups=groups).count_params() == 11_181_642
 

@@ -115,7 +115,7 @@ def test_dropout_is_on_in_training_only():
     assert [m.rate for m in model.layers if isinstance(m, tf.keras.layers.Dropout)] == [0.25, 0.5]
 
 
-@pytest.mark.parametrize("only_digits, num_classes", [(False, 62), (True, 10)])
+@pytest.mark.parametrize(("only_digits", "num_classes"), [(False, 62), (True, 10)])
 def test_emnist_cnn_is_tffs(only_digits, num_classes):
     from tensorflow_federated.python.simulation.baselines.emnist import emnist_models
 

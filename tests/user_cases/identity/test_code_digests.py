@@ -122,7 +122,7 @@ def test_an_edit_is_named(part):
 # Modules that a module reaches.
 
 
-@pytest.fixture()
+@pytest.fixture
 def package(tmp_path, monkeypatch):
     """Writes modules; returns what looks at a module of them."""
     monkeypatch.syspath_prepend(str(tmp_path))

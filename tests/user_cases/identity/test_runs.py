@@ -160,7 +160,7 @@ def at(user):
         sys.path.remove(str(user.folder))
 
 
-@pytest.fixture()
+@pytest.fixture
 def command(user, capfd):
     """What gives a command in the user's folder, which is brought back afterwards."""
     kept = {p: p.read_bytes() for p in user.folder.iterdir() if p.is_file()}
@@ -283,7 +283,7 @@ def test_changes_of_a_finished_run_are_accepted_or_run_anew(user, command):
     assert str(folder) in {r.folder for r in everything}
     assert not any("replaced" in r.folder for r in everything)
     user.write(losses_of_mine=LOSSES.replace("1.0", "3.0"))
-    code, out, err = command(name, "--accept_code_changes")
+    code, out, _err = command(name, "--accept_code_changes")
     assert code == 0 and "is finished" in out and "SCALE 2.0 → 3.0" in out
     assert json.loads((folder / "hparams.json").read_text())["accepted_changes"]
     assert command(name)[0] == 0
@@ -552,7 +552,7 @@ def test_files_of_a_task_in_python(tmp_path):
     path.write_text("a b c")
     in_python(tmp_path, own_task(cross_entropy, files=[path]))
     path.write_text("a b d")
-    with pytest.raises(ChangedError, match="the task's file words.txt"):
+    with pytest.raises(ChangedError, match=r"the task's file words.txt"):
         in_python(tmp_path, own_task(cross_entropy, files=[path]))
 
 
@@ -570,7 +570,7 @@ fedavg = "a.flags"
 """
 
 
-@pytest.fixture()
+@pytest.fixture
 def planned(user, command, tmp_path):
     """A user's sweep of one run, which is done."""
     flags = [flag for flag in FLAGS if "total_rounds" not in flag]

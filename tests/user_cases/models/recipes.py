@@ -45,7 +45,7 @@ INPUTS = {"row": ((4,), 9), "series": ((5, 3), 9), "image": ((6, 6, 2), 9), "wor
 _NUMBERS = ("float32", "float64", "float16", "int32", "int64", "uint8", "bool")
 # Labels that are floats are refused by losses of classes.
 _LABELS = ("int32", "int64", "uint8", "int8", "bool", "int16", "int32", "float32")
-_X_DTYPES = {kind: _NUMBERS for kind in INPUTS} | {"words": ("int32", "int64", "uint8")}
+_X_DTYPES = dict.fromkeys(INPUTS, _NUMBERS) | {"words": ("int32", "int64", "uint8")}
 
 # Dimensions of an example that a layer takes (all if none are named), and what makes it.
 LAYERS = {

@@ -199,5 +199,5 @@ def test_other_frozen_weights_are_refused(change):
         weights = process.get_model_weights(state)
         frozen = [w + 1 for w in weights.non_trainable] if change == "values" else [np.ones(3)]
         other = tff.learning.models.ModelWeights(weights.trainable, frozen)
-        with pytest.raises(ValueError, match="non-trainable weights differ .* build a process"):
+        with pytest.raises(ValueError, match=r"non-trainable weights differ .* build a process"):
             process.set_model_weights(state, other)

@@ -287,7 +287,7 @@ def test_the_metrics_of_tffs_model_that_are_no_means_are_refused():
         input_spec=(tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1], tf.int64)),
         metrics=[M.BinaryAccuracy(), M.AUC()],
     )
-    with pytest.raises(ModelError, match="Metric 'auc.* is not a mean over examples"):
+    with pytest.raises(ModelError, match=r"Metric 'auc.* is not a mean over examples"):
         tff_algos.build("fedavg", model, client_learning_rate=0.1)
 
 
