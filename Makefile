@@ -104,9 +104,10 @@ test-long: venv  ## run every test that has not passed at this commit (SHARD=2/8
 reliability: venv  ## bring docs/reliability.md up to date with what make test-long found
 	$(BIN)/python -m tests.reliability.report
 
-lint: venv  ## check style and format
+lint: venv  ## check style, format and prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/prose.py
 
 # The stamp is a copy of the list that was installed, written last: an interrupted installation starts over, and a
 # checkout that changes only the list's time does not.
