@@ -7,6 +7,7 @@ declarations) is defined once and belongs to all of them.
 
 import csv
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -47,35 +48,33 @@ def _flag(name, default, help_text, source="choice", **limits):
 
 
 RUN_HPARAMS = (
-    _flag("task", None, "What is learnt, and on whose data. Must be set.", "none", type=str),
-    _flag("algorithm", None, "The method. Must be set.", "none", type=str),
+    _flag("task", None, "What is learnt, and on whose data. Required.", "none", type=str),
+    _flag("algorithm", None, "The method. Required.", "none", type=str),
     _flag(
         "experiment_name",
         None,
-        "Folder of the results under --root_output_dir. Unset: <task>_<algorithm>.",
+        "Folder of the results under --root_output_dir. Unset: <task>_<algorithm>; in Python "
+        "also the seed and a digest of the settings.",
         type=str,
     ),
     _flag("root_output_dir", "results", "Folder that holds the folders of experiments."),
     _flag(
         "data_dir",
         None,
-        "Folder with the task's data files, or of TensorFlow Datasets (<name>/<version>/), or the "
-        "fsspec address of one (s3://, gs://, ...), which is copied once. Unset: TFF's or Keras's "
-        "cache, then $TFDS_DATA_DIR or ~/tensorflow_datasets, then a download.",
+        "Folder, or fsspec address (s3://, gs://, ...), of the task's data or of TensorFlow "
+        "Datasets. Unset: caches, then a download (docs/tasks.md).",
         type=str,
     ),
     _flag(
         "use_synthetic_data",
         False,
-        "Whether to make data of the true shapes and types instead of reading any.",
+        "Make data of the true shapes and types instead of reading any.",
     ),
     _flag(
         "total_rounds",
         None,
-        "Rounds to train. Must be set. The run stops early with exit code 3, as diverged, once a "
-        "weight is not finite or beyond 1e10, or after 10 rounds in a row (of a shorter run: all "
-        "but the first) in which no client's update was finite or the training loss was above a "
-        "million times the first loss; so does a run that ends with such a loss.",
+        "Rounds to train. Required. A run that diverges stops early, with exit code 3 "
+        "(docs/exit_codes.md).",
         "none",
         type=int,
         minimum=1,
@@ -83,25 +82,28 @@ RUN_HPARAMS = (
     _flag(
         "clients_per_round",
         None,
-        "Clients drawn for a round, uniformly and without replacement. Must be set, unless the "
-        "method takes all in every round.",
+        "Clients drawn for each round, uniformly and without replacement. Required, unless "
+        "the method takes all clients.",
         "none",
         type=int,
         minimum=1,
     ),
-    _flag("client_epochs_per_round", 1, "Epochs of a client in a round (E).", _GOOGLE, minimum=1),
+    _flag(
+        "client_epochs_per_round", 1, "Epochs of a client in each round (E).", _GOOGLE, minimum=1
+    ),
     _flag(
         "client_epochs_distribution",
         "fixed",
-        "Epochs of each client in each round: fixed, --client_epochs_per_round; uniform_1_3, drawn "
-        "uniformly from 1, 2, 3, as a function of --seed, round and client.",
+        "fixed: every client does --client_epochs_per_round. uniform_1_3: each draws 1, 2 or "
+        "3 epochs anew in every round.",
         "AdaFedAdam, Table 1 (uniform_1_3: resource heterogeneity)",
         choices=("fixed", "uniform_1_3"),
     ),
     _flag(
         "client_batch_size",
         None,
-        "Examples of a client's minibatch (B); of a client that has fewer, all. Must be set.",
+        "Examples in a client's minibatch (B). Required. A client with fewer examples takes "
+        "all of them.",
         "none",
         type=int,
         minimum=1,
@@ -109,25 +111,25 @@ RUN_HPARAMS = (
     _flag(
         "max_elements_per_client",
         None,
-        "If set, only that many of a client's training examples are used, the first ones.",
+        "Use only this many of a client's training examples, the first ones. Unset: all.",
         type=int,
         minimum=1,
     ),
-    _flag("rounds_per_eval", 1, "Rounds from one evaluation to the next.", _GOOGLE, minimum=1),
+    _flag("rounds_per_eval", 1, "Rounds between evaluations.", _GOOGLE, minimum=1),
     _flag("rounds_per_checkpoint", 50, "Rounds between checkpoints.", _GOOGLE, minimum=1),
     _flag(
         "num_validation_examples",
         -1,
         "Central test examples evaluated during the run, a fixed draw; -1 is all. The final "
-        "evaluation always takes all.",
+        "evaluation takes all.",
         _GOOGLE,
         minimum=-1,
     ),
     _flag(
         "validation_fraction",
         0.0,
-        "Share of each client's training examples held out of training, drawn by --seed. "
-        "Their loss and metrics are the columns validation/....",
+        "Share of each client's training examples to hold out, drawn by --seed. The columns "
+        "validation/... measure them.",
         minimum=0.0,
         maximum=1.0,
         exclusive_maximum=True,
@@ -135,8 +137,8 @@ RUN_HPARAMS = (
     _flag(
         "validation_clients",
         0.0,
-        "Share of the training clients held out whole, drawn by --seed; their training examples "
-        "count in validation/..., too.",
+        "Share of the training clients to hold out, drawn by --seed. The columns "
+        "validation/... include their examples.",
         minimum=0.0,
         maximum=1.0,
         exclusive_maximum=True,
@@ -144,30 +146,28 @@ RUN_HPARAMS = (
     _flag(
         "evaluate_improvement",
         False,
-        "Whether to record in every round the share of its clients whose training loss did not "
-        "rise (fairness/improved_fraction); costs two passes over their examples.",
+        "Record the share of each round's clients whose training loss did not rise. This "
+        "costs two passes over their examples.",
         "AdaFed, equation 31",
     ),
     _flag(
         "evaluate_all_local_data",
         False,
-        "Whether to evaluate clients on all their examples, training and test together, too "
-        "(fairness_all/...). AdaFedAdam's tables fit it better than tests; its paper says neither.",
+        "Also evaluate clients on all their examples, training and test together "
+        "(fairness_all/...).",
     ),
     _flag(
         "track_clients",
         None,
-        "Clients whose training loss is recorded at every evaluation (client_loss/<id>): ids "
-        "separated by commas, in double quotes where an id has a comma; or `extremes`, the two "
-        "whose loss is least and greatest before the first round. Unset: none.",
+        "Record these clients' training loss at every evaluation: ids separated by commas, or "
+        "`extremes` for the lowest and highest first loss.",
         "AdaFed, Fig. 3",
         type=str,
     ),
     _flag(
         "evaluate_classes",
         False,
-        "Whether to evaluate the accuracy on the test examples of each class, too "
-        "(eval/accuracy_class_<c>).",
+        "Also evaluate the accuracy on each class of the test examples (eval/accuracy_class_<c>).",
         "AdaFed, Table 7",
     ),
     _flag(
@@ -181,56 +181,51 @@ RUN_HPARAMS = (
     _flag(
         "seed",
         0,
-        "Seed of everything else that is random: initial weights, partitions, order of examples, "
-        "dropout.",
+        "Seed of everything else: initial weights, partitions, order of examples, dropout.",
         minimum=0,
         maximum=hparams_lib.MAX_SEED,
     ),
     _flag(
         "initial_weights",
         None,
-        "Weights that the model begins with in place of those of --seed: a .keras or .h5 file of "
-        "the same model, the folder of a SavedModel or of a finished run. Unset: those of --seed.",
+        "Begin with these weights: a .keras or .h5 file of the same model, a SavedModel's "
+        "folder or a finished run's. Unset: drawn by --seed.",
         type=str,
     ),
     _flag(
         "runtime",
         "auto",
-        "How rounds run: tff, client by client in this process; native, in TFF's own worker (CPU "
-        "only; where the kernel allows it in a network namespace, so that only this user can reach "
-        "it); vectorized, the whole cohort at once in this process; auto, vectorized or tff by a "
-        "rule that the run prints, settled when it begins.",
+        "How rounds run: vectorized, all clients at once; tff, client by client; native, in "
+        "TFF's own worker, CPU only; auto chooses, and says why.",
         choices=runtimes.CHOICES,
     ),
     _flag(
         "gpu_memory_mb",
         None,
-        "Most MiB that TensorFlow takes of a GPU's memory; an error without a GPU. Unset: what it "
-        "comes to need.",
+        "Most MiB of a GPU's memory that TensorFlow may take; refused without a GPU. Unset: "
+        "as much as it needs.",
         type=int,
         minimum=1,
     ),
     _flag(
         "deterministic_ops",
         False,
-        "Whether operations on a GPU give the same bits whenever they are run again, without which "
-        "a resumed run is not bit by bit the one that never stopped there; slower, and an error "
-        "without a GPU. On a CPU they do so anyway.",
+        "Make a GPU give the same bits every time, so that a resumed run equals an "
+        "uninterrupted one. Slower; refused without a GPU.",
     ),
     _flag(
         "precision",
         "float32",
-        "What layers compute in, as Keras names it: float32, or 16 bits with weights, losses and "
-        "all that methods do in float32. For GPUs with tensor cores; a CPU gets slower. float16 "
-        "has three decimal digits, bfloat16 two, and float32's range.",
+        "What layers compute in, as Keras names it. The mixed ones suit GPUs with tensor "
+        "cores; weights, losses and methods stay in float32.",
         "Micikevicius et al. 2018, arXiv 1710.03740; tf.keras.mixed_precision",
         choices=("float32", "mixed_float16", "mixed_bfloat16"),
     ),
     _flag(
         "loss_scale",
         hparams_lib.By("precision", {"mixed_float16": 1024.0}),
-        "What gradients are multiplied by inside the model, so that float16 holds them. Where "
-        "clients are dropped for gradients that overflow, lower it.",
+        "Factor on gradients inside the model, so that float16 can hold them. Lower it if "
+        "clients are dropped because gradients overflow.",
         "Micikevicius et al. 2018, section 3.2",
         minimum=0.0,
         exclusive_minimum=True,
@@ -238,30 +233,29 @@ RUN_HPARAMS = (
     _flag(
         "client_state_memory_mb",
         1024,
-        "MiB of memory for what clients keep between rounds, where the method's clients do; what "
-        "does not fit lies in client_states.sqlite in the results' folder.",
+        "MiB of memory for what clients keep between rounds. The rest goes to "
+        "client_states.sqlite in the run's folder.",
         minimum=1,
     ),
     _flag(
         "clients_per_chunk",
         None,
-        "If set, a round goes through its cohort in chunks of so many clients, in bounded memory; "
-        "--workers share the chunks out. Sums fold within a chunk in cohort order, then over "
-        "chunks by a fixed tree, so the last bits of results depend on it. Unset: one chunk.",
+        "Do a round in chunks of this many clients, in bounded memory. --workers share the "
+        "chunks. Changes the last bits of results. Unset: one chunk.",
         type=int,
         minimum=1,
     ),
     _flag(
         "workers",
         0,
-        "Processes of Ray, on this machine or on a cluster, that share out the chunks of a round; "
-        "0 is this process alone. As the four flags below without any effect on results.",
+        "Ray processes that share the chunks of a round; 0 is this process alone. Neither "
+        "this nor the next four flags change results.",
         minimum=0,
     ),
     _flag(
         "ray_address",
         None,
-        "Ray cluster of the workers (auto, host:port). Unset: Ray is started on this machine.",
+        "Ray cluster of the workers (auto, host:port). Unset: Ray starts on this machine.",
         type=str,
     ),
     _flag(
@@ -282,8 +276,8 @@ RUN_HPARAMS = (
     _flag(
         "max_minutes",
         None,
-        "If set, the run stops with a checkpoint after the first round that ends later than this; "
-        "the same command resumes from there.",
+        "Stop with a checkpoint after the first round that ends later than this. The same "
+        "command resumes. Unset: no limit.",
         type=float,
         minimum=0,
         exclusive_minimum=True,
@@ -291,40 +285,40 @@ RUN_HPARAMS = (
     _flag(
         "profile",
         None,
-        "If set, TensorFlow's profiler records this round (3) or these rounds (3-5) for "
-        "TensorBoard, into plugins/profile in the results' folder.",
+        "3 or 3-5: record these rounds with TensorFlow's profiler, for TensorBoard, into "
+        "plugins/profile of the run's folder.",
         type=str,
     ),
     _flag(
         "wandb_project",
         None,
-        "If set, the run is also shown in this project of Weights & Biases (make venv-tracking; "
-        "WANDB_MODE=offline keeps it on disk).",
+        "Also show the run in this project of Weights & Biases (make venv-tracking). "
+        "WANDB_MODE=offline keeps it on disk.",
         type=str,
     ),
     _flag(
         "mlflow_uri",
         None,
-        "If set, the run is also shown at this tracking address of MLflow, a folder or http://... "
-        "(make venv-tracking).",
+        "Also show the run at this tracking address of MLflow, a folder or http://... (make "
+        "venv-tracking).",
         type=str,
     ),
     _flag(
         "fresh",
         False,
-        "Whether to start anew where the folder holds a run. That run is kept beside it, in "
-        "<experiment_name>.replaced-1, or the next free number.",
+        "Start anew where the folder holds a run. That run is kept beside it, in "
+        "<experiment_name>.replaced-1 or the next free number.",
     ),
     _flag(
         "accept_code_changes",
         False,
-        "Whether to keep to the run in the folder though code, model, or the version of its method "
-        "or task have changed since. hparams.json then records what has.",
+        "Go on with the run in the folder although code, model, or the version of its method "
+        "or task changed. hparams.json records this.",
     ),
     _flag(
         "import",
         None,
-        "Module to import first, which registers methods or tasks; may be given several times.",
+        "Import this module first, which registers methods or tasks. May be given several times.",
         type=str,
     ),
 )
@@ -478,6 +472,9 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
     if task is not None:
         given["task"] = _check_own_task(task, given)
     request = _checked(given, modules, owners, task)
+    if "experiment_name" not in given:
+        name = _name_by_settings(request, given, owners)
+        request = _with_setting(request, "experiment_name", name)
     if model is not None and request.run["initial_weights"] is not None:
         raise HparamError("--initial_weights has no meaning beside model, which has its weights.")
     objects = {"task": task, "model": model}
@@ -486,6 +483,30 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
         in_force = {**request.in_force, "client_lr_schedule": "function"}
         request = dataclasses.replace(request, in_force=in_force)
     return dataclasses.replace(request, objects={k: v for k, v in objects.items() if v is not None})
+
+
+def _name_by_settings(request, given, owners) -> str:
+    """Returns the name of a folder that no other experiment has: a loop over settings needs none.
+
+    Settings at their default are left out, so that a flag of a later version changes no name.
+    """
+    named = MAY_CHANGE | {"task", "algorithm", "seed"}
+    differing = {
+        flag: value
+        for flag, value in given.items()
+        if flag not in named and value != owners[flag][0].default
+    }
+    digest = hashlib.sha256(json.dumps(differing, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{request.run['experiment_name']}_seed{request.run['seed']}_{digest}"
+
+
+def _with_setting(request: Request, flag: str, value: Value) -> Request:
+    """Returns a request with another value of one of the run's own flags."""
+    return dataclasses.replace(
+        request,
+        run={**request.run, flag: value},
+        in_force={**request.in_force, flag: value},
+    )
 
 
 def _take_schedule(settings, given) -> None:
@@ -979,10 +1000,11 @@ def _help(algorithm, task, owners, full) -> list[str]:
 
 
 def _help_of_flag(flag, hparam, default):
-    facts = [f"default: {default}"]
+    facts = [] if default == "unset" else [f"default: {default}"]
     if hparam.describe_range():
         facts.append(hparam.describe_range())
-    facts.append(f"source: {hparam.source}")
+    if hparam.source not in ("choice", "none"):  # These say that there is none.
+        facts.append(f"source: {hparam.source}")
     return parser.described(f"--{flag}=<{parser.kind_of(hparam)}>", hparam.help, facts)
 
 

@@ -51,8 +51,10 @@ def run(
 ) -> Result:
     """Runs an experiment as `run_experiment.py` does, or resumes it where it was interrupted.
 
-    Settings are the flags of the command, with the same checks, defaults and folder of results; a
-    method's own are `<algorithm>_<name>`, a task's own `<task>_<name>`. Nothing is printed but a
+    Settings are the flags of the command, with the same checks and defaults; a method's own are
+    `<algorithm>_<name>`, a task's own `<task>_<name>`. Without `experiment_name` the folder's name
+    has the seed and a digest of the settings, so that a loop needs no names, and the same call
+    finds its run again. Nothing is printed but a
     bar on standard error. An interrupt (`KeyboardInterrupt`) is let through; the same call then
     resumes from the last checkpoint. TensorFlow operations get one thread each if TensorFlow has
     done nothing yet, as in the command.

@@ -1,5 +1,7 @@
 import dataclasses
+import re
 import sys
+import textwrap
 import types
 
 import pytest
@@ -453,3 +455,24 @@ def test_a_client_optimizer_without_state_cannot_be_kept():
         parse(keep, "--client_optimizer=sgdm", "--client_momentum=0")
     with pytest.raises(HparamError, match="no meaning in fedfa"):
         parse(keep, base=_of("fedfa"))
+
+
+def test_in_python_the_folder_is_named_by_what_differs():
+    def name(**changes):
+        given = dict(flag.removeprefix("--").split("=") for flag in BASE)
+        numbers = {k: float(v) if "." in v else int(v) for k, v in given.items() if v[0].isdigit()}
+        return experiment_flags.from_python({**given, **numbers, **changes}).run["experiment_name"]
+
+    assert re.fullmatch("synthetic_fedadam_seed0_[0-9a-f]{8}", name())
+    # Neither a default that is given, nor what a resumed run may change, makes another run.
+    assert name(fedadam_beta1=0.9, seed=0, client_momentum=None) == name()
+    assert name(root_output_dir="elsewhere", total_rounds=9, max_minutes=1.0) == name()
+    others = [{"seed": 3}, {"client_learning_rate": 0.2}, {"fedadam_beta1": 0.8}]
+    names = {name(**change) for change in [{}, *others]}
+    assert len(names) == 4
+    assert name(experiment_name="mine") == "mine"
+
+
+def test_help_of_a_runs_flags_is_at_most_two_lines():
+    for hparam in experiment_flags.RUN_HPARAMS:
+        assert len(textwrap.wrap(hparam.help, 90)) <= 2, hparam.name

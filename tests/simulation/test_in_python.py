@@ -51,7 +51,7 @@ def flags(folder, **changes):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     root = tmp_path_factory.mktemp("python")
-    return root, run(root)
+    return root, run(root, experiment_name="toy_fedavgm")
 
 
 def own_task(**changes):
@@ -85,7 +85,7 @@ def test_it_is_the_commands_run(finished, tmp_path):
 def test_a_finished_run_is_returned_and_stays_as_it_is(finished):
     root, result = finished
     before = bytes_of(root)
-    again = run(root)
+    again = run(root, experiment_name="toy_fedavgm")
     assert bytes_of(root) == before
     assert all(map(np.array_equal, again.weights, result.weights))
     assert again.summary == result.summary and again.rounds.equals(result.rounds)
@@ -159,6 +159,7 @@ def test_an_interrupt_is_let_through(tmp_path, monkeypatch, finished):
 )
 def test_errors_are_the_commands(finished, capfd, changes):
     root = finished[0]
+    changes = {"experiment_name": "toy_fedavgm", **changes}
     assert run_experiment.main(flags(root, **changes)) != 0
     line = capfd.readouterr().err.removeprefix("error: ").rstrip("\n")
     with pytest.raises((HparamError, RunError)) as error:
@@ -200,6 +201,22 @@ def test_numbers_and_paths_of_other_kinds_and_none(finished, tmp_path):
     assert all(map(np.array_equal, result.weights, finished[1].weights))
 
 
+def test_a_loop_over_seeds_and_rates_needs_no_names(tmp_path):
+    """Each has a folder of its own; the same call again finds its run."""
+    settings = [
+        {"seed": seed, "client_learning_rate": rate} for seed in (0, 1) for rate in (0.1, 0.3)
+    ]
+    first = [run(tmp_path, **given, total_rounds=1) for given in settings]
+    folders = [result.folder for result in first]
+    assert len(set(folders)) == len(folders) == len(list(tmp_path.iterdir()))
+    assert "toy_fedavgm_seed1_" in folders[-1]
+    kept = bytes_of(tmp_path)
+    again = run(tmp_path, **settings[-1], total_rounds=1)
+    assert again.folder == folders[-1] and bytes_of(tmp_path) == kept
+    longer = run(tmp_path, **settings[-1], total_rounds=2)
+    assert longer.folder == folders[-1] and longer.summary["rounds"] == 2
+
+
 def test_a_task_and_a_model_of_ones_own(tmp_path):
     model = network(4, 3)
     before = model.get_weights()
@@ -211,7 +228,7 @@ def test_a_task_and_a_model_of_ones_own(tmp_path):
     assert recorded["objects"] == {"task": "mine", "model": "Sequential"}
     assert recorded["flags"]["task"] == "mine"
 
-    longer = {"total_rounds": 6, "experiment_name": "mine_fedavgm"}
+    longer = {"total_rounds": 6, "experiment_name": pathlib.Path(result.folder).name}
     for wrong, says in (
         ({"task": own_task(), "model": network(5, 3)}, "units 4 → 5"),
         ({"task": own_task()}, "the model was given in Python, is the named one"),

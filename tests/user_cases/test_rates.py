@@ -140,7 +140,8 @@ def test_a_run_takes_a_function_records_it_and_resumes(tmp_path):
 def test_another_function_is_another_run(tmp_path):
     def given(rate):
         schedule = {"client_lr_schedule": lambda r: rate / (1 + r)}
-        return {**RUN, **schedule, "total_rounds": 1, "root_output_dir": tmp_path}
+        where = {"root_output_dir": tmp_path, "experiment_name": "run"}
+        return {**RUN, **schedule, **where, "total_rounds": 1}
 
     simulation.run(**given(0.4))
     simulation.run(**given(0.4))
