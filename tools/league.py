@@ -1,0 +1,122 @@
+"""Writes the league's items, one for each workload, from league/settings/league.toml.
+
+python tools/league.py
+"""
+
+import argparse
+import importlib
+import pathlib
+import sys
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+REPO = pathlib.Path(__file__).resolve().parent.parent
+LEAGUE = REPO / "league"
+# The best of the points of a study, and so on up to one.
+_FACTOR = 4
+# Rounds from one evaluation to the next; the flag files say the same.
+_EVALUATED = 5
+
+_HEAD = """# Written by tools/league.py from settings/league.toml; RULES.md has the rules.
+title = "League: {title}"
+
+rounds = {rounds}
+curve = "{metric}"
+curve_label = "validation {name}"
+columns = [{{ name = "validation {name}", metric = "{metric}", last_rounds = {last}, digits = 4 }}]
+selection = {{ metric = "validation/loss", last_rounds = {last} }}
+search = {{ factor = {factor}, rounds = {first}, restart = true }}
+seconds = {{ "*" = {seconds} }}
+"""
+
+
+def read(folder: pathlib.Path = LEAGUE) -> dict[str, Any]:
+    """Returns the content of a league's settings/league.toml."""
+    return tomllib.loads((folder / "settings" / "league.toml").read_text("utf-8"))
+
+
+def space(
+    league: Mapping[str, Any], workload: Mapping[str, Any], spec: Any, own: Mapping[str, Any]
+) -> dict[str, str]:
+    """Returns flag → its values as TOML, of a method in a workload.
+
+    Args:
+      league: The content of league.toml.
+      workload: The workload's part of it.
+      spec: The method's `tff_algos.MethodSpec`.
+      own: The method's line.
+    """
+    found = {}
+    # A method with a rate of its own paper needs none.
+    if spec.client_learning_rate is None:
+        found["client_learning_rate"] = f"{{ log = {workload['client_rate']} }}"
+    if spec.has_server_step:
+        found["server_learning_rate"] = f"{{ log = {league['server_rate']} }}"
+    for flag, values in own.items():
+        if flag != "import":
+            choices = isinstance(values, Mapping)
+            found[flag] = str(values["choices"]) if choices else f"{{ log = {values} }}"
+    return found
+
+
+def item(name: str, league: Mapping[str, Any]) -> str:
+    """Returns the item of a workload as TOML.
+
+    Args:
+      name: The workload's name.
+      league: The content of league.toml.
+    """
+    from tff_algos import registry
+
+    workload = league["workloads"][name]
+    methods = {**league["methods"], **league["outside"]}
+    rows, grid = [], []
+    for method, own in methods.items():
+        flags = [f"--algorithm={method}"]
+        if "import" in own:
+            flags.insert(0, f"--import={own['import']}")
+            importlib.import_module(own["import"])
+        rows.append(f'{method} = "{" ".join([f"{name}.flags", *flags])}"')
+        values = space(league, workload, registry.get(method), own)
+        points = ", ".join(f"{flag} = {text}" for flag, text in values.items())
+        grid.append(f"{method} = {{ {points} }}")
+    metric = workload["metric"]
+    parts = [
+        _HEAD.format(
+            title=workload["title"],
+            rounds=workload["rounds"],
+            seconds=workload["seconds"],
+            name=metric.replace("_", " "),
+            metric=f"validation/{metric}",
+            last=5 * _EVALUATED,
+            factor=_FACTOR,
+            first=-(-workload["rounds"] // 8),
+        )
+    ]
+    for study in league["studies"]:
+        parts.append(
+            f'[setups.study{study}]\ntitle = "{workload["title"]}; study {study}"\n'
+            f"seeds = [{study}]\nsample = {{ points = {league['points']}, seed = {study} }}\n"
+        )
+    every = "".join(f"{line}\n" for line in rows), "".join(f"{line}\n" for line in grid)
+    shared = f"[rows]\n{every[0]}\n[grid]\n{every[1]}\n"
+    return "\n".join([parts[0], shared, *parts[1:]])
+
+
+def main(arguments: list[str]) -> int:
+    """Writes the items; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=pathlib.Path, default=LEAGUE, help="the league's folder")
+    folder = parser.parse_args(arguments).folder
+    league = read(folder)
+    for name in league["workloads"]:
+        (folder / f"{name}.toml").write_text(item(name, league), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(REPO))
+    from tff_suite import command_line
+
+    command_line.run(main)
