@@ -16,7 +16,7 @@ import numpy as np
 import tff_algos
 from simulation import assembly, experiment_flags, identity, runtimes
 from simulation.device import layer_gradients
-from simulation.errors import ChangedError, RunError
+from simulation.errors import ChangedError, DivergedError, RunError
 from simulation.experiment_flags import Request
 from simulation.records import checkpoints, files, models, outputs, stacks, trackers
 from simulation.records.progress import Progress
@@ -455,7 +455,11 @@ class Experiment:
             least_memory.require(self._process, model, self._cohorts, settings, plans)
             if plans is not None:
                 process = self._in_chunks(process, plans, caller.say, stack)
-            return self._train_with(process, caller, started)
+            try:
+                return self._train_with(process, caller, started)
+            except DivergedError as e:
+                self._folder.write_json(outputs.DIVERGED, {"reason": str(e)})
+                raise
 
     def _train_with(self, process, caller, started):
         from simulation.measures import evaluations
@@ -670,7 +674,7 @@ class Experiment:
         folder.write_data_digests(self._data)
         # Else they would count among the newest two, which are all that is kept.
         folder.remove(*(os.path.join("checkpoints", os.path.basename(p)) for p in damaged))
-        folder.remove("summary.json", "client_metrics.csv")
+        folder.remove("summary.json", "client_metrics.csv", outputs.DIVERGED)
         models.remove(folder.path)
 
     def _write_results(self, final, round_num, weights, say):

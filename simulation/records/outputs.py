@@ -4,6 +4,7 @@
     metrics.csv          a row a round; row r describes the model after r rounds
     client_metrics.csv   the final model on every client's own test examples
     summary.json         what the run came to
+    diverged.json        why the run stopped, if it diverged
     events.out.tfevents… metrics.csv and settings for TensorBoard
     checkpoints/         see `simulation.records.checkpoints`
     model/               the final model, see `simulation.records.models`
@@ -55,6 +56,7 @@ if typing.TYPE_CHECKING:
     import pandas as pd
 
 ROUND = "round_num"
+DIVERGED = "diverged.json"
 # Columns of clients whose training loss is followed (--track_clients).
 TRACKED = "client_loss/"
 _GROUPS = ("train/", "eval/", "fairness/", "noise/", TRACKED, "time/")
