@@ -7,6 +7,7 @@
 """
 
 import os
+import shlex
 import warnings
 from typing import NoReturn
 
@@ -22,23 +23,50 @@ from simulation import experiment, experiment_flags
 
 
 @command_line.reported
-def main(arguments: list[str]) -> int:
-    """Runs the experiment that the arguments describe.
+def train(arguments: list[str]) -> int:
+    """Runs the experiment that the arguments describe, as a sweep does.
 
     Args:
       arguments: Command line without the program's name.
 
     Returns:
-      The exit code: 0; 2 for wrong flags, and where code or data are not those of the folder's run;
-      1 for a run that cannot start or resume; 3 for one that
-      diverged; 128 plus the signal's number for one that a signal stopped.
+      The exit code, see docs/exit_codes.md.
     """
+    return _train(arguments)[0]
+
+
+@command_line.reported
+def main(arguments: list[str]) -> int:
+    """Runs the experiment that the arguments describe, and says what to do next.
+
+    Args:
+      arguments: Command line without the program's name.
+
+    Returns:
+      The exit code, see docs/exit_codes.md.
+    """
+    code, settings = _train(arguments)
+    if code == 0:
+        folder = os.path.join(settings["root_output_dir"], settings["experiment_name"])
+        command_line.say(_NEXT.format(folder=shlex.quote(folder)))
+    return code
+
+
+# What a finished run ends with.
+_NEXT = """Results are in {folder}. Next:
+  plot:     python -m reproduction.plots curves {folder} --output=curves.png
+  compare:  python reproduce.py --compare {folder} OTHER_RUN
+  go on:    the same command with more --total_rounds"""
+
+
+def _train(arguments):
+    """Runs the experiment; returns the exit code and the run's own settings."""
     # Of packages that TFF imports; nothing that a user could fix.
     warnings.filterwarnings("ignore", message=".*pkg_resources")
     # A run says it in a line of its own.
     warnings.filterwarnings("ignore", message=".* simulates secure aggregation")
     request = experiment_flags.parse(arguments)
-    return experiment.run(request, ["run_experiment.py", *arguments])
+    return experiment.run(request, ["run_experiment.py", *arguments]), request.run
 
 
 def command() -> NoReturn:

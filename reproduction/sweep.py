@@ -431,7 +431,7 @@ def _task(
     import run_experiment
 
     with _kept(url, path) if url else contextlib.nullcontext():
-        code = run_experiment.main(command)
+        code = run_experiment.train(command)
     sys.stdout.flush()
     sys.stderr.flush()
     del cores

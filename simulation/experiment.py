@@ -629,7 +629,7 @@ class Experiment:
             data=self._data,
             client_states=client_states,
             progress=caller.progress,
-            shown={"loss": "train/loss", metric: f"eval/{metric}"},
+            shown={"train_loss": "train/loss", f"test_{metric}": f"eval/{metric}"},
             first=(
                 "train/loss",
                 "eval/loss",

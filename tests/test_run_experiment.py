@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import pathlib
+import re
 import resource
 import signal
 import sqlite3
@@ -19,9 +20,10 @@ import pytest
 
 import run_experiment
 import tasks
-from simulation import experiment, runtimes
+from simulation import experiment, runs, runtimes
 from simulation.records import checkpoints
 from tests import metrics_page
+from tff_suite import command_line
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
@@ -296,12 +298,46 @@ def test_tensorboard_shows_runs_by_name_with_their_settings_and_what_matters_fir
     assert np.float32(values["at_a_glance/eval_accuracy"]) == np.float32(last["eval/accuracy"])
 
 
+def what_next(folder):
+    """The last lines of a run."""
+    return [
+        f"Results are in {folder}. Next:",
+        f"  plot:     python -m reproduction.plots curves {folder} --output=curves.png",
+        f"  compare:  python reproduce.py --compare {folder} OTHER_RUN",
+        "  go on:    the same command with more --total_rounds",
+    ]
+
+
+def test_a_run_names_its_numbers_and_ends_with_what_to_do_next(tmp_path, capfd):
+    arguments = [*SMALL, f"--root_output_dir={tmp_path}"]
+    assert run_experiment.main(arguments) == 0
+    out = capfd.readouterr().out
+    (line,) = [line for line in out.splitlines() if line.startswith("round 4/4 ")]
+    assert re.fullmatch(r"round 4/4  train_loss \S+  test_accuracy \S+  .* s/round  .* left", line)
+    assert out.splitlines()[-4:] == what_next(tmp_path / "synthetic_fedavg")
+    assert run_experiment.train(arguments) == 0
+    out = capfd.readouterr().out
+    assert len(out.splitlines()) == 1, "a sweep has what is next of its own"
+
+
+def test_a_quiet_run_prints_warnings_and_errors_only(tmp_path, capfd):
+    try:
+        assert run_experiment.main([*SMALL, "-q", f"--root_output_dir={tmp_path}"]) == 0
+        out, err = capfd.readouterr()
+        assert (out, err) == ("", "")
+        assert run_experiment.main([*SMALL, "-q", "--task=nothing"]) == 2
+        assert "Unknown task nothing" in capfd.readouterr().err
+    finally:
+        command_line.set_verbosity(0)
+
+
 def test_finished_run_says_so_and_changes_nothing(finished, capfd):
     before = bytes_of(finished)
     arguments = [*SMALL, f"--root_output_dir={finished.parent}", "--rounds_per_eval=2"]
     assert run_experiment.main(arguments) == 0
     out, err = capfd.readouterr()
-    assert "is finished" in out and len(out.splitlines()) == 1 and not err
+    first, *after = out.splitlines()
+    assert "is finished" in first and after == what_next(finished) and not err
     assert run_experiment.main([*arguments, "--evaluate_classes"]) == 0
     out, err = capfd.readouterr()
     assert "is finished" in out and err.count("\n") == 1
@@ -364,6 +400,8 @@ def test_diverged_run_is_one_line_and_keeps_its_rows(tmp_path, capfd):
     error = capfd.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ") and "not finite" in error
     assert len(rows_but_times(tmp_path / "synthetic_fedavg")) > 1
+    (run,) = runs.find(str(tmp_path))
+    assert run.state == "diverged" and f"error: {run.note}" == error
 
 
 @pytest.mark.parametrize(("rate", "says"), [("5e37", "larger than 1e+10"), ("1e8", "10 rounds in")])

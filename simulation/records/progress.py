@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 import tqdm
 
+from tff_suite import command_line
+
 _SECONDS_BETWEEN_LINES = 5.0
 # Rounds by which the time of those to come is estimated.
 _RECENT_ROUNDS = 50
@@ -69,7 +71,7 @@ class Progress:
         self._last_line = time.monotonic()
         self._recent = Recent()
         self._bar = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not command_line.is_quiet():
             self._bar = _Bar(done, total)
 
     def update(self, round_num: int, shown: Mapping[str, float]) -> None:
@@ -77,7 +79,7 @@ class Progress:
 
         Args:
           round_num: Number of rounds done.
-          shown: Name → number to show.
+          shown: Name → number to show, such as `train_loss` or `test_accuracy`.
         """
         if self._bar is not None:
             self._bar.set_postfix({k: f"{v:.4g}" for k, v in shown.items()}, refresh=False)
@@ -91,9 +93,8 @@ class Progress:
         seconds = self._recent.seconds()
         left = tqdm.tqdm.format_interval(seconds * (self._total - round_num))
         numbers = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
-        print(
-            f"round {round_num}/{self._total}  {numbers}  {seconds:.3g} s/round  {left} left",
-            flush=True,
+        command_line.say(
+            f"round {round_num}/{self._total}  {numbers}  {seconds:.3g} s/round  {left} left"
         )
 
     def warn(self, text: str) -> None:

@@ -37,7 +37,7 @@ def test_lines_tell_the_time_left(clock, capsys):
     shown = progress.Progress(0, 100)
     for round_num, seconds in enumerate((60.0, 10.0, 10.0, 10.0), 1):
         clock[0] += seconds
-        shown.update(round_num, {"loss": 0.5})
+        shown.update(round_num, {"train_loss": 0.5})
     assert capsys.readouterr().out.splitlines()[-1].endswith("10 s/round  16:00 left")
 
 
