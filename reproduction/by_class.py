@@ -15,7 +15,6 @@ their means over seeds are printed.
 
 import argparse
 import os
-import sys
 from collections.abc import Mapping, Sequence
 
 from tff_suite import command_line
@@ -31,7 +30,7 @@ import tasks
 from reproduction import run_folders
 from simulation.errors import RunError
 from simulation.measures import fairness
-from tasks.task import DataError, Task
+from tasks.task import Task
 
 # Test examples that the model takes at once.
 _BATCH = 500
@@ -111,6 +110,7 @@ def of_run(run: run_folders.RunFolder, data_dir: str | None = None) -> Mapping[s
     return {n.removesuffix("_u"): value for n, value in found.items() if n.endswith("_u")}
 
 
+@command_line.reported
 def main(arguments: Sequence[str]) -> int:
     """Writes the statistics of runs; see the module's docstring.
 
@@ -127,17 +127,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--output", required=True, help="CSV file to write")
     parser.add_argument("--data_dir", help="where the data is; default: where the run had it")
     options = parser.parse_args(arguments)
-    try:
-        runs = run_folders.find_runs(options.run)
-        rows = [
-            {"method": label, "seed": run.flags["seed"], **of_run(run, options.data_dir)}
-            for run, label in zip(runs, run_folders.labels(runs), strict=True)
-        ]
-        table = pd.DataFrame(rows)
-        table.to_csv(options.output, index=False, float_format="%.7g")
-    except (RunError, DataError, OSError) as e:
-        print(f"error: {' '.join(str(e).split())}", file=sys.stderr)
-        return 1
+    runs = run_folders.find_runs(options.run)
+    rows = [
+        {"method": label, "seed": run.flags["seed"], **of_run(run, options.data_dir)}
+        for run, label in zip(runs, run_folders.labels(runs), strict=True)
+    ]
+    table = pd.DataFrame(rows)
+    table.to_csv(options.output, index=False, float_format="%.7g")
     means = table.groupby("method", sort=False).mean().drop(columns="seed")
     print((100 * means[["avg", "std", "worst05", "best05"]]).round(2).to_string())
     return 0

@@ -14,7 +14,6 @@ prints the mean over pairs of different clients.
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 
 from tff_suite import command_line
@@ -120,6 +119,7 @@ def of_run(folder: str, part: str, number: int) -> np.ndarray:
     return similarity_of_clients(clients[:number])
 
 
+@command_line.reported
 def main(arguments: Sequence[str]) -> int:
     """Compares clients of runs and draws the result; see the module's docstring.
 
@@ -137,18 +137,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--clients", type=int, default=10, help="clients to compare; default: 10")
     parser.add_argument("--part", default="kept/m", help="what to compare; default: kept/m")
     options = parser.parse_args(arguments)
-    try:
-        runs = [run_folders.read_run(folder) for folder in options.run]
-        matrices = {}
-        for run, label in zip(runs, run_folders.labels(runs), strict=True):
-            name = f"{label}, seed {run.flags['seed']}"
-            matrices[name] = of_run(run.folder, options.part, options.clients)
-            pairs = matrices[name][~np.eye(len(matrices[name]), dtype=bool)]
-            print(f"{name}: mean over pairs {np.nanmean(pairs):.3f}")
-        print("\n".join(figures.save(plots.similarities(matrices), options.output)))
-    except (RunError, OSError) as e:
-        print(f"error: {' '.join(str(e).split())}", file=sys.stderr)
-        return 1
+    runs = [run_folders.read_run(folder) for folder in options.run]
+    matrices = {}
+    for run, label in zip(runs, run_folders.labels(runs), strict=True):
+        name = f"{label}, seed {run.flags['seed']}"
+        matrices[name] = of_run(run.folder, options.part, options.clients)
+        pairs = matrices[name][~np.eye(len(matrices[name]), dtype=bool)]
+        print(f"{name}: mean over pairs {np.nanmean(pairs):.3f}")
+    print("\n".join(figures.save(plots.similarities(matrices), options.output)))
     return 0
 
 

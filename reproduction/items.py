@@ -57,6 +57,7 @@ from typing import Any
 from reproduction import points, run_folders
 from simulation import experiment_flags
 from tasks.formats import remote
+from tff_suite.errors import FedError
 from tff_suite.hparams import HparamError, Value
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
@@ -65,10 +66,8 @@ PAPERS = REPO / "papers"
 _MEASURE = re.compile(r"(?:, |: |^)(?:mean |test )*(?:accuracy|error|recall|squared error)\b")
 
 
-class ReproduceError(Exception):
+class ReproduceError(FedError):
     """A request that cannot be met; its text is one line for the user."""
-
-    exit_code = 1
 
 
 class UsageError(ReproduceError):

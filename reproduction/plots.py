@@ -31,7 +31,6 @@ and further flags are
 """
 
 import argparse
-import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -1029,6 +1028,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@command_line.reported
 def main(arguments: Sequence[str]) -> int:
     """Draws the figure that the arguments describe.
 
@@ -1043,17 +1043,13 @@ def main(arguments: Sequence[str]) -> int:
     for name in ("last_rounds", "smooth"):
         if not 1 <= getattr(options, name) <= _MOST_ROUNDS:
             parser.error(f"--{name} must be in [1, {_MOST_ROUNDS}]")
+    runs = [run_folders.read_run(folder) for folder in options.run]
     try:
-        runs = [run_folders.read_run(folder) for folder in options.run]
-        try:
-            figure = _draw(options, runs)
-            paths = figures.save(figure, options.output)
-        except (ArithmeticError, ValueError) as e:  # Of matplotlib and SciPy: numbers too large.
-            raise RunError(f"These runs give no figure of {options.kind}: {e}") from e
-        print("\n".join(paths))
-    except (RunError, OSError) as e:
-        print(f"error: {command_line.one_line(e)}", file=sys.stderr)
-        return 1
+        figure = _draw(options, runs)
+        paths = figures.save(figure, options.output)
+    except (ArithmeticError, ValueError) as e:  # Of matplotlib and SciPy: numbers too large.
+        raise RunError(f"These runs give no figure of {options.kind}: {e}") from e
+    print("\n".join(paths))
     return 0
 
 

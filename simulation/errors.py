@@ -1,10 +1,10 @@
 """Errors that a user gets as one line."""
 
+from tff_suite.errors import FedError
 
-class RunError(Exception):
+
+class RunError(FedError):
     """A run that cannot start or cannot resume; its text is one line for the user."""
-
-    exit_code = 1
 
 
 class ChangedError(RunError):

@@ -28,13 +28,12 @@ import numpy as np
 import tasks
 import tff_algos
 from simulation import assembly, model_identity, runtimes, task_models
-from simulation.errors import RunError
 from simulation.experiment_flags import Request
 from simulation.records import outputs
 from tasks import fingerprint
-from tasks.task import DataError, Task
+from tasks.task import Task
 from tff_suite import code_digests, imports
-from tff_suite.hparams import HparamError
+from tff_suite.errors import FedError
 
 # What is compared of runs that recorded nothing: the versions that were in force before there were
 # any.
@@ -151,7 +150,7 @@ def _look_at_task(request, before) -> Looked:
         # The data may be elsewhere, and a user's code may raise anything. What else is known of
         # it is compared all the same.
         told = " ".join(str(e).split())
-        if not isinstance(e, DataError | HparamError | RunError):
+        if not isinstance(e, FedError):
             told = f"{type(e).__name__}: {told}"
         return Looked(of_task(request), None, told)
     return Looked(of_task(request, task, model, data, before), data, "")

@@ -14,7 +14,6 @@ how many it has of each. `--import` brings in tasks from a user's own packages.
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -31,7 +30,7 @@ import tabulate
 from matplotlib.figure import Figure
 
 import tasks
-from tasks.task import DataError, FederatedData
+from tasks.task import FederatedData
 from tff_suite import figures, imports, writing
 from tff_suite.hparams import MAX_SEED, HparamError
 
@@ -305,6 +304,7 @@ def _value(hparam, text, flag):
         return hparam.check(text, flag)
 
 
+@command_line.reported
 def main(arguments: list[str]) -> int:
     """Shows the partition that the arguments describe.
 
@@ -319,57 +319,45 @@ def main(arguments: list[str]) -> int:
     first.add_argument("--import", action="append", default=[], dest="modules")
     known = first.parse_known_args(arguments)[0]
     name = known.task
-    try:
-        imports.modules_of_ones_own(known.modules)
-        spec = tasks.get(name) if name is not None else None
-        options = _parser(spec).parse_args(arguments)
-        if options.max_clients < 1:
-            raise HparamError(f"--max_clients={options.max_clients} must be >= 1.")
-        if options.most is not None and not 0 < options.most <= 100:
-            raise HparamError(f"--most={options.most:g} must be above 0 and at most 100.")
-        if not 0 <= options.seed <= MAX_SEED:
-            raise HparamError(f"--seed={options.seed} must be in [0, {MAX_SEED}].")
-        settings = {}
-        for hparam in spec.hparams:
-            flag = hparam.flag_name(name)
-            text = getattr(options, flag)
-            if text is not None:
-                settings[hparam.name] = _value(hparam, text, f"--{flag}")
-        task = tasks.load(
-            name,
-            data_dir=options.data_dir,
-            seed=options.seed,
-            use_synthetic_data=options.use_synthetic_data,
-            **settings,
-        )
-        number = len(task.train.client_ids)
-        clients = np.arange(number)
-        if number > options.max_clients:
-            drawn = np.random.default_rng(options.seed).permutation(number)
-            clients = np.sort(drawn[: options.max_clients])
-        shown = partition(task.train, clients)
-        part = "" if len(clients) == number else f", {len(clients):,} of them shown"
-        title = f"{name}: {number:,} clients, {int(np.sum(task.train.sizes)):,} examples{part}"
-        told = ", ".join(f"{k} = {v}" for k, v in settings.items() if k not in _NOT_TOLD)
-        print(f"{title}\n\n{table(shown)}\n")
-        if shown.note:
-            print(f"{shown.note}\n")
-        paths = figures.save(draw(shown, f"{title}\n{told}".rstrip(), options.most), options.output)
-        data = os.path.splitext(paths[0])[0] + ".csv"
-        write_csv(shown, data)
-        print("\n".join([*paths, data]))
-    except HparamError as error:
-        return _fail(error, 2)
-    except (DataError, OSError) as error:
-        return _fail(error, 1)
-    except MemoryError as error:
-        return _fail(f"Out of memory ({str(error) or 'no more is free'}).", 1)
+    imports.modules_of_ones_own(known.modules)
+    spec = tasks.get(name) if name is not None else None
+    options = _parser(spec).parse_args(arguments)
+    if options.max_clients < 1:
+        raise HparamError(f"--max_clients={options.max_clients} must be >= 1.")
+    if options.most is not None and not 0 < options.most <= 100:
+        raise HparamError(f"--most={options.most:g} must be above 0 and at most 100.")
+    if not 0 <= options.seed <= MAX_SEED:
+        raise HparamError(f"--seed={options.seed} must be in [0, {MAX_SEED}].")
+    settings = {}
+    for hparam in spec.hparams:
+        flag = hparam.flag_name(name)
+        text = getattr(options, flag)
+        if text is not None:
+            settings[hparam.name] = _value(hparam, text, f"--{flag}")
+    task = tasks.load(
+        name,
+        data_dir=options.data_dir,
+        seed=options.seed,
+        use_synthetic_data=options.use_synthetic_data,
+        **settings,
+    )
+    number = len(task.train.client_ids)
+    clients = np.arange(number)
+    if number > options.max_clients:
+        drawn = np.random.default_rng(options.seed).permutation(number)
+        clients = np.sort(drawn[: options.max_clients])
+    shown = partition(task.train, clients)
+    part = "" if len(clients) == number else f", {len(clients):,} of them shown"
+    title = f"{name}: {number:,} clients, {int(np.sum(task.train.sizes)):,} examples{part}"
+    told = ", ".join(f"{k} = {v}" for k, v in settings.items() if k not in _NOT_TOLD)
+    print(f"{title}\n\n{table(shown)}\n")
+    if shown.note:
+        print(f"{shown.note}\n")
+    paths = figures.save(draw(shown, f"{title}\n{told}".rstrip(), options.most), options.output)
+    data = os.path.splitext(paths[0])[0] + ".csv"
+    write_csv(shown, data)
+    print("\n".join([*paths, data]))
     return 0
-
-
-def _fail(reason, code: int) -> int:
-    print(f"error: {command_line.one_line(reason)}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ a set that is not whole is never taken for one. Run again on a finished set, it 
 
 import argparse
 import os
-import sys
 import time
 
 from tff_suite import command_line
@@ -23,10 +22,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tasks
 from tasks.formats import files
-from tasks.task import DataError
 from tff_suite.hparams import HparamError
 
 
+@command_line.reported
 def main(arguments: list[str]) -> int:
     """Prepares a task's data.
 
@@ -50,35 +49,20 @@ def main(arguments: list[str]) -> int:
         "--data_dir", help="folder to make the data in; default: --source", **folder
     )
     options = parser.parse_args(arguments)
-    try:
-        prepare = tasks.get(options.task).prepare_fn()
-        if prepare is None:
-            raise HparamError(
-                f"--task={options.task} reads its files as they are; to prepare: {', '.join(names)}"
-            )
-        files.check_folder(options.source, "--source")
-        started = time.monotonic()
-        made = prepare(options.source, options.data_dir or options.source)
-    except HparamError as error:
-        return _fail(error, 2)
-    except DataError as error:
-        return _fail(error, 1)
-    except KeyboardInterrupt:
-        number = command_line.received()
-        return _fail(
-            f"stopped by {number.name}; run the same command again to resume.", 128 + number
+    prepare = tasks.get(options.task).prepare_fn()
+    if prepare is None:
+        raise HparamError(
+            f"--task={options.task} reads its files as they are; to prepare: {', '.join(names)}"
         )
+    files.check_folder(options.source, "--source")
+    started = time.monotonic()
+    made = prepare(options.source, options.data_dir or options.source)
     verb = f"made in {time.monotonic() - started:.1f} s" if made.new else "is whole and unchanged"
     print(f"{made.path} {verb}")
     for name, (count, published) in made.counts.items():
         beside = "" if published is None else f" (published: {published:,})"
         print(f"  {name}: {count:,}{beside}")
     return 0
-
-
-def _fail(reason, code: int) -> int:
-    print(f"error: {command_line.one_line(reason)}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from tff_suite.errors import FedError
+
 # Characters of an error text at its beginning and at its end that are always shown.
 _HALF = 1000
 
 
-class DataError(Exception):
+class DataError(FedError):
     """Data that is missing, damaged or not what it should be.
 
     The text is one line: which file, what is wrong, where to get it and which flag points at it.
     """
-
-    exit_code = 1
 
     def __init__(self, text: str):
         r"""Makes a line of a text, into which names and contents of files may have got.

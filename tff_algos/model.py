@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tff_suite.errors import FedError
 
-class ModelError(ValueError):
+
+class ModelError(FedError, ValueError):
     """A model that cannot be used as a pure function; the text names the part and the remedy."""
 
 

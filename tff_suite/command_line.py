@@ -33,6 +33,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from tff_suite.errors import FedError
+
 _LONGEST_LINE = 2000
 # What asks a process to stop: Ctrl-C, `kill` and the end of a terminal.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -85,8 +87,7 @@ def _answered_early(parser) -> int | None:
 def reported(main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
     """Decorates a command: help is printed, and errors become one line and an exit code.
 
-    Errors that a user can cause have an attribute `exit_code`. Others are defects of the suite and
-    are let through.
+    An error that is neither a `FedError` nor the system's is a defect of the suite and let through.
 
     Args:
       main: Command line without the program's name → exit code.
@@ -110,11 +111,8 @@ def reported(main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
         except MemoryError as e:
             told = f"Out of memory ({str(e) or 'no more is free'}); smaller settings may help."
             return fail(told, 1)
-        except Exception as e:
-            code = getattr(e, "exit_code", None)
-            if code is None:
-                raise
-            return fail(e, code)
+        except FedError as e:
+            return fail(e, e.exit_code)
 
     return reporting
 

@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tff_suite.errors import FedError
+
 Value = bool | int | float | str | None
 
 # Counts are 32-bit numbers in TensorFlow's graphs and in seeds.
@@ -18,12 +20,8 @@ MAX_INT = 2**31 - 1
 MAX_SEED = 2**32 - 1
 
 
-class HparamError(ValueError):
-    """A setting that is unknown, of the wrong type or out of range; the text is one line.
-
-    Attributes:
-      exit_code: Exit code of a command that it ends, as of every error that a user can cause.
-    """
+class HparamError(FedError, ValueError):
+    """A setting that is unknown, of the wrong type or out of range; the text is one line."""
 
     exit_code = 2
 

@@ -26,6 +26,7 @@ from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_suite import memory
+from tff_suite.errors import FedError
 
 # Numbers of the values that a round begins with.
 STATE, CLIENTS, CLIENT_STATES = range(3)
@@ -33,7 +34,7 @@ STATE, CLIENTS, CLIENT_STATES = range(3)
 AGGREGATES = ("mean", "sum", "max", "stack")
 
 
-class NotDivisibleError(ValueError):
+class NotDivisibleError(FedError, ValueError):
     """A round with a word that cannot be said to a part of the cohort; its text is one line."""
 
 

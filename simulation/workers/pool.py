@@ -19,9 +19,8 @@ from simulation.errors import NoWorkersError, RunError
 from simulation.rounds.in_chunks import RoundCohort
 from simulation.workers import worker as worker_lib
 from simulation.workers.placement import Prediction, shares
-from tasks.task import DataError
 from tff_suite import memory
-from tff_suite.hparams import HparamError
+from tff_suite.errors import FedError
 
 # A chunk that so many workers were lost over is what they were lost for.
 _MOST_LOSSES = 3
@@ -492,7 +491,7 @@ def _told(name, error) -> Exception:
     """Returns what a worker's error is to the user: one line."""
     cause = error.cause
     text = " ".join(str(cause).split()) or type(cause).__name__
-    if isinstance(cause, HparamError | RunError | DataError):
+    if isinstance(cause, FedError):
         return type(cause)(f"{name}: {text}")
     if isinstance(cause, MemoryError):
         return RunError(f"{name} is out of memory; fewer workers a machine take less.")

@@ -23,7 +23,7 @@ import numpy as np
 
 from tasks.task import DataError
 from tff_suite import memory
-from tff_suite.hparams import HparamError
+from tff_suite.errors import FedError
 
 # No file of a data set is larger, once unpacked, than this; what is is no such file.
 MAX_BYTES = 2 << 30
@@ -203,7 +203,7 @@ def decoding(name: str, advice: str, what: str = "cannot be read") -> Iterator[N
     """
     try:
         yield
-    except (DataError, HparamError):
+    except FedError:
         raise
     except FileNotFoundError as error:
         path = error.filename if isinstance(error.filename, str) else name
