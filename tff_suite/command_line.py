@@ -71,6 +71,18 @@ def begin(parser: Any = None) -> None:
             run(lambda _: answered)
 
 
+def answer_help(text: str) -> None:
+    """Ends the process with a text if `--help` or `-h` is asked for.
+
+    For a command without a `Parser` whose imports take seconds, to be called before them; `text` is
+    the module's docstring, which then has to name every flag.
+    """
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        begin()
+        print(text.rstrip())
+        run(lambda _: 0)
+
+
 def _answered_early(parser) -> int | None:
     """Returns the exit code of a command line that asks for help or is wrong; else `None`."""
     going_on = -1
@@ -244,6 +256,8 @@ def run(main: Callable[[list[str]], int]) -> NoReturn:
         code = main(sys.argv[1:])
     except KeyboardInterrupt:
         _end_at_once(received())
+    except SystemExit as e:  # Of argparse, for --help or wrong flags.
+        code = e.code
     handle_stops(_end_at_once)
     for output in (sys.stdout, sys.stderr):
         output.flush()
