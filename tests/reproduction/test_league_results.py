@@ -1,0 +1,162 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from reproduction import items, league
+from simulation.records import outputs
+
+_RATIOS = np.array([1.0, 2.0, 4.0])
+
+
+def test_profiles_are_the_share_of_problems_within_a_ratio_of_the_best():
+    """Two problems: `a` is best on the first, `b` on the second, which `c` never solves."""
+    costs = {"a": [10.0, 40.0], "b": [20.0, 10.0], "c": [10.0, math.inf]}
+    found = league.profiles({m: np.array(v) for m, v in costs.items()}, _RATIOS)
+    np.testing.assert_allclose(found["a"], [0.5, 0.5, 1.0])
+    np.testing.assert_allclose(found["b"], [0.5, 1.0, 1.0])
+    np.testing.assert_allclose(found["c"], [0.5, 0.5, 0.5])
+
+
+def test_a_problem_that_no_method_solves_counts_against_all():
+    costs = {"a": np.array([1.0, math.inf]), "b": np.array([2.0, math.inf])}
+    np.testing.assert_allclose(league.profiles(costs, _RATIOS)["a"], [0.5, 0.5, 0.5])
+    assert league.area(costs) == {"a": 0.5, "b": pytest.approx(0.5 * 2 / 3)}
+
+
+def test_the_area_is_the_profile_integrated():
+    generator = np.random.default_rng(0)
+    costs = {m: np.exp(generator.normal(size=9)) for m in "abc"}
+    costs["a"][3] = math.inf
+    ratios = np.linspace(1.0, 4.0, 200_001)
+    for method, profile in league.profiles(costs, ratios).items():
+        integral = np.mean((profile[1:] + profile[:-1]) / 2)
+        assert league.area(costs)[method] == pytest.approx(integral, abs=1e-4)
+
+
+def test_final_metrics_are_in_units_of_the_baseline():
+    finals = {"fedavg": np.array([[0.4, 2.0], [0.6, 4.0]]), "a": np.array([[1.0, 3.0]])}
+    scaled = league.scaled(finals)
+    np.testing.assert_allclose(scaled["a"], [[2.0, 1.0]])
+    np.testing.assert_allclose(scaled["fedavg"].mean(axis=0), [1.0, 1.0])
+
+
+_ITEM = """
+title = "League: toy"
+rounds = 8
+columns = [{ name = "accuracy", metric = "validation/accuracy" }]
+selection = { metric = "validation/loss", last_rounds = 1 }
+search = { factor = 2, rounds = 2 }
+[rows]
+fedavg = "a.flags --algorithm=fedavg"
+fedsam = "a.flags --algorithm=fedsam"
+[grid]
+fedavg = { client_learning_rate = { log = [0.01, 1] } }
+fedsam = { client_learning_rate = { log = [0.01, 1] } }
+[setups.study1]
+title = "toy; study 1"
+seeds = [1]
+sample = { points = 4, seed = 1 }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    home = tmp_path / "league"
+    home.mkdir()
+    (home / "toy.toml").write_text(_ITEM)
+    (home / "a.flags").write_text(
+        "--task=synthetic\n--clients_per_round=2\n--client_batch_size=5\n"
+    )
+    return home
+
+
+def _carry_out(setup, method, root, speed, diverge=False):
+    """Leaves what a search would: larger rates are better, and learn `speed` a round."""
+    points = setup.points(method)
+    rates = sorted((p["client_learning_rate"] for p in points), reverse=True)
+    for rounds, kept in ((2, 4), (4, 2), (8, 1)):
+        some = [p for p in points if p["client_learning_rate"] in rates[:kept]]
+        for run in items.planned_runs(
+            setup, [method], {method: some}, setup.seeds, root=root, max_rounds=rounds
+        ):
+            run.folder.mkdir(parents=True, exist_ok=True)
+            rate = run.point["client_learning_rate"]
+            lines = ["round_num,train/num_examples,validation/loss,validation/accuracy", "0,,,0"]
+            for r in range(1, rounds + 1):
+                lines.append(f"{r},10,{1 / rate},{speed * r}")
+            (run.folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+            flags = {"algorithm": method, "seed": 1, "task": "synthetic"}
+            (run.folder / "hparams.json").write_text(json.dumps({"flags": flags}))
+            if diverge:
+                (run.folder / outputs.DIVERGED).write_text('{"reason": "x"}')
+            else:
+                final = {"validation/loss": 1 / rate}
+                summary = {"rounds": rounds, "mean_round_seconds": 1.0, "final": final}
+                (run.folder / "summary.json").write_text(json.dumps(summary))
+
+
+def _setup(folder):
+    (item,) = items.own_items(str(folder))
+    return item.setups["study1"]
+
+
+def test_a_study_is_its_best_point_and_its_cost_to_the_target(folder, tmp_path):
+    setup, root = _setup(folder), str(tmp_path / "results")
+    _carry_out(setup, "fedavg", root, 0.1)
+    _carry_out(setup, "fedsam", root, 0.2)
+    studies = league.studies_of(folder, root)
+    assert [s.method for s in studies] == ["fedavg", "fedsam"]
+    best = max(p["client_learning_rate"] for p in setup.points("fedavg"))
+    assert studies[0].run.point == {"client_learning_rate": best}
+    records = {r["method"]: r for r in league.table(folder, studies)}
+    # FedAvg reaches 0.1 x 6 at three quarters of 8 rounds; FedSAM twice as fast, at two gradients.
+    assert records["fedavg"]["target"] == pytest.approx(0.6)
+    assert [records["fedavg"][m] for m in league.MEASURES] == [6, 60.0, 12]
+    assert [records["fedsam"][m] for m in league.MEASURES] == [3, 60.0, 6]
+    costs = league.costs_of(list(records.values()), "rounds")
+    assert league.area(costs) == {"fedavg": pytest.approx(2 / 3), "fedsam": 1.0}
+
+
+def test_a_search_on_its_way_is_no_study(folder, tmp_path):
+    setup, root = _setup(folder), str(tmp_path / "results")
+    _carry_out(setup, "fedavg", root, 0.1)
+    _carry_out(setup, "fedsam", root, 0.1)
+    best = max(p["client_learning_rate"] for p in setup.points("fedsam"))
+    (run,) = items.planned_runs(
+        setup, ["fedsam"], {"fedsam": [{"client_learning_rate": best}]}, [1], root=root
+    )
+    (run.folder / "summary.json").unlink()
+    lines = (run.folder / "metrics.csv").read_text().splitlines()
+    (run.folder / "metrics.csv").write_text("\n".join(lines[:7]) + "\n")
+    assert [s.method for s in league.studies_of(folder, root)] == ["fedavg"]
+
+
+def test_a_study_whose_points_all_diverged_never_reaches_the_target(folder, tmp_path):
+    setup, root = _setup(folder), str(tmp_path / "results")
+    _carry_out(setup, "fedavg", root, 0.1)
+    _carry_out(setup, "fedsam", root, 0.1, diverge=True)
+    _, failed = league.studies_of(folder, root)
+    assert failed.run is None and failed.loss == math.inf
+    _, record = league.table(folder, [*league.studies_of(folder, root)])
+    assert [record[m] for m in league.MEASURES] == [math.inf] * 3
+
+
+def test_without_the_baseline_there_is_no_target(folder, tmp_path, capsys):
+    setup, root = _setup(folder), str(tmp_path / "results")
+    _carry_out(setup, "fedsam", root, 0.1)
+    (record,) = league.table(folder, league.studies_of(folder, root))
+    assert record["target"] == record["rounds"] == ""
+    assert league.costs_of([record], "rounds") == {}
+    assert league.main([f"--root={root}", f"--folder={folder}"]) == 0
+    assert "No method has all studies" in capsys.readouterr().out
+
+
+def test_the_command_writes_a_table(folder, tmp_path, capsys):
+    setup, root = _setup(folder), str(tmp_path / "results")
+    _carry_out(setup, "fedavg", root, 0.1)
+    assert league.main([f"--root={root}", f"--folder={folder}"]) == 0
+    header, line = (folder / "studies.csv").read_text().splitlines()
+    assert header.startswith("workload,study,method,point") and line.startswith("toy,study1,fedavg")
+    assert "area under the profile: fedavg 1.00" in capsys.readouterr().out
