@@ -12,12 +12,15 @@ of your own (docs/items.md). Every run is a `run_experiment.py` of its own, so t
 skipped and what was cut off is resumed.
 """
 
+import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 import types
 from typing import NoReturn
@@ -117,6 +120,10 @@ PARSER.flag(
     "Only draw recorded figures again from the CSV files beside them.",
     common=False,
 )
+PARSER.flag("all_columns", False, "Print all columns, settings and seeds in the table.")
+PARSER.flag("json", False, "Print the results as JSON, and progress on standard error.")
+# What `--json` prints.
+_answers: list[dict] = []
 # The flags in force, once `main` has read them.
 FLAGS = types.SimpleNamespace()
 
@@ -286,13 +293,35 @@ def reproduce(  # noqa: C901
     latex = f"% {setup.title}\n{comments}{latex}\n"
     writing.write_atomically(folder / "table.tex", latex.encode())
     drawn = drawing.draw(setup, runs, chosen, folder)
-    print(f"\n{text}")
-    print(f"Columns (docs/metrics.md): {results.columns_in_words(setup)}")
-    named = ", ".join(pathlib.Path(path).name for path in drawn)
-    print(f"In {folder}: results.csv, runs.csv, table.md, table.tex, {named}")
+    named = ["results.csv", "runs.csv", "table.md", "table.tex"]
+    named += [pathlib.Path(path).name for path in drawn]
+    if options.json:
+        content = {"paper": setup.paper, "item": setup.item, "setup": setup.name}
+        content |= {"title": setup.title, "folder": str(folder), "files": named}
+        _answers.append({**content, "caveats": caveats, "records": records})
+    else:
+        print(_told(setup, records, caveats, folder, named, options))
     if options.record:
         readme.record(setup, folder)
         print(f"Recorded in {readme.recorded_folder(setup)}.")
+
+
+def _told(setup, records, caveats, folder, named, options) -> str:
+    """Returns what is printed of a set-up that has run: table, what to know, what to do next."""
+    names = results.columns_of_paper(records, setup)
+    table = results.short_table(records, setup)
+    if options.all_columns:
+        names, table = None, results.format_table(records, setup)
+    flags = ("root_output_dir", "data_dir")
+    places = [f"--{flag}={getattr(options, flag)}" for flag in flags if flag in options.given]
+    rest = [
+        *caveats,
+        f"Columns (docs/metrics.md): {results.columns_in_words(setup, names)}",
+        f"In {folder}: {', '.join(named)}",
+    ]
+    lines = [textwrap.fill(line, 100, break_long_words=False) for line in rest]
+    commands = [f"  {command}" for command in results.what_next(records, setup, places)]
+    return "\n".join(["", setup.title, "", table, "", *lines, "Next:", *commands])
 
 
 def _searched(setup, rows, points, seeds, plan, execute):
@@ -512,7 +541,12 @@ def main(arguments: list[str]) -> int:
         raise UsageError(f"{needed} must be set; --list shows what there is.")
     changes.start_over()
     (item,) = _asked_items()
-    _reproduce_all(list(_asked_setups(item).values()))
+    _answers.clear()
+    # So that what is printed is JSON alone.
+    with contextlib.redirect_stdout(sys.stderr) if FLAGS.json else contextlib.nullcontext():
+        _reproduce_all(list(_asked_setups(item).values()))
+    if FLAGS.json:
+        print(json.dumps(_answers, indent=2))
     if FLAGS.record and not FLAGS.items:
         _write_readmes()
     return 0

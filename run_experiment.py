@@ -48,14 +48,14 @@ def main(arguments: list[str]) -> int:
     code, settings = _train(arguments)
     if code == 0:
         folder = os.path.join(settings["root_output_dir"], settings["experiment_name"])
-        command_line.say(_NEXT.format(folder=shlex.quote(folder)))
+        command_line.say(_NEXT.format(folder=shlex.quote(folder), python=command_line.python()))
     return code
 
 
 # What a finished run ends with.
 _NEXT = """Results are in {folder}. Next:
-  plot:     python -m reproduction.plots curves {folder} --output=curves.png
-  compare:  python reproduce.py --compare {folder} OTHER_RUN
+  plot:     {python} -m reproduction.plots curves {folder} --output=curves.png
+  compare:  {python} reproduce.py --compare {folder} OTHER_RUN
   go on:    the same command with more --total_rounds"""
 
 

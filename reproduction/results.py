@@ -3,14 +3,17 @@
 import csv
 import io
 import pathlib
-from collections.abc import Mapping, Sequence
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tabulate
 
+import tff_algos
 from reproduction import run_folders
-from reproduction.items import PlannedRun, ReproduceError, Setup, format_value
-from tff_suite import writing
+from reproduction.items import PAPERS, PlannedRun, ReproduceError, Setup, format_value
+from tff_suite import command_line, writing
 
 
 def selection_value(
@@ -235,25 +238,53 @@ def format_cell(value: Any, spread: Any = None, digits: int = 2) -> str:
     return text + (f" ± {float(spread):.{digits}f}" if spread not in (None, "") else "")
 
 
-def format_table(rows: Sequence[Mapping[str, Any]], setup: Setup, style: str = "github") -> str:
+def columns_of_paper(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
+    """Returns the columns that the paper's table has; all but times if it has none of ours."""
+    names = [n for n in dict.fromkeys(r["column"] for r in rows) if n != "seconds_per_round"]
+    known = {column for _, column in published(setup)}
+    return [name for name in names if name in known] or names
+
+
+def short_table(rows: Sequence[Mapping[str, Any]], setup: Setup) -> str:
+    """Returns the paper's columns, ours and published, as a Markdown table.
+
+    Args:
+      rows: `records`.
+      setup: The set-up.
+    """
+    return format_table(rows, setup, names=columns_of_paper(rows, setup), has_settings=False)
+
+
+def format_table(
+    rows: Sequence[Mapping[str, Any]],
+    setup: Setup,
+    style: str = "github",
+    *,
+    names: Sequence[str] | None = None,
+    has_settings: bool = True,
+) -> str:
     """Returns a table: a row of ours and, where there is one, the paper's below it.
 
     Args:
       rows: `records`.
       setup: The set-up.
       style: A format of tabulate, e.g. `github`, `latex_booktabs`.
+      names: The columns to show; by default all.
+      has_settings: Whether chosen settings and seeds are shown, too.
     """
     theirs = published(setup)
     digits = {c["name"]: c.get("digits", 2) for c in setup.columns}
-    names = list(dict.fromkeys(r["column"] for r in rows))
-    rates = _setting_names(rows)
+    if names is None:
+        names = list(dict.fromkeys(r["column"] for r in rows))
+    rates = _setting_names(rows) if has_settings else []
     lines = []
     for row in dict.fromkeys(r["row"] for r in rows):
         ours = {r["column"]: r for r in rows if r["row"] == row}
         first = next(iter(ours.values()))
         rounds = first["rounds"] if first["rounds"] != "" else first["status"]
         lines.append(
-            [row, "ours", *(first.get(k, "") for k in rates), rounds, first["seeds"]]
+            [row, "ours", *(first.get(k, "") for k in rates), rounds]
+            + ([first["seeds"]] if has_settings else [])
             + [
                 format_cell(ours[n]["value"], ours[n]["spread"], digits.get(n, 2))
                 if n in ours
@@ -265,14 +296,43 @@ def format_table(rows: Sequence[Mapping[str, Any]], setup: Setup, style: str = "
         if any(key[0] == their_row for key in theirs):
             cells = (theirs.get((their_row, n)) for n in names)
             lines.append(
-                [row, "paper", *("" for _ in rates), first.get("protocol_rounds", setup.rounds), ""]
+                [row, "paper", *("" for _ in rates), first.get("protocol_rounds", setup.rounds)]
+                + ([""] if has_settings else [])
                 + [
                     format_cell(c["value"], c["spread"], digits.get(n, 2)) if c else ""
                     for c, n in zip(cells, names, strict=True)
                 ]
             )
-    headers = ["method", "", *rates, "rounds", "seeds", *names]
+    seeds = ["seeds"] if has_settings else []
+    headers = ["method", "", *rates, "rounds", *seeds, *names]
     return tabulate.tabulate(lines, headers, tablefmt=style, disable_numparse=True)
+
+
+def what_next(
+    rows: Sequence[Mapping[str, Any]], setup: Setup, places: Sequence[str] = ()
+) -> list[str]:
+    """Returns two commands to try after a table.
+
+    Args:
+      rows: `records`.
+      setup: The set-up.
+      places: Flags that say where data and runs are.
+    """
+    ran = list(dict.fromkeys(r["row"] for r in rows))
+    is_own = setup.home.parent != PAPERS
+    of_item = f"--items={setup.home}" if is_own else f"--paper={setup.paper}"
+    parts = [of_item, f"--item={setup.item}", f"--setup={setup.name}", *places]
+    command = " ".join([f"{command_line.python()} reproduce.py", *map(shlex.quote, parts)])
+    rows_flag = shlex.quote("--rows=" + ",".join(ran))
+    same = "" if len(ran) == len(setup.rows) else f" {rows_flag}"
+    other = next((row for row in setup.rows if row not in ran), None)
+    tries = []
+    if any(_is_short(r) for r in rows):
+        tries.append(f"all rounds:      {command}{same}")
+    if other is not None:
+        tries.append(f"another method:  {command} {shlex.quote('--rows=' + other)}")
+    tries.append(f"all columns:     {command}{same} --all_columns")
+    return [*tries, f"other tables:    {command_line.python()} reproduce.py --list"][:2]
 
 
 _FIXED = (
@@ -333,7 +393,23 @@ def largest_difference(rows: Sequence[Mapping[str, Any]], setup: Setup) -> str:
     digits = {c["name"]: c.get("digits", 2) for c in setup.columns}[column]
     told = f"What differs most{far} is {row}'s {column}: "
     told += f"{ours:.{digits}f}, paper {paper:.{digits}f}"
-    return f"{told}. {setup.reasons[column]}" if column in setup.reasons else f"{told}."
+    reason = _of_rows(setup.reasons.get(column, ""), {r["row"] for r in rows}, setup)
+    return f"{told}. {reason}" if reason else f"{told}."
+
+
+def _of_rows(reason: str, ran: Collection[str], setup: Setup) -> str:
+    """Returns the sentences of a reason that name no method of the set-up that did not run."""
+    absent = [row for row in setup.rows if row not in ran]
+    names = {*absent, *map(_display_name, absent)} - {*ran, *map(_display_name, ran)}
+    of_others = re.compile(rf"\b({'|'.join(map(re.escape, sorted(names)))})\b", re.IGNORECASE)
+    sentences = re.split(r"(?<=\.) (?=[A-Z])", reason)
+    return " ".join(s for s in sentences if not names or not of_others.search(s))
+
+
+def _display_name(row: str) -> str:
+    """Returns a row's method as its paper writes it; the row itself if it names none."""
+    known = [n for n in tff_algos.names() if re.match(rf"{re.escape(n)}(?![a-z0-9])", row)]
+    return tff_algos.get(max(known, key=len)).display_name if known else row
 
 
 def short_name(row: str, setup: Setup) -> str:
@@ -342,10 +418,17 @@ def short_name(row: str, setup: Setup) -> str:
     return " ".join(word for word in row.split() if word not in shared)
 
 
-def columns_in_words(setup: Setup) -> str:
-    """Returns what the columns of a table are, by the names that docs/metrics.md defines."""
+def columns_in_words(setup: Setup, names: Collection[str] | None = None) -> str:
+    """Returns what the columns of a table are, by the names that docs/metrics.md defines.
+
+    Args:
+      setup: The set-up.
+      names: The columns; by default all.
+    """
     parts = []
     for column in setup.columns:
+        if names is not None and column["name"] not in names:
+            continue
         metric = f"`{column['metric']}`"
         if column.get("scale", 1) != 1:
             metric += f" x {column['scale']:g}"

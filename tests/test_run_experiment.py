@@ -300,10 +300,11 @@ def test_tensorboard_shows_runs_by_name_with_their_settings_and_what_matters_fir
 
 def what_next(folder):
     """The last lines of a run."""
+    python = command_line.python()
     return [
         f"Results are in {folder}. Next:",
-        f"  plot:     python -m reproduction.plots curves {folder} --output=curves.png",
-        f"  compare:  python reproduce.py --compare {folder} OTHER_RUN",
+        f"  plot:     {python} -m reproduction.plots curves {folder} --output=curves.png",
+        f"  compare:  {python} reproduce.py --compare {folder} OTHER_RUN",
         "  go on:    the same command with more --total_rounds",
     ]
 

@@ -154,6 +154,12 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
+def python() -> str:
+    """Returns how to call this interpreter in a command that a user is told to try."""
+    path = os.path.relpath(sys.executable) if sys.executable else ".."
+    return "python" if path.startswith("..") else path
+
+
 def handle_stops(handler: Callable[[int, Any], None]) -> dict[int, Any]:
     """Handles those of `SIGNALS` that are not ignored, as SIGHUP is by `nohup`.
 
