@@ -2,7 +2,7 @@
 
     .venv/bin/python -m examples.tff_objects
 
-Every part is a function of its own that returns the loss that it comes to.
+Every part is a function that returns its final loss.
 """
 
 import asyncio
@@ -295,7 +295,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
 
 
 def program_over_data_sets(data) -> float:
-    """TFF's program with a source of one's own."""
+    """TFF's program with your own source."""
     process = tff_algos.build(
         "fedadam", model_fn, client_learning_rate=0.1, server_learning_rate=0.1
     )

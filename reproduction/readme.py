@@ -570,13 +570,39 @@ def headline(text: str) -> str:
     return _replace(
         text,
         "headline",
-        f"**{agreed[0]} of {agreed[1]}** published numbers that could be compared are reproduced "
-        f"({compared[0]} of {compared[1]} without those that any method would reach); the "
-        f"{len(papers)} papers print {total.statuses.total():,}. Of their {found['claims']} claims "
-        f"{found[claims.HOLDS]} hold, {found[claims.FAILS]} do not, "
-        f"{found[claims.INCONCLUSIVE]} are inconclusive and {found[claims.UNTESTED]} are untested "
-        "here. [Each paper's main claim, with its verdict](papers/README.md).",
+        _table(
+            [
+                [
+                    "Published numbers",
+                    f"The {len(papers)} papers print {total.statuses.total():,}. {agreed[1]} could "
+                    f"be compared here, and **{agreed[0]} of {agreed[1]}** are reproduced "
+                    f"({compared[0]} of {compared[1]} without those that any method would reach).",
+                ],
+                [
+                    "[Claims](papers/README.md)",
+                    f"Of {found['claims']} claims {found[claims.HOLDS]} hold, "
+                    f"{found[claims.FAILS]} do not, {found[claims.INCONCLUSIVE]} are inconclusive "
+                    f"and {found[claims.UNTESTED]} are untested here.",
+                ],
+                ["GPU", _on_gpus()],
+            ],
+            ["evidence", "state"],
+        ),
     )
+
+
+def _on_gpus() -> str:
+    """Returns how many recorded results come from a GPU."""
+    rows = [
+        row
+        for item in all_items()
+        for setup in item.setups.values()
+        for row in score.recorded(setup)
+    ]
+    on = sum("GPU" in row.get("device", "") for row in rows)
+    if not on:
+        return "Untested: no recorded result comes from a GPU."
+    return f"{on:,} of {len(rows):,} recorded results come from a GPU."
 
 
 def _counted(found: score.Count, none="") -> list:

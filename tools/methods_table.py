@@ -1,4 +1,4 @@
-"""Writes the README's table of methods from what the methods declare.
+"""Writes the table of `docs/methods.md` from what the methods declare.
 
 python tools/methods_table.py
 """
@@ -10,6 +10,7 @@ import re
 import sys
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
+PAGE = REPO / "docs" / "methods.md"
 _TABLE = re.compile(r"(?<=<!-- begin methods -->\n).*?(?=<!-- end methods -->)", re.S)
 
 
@@ -23,7 +24,7 @@ def table() -> str:
     for module, members in itertools.groupby(sorted(own, key=_module), key=_module):
         members = list(members)
         names = " ".join(f"`{spec.name}`" for spec in members)
-        link = f"[{names}]({module.replace('.', '/')}.py)"
+        link = f"[{names}](../{module.replace('.', '/')}.py)"
         lines.append(f"| {link} | {' '.join(s.summary for s in members)} | {members[0].paper} |")
     return "\n".join(lines) + "\n"
 
@@ -33,15 +34,14 @@ def _module(spec):
 
 
 def written(text: str) -> str:
-    """Returns a README with the table in its place."""
+    """Returns a page with the table in its place."""
     return _TABLE.sub(lambda _: table(), text)
 
 
 def main(arguments: list[str]) -> int:
     """Writes the table; returns the exit code."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args(arguments)
-    readme = REPO / "README.md"
-    readme.write_text(written(readme.read_text()))
+    PAGE.write_text(written(PAGE.read_text()))
     return 0
 
 

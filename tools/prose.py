@@ -28,7 +28,7 @@ LONGEST_HELP = 200  # Characters: two lines of a terminal.
 MOST_SENTENCES_OF_AN_ERROR = 2
 
 # Kinds of text that must be free of faults. The others are on their way.
-ENFORCED = ("style",)
+ENFORCED = ("readme", "style")
 KINDS = {
     "readme": "README.md and CONTRIBUTING.md",
     "changelog": "CHANGELOG.md",
@@ -62,7 +62,7 @@ WORDS = {
     r"nobody": "say what does not, and why",
     r"c[ao]me to (?:need|be|hold)": "say 'need', 'become' or 'grow as needed'",
     r"such as are": "say which",
-    r"of (?:one|its|their|your|his|her|our|my)(?:'s)? own": "put 'own' before the noun",
+    r"of (?:its|their|his|her) own": "put 'own' before the noun",
     r"one's own": "say 'your own'",
     r"save that": "say 'except that'",
     r"(?<!there )(?:is|are|was|were) no "

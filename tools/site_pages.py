@@ -59,7 +59,12 @@ def pages() -> dict[str, str]:
     made = {}
     for path in [*sorted((_REPO / "papers").rglob("*.md")), _REPO / "examples/README.md"]:
         made[path.relative_to(_REPO).as_posix()] = _within_the_site(path.read_text())
-    made["index.md"] = _within_the_site((_REPO / "README.md").read_text())
+    for name, page in (
+        ("README", "index"),
+        ("CONTRIBUTING", "contributing"),
+        ("CHANGELOG", "changelog"),
+    ):
+        made[f"{page}.md"] = _within_the_site((_REPO / f"{name}.md").read_text())
     made["reference/methods.md"] = _methods()
     calls = [
         f"::: {of}\n    options:\n      heading: {name}\n      toc_label: {name}"

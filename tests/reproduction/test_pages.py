@@ -162,29 +162,42 @@ def row_of(page, block, name):
     return dict(zip(names, values, strict=True))
 
 
+def headline(text):
+    begin, end = map(text.index, ("<!-- begin headline -->", "<!-- end headline -->"))
+    assert text[:begin].count("\n") < 10
+    return text[begin:end].replace("*", "")
+
+
 def test_the_readme_says_in_its_first_screen_what_the_scoreboard_says():
-    begin = README.splitlines().index("<!-- begin headline -->")
-    assert begin < 10
-    line = README.splitlines()[begin + 1]
+    box = headline(README)
     cells, said = row_of(SCOREBOARD, "scoreboard", "all"), row_of(SCOREBOARD, "claims", "all")
     compared = [
         (int(cells[f"reproduced{of}"]), int(cells[f"not reproduced{of}"]))
         for of in ("", ", discriminating")
     ]
     for agreed, missed in compared:
-        assert f"{agreed} of {agreed + missed}" in line.replace("*", "")
-    assert f"{int(cells['cells']):,}" in line
+        assert f"{agreed} of {agreed + missed}" in box
+    assert f"{int(cells['cells']):,}" in box
     numbers = [said[name] for name in ("claims", "holds", "does not", "inconclusive")]
-    assert "{} claims {} hold, {} do not, {} are inconclusive".format(*numbers) in line
+    assert "{} claims {} hold, {} do not, {} are inconclusive".format(*numbers) in box
 
 
 def test_the_headline_follows_the_results(monkeypatch):
-    """With nothing recorded nothing is compared: the line is not written by hand."""
+    """With nothing recorded nothing is compared: the box is not written by hand."""
     monkeypatch.setattr(score, "recorded", lambda setup, name="": [])
-    line = readme.headline(README).splitlines()[
-        README.splitlines().index("<!-- begin headline -->") + 1
-    ]
-    assert line.startswith("**0 of 0**") and "111 are untested" in line
+    box = headline(readme.headline(README))
+    assert "0 of 0 are reproduced" in box and "111 are untested" in box
+    assert "no recorded result comes from a GPU" in box
+
+
+def test_the_headline_counts_results_of_gpus(monkeypatch):
+    recorded = score.recorded
+
+    def on_a_gpu(setup, name="results.csv"):
+        return [{**row, "device": "GPU (A100)"} for row in recorded(setup, name)]
+
+    monkeypatch.setattr(score, "recorded", on_a_gpu)
+    assert "recorded results come from a GPU" in headline(readme.headline(README))
 
 
 def test_an_installed_package_has_pages_without_a_headline(monkeypatch, tmp_path):

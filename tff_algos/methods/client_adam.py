@@ -1,4 +1,4 @@
-"""Client Adam: each client with moments of its own; the "vanilla" method that FedCAda improves.
+"""Client Adam: each client with its own moments; the "vanilla" method that FedCAda improves.
 
 Zhou et al.: "FedCAda: Adaptive Client-Side Optimization for Accelerated and Stable Federated
 Learning", arXiv 2405.11811, Algorithm 1.
@@ -57,7 +57,7 @@ SPEC = MethodSpec(
     name="client_adam",
     display_name="Client Adam",
     look=("blue", "dash_dot_dot"),
-    summary="Adam on the clients, each with moments of its own.",
+    summary="Adam on the clients, each with its own moments.",
     paper="Zhou et al., FedCAda: Adaptive Client-Side Optimization, arXiv 2405.11811",
     hparams=(
         *MOMENTS,

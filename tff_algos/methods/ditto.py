@@ -45,7 +45,7 @@ SPEC = MethodSpec(
     name="ditto",
     display_name="Ditto",
     look=("wine", "dashed"),
-    summary="Each client has a model of its own, held near the common one.",
+    summary="Each client has its own model, held near the common one.",
     paper=(
         "Li, Hu, Beirami, Smith, Ditto: Fair and Robust Federated Learning Through "
         "Personalization, arXiv 2012.04221"

@@ -44,12 +44,12 @@ def test_a_profile_of_no_round_is_a_warning(tmp_path):
     [("current", "requirements.txt"), ("published", "stacks/published/requirements.txt")],
 )
 def test_what_shows_profiles_is_named_with_the_version_of_the_pinned_tensorboard(stack, lock):
-    """And README has the current stack's."""
+    """And the page on run folders has the current stack's."""
     pins = (_REPO / lock).read_text()
     (tensorboard,) = re.findall(r"^tensorboard==(\d+\.\d+)\.", pins, re.MULTILINE)
     assert f"tensorboard-plugin-profile=={tensorboard}." in profile.VIEWERS[stack]
     install = f"pip install {profile.VIEWERS['current']}"
-    assert install in " ".join((_REPO / "README.md").read_text().split())
+    assert install in " ".join((_REPO / "docs" / "run_folder.md").read_text().split())
 
 
 def _rows(folder: pathlib.Path):
