@@ -183,7 +183,7 @@ def of_ids(process, data) -> tff.learning.templates.LearningProcess:
         return data.serializable_dataset_fn(client_id).batch(BATCH_SIZE)
 
     return tff.simulation.compose_dataset_computation_with_learning_process(
-        dataset_of, tff_algos.taking_datasets(process, BATCH_SIZE)
+        dataset_of, tff_algos.from_datasets(process, BATCH_SIZE)
     )
 
 
@@ -299,7 +299,7 @@ def program_over_data_sets(data) -> float:
     process = tff_algos.build(
         "fedadam", model_fn, client_learning_rate=0.1, server_learning_rate=0.1
     )
-    taking = tff_algos.taking_datasets(process, BATCH_SIZE)
+    taking = tff_algos.from_datasets(process, BATCH_SIZE)
     with tempfile.TemporaryDirectory() as folder:
         result = tffs_program(taking, Cohorts(data), folder)
     return float(result["metrics"]["model_metrics"]["loss"])

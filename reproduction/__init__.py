@@ -1,7 +1,15 @@
 """Many runs: a paper's tables and figures from its flag files."""
 
+from __future__ import annotations
 
-def load_runs(folders):
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def load_runs(folders: Iterable[str]) -> pd.DataFrame:
     """Loads runs as one `pandas.DataFrame`; see `reproduction.compare.load_runs`."""
     from reproduction import compare
 

@@ -688,7 +688,7 @@ def absolute(data_dir: str) -> str:
 
 
 @functools.cache
-def settings_of_file(flagfile) -> Mapping[str, Value]:
+def settings_of_file(flagfile: str) -> Mapping[str, Value]:
     """Returns flag → value of a flag file that is whole; nothing if more flags must be set."""
     try:
         return experiment_flags.parse([f"--flagfile={REPO / flagfile}"]).in_force

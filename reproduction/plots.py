@@ -697,7 +697,9 @@ def direction_norms(
     return curves(relative, quantity=Quantity("‖d‖ / max ‖d‖"), title=title, protocol=protocol)
 
 
-def best_over_seeds(points: pd.DataFrame, by: Sequence[str], higher_is_better: bool):
+def best_over_seeds(
+    points: pd.DataFrame, by: Sequence[str], higher_is_better: bool
+) -> pd.DataFrame:
     """Averages over seeds, then keeps of all settings the best for each value of `by`.
 
     Args:

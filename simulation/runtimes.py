@@ -24,7 +24,7 @@ import ctypes
 import functools
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from simulation.errors import RunError
@@ -44,7 +44,7 @@ _M_ARENA_MAX = -8
 
 
 @contextlib.contextmanager
-def installed(name: str, num_threads: int | None = None):
+def installed(name: str, num_threads: int | None = None) -> Iterator[Any]:
     """Runs TFF computations of this thread in the named runtime, within a `with` statement.
 
     Args:

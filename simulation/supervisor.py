@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _CLONE_NEWUSER = 0x10000000
@@ -37,7 +38,7 @@ _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_TO_GO = 30.0
 
 
-def start(arguments: list[str], **options) -> subprocess.Popen:
+def start(arguments: list[str], **options: Any) -> subprocess.Popen:
     """Starts a supervisor; it acts when its standard input closes or this process ends.
 
     Args:

@@ -8,6 +8,7 @@ own table or arrays.
 import dataclasses as _dataclasses
 import importlib as _importlib
 import os as _os
+from typing import TYPE_CHECKING, Any
 
 from tasks import datasets as _datasets
 from tasks import label_noise as _label_noise
@@ -16,12 +17,23 @@ from tasks import settings as _settings
 from tasks.formats import files as _files
 from tasks.formats import remote as _remote
 from tasks.registry import Clients, TaskSpec, get, names, register
+from tasks.task import ArrayFederatedData, DataError, Examples, Task
 from tff_suite import imports as _imports  # noqa: F401  (has to come before TFF)
+
+if TYPE_CHECKING:
+    from tasks.frames import from_arrays, from_frame
 
 _registry.add_folder(_datasets)
 
 
-def load(name, *, data_dir=None, seed=0, use_synthetic_data=False, **settings):
+def load(
+    name: str,
+    *,
+    data_dir: str | None = None,
+    seed: int = 0,
+    use_synthetic_data: bool = False,
+    **settings: Any,
+) -> Task:
     """Loads a task.
 
     Args:
@@ -57,13 +69,31 @@ def load(name, *, data_dir=None, seed=0, use_synthetic_data=False, **settings):
     return _label_noise.add(task, seed=seed, **noise) if noise else task
 
 
-_OF_TABLES = ("from_arrays", "from_frame")
+_LAZY = {"from_arrays": "frames", "from_frame": "frames"}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LAZY:
+            raise AttributeError(f"module 'tasks' has no attribute {name!r}")
+        return getattr(_importlib.import_module(f"tasks.{_LAZY[name]}"), name)
 
 
-def __getattr__(name):
-    if name not in _OF_TABLES:
-        raise AttributeError(f"module 'tasks' has no attribute {name!r}")
-    return getattr(_importlib.import_module("tasks.frames"), name)
+__all__ = [
+    "ArrayFederatedData",
+    "Clients",
+    "DataError",
+    "Examples",
+    "Task",
+    "TaskSpec",
+    "from_arrays",
+    "from_frame",
+    "get",
+    "load",
+    "names",
+    "register",
+]
 
 
-__all__ = ["Clients", "TaskSpec", "get", "load", "names", "register", *_OF_TABLES]
+def __dir__() -> list[str]:
+    return __all__

@@ -132,7 +132,7 @@ def test_tffs_program_goes_on_where_it_was_stopped(tmp_path):
     process = tff_algos.build(
         "fedadam", tff_objects.model_fn, client_learning_rate=0.1, server_learning_rate=0.1
     )
-    taking = tff_algos.taking_datasets(process, tff_objects.BATCH_SIZE)
+    taking = tff_algos.from_datasets(process, tff_objects.BATCH_SIZE)
 
     def run(folder, rounds):
         return tff_objects.tffs_program(

@@ -71,7 +71,14 @@ def imports() -> dict[str, set[str]]:
     found = {}
     for name, tree in trees.items():
         named = set()
-        for node in ast.walk(tree):
+        # What only type checkers import is imported at run time by name.
+        checked = {
+            inner
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for inner in ast.walk(node)
+        }
+        for node in set(ast.walk(tree)) - checked:
             if isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):

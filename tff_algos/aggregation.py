@@ -24,7 +24,7 @@ import collections.abc
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -122,7 +122,7 @@ class Aggregator:
 
 
 @contextlib.contextmanager
-def quietly():
+def quietly() -> Iterator[None]:
     """Within it TensorFlow does not tell that TFF's secure sums leave their assertions unused.
 
     It tells of each as soon as it is made, be it in a factory or in the process of one.

@@ -115,7 +115,7 @@ def give_delta(
     return give(delta, local.client_weight(data), trained, data, finite, client_state=kept)
 
 
-def mean_report(federation, update):
+def mean_report(federation: Any, update: Any) -> Any:
     """Averages the clients' reports at the server: the one aggregate of federated averaging."""
     return (mean_of_updates(federation, update.report, update.weight),)
 
@@ -148,7 +148,7 @@ def build(
     initialize: Callable | None = None,
     broadcast: Callable | None = None,
     aggregate: Callable = mean_report,
-    **of_method,
+    **of_method: Any,
 ) -> Method:
     """Builds a method of one exchange a round.
 
@@ -230,7 +230,7 @@ def send_model(local: client.LocalTraining) -> Callable:
     return lambda state: Broadcast(state.weights, local.learning_rate(state.round_num))
 
 
-def stack_reports(federation, update):
+def stack_reports(federation: Any, update: Any) -> Any:
     """Brings every client's report and weight to the server: an aggregate for `build`.
 
     Returns:

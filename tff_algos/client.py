@@ -6,7 +6,7 @@ import collections
 import contextlib
 import contextvars
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -171,7 +171,7 @@ _STACKED = contextvars.ContextVar("clients are stacked", default=False)
 
 
 @contextlib.contextmanager
-def stacked_clients():
+def stacked_clients() -> Iterator[None]:
     """While client functions are traced within it, they are made for a block of stacked clients.
 
     All clients of a block take as many steps as the longest, so every step must leave alone the

@@ -446,7 +446,9 @@ def _is_batched(x, y):
     return np.ndim(x) > 0 and np.ndim(y) > 0 and len(x) == len(y)
 
 
-def from_dataset(dataset, *, dropout_seed: Sequence[int] = (0,), index: int = -1) -> ClientData:
+def from_dataset(
+    dataset: Any, *, dropout_seed: Sequence[int] = (0,), index: int = -1
+) -> ClientData:
     """Turns a batched `tf.data.Dataset`, as TFF's examples use, into `ClientData`.
 
     Args:

@@ -13,7 +13,7 @@ from tff_algos.client_data import ClientData, as_pair
 from tff_algos.process import Next, Process
 
 
-def taking_datasets(process: Process, batch_size: int) -> tff.learning.templates.LearningProcess:
+def from_datasets(process: Process, batch_size: int) -> tff.learning.templates.LearningProcess:
     """Returns a process whose `next` is typed to take a `tf.data.Dataset` of each client.
 
     `next` of `build`'s processes takes data sets, too, if Python calls it; but its type is that of
@@ -36,7 +36,7 @@ def taking_datasets(process: Process, batch_size: int) -> tff.learning.templates
     """
     if not isinstance(process, Process):
         raise TypeError(
-            "taking_datasets wants a tff.learning.templates.LearningProcess of tff_algos.build; "
+            "from_datasets wants a tff.learning.templates.LearningProcess of tff_algos.build; "
             f"found a {type(process).__name__}, whose next takes more than a state and clients."
         )
     model = process.model

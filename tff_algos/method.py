@@ -148,15 +148,15 @@ def least(dtype: Any) -> float:
 class TffFederation:
     """The words of a round as TFF intrinsics; for use inside a `tff.federated_computation`."""
 
-    def broadcast(self, value):
+    def broadcast(self, value: Any) -> Any:
         """As `Federation.broadcast`."""
         return tff.federated_broadcast(value)
 
-    def map_clients(self, fn, *values):
+    def map_clients(self, fn: Callable, *values: Any) -> Any:
         """As `Federation.map_clients`."""
         return self._map(fn, values)
 
-    def map_server(self, fn, *values):
+    def map_server(self, fn: Callable, *values: Any) -> Any:
         """As `Federation.map_server`."""
         return self._map(fn, values)
 
@@ -178,14 +178,14 @@ class TffFederation:
         parameter, argument = (members, tuple(values)) if several else (members[0], values[0])
         return tff.federated_map(tff.tensorflow.computation(computation, parameter), argument)
 
-    def zip(self, value):
+    def zip(self, value: Any) -> Any:
         """Returns a value as one that is placed, where it was put together from several."""
         value = tff.to_value(value, None)
         if isinstance(value.type_signature, tff.FederatedType):
             return value
         return tff.federated_zip(value)
 
-    def mean(self, value, weight):
+    def mean(self, value: Any, weight: Any) -> Any:
         """As `Federation.mean`."""
         value, weight = self.zip(value), self.zip(weight)
         value_type, weight_type = value.type_signature.member, weight.type_signature.member
@@ -212,11 +212,11 @@ class TffFederation:
             tff.federated_zip((value, weight)), zero(), accumulate, merge, report
         )
 
-    def sum(self, value):
+    def sum(self, value: Any) -> Any:
         """As `Federation.sum`."""
         return tff.federated_sum(self.zip(value))
 
-    def max(self, value):
+    def max(self, value: Any) -> Any:
         """As `Federation.max`."""
         value = self.zip(value)
         value_type = value.type_signature.member
@@ -237,7 +237,7 @@ class TffFederation:
 
         return tff.federated_aggregate(value, smallest(), larger, larger, report)
 
-    def stack(self, value):
+    def stack(self, value: Any) -> Any:
         """As `Federation.stack`.
 
         TFF has no intrinsic for it. The aggregate grows by concatenation. TFF's worker then copies
@@ -272,7 +272,7 @@ class TffFederation:
 
         return tff.federated_aggregate(value, empty(), append, merge, report)
 
-    def aggregate(self, process, state, value, weight):
+    def aggregate(self, process: Any, state: Any, value: Any, weight: Any) -> Any:
         """As `Federation.aggregate`."""
         of_clients = (value, weight) if process.weighted else (value,)
         return process.next(state, *map(self.zip, of_clients))

@@ -34,7 +34,7 @@ class Process(tff.learning.templates.LearningProcess):
         work with (`MethodSpec.needs_index`); `next` calls it, on this side of any runtime.
     """
 
-    def __init__(self, method: Method, model: Model, check_clients: Callable, **computations):
+    def __init__(self, method: Method, model: Model, check_clients: Callable, **computations: Any):
         super().__init__(**computations)
         self.method = method
         self.model = model
@@ -94,7 +94,7 @@ class _WhenUsed(computation_impl.ConcreteComputation):
 class GetModelWeights(_WhenUsed):
     """`state -> ModelWeights`: no TFF where the state is there already, whatever its size."""
 
-    def __init__(self, make, type_signature, frozen: Sequence[np.ndarray]):
+    def __init__(self, make: Any, type_signature: Any, frozen: Sequence[np.ndarray]):
         """Initialises from what `_WhenUsed` takes and the non-trainable weights."""
         super().__init__(make, type_signature)
         self._frozen = frozen
@@ -191,7 +191,13 @@ class StatefulProcess(tff.templates.IterativeProcess):
     """
 
     def __init__(
-        self, method, model, check_clients, get_model_weights, set_model_weights, **computations
+        self,
+        method: Any,
+        model: Any,
+        check_clients: Any,
+        get_model_weights: Any,
+        set_model_weights: Any,
+        **computations: Any,
     ):
         super().__init__(**computations)
         self.method = method
@@ -348,7 +354,7 @@ def build(
     server_optimizer: Any = None,
     clients_per_round: int | None = None,
     seed: int = 0,
-    **settings,
+    **settings: Any,
 ) -> Process | StatefulProcess | driver.Driver:
     """Builds the process of a method for a model.
 

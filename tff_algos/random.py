@@ -12,6 +12,7 @@ NumPy promises that the sequence never changes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +22,7 @@ _STEP_STRIDE = np.int32(np.uint32(0x9E3779B1).astype(np.int32))
 _LAYER_STRIDE = np.int32(np.uint32(0x85EBCA77).astype(np.int32))
 
 
-def fold_in(seed: tf.Tensor, *, step=0, layer=0) -> tf.Tensor:
+def fold_in(seed: tf.Tensor, *, step: int | tf.Tensor = 0, layer: int | tf.Tensor = 0) -> tf.Tensor:
     """Derives the seed of a local step or of a layer.
 
     The step moves the first word and the layer the second, so that no (step, layer) pair shares a
@@ -41,7 +42,7 @@ def fold_in(seed: tf.Tensor, *, step=0, layer=0) -> tf.Tensor:
     return seed + offset
 
 
-def uniform(shape, seed: tf.Tensor, dtype="float32") -> tf.Tensor:
+def uniform(shape: Sequence[int] | tf.Tensor, seed: tf.Tensor, dtype: str = "float32") -> tf.Tensor:
     """Draws uniformly from [0, 1).
 
     Args:
@@ -55,7 +56,7 @@ def uniform(shape, seed: tf.Tensor, dtype="float32") -> tf.Tensor:
     return tf.raw_ops.StatelessRandomUniform(shape=shape, seed=seed, dtype=dtype)
 
 
-def normal(shape, seed: tf.Tensor) -> tf.Tensor:
+def normal(shape: Sequence[int] | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Draws from the standard normal distribution, float32 of `shape`; for use at the server.
 
     Args:
@@ -74,7 +75,7 @@ def _bytes(shape, seed: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.reshape(tf.bitcast(words, tf.int8), [-1])[:size], shape)
 
 
-def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor, noise_shape=None) -> tf.Tensor:
+def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor, noise_shape: Any = None) -> tf.Tensor:
     """Zeroes entries of `x` with probability `rate` and scales the others by 1 / (1 - rate).
 
     An entry that is not finite becomes NaN where it would be zeroed. A rate that is a whole number

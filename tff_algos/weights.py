@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -20,16 +21,16 @@ def subtract(a: Weights, b: Weights) -> Weights:
     return each(lambda a, b: a - b, a, b)
 
 
-def move(x: Weights, rate, direction: Weights) -> Weights:
+def move(x: Weights, rate: Any, direction: Weights) -> Weights:
     """Returns x + rate * direction, for a scalar rate."""
     return each(lambda x, d: x + rate * d, x, direction)
 
 
-def constants(arrays) -> Weights:
+def constants(arrays: Sequence[Any]) -> Weights:
     """Returns arrays as tensors, e.g. `model.initial_weights`."""
     return tuple(tf.constant(a) for a in arrays)
 
 
-def zeros(like) -> Weights:
+def zeros(like: Any) -> Weights:
     """Returns zeros of the shapes and dtypes of tensors or arrays."""
     return tuple(tf.zeros(w.shape, w.dtype) for w in like)

@@ -187,7 +187,7 @@ def stops_raise() -> None:
         handle_stops(raise_stop)
 
 
-def raise_stop(number: int, _) -> NoReturn:
+def raise_stop(number: int, _: Any) -> NoReturn:
     """Handles a signal by a `KeyboardInterrupt`, and the next one by the end of the process."""
     if _came:
         _end_at_once(number)

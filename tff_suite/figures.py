@@ -72,7 +72,7 @@ _wanted: "weakref.WeakKeyDictionary[Figure, tuple[float, float]]" = weakref.Weak
 
 
 def panels(
-    columns: int = 1, rows: int = 1, *, width: float = 1.0, height: float = 1.0, **kwargs
+    columns: int = 1, rows: int = 1, *, width: float = 1.0, height: float = 1.0, **kwargs: Any
 ) -> tuple[Figure, np.ndarray]:
     """Makes an empty figure in the common look.
 
@@ -97,7 +97,7 @@ def panels(
     return figure, axes
 
 
-def grid(number: int, columns: int = 3, **kwargs) -> tuple[Figure, list[Axes]]:
+def grid(number: int, columns: int = 3, **kwargs: Any) -> tuple[Figure, list[Axes]]:
     """Makes a figure of as many panels, so many side by side at most; see `panels`."""
     columns = min(number, columns)
     figure, axes = panels(columns, -(-number // columns), **kwargs)
@@ -119,13 +119,13 @@ def colour(place: int) -> str:
     return shades[(place + 1) % len(shades)]
 
 
-def whole_numbers(axis) -> None:
+def whole_numbers(axis: Any) -> None:
     """Lets an axis have its ticks at whole numbers, with a comma between thousands."""
     axis.set_major_locator(ticker.MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     axis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
 
 
-def ticks_at(axis, values: Sequence[float]) -> None:
+def ticks_at(axis: Any, values: Sequence[float]) -> None:
     """Lets an axis have its ticks at given values alone."""
     axis.set_major_locator(ticker.FixedLocator(list(values)))
     axis.set_major_formatter(ticker.FixedFormatter([f"{value:g}" for value in values]))
@@ -137,7 +137,7 @@ def band(label: str) -> Patch:
     return Patch(color="0.5", alpha=0.35, lw=0, label=label)
 
 
-def mark(shape: str, label: str, **kwargs) -> Line2D:
+def mark(shape: str, label: str, **kwargs: Any) -> Line2D:
     """Returns an entry of a legend that explains a mark."""
     kwargs = {"color": "0.3", "ms": 5, **kwargs}
     return Line2D([], [], ls="none", marker=shape, label=label, **kwargs)

@@ -8,7 +8,7 @@ import os
 import pkgutil
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tff_suite import compat, memory
@@ -140,7 +140,7 @@ class _WhenUsed(types.ModuleType):
 
 
 @contextlib.contextmanager
-def when_used():
+def when_used() -> Iterator[None]:
     """Lets modules say `import tensorflow as tf` without importing it, within a `with` statement.
 
     A module that is imported there gets an object in TensorFlow's place (TFF's likewise) which

@@ -4,6 +4,8 @@
 eager tensor that it makes.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops
@@ -29,7 +31,7 @@ def lean(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-def empty(shape, dtype: np.dtype) -> np.ndarray:
+def empty(shape: Sequence[int] | tf.Tensor, dtype: np.dtype) -> np.ndarray:
     """Returns an uninitialised array whose memory TensorFlow can take over, see `adopt`."""
     dtype = np.dtype(dtype)
     size = memory.size_of(shape, dtype)

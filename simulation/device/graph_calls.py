@@ -5,7 +5,7 @@ import copy
 import functools
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
@@ -60,7 +60,7 @@ class Shared:
             # TensorFlow gives nothing in place of an empty list.
             return self._flat(*arguments) or []
 
-    def make_ready(self, *arguments: tf.Tensor):
+    def make_ready(self, *arguments: tf.Tensor) -> None:
         """Has TensorFlow optimise the function, without running it.
 
         Args:
@@ -84,7 +84,7 @@ class Shared:
 _BRANCHES = frozenset(["Case", "If", "StatelessCase", "StatelessIf"])
 
 
-def runs_in_one_thread(function) -> bool:
+def runs_in_one_thread(function: Callable) -> bool:
     """Returns whether `SINGLE_THREADED_EXECUTOR` can run a concrete function.
 
     That executor takes loops as operations of their own. A function that was traced within

@@ -10,7 +10,7 @@ is sent once. What clients keep is not sent. Metrics are counted, but are a few 
 
 import argparse
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,20 +62,20 @@ class RecordingFederation:
         self.up = 0
         self._sent = {}
 
-    def broadcast(self, value):
+    def broadcast(self, value: Any) -> Any:
         """As `tff_algos.method.Federation.broadcast`."""
         self.down += sum(int(tf.size(v)) for v in tf.nest.flatten(value))
         return value
 
-    def map_clients(self, fn, *values):
+    def map_clients(self, fn: Callable, *values: Any) -> Any:
         """As `tff_algos.method.Federation.map_clients`."""
         return fn(*values)
 
-    def map_server(self, fn, *values):
+    def map_server(self, fn: Callable, *values: Any) -> Any:
         """As `tff_algos.method.Federation.map_server`."""
         return fn(*values)
 
-    def mean(self, value, weight):
+    def mean(self, value: Any, weight: Any) -> Any:
         """As `tff_algos.method.Federation.mean`."""
         self._send((value, weight))
         return tf.nest.map_structure(
@@ -83,17 +83,17 @@ class RecordingFederation:
             value,
         )
 
-    def sum(self, value):
+    def sum(self, value: Any) -> Any:
         """As `tff_algos.method.Federation.sum`."""
         self._send(value)
         return value
 
-    def max(self, value):
+    def max(self, value: Any) -> Any:
         """As `tff_algos.method.Federation.max`."""
         self._send(value)
         return value
 
-    def stack(self, value):
+    def stack(self, value: Any) -> Any:
         """As `tff_algos.method.Federation.stack`."""
         self._send(value)
         return tf.nest.map_structure(lambda v: tf.convert_to_tensor(v)[None], value)

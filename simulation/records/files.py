@@ -1,13 +1,14 @@
 """Files of a run's folder: how they are written, and how their errors are told."""
 
 import contextlib
+from collections.abc import Iterator
 
 from simulation.errors import RunError
 from tff_suite.writing import csv_text, open_to_append, write_atomically
 
 
 @contextlib.contextmanager
-def explained(path: str):
+def explained(path: str) -> Iterator[None]:
     """Turns an operating-system error about files in `path` into one line for the user.
 
     Raises:

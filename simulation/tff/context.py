@@ -28,6 +28,7 @@ import functools
 import os
 import threading
 import weakref
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -95,11 +96,11 @@ class InProcessContext(tff.program.FederatedContext):
         # computation, so that building a process a round keeps no memory.
         self._compiled = {}
 
-    def close(self):
+    def close(self) -> None:
         """Ends the threads. The context can not be used afterwards."""
         self._pool.shutdown()
 
-    def invoke(self, comp, arg):
+    def invoke(self, comp: Any, arg: Any) -> Any:
         """Runs `comp` on `arg`; called by TFF when a computation is called.
 
         Raises:

@@ -8,6 +8,7 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context  # Where functions must be known to be called.
@@ -180,7 +181,7 @@ class Graph:
       appends_rows: Whether it is what `tff_algos.method.TffFederation.stack` does for each client.
     """
 
-    def __init__(self, tensorflow_pb, digest: str):
+    def __init__(self, tensorflow_pb: Any, digest: str):
         graph_def = tf.compat.v1.GraphDef.FromString(tensorflow_pb.graph_def.value)
         suffix = "_" + digest[:32]
         _rename_functions(graph_def, suffix)
@@ -212,7 +213,7 @@ class Graph:
         outputs = self._shared(*flat, *self._extra_arguments)
         return self._assemble(map(eager_tensors.lean, outputs))
 
-    def call_in_graph(self, flat: list[tf.Tensor]):
+    def call_in_graph(self, flat: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the value for flat arguments, as part of the graph that is being built."""
         if self._function is None:
             return self._assemble(iter(()))
@@ -223,7 +224,7 @@ _graphs_lock = threading.Lock()
 _graphs = weakref.WeakValueDictionary()
 
 
-def load(tensorflow_pb) -> Graph:
+def load(tensorflow_pb: Any) -> Graph:
     """Returns the `Graph` of a `computation_pb2.TensorFlow`, one for all equal ones in use."""
     key = computation_pb2.TensorFlow()
     key.CopyFrom(tensorflow_pb)

@@ -12,6 +12,7 @@ import concurrent.futures
 import contextlib
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -39,7 +40,7 @@ class Interpreter:
         self._num_threads = num_threads
         self.intrinsic_calls = collections.Counter()
 
-    def resolve(self, block) -> Callable[[dict], object]:
+    def resolve(self, block: Any) -> Callable[[dict], object]:
         """Turns a building block into a function from values of references to the block's value."""
         blocks = tff.framework
         if isinstance(block, blocks.Reference):

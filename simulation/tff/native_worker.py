@@ -15,6 +15,8 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
+from typing import Any
 
 from simulation import supervisor
 
@@ -139,7 +141,7 @@ def _running_worker(num_threads: int | None):
 
 
 @contextlib.contextmanager
-def native_context(num_threads: int | None = None):
+def native_context(num_threads: int | None = None) -> Iterator[Any]:
     """Starts TFF's worker, yields a TFF context that runs computations in it, and ends it.
 
     Args:

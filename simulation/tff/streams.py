@@ -7,8 +7,8 @@ What goes nowhere else, nobody needs to hold of all of them.
 import collections
 import concurrent.futures
 import threading
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import tensorflow_federated as tff
 
@@ -37,17 +37,17 @@ class Stream:
         self._clients = iter(range(len(arguments)))
         self._workers = []
 
-    def start(self, pool: concurrent.futures.Executor, num_threads: int):
+    def start(self, pool: concurrent.futures.Executor, num_threads: int) -> None:
         """Starts to work through the clients, on one thread less: who takes the results helps."""
         helpers = min(num_threads, len(self._arguments)) - 1
         self._workers = [pool.submit(self._work) for _ in range(helpers)]
 
-    def end(self):
+    def end(self) -> None:
         """Starts no further client and waits for those under way."""
         collections.deque(self._clients, maxlen=0)
         concurrent.futures.wait(self._workers)
 
-    def values(self, name: str):
+    def values(self, name: str) -> Iterator[Any]:
         """Yields what is taken under a name, once, in cohort order.
 
         Raises:
@@ -101,7 +101,7 @@ class Streamed(NamedTuple):
     gathered: set[str]
 
 
-def streamed(block) -> dict[str, Streamed]:
+def streamed(block: Any) -> dict[str, Streamed]:
     """Finds maps over clients that aggregates of the same block take their values from.
 
     Args:

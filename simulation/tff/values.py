@@ -3,6 +3,7 @@
 import collections
 import typing
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import attrs
 import numpy as np
@@ -27,11 +28,11 @@ class AllEqual:
 
     __slots__ = ("value",)
 
-    def __init__(self, value):
+    def __init__(self, value: Any):
         self.value = value
 
 
-def per_client(value, num_clients: int) -> list:
+def per_client(value: Any, num_clients: int) -> list:
     """Returns a client-placed value as a list with an entry for each client."""
     return [value.value] * num_clients if type(value) is AllEqual else value
 

@@ -14,6 +14,8 @@ the time.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
@@ -30,7 +32,7 @@ class Conv2D(as_written.AsWritten, tf.keras.layers.Conv2D):
     dimensions, the layer runs Keras's own code.
     """
 
-    def call(self, inputs):
+    def call(self, inputs: Any) -> Any:
         """Runs the layer.
 
         Args:

@@ -5,6 +5,8 @@ cache meanwhile, with which the EMNIST CNN (9,216 inputs, 128 units) trains in 0
 (`benchmarks/layers.py`). A kernel with many units gains nothing.
 """
 
+from typing import Any
+
 import tensorflow as tf
 
 from tasks.layers import as_written
@@ -20,7 +22,7 @@ class Dense(as_written.AsWritten, tf.keras.layers.Dense):
     own code.
     """
 
-    def call(self, inputs):
+    def call(self, inputs: Any) -> Any:
         """Runs the layer.
 
         Args:

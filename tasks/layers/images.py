@@ -5,6 +5,7 @@ training.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -22,7 +23,7 @@ class PrepareImages(as_written.AsWritten, tf.keras.layers.Layer):
 
     prepares_inputs = True  # See `tff_algos.from_keras`.
 
-    def __init__(self, crop: int, distort: bool, scaling: str, **kwargs):
+    def __init__(self, crop: int, distort: bool, scaling: str, **kwargs: Any):
         """Initialises the layer.
 
         Args:

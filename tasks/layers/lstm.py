@@ -12,6 +12,7 @@ those first ones that are not over yet, and the loop ends with the longest.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -52,7 +53,7 @@ class LSTM(as_written.AsWritten, tf.keras.layers.LSTM):
     `return_sequences` the output is that of the last real step.
     """
 
-    def __init__(self, units: int, **kwargs):
+    def __init__(self, units: int, **kwargs: Any):
         """Initialises the layer.
 
         Args:
@@ -68,7 +69,14 @@ class LSTM(as_written.AsWritten, tf.keras.layers.LSTM):
                 raise ValueError(f"{name}={kwargs[name]!r}: this LSTM only has {name}={value!r}.")
         super().__init__(units, **kwargs)
 
-    def call(self, inputs, mask=None, training=None, initial_state=None, real_examples=None):
+    def call(
+        self,
+        inputs: Any,
+        mask: Any = None,
+        training: Any = None,
+        initial_state: Any = None,
+        real_examples: Any = None,
+    ) -> Any:
         """Runs the layer.
 
         Args:

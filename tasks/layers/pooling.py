@@ -9,6 +9,8 @@ TensorFlow goes without oneDNN, and over several clients at once, it is a few el
 operations.
 """
 
+from typing import Any
+
 import tensorflow as tf
 from tensorflow.python.util import _pywrap_util_port  # Knows whether oneDNN is in use.
 
@@ -23,7 +25,7 @@ class MaxPool2D(as_written.AsWritten, tf.keras.layers.MaxPooling2D):
     as in TensorFlow. With a GPU in the machine the layer runs Keras's own code.
     """
 
-    def __init__(self, pool_size: int | tuple[int, int] = (2, 2), **kwargs):
+    def __init__(self, pool_size: int | tuple[int, int] = (2, 2), **kwargs: Any):
         """Initialises the layer.
 
         Args:
@@ -45,7 +47,7 @@ class MaxPool2D(as_written.AsWritten, tf.keras.layers.MaxPooling2D):
                 "pool_size, padding='valid' and data_format='channels_last'."
             )
 
-    def call(self, inputs):
+    def call(self, inputs: Any) -> Any:
         """Runs the layer.
 
         Args:

@@ -6,7 +6,7 @@ rows on; whatever else takes the tensor, whose padding is zero. In a graph that 
 somebody takes it.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -57,7 +57,7 @@ class Dense(as_written.AsWritten, tf.keras.layers.Dense):
     Keras's.
     """
 
-    def call(self, inputs):
+    def call(self, inputs: Any) -> Any:
         """Runs the layer.
 
         Args:

@@ -5,6 +5,8 @@ regression with 30 words of 10,000 takes half the time (W2 of `benchmarks.speed`
 in ten or more is not zero, a plain dense layer is faster.
 """
 
+from typing import Any
+
 import tensorflow as tf
 
 from tasks.layers import as_written, vectorizable
@@ -17,7 +19,7 @@ class Dense(as_written.AsWritten, tf.keras.layers.Dense):
     `[batch, inputs]`, it runs Keras's own code.
     """
 
-    def call(self, inputs):
+    def call(self, inputs: Any) -> Any:
         """Runs the layer.
 
         Args:

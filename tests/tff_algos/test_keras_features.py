@@ -213,7 +213,7 @@ def test_models_that_do_not_take_zeros_train_on_data_sets_padded_within_tff():
     process = tff_algos.build(
         "fedavg", from_keras(keras_model, loss=loss), client_learning_rate=RATE
     )
-    taking = tff_algos.taking_datasets(process, 5)
+    taking = tff_algos.from_datasets(process, 5)
     with shared.installed("tff"):
         want = process.next(process.initialize(), [dataset])
         got = taking.next(taking.initialize(), [dataset])

@@ -64,7 +64,7 @@ def test_data_sets_within_tff_are_the_arrays_of_their_examples():
             yield pairs.map(lambda x, y, k: (tf.boolean_mask(x, k), tf.boolean_mask(y, k)))
 
     with shared.installed("tff"):
-        within = tff_algos.taking_datasets(process, 4)
+        within = tff_algos.from_datasets(process, 4)
         got = within.next(within.initialize(), list(datasets()))
         rows = [np.flatnonzero(keep[:n]) for n in (11, 7)]
         clients = [tff_algos.batch_client(x[r], y[r], batch_size=4, shuffle=False) for r in rows]
@@ -105,7 +105,7 @@ def test_dictionaries_of_x_and_y_are_pairs(problem, made):
     process = shared.process("fedavg")
     clients = data_sets_of(problem, DICTIONARIES[made])
     with shared.installed("tff"):
-        for taking in (process, taking_datasets()):
+        for taking in (process, from_datasets()):
             start = taking.initialize()
             got = taking.next(start, clients)
             want = taking.next(start, data_sets_of(problem, lambda x, y: (x, y)))
@@ -114,7 +114,7 @@ def test_dictionaries_of_x_and_y_are_pairs(problem, made):
 
 @pytest.mark.xdist_group("fedavg")
 def test_dictionaries_of_x_and_y_are_pairs_where_tff_makes_them(problem):
-    taking = taking_datasets()
+    taking = from_datasets()
 
     @tff.tensorflow.computation(np.int32)
     def dataset_of(number):
@@ -129,8 +129,8 @@ def test_dictionaries_of_x_and_y_are_pairs_where_tff_makes_them(problem):
 
 
 @functools.cache
-def taking_datasets():
-    return tff_algos.taking_datasets(shared.process("fedavg"), 3)
+def from_datasets():
+    return tff_algos.from_datasets(shared.process("fedavg"), 3)
 
 
 @pytest.mark.xdist_group("fedavg")
@@ -149,7 +149,7 @@ def taking_datasets():
 )
 def test_data_sets_of_anything_else_are_refused_in_one_line(problem, make):
     clients = [*data_sets_of(problem, lambda x, y: (x, y))[:1], *data_sets_of(problem, make)[:1]]
-    taking = taking_datasets()
+    taking = from_datasets()
     with shared.installed("tff"):
         state = taking.initialize()
         with pytest.raises(ValueError, match=r"Client 1: .* map\(lambda e: ") as e:
@@ -164,7 +164,7 @@ def test_data_sets_within_tff_have_no_states_and_no_names(name):
         "afl": (ValueError, "Client 0 of the cohort has no index"),
     }[name]
     with pytest.raises(error, match=says) as e:
-        tff_algos.taking_datasets(shared.process(name), 3)
+        tff_algos.from_datasets(shared.process(name), 3)
     assert "\n" not in str(e.value)
 
 

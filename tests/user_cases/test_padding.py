@@ -234,7 +234,7 @@ def test_data_sets_train_as_in_keras(name):
     with shared.installed("tff"):
         for taken, given in (
             (process, datasets),
-            (tff_algos.taking_datasets(process, 4), [*datasets, nobody]),
+            (tff_algos.from_datasets(process, 4), [*datasets, nobody]),
         ):
             output = taken.next(taken.initialize(), given)
             assert float(output.metrics["clients_dropped"]) == 0

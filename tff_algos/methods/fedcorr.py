@@ -431,7 +431,7 @@ class FedCorr:
         cohort: Sequence[Assignment],
         clients: Clients,
         carry_out: CarryOut | None = None,
-    ):
+    ) -> Any:
         """As `Driver.next`."""
         round_index = int(state.round_num)
         place = self.place(round_index, len(clients.num_examples))

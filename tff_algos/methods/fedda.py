@@ -43,7 +43,7 @@ Deviations from the paper, which has no released code:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -191,7 +191,7 @@ class Broadcast(NamedTuple):
     learning_rate: tf.Tensor
 
 
-def build_fedda_sgdm(model: Model, local: client.LocalTraining, **settings) -> Method:
+def build_fedda_sgdm(model: Model, local: client.LocalTraining, **settings: Any) -> Method:
     """FedDA+SGDM (Algorithm 1): x ← x - α η P. For the settings see `_build`."""
 
     def step(x, p, g, v, s, rate):
@@ -209,7 +209,7 @@ def build_fedda_adam(
     epsilon: float,
     bias_steps: bool,
     local_steps: int,
-    **settings,
+    **settings: Any,
 ) -> Method:
     """FedDA+Adam (Algorithm 2)."""
 
@@ -226,7 +226,7 @@ def build_fedda_adam(
 
 
 def build_fedda_adagrad(
-    model: Model, local: client.LocalTraining, *, epsilon: float, **settings
+    model: Model, local: client.LocalTraining, *, epsilon: float, **settings: Any
 ) -> Method:
     """FedDA+AdaGrad (Algorithm 2)."""
 
