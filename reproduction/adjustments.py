@@ -1,20 +1,20 @@
 """FedCAda's adjustment functions and what they do to a step: its Figure 3.
 
-    python -m reproduction.adjustments --output=figure.png [--beta1=0.9] [--beta2=0.99]
-        [--rounds=200]
+    python -m reproduction.adjustments --output=figure.png --rounds=200
 
 The functions are the method's own code. The figure is written as PNG and as PDF.
 """
 
-import argparse
-import sys
-from collections.abc import Sequence
+from tff_suite import command_line, parser
 
-from tff_suite import command_line
+PARSER = parser.Parser(__doc__)
+PARSER.flag("output", help="File to write; PNG and PDF are both written.", required=True, path=True)
+PARSER.flag("beta1", 0.9, "beta_1.", minimum=0, maximum=1)
+PARSER.flag("beta2", 0.99, "beta_2.", minimum=0, maximum=1)
+PARSER.flag("rounds", 200, "Rounds to show.", minimum=1, maximum=1_000_000)
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
-    command_line.begin()
+    command_line.begin(PARSER)
 
 import numpy as np
 import pandas as pd
@@ -22,8 +22,6 @@ from matplotlib.figure import Figure
 
 from reproduction.looks import looks_of
 from tff_suite import figures
-
-_MOST_ROUNDS = 1_000_000
 
 
 def table(beta1: float, beta2: float, rounds: int) -> pd.DataFrame:
@@ -89,7 +87,8 @@ def draw(points: pd.DataFrame) -> Figure:
     return figures.fit(figure)
 
 
-def main(arguments: Sequence[str]) -> int:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Draws the figure; see the module's docstring.
 
     Args:
@@ -98,23 +97,9 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
       The exit code: 0, or 1 if the figure cannot be written.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m reproduction.adjustments", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--output", required=True, help="file to write; PNG and PDF are written")
-    parser.add_argument("--beta1", type=float, default=0.9, help="beta_1; default: 0.9")
-    parser.add_argument("--beta2", type=float, default=0.99, help="beta_2; default: 0.99")
-    parser.add_argument("--rounds", type=int, default=200, help="rounds to show; default: 200")
-    options = parser.parse_args(arguments)
-    for name, least, most in (("beta1", 0, 1), ("beta2", 0, 1), ("rounds", 1, _MOST_ROUNDS)):
-        if not least <= getattr(options, name) <= most:
-            parser.error(f"--{name} must be in [{least}, {most}]")
-    try:
-        figure = draw(table(options.beta1, options.beta2, options.rounds))
-        print("\n".join(figures.save(figure, options.output)))
-    except OSError as e:
-        print(f"error: {command_line.one_line(e)}", file=sys.stderr)
-        return 1
+    options = PARSER.parse(arguments)
+    figure = draw(table(options.beta1, options.beta2, options.rounds))
+    print("\n".join(figures.save(figure, options.output)))
     return 0
 
 

@@ -1,6 +1,6 @@
 """What clients' accuracy is by class, without the chance that a few test examples bring.
 
-    python -m reproduction.by_class RUN_DIR... --output=FILE.csv [--data_dir=DIR]
+    python -m reproduction.by_class results/mine --output=by_class.csv
 
 A client that is right about 43 % of 20 test examples of its own has an accuracy that varies by 11
 points by chance alone, and the worst 5 % of such clients are far below 43 % even if all are alike.
@@ -13,15 +13,19 @@ The statistics over clients, see docs/metrics.md, go to FILE.csv as fractions, a
 their means over seeds are printed.
 """
 
-import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.positional("run", "folder of a run, or of runs", many=True)
+PARSER.flag("output", help="CSV file to write.", required=True, path=True)
+PARSER.flag("data_dir", help="Where the data is. Unset: where the run had it.", path=True)
+PARSER.flag("json", False, "Print the statistics of each run as JSON in place of their means.")
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
-    command_line.begin()
+    command_line.begin(PARSER)
 
 import numpy as np
 import pandas as pd
@@ -111,7 +115,7 @@ def of_run(run: run_folders.RunFolder, data_dir: str | None = None) -> Mapping[s
 
 
 @command_line.reported
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Writes the statistics of runs; see the module's docstring.
 
     Args:
@@ -120,13 +124,7 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
       The exit code: 0, or 1 if a run doesn't hold what is asked for.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m reproduction.by_class", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("run", nargs="+", metavar="RUN_DIR", help="folder of a run, or of runs")
-    parser.add_argument("--output", required=True, help="CSV file to write")
-    parser.add_argument("--data_dir", help="where the data is; default: where the run had it")
-    options = parser.parse_args(arguments)
+    options = PARSER.parse(arguments)
     runs = run_folders.find_runs(options.run)
     rows = [
         {"method": label, "seed": run.flags["seed"], **of_run(run, options.data_dir)}
@@ -134,6 +132,9 @@ def main(arguments: Sequence[str]) -> int:
     ]
     table = pd.DataFrame(rows)
     table.to_csv(options.output, index=False, float_format="%.7g")
+    if options.json:
+        print(table.to_json(orient="records", indent=2))
+        return 0
     means = table.groupby("method", sort=False).mean().drop(columns="seed")
     print((100 * means[["avg", "std", "worst05", "best05"]]).round(2).to_string())
     return 0

@@ -1,10 +1,11 @@
 """Which runs are of other code, data, method or task than there are now.
 
 What can only be told with the data at hand is found out in a process of its own, which has the
-folder, the modules and the memory that a run has: `python -m reproduction.changes JOBS RESULTS`.
+folder, the modules and the memory that a run has:
+
+    python -m reproduction.changes asked.json answered.json
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -18,7 +19,11 @@ from reproduction.items import REPO, PlannedRun, ReproduceError
 from simulation import experiment_flags, identity, supervisor
 from simulation.errors import RunError
 from simulation.records import outputs
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.positional("asked", "JSON file of the runs, as reproduce.py writes it")
+PARSER.positional("answered", "JSON file to write")
 
 
 class Compared(NamedTuple):
@@ -158,14 +163,10 @@ def _in_a_process(jobs):
         return json.loads(answered.read_text())
 
 
-def main(arguments: Sequence[str]) -> int:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Writes what was found out about the runs in a file; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m reproduction.changes", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("asked", help="JSON file of the runs, as reproduce.py writes it")
-    parser.add_argument("answered", help="JSON file to write")
-    options = parser.parse_args(arguments)
+    options = PARSER.parse(arguments)
     answers = look_at(json.loads(pathlib.Path(options.asked).read_text()))
     part = pathlib.Path(f"{options.answered}.part")
     part.write_text(json.dumps(answers))
@@ -174,4 +175,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    command_line.begin()
+    command_line.run(main)

@@ -5,22 +5,26 @@ Kornblith, Norouzi, Lee, Hinton: "Similarity of Neural Network Representations R
 Figure 2, which `reproduction.plots.similarities` draws. Its equation 2 squares both norms below the
 line, which cannot give 1 for equal matrices; this is the standard definition.
 
-    python -m reproduction.cka RUN_DIR... --output=figure.png [--clients=10] [--part=kept/m]
+    python -m reproduction.cka results/mine --output=figure.png --clients=10
 
 compares what the clients of runs keep between rounds, by default the first moments of `client_adam`
 (with `--client_optimizer=adam --client_optimizer_state=keep` they are `kept/accumulator`), and
 prints the mean over pairs of different clients.
 """
 
-import argparse
 import os
 from collections.abc import Sequence
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.positional("run", "folder of a run", many=True)
+PARSER.flag("output", help="File to write, as PNG and as PDF.", required=True, path=True)
+PARSER.flag("clients", 10, "Clients to compare.", minimum=2)
+PARSER.flag("part", "kept/m", "What to compare.")
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
-    command_line.begin()
+    command_line.begin(PARSER)
 
 import numpy as np
 
@@ -120,7 +124,7 @@ def of_run(folder: str, part: str, number: int) -> np.ndarray:
 
 
 @command_line.reported
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Compares clients of runs and draws the result; see the module's docstring.
 
     Args:
@@ -129,14 +133,7 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
       The exit code: 0, or 1 if a run doesn't hold what is asked for.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m reproduction.cka", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("run", nargs="+", metavar="RUN_DIR", help="folder of a run")
-    parser.add_argument("--output", required=True, help="file to write, as PNG and as PDF")
-    parser.add_argument("--clients", type=int, default=10, help="clients to compare; default: 10")
-    parser.add_argument("--part", default="kept/m", help="what to compare; default: kept/m")
-    options = parser.parse_args(arguments)
+    options = PARSER.parse(arguments)
     runs = [run_folders.read_run(folder) for folder in options.run]
     matrices = {}
     for run, label in zip(runs, run_folders.labels(runs), strict=True):

@@ -1,10 +1,9 @@
 """Figures of the five papers, from tables of results.
 
-Every function takes a `pandas.DataFrame` (or arrays) and returns a `matplotlib` figure, which
-`figures.save` writes; `reproduction.run_folders` makes the tables of folders of runs. The same by
-hand:
+    python -m reproduction.plots curves results/synthetic_fedavg --output=figure.png
 
-    python -m reproduction.plots KIND RUN_DIR... --output=figure.png
+Every function takes a `pandas.DataFrame` (or arrays) and returns a `matplotlib` figure, which
+`figures.save` writes; `reproduction.run_folders` makes the tables of folders of runs.
 
 KIND is one of
 
@@ -18,27 +17,49 @@ KIND is one of
     rates           heat maps over client and server learning rates (FedOpt Figs. 5 to 11)
     best_rates      best server rate for each client rate (FedOpt Fig. 12)
     tau             best result for each tau (FedOpt Fig. 3, 13)
-
-and further flags are
-
-    --column=COLUMN         column of metrics.csv (density, pareto: the metric's name)
-    --parameter=alpha       pareto: the swept setting, without its method's name
-    --last_rounds=100       pareto, rates, best_rates, tau: rounds over which a result is averaged
-    --smooth=1              curves, improved: values of a running mean
-    --lower_is_better       pareto, rates, best_rates, tau: for losses and errors
-    --title=TITLE           title of the figure
-    --log                   curves: a logarithmic axis of values
 """
 
-import argparse
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+_MOST_ROUNDS = 1_000_000
+_KINDS = (
+    "curves",
+    "density",
+    "pareto",
+    "improved",
+    "client_losses",
+    "direction",
+    "rates",
+    "best_rates",
+    "tau",
+)
+
+_OF_RESULTS = "pareto, rates, best_rates, tau"
+PARSER = parser.Parser(__doc__)
+PARSER.positional("kind", "what to draw", choices=_KINDS)
+PARSER.positional("run", "folder of a run", many=True)
+PARSER.flag("output", help="File to write; PNG and PDF are both written.", required=True, path=True)
+PARSER.flag("column", help="Column of metrics.csv; density, pareto: the metric's name.")
+PARSER.flag("parameter", "alpha", "pareto: the swept setting, without its method's name.")
+PARSER.flag(
+    "last_rounds",
+    100,
+    f"{_OF_RESULTS}: rounds over which a result is averaged.",
+    minimum=1,
+    maximum=_MOST_ROUNDS,
+)
+PARSER.flag(
+    "smooth", 1, "curves, improved: values of a running mean.", minimum=1, maximum=_MOST_ROUNDS
+)
+PARSER.flag("lower_is_better", False, f"{_OF_RESULTS}: for losses and errors.")
+PARSER.flag("title", help="Title of the figure.")
+PARSER.flag("log", False, "curves: a logarithmic axis of values.")
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
-    command_line.begin()
+    command_line.begin(PARSER)
 
 import numpy as np
 import pandas as pd
@@ -52,7 +73,6 @@ from simulation.errors import RunError
 from tff_suite import figures
 
 _ROUND = "round"
-_MOST_ROUNDS = 1_000_000
 
 
 @figures.look()
@@ -991,47 +1011,8 @@ def _pareto_points(runs, options) -> pd.DataFrame:
     return points.agg(lambda v: v.mean(skipna=False)).dropna().reset_index()
 
 
-_KINDS = (
-    "curves",
-    "density",
-    "pareto",
-    "improved",
-    "client_losses",
-    "direction",
-    "rates",
-    "best_rates",
-    "tau",
-)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m reproduction.plots",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("kind", choices=_KINDS, metavar="KIND")
-    add("run", nargs="+", metavar="RUN_DIR", help="folder of a run")
-    add("--output", required=True, help="file to write; PNG and PDF are both written")
-    add("--column", help="column of metrics.csv (density, pareto: the metric's name)")
-    add("--parameter", default="alpha", help="pareto: the swept setting, without its method's name")
-    results = "pareto, rates, best_rates, tau"
-    add(
-        "--last_rounds",
-        type=int,
-        default=100,
-        help=f"{results}: rounds over which a result is averaged",
-    )
-    add("--smooth", type=int, default=1, help="curves, improved: values of a running mean")
-    add("--lower_is_better", action="store_true", help=f"{results}: for losses and errors")
-    add("--title", help="title of the figure")
-    add("--log", action="store_true", help="curves: a logarithmic axis of values")
-    return parser
-
-
 @command_line.reported
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Draws the figure that the arguments describe.
 
     Args:
@@ -1040,11 +1021,7 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
       The exit code: 0, or 1 if the runs don't hold what the figure needs.
     """
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    for name in ("last_rounds", "smooth"):
-        if not 1 <= getattr(options, name) <= _MOST_ROUNDS:
-            parser.error(f"--{name} must be in [1, {_MOST_ROUNDS}]")
+    options = PARSER.parse(arguments)
     runs = [run_folders.read_run(folder) for folder in options.run]
     try:
         figure = _draw(options, runs)

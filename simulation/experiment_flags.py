@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from absl import flags as absl_flags
 
 import tasks
 import tff_algos
@@ -582,14 +581,7 @@ def _spec_of(task: Task) -> tasks.TaskSpec:
 def _parser_for(arguments: Sequence[str]) -> "_RunParser":
     """Returns the parser of a run's flags, with those of the modules that `--import` names."""
     # The other flags are known only after the import.
-    values = absl_flags.FlagValues()
-    values.set_gnu_getopt()  # Else the value in `--task synthetic` would end the search.
-    absl_flags.DEFINE_multi_string("import", [], "", flag_values=values)
-    try:
-        values(["", *arguments], known_only=True)
-    except absl_flags.Error as e:
-        raise HparamError(_one_line(e)) from e
-    imports.modules_of_ones_own(values["import"].value)
+    imports.modules_of_ones_own(parser.values_of("import", arguments))
     return _RunParser(_flag_owners())
 
 

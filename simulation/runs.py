@@ -31,14 +31,14 @@ PARSER.flag("json", False, "Print JSON in place of tables.")
 if __name__ == "__main__":
     command_line.begin(PARSER)
 
-import tabulate  # noqa: E402
+import tabulate
 
-import tasks  # noqa: E402
-import tff_algos  # noqa: E402
-from simulation import experiment_flags  # noqa: E402
-from simulation.errors import RunError  # noqa: E402
-from simulation.records import checkpoints, outputs  # noqa: E402
-from tff_suite import compat  # noqa: E402
+import tasks
+import tff_algos
+from simulation import experiment_flags
+from simulation.errors import RunError
+from simulation.records import checkpoints, outputs
+from tff_suite import compat
 
 # Files whose time is that of the run's last step.
 _STEPS = ("metrics.csv", "summary.json", "hparams.json")

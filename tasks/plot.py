@@ -1,18 +1,17 @@
 """Shows how a task's training examples lie with its clients: figure and table.
 
-    python -m tasks.plot --task=fashion_mnist --data_dir=DIR --output=partition.png
-        [--seed=0] [--max_clients=1000] [--fashion_mnist_alpha=0.05 and other flags of the task]
-        [--most=100] [--import=MODULE]
+    python -m tasks.plot --task=synthetic --output=partition.png --synthetic_alpha=0.5
 
 The figure has three panels: the share of each label in a client's examples (AdaFedAdam Fig. 6),
 how many clients are how large, and how many hold how many labels (FedOpt Fig. 14). Labels are
 classes, tokens of text, tags or the classes of a mask; tasks whose targets are none of them have
 the second only, and a line says so.
 What it shows lies beside it as CSV: a row a client, with its examples and, of up to 100 labels,
-how many it has of each. `--import` brings in tasks from a user's own packages.
+how many it has of each. The flags of the task are those of `run_experiment.py`; `--help` with
+`--task` shows them.
 """
 
-import argparse
+import json
 import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -31,8 +30,8 @@ from matplotlib.figure import Figure
 
 import tasks
 from tasks.task import FederatedData
-from tff_suite import figures, imports, writing
-from tff_suite.hparams import MAX_SEED, HparamError
+from tff_suite import figures, imports, parser, writing
+from tff_suite.hparams import MAX_SEED
 
 # Up to this number of labels the table has a column for each.
 _MAX_COLUMNS = 20
@@ -251,57 +250,47 @@ def table(shown: Partition, max_rows: int = 100) -> str:
     )
 
 
-def _parser(spec: tasks.TaskSpec | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m tasks.plot",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--task", required=True, help=f"one of {', '.join(tasks.names())}")
-    # A shell leaves the tilde in `--flag=~/x`.
-    path = {"type": os.path.expanduser}
-    parser.add_argument("--data_dir", help="folder with the task's data files", **path)
-    parser.add_argument("--seed", type=int, default=0, help="the run's --seed; default: 0")
-    parser.add_argument(
-        "--use_synthetic_data", action="store_true", help="show data made by the task instead"
-    )
-    parser.add_argument("--output", required=True, help="file to write, as PNG and as PDF", **path)
-    parser.add_argument(
-        "--max_clients",
-        type=int,
-        default=1000,
-        help="of more clients, this number is drawn at random and shown; default: 1000",
-    )
-    parser.add_argument(
-        "--most",
+def as_json(shown: Partition, files: Sequence[str]) -> str:
+    """Returns what each client holds as JSON: `clients`, `labels`, `note` and `files`.
+
+    Args:
+      shown: The partition.
+      files: Paths of what was written.
+    """
+    counts = shown.counts if shown.counts is not None else [None] * len(shown.sizes)
+    clients = [
+        {"client": name, "examples": int(size)}
+        | ({} if of is None else {"counts": np.asarray(of).tolist()})
+        for name, size, of in zip(shown.client_ids, shown.sizes, counts, strict=True)
+    ]
+    labels = None if shown.labels is None else shown.labels.tolist()
+    content = {"clients": clients, "labels": labels, "note": shown.note, "files": list(files)}
+    return json.dumps(content, indent=2)
+
+
+def _parser(spec: tasks.TaskSpec | None) -> parser.Parser:
+    """Returns the flags of the command, with those of the task that is shown."""
+    made = parser.Parser(__doc__)
+    made.flag("task", help="Task to show.", required=True)
+    made.flag("output", help="File to write, as PNG and as PDF.", required=True, path=True)
+    made.flag("data_dir", help="Folder with the task's data files.", path=True)
+    made.flag("seed", 0, "The run's --seed.", minimum=0, maximum=MAX_SEED)
+    made.flag("use_synthetic_data", False, "Show data made by the task instead.")
+    made.flag("max_clients", 1000, "Of more clients, show this many, drawn at random.", minimum=1)
+    made.flag(
+        "most",
+        help="Percent at which the colours end, so that figures compare. Unset: the largest share.",
         type=float,
-        help="share of a label, in percent, at which colours end, so that figures can be compared; "
-        "default: the largest",
+        minimum=0,
+        exclusive_minimum=True,
+        maximum=100,
     )
-    parser.add_argument(
-        "--import",
-        action="append",
-        metavar="MODULE",
-        help="module to import first, which registers tasks; may be given several times",
-    )
+    made.flag("import", help="Module to import first, which registers tasks.", form="repeated")
+    made.flag("json", False, "Print what each client holds as JSON in place of a table.")
     for hparam in spec.hparams if spec else ():
-        text = f"{hparam.help} (default: {hparam.describe_default()})".replace("%", "%%")
-        parser.add_argument(f"--{hparam.flag_name(spec.name)}", help=text)
-    return parser
-
-
-def _value(hparam, text, flag):
-    """Reads a setting of the task as `run_experiment.py` does."""
-    if hparam.type is bool:
-        read = {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
-        return hparam.check(read, flag)
-    try:
-        return hparam.check(hparam.type(text), flag)
-    except ValueError as error:
-        if isinstance(error, HparamError):
-            raise
-        return hparam.check(text, flag)
+        title = f"Task {spec.name}:"
+        made.add(parser.Flag(hparam.flag_name(spec.name), hparam, section=title))
+    return made
 
 
 @command_line.reported
@@ -314,26 +303,13 @@ def main(arguments: list[str]) -> int:
     Returns:
       The exit code: 0; 2 for wrong flags; 1 for data that is missing or damaged.
     """
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--task")
-    first.add_argument("--import", action="append", default=[], dest="modules")
-    known = first.parse_known_args(arguments)[0]
-    name = known.task
-    imports.modules_of_ones_own(known.modules)
+    modules = parser.values_of("import", arguments)
+    name = next(iter(parser.values_of("task", arguments)[-1:]), None)
+    imports.modules_of_ones_own(modules)
     spec = tasks.get(name) if name is not None else None
-    options = _parser(spec).parse_args(arguments)
-    if options.max_clients < 1:
-        raise HparamError(f"--max_clients={options.max_clients} must be >= 1.")
-    if options.most is not None and not 0 < options.most <= 100:
-        raise HparamError(f"--most={options.most:g} must be above 0 and at most 100.")
-    if not 0 <= options.seed <= MAX_SEED:
-        raise HparamError(f"--seed={options.seed} must be in [0, {MAX_SEED}].")
-    settings = {}
-    for hparam in spec.hparams:
-        flag = hparam.flag_name(name)
-        text = getattr(options, flag)
-        if text is not None:
-            settings[hparam.name] = _value(hparam, text, f"--{flag}")
+    options = _parser(spec).parse(arguments)
+    declared = {h.flag_name(name): h.name for h in spec.hparams}
+    settings = {declared[f]: getattr(options, f) for f in declared if f in options.given}
     task = tasks.load(
         name,
         data_dir=options.data_dir,
@@ -350,13 +326,14 @@ def main(arguments: list[str]) -> int:
     part = "" if len(clients) == number else f", {len(clients):,} of them shown"
     title = f"{name}: {number:,} clients, {int(np.sum(task.train.sizes)):,} examples{part}"
     told = ", ".join(f"{k} = {v}" for k, v in settings.items() if k not in _NOT_TOLD)
-    print(f"{title}\n\n{table(shown)}\n")
-    if shown.note:
+    if not options.json:
+        print(f"{title}\n\n{table(shown)}\n")
+    if shown.note and not options.json:
         print(f"{shown.note}\n")
     paths = figures.save(draw(shown, f"{title}\n{told}".rstrip(), options.most), options.output)
     data = os.path.splitext(paths[0])[0] + ".csv"
     write_csv(shown, data)
-    print("\n".join([*paths, data]))
+    print(as_json(shown, [*paths, data]) if options.json else "\n".join([*paths, data]))
     return 0
 
 

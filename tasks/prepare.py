@@ -1,6 +1,6 @@
 """Turns a task's raw public files into the form that loads fast.
 
-    python -m tasks.prepare --task=femnist --source=leaf/data/femnist/data [--data_dir=data]
+    python -m tasks.prepare --task=femnist --source=leaf/data/femnist/data
 
 `--source` is the folder of the files as their publisher ships them; what is made goes to
 `--data_dir`, which is the same folder by default, and `run_experiment.py --data_dir=...` reads it
@@ -8,14 +8,18 @@ there. The command may be interrupted at any moment and run again: it resumes wh
 a set that is not whole is never taken for one. Run again on a finished set, it checks it.
 """
 
-import argparse
 import os
 import time
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("task", help="What the data are for.", required=True)
+PARSER.flag("source", help="Folder of the raw files.", required=True, path=True)
+PARSER.flag("data_dir", help="Folder to make the data in. Unset: --source.", path=True)
 
 if __name__ == "__main__":
-    command_line.begin()
+    command_line.begin(PARSER)
 
 # Read when TensorFlow is imported, which the tasks' modules do.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -35,20 +39,8 @@ def main(arguments: list[str]) -> int:
     Returns:
       The exit code: 0; 2 for wrong flags; 1 for data that is missing or damaged; 130 for Ctrl-C.
     """
+    options = PARSER.parse(arguments)
     names = [name for name in tasks.names() if tasks.get(name).preparer]
-    parser = argparse.ArgumentParser(
-        prog="python -m tasks.prepare",
-        description="Turns a task's raw public files into the form that loads fast.",
-        epilog=f"Tasks: {', '.join(names)}. The others read their files as they are.",
-    )
-    parser.add_argument("--task", required=True, help="what the data are for")
-    # A shell leaves the tilde in `--flag=~/x`.
-    folder = {"type": os.path.expanduser}
-    parser.add_argument("--source", required=True, help="folder of the raw files", **folder)
-    parser.add_argument(
-        "--data_dir", help="folder to make the data in; default: --source", **folder
-    )
-    options = parser.parse_args(arguments)
     prepare = tasks.get(options.task).prepare_fn()
     if prepare is None:
         raise HparamError(

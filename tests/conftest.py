@@ -43,7 +43,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 gc.disable()
 
 # A method of one's own joins the cases of ours, whichever files are collected.
-import examples.clipped_fedavg  # noqa: E402, F401
+import examples.clipped_fedavg  # noqa: F401
 
 
 def pytest_configure(config):

@@ -320,6 +320,26 @@ def _read_bool(argument):
     return absl_flags.BooleanParser().parse(int(argument) if argument in (0, 1) else argument)
 
 
+def values_of(flag: str, arguments: Sequence[str]) -> list[str]:
+    """Returns what one flag is given, before the others are known; all of it, in order.
+
+    Args:
+      flag: Name without dashes.
+      arguments: The arguments, without the program's name. `--flagfile=` is expanded.
+
+    Raises:
+      HparamError: If the flag has no value.
+    """
+    values = absl_flags.FlagValues()
+    values.set_gnu_getopt()  # Else the value in `--task synthetic` would end the search.
+    absl_flags.DEFINE_multi_string(flag, [], "", flag_values=values)
+    try:
+        values(["", *expand_flagfiles(arguments)], known_only=True)
+    except absl_flags.Error as e:
+        raise HparamError(command_line.one_line(e)) from e
+    return values[flag].value
+
+
 def said_of_unknown(kind: str, name: str, known: Iterable[str], prefix: str = "") -> str:
     """Returns that a name is unknown and which known one is closest, as one line."""
     close = difflib.get_close_matches(name, list(known), n=1)
@@ -329,8 +349,9 @@ def said_of_unknown(kind: str, name: str, known: Iterable[str], prefix: str = ""
 
 def _parts(text: str) -> tuple[str, str, str]:
     """Returns the summary, the examples and the rest of a docstring."""
-    blocks = text.strip("\n").split("\n\n")
-    examples = next((block for block in blocks if block.startswith("    ")), "")
+    blocks = [block.strip("\n") for block in text.split("\n\n") if block.strip()]
+    # A formatter moves a single example at the end of a docstring to the margin.
+    examples = next((block for block in blocks if block.startswith(("    ", "python "))), "")
     summary = "" if blocks[0] == examples else blocks[0]
     rest = [block for block in blocks if block not in (summary, examples)]
     return summary, textwrap.dedent(examples), "\n\n".join(rest).rstrip()

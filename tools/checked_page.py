@@ -3,7 +3,6 @@
 python tools/checked_page.py
 """
 
-import argparse
 import ast
 import pathlib
 import re
@@ -12,6 +11,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPO))
+
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
 PAGE = REPO / "docs" / "what_is_checked.md"
 _CASES = REPO / "tests" / "user_cases"
 # Heading → what its messages are in: files or folders, the first that holds a file counts.
@@ -162,16 +166,14 @@ def _in_table(text: str) -> str:
     return "`" + text.replace("`", "'").replace("|", "\\|") + "`"
 
 
+@command_line.reported
 def main(arguments: list[str]) -> int:
     """Writes the page; returns the exit code."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args(arguments)
+    PARSER.parse(arguments)
     PAGE.write_text(page())
     return 0
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(REPO))
-    from tff_suite import command_line
-
     command_line.begin()
     command_line.run(main)

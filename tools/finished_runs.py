@@ -1,7 +1,7 @@
 """Keeps the finished runs of items that are not recorded yet, and brings them back.
 
-    python tools/finished_runs.py pack ROOT_OUTPUT_DIR FOLDER...
-    python tools/finished_runs.py unpack ROOT_OUTPUT_DIR
+    python tools/finished_runs.py pack results/reproduce fedda/mnist_ae
+    python tools/finished_runs.py unpack results/reproduce
 
 An item may take longer than a machine is to be had for. `pack` puts what its finished runs came to,
 without states and event files, into `papers/<paper>/unfinished/<folder>.tar.xz`, for a FOLDER of
@@ -9,7 +9,6 @@ runs such as `fedda/mnist_ae`; after `unpack` on another machine `reproduce.py` 
 `--root_output_dir` passes over these runs. The archive of an item that is recorded can go.
 """
 
-import argparse
 import io
 import json
 import pathlib
@@ -19,7 +18,12 @@ import tarfile
 REPO = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO))
 
-from tff_suite import command_line  # noqa: E402
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.positional("action", "what to do", choices=["pack", "unpack"])
+PARSER.positional("root", "--root_output_dir of the runs")
+PARSER.positional("folders", "folders of runs below it, to pack", many=True, required=False)
 
 # What results, tables and figures are made of; `reproduction.run_folders` reads no other file but
 # data_digests.json, where it is there.
@@ -93,14 +97,11 @@ def unpack(root: pathlib.Path, papers: pathlib.Path) -> list[pathlib.Path]:
     return brought
 
 
+@command_line.reported
 def main(arguments: list[str]) -> int:
     """Runs the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("action", choices=["pack", "unpack"])
-    parser.add_argument("root", type=pathlib.Path, help="--root_output_dir of the runs")
-    parser.add_argument("folders", nargs="*", help="folders of runs below it, to pack")
-    given = parser.parse_args(arguments)
-    root = given.root.absolute()
+    given = PARSER.parse(arguments)
+    root = pathlib.Path(given.root).absolute()
     if given.action == "unpack":
         for run in unpack(root, REPO / "papers"):
             print(run)

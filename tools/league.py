@@ -3,7 +3,6 @@
 python tools/league.py
 """
 
-import argparse
 import importlib
 import pathlib
 import sys
@@ -12,6 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPO))
+
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("folder", help="The league's folder. Unset: league/.", path=True)
+
 LEAGUE = REPO / "league"
 # The best of the points of a study, and so on up to one.
 _FACTOR = 4
@@ -104,11 +110,11 @@ def item(name: str, league: Mapping[str, Any]) -> str:
     return "\n".join([parts[0], shared, *parts[1:]])
 
 
+@command_line.reported
 def main(arguments: list[str]) -> int:
     """Writes the items; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=pathlib.Path, default=LEAGUE, help="the league's folder")
-    folder = parser.parse_args(arguments).folder
+    options = PARSER.parse(arguments)
+    folder = pathlib.Path(options.folder) if options.folder else LEAGUE
     league = read(folder)
     for name in league["workloads"]:
         (folder / f"{name}.toml").write_text(item(name, league), "utf-8")
@@ -116,7 +122,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(REPO))
-    from tff_suite import command_line
-
+    command_line.begin()
     command_line.run(main)

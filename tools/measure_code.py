@@ -1,19 +1,25 @@
 """Counts what CONTRIBUTING promises of the code: lines of methods, repetition, longest functions.
 
-    python tools/measure_code.py [FOLDER_OF_METHODS]
+    python tools/measure_code.py
 
 A line of code is repeated if it belongs to a run of at least `RUN` lines that another method's file
 holds as well. Blank lines, comments, docstrings, imports, settings and the signature of `build`,
 which a file must have, are in no run; the share is one of all lines of the files.
 """
 
-import argparse
 import ast
 import collections
 import pathlib
 import sys
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPO))
+
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.positional("folder", "folder of methods; by default tff_algos/methods", required=False)
+
 RUN = 3
 _LONGEST = 15
 
@@ -82,13 +88,12 @@ def functions(root: pathlib.Path) -> list[tuple[int, str]]:
     return sorted(found, reverse=True)
 
 
+@command_line.reported
 def main(arguments: list[str]) -> int:
     """Prints the counts; returns the exit code."""
     root = REPO
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    methods = root / "tff_algos" / "methods"
-    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=methods)
-    folder = parser.parse_args(arguments).folder
+    given = PARSER.parse(arguments).folder
+    folder = pathlib.Path(given) if given else root / "tff_algos" / "methods"
     files = {p.name: code_lines(p) for p in sorted(folder.glob("*.py")) if p.name != "__init__.py"}
     whole = {name: len((folder / name).read_text().splitlines()) for name in files}
     counts = repeated(files)
@@ -105,8 +110,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(REPO))
-    from tff_suite import command_line
-
     command_line.begin()
     command_line.run(main)

@@ -3,13 +3,18 @@
 python tools/methods_table.py
 """
 
-import argparse
 import itertools
 import pathlib
 import re
 import sys
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPO))
+
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+
 PAGE = REPO / "docs" / "methods.md"
 _TABLE = re.compile(r"(?<=<!-- begin methods -->\n).*?(?=<!-- end methods -->)", re.S)
 
@@ -38,16 +43,14 @@ def written(text: str) -> str:
     return _TABLE.sub(lambda _: table(), text)
 
 
+@command_line.reported
 def main(arguments: list[str]) -> int:
     """Writes the table; returns the exit code."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args(arguments)
+    PARSER.parse(arguments)
     PAGE.write_text(written(PAGE.read_text()))
     return 0
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(REPO))
-    from tff_suite import command_line
-
     command_line.begin()
     command_line.run(main)

@@ -1,13 +1,12 @@
 """Checks the prose of documents, help texts, error messages and docstrings: `docs/style.md`.
 
-python tools/prose.py [--show=KIND] [PATH ...]
+    python tools/prose.py --show=help
 
 It needs no network and no package beyond the suite's own. `make lint` runs it. A fault in an
 enforced kind of text is an error; for every other kind it prints how many faults are left, by
 package. There are no exceptions by file.
 """
 
-import argparse
 import ast
 import collections
 import pathlib
@@ -21,7 +20,8 @@ import markdown_it
 REPO = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO))
 
-from tools import checked_page  # noqa: E402
+from tff_suite import command_line, parser
+from tools import checked_page
 
 LONGEST_SENTENCE = 30
 LONGEST_HELP = 200  # Characters: two lines of a terminal.
@@ -39,6 +39,9 @@ KINDS = {
     "errors": "error messages and warnings",
     "docstrings": "docstrings",
 }
+PARSER = parser.Parser(__doc__)
+PARSER.positional("paths", "print all faults below these paths only", many=True, required=False)
+PARSER.flag("show", help="Also print this kind's faults.", choices=tuple(KINDS))
 _PACKAGES = (
     "benchmarks",
     "examples",
@@ -353,12 +356,10 @@ def report(found: list[Fault], texts: list[Passage]) -> str:
     return "\n".join(lines)
 
 
+@command_line.reported
 def main(arguments: list[str]) -> int:
     """Prints faults and counts; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--show", choices=KINDS, help="Also print this kind's faults.")
-    parser.add_argument("paths", nargs="*", help="Print all faults below these paths only.")
-    options = parser.parse_args(arguments)
+    options = PARSER.parse(arguments)
     texts = list(passages())
     found = [fault for passage in texts for fault in faults(passage)]
     if options.paths:
@@ -377,7 +378,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    from tff_suite import command_line
-
     command_line.begin()
     command_line.run(main)

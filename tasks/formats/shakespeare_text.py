@@ -42,17 +42,15 @@ floor((s + 12) / 10) of a client's s; from this text the last ones are held out,
 `python -m tasks.formats.shakespeare_text --data_dir=...` prints the counts.
 """
 
-import argparse
 import collections
 import os
 import re
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from tasks.formats import files
 from tasks.task import DataError
-from tff_suite import command_line
+from tff_suite import command_line, parser
 
 PUBLISHED = {"tff": 715, "leaf": 1129, "mcmahan": 1146}
 
@@ -293,19 +291,23 @@ def _cut_as_tff(role: Role) -> Role:
     return role._replace(speeches=(*examples, (*rest, "")))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+PARSER = parser.Parser(
+    """Prints the number of clients of each rule beside the published one.
+
+    python -m tasks.formats.shakespeare_text --data_dir=data
+"""
+)
+PARSER.flag("data_dir", help="Folder of t8.shakespeare.txt[.gz].", required=True, path=True)
+
+
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Prints the number of clients of each rule beside the published one; returns an exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tasks.formats.shakespeare_text")
-    parser.add_argument("--data_dir", required=True, help="Folder of t8.shakespeare.txt[.gz].")
-    data_dir = parser.parse_args(arguments).data_dir
-    try:
-        path = find(data_dir)
-        if path is None:
-            raise files.missing(os.path.join(data_dir, _FILES[0]), ADVICE, paths(data_dir))
-        text = read(path)
-    except DataError as error:
-        print(error, file=sys.stderr)
-        return 1
+    data_dir = PARSER.parse(arguments).data_dir
+    path = find(data_dir)
+    if path is None:
+        raise files.missing(os.path.join(data_dir, _FILES[0]), ADVICE, paths(data_dir))
+    text = read(path)
     print(f"{'rule':8} {'published':>9} {'clients':>9} {'speeches':>9} {'lines':>9} {'windows':>9}")
     for rule, published in PUBLISHED.items():
         clients = roles(text, rule)

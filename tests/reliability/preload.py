@@ -12,14 +12,14 @@ from tff_suite import imports
 
 imports.import_tensorflow()
 
-from tensorflow.python.eager import context  # noqa: E402
+from tensorflow.python.eager import context
 
-import tests.simulation.toy_extension  # noqa: E402, F401
-from simulation.engine import batching as vectorized  # noqa: E402, F401
-from simulation.measures import evaluations  # noqa: E402, F401
-from simulation.records import recorder  # noqa: E402, F401
-from simulation.rounds import cohorts, loop, staged  # noqa: E402, F401
-from simulation.tff import native_worker  # noqa: E402, F401
+import tests.simulation.toy_extension  # noqa: F401
+from simulation.engine import batching as vectorized  # noqa: F401
+from simulation.measures import evaluations  # noqa: F401
+from simulation.records import recorder  # noqa: F401
+from simulation.rounds import cohorts, loop, staged  # noqa: F401
+from simulation.tff import native_worker  # noqa: F401
 
 # A fork copies the calling thread only. TensorFlow starts its threads with its context, which its
 # first operation makes: once that has happened, a child would wait for threads that it lacks.

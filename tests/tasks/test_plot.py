@@ -1,4 +1,5 @@
 import csv
+import json
 
 import numpy as np
 import pytest
@@ -223,6 +224,17 @@ def test_wrong_flags_are_one_line(arguments, code, words, tmp_path, capsys):
     assert words in error and error.count("\n") == 1
 
 
-def test_a_flag_of_another_task_is_refused(tmp_path):
-    with pytest.raises(SystemExit):
-        plot.main(["--task=synthetic", "--fashion_mnist_alpha=1", f"--output={tmp_path / 'x'}"])
+def test_a_flag_of_another_task_is_refused(tmp_path, capsys):
+    wrong = ["--task=synthetic", "--fashion_mnist_alpha=1", f"--output={tmp_path / 'x'}"]
+    assert plot.main(wrong) == 2
+    assert "Unknown flag --fashion_mnist_alpha." in capsys.readouterr().err
+
+
+def test_json_has_what_each_client_holds(tmp_path, capsys):
+    wanted = ["--task=synthetic", "--synthetic_num_clients=5", "--json"]
+    assert plot.main([*wanted, f"--output={tmp_path / 'x.png'}"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert len(content["clients"]) == 5 and len(content["files"]) == 3
+    for client in content["clients"]:
+        assert sum(client["counts"]) == client["examples"]
+        assert len(client["counts"]) == len(content["labels"])

@@ -14,13 +14,13 @@ repository, ready_file, mode = sys.argv[1:]
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, repository)
 
-from simulation import runtimes  # noqa: E402
-from tff_suite import imports  # noqa: E402
+from simulation import runtimes
+from tff_suite import imports
 
 imports.import_tensorflow()
 
-import numpy as np  # noqa: E402
-import tensorflow_federated as tff  # noqa: E402
+import numpy as np
+import tensorflow_federated as tff
 
 
 @tff.tensorflow.computation(np.int32)

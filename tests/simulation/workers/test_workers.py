@@ -17,28 +17,28 @@ from tff_suite import imports
 
 imports.import_tensorflow()
 
-import tasks  # noqa: E402
-import tff_algos  # noqa: E402
-from simulation import (  # noqa: E402
+import tasks
+import tff_algos
+from simulation import (
     assembly,
     cluster,
     experiment_flags,
     runtimes,
 )
-from simulation.engine import scheduler as chunks  # noqa: E402
-from simulation.errors import NoWorkersError, RunError  # noqa: E402
-from simulation.measures import evaluation, evaluations, training_losses  # noqa: E402
-from simulation.records import client_states, outputs  # noqa: E402
-from simulation.rounds import in_chunks  # noqa: E402
-from simulation.workers import placement, worker  # noqa: E402
-from simulation.workers import pool as crew_lib  # noqa: E402
-from tasks.task import DataError  # noqa: E402
-from tests import metrics_page  # noqa: E402
-from tests.simulation import toy_extension  # noqa: E402, F401
-from tests.simulation.engine.test_scheduler import assert_same_bits, leaves  # noqa: E402
-from tests.tff_algos import cases  # noqa: E402
-from tff_algos import process as process_lib  # noqa: E402
-from tff_suite.hparams import HparamError  # noqa: E402
+from simulation.engine import scheduler as chunks
+from simulation.errors import NoWorkersError, RunError
+from simulation.measures import evaluation, evaluations, training_losses
+from simulation.records import client_states, outputs
+from simulation.rounds import in_chunks
+from simulation.workers import placement, worker
+from simulation.workers import pool as crew_lib
+from tasks.task import DataError
+from tests import metrics_page
+from tests.simulation import toy_extension  # noqa: F401
+from tests.simulation.engine.test_scheduler import assert_same_bits, leaves
+from tests.tff_algos import cases
+from tff_algos import process as process_lib
+from tff_suite.hparams import HparamError
 
 ROUNDS = 4
 METHODS = [n for n in tff_algos.names() if not tff_algos.get(n).staged]

@@ -287,7 +287,7 @@ def test_a_tilde_is_the_home_that_the_shell_left_it_to_be(tmp_path, monkeypatch)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert prepare.main(["--task=femnist", "--source=~", "--data_dir=~/out"]) == 0
     assert (tmp_path / "out" / "femnist.prepared").is_dir()
-    given = plot._parser(None).parse_args(["--task=x", "--data_dir=~/a", "--output=~/b"])
+    given = plot._parser(None).parse(["--task=x", "--data_dir=~/a", "--output=~/b"])
     assert (given.data_dir, given.output) == (f"{tmp_path}/a", f"{tmp_path}/b")
 
 
