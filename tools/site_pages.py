@@ -1,7 +1,8 @@
 """MkDocs hook: the pages that lie outside docs/, and those made from docstrings and registries.
 
-`mkdocs build` makes the site; the README is its home page, papers/ comes in as it is, and the
-tables of methods are made from what the methods declare.
+`mkdocs build` makes the site. The README is its home page and papers/ comes in as it is. Each
+method and task has a page made from its file and its recorded results. The site needs no network:
+diagrams, formulas, fonts, colours of code and the search index are made here or shipped.
 """
 
 import pathlib
@@ -9,9 +10,20 @@ import re
 import sys
 
 import mkdocs.structure.files
-import tabulate
+import PIL.Image
+import pygments.formatters
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
+if str(_REPO) not in sys.path:
+    sys.path.insert(0, str(_REPO))
+
+from tools import diagram  # noqa: E402
+
+_LINKED = ("LICENSE", "CITATION.cff")
+_SHOWN = (".png", ".csv", ".toml", ".ipynb")
+_SITE = pathlib.Path("/site")  # Stands for the site's top; nothing is written there.
+_DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.S | re.M)
+_LINK_TO_METHODS = re.compile(r"\[([^\]]*)\]\(tff_algos/methods/\w+\.py\)")
 # What a script calls, under the names by which it does.
 _CALLS = {
     "tasks.load": "tasks.load",
@@ -41,17 +53,61 @@ _PYTHON = {
 
 
 def on_files(files, config):
-    """Adds the pages to those of docs/."""
+    """Adds the pages and files that lie outside docs/."""
+    made = mkdocs.structure.files.File.generated
     for path, text in pages().items():
-        files.append(mkdocs.structure.files.File.generated(config, path, content=text))
+        files.append(made(config, path, content=text))
+    colours = pygments.formatters.HtmlFormatter().get_style_defs(".highlight")
+    files.append(made(config, "code.css", content=colours))
     notebook = _REPO / "examples" / "compare_methods.ipynb"
-    for path in [notebook, *sorted((_REPO / "papers").rglob("*"))]:
-        if path.suffix in (".png", ".csv", ".toml", ".ipynb"):
-            place = path.relative_to(_REPO).as_posix()
-            files.append(
-                mkdocs.structure.files.File.generated(config, place, abs_src_path=str(path))
-            )
+    shown = [p for p in sorted((_REPO / "papers").rglob("*")) if p.suffix in _SHOWN]
+    for path in [notebook, *shown, *(_REPO / name for name in _LINKED)]:
+        place = path.relative_to(_REPO).as_posix()
+        files.append(made(config, place, abs_src_path=str(path)))
     return files
+
+
+def on_page_markdown(markdown, page, **_):
+    """Draws diagrams, and turns links out of docs/ into the site's."""
+    text = _DIAGRAM.sub(
+        lambda found: f'<div class="diagram">{diagram.svg(found[1])}</div>', markdown
+    )
+    place = page.file.src_uri
+    if "/" not in place:
+        text = text.replace("](../", "](")
+    if place == "methods.md":
+        text = _LINK_TO_METHODS.sub(
+            lambda found: re.sub(r"`(\w+)`", r"[`\1`](methods/\1.md)", found[1]), text
+        )
+    if place == "tasks.md":
+        begin = text.index("| task | data | state |")
+        end = text.index("\n\n", begin)
+        table = re.sub(
+            r"^\| [^|]+\|",
+            lambda found: re.sub(r"`(\w+)`", r"[`\1`](tasks/\1.md)", found[0]),
+            text[begin:end],
+            flags=re.M,
+        )
+        text = text[:begin] + table + text[end:]
+    return text
+
+
+def on_page_content(html, page, files, **_):
+    """Gives pictures their size, and lets tables scroll within themselves."""
+    html = re.sub(r"<table.*?</table>", r'<div class="scroll">\g<0></div>', html, flags=re.S)
+    return re.sub(r'<img ([^>]*?)src="([^"]+)"', lambda m: _sized(m, page, files), html)
+
+
+def _sized(found, page, files):
+    # Links are relative to the page's address by now.
+    folder = pathlib.PurePosixPath("/" + page.url)
+    place = (_SITE / folder.relative_to("/") / found[2]).resolve().relative_to(_SITE)
+    file = next((f for f in files if f.dest_uri == place.as_posix()), None)
+    if file is None:
+        return found[0]
+    with PIL.Image.open(file.abs_src_path) as image:
+        width, height = image.size
+    return f'<img loading="lazy" width="{width}" height="{height}" {found[1]}src="{found[2]}"'
 
 
 def pages() -> dict[str, str]:
@@ -65,7 +121,10 @@ def pages() -> dict[str, str]:
         ("CHANGELOG", "changelog"),
     ):
         made[f"{page}.md"] = _within_the_site((_REPO / f"{name}.md").read_text())
-    made["reference/methods.md"] = _methods()
+    from tools import method_and_task_pages as own
+
+    made |= {f"methods/{name}.md": own.method_page(name) for name in own.own_methods()}
+    made |= {f"tasks/{name}.md": own.task_page(name) for name in own.own_tasks()}
     calls = [
         f"::: {of}\n    options:\n      heading: {name}\n      toc_label: {name}"
         for name, of in _CALLS.items()
@@ -81,28 +140,8 @@ def pages() -> dict[str, str]:
 
 
 def _within_the_site(text):
-    """Turns links into docs/, whose pages are at the site's top, and to methods into the site's."""
-    text = re.sub(r"\]\(tff_algos/methods/\w+\.py\)", "](reference/methods.md)", text)
-    return re.sub(r"\]\(((?:\.\./)*)docs/", r"](\1", text)
-
-
-def _methods():
-    # MkDocs takes from the search path what was put there while it imported this file.
-    if str(_REPO) not in sys.path:
-        sys.path.insert(0, str(_REPO))
-    import tff_algos
-
-    parts = ["# Methods"]
-    for name in tff_algos.names():
-        spec = tff_algos.get(name)
-        rows = []
-        for h in spec.hparams:
-            default = h.describe_default()
-            rows.append([f"`--{h.flag_name(name)}`", h.help, default, h.source])
-        parts += [f"## `{name}`", spec.summary, f"*{spec.paper}*"]
-        if rows:
-            parts.append(tabulate.tabulate(rows, ["flag", "", "default", "from"], "github"))
-        if isinstance(spec.builder, str):
-            # The page of the file: the paper's algorithm, symbols, deviations.
-            parts.append(f"::: {spec.builder.split(':')[0]}\n    options:\n      members: []")
-    return "\n\n".join(parts)
+    """Turns links into docs/, whose pages are at the site's top, into the site's."""
+    text = re.sub(r"\]\(((?:\.\./)*)docs/", r"](\1", text)
+    for name in ("CONTRIBUTING", "CHANGELOG"):
+        text = text.replace(f"]({name}.md", f"]({name.lower()}.md")
+    return text
