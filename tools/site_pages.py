@@ -17,7 +17,7 @@ _REPO = pathlib.Path(__file__).resolve().parent.parent
 if str(_REPO) not in sys.path:
     sys.path.insert(0, str(_REPO))
 
-from tools import diagram  # noqa: E402
+from tools import diagram
 
 _LINKED = ("LICENSE", "CITATION.cff")
 _SHOWN = (".png", ".csv", ".toml", ".ipynb")
