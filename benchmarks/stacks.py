@@ -32,8 +32,9 @@ _RUNTIMES = ("tff", "native", "vectorized")
 
 
 ROUNDED = "same to rounding"
-# Cases of which no bits are promised. In the runtime `tff` the two releases of TensorFlow optimise
-# the graph of FedLocal's adaptive step differently, so that weights differ in their last digit.
+# Cases of which no bits are promised. In the runtime `tff` the two releases of TensorFlow fold the
+# constants of FedLocal's adaptive step differently, so that weights differ in their last digit.
+# With Grappler's constant folding off on both (`tf.config.optimizer`), all bits agree.
 _MAY_ROUND = ("task ", "fedlocal, tff")
 
 
