@@ -104,9 +104,10 @@ test-long: venv  ## run every test that has not passed at this commit (SHARD=2/8
 reliability: venv  ## bring docs/reliability.md up to date with what make test-long found
 	$(BIN)/python -m tests.reliability.report
 
-lint: venv  ## check style, format and prose
+lint: venv  ## check style, format, types and prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/python tools/prose.py
 
 # The stamp is a copy of the list that was installed, written last: an interrupted installation starts over, and a
@@ -175,5 +176,5 @@ site: venv  ## build the documentation's pages into site/
 	@echo "To read them, search included: $(BIN)/python -m http.server --directory site"
 
 clean:  ## remove the virtual environments and caches; results stay
-	rm -rf $(VENV) .venv .venv-published .venv-313 $(PEER_VENVS) $(LOCK) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv .venv-published .venv-313 $(PEER_VENVS) $(LOCK) .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

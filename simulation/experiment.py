@@ -19,7 +19,7 @@ from simulation.device import layer_gradients
 from simulation.errors import ChangedError, DivergedError, RunError
 from simulation.experiment_flags import Request
 from simulation.records import checkpoints, files, models, outputs, stacks, trackers
-from simulation.records.progress import Progress
+from simulation.records.progress import Progress, ProgressInPython
 from simulation.rounds import cohorts
 from tasks import fingerprint, missing
 from tff_suite import command_line, imports
@@ -49,7 +49,7 @@ class Caller:
     command: Sequence[str]
     say: Callable[[str], None]
     warn: Callable[[str], None]
-    progress: Callable[[int, int], Progress]
+    progress: Callable[[int, int], Progress | ProgressInPython]
     stop_request: Callable[[], contextlib.AbstractContextManager]
     takes_weights: bool
 

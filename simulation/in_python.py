@@ -95,18 +95,19 @@ def run(
         outcome = experiment.carry_out(request, caller)
     rounds = outputs.read_metrics(os.path.join(outcome.folder, "metrics.csv"))
     summary = outputs.read_json(os.path.join(outcome.folder, "summary.json"))
+    assert summary is not None and outcome.weights is not None  # The run has ended.
     return Result(outcome.folder, rounds, summary, outcome.weights)
 
 
-def _say(text):
+def _say(text: str) -> None:
     if text.startswith("warning: "):
         _warn(text.removeprefix("warning: "))
 
 
-def _warn(text):
+def _warn(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
-def _no_stop_request():
+def _no_stop_request() -> contextlib.AbstractContextManager:
     """A notebook's own handling of signals stays: an interrupt is a `KeyboardInterrupt`."""
     return contextlib.nullcontext(types.SimpleNamespace(signal=None))

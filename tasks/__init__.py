@@ -58,7 +58,9 @@ def load(
         data_dir = _remote.folder(data_dir, "--data_dir")
         _files.check_folder(data_dir, "--data_dir")
     resolved = _settings.with_partition_seed(spec.hparams, resolved, seed)
-    noise = {h.name: resolved[h.name] for h in _label_noise.HPARAMS if spec.class_labels}
+    noise: dict[str, Any] = {
+        h.name: resolved[h.name] for h in _label_noise.HPARAMS if spec.class_labels
+    }
     task = spec.load_fn()(
         data_dir=data_dir,
         seed=seed,

@@ -16,10 +16,10 @@ class _Numbers:
     def __init__(self, number: int):
         self._numbers = range(number)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> str:
         return str(self._numbers[index])
 
-    def __contains__(self, text):
+    def __contains__(self, text: str) -> bool:
         number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
         return number in self._numbers and str(number) == text
 
@@ -93,7 +93,7 @@ class TaskSpec:
     version: int = 1
     history: Sequence[str] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         specs.check_history(self)
         if self.class_labels:
             own = [h for h in self.hparams if h not in label_noise.HPARAMS]

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -52,7 +52,7 @@ class Examples(_Examples):
 
     __slots__ = ()
 
-    def __new__(cls, x, y):
+    def __new__(cls, x: Any, y: Any) -> "Examples":
         """Makes a pair of arrays, or of what stands for arrays; nothing is read or converted.
 
         Raises:
@@ -64,7 +64,7 @@ class Examples(_Examples):
         return tuple.__new__(cls, (x, y))
 
     @classmethod
-    def _make(cls, pair):
+    def _make(cls, pair: Iterable[Any]) -> "Examples":  # type: ignore[override]
         return cls(*pair)
 
 
@@ -220,7 +220,9 @@ def _names(client_ids: Sequence[Any] | None, number: int) -> Sequence[str]:
 _TOGETHER = 4096
 
 
-def _checked_rows(rows, number: int, client_ids: Sequence[str]) -> list[np.ndarray]:
+def _checked_rows(
+    rows: Sequence[np.ndarray], number: int, client_ids: Sequence[str]
+) -> list[np.ndarray]:
     """Returns clients' rows as int64 `[n_k]`, if each is one of the `number` rows there are."""
     for name, of_client in zip(client_ids, rows, strict=True):
         if of_client.ndim != 1:
@@ -305,7 +307,7 @@ class Task:
     files: Sequence[str] = ()
     encoding: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the task; of each set one client's examples are read, those of the smallest.
 
         Raises:
@@ -405,7 +407,8 @@ def _form_of(x: Any, y: Any) -> _Form:
     arrays = [v if hasattr(v, "dtype") else np.asarray(v) for v in (x, y)]
     # A tensor's dtype is TensorFlow's, which knows NumPy's.
     dtypes = [getattr(v.dtype, "as_numpy_dtype", v.dtype) for v in arrays]
-    return _Form(*(tuple(v.shape[1:]) for v in arrays), *map(np.dtype, dtypes))
+    shapes = [tuple(v.shape[1:]) for v in arrays]
+    return _Form(*shapes, *map(np.dtype, dtypes))  # type: ignore[arg-type]
 
 
 def _check_data(part: str, data: Any) -> _Form | None:
@@ -479,12 +482,13 @@ def _check_alike(part: str, found: _Form | None, train: _Form) -> None:
                 "give both the same shape."
             )
     dtypes = ("inputs", found.x_dtype, train.x_dtype), ("targets", found.y_dtype, train.y_dtype)
-    for what, own, wanted in dtypes:
+    for what, its_dtype, dtype in dtypes:
         # Whole numbers fit into floats, and not the other way round.
-        kinds = {"f": "fiub", "i": "iu", "u": "iu"}.get(wanted.kind, wanted.kind)
-        if own.kind not in kinds:
+        kinds = {"f": "fiub", "i": "iu", "u": "iu"}.get(dtype.kind, dtype.kind)
+        if its_dtype.kind not in kinds:
             raise TaskError(
-                f"{what} of {part} are {own}, those of train {wanted}; convert them with astype."
+                f"{what} of {part} are {its_dtype}, those of train {dtype}; convert them with "
+                "astype."
             )
 
 

@@ -228,7 +228,8 @@ class _Aggregating:
 
     def __init__(self, federation: Federation, aggregator: Aggregator, state: Any):
         self._federation, self._aggregator, self._state = federation, aggregator, state
-        self.output, self.total_weight = None, None
+        self.output: Any = None
+        self.total_weight: Any = None
 
     def __getattr__(self, word):
         return getattr(self._federation, word)
@@ -252,7 +253,9 @@ def with_aggregator(method: Method, aggregator: Aggregator) -> Method:
     """
     traced = tf.function(method.initialize, autograph=False).get_concrete_function()
     own_type = type(traced.structured_outputs)
-    state_type = collections.namedtuple(own_type.__name__, [*own_type._fields, "aggregator"])
+    fields = [*own_type._fields, "aggregator"]
+    make: Any = collections.namedtuple  # Not a class that type checkers know.
+    state_type = make(own_type.__name__, fields)
 
     def initialize():
         state = tf.nest.map_structure(tf.constant, aggregator.initial_state)
@@ -285,7 +288,8 @@ def with_aggregator(method: Method, aggregator: Aggregator) -> Method:
         return after, metrics, *states_after
 
     def adopt_weights(state):
-        return state_type(*method.adopt_weights(own_part(state)), state.aggregator)
+        adopted = method.adopt_weights(own_part(state))  # type: ignore[misc]
+        return state_type(*adopted, state.aggregator)
 
     return method._replace(
         initialize=initialize,

@@ -239,7 +239,7 @@ def _for_each_step(step, carry, data):
     real = tf.reduce_any(data.mask > 0, axis=1)
     stacked = _STACKED.get()
     steps = tf.shape(real)[0] if stacked else num_steps(data)
-    sizes = None if stacked else _sizes(data)
+    sizes: Any = None if stacked else _sizes(data)
 
     def take(values, i):
         # A step of stacked clients is not one piece of memory; slicing takes four times as long.

@@ -236,7 +236,7 @@ class _Layout(NamedTuple):
     batch_size: int
     steps: slice
     mask: np.ndarray
-    steps_per_epoch: np.ndarray
+    steps_per_epoch: np.integer
 
 
 @functools.lru_cache(maxsize=1024)

@@ -41,7 +41,7 @@ def from_datasets(process: Process, batch_size: int) -> tff.learning.templates.L
         )
     model = process.model
     specs = model.x_spec, model.y_spec
-    nobody = ClientData(*[None] * 7, index=-1)
+    nobody = ClientData(*[None] * 7, index=-1)  # type: ignore[misc]
     process.check_clients([nobody])
 
     def padded(x, y):

@@ -254,7 +254,7 @@ def _elementwise(loss: Callable) -> Callable:
 
     def in_fit(y, outputs):
         y, outputs, _ = compile_utils.match_dtype_and_rank(tf.convert_to_tensor(y), outputs, None)
-        return _without_masked(loss.call(y, outputs), outputs)
+        return _without_masked(loss.call(y, outputs), outputs)  # type: ignore[attr-defined]
 
     return in_fit
 
@@ -320,7 +320,9 @@ def _reduction(loss: Any, wanted: str | None) -> str:
 def _metrics(metrics: Any) -> Mapping[str, Callable]:
     """Returns elementwise metrics by name."""
     if not isinstance(metrics, Mapping):
-        named = [(m if isinstance(m, str) else getattr(m, "name", None), m) for m in metrics or ()]
+        named: list[tuple[Any, Any]] = [
+            (m if isinstance(m, str) else getattr(m, "name", None), m) for m in metrics or ()
+        ]
         named = [(name or getattr(m, "__name__", str(m)), m) for name, m in named]
         metrics = dict(named)
         if len(metrics) < len(named):

@@ -130,8 +130,8 @@ def _guarded(outputs: tf.Tensor, weights: Any) -> tf.Tensor:
     )
 
     @tf.custom_gradient
-    def guarded(values):
-        def gradient(dy):
+    def guarded(values: tf.Tensor) -> Any:
+        def gradient(dy: tf.Tensor) -> tf.Tensor:
             dy = tf.convert_to_tensor(dy)
             return tf.where(counts | tf.math.is_finite(dy), dy, tf.zeros_like(dy))
 

@@ -72,7 +72,7 @@ class Next(computation_impl.ConcreteComputation):
             else:
                 args = (args[0], clients, *args[2:])
         # TFF knows lists only.
-        args = [list(a) if isinstance(a, StackedStates) else a for a in args]
+        args = tuple(list(a) if isinstance(a, StackedStates) else a for a in args)
         kwargs = {k: list(a) if isinstance(a, StackedStates) else a for k, a in kwargs.items()}
         return super().__call__(*args, **kwargs)
 
@@ -415,7 +415,9 @@ def build(
     adapt = _adapter(spec, training, own, model, model_aggregator, seed, clients_per_round)
     if spec.staged:
         return spec.build_fn()(model, local, **own)
-    check = functools.partial(check_indices, name, num_clients) if spec.needs_index else None
+    check = None
+    if spec.needs_index:
+        check = functools.partial(check_indices, name, num_clients)  # type: ignore[arg-type]
     method = adapt(spec.build_fn()(model, local, **own))
     process = to_process(method, model, check)
     process.plan = functools.partial(spec.round_plan, own)

@@ -186,4 +186,5 @@ def generators(seeds: Sequence[Sequence[int]]) -> list[np.random.Generator]:
     # Four words of 64 bits; the lower half of each comes first.
     words = seed_words(seeds, 8).astype(np.uint64)
     states = np.ascontiguousarray(words[:, ::2] | words[:, 1::2] << np.uint64(32))
-    return [np.random.Generator(np.random.PCG64(_Known(state))) for state in states]
+    known = [_Known(state) for state in states]
+    return [np.random.Generator(np.random.PCG64(seed)) for seed in known]  # type: ignore[arg-type]

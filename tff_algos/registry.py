@@ -157,7 +157,7 @@ class MethodSpec:
     version: int = 1
     history: Sequence[str] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         specs.check_history(self)
         if not self.display_name:
             object.__setattr__(self, "display_name", self.name)
@@ -635,7 +635,7 @@ def check_aggregator(
         )
 
 
-def _has_state(settings) -> bool:
+def _has_state(settings: Mapping[str, Any]) -> bool:
     optimizer = settings["client_optimizer"]
     return optimizer != "sgd" and not (optimizer == "sgdm" and settings["client_momentum"] == 0)
 

@@ -106,7 +106,7 @@ def _refuse_loss_weights(keras_model, weights):
         )
 
 
-def from_functional(model: _FUNCTIONAL) -> Model:
+def from_functional(model: tff.learning.models.FunctionalModel) -> Model:
     """Makes a `Model` of a `tff.learning.models.FunctionalModel`.
 
     Its non-trainable weights stay what they are. Only its loss is measured.
@@ -128,8 +128,8 @@ def from_functional(model: _FUNCTIONAL) -> Model:
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
         _, y_spec = _specs(model.input_spec)
-        loss = _closure(model._loss_fn)["loss_fn"]
-        return keras_bridge.from_keras(keras_model, loss=loss, y_spec=y_spec)
+        keras_loss = _closure(model._loss_fn)["loss_fn"]
+        return keras_bridge.from_keras(keras_model, loss=keras_loss, y_spec=y_spec)
     trainable, fixed = (tuple(map(np.asarray, w)) for w in model.initial_weights)
     x_spec, y_spec = _specs(model.input_spec)
 
@@ -146,7 +146,7 @@ def from_functional(model: _FUNCTIONAL) -> Model:
     )
 
 
-def from_variable(model: _VARIABLE) -> Model:
+def from_variable(model: tff.learning.models.VariableModel) -> Model:
     """Makes a `Model` of a `tff.learning.models.VariableModel`.
 
     Its variables at this moment become the initial weights; it is not changed. Only its loss is

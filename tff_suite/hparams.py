@@ -29,7 +29,7 @@ class HparamError(FedError, ValueError):
 class _NotUsed:
     """The default of a setting that means nothing beside the others; it must not be set then."""
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return "NOT_USED"
 
 
@@ -64,7 +64,7 @@ class By:
 
     def describe(self) -> str:
         """Returns the defaults and their conditions in words."""
-        cases: dict[Value, list[Value]] = {}
+        cases: dict[Any, list[Value]] = {}
         for case, default in self.cases.items():
             cases.setdefault(default, []).append(case)
         unused = cases.pop(NOT_USED, [])
@@ -122,7 +122,7 @@ class Hparam:
     choices: Sequence[str] | None = None
     flag: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.type is None:
             defaults = self.default.values() if isinstance(self.default, By) else [self.default]
             types = {type(d) for d in defaults if d is not None}
@@ -213,7 +213,7 @@ def _short(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def _check_text(value, label):
+def _check_text(value: str, label: str) -> None:
     """Refuses what neither a path nor a JSON file can hold."""
     try:
         value.encode()
@@ -242,9 +242,9 @@ def resolve(owner: str, hparams: Sequence[Hparam], given: Mapping[str, Any]) -> 
         if name not in known:
             offered = ", ".join(sorted(known)) or "none"
             raise HparamError(f"{owner} has no setting {name!r} (it has: {offered}).")
-    values = {}
+    values: dict[str, Value] = {}
 
-    def value_of(name):
+    def value_of(name: str) -> Value:
         if name not in values:
             h, value = known[name], given.get(name)
             if isinstance(h.default, By):

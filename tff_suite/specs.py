@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 import pkgutil
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tff_suite import imports
@@ -50,7 +50,7 @@ def check_history(spec: Any) -> None:
         )
 
 
-def _named(module, spec, functions):
+def _named(module: types.ModuleType, spec: Any, functions: Sequence[str]) -> dict[str, str]:
     given = {field: getattr(spec, field) for field in functions}
     return {
         field: f"{module.__name__}:{name}"

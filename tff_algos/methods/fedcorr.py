@@ -209,7 +209,7 @@ class State(NamedTuple):
     """
 
     weights: tuple[np.ndarray, ...]
-    round_num: np.ndarray
+    round_num: np.integer
     labels: np.ndarray
     losses: np.ndarray
     dimensionality: np.ndarray
@@ -296,7 +296,7 @@ def build(
         later = fedopt.build_fedavg(trained, local)
     else:
         given = {"gamma": adafed_gamma, "step_rule": adafed_step_rule}
-        own = hparams_lib.resolve("adafed", adafed.SPEC.hparams, given)
+        own: dict[str, Any] = hparams_lib.resolve("adafed", adafed.SPEC.hparams, given)
         later = adafed.build(trained, local, **own)
     data_type = process.client_data_type(model)
     visited = VisitedClient(data_type, data_type, tff.TensorType(np.float32))
@@ -583,7 +583,8 @@ def by_example(model: Model, weights: Weights, data: ClientData) -> tuple[tf.Ten
     def of_batch(batch):
         batch = Batch(*batch)
         forward = model.forward(weights, batch, False, tf.zeros([2], tf.int32))
-        return tf.nn.softmax(model.outputs(weights, batch.x)), forward.metrics["loss"][0]
+        scores = model.outputs(weights, batch.x)  # type: ignore[misc]
+        return tf.nn.softmax(scores), forward.metrics["loss"][0]
 
     scores, losses = tf.map_fn(
         of_batch,
