@@ -298,7 +298,7 @@ def test_ci_runs_the_commands_that_people_run():
 
 def test_the_console_commands_are_functions_that_there_are():
     project = tomllib.loads((_REPO / "pyproject.toml").read_text())
-    assert len(project["project"]["scripts"]) == 2
+    assert len(project["project"]["scripts"]) == 3
     for target in project["project"]["scripts"].values():
         module, function = target.split(":")
         assert module in project["tool"]["setuptools"]["py-modules"]
