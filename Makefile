@@ -65,7 +65,7 @@ FOUND_PYTHON = $(or $(shell $(FIND_PYTHON)),$(error $(strip $(NO_PYTHON))))
 INSTALLED = $(shell cmp -s $(LOCKED)requirements.txt $(STAMP) && echo yes)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-gpu venv-tracking venv-peers run run-full test test-stacks test-long reliability lint lock site clean
+.PHONY: help venv venv-gpu venv-tracking venv-peers run run-full test test-stacks test-long reliability lint lock site release clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -174,6 +174,9 @@ lock:  ## resolve requirements*.in of both stacks again, keeping pins that fit (
 site: venv  ## build the documentation's pages into site/
 	$(BIN)/mkdocs build --strict
 	@echo "To read them, search included: $(BIN)/python -m http.server --directory site"
+
+release: venv  ## check, tag and build a release (VERSION=0.2.0)
+	$(BIN)/python tools/release.py $(VERSION)
 
 clean:  ## remove the virtual environments and caches; results stay
 	rm -rf $(VENV) .venv .venv-published .venv-313 $(PEER_VENVS) $(LOCK) .pytest_cache .ruff_cache .mypy_cache .hypothesis

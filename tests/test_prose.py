@@ -48,8 +48,12 @@ def formatted_error(sentence):
     return prose.of_errors("x.py", f"raise ValueError(f{'{name}: ' + sentence!r})\n")
 
 
-def absl_help(sentence):
-    return prose.of_help("x.py", f'flags.DEFINE_string("x", None, {sentence!r})\n')
+def flag_help(sentence):
+    return prose.of_help("x.py", f'PARSER.flag("x", None, {sentence!r})\n')
+
+
+def positional_help(sentence):
+    return prose.of_help("x.py", f'PARSER.positional("x", {sentence!r})\n')
 
 
 def argparse_help(sentence):
@@ -69,7 +73,8 @@ PLACES = [
     deviation,
     error,
     formatted_error,
-    absl_help,
+    flag_help,
+    positional_help,
     argparse_help,
     setting,
 ]

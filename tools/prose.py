@@ -28,7 +28,7 @@ LONGEST_HELP = 200  # Characters: two lines of a terminal.
 MOST_SENTENCES_OF_AN_ERROR = 2
 
 # Kinds of text that must be free of faults. The others are on their way.
-ENFORCED = ("readme", "style")
+ENFORCED = ("readme", "changelog", "style")
 KINDS = {
     "readme": "README.md and CONTRIBUTING.md",
     "changelog": "CHANGELOG.md",
@@ -270,17 +270,20 @@ def of_errors(place: str, source: str) -> Iterator[Passage]:
         yield Passage("errors", place, 0, _without_code(message.text))
 
 
+# Functions that take a help text → its place among the arguments without a name.
+_HELP = {"flag": 2, "positional": 1, "add_argument": None}
+
+
 def of_help(place: str, source: str) -> Iterator[Passage]:
-    """Yields the help texts that a module hands to absl or argparse."""
+    """Yields the help texts that a module hands to `tff_suite.parser` or argparse."""
     for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if node.func.attr not in _HELP:
+            continue
+        index = _HELP[node.func.attr]
         given = [keyword.value for keyword in node.keywords if keyword.arg == "help"]
-        if name.startswith("DEFINE_"):
-            given += node.args[2:3]
-        elif name != "add_argument":
-            continue
+        given += [] if index is None else node.args[index : index + 1]
         for value in given:
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 yield Passage("help", place, value.lineno, _without_code(value.value))
