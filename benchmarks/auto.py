@@ -1,13 +1,12 @@
 """What `--runtime=auto` is decided by: a round of `vectorized` relative to one of `tff`.
 
-    python -m benchmarks.auto [--models=dense_64,cnn] [--turns=20] [--csv=FILE]
+    python -m benchmarks.auto --models=dense_64,cnn --turns=20
 
 Both runtimes take turns in one process on the same cohort of FedAvg, as a run does its rounds.
 Their medians are compared, and the processor's time of all turns, which says more on a busy
 machine. The rule itself is `simulation.runtimes.choose`.
 """
 
-import argparse
 import contextlib
 import os
 import statistics
@@ -15,10 +14,15 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("models", help="Models, separated by commas. Unset: all.")
+PARSER.flag("turns", 20, "Turns of each side.", minimum=1)
+PARSER.flag("csv", help="File to write the records to.", path=True)
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
+    command_line.begin(PARSER)
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -102,25 +106,24 @@ def measure(name: str, turns: int) -> dict:
     }
 
 
-def main() -> None:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Runs the benchmark, prints a Markdown table, writes a CSV."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--csv", default=None, help="file to write the records to")
-    options = parser.parse_args()
+    options = PARSER.parse(arguments)
     runtimes.configure_threads()
     print(
         "| model | parameters | clients | tff, ms | vectorized, ms | of tff | processor's | auto |"
     )
     print("| --- " * 8 + "|")
     records = []
-    for name in options.models.split(","):
+    for name in options.models.split(",") if options.models else MODELS:
         records.append(measure(name, options.turns))
         print(f"| {' | '.join(map(str, records[-1].values()))} |", flush=True)
     if options.csv:
         common.write_csv(options.csv, records)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    command_line.stops_raise()
+    command_line.run(main)

@@ -1,14 +1,13 @@
 """Whether two versions of the suite compute the same bits: every method, runtime and task.
 
-    python -m benchmarks.bits --write=before.json     # at one commit
-    python -m benchmarks.bits --against=before.json   # at another: exits with 1 if a bit differs
+    python -m benchmarks.bits --write=before.json
+    python -m benchmarks.bits --against=before.json
 
 A case is a short run of the command on data that are made up. Its digest covers the last
 checkpoint's arrays (as a set, so that fields may change places) and the tables, except times. Bits
 are comparable on one machine only: other processors sum in another order.
 """
 
-import argparse
 import contextlib
 import csv
 import functools
@@ -25,7 +24,19 @@ from typing import Any
 import tasks
 import tff_algos
 from simulation.records import checkpoints
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("write", help="File to write the digests to.", path=True)
+PARSER.flag(
+    "against", help="File of digests to compare with. Exit code 1 if a bit differs.", path=True
+)
+PARSER.flag("only", help="Only cases with this in their name.", form="repeated")
+PARSER.flag("apart", False, "Training in one digest, other numbers as they are.")
+PARSER.flag("processes", 2, "Cases at once.", minimum=1)
+
+if __name__ == "__main__":
+    command_line.begin(PARSER)
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 _PROBLEM = (
@@ -177,19 +188,10 @@ def _one(case, of_run):
     return name, digest(arguments, of_run)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Runs the cases and writes or compares their digests; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", metavar="FILE", help="where to write the digests")
-    parser.add_argument("--against", metavar="FILE", help="digests to compare with")
-    parser.add_argument(
-        "--only", action="append", metavar="TEXT", help="cases with this in their name; repeatable"
-    )
-    parser.add_argument(
-        "--apart", action="store_true", help="training in one digest, other numbers as they are"
-    )
-    parser.add_argument("--processes", type=int, default=2, help="cases at once")
-    options = parser.parse_args(arguments)
+    options = PARSER.parse(arguments)
     wanted = json.loads(pathlib.Path(options.against).read_text()) if options.against else {}
     chosen = {
         name: flags
@@ -219,5 +221,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    command_line.begin()
+    command_line.stops_raise()
     command_line.run(main)

@@ -1,6 +1,6 @@
 """Memory over 10,000 distinct clients that each keep something between rounds.
 
-    python -m benchmarks.client_states [--clients=10000]
+    python -m benchmarks.client_states --clients=10000
 
 Prints the resident memory after a quarter of the clients have been seen and after all of them, and
 their ratio: of rounds of 50 clients on `synthetic`, of FedAvg, whose clients keep nothing, and of
@@ -8,16 +8,18 @@ SCAFFOLD, whose control variates may take 1 MiB of memory; and of the store alon
 50,000 numbers of which 64 MiB may stay in memory. What is on disk lies in a temporary folder.
 """
 
-import argparse
 import contextlib
 import gc
 import os
 import tempfile
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("clients", 10_000, "Clients in all.", minimum=4)
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
+    command_line.begin(PARSER)
 
 import numpy as np
 
@@ -101,11 +103,10 @@ def of_store(clients: int, path: str) -> None:
         readings.report("the store alone", path)
 
 
-def main() -> None:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Runs the benchmark and prints the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--clients", type=int, default=10_000, help="clients in all")
-    options = parser.parse_args()
+    options = PARSER.parse(arguments)
     runtimes.configure_threads()
     print(common.machine())
     with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +114,9 @@ def main() -> None:
         task = tasks.load("synthetic", seed=1, num_clients=options.clients)
         for name in ("fedavg", "scaffold"):
             of_rounds(name, task, options.clients, os.path.join(folder, f"{name}.sqlite"))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    command_line.stops_raise()
+    command_line.run(main)

@@ -1,21 +1,27 @@
 """Seconds an example of an evaluation, relative to a round's training, on the runtime of `auto`.
 
-    python -m benchmarks.evaluation [--workloads=w1,w4] [--rounds=5] [--data_dir=DIR] [--csv=FILE]
+    python -m benchmarks.evaluation --workloads=w1,w4 --rounds=5
 
 Training rounds and evaluations take turns in one process; medians are printed. The clients of the
 round are evaluated on their own training examples, repeated up to `--examples`, as clients and
 pooled at once, as a run does it.
 """
 
-import argparse
 import os
 import statistics
 import time
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("workloads", "w1,w2,w3,w4,w5,w6", "Workloads, separated by commas.")
+PARSER.flag("rounds", 5, "Rounds measured.", minimum=1)
+PARSER.flag("examples", 10_000, "Examples to evaluate on.", minimum=1)
+PARSER.flag("data_dir", help="Folder of real data.", path=True)
+PARSER.flag("csv", help="File to write the records to.", path=True)
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
+    command_line.begin(PARSER)
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -65,15 +71,10 @@ def measure(name: str, rounds: int, examples: int, data_dir: str | None) -> dict
     }
 
 
-def main() -> None:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Runs the benchmark, prints a Markdown table, writes a CSV."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workloads", default="w1,w2,w3,w4,w5,w6")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--examples", type=int, default=10_000, help="examples to evaluate on")
-    parser.add_argument("--data_dir", default=None)
-    parser.add_argument("--csv", default=None, help="file to write the records to")
-    options = parser.parse_args()
+    options = PARSER.parse(arguments)
     runtimes.configure_threads()
     print("| workload | runtime | training us | evaluation us | of training |")
     print("| --- | --- | --- | --- | --- |")
@@ -83,7 +84,9 @@ def main() -> None:
         print(f"| {' | '.join(map(str, records[-1].values()))} |", flush=True)
     if options.csv:
         common.write_csv(options.csv, records)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    command_line.stops_raise()
+    command_line.run(main)

@@ -1,6 +1,6 @@
 """Checks and measures the suite on a machine with a CUDA GPU, and writes a report.
 
-    python -m benchmarks.gpu_check [--rounds=20] [--data_dir=DIR] [--report=gpu_report.md]
+    python -m benchmarks.gpu_check --rounds=20 --report=gpu_report.md
 
 In the environment of `make venv-gpu`, of either stack. It fails if TensorFlow finds no GPU, if a
 runtime on the GPU does not agree with the same runtime on the CPU, or if a round over a whole
@@ -13,7 +13,6 @@ Agreement is checked without TensorFloat-32, which TensorFlow uses for float32 p
 and which is measured as it is. Mixed precision is never on.
 """
 
-import argparse
 import glob
 import os
 import re
@@ -25,10 +24,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from tff_suite import command_line, compat
+from tff_suite import command_line, compat, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("rounds", 20, "Rounds measured of each task.", minimum=1)
+PARSER.flag("data_dir", help="Folder of real data. Unset: made up.", path=True)
+PARSER.flag("report", "gpu_report.md", "File to write the report to.", path=True)
+PARSER.flag("reference")
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
+    command_line.begin(PARSER)
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -257,14 +262,10 @@ def _measure(name: str, data_dir: str | None, rounds: int) -> str:
     )
 
 
-def main() -> int:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Runs the checks; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=20, help="rounds measured of each task")
-    parser.add_argument("--data_dir", default=None, help="folder of real data; made up by default")
-    parser.add_argument("--report", default="gpu_report.md", help="file to write the report to")
-    parser.add_argument("--reference", default=None, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = PARSER.parse(arguments)
     if options.reference:
         np.savez(options.reference, **_weights_after_two_rounds())
         return 0
@@ -314,4 +315,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command_line.stops_raise()
+    command_line.run(main)

@@ -1,7 +1,6 @@
 """Which operations of methods and models TensorFlow could not run on a GPU; needs no GPU.
 
-    python -m benchmarks.gpu_kernels [--methods=fedavg,scaffold] [--tasks=emnist_character,...] \
-      [--precision=mixed_float16]
+    python -m benchmarks.gpu_kernels --methods=fedavg,scaffold --tasks=emnist_character
 
 Without `--methods`, or `--tasks`, all are walked; an empty list stands for none. `--precision` is
 that of the tasks' models.
@@ -17,7 +16,6 @@ has on the host by its own convention (shapes, the count of a loop's steps, clas
 kernels are right and fast only a GPU can tell (`benchmarks.gpu_check`).
 """
 
-import argparse
 import collections
 import contextlib
 import functools
@@ -27,10 +25,20 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from unittest import mock
 
-from tff_suite import command_line, compat
+from tff_suite import command_line, compat, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("methods", help="Methods, separated by commas; blank for none. Unset: all.")
+PARSER.flag("tasks", help="Tasks, separated by commas; blank for none. Unset: all.")
+PARSER.flag(
+    "precision",
+    "float32",
+    "Precision of the tasks' models.",
+    choices=("float32", "mixed_float16", "mixed_bfloat16"),
+)
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
+    command_line.begin(PARSER)
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -409,23 +417,22 @@ def of_tasks(
             yield f"fedavg on {name}, vectorized", rounds["vectorized"]
 
 
-def main(arguments: list[str] | None = None) -> int:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Prints a table; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--methods", default=",".join(tff_algos.names()))
-    parser.add_argument("--tasks", default=",".join(tasks.names()))
-    parser.add_argument("--precision", default="float32", choices=_PRECISION[0].choices)
-    options = parser.parse_args(arguments)
+    options = PARSER.parse(arguments)
     if not tf.test.is_built_with_cuda():
         print("This TensorFlow was built without CUDA and knows no GPU kernels.", file=sys.stderr)
         return 1
     print("| graph | kinds | on the host | on the CPU with copies | of these in loops |")
     print("| --- | --- | --- | --- | --- |")
     failed = False
+    methods = tff_algos.names() if options.methods is None else options.methods.split(",")
+    models = tasks.names() if options.tasks is None else options.tasks.split(",")
     tasks_of = functools.partial(of_tasks, precision=options.precision)
     with runtimes.installed("tff"):
-        for of, names in ((of_methods, options.methods), (tasks_of, options.tasks)):
-            for what, found in of([name for name in names.split(",") if name]):
+        for of, names in ((of_methods, methods), (tasks_of, models)):
+            for what, found in of(list(filter(None, names))):
                 kinds = {(o.name, o.dtypes): o.place for o in found}
                 host = sum(where != GPU for where in kinds.values())
                 sides = [lacking(found, in_loop) for in_loop in (False, True)]
@@ -436,4 +443,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command_line.stops_raise()
+    command_line.run(main)

@@ -1,6 +1,6 @@
 """What the suite's own layers are worth: a client's training with Keras's in the place of one.
 
-    python -m benchmarks.layers [--layers=pool,dense] [--starts=5] [--turns=10] [--csv=FILE]
+    python -m benchmarks.layers --layers=pool,dense --starts=5 --turns=10
 
 A client of a workload of `benchmarks.speed` is trained for its round with the suite's model, and
 with the model that has Keras's layer (or dropout of 32 random bits an entry, or TensorFlow's loss)
@@ -9,7 +9,6 @@ operation, as in a run. Ratios are of the processor's time: median, least and gr
 processes, since TensorFlow chooses some of its kernels again in each process, by chance.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -21,10 +20,17 @@ from collections.abc import Callable
 from typing import NamedTuple
 from unittest import mock
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("layers", help="Layers, separated by commas. Unset: all.")
+PARSER.flag("starts", 5, "Processes.", minimum=1)
+PARSER.flag("turns", 10, "Turns of each side.", minimum=1)
+PARSER.flag("csv", help="File to write the records to.", path=True)
+PARSER.flag("child", False)
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
+    command_line.begin(PARSER)
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -130,27 +136,24 @@ def measure(names: list[str], starts: int, turns: int) -> list[dict]:
     ]
 
 
-def main() -> None:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Runs the benchmark, prints a Markdown table, writes a CSV."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layers", default=",".join(LAYERS))
-    parser.add_argument("--starts", type=int, default=5, help="processes")
-    parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--csv", default=None, help="file to write the records to")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    names = options.layers.split(",")
+    options = PARSER.parse(arguments)
+    names = options.layers.split(",") if options.layers else list(LAYERS)
     if options.child:
         runtimes.configure_threads()
         print(json.dumps({name: ratio(LAYERS[name], options.turns) for name in names}))
-        return
+        return 0
     records = measure(names, options.starts, options.turns)
     print("| layer | workload | of the other's time | least | greatest |\n" + "| --- " * 5 + "|")
     for record in records:
         print(f"| {' | '.join(map(str, record.values()))} |")
     if options.csv:
         common.write_csv(options.csv, records)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    command_line.stops_raise()
+    command_line.run(main)

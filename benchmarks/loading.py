@@ -1,6 +1,6 @@
 """Seconds to the end of the first round and peak memory of every task.
 
-    python -m benchmarks.loading [--data_dir=DIR] [--tasks=synthetic,fashion_mnist] [--csv=FILE]
+    python -m benchmarks.loading --tasks=synthetic,fashion_mnist
 
 Each task is a process of its own that loads its data, builds its model and FedAvg and runs one
 round of ten clients (at most 100 examples each, minibatches of 20), without evaluation. Where
@@ -9,16 +9,23 @@ memory is the largest resident memory of the process; processor seconds are thos
 the end of the round, which other work on the machine changes less than seconds.
 """
 
-import argparse
 import json
 import os
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("data_dir", help="Folder with the tasks' folders of data.", path=True)
+PARSER.flag("tasks", help="Tasks, separated by commas. Unset: all.")
+PARSER.flag("csv", help="File to write the records to.", path=True)
+PARSER.flag("child")
+
+if __name__ == "__main__":
+    command_line.begin(PARSER)
 
 # Read when TensorFlow is imported, in the children too.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -84,14 +91,10 @@ def child(name: str, data_dir: str | None) -> dict:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Runs the benchmark, prints a Markdown table, writes a CSV; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data_dir", default=None, help="folder with the tasks' folders of data")
-    parser.add_argument("--tasks", default=None, help="names, separated by commas; default: all")
-    parser.add_argument("--csv", default=None, help="file to write the records to")
-    parser.add_argument("--child", default=None, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options = PARSER.parse(arguments)
     if options.child:
         print(json.dumps(child(options.child, options.data_dir)))
         return 0
@@ -120,5 +123,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    command_line.begin()
+    command_line.stops_raise()
     command_line.run(main)

@@ -1,6 +1,6 @@
 """Stack Overflow at its full number of clients: what opening, a round and a long run cost.
 
-    python -m benchmarks.many_clients [--clients=342477] [--rounds=200] [--folder=DIR]
+    python -m benchmarks.many_clients --clients=342477 --rounds=200
 
 Writes a database in TFF's form with as many users as Stack Overflow has, one in 1,000 with 1,000
 sentences and the rest with one to four, so that the file is small; clients are read by the code
@@ -9,17 +9,21 @@ FedOpt's 50 users takes beside reading its users from a database of a hundredth 
 how the process's memory grows over the rounds. No model is trained.
 """
 
-import argparse
 import os
 import sqlite3
 import statistics
 import tempfile
 import time
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("clients", 342_477, "Users in the large database.", minimum=1)
+PARSER.flag("rounds", 200, "Rounds of 50 users.", minimum=1)
+PARSER.flag("folder", help="Where to write the databases. Unset: a temporary folder.", path=True)
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
+    command_line.begin(PARSER)
 
 import psutil
 import tensorflow as tf
@@ -96,13 +100,10 @@ def measure(folder: str, rounds: int) -> tuple[float, float, list[int]]:
     return opened, statistics.median(times), memory
 
 
-def main() -> None:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Runs the benchmark and prints the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--clients", type=int, default=342_477, help="users in the large database")
-    parser.add_argument("--rounds", type=int, default=200, help="rounds of 50 users")
-    parser.add_argument("--folder", help="where to write the databases; default: a temporary one")
-    options = parser.parse_args()
+    options = PARSER.parse(arguments)
     print(common.machine())
     medians = []
     for clients in (max(_WORKLOAD.clients, options.clients // 100), options.clients):
@@ -122,7 +123,9 @@ def main() -> None:
             flush=True,
         )
     print(f"a round's data, full over a hundredth of the clients: {medians[1] / medians[0]:.2f}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    command_line.stops_raise()
+    command_line.run(main)

@@ -1,7 +1,6 @@
 """Growth of memory over many rounds of FedAvg.
 
-    python -m benchmarks.memory [--workload=synthetic] [--rounds=1000] [--from_round=50]
-        [--runtime=auto] [--csv=FILE]
+    python -m benchmarks.memory --workload=synthetic --rounds=1000 --from_round=50
 
 Prints the resident memory of this process and its children after `from_round` rounds and after the
 last, and their ratio. `synthetic` and the workloads have the same clients in every round, whose
@@ -10,13 +9,22 @@ in `distinct` 100 new clients of new sizes come in every round (100 rounds: 10,0
 over processes counts shared pages twice; growth shows all the same.
 """
 
-import argparse
 import gc
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+from tff_suite.hparams import HparamError
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("workload", "synthetic", "synthetic, distinct or a workload of benchmarks.speed.")
+PARSER.flag("rounds", 1000, "Rounds in all.", minimum=1)
+PARSER.flag("from_round", 50, "Round of the first reading.", minimum=1)
+PARSER.flag(
+    "runtime", "auto", "The run's --runtime.", choices=("auto", "tff", "native", "vectorized")
+)
+PARSER.flag("csv", help="File to write the records to.", path=True)
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
+    command_line.begin(PARSER)
 
 import numpy as np
 import psutil
@@ -56,16 +64,13 @@ def _process_and_cohorts(name, rounds):
     return process, (make(workload, r) for r in range(rounds))
 
 
-def main() -> None:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Runs the benchmark and prints the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    choices = ("synthetic", *workloads.WORKLOADS, "distinct")
-    parser.add_argument("--workload", default="synthetic", choices=choices)
-    parser.add_argument("--rounds", type=int, default=1000, help="rounds in all")
-    parser.add_argument("--from_round", type=int, default=50, help="round of the first reading")
-    parser.add_argument("--runtime", default="auto", choices=runtimes.CHOICES)
-    parser.add_argument("--csv", default=None, help="file to write the record to")
-    options = parser.parse_args()
+    options = PARSER.parse(arguments)
+    known = ("synthetic", *workloads.WORKLOADS, "distinct")
+    if options.workload not in known:
+        raise HparamError(f"--workload={options.workload} must be one of {', '.join(known)}.")
     runtimes.configure_threads()
     process, cohorts = _process_and_cohorts(options.workload, options.rounds)
     readings = {}
@@ -93,7 +98,9 @@ def main() -> None:
             "growth": round(last / first - 1, 5),
         }
         common.write_csv(options.csv, [record])
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    command_line.stops_raise()
+    command_line.run(main)

@@ -1,7 +1,6 @@
 """Each registered method's round, relative to FedAvg's: its time, and the work that explains it.
 
-    python -m benchmarks.methods [--workloads=w4,w6] [--methods=fedavg,scaffold] [--turns=5]
-        [--data_dir=DIR] [--csv=FILE]
+    python -m benchmarks.methods --workloads=w4,w6 --methods=fedavg,scaffold --turns=5
 
 A method and FedAvg take turns, on the runtime that `auto` stands for. The seconds are the median of
 the turns, by the clock; ratios are of these and of the processor's time over all turns, which means
@@ -10,14 +9,20 @@ forward through the model in a round, and twice those that go backward, over the
 FedAvg's. Settings are the methods' defaults, with a learning rate where one must be given.
 """
 
-import argparse
 import os
 import time
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("workloads", "w4,w6", "Workloads, separated by commas.")
+PARSER.flag("methods", help="Methods, separated by commas. Unset: all but staged ones.")
+PARSER.flag("turns", 5, "Turns of each side.", minimum=1)
+PARSER.flag("data_dir", help="Folder of real data.", path=True)
+PARSER.flag("csv", help="File to write the records to.", path=True)
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
+    command_line.begin(PARSER)
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -171,28 +176,26 @@ def measure(workload_name: str, names: list[str], turns: int, data_dir: str | No
         }
 
 
-def main() -> None:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Runs the benchmark, prints a Markdown table, writes a CSV."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workloads", default="w4,w6")
-    every = [n for n in tff_algos.names() if not tff_algos.get(n).staged]
-    parser.add_argument("--methods", default=",".join(every), help="by default all but staged ones")
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--data_dir", default=None)
-    parser.add_argument("--csv", default=None, help="file to write the records to")
-    options = parser.parse_args()
+    options = PARSER.parse(arguments)
+    methods = [n for n in tff_algos.names() if not tff_algos.get(n).staged]
+    methods = options.methods.split(",") if options.methods else methods
     runtimes.configure_threads()
     names = ["workload", "method", "runtime", "s a round", "of fedavg", "processor", "work"]
     print(f"| {' | '.join(names)} |\n|{' --- |' * len(names)}")
     records = []
     for workload in options.workloads.split(","):
-        for r in measure(workload, options.methods.split(","), options.turns, options.data_dir):
+        for r in measure(workload, methods, options.turns, options.data_dir):
             records.append(r)
             shown = [v for k, v in r.items() if k != "note"] + [r.get("note", "")]
             print(f"| {' | '.join(map(str, shown))} |", flush=True)
             if options.csv:
                 common.write_csv(options.csv, records)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    command_line.stops_raise()
+    command_line.run(main)

@@ -1,6 +1,6 @@
 """Where the time of a client's training goes: the shares of TensorFlow's operations.
 
-    python -m benchmarks.operations [--workloads=w7,w8,w9,w10] [--csv=FILE]
+    python -m benchmarks.operations --workloads=w7,w8,w9,w10
 
 The first client of a workload of `benchmarks.speed` is trained for its round, alone and in one
 thread, under TensorFlow's profiler. Operations of like kind count together; what is less than a
@@ -8,7 +8,6 @@ hundredth goes into `others`. Beside it the client's seconds of the processor, o
 sees all but what TensorFlow takes from one operation to the next.
 """
 
-import argparse
 import collections
 import glob
 import os
@@ -16,10 +15,14 @@ import statistics
 import tempfile
 import time
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("workloads", "w7,w8,w9,w10", "Workloads, separated by commas.")
+PARSER.flag("csv", help="File to write the records to.", path=True)
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
+    command_line.begin(PARSER)
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -111,12 +114,10 @@ def _times(space) -> tuple[collections.Counter, collections.Counter]:
     return times, counts
 
 
-def main() -> None:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Runs the benchmark, prints a Markdown table, writes a CSV."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workloads", default="w7,w8,w9,w10")
-    parser.add_argument("--csv", default=None, help="file to write the records to")
-    options = parser.parse_args()
+    options = PARSER.parse(arguments)
     runtimes.configure_threads()
     tf.config.threading.set_inter_op_parallelism_threads(1)
     every = []
@@ -127,7 +128,9 @@ def main() -> None:
         print(f"| {' | '.join(map(str, record.values()))} |")
     if options.csv:
         common.write_csv(options.csv, every)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    command_line.stops_raise()
+    command_line.run(main)

@@ -1,6 +1,6 @@
 """Peak memory of runs beside the least that their largest round takes (`least_memory`).
 
-    python -m benchmarks.peaks [--cases=tff-fedavg-100,...] [--csv=FILE]
+    python -m benchmarks.peaks --cases=tff-fedavg-100
 
 Each case is a run of three rounds in a process of its own: a runtime, a method and a number of
 clients, on a dense model of one hidden layer (784-6000-10, 4.8 million parameters) with 40 examples
@@ -10,7 +10,6 @@ it, and their ratio. What others do at the same time does not change it much: me
 process, though two clients at work overlap by chance.
 """
 
-import argparse
 import contextlib
 import functools
 import gc
@@ -24,10 +23,15 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("cases", help="Cases, separated by commas. Unset: all.")
+PARSER.flag("csv", help="File to write the records to.", path=True)
+PARSER.flag("one")
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
+    command_line.begin(PARSER)
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -220,16 +224,13 @@ def in_a_process_of_its_own(case: Case) -> dict:
         return json.loads(output.read().splitlines()[-1])
 
 
-def main() -> None:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Runs the benchmark and prints a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", help=f"of {', '.join(case.name for case in CASES)}")
-    parser.add_argument("--csv", help="file to write the records to")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = PARSER.parse(arguments)
     if options.one:
         print(json.dumps(measure(Case(*json.loads(options.one)))))
-        return
+        return 0
     chosen = options.cases.split(",") if options.cases else [case.name for case in CASES]
     records = []
     for case in CASES:
@@ -252,7 +253,9 @@ def main() -> None:
         print(f"| {' | '.join(map(str, record.values()))} |", flush=True)
         if options.csv:
             common.write_csv(options.csv, records)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    command_line.stops_raise()
+    command_line.run(main)

@@ -1,20 +1,23 @@
 """Writes docs/performance.md from what the other benchmarks measured.
 
-    python -m benchmarks.report [--results=benchmarks/results] [--output=docs/performance.md]
+    python -m benchmarks.report --results=benchmarks/results --output=docs/performance.md
 
 Results are the CSV files that the benchmarks write with `--csv`; their names begin with the
 benchmark's. A benchmark without results is said to have none.
 """
 
-import argparse
 import csv
 import glob
 import os
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("results", help="Folder of the CSV files. Unset: benchmarks/results.", path=True)
+PARSER.flag("output", help="Page to write. Unset: docs/performance.md.", path=True)
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
+    command_line.begin(PARSER)
 
 from benchmarks import common
 from benchmarks.speed import PEERS
@@ -159,24 +162,22 @@ def _section(records: list[dict], columns: dict[str, str]) -> str:
     return "\n".join([_measured(records), *(["", *_table(records, columns)] if records else [])])
 
 
-def main() -> None:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Writes the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", default=os.path.join(_HERE, "results"))
-    parser.add_argument(
-        "--output", default=os.path.join(_HERE, os.pardir, "docs", "performance.md")
-    )
-    options = parser.parse_args()
+    options = PARSER.parse(arguments)
+    results = options.results or os.path.join(_HERE, "results")
+    output = options.output or os.path.join(_HERE, os.pardir, "docs", "performance.md")
     with open(os.path.join(_HERE, "performance_template.md")) as f:
         template = f.read()
-    sections = {
-        name: _section(_read(options.results, name), columns) for name, columns in _COLUMNS.items()
-    }
-    text = template.format(speed=_speed(_read(options.results, "speed")), **sections)
-    with open(options.output, "w") as f:
+    sections = {name: _section(_read(results, name), columns) for name, columns in _COLUMNS.items()}
+    text = template.format(speed=_speed(_read(results, "speed")), **sections)
+    with open(output, "w") as f:
         f.write(text)
-    print(f"{os.path.normpath(options.output)} on {common.machine()}")
+    print(f"{os.path.normpath(output)} on {common.machine()}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    command_line.stops_raise()
+    command_line.run(main)

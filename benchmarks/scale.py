@@ -1,6 +1,6 @@
 """One run over several processes and machines: what it costs and what it brings.
 
-    python -m benchmarks.scale PART [--turns=7] [--workloads=w1,w4] [--data_dir=DIR] [--csv=FILE]
+    python -m benchmarks.scale machinery --workloads=w1,w4 --turns=7
 
 Parts, each in minutes, to be run on a quiet machine:
   * `machinery`: processor's time of a round with one worker over that of one without workers, Ray's
@@ -24,7 +24,6 @@ Clients' data are made by the workers, as in a run. `--cohort`, `--workers`, `--
 `--core` are for the processes that `memory` and `cores` start.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import os
@@ -37,10 +36,23 @@ import tempfile
 import threading
 import time
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+from tff_suite.hparams import HparamError
+
+PARSER = parser.Parser(__doc__)
+PARSER.positional("part", "what to measure")
+PARSER.flag("turns", 7, "Turns of each side.", minimum=1)
+PARSER.flag("csv", help="File to write the records to.", path=True)
+PARSER.flag("workloads", "w1,w4,w6", "Workloads of the machinery, separated by commas.")
+PARSER.flag("data_dir", help="Folder of MNIST and its writers, for w6.", path=True)
+# Of the processes that `memory` and `cores` start.
+PARSER.flag("cohort", 100)
+PARSER.flag("workers", 0)
+PARSER.flag("runtime", "tff")
+PARSER.flag("core", 0)
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
+    command_line.begin(PARSER)
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -599,25 +611,19 @@ _PARTS = {
 }
 
 
-def main() -> None:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Runs a part and prints what it found."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=[*_PARTS, "one_memory", "one_core"])
-    parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--csv")
-    parser.add_argument("--workloads", default="w1,w4,w6", help="of the machinery")
-    parser.add_argument("--data_dir", help="of MNIST and its writers, for W6")
-    parser.add_argument("--cohort", type=int, default=100)
-    parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--runtime", default="tff")
-    parser.add_argument("--core", type=int, default=0)
-    given = parser.parse_args()
+    given = PARSER.parse(arguments)
+    known = [*_PARTS, "one_memory", "one_core"]
+    if given.part not in known:
+        raise HparamError(parser.said_of_unknown("part", given.part, known))
     _DATA["workloads"] = given.workloads.split(",")
     if given.data_dir:
         _DATA["folder"] = given.data_dir
     if given.part == "one_memory":
         _one_memory(given.cohort, given.workers, given.runtime)
-        return
+        return 0
     if given.part == "one_core":
         _one_core(given.core)
     records = []
@@ -629,7 +635,9 @@ def main() -> None:
         print("  ".join(numbers), flush=True)
     if given.csv:
         common.write_csv(given.csv, records)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    command_line.stops_raise()
+    command_line.run(main)

@@ -1,21 +1,25 @@
 """What part of a grid's work successive halving takes, and whether it finds the grid's point.
 
-    python -m benchmarks.search [--items=benchmarks/sweeps] [--folder=DIR] [--csv=FILE]
+    python -m benchmarks.search --items=benchmarks/sweeps
 
 Searches the grids of items as `reproduce.py` does with their `[search]`, in this process and one
 run after the other, resuming runs from their checkpoints. Then the rest of each grid is run, and
 its best point by the same rule is compared with the one that was found.
 """
 
-import argparse
 import os
 import tempfile
 import time
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("items", "benchmarks/sweeps", "Folder of items.", path=True)
+PARSER.flag("folder", help="Where the runs go. Unset: a temporary folder.", path=True)
+PARSER.flag("csv", help="File to write the records to.", path=True)
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
+    command_line.begin(PARSER)
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -76,13 +80,10 @@ def _point(point) -> str:
     return " ".join(f"{flag}={items.format_value(value)}" for flag, value in point.items())
 
 
-def main(arguments: list[str] | None = None) -> int:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Runs the benchmark, prints the records, writes a CSV; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--items", default="benchmarks/sweeps", help="folder of items")
-    parser.add_argument("--folder", default=None, help="where the runs go; else nowhere to stay")
-    parser.add_argument("--csv", default=None, help="file to write the records to")
-    options = parser.parse_args(arguments)
+    options = PARSER.parse(arguments)
     records = []
     with tempfile.TemporaryDirectory() as temporary:
         for item in items.own_items(options.items):
@@ -96,5 +97,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    command_line.begin()
+    command_line.stops_raise()
     command_line.run(main)

@@ -1,7 +1,6 @@
 """What methods cost whose server needs every client's vector: memory, and the server's step.
 
-    python -m benchmarks.server_vectors [--clients=100] [--runtimes=tff,vectorized] [--model=cnn]
-        [--methods=fedavg,adafed,fedmgda_plus] [--rounds=2]
+    python -m benchmarks.server_vectors --clients=100 --runtimes=tff,vectorized --model=cnn
 
 A round of AdaFed and of FedMGDA+ with 100 clients of a model of 1.2 million parameters: `cnn` is
 the EMNIST CNN (1,206,590), `mlp` a dense net of 784-1024-384-10 (1,201,290); 198 examples
@@ -12,7 +11,6 @@ of processor time, which other work on the machine changes least. `native`, whic
 quadratically, is meant for 20 clients at most.
 """
 
-import argparse
 import collections
 import importlib
 import json
@@ -21,10 +19,18 @@ import subprocess
 import sys
 import time
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.positional("row", "of a process that measures one row", many=True, required=False)
+PARSER.flag("clients", 100, "Clients of a round.", minimum=1)
+PARSER.flag("runtimes", "tff,vectorized", "Runtimes, separated by commas.")
+PARSER.flag("model", "cnn", "The model.", choices=("cnn", "mlp"))
+PARSER.flag("methods", "fedavg,adafed,fedmgda_plus", "Methods, separated by commas.")
+PARSER.flag("rounds", 2, "Rounds measured.", minimum=1)
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
+    command_line.begin(PARSER)
 
 import numpy as np
 import tensorflow as tf
@@ -34,7 +40,6 @@ from benchmarks import common
 from simulation import runtimes
 from tasks.models import losses, models
 
-METHODS = ("fedavg", "adafed", "fedmgda_plus")
 EXAMPLES, BATCH_SIZE = 198, 20
 
 
@@ -156,25 +161,19 @@ def measure(name: str, runtime: str, model_name: str, number: int, rounds: int) 
 
 
 def _in_its_own_process(*arguments) -> dict:
-    command = [sys.executable, "-m", "benchmarks.server_vectors", "--row", *map(str, arguments)]
+    command = [sys.executable, "-m", "benchmarks.server_vectors", *map(str, arguments)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(output.splitlines()[-1])
 
 
-def main() -> None:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Runs the benchmark and prints a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--runtimes", default="tff,vectorized")
-    parser.add_argument("--model", default="cnn", choices=MODELS)
-    parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--rounds", type=int, default=2, help="rounds measured")
-    parser.add_argument("--row", nargs=5, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = PARSER.parse(arguments)
     if options.row:
         name, runtime, model_name, number, rounds = options.row
         print(json.dumps(measure(name, runtime, model_name, int(number), int(rounds))))
-        return
+        return 0
     print(f"{common.machine()}; {options.clients} clients, {options.model}\n")
     print(
         "| runtime | method | peak MiB | above FedAvg | round s | of processor | server s | "
@@ -193,7 +192,9 @@ def main() -> None:
                 f"{server_wall:.2f} | {server_cpu:.2f} | {server_cpu / cpu:.1%} |",
                 flush=True,
             )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    command_line.stops_raise()
+    command_line.run(main)

@@ -1,6 +1,6 @@
 """One side of the speed benchmark in a process of its own: rounds of FedAvg on request.
 
-    python -m benchmarks.side SIDE WORKLOAD [DATA_DIR]
+    python -m benchmarks.side tff w1
 
 Sides:
   * `tff`, `vectorized`, `auto`: this suite's runtimes, each round's inputs made while the round
@@ -22,17 +22,22 @@ that many more and writes the seconds that one took. The driver (`benchmarks.spe
 sides at once, the peers in `benchmarks/peers` among them, and lets them take turns.
 """
 
-import argparse
 import contextlib
 import functools
 import os
 import tempfile
 from concurrent import futures
 
-from tff_suite import command_line, compat
+from tff_suite import command_line, compat, parser
+from tff_suite.hparams import HparamError
+
+PARSER = parser.Parser(__doc__)
+PARSER.positional("side", "what to run")
+PARSER.positional("workload", "w1 to w10")
+PARSER.positional("data_dir", "folder of real data", required=False)
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
+    command_line.begin(PARSER)
 
 from benchmarks.peers import protocol
 
@@ -326,14 +331,13 @@ def _floor_rounds(workload):
     yield floor.rounds(workload)
 
 
-def main() -> None:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Runs the side that the command line names until standard input closes."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("side", choices=SIDES)
-    parser.add_argument("workload", help="w1 to w10")
-    parser.add_argument("data_dir", nargs="?")
-    options = parser.parse_args()
+    options = PARSER.parse(arguments)
     side = options.side
+    if side not in SIDES:
+        raise HparamError(parser.said_of_unknown("side", side, SIDES))
     answers = protocol.take_over_output()
     if side in (*_OURS, "vectorized_chunks"):
         from tff_suite import imports
@@ -356,7 +360,9 @@ def main() -> None:
         a_side = others[side](workload)
     with a_side as rounds:
         protocol.serve(rounds, workload.rounds_a_turn, answers)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    command_line.stops_raise()
+    command_line.run(main)

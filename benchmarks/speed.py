@@ -1,7 +1,6 @@
 """Seconds a round, start-up and memory of every side on every workload, relative to TFF's worker.
 
-    python -m benchmarks.speed [--workloads=w1,w4] [--sides=tff,vectorized] [--turns=5]
-        [--starts=3] [--base=SIDE] [--data_dir=DIR] [--csv=FILE]
+    python -m benchmarks.speed --workloads=w1,w4 --sides=tff,vectorized --turns=5
 
 Each side is a process of its own: ours, TFF's and plain loops (`benchmarks.side`), and the peers
 FedJAX, pfl-research and Flower (`benchmarks/peers`), each in the environment that `make venv-peers`
@@ -24,7 +23,6 @@ A side `tff@DIR` is that of another checkout of the suite, such as one of an ear
         --base=tff@.venv-published/bin/python
 """
 
-import argparse
 import contextlib
 import os
 import statistics
@@ -34,10 +32,19 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("workloads", help="Workloads, separated by commas. Unset: all.")
+PARSER.flag("sides", help="Sides, separated by commas. Unset: all.")
+PARSER.flag("turns", 5, "Turns after each start.", minimum=1)
+PARSER.flag("starts", 3, "Times that each side is started.", minimum=1)
+PARSER.flag("base", "tff_worker", "The side that ratios are to.")
+PARSER.flag("data_dir", help="Folder of real data.", path=True)
+PARSER.flag("csv", help="File to write the records to.", path=True)
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
+    command_line.begin(PARSER)
 
 import psutil
 
@@ -254,25 +261,18 @@ def measure(
     return records
 
 
-def main() -> None:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Runs the benchmark, prints a Markdown table, writes a CSV."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workloads", default=",".join(_WORKLOADS))
-    parser.add_argument("--sides", default=",".join((*SIDES, *PEERS)))
-    parser.add_argument("--turns", type=int, default=5, help="turns after each start")
-    parser.add_argument("--starts", type=int, default=3, help="times that each side is started")
-    parser.add_argument("--base", default="tff_worker", help="the side that ratios are to")
-    parser.add_argument("--data_dir", default=None)
-    parser.add_argument("--csv", default=None, help="file to write the records to")
-    options = parser.parse_args()
+    options = PARSER.parse(arguments)
     data_dir = options.data_dir and os.path.abspath(options.data_dir)
     print(f"{common.machine()}; medians of {options.starts} starts, {options.turns} turns each\n")
     base = "TFF's worker" if options.base == "tff_worker" else options.base
     names = ["workload", "side", *(title.format(base=base) for title in _COLUMNS.values())]
     print(f"| {' | '.join(names)} |\n|{' --- |' * len(names)}")
     every = []
-    for workload in options.workloads.split(","):
-        sides = options.sides.split(",")
+    for workload in options.workloads.split(",") if options.workloads else list(_WORKLOADS):
+        sides = options.sides.split(",") if options.sides else [*SIDES, *PEERS]
         work = workload, sides, options.turns, options.starts, data_dir, options.base
         for r in measure(*work):
             every.append(r)
@@ -284,7 +284,9 @@ def main() -> None:
             print(f"| {' | '.join(map(str, values))} |", flush=True)
     if options.csv:
         common.write_csv(options.csv, every)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    command_line.stops_raise()
+    command_line.run(main)

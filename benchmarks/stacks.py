@@ -1,6 +1,6 @@
 """Whether the published and the current stack compute the same: every method, runtime and task.
 
-    python -m benchmarks.stacks OTHER_PYTHON [--only=TEXT ...] [--csv=FILE] [--processes=2]
+    python -m benchmarks.stacks .venv-published/bin/python --processes=2
 
 Runs the cases of `benchmarks.bits` on this interpreter and on the other stack's, such as
 `.venv-published/bin/python`, on the same machine. Of a method, all that training computes has to be
@@ -12,7 +12,6 @@ digests are comparable on one machine only, since other processors sum in anothe
 both stacks are run and no digests are kept.
 """
 
-import argparse
 import csv
 import json
 import math
@@ -21,10 +20,19 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.positional("other", "interpreter of the other stack")
+PARSER.flag("only", help="As of benchmarks.bits.", form="repeated")
+PARSER.flag("csv", help="File to write the records to.", path=True)
+PARSER.flag("processes", 2, "Cases at once.", minimum=1)
+
+if __name__ == "__main__":
+    command_line.begin(PARSER)
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 _TOLERANCE = 1e-6
@@ -91,14 +99,10 @@ def table(differences: Mapping[str, str], digests: Mapping[str, str]) -> list[di
     return list(lines.values())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Compares the stacks and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("other", metavar="OTHER_PYTHON", help="interpreter of the other stack")
-    parser.add_argument("--only", action="append", metavar="TEXT", help="as benchmarks.bits")
-    parser.add_argument("--csv", metavar="FILE", help="where to write the table")
-    parser.add_argument("--processes", type=int, default=2, help="cases at once")
-    options = parser.parse_args(arguments)
+    options = PARSER.parse(arguments)
     flags = [f"--processes={options.processes}", *(f"--only={t}" for t in options.only or ())]
     with tempfile.TemporaryDirectory() as folder:
         ours = _results(sys.executable, flags, folder)
@@ -127,5 +131,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    command_line.begin()
+    command_line.stops_raise()
     command_line.run(main)

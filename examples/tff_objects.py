@@ -1,6 +1,6 @@
 """The suite beside TFF's own objects: clients, models, optimizers, aggregators, loops, programs.
 
-    .venv/bin/python -m examples.tff_objects
+    python -m examples.tff_objects
 
 Every part is a function that returns its final loss.
 """
@@ -10,10 +10,12 @@ import collections
 import tempfile
 from typing import Any
 
-from tff_suite import command_line
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
 
 if __name__ == "__main__":
-    command_line.answer_help(__doc__)
+    command_line.begin(PARSER)
 
 import numpy as np
 import tensorflow as tf
@@ -315,8 +317,10 @@ PARTS = (
 )
 
 
-def main() -> None:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Runs all parts in the runtime `tff`."""
+    PARSER.parse(arguments)
     data = client_data()
     with runtimes.installed("tff"):
         for kind in MODELS:
@@ -324,7 +328,8 @@ def main() -> None:
         print(f"any_model: loss {any_model(client_data(pairs=True), kind):.4f} of pairs")
         for part in PARTS:
             print(f"{part.__name__}: loss {part(data):.4f}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    command_line.run(main)

@@ -2,11 +2,10 @@
 
     python -m reproduction.league --root=results/reproduce
 
-reads the runs of `reproduce.py --items=league` and writes CSV files and a page into league/.
+It reads the runs of `reproduce.py --items=league` and writes CSV files and a page into league/.
 league/RULES.md has the rules: what a study is, where the target comes from, what is aggregated.
 """
 
-import argparse
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,11 @@ from reproduction import items, results, search
 from reproduction.items import PlannedRun, ReproduceError, Setup
 from simulation.records import outputs
 from tff_algos import registry
-from tff_suite import writing
+from tff_suite import command_line, parser, writing
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("root", "results/reproduce", "Folder of all results.", path=True)
+PARSER.flag("folder", help="The league's folder. Unset: league/.", path=True)
 
 LEAGUE = items.REPO / "league"
 BASELINE = "fedavg"
@@ -262,19 +265,17 @@ def costs_of(records: Sequence[Mapping[str, Any]], measure: str) -> dict[str, np
     }
 
 
+@command_line.reported
 def main(arguments: list[str]) -> int:
     """Writes the results of the league's runs; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", default="results/reproduce", help="folder of all results")
-    parser.add_argument("--folder", type=pathlib.Path, default=LEAGUE, help="the league's folder")
-    options = parser.parse_args(arguments)
-    records = table(options.folder, studies_of(options.folder, options.root))
+    options = PARSER.parse(arguments)
+    folder = pathlib.Path(options.folder) if options.folder else LEAGUE
+    records = table(folder, studies_of(folder, options.root))
     if not records:
         raise ReproduceError(
-            f"{options.root} has no study that has ended; run reproduce.py --items="
-            f"{options.folder} first."
+            f"{options.root} has no study that has ended; run reproduce.py --items={folder} first."
         )
-    path = options.folder / "studies.csv"
+    path = folder / "studies.csv"
     rows = [list(records[0]), *(record.values() for record in records)]
     writing.write_atomically(path, writing.csv_text(rows).encode())
     print(f"{len(records)} studies in {path}")
@@ -291,6 +292,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    from tff_suite import command_line
-
+    command_line.begin()
     command_line.run(main)

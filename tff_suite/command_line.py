@@ -71,18 +71,6 @@ def begin(parser: Any = None) -> None:
             run(lambda _: answered)
 
 
-def answer_help(text: str) -> None:
-    """Ends the process with a text if `--help` or `-h` is asked for.
-
-    For a command without a `Parser` whose imports take seconds, to be called before them; `text` is
-    the module's docstring, which then has to name every flag.
-    """
-    if {"--help", "-h"} & set(sys.argv[1:]):
-        begin()
-        print(text.rstrip())
-        run(lambda _: 0)
-
-
 def _answered_early(parser) -> int | None:
     """Returns the exit code of a command line that asks for help or is wrong; else `None`."""
     going_on = -1

@@ -1,24 +1,27 @@
 """What a round of a method sends over the wire, counted from the messages themselves.
 
-    python -m simulation.measures.communication [METHOD...]
+    python -m simulation.measures.communication fedavg scaffold
 
-prints for every method how many numbers a client receives (down) and sends (up) in a round, in
+It prints for every method how many numbers a client receives (down) and sends (up) in a round, in
 multiples of the model's size. `RecordingFederation` carries out a round of one client and counts
 what is broadcast to it and what of its values is aggregated; a value that goes into two aggregates
 is sent once. What clients keep is not sent. Metrics are counted, but are a few numbers.
 """
 
-import argparse
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tff_suite import command_line, imports
+from tff_suite import command_line, imports, parser
+from tff_suite.hparams import HparamError
+
+PARSER = parser.Parser(__doc__)
+PARSER.positional("method", "methods; by default all", many=True, required=False)
 
 if __name__ == "__main__":
-    command_line.begin()
+    command_line.begin(PARSER)
 
 import tff_algos
 
@@ -173,18 +176,16 @@ def measure_method(name: str, **settings: Any) -> Cost:
     return measure(process, rounds)
 
 
-def main(arguments: Sequence[str]) -> int:
+@command_line.reported
+def main(arguments: list[str]) -> int:
     """Prints the cost of methods; see the module's docstring."""
-    parser = argparse.ArgumentParser(
-        prog="python -m simulation.measures.communication", description=__doc__.splitlines()[0]
-    )
     # A method of several processes sends what these do, each of which is in the table.
     known = [name for name in tff_algos.names() if not tff_algos.get(name).staged]
-    parser.add_argument("method", nargs="*", help="methods; default: all")
-    names = parser.parse_args(arguments).method or known
+    names = PARSER.parse(arguments).method or known
     for name in names:
         if name not in known:
-            parser.error(f"unknown method {name}; known: {', '.join(known)}")
+            told = parser.said_of_unknown("method", name, known)
+            raise HparamError(f"{told} Known: {', '.join(known)}.")
     print("| method | down | up |")
     print("| --- | --- | --- |")
     for name in names:

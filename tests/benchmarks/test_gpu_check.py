@@ -60,9 +60,8 @@ def test_a_loop_over_clients_is_seen(process, monkeypatch):
 
 
 def test_without_a_gpu_it_says_so_and_fails(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["gpu_check"])
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
-    assert gpu_check.main() == 1
+    assert gpu_check.main([]) == 1
     assert "TensorFlow finds no GPU" in capsys.readouterr().err
 
 

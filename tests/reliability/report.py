@@ -1,6 +1,6 @@
 """Brings docs/reliability.md up to date with what `make test-long` found: `make reliability`.
 
-    python -m tests.reliability.report [--durations]
+    python -m tests.reliability.report --durations
 
 writes the last column of the table of promises, and the table of hours, from .test-results, from
 what was found before and from the tests that there are. What is known then of the promises' tests
@@ -8,7 +8,6 @@ is kept in tests/reliability/found.jsonl, to which every machine adds the parts 
 `--durations` first writes what the tests took to tests/durations.json.
 """
 
-import argparse
 import collections
 import contextlib
 import io
@@ -16,13 +15,16 @@ import json
 import math
 import pathlib
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import pytest
 
 from tests import shards
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("durations", False, "First write what the tests took to tests/durations.json.")
 
 PAGE = shards.REPO / "docs" / "reliability.md"
 RESULTS = shards.REPO / ".test-results"
@@ -170,11 +172,10 @@ def measured(last: Mapping[str, dict], known: Mapping[str, float]) -> dict[str, 
     return dict(sorted({**known, **means}.items()))
 
 
-def main(arguments: list[str]) -> None:
-    """Writes the page."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--durations", action="store_true")
-    options = parser.parse_args(arguments)
+@command_line.reported
+def main(arguments: list[str]) -> int:
+    """Writes the page; returns the exit code."""
+    options = PARSER.parse(arguments)
     last = results(RESULTS)
     if options.durations:
         known = json.loads(shards.DURATIONS.read_text())
@@ -183,7 +184,9 @@ def main(arguments: list[str]) -> None:
     known = kept({**shards.read(FOUND), **last}, page, there_are)
     FOUND.write_text("".join(json.dumps(result) + "\n" for result in known))
     PAGE.write_text(updated(page, there_are, {result["test"]: result for result in known}))
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    command_line.begin()
+    command_line.run(main)

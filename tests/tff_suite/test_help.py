@@ -1,12 +1,17 @@
 """Every command of `python -m` answers `--help` at once, and for itself alone."""
 
+import ast
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
 import pytest
+
+from simulation import experiment_flags
+from tff_suite import parser
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent.parent
 _ROOMS = (
@@ -83,11 +88,59 @@ def test_help_goes_into_a_closed_pipe(path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("path", _commands())
-def test_docstrings_that_stand_for_help_name_every_flag(path):
+# Scripts of environments that do not have the suite, or not yet, and one that starts alone.
+_WITHOUT_THE_SUITE = ("peers", "bare_import", "supervisor")
+_OF_THE_SUITE = [p for p in _commands() if not any(name in p for name in _WITHOUT_THE_SUITE)]
+_QUICK = ("[!b]*", "benchmarks/side.py")
+
+
+@pytest.mark.parametrize("path", _OF_THE_SUITE)
+def test_every_command_reads_its_flags_in_the_one_way(path):
+    """Its own mistakes and those of its user are told apart, and end it, as everywhere else."""
     text = (_REPO / path).read_text()
-    if "answer_help(__doc__)" not in text:
-        return
-    docstring, code = text.split('"""', 2)[1:]
-    for flag, rest in re.findall(r'add_argument\(\s*"(--\w+)"([^\n]*)', code):
-        assert flag in docstring or "SUPPRESS" in rest, flag
+    imported = re.findall(r"^(?:from|import) (\w+)", text, re.M)
+    assert not {"argparse", "absl", "optparse", "getopt"} & set(imported)
+    assert re.search(r"@command_line\.reported\ndef main\(arguments: list\[str\]\) -> int:", text)
+    assert "command_line.begin(" in text and "command_line.run(main)" in text
+
+
+def _examples(path):
+    """The arguments of the examples in a command's help."""
+    if path == "run_experiment.py":
+        text = experiment_flags._HELP
+    elif path.endswith("shakespeare_text.py"):
+        text = (_REPO / path).read_text().split("parser.Parser(")[1].split('"""')[1]
+    else:
+        text = ast.get_docstring(ast.parse((_REPO / path).read_text()), clean=False)
+    commands = parser.Parser(text).examples.replace("\\\n", " ").splitlines()
+    for command in commands:
+        words = shlex.split(command)
+        start = 3 if words[1] == "-m" else 2
+        name = _REPO / (words[2].replace(".", "/") + ".py" if start == 3 else words[1])
+        assert words[0] == "python" and name == _REPO / path
+        yield words[start:]
+
+
+@pytest.mark.quick_cases(*_QUICK)
+@pytest.mark.parametrize("path", _OF_THE_SUITE)
+def test_help_begins_with_examples_that_are_right(path):
+    """Flags are checked before help is answered, so that a wrong example would end with 2."""
+    examples = list(_examples(path))
+    assert examples
+    for given in examples:
+        done = subprocess.run(
+            [*_command(path), *given, "--helpfull"], cwd=_REPO, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        head = done.stdout.splitlines()[:6]
+        assert any(line.startswith("Example") for line in head)
+        assert any(line.startswith("  python ") for line in head)
+        assert "Of every command:" in done.stdout
+
+
+@pytest.mark.quick_cases(*_QUICK)
+@pytest.mark.parametrize("path", _OF_THE_SUITE)
+def test_a_misspelt_flag_is_answered_with_the_right_one(path):
+    done = subprocess.run([*_command(path), "--hlep"], cwd=_REPO, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == "error: Unknown flag --hlep. Did you mean --help?\n"
