@@ -45,9 +45,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 import tensorflow_federated as tff
 from google.protobuf import message
-from tensorflow.python.framework import kernels, op_def_registry
 from tensorflow_federated.proto.v0 import computation_pb2
-from tensorflow_federated.python.core.impl.computation import computation_impl
 
 import tasks
 import tff_algos
@@ -56,6 +54,7 @@ from simulation.engine import batching as vectorized
 from tasks.models import losses, models
 from tff_algos.client_data import Batch
 from tff_suite import hparams
+from tff_suite.compat import computation_impl, kernels, op_def_registry
 
 # Where an operation runs: on the GPU; on the host, with a GPU's kernel that by TensorFlow's own
 # convention has all its tensors there (32-bit integers, shapes); on the CPU, for want of another.

@@ -30,21 +30,25 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-from tensorflow.python.framework import op_def_registry  # The only list of stateful ops.
-
-# TFF's own forms of what it has no public name for: the state of differential privacy, secure sums
-# in clear, and all the TensorFlow of a computation at the server as one graph.
-from tensorflow_federated.python.aggregators import differential_privacy
-from tensorflow_federated.python.core.backends.mapreduce import form_utils
-from tensorflow_federated.python.core.backends.test import compiler as test_compiler
-from tensorflow_federated.python.core.impl.compiler import transformation_utils, transformations
-from tensorflow_federated.python.core.impl.computation import computation_impl
-from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
-from tensorflow_federated.python.core.impl.types import type_analysis, type_conversions
 
 from tff_algos import registry
 from tff_algos.method import Federation, Method
 from tff_algos.model import Model
+
+# TFF's own forms of what it has no public name for: the state of differential privacy, secure sums
+# in clear, and all the TensorFlow of a computation at the server as one graph.
+from tff_suite.compat import (
+    computation_impl,
+    context_stack_impl,
+    differential_privacy,
+    form_utils,
+    op_def_registry,  # The only list of stateful ops.
+    test_compiler,
+    transformation_utils,
+    transformations,
+    type_analysis,
+    type_conversions,
+)
 from tff_suite.hparams import HparamError
 
 _WEIGHTED = tff.aggregators.WeightedAggregationFactory

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
-from tensorflow_federated.python.aggregators import differential_privacy
 from tensorflow_model_optimization.python.core.internal import tensor_encoding as te
 from tensorflow_model_optimization.python.core.internal.tensor_encoding import stages
 
 from tff_algos import random
+from tff_suite.compat import differential_privacy
 from tff_suite.hparams import HparamError
 
 

@@ -27,12 +27,12 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry  # The only list of stateful ops.
 
 from tff_algos import random
 from tff_algos.client_data import Batch
 from tff_algos.model import Forward, Model, ModelError, elementwise
 from tff_suite import compat, memory
+from tff_suite.compat import op_def_registry, ops  # The only list of stateful ops.
 
 autocast_variable = compat.keras_source("mixed_precision.autocast_variable")
 compile_utils = compat.keras_source("engine.compile_utils")
@@ -555,7 +555,7 @@ def _constants(layers) -> list[tuple[Any, Any, np.ndarray]]:
         for holder in holders:
             items = holder.items() if isinstance(holder, dict) else enumerate(holder)
             for key, value in items:
-                if isinstance(value, tf.__internal__.EagerTensor):
+                if isinstance(value, ops.EagerTensor):
                     found.append((holder, key, value.numpy()))
     return found
 

@@ -129,7 +129,7 @@ def _as_from_eager_code():
     if tf.compat.v1.executing_eagerly_outside_functions():
         yield
         return
-    from tensorflow.python.eager import context  # The only place that says who asked for a graph.
+    from tff_suite.compat import context  # The only place that says who asked for a graph.
 
     switches = context.context().context_switches
     switches.push(False, context.eager_mode, None)

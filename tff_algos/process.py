@@ -9,10 +9,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-# What a subclass of TFF's computations, which are one class of its own, has to inherit.
-from tensorflow_federated.python.core.impl.computation import computation_impl
-from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
-
 from tff_algos import driver, registry, schedules, tff_models, tff_names
 from tff_algos.client import LocalTraining
 from tff_algos.client_data import ClientData, check_indices, of_model
@@ -20,6 +16,9 @@ from tff_algos.method import ClientState, Method, TffFederation
 from tff_algos.model import Model
 from tff_suite import hparams as hparams_lib
 from tff_suite import memory
+
+# What a subclass of TFF's computations, which are one class of its own, has to inherit.
+from tff_suite.compat import computation_impl, context_stack_impl
 
 
 class Process(tff.learning.templates.LearningProcess):

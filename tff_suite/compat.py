@@ -1,11 +1,12 @@
-"""What differs between the two stacks that the suite runs on, and nothing else.
+"""What differs between the two stacks that the suite runs on, and their private modules.
 
   * published: TensorFlow 2.14 with Keras 2 inside, as TFF 0.87 was published with.
   * current: TensorFlow 2.21 with tf-keras, its package of Keras 2.
 
 Importing this module selects Keras 2 as `tf.keras` and prepares the later import of TFF and of
-TensorFlow Privacy. It imports none of them. It is imported with `common`, so `import tff_algos` (or
-`tasks`, `simulation`) must come before a program's own `import tensorflow_federated`.
+TensorFlow Privacy. It imports none of them. It is imported with `tff_suite.imports`, so `import
+tff_algos` (or `tasks`, `simulation`) must come before a program's own `import
+tensorflow_federated`.
 """
 
 import contextlib
@@ -28,6 +29,82 @@ from typing import Any
 from tff_suite import command_line
 
 PUBLISHED, CURRENT = "published", "current"
+
+
+# Modules that TensorFlow and TFF keep to themselves, by the package that holds them. Only here are
+# they named, so that a new release is met in one place.
+_PRIVATE = {
+    "tensorflow.python.eager": (
+        "cancellation",
+        "context",
+        "execute",
+    ),
+    "tensorflow.python.eager.polymorphic_function": ("atomic_function",),
+    "tensorflow.python.framework": (
+        "func_graph",
+        "function_def_to_graph",
+        "kernels",
+        "op_def_registry",
+        "ops",
+    ),
+    "tensorflow.python.ops.parallel_for": ("pfor",),
+    "tensorflow.python.util": (
+        "lazy_loader",
+        "pywrap_util_port",
+    ),
+    "tensorflow_federated.python.aggregators": ("differential_privacy",),
+    "tensorflow_federated.python.common_libs": ("py_typecheck",),
+    "tensorflow_federated.python.core.backends.mapreduce": ("form_utils",),
+    "tensorflow_federated.python.core.backends.native": ("compiler",),
+    "tensorflow_federated.python.core.backends.test": ("test_compiler",),
+    "tensorflow_federated.python.core.environments.tensorflow_backend": (
+        "compiled_computation_transformations",
+        "tensorflow_tree_transformations",
+    ),
+    "tensorflow_federated.python.core.environments.tensorflow_frontend": (
+        "tensorflow_computation",
+    ),
+    "tensorflow_federated.python.core.impl.compiler": (
+        "array",
+        "transformation_utils",
+        "transformations",
+    ),
+    "tensorflow_federated.python.core.impl.computation": ("computation_impl",),
+    "tensorflow_federated.python.core.impl.context_stack": (
+        "context_stack_impl",
+        "runtime_error_context",
+    ),
+    "tensorflow_federated.python.core.impl.execution_contexts": ("sync_execution_context",),
+    "tensorflow_federated.python.core.impl.executor_stacks": ("python_executor_stacks",),
+    "tensorflow_federated.python.core.impl.executors": (
+        "remote_executor",
+        "remote_executor_grpc_stub",
+        "value_serialization",
+    ),
+    "tensorflow_federated.python.core.impl.types": (
+        "computation_types",
+        "placements",
+        "type_analysis",
+        "type_conversions",
+    ),
+    "tensorflow_federated.python.core.impl.utils": ("tensorflow_utils",),
+}
+# Those that the table names otherwise.
+_OWN_NAMES = {"pywrap_util_port": "_pywrap_util_port", "test_compiler": "compiler"}
+_PLACES = {
+    name: f"{package}.{_OWN_NAMES.get(name, name)}"
+    for package, names in _PRIVATE.items()
+    for name in names
+}
+TFFS_JAX = "tensorflow_federated.python.core.environments.jax"
+
+
+def __getattr__(name: str) -> Any:
+    """Returns a private module of `_PRIVATE`, which is imported here when it is first used."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = importlib.import_module(_PLACES[name])
+    return globals()[name]
 
 
 def stack_of(tensorflow_version: str) -> str:
@@ -145,7 +222,7 @@ def _select_keras_2():
     tf = sys.modules.get("tensorflow")
     if not hasattr(tf, "__path__") or stack() == PUBLISHED:
         return
-    from tensorflow.python.util import lazy_loader
+    lazy_loader = importlib.import_module(_PLACES["lazy_loader"])
 
     folder = os.path.join(*importlib.util.find_spec(_KERAS_2).submodule_search_locations)
     if folder in tf.__path__:

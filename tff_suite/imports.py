@@ -21,7 +21,7 @@ _POSTPONED = (
     "dp_accounting",
     "jax",
     "pandas",
-    "tensorflow_federated.python.core.environments.jax",
+    compat.TFFS_JAX,
     "tensorflow_privacy",
     "vizier",
     "vizier.client",
@@ -114,7 +114,8 @@ def forget_tffs_own_context() -> None:
     if "tensorflow_federated" not in sys.modules:
         return
     import tensorflow_federated as tff
-    from tensorflow_federated.python.core.impl.context_stack import runtime_error_context
+
+    from tff_suite.compat import runtime_error_context
 
     tff.framework.set_default_context(runtime_error_context.create_runtime_error_context())
 

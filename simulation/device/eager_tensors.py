@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import ops
 
 from tff_algos.client_data import Gathered
 from tff_suite import memory
+from tff_suite.compat import ops
 
 # TensorFlow takes over an array's memory if it starts at a multiple of this, and else copies it.
 _ALIGNMENT = 64

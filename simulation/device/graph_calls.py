@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-# What `tf.function` itself calls graphs with.
-from tensorflow.python.eager import cancellation, context, execute
-from tensorflow.python.eager.polymorphic_function import atomic_function
-
 from tff_suite import compat
+
+# What `tf.function` itself calls graphs with.
+from tff_suite.compat import atomic_function, cancellation, context, execute
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ def forgotten() -> Iterator[None]:
     runs go on in other threads, the last to end forgets those of all.
     """
     global _runs, _known
-    from tensorflow.python.framework import ops
+    from tff_suite.compat import ops
 
     registry = ops.gradient_registry._registry
     with _lock:

@@ -22,19 +22,18 @@ Everything here rests on TensorFlow 2.14's `parallel_for.pfor`, which is not a p
 
 import contextlib
 import functools
-import importlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import func_graph, function_def_to_graph
 
 from simulation.errors import RunError
+from tff_suite.compat import func_graph, function_def_to_graph
+from tff_suite.compat import pfor as pfor_lib
 
 # The package gives a function the name of this module.
-pfor_lib = importlib.import_module("tensorflow.python.ops.parallel_for.pfor")
 
 # Convolutions. Shapes: x [K, N, H, W, C], filters [K, h, w, C, O], y and dy [K, N, H', W', O].
 

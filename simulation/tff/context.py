@@ -32,15 +32,15 @@ from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
-from tensorflow_federated.python.core.environments.tensorflow_backend import (
-    compiled_computation_transformations,
-    tensorflow_tree_transformations,
-)
-from tensorflow_federated.python.core.impl.compiler import transformations
 
 from simulation.tff import interpreter as tff_interpreter
 from simulation.tff import values as tff_values
 from tff_suite import memory
+from tff_suite.compat import (
+    compiled_computation_transformations,
+    tensorflow_tree_transformations,
+    transformations,
+)
 
 
 def _to_native_form(comp):

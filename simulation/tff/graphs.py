@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context  # Where functions must be known to be called.
-from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow_federated.proto.v0 import computation_pb2
 
 from simulation.device import eager_tensors, graph_calls
 from simulation.tff.values import ARRAYS
 from tff_algos.method import APPEND_ROWS
+from tff_suite.compat import (
+    atomic_function,
+    context,  # Where functions must be known to be called.
+    func_graph,
+)
 
 # `VarHandleOp` makes a fresh variable per execution only under this name, which TensorFlow calls
 # `ResourceHandle::ANONYMOUS_NAME`.
@@ -150,7 +153,7 @@ def _function_of(graph_def, feeds: list[str], fetches: list[str], name: str):
     for i in reversed(range(len(graph_def.node))):
         if graph_def.node[i].name not in needed:
             del graph_def.node[i]
-    graph = tf.__internal__.FuncGraph(name, collections={})
+    graph = func_graph.FuncGraph(name, collections={})
     with graph.as_default():
         tf.graph_util.import_graph_def(graph_def, name="")
     graph.inputs = [graph.get_tensor_by_name(tensor) for tensor in feeds]

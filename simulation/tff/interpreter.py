@@ -16,12 +16,12 @@ from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
-from tensorflow_federated.python.core.impl.utils import tensorflow_utils
 
 from simulation.device import eager_tensors
 from simulation.tff import graphs as tff_graphs
 from simulation.tff import streams as tff_streams
 from simulation.tff.values import AllEqual, egester, per_client
+from tff_suite.compat import tensorflow_utils
 
 # Not a name that TFF can give a reference.
 NUM_CLIENTS = "<number of clients>"

@@ -105,7 +105,7 @@ def _worker_binary() -> str:
 
 def _connect(worker: _Worker, channel):
     """Returns TFF's stub of `worker` once it answers; raises a `RuntimeError` if it does not."""
-    from tensorflow_federated.python.core.impl.executors import remote_executor_grpc_stub
+    from tff_suite.compat import remote_executor_grpc_stub
 
     stub = remote_executor_grpc_stub.RemoteExecutorGrpcStub(channel)
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
@@ -154,14 +154,14 @@ def native_context(num_threads: int | None = None) -> Iterator[Any]:
     Raises:
       RuntimeError: If the worker is missing or does not start.
     """
-    from tensorflow_federated.python.core.backends.native import compiler
-    from tensorflow_federated.python.core.environments.tensorflow_frontend import (
+    from tff_suite.compat import (
+        compiler,
+        placements,
+        python_executor_stacks,
+        remote_executor,
+        sync_execution_context,
         tensorflow_computation,
     )
-    from tensorflow_federated.python.core.impl.execution_contexts import sync_execution_context
-    from tensorflow_federated.python.core.impl.executor_stacks import python_executor_stacks
-    from tensorflow_federated.python.core.impl.executors import remote_executor
-    from tensorflow_federated.python.core.impl.types import placements
 
     with _running_worker(num_threads) as (worker, stub):
 

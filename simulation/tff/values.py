@@ -9,14 +9,17 @@ import attrs
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-from tensorflow_federated.python.common_libs import py_typecheck
-from tensorflow_federated.python.core.impl.compiler import array
-from tensorflow_federated.python.core.impl.executors import value_serialization
-from tensorflow_federated.python.core.impl.types import computation_types, type_conversions
-from tensorflow_federated.python.core.impl.utils import tensorflow_utils
 
 from simulation.device import eager_tensors
 from tff_algos.client_data import Gathered
+from tff_suite.compat import (
+    array,
+    computation_types,
+    py_typecheck,
+    tensorflow_utils,
+    type_conversions,
+    value_serialization,
+)
 
 _ARRAY_TYPES = typing.get_args(array.Array)
 # Of numbers these become tensors only when, and where, a graph takes them.

@@ -12,9 +12,9 @@ operations.
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.util import _pywrap_util_port  # Knows whether oneDNN is in use.
 
 from tasks.layers import as_written, vectorizable
+from tff_suite.compat import pywrap_util_port  # Knows whether oneDNN is in use.
 
 
 class MaxPool2D(as_written.AsWritten, tf.keras.layers.MaxPooling2D):
@@ -59,7 +59,7 @@ class MaxPool2D(as_written.AsWritten, tf.keras.layers.MaxPooling2D):
         if tf.config.list_physical_devices("GPU"):
             return super().call(inputs)
         gradient = _by_onednn
-        if vectorizable.required() or not _pywrap_util_port.IsMklEnabled():
+        if vectorizable.required() or not pywrap_util_port.IsMklEnabled():
             gradient = _elementwise
 
         @tf.custom_gradient

@@ -12,7 +12,7 @@ from tests.tasks.gradients import value_and_gradients
 @pytest.mark.parametrize("values", ["distinct", "ties"])
 @pytest.mark.parametrize("has_onednn", [True, False])
 def test_value_and_gradient_are_kerass(monkeypatch, has_onednn, pool_size, values):
-    monkeypatch.setattr(pooling._pywrap_util_port, "IsMklEnabled", lambda: has_onednn)
+    monkeypatch.setattr(pooling.pywrap_util_port, "IsMklEnabled", lambda: has_onednn)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, 7, 8, 5)).astype(np.float32)
     if values == "ties":
@@ -25,7 +25,7 @@ def test_value_and_gradient_are_kerass(monkeypatch, has_onednn, pool_size, value
 
 
 @pytest.mark.skipif(
-    not pooling._pywrap_util_port.IsMklEnabled(), reason="TensorFlow runs without oneDNN here"
+    not pooling.pywrap_util_port.IsMklEnabled(), reason="TensorFlow runs without oneDNN here"
 )
 def test_the_gradient_in_a_loop_is_onednns():
     """The order of a loop's operations, by chance, decides whether TensorFlow's own would be."""
