@@ -1,0 +1,234 @@
+"""What a few seeds can show: paired differences, corrections for many pairs, scores over tasks.
+
+Paired over seeds: Student's t. Paired over clients: a bootstrap that draws clients within each seed
+(the strata). Many pairs: Holm, "A simple sequentially rejective multiple test procedure", 1979.
+Several tasks: the interquartile mean and the probability of improvement of Agarwal et al., "Deep
+Reinforcement Learning at the Edge of the Statistical Precipice", NeurIPS 2021, arXiv 2108.13264, as
+in their package rliable.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+# With fewer seeds an interval is so wide that hardly any difference leaves it.
+SEEDS_FOR_A_CLAIM = 5
+LEVEL = 0.95
+_DRAWS = 2000
+
+
+class Interval(NamedTuple):
+    """A mean, or another statistic, with a 95 % interval; NaN ends where there is none.
+
+    Attributes:
+      mean: The statistic.
+      low: Lower end.
+      high: Upper end.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+
+class Pair(NamedTuple):
+    """How much one method exceeds another.
+
+    Attributes:
+      one: The one.
+      other: The other.
+      seeds: Seeds that both have, as many as are compared.
+      difference: `one` minus `other`, paired over seeds, with Student's interval.
+      p: Two-sided p-value of the paired t-test; NaN with fewer than two seeds.
+      holm: The same after Holm's correction over all pairs.
+      wins: Seeds on which `one` is better; a tie counts half.
+      clients: The difference paired over clients, see `over_clients`; `None` if it is unknown.
+    """
+
+    one: str
+    other: str
+    seeds: tuple[int, ...]
+    difference: Interval
+    p: float
+    holm: float
+    wins: float
+    clients: Interval | None
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Returns the mean of values and its 95 % interval by Student's t.
+
+    Args:
+      values: float `[n]`.
+    """
+    values = np.asarray(values, float)
+    mean, n = float(values.mean()), len(values)
+    half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * values.std(ddof=1) / n**0.5 if n > 1 else math.nan
+    return Interval(mean, mean - half, mean + half)
+
+
+def p_value(differences: Sequence[float]) -> float:
+    """Returns the two-sided p-value of the t-test that the mean of differences is 0.
+
+    Equal differences have no spread: p is then 0, or 1 if all of them are 0.
+
+    Args:
+      differences: float `[n]`; NaN is returned for `n` < 2.
+    """
+    values = np.asarray(differences, float)
+    if len(values) < 2 or not np.all(np.isfinite(values)):
+        return math.nan
+    if np.ptp(values) == 0:
+        return float(values[0] == 0)
+    return float(stats.ttest_1samp(values, 0.0).pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Returns p-values after Holm's correction, in the given order.
+
+    Args:
+      p_values: float `[n]`; a NaN stays one and is no test.
+    """
+    tested = [i for i, p in enumerate(p_values) if p == p]
+    corrected, least = [math.nan] * len(p_values), 0.0
+    for rank, i in enumerate(sorted(tested, key=lambda i: p_values[i])):
+        least = max(least, min(1.0, (len(tested) - rank) * p_values[i]))
+        corrected[i] = least
+    return corrected
+
+
+def bootstrap(
+    strata: Sequence[np.ndarray], statistic: Callable[[list[np.ndarray]], np.ndarray]
+) -> Interval:
+    """Returns a statistic and its 95 % interval by a stratified percentile bootstrap.
+
+    Args:
+      strata: Arrays `[n_s, ...]` whose rows are drawn, with replacement, each within its array.
+      statistic: Of arrays `[draws, n_s, ...]`, one for each of the strata, float `[draws]`.
+
+    Returns:
+      The statistic of the data, with the 2.5 and 97.5 percentiles of 2,000 draws, which are the
+      same in every call.
+    """
+    generator = np.random.default_rng(0)
+    drawn = [s[generator.integers(len(s), size=(_DRAWS, len(s)))] for s in strata]
+    low, high = np.percentile(statistic(drawn), [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    return Interval(float(statistic([s[None] for s in strata])[0]), float(low), float(high))
+
+
+def over_clients(differences: Sequence[Sequence[float]]) -> Interval:
+    """Returns the mean difference of clients, with a bootstrap interval over clients.
+
+    Clients are drawn within each seed, and seeds weigh the same.
+
+    Args:
+      differences: For each seed the paired difference of each client, float `[clients]`.
+    """
+    strata = [np.asarray(some, float) for some in differences]
+    return bootstrap(strata, lambda drawn: np.mean([some.mean(axis=1) for some in drawn], axis=0))
+
+
+def compare(
+    values: Mapping[str, Mapping[int, float]],
+    higher_is_better: bool = True,
+    clients: Mapping[str, Mapping[int, Mapping[str, float]]] | None = None,
+) -> list[Pair]:
+    """Compares every pair of methods, in their order, the later one with the earlier.
+
+    Args:
+      values: Method → seed → value; values that are not finite are left out.
+      higher_is_better: What a win is.
+      clients: Method → seed → client → value, of methods and seeds that have them.
+
+    Returns:
+      A pair for every two methods with a seed in common.
+    """
+    found = []
+    for other, one in itertools.combinations(values, 2):
+        seeds = [
+            seed
+            for seed in values[one]
+            if all(math.isfinite(values[m].get(seed, math.nan)) for m in (one, other))
+        ]
+        if not seeds:
+            continue
+        change = np.array([values[one][seed] - values[other][seed] for seed in seeds])
+        better = change if higher_is_better else -change
+        wins = float((better > 0).sum() + 0.5 * (better == 0).sum())
+        of_clients = _differences_of_clients(clients or {}, one, other, seeds)
+        found.append(
+            Pair(
+                one,
+                other,
+                tuple(seeds),
+                interval(change),
+                p_value(change),
+                math.nan,
+                wins,
+                over_clients(of_clients) if of_clients else None,
+            )
+        )
+    corrected = holm([pair.p for pair in found])
+    return [pair._replace(holm=p) for pair, p in zip(found, corrected, strict=True)]
+
+
+def _differences_of_clients(clients, one, other, seeds) -> list[list[float]]:
+    """Returns for each seed the differences of clients that both have; none if a seed has none."""
+    found = []
+    for seed in seeds:
+        mine, theirs = (clients.get(method, {}).get(seed, {}) for method in (one, other))
+        both = [mine[c] - theirs[c] for c in mine if c in theirs]
+        both = [difference for difference in both if math.isfinite(difference)]
+        if not both:
+            return []
+        found.append(both)
+    return found
+
+
+def interquartile_mean(scores: np.ndarray) -> Interval:
+    """Returns the mean of the middle half of a method's scores, with a bootstrap interval.
+
+    Args:
+      scores: float `[seeds, tasks]`; seeds are drawn within each task. A quarter of all scores,
+        rounded down, is left out at either end.
+    """
+    return bootstrap(
+        list(np.asarray(scores, float).T),
+        lambda drawn: stats.trim_mean(np.concatenate(drawn, axis=1), 0.25, axis=1),
+    )
+
+
+def probability_of_improvement(one: np.ndarray, other: np.ndarray) -> Interval:
+    """Returns how probable it is that a run of one method beats one of another on a random task.
+
+    The mean over tasks of the Mann-Whitney U statistic over the number of its pairs: ties count
+    half.
+
+    Args:
+      one: Scores, more is better, float `[seeds, tasks]`.
+      other: Scores of the other method, float `[its seeds, tasks]`.
+    """
+    one, other = np.asarray(one, float), np.asarray(other, float)
+
+    def statistic(drawn):
+        mine, theirs = drawn[: one.shape[1]], drawn[one.shape[1] :]
+        pairs = (m[:, :, None] - t[:, None, :] for m, t in zip(mine, theirs, strict=True))
+        of_task = [np.mean(0.5 * (np.sign(pair) + 1), axis=(1, 2)) for pair in pairs]
+        return np.mean(of_task, axis=0)
+
+    return bootstrap([*one.T, *other.T], statistic)
+
+
+def told_of_seeds(seeds: int) -> str:
+    """Returns what so many seeds can show, as a sentence."""
+    if seeds < 2:
+        return f"One seed has no interval and decides nothing; take {SEEDS_FOR_A_CLAIM} at least."
+    wide = stats.t.ppf((1 + LEVEL) / 2, seeds - 1)
+    told = f"With {seeds} seeds a 95 % interval is ± {wide:.1f} standard errors"
+    if seeds < SEEDS_FOR_A_CLAIM:
+        return f"{told}: take {SEEDS_FOR_A_CLAIM} seeds at least for a claim."
+    return f"{told}."

@@ -1,0 +1,120 @@
+"""Statistics against SciPy's tests, published examples and cases done by hand."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from reproduction import statistics
+
+VALUES = {
+    "fedavg": {1: 0.50, 2: 0.52, 3: 0.49, 4: 0.55, 5: 0.51},
+    "fedadam": {1: 0.58, 2: 0.61, 3: 0.50, 4: 0.56, 5: 0.60},
+    "scaffold": {1: 0.51, 2: 0.50, 3: 0.52, 4: 0.55, 9: 0.70},
+}
+
+
+def test_every_pair_is_compared_as_by_scipy():
+    pairs = statistics.compare(VALUES)
+    names = [(pair.other, pair.one) for pair in pairs]
+    assert names == list(itertools.combinations(VALUES, 2))
+    for pair in pairs:
+        a, b = ([VALUES[m][s] for s in pair.seeds] for m in (pair.one, pair.other))
+        assert set(pair.seeds) == set(VALUES[pair.one]) & set(VALUES[pair.other])
+        assert pair.p == pytest.approx(stats.ttest_rel(a, b).pvalue)
+        change = np.subtract(a, b)
+        oracle = stats.t.interval(0.95, len(change) - 1, change.mean(), stats.sem(change))
+        assert (pair.difference.low, pair.difference.high) == pytest.approx(oracle)
+    first = pairs[0]
+    assert first.wins == 5 and statistics.compare(VALUES, False)[0].wins == 0
+    assert pairs[1].wins == 2.5, "a tie counts half"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_interval_holds_zero_where_the_test_does_not_reject(seed):
+    change = np.random.default_rng(seed).normal(0.5, 1.0, size=6)
+    low, high = statistics.interval(change)[1:]
+    assert (low <= 0 <= high) == (stats.ttest_1samp(change, 0).pvalue >= 0.05)
+
+
+@pytest.mark.parametrize(
+    ("given", "corrected"),
+    [
+        # Done by hand, least first: 5 x 0.01, 4 x 0.02, ..., and none less than the one before.
+        ([0.01, 0.02, 0.03, 0.04, 0.05], [0.05, 0.08, 0.09, 0.09, 0.09]),
+        ([0.03, 0.005, 0.04, 0.01], [0.06, 0.02, 0.06, 0.03]),
+        ([0.6, 0.9], [1.0, 1.0]),
+        ([], []),
+    ],
+)
+def test_holm(given, corrected):
+    assert statistics.holm(given) == pytest.approx(corrected)
+
+
+def test_holm_passes_over_what_is_no_test():
+    corrected = statistics.holm([0.01, math.nan, 0.04])
+    assert corrected[0] == pytest.approx(0.02) and math.isnan(corrected[1])
+    assert corrected[2] == pytest.approx(0.04)
+
+
+def test_equal_differences_and_single_seeds():
+    assert statistics.p_value([0.0, 0.0]) == 1 and statistics.p_value([0.5, 0.5]) == 0
+    assert math.isnan(statistics.p_value([0.5])) and math.isnan(statistics.interval([0.5]).low)
+
+
+def test_what_is_not_finite_is_left_out():
+    values = {"a": {1: 1.0, 2: math.nan, 3: 2.0}, "b": {1: 1.5, 2: 1.0, 3: 2.5}}
+    (pair,) = statistics.compare(values)
+    assert pair.seeds == (1, 3) and pair.difference.mean == 0.5
+
+
+def test_clients_are_paired_within_their_seed():
+    """Each seed's clients are shifted by the same amount, so drawing clients changes nothing."""
+    clients = {
+        "a": {1: {"x": 0.1, "y": 0.9, "z": 0.5}, 2: {"x": 0.3, "y": 0.2}},
+        "b": {1: {"x": 0.3, "y": 1.1, "z": 0.7}, 2: {"x": 0.4, "y": 0.3, "other": 9.0}},
+    }
+    values = {name: {1: 0.0, 2: 0.0} for name in clients}
+    (pair,) = statistics.compare(values, clients=clients)
+    assert pair.clients == pytest.approx((0.15, 0.15, 0.15))
+    del clients["b"][2]
+    assert statistics.compare(values, clients=clients)[0].clients is None
+
+
+def test_the_interval_over_clients_is_that_of_many_of_them():
+    """Of one seed with many clients the bootstrap is the normal interval."""
+    change = np.random.default_rng(3).normal(0.2, 1.0, size=400)
+    found = statistics.over_clients([change])
+    half = 1.96 * change.std() / 20
+    assert found.mean == pytest.approx(change.mean())
+    assert found.low == pytest.approx(change.mean() - half, abs=0.2 * half)
+    assert found.high == pytest.approx(change.mean() + half, abs=0.2 * half)
+
+
+def test_the_interquartile_mean_is_that_of_the_middle_half():
+    scores = np.array([[0.0, 10.0], [2.0, 4.0], [3.0, 100.0], [1.0, 5.0]])
+    # Sorted: 0 1 2 3 4 5 10 100; the middle four are 2 3 4 5.
+    found = statistics.interquartile_mean(scores)
+    assert found.mean == 3.5 and found.low <= 3.5 <= found.high
+
+
+def test_the_probability_of_improvement_is_over_all_pairs_of_seeds():
+    one = np.array([[3.0, 1.0], [1.0, 1.0]])
+    other = np.array([[2.0, 1.0], [0.0, 2.0], [1.0, 0.0]])
+    # First task: 3 beats all three; 1 beats 0 and ties 1: 4.5 of 6. Second: of 1 with 1, 2 and 0
+    # half of them, twice: 3 of 6.
+    by_scipy = [stats.mannwhitneyu(one[:, t], other[:, t])[0] / 6 for t in (0, 1)]
+    assert by_scipy == [0.75, 0.5]
+    assert statistics.probability_of_improvement(one, other).mean == pytest.approx(0.625)
+    sure = statistics.probability_of_improvement(one + 10, other)
+    assert sure == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "says"),
+    [(1, "decides nothing"), (3, "± 4.3 standard errors: take 5"), (5, "± 2.8 standard errors.")],
+)
+def test_what_seeds_can_show_is_said(seeds, says):
+    assert says in statistics.told_of_seeds(seeds)
