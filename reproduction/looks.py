@@ -1,37 +1,17 @@
-"""How each row of a figure is drawn: a method has the same look in all of them."""
+"""How the rows of a figure are drawn and named: no two of one figure look the same."""
 
 import collections
-import zlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tff_algos
 from tff_suite import palette
 
-_COLOURS, _LINES = tuple(palette.COLOURS), tuple(palette.LINES)
-# The last line style is for methods that declare it: more than 40 would share a look.
-_CYCLE = 5
+_COLOURS, _LINES = tuple(palette.COLOURS.values()), tuple(palette.LINES.values())
 _MARKS = "osD^vPX*"
-# All pairs of a colour and a line style.
-_PLACES = [(i % len(_COLOURS), i % _CYCLE) for i in range(len(_COLOURS) * _CYCLE)]
-
-# Rows of papers that are no methods of their own. FedDA's: a scheme has a colour, what its clients
-# run a line style.
-_ROWS = {
-    "qfedavg_reweight": ("purple", "dotted"),
-    "fedlocal_sgdm": ("black", "dashed"),
-    "fedlocal_adam": ("black", "dash_dot"),
-    "fedlocal_adagrad": ("black", "dash_dot_dot"),
-    "mfl_sgdm": ("green", "solid"),
-    "mfl_adam": ("green", "dashed"),
-    "mfl_adagrad": ("green", "dotted"),
-    "mimelite_sgdm": ("blue", "solid"),
-    "mimelite_adam": ("blue", "dashed"),
-    "mimelite_adagrad": ("blue", "dotted"),
-    "fedopt_sgdm": ("orange", "solid"),
-    "fedopt_adam": ("orange", "dashed"),
-    "fedopt_adagrad": ("orange", "dash_dot"),
-}
+# More lines in one panel cannot be told apart.
+MOST_LINES = 8
 
 
 class Look(NamedTuple):
@@ -49,53 +29,97 @@ class Look(NamedTuple):
 
 
 def looks_of(names: Iterable[str]) -> dict[str, Look]:
-    """Returns how each of a figure's rows is drawn; up to 40 of them differ.
+    """Returns how each of a figure's rows is drawn; up to 48 differ in colour or line style.
+
+    Up to eight methods each have a colour of their own: that which the method declares, if no
+    earlier one of the figure has it. More methods share colours, those whose names begin alike
+    first.
 
     Args:
       names: Names of rows: a method, and the settings in which rows of it differ. Rows of one
         method have its colour in a figure of several methods, and all colours in one of their own.
     """
-    names = list(dict.fromkeys(names))
-    of_method = {name: name.split(" ")[0] for name in names}
-    number = collections.Counter(of_method.values())
-    if len(number) == 1 and len(names) > 1:
-        return {name: _look(i, i % _CYCLE) for i, name in enumerate(names)}
-    known = _declared()
-    places = {method: known[method] for method in number if method in known}
-    for method in number:
-        if method not in places:
-            places[method] = _free_place(method, list(places.values()))
-    seen, found, taken = collections.Counter(), {}, set()
-    for name, method in of_method.items():
-        colour, line = places[method]
-        place = colour, (line + seen[method]) % _CYCLE if seen[method] else line
-        if place in taken or (seen[method] and place in places.values()):
-            # Of its own colour if there is one, and none that another method begins with.
-            rest = [p for p in _PLACES if p not in taken and p not in places.values()]
-            place = min(rest, key=lambda p: p[0] != colour, default=place)
-        taken.add(place)
-        found[name] = _look(*place, seen[method])
-        seen[method] += 1
+    groups = {name: method_of(name) for name in names}
+    if len(set(groups.values())) == 1:
+        groups = {name: name for name in groups}
+    elif len(set(groups.values())) > MOST_LINES:
+        groups = {name: method.split("_")[0] for name, method in groups.items()}
+    order = list(dict.fromkeys(groups.values()))
+    declared = {group: _declared(group) for group in order}
+    colours: dict[str, int] = {}
+    for group in sorted(order, key=lambda group: declared[group] is None):
+        number = collections.Counter(colours.values())
+        rarest = min(range(len(_COLOURS)), key=lambda colour: number[colour])
+        wanted = declared[group][0] if declared[group] else rarest
+        colours[group] = rarest if number[wanted] > number[rarest] else wanted
+    found, taken = {}, set()
+    for name, group in groups.items():
+        first = declared[group][1] if declared[group] else order.index(group)
+        own = ((colours[group], (first + i) % len(_LINES)) for i in range(len(_LINES)))
+        rest = ((c, line) for c in range(len(_COLOURS)) for line in range(len(_LINES)))
+        free = (place for place in (*own, *rest) if place not in taken)
+        colour, line = next(free, (colours[group], first % len(_LINES)))
+        taken.add((colour, line))
+        found[name] = Look(_COLOURS[colour], _LINES[line], _MARKS[len(found) % len(_MARKS)])
     return found
 
 
-def _declared() -> dict[str, tuple[int, int]]:
-    specs = [tff_algos.get(name) for name in tff_algos.names()]
-    named = {spec.name: spec.look for spec in specs if spec.look} | _ROWS
-    return {name: (_COLOURS.index(c), _LINES.index(line)) for name, (c, line) in named.items()}
+def _declared(method) -> tuple[int, int] | None:
+    """Returns the place of the colour and of the line style that a method declares."""
+    if method not in tff_algos.names() or not tff_algos.get(method).look:
+        return None
+    colour, line = tff_algos.get(method).look
+    return list(palette.COLOURS).index(colour), list(palette.LINES).index(line)
 
 
-def _look(colour: int, line: int, further: int = 0) -> Look:
-    colour %= len(_COLOURS)
-    mark = _MARKS[(colour + 3 * line + further) % len(_MARKS)]
-    return Look(palette.COLOURS[_COLOURS[colour]], palette.LINES[_LINES[line]], mark)
+def grouped(names: Iterable[str]) -> list[list[str]]:
+    """Returns a figure's rows by panel, at most eight in each.
+
+    More than eight are split by method, or by what their names begin with, where that leaves fewer
+    than half as many panels, and otherwise in their order.
+
+    Args:
+      names: As for `looks_of`.
+    """
+    names = list(names)
+    for start in (method_of, lambda name: re.split("[ _]", name)[0]):
+        groups = collections.defaultdict(list)
+        for name in names:
+            groups[start(name)].append(name)
+        few, small = len(groups) <= len(names) / 2, max(map(len, groups.values())) <= MOST_LINES
+        if len(names) > MOST_LINES and few and small:
+            return list(groups.values())
+    each = -(-len(names) // -(-len(names) // MOST_LINES))
+    return [names[i : i + each] for i in range(0, len(names), each)]
 
 
-def _free_place(name, taken) -> tuple[int, int]:
-    """Returns a colour and a line style by the name, not one that is taken while there are free."""
-    start = zlib.crc32(name.encode()) % len(_PLACES)
-    every = _PLACES[start:] + _PLACES[:start]
-    colours = {colour for colour, _ in taken}
-    other = (place for place in every if place[0] not in colours)
-    free = (place for place in every if place not in taken)
-    return next(other, None) or next(free, None) or every[0]
+def method_of(row: str) -> str:
+    """Returns the first word of a row's name, a method's name as a rule."""
+    return row.split(" ")[0]
+
+
+def displayed(rows: Sequence[str]) -> dict[str, str]:
+    """Returns row → its name as tables and figures show it, e.g. `FedAdam tau=0.1`.
+
+    The method is written as its paper does; settings that all rows share are left out.
+
+    Args:
+      rows: Names of rows.
+    """
+    rows = list(dict.fromkeys(rows))
+    words = [row.split(" ")[1:] for row in rows]
+    common = set(words[0]).intersection(*words) if len(rows) > 1 else set()
+    return {
+        row: " ".join([_method_displayed(row), *(word for word in own if word not in common)])
+        for row, own in zip(rows, words, strict=True)
+    }
+
+
+def _method_displayed(row) -> str:
+    """Returns a method's name as its paper writes it, also of a row that begins with one."""
+    words = method_of(row).split("_")
+    for end in range(len(words), 0, -1):
+        name = "_".join(words[:end])
+        if name in tff_algos.names():
+            return " ".join([tff_algos.get(name).display_name or name, *words[end:]])
+    return method_of(row)

@@ -20,7 +20,7 @@ KIND is one of
 """
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tff_suite import command_line, parser
 
@@ -56,6 +56,13 @@ PARSER.flag(
 )
 PARSER.flag("lower_is_better", False, f"{_OF_RESULTS}: for losses and errors.")
 PARSER.flag("title", help="Title of the figure.")
+PARSER.flag(
+    "figure_width",
+    help="Inches of the figure, for a column of a paper: 3.25 or 6.75. Unset: as its panels need.",
+    type=float,
+    minimum=2.0,
+    maximum=20.0,
+)
 PARSER.flag("log", False, "curves: a logarithmic axis of values.")
 
 if __name__ == "__main__":
@@ -67,7 +74,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from reproduction import quantities, run_folders
-from reproduction.looks import looks_of
+from reproduction.looks import displayed, grouped, looks_of
 from reproduction.quantities import Quantity
 from simulation.errors import RunError
 from tff_suite import figures
@@ -93,6 +100,7 @@ def curves(
     A line ends where the first of its seeds does.
     Where most lines lie much closer in the second half of the rounds than all do over all rounds,
     that half is shown again in a panel of its own, and the legend names the lines that leave it.
+    More than eight lines are shared out over panels, by method where that leaves fewer.
 
     Args:
       points: Columns `method`, `seed`, `round_num`, `value`, as in metrics.csv.
@@ -119,25 +127,34 @@ def curves(
     last = points.round_num.max()
     half = last / 2
     means = _means(points, smooth)
-    near = [] if log else _near_in_the_end(means, half)
-    figure, axes = figures.panels(2 if near else 1, width=1.2 if near else 1.5)
+    panels = grouped(means)
+    near = [] if log or len(panels) > 1 else _near_in_the_end(means, half)
+    if len(panels) > 1:
+        figure, axes = figures.grid(len(panels), sharey=True)
+    else:
+        figure, axes = figures.panels(2 if near else 1, width=1.2 if near else 1.5)
+        axes = list(axes.flat)
     xlabel = _rounds(points, protocol)
-    whole = axes[0, 0]
-    _draw_curves(whole, means, bounds=quantity.bounds)
-    whole.set(xlabel=xlabel, ylabel=quantity.label)
-    if log:
-        whole.set_yscale("log")
-    if published:
-        whole.update_datalim([(last, v) for v in published.values()], updatex=False)
-        whole.autoscale_view()
-    _keep_within(whole, quantity.bounds)
-    _mark_published(whole, published, means)
+    for whole, rows in zip(axes, panels, strict=False):
+        _draw_curves(whole, {row: means[row] for row in rows}, means, bounds=quantity.bounds)
+        whole.set(xlabel=xlabel)
+        if whole.get_subplotspec().is_first_col():
+            whole.set(ylabel=quantity.label)
+        if log:
+            whole.set_yscale("log")
+        if published:
+            whole.update_datalim([(last, v) for v in published.values()], updatex=False)
+            whole.autoscale_view()
+        _keep_within(whole, quantity.bounds)
+    for whole, rows in zip(axes, panels, strict=False):
+        shown = {row: v for row, v in (published or {}).items() if row in rows}
+        _mark_published(whole, shown, means)
     further = _bands(points)
     if near:
-        part = axes[0, 1]
+        whole, part = axes
         low, high = _late_limits(means, near, half, published, quantity.bounds)
         beyond = [m for m in means if _leaves(*means[m], half, low, high, quantity.bounds)]
-        _draw_curves(part, means, named=False, beyond=beyond, bounds=quantity.bounds)
+        _draw_curves(part, means, means, named=False, beyond=beyond, bounds=quantity.bounds)
         part.set(xlabel=xlabel, xlim=(half, last + 0.02 * (last - half)), ylim=(low, high))
         part.set_gid("zoom")
         _mark_published(part, published, means)
@@ -246,7 +263,7 @@ def _told_beyond(beyond, means) -> str:
     """Returns which lines leave the enlarged panel, in words."""
     if len(beyond) > 4:
         return f"{len(beyond)} of {len(means)} lines leave the enlarged panel"
-    short = without_common(means)
+    short = displayed(means)
     return f"beyond the enlarged panel: {', '.join(short[method] for method in beyond)}"
 
 
@@ -306,11 +323,14 @@ def _keep_within(axes, bounds):
         axes.set_ylim(max(low, bounds[0] - margin), min(high, bounds[1] + margin))
 
 
-def _draw_curves(axes, means, looks=None, named=True, beyond=(), bounds=None):
-    """Draws a line a method; those that may leave the panel are `beyond`; bands end at bounds."""
-    # Names of clients are no settings.
-    short = {name: name for name in looks} if looks else without_common(means)
-    looks = looks or looks_of(means)
+def _draw_curves(axes, means, every, looks=None, named=True, beyond=(), bounds=None):
+    """Draws a line a method; those that may leave the panel are `beyond`; bands end at bounds.
+
+    Of `every` row of the figure one is told apart in looks and names; names of clients, which
+    `looks` are given of, stay.
+    """
+    short = {name: name for name in looks} if looks else displayed(every)
+    looks = looks or looks_of(every)
     for i, (method, (mean, spread)) in enumerate(means.items()):
         look = looks[method]
         gid = "beyond" if method in beyond else None
@@ -331,17 +351,6 @@ def _draw_curves(axes, means, looks=None, named=True, beyond=(), bounds=None):
             style = {"color": look.colour, "alpha": 0.15, "lw": 0, "gid": gid}
             axes.fill_between(mean.index, low, high, **style)
     figures.whole_numbers(axes.xaxis)
-
-
-def without_common(names: Iterable[str]) -> dict[str, str]:
-    """Returns name → the name without the settings that all of several names have."""
-    names = list(dict.fromkeys(names))
-    words = [name.split(" ")[1:] for name in names]
-    common = set(words[0]).intersection(*words) if len(names) > 1 else set()
-    return {
-        name: " ".join([name.split(" ")[0], *(w for w in own if w not in common)])
-        for name, own in zip(names, words, strict=True)
-    }
 
 
 @figures.look()
@@ -367,7 +376,7 @@ def summary(
       log: Panels whose axis is logarithmic.
       foreign: Whether published values are of other data, so that no axis need hold them.
     """
-    short = without_common(table.row)
+    short = displayed(table.row)
     rows = list(short)
     wanted = list(table.groupby("panel", sort=False))
     width = 0.8 if len(wanted) > 1 else 1.5
@@ -494,7 +503,7 @@ def _write_at_edges(panel, beyond, looks, width) -> None:
             transform=panel.get_yaxis_transform(),
             ha=side,
             va="center",
-            size=7,
+            size=figures.TEXT,
             color=looks[place].colour if text[0] == _LEFT or text[-1] == _RIGHT else "0.3",
         )
 
@@ -555,10 +564,10 @@ def densities(
     if quantity.bounds:
         low, high = max(low, quantity.bounds[0]), min(high, quantity.bounds[1])
     at = np.linspace(low, high, 400)
-    looks = looks_of(values)
+    looks, names = looks_of(values), displayed(values)
     for i, (method, of_clients) in enumerate(values.items()):
         look, lw = looks[method], figures.width(i, len(values))
-        style = {"color": look.colour, "ls": look.dashes, "lw": lw, "label": method}
+        style = {"color": look.colour, "ls": look.dashes, "lw": lw, "label": names[method]}
         if np.ptp(of_clients) > 0:
             every_40th = figures.sparse(i, len(values), len(at))
             density = _density(of_clients, at, quantity.bounds)
@@ -619,7 +628,7 @@ def pareto(
     """
     figure, axes = figures.panels(width=1.5, height=1.3)
     axes = axes[0, 0]
-    looks = looks_of(points.method)
+    looks, names = looks_of(points.method), displayed(points.method)
     front = points[pareto_optimal(points.mean_error, points.rsd)].sort_values("mean_error")
     axes.plot(
         front.mean_error, front.rsd, lw=6, color="0.85", label="Pareto front", zorder=0,
@@ -638,7 +647,7 @@ def pareto(
             lw=1.2,
             color=look.colour,
             ls=look.dashes,
-            label=f"{method}; numbers: {swept}" if swept else method,
+            label=f"{names[method]}; numbers: {swept}" if swept else names[method],
         )
         for row in group.dropna(subset="parameter").itertuples():
             text = f"{parameter}={row.parameter:g}" if parameter else f"{row.parameter:g}"
@@ -686,15 +695,15 @@ def client_losses(
     # Between dollar signs, Matplotlib would read mathematics.
     ids = points.client.astype(str).str.replace("$", r"\$", regex=False)
     points = points.assign(client="client " + ids)
-    methods = list(points.groupby("method", sort=False))
+    methods, names = list(points.groupby("method", sort=False)), displayed(points.method)
     figure, axes = figures.grid(len(methods), sharey=True)
     clients = list(dict.fromkeys(points.client))
     # As of one method, so that clients get the palette in its order.
     looks = dict(zip(clients, looks_of(f"client {c}" for c in clients).values(), strict=True))
     for panel, (method, group) in zip(axes, methods, strict=True):
         named = group.assign(method=group.client)
-        _draw_curves(panel, _means(named), looks=looks)
-        panel.set(xlabel=_rounds(points, protocol), title=method)
+        _draw_curves(panel, _means(named), clients, looks=looks)
+        panel.set(xlabel=_rounds(points, protocol), title=names[method])
         panel.set_ylabel("training loss")
     if title:
         figure.suptitle(title, x=0.01, ha="left")
@@ -757,7 +766,7 @@ def rate_heat_maps(
       scale: Factor on the values.
       title: Title of the figure.
     """
-    methods = list(points.groupby("method", sort=False))
+    methods, names = list(points.groupby("method", sort=False)), displayed(points.method)
     rates = ["client_learning_rate", "server_learning_rate"]
     across, down = (points[name].nunique() for name in rates)
     figure, axes = figures.grid(
@@ -794,13 +803,13 @@ def rate_heat_maps(
                 f"{value:.3g}" if np.isfinite(value) else "×",
                 ha="center",
                 va="center",
-                size=7,
+                size=figures.TEXT,
                 color="white" if dark else "black",
             )
         panel.set_xticks(range(len(table.columns)), map(_power, table.columns))
         panel.set_yticks(range(len(table.index)), map(_power, table.index))
         panel.grid(False)
-        panel.set(title=method, xlabel="log₁₀ of the client's rate")
+        panel.set(title=names[method], xlabel="log₁₀ of the client's rate")
         panel.set_ylabel("log₁₀ of the server's rate")
     if np.isfinite(values).any():
         figure.colorbar(image, ax=axes, label=label)
@@ -900,10 +909,15 @@ def by_setting(
 def _settings_figure(lines, xlabel, ylabel, title, further=()) -> Figure:
     figure, axes = figures.panels(width=1.5)
     axes = axes[0, 0]
-    looks = looks_of(lines)
+    looks, names = looks_of(lines), displayed(lines)
     for i, (method, (x, y, spread)) in enumerate(lines.items()):
         look = looks[method]
-        style = {"color": look.colour, "ls": look.dashes, "marker": look.mark, "label": method}
+        style = {
+            "color": look.colour,
+            "ls": look.dashes,
+            "marker": look.mark,
+            "label": names[method],
+        }
         style |= {"lw": figures.width(i, len(lines)), "ms": 5}
         if spread is not None and spread.notna().any():
             axes.errorbar(x, y, spread.fillna(0), capsize=2.5, **style)
@@ -927,10 +941,11 @@ def similarities(
       title: Title of the figure.
     """
     figure, axes = figures.grid(len(matrices), width=0.75)
+    names = displayed(matrices)
     for panel, (method, matrix) in zip(axes, matrices.items(), strict=True):
         image = panel.imshow(matrix, vmin=0, vmax=1, cmap="viridis")
         panel.grid(False)
-        panel.set(title=method, xlabel="client", ylabel="client")
+        panel.set(title=names[method], xlabel="client", ylabel="client")
         figures.whole_numbers(panel.xaxis)
         figures.whole_numbers(panel.yaxis)
     figure.colorbar(image, ax=axes, label=label)
@@ -1025,7 +1040,7 @@ def main(arguments: list[str]) -> int:
     runs = [run_folders.read_run(folder) for folder in options.run]
     try:
         figure = _draw(options, runs)
-        paths = figures.save(figure, options.output)
+        paths = figures.save(figure, options.output, width=options.figure_width)
     except (ArithmeticError, ValueError) as e:  # Of matplotlib and SciPy: numbers too large.
         raise RunError(f"These runs give no figure of {options.kind}: {e}") from e
     print("\n".join(paths))

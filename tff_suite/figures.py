@@ -2,7 +2,8 @@
 
 A legend stands beside the panels, and `fit` gives a figure the size at which its panels keep
 theirs, whatever stands around them: long words are broken into lines, and nothing leaves the
-canvas.
+canvas. For a column of a paper `fit` takes the figure's width instead; the legend then stands below
+the panels.
 """
 
 import contextlib
@@ -29,31 +30,38 @@ from matplotlib.patches import Patch
 
 from tff_suite import palette, writing
 
-# Inches within the axes of a panel.
+# Inches within the axes of a panel, and from panel to panel where the figure's width is given.
 _PANEL = (3.0, 2.2)
+_LEAST_PANEL = 2.1
+# Inches that a panel may be high there.
+_HEIGHTS = (1.3, 2.6)
+# Inches that a figure's width may be given as: papers' columns are 3.25 to 6.75.
+WIDTHS = (2.0, 20.0)
 # Entries of a legend below one another.
 _ENTRIES = 22
 _LEGEND_INCHES = 2.4
+# Points of all text.
+TEXT = 8
 
 _STYLE = {
     "axes.axisbelow": True,
     "axes.formatter.useoffset": False,
     "axes.grid": True,
-    "axes.labelsize": 9,
+    "axes.labelsize": TEXT,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",
-    "axes.titlesize": 9,
+    "axes.titlesize": TEXT,
     "figure.dpi": 150,
-    "figure.titlesize": 9,
-    "font.size": 9,
+    "figure.titlesize": TEXT,
+    "font.size": TEXT,
     "grid.alpha": 0.3,
-    "legend.fontsize": 8,
+    "legend.fontsize": TEXT,
     "legend.frameon": False,
     "legend.handlelength": 3.2,
     "pdf.fonttype": 42,  # Letters as letters, not as curves.
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
+    "xtick.labelsize": TEXT,
+    "ytick.labelsize": TEXT,
 }
 
 
@@ -69,6 +77,8 @@ def sparse(place: int, number: int, points: int) -> tuple[int, int]:
 
 
 _wanted: "weakref.WeakKeyDictionary[Figure, tuple[float, float]]" = weakref.WeakKeyDictionary()
+# What the legend of a figure says, as `legend` was given it.
+_entries: "weakref.WeakKeyDictionary[Figure, dict[str, Any]]" = weakref.WeakKeyDictionary()
 
 
 def panels(
@@ -182,7 +192,14 @@ def label_points(axes: Axes, labels: Sequence[tuple[str, tuple[float, float], st
             best = None
             for ha, va, away in _BESIDE:
                 words = axes.annotate(
-                    text, point, away, textcoords="offset points", ha=ha, va=va, size=7, color=shade
+                    text,
+                    point,
+                    away,
+                    textcoords="offset points",
+                    ha=ha,
+                    va=va,
+                    size=TEXT,
+                    color=shade,
                 )
                 box = words.get_window_extent(renderer)
                 outside = np.maximum(np.maximum(box.min - taken, taken - box.max), 0)
@@ -211,23 +228,42 @@ def legend(figure: Figure, further: Sequence[Any] = ()) -> None:
     entries |= {handle.get_label(): handle for handle in further}
     if not entries:
         return
+    _entries[figure] = entries
+    _place_legend(figure, "outside right upper", _LEGEND_INCHES, -(-len(entries) // _ENTRIES))
+
+
+def _place_legend(figure, where, inches, columns) -> None:
+    entries = _entries[figure]
+    for old in list(figure.legends):
+        old.remove()
     with look():
-        labels = [_wrap(label, _LEGEND_INCHES, _STYLE["legend.fontsize"]) for label in entries]
-        figure.legend(
-            list(entries.values()),
-            labels,
-            loc="outside right upper",
-            ncols=-(-len(entries) // _ENTRIES),
-        )
+        labels = [_wrap(label, inches, TEXT) for label in entries]
+        figure.legend(list(entries.values()), labels, loc=where, ncols=columns)
+
+
+def _legend_below(figure, width_) -> None:
+    """Puts the legend below the panels, in as many columns as the width has room for."""
+    # Of an entry the line and what is around it take this much.
+    beside = (_STYLE["legend.handlelength"] + 3) * TEXT / 72
+    font = font_manager.FontProperties(family=matplotlib.rcParams["font.family"], size=TEXT)
+    short = [label for label in _entries[figure] if _inches(label, font) < width_ / 2 - beside]
+    widest = max((_inches(label, font) for label in short), default=0) + beside
+    columns = max(1, min(int(width_ / widest), len(_entries[figure])))
+    _place_legend(figure, "outside lower center", max(width_ / columns - beside, 0.5), columns)
 
 
 def broken(name: str) -> str:
     """Returns the name of a row broken into lines that leave room for a panel beside it."""
-    return _wrap(name, _LEGEND_INCHES, _STYLE["ytick.labelsize"])
+    return _wrap(name, _LEGEND_INCHES, TEXT)
 
 
-def fit(figure: Figure) -> Figure:
+def fit(figure: Figure, width: float | None = None) -> Figure:
     """Breaks long titles and labels into lines, and sizes a figure so that panels have their size.
+
+    Args:
+      figure: The figure.
+      width: Its width in inches, for a place of that width in a paper: panels take what there is,
+        in the same proportions, and the figure's title is left to the caption.
 
     Returns:
       The figure.
@@ -235,6 +271,8 @@ def fit(figure: Figure) -> Figure:
     Raises:
       ValueError: If something that is drawn leaves the panels no room.
     """
+    if width is not None:
+        return _placed(figure, width)
     inner = np.array(_wanted.get(figure, _PANEL))
     shape = np.ones(2, int)
     with look(), _must_be_laid_out():
@@ -258,6 +296,44 @@ def fit(figure: Figure) -> Figure:
             if box.width > room:
                 title.set_text(_wrap(words, room / figure.dpi - 0.1, title.get_fontsize()))
                 _size(figure, shape, inner)
+    return figure
+
+
+def _placed(figure, width_) -> Figure:
+    """Sizes a figure for a place of so many inches."""
+    panels_ = [axes for axes in figure.axes if not _is_bar(axes)]
+    rows, columns = panels_[0].get_subplotspec().get_gridspec().get_geometry()
+    with look(), _must_be_laid_out():
+        if len(panels_) == 1:
+            panels_[0].set_title("")
+        if figure._suptitle is not None:
+            figure._suptitle.remove()
+            figure._suptitle = None
+        most = max(1, int(width_ / _LEAST_PANEL))
+        if columns > most:
+            rows, columns = -(-len(panels_) // most), most
+            places = figure.add_gridspec(rows, columns)
+            for i, axes in enumerate(panels_):
+                axes.set_subplotspec(places[i // columns, i % columns])
+                axes.tick_params(
+                    labelleft=axes.yaxis.get_tick_params()["labelleft"] or not i % columns
+                )
+        if _entries.get(figure):
+            _legend_below(figure, width_)
+        wide, high = _wanted.get(figure, _PANEL)
+        figure.set_size_inches(width_, 3 * rows + 2)
+        for _ in range(4):
+            figure.draw_without_rendering()
+            boxes = [axes.get_window_extent() for axes in panels_]
+            found = np.min([(box.width, box.height) for box in boxes], axis=0) / figure.dpi
+            needed = np.clip(found[0] * high / wide, *_HEIGHTS)
+            for axes in panels_:
+                _unwrap_words(axes)
+                _wrap_words(axes, found[0], needed)
+            missing = needed - found[1]
+            figure.set_size_inches(width_, figure.get_size_inches()[1] + rows * missing)
+            if abs(missing) < 0.01:
+                break
     return figure
 
 
@@ -292,6 +368,11 @@ def _must_be_laid_out():
 
 def _is_bar(axes) -> bool:
     return axes.get_label() == "<colorbar>"
+
+
+def _unwrap_words(axes):
+    for text in (axes._left_title, axes.title, axes.xaxis.label, axes.yaxis.label):
+        text.set_text(text.get_text().replace("\n", " "))
 
 
 def _wrap_words(axes, wide, high):
@@ -345,13 +426,19 @@ def _measure():
     return backend_agg.FigureCanvasAgg(Figure(dpi=72)).get_renderer()
 
 
-def save(figure: Figure, output: str, endings: Sequence[str] = (".png", ".pdf")) -> list[str]:
+def save(
+    figure: Figure,
+    output: str,
+    endings: Sequence[str] = (".png", ".pdf"),
+    width: float | None = None,
+) -> list[str]:
     """Fits a figure, writes it, by default as PNG and as PDF, and closes it.
 
     Args:
       figure: The figure.
       output: Path of either file, or of both without an ending; missing folders are made.
       endings: The forms to write.
+      width: As for `fit`.
 
     Returns:
       The paths written.
@@ -366,7 +453,7 @@ def save(figure: Figure, output: str, endings: Sequence[str] = (".png", ".pdf"))
         stem = output
     os.makedirs(os.path.dirname(stem) or ".", exist_ok=True)
     paths = [stem + ending for ending in endings]
-    fit(figure)
+    fit(figure, width)
     with look(), _must_be_laid_out():
         for path in paths:
             # Without the date, equal figures are equal files.

@@ -219,7 +219,7 @@ def test_a_swept_setting_is_named_and_its_numbers_lie_on_nothing():
     figure = drawing._pareto(setup, table, {"kind": "pareto"})
     assert canvas.hidden(figure) == []
     legend = words_of(figure)
-    assert "adafedadam; numbers: alpha" in legend and "qfedavg_reweight; numbers: q" in legend
+    assert "AdaFedAdam; numbers: alpha" in legend and "q-FedAvg reweight; numbers: q" in legend
     sizes = {line.get_markersize() for line in figure.axes[0].get_lines()[1:]}
     assert len(sizes) == 1, "a size would mean something"
 

@@ -6,7 +6,8 @@ import pathlib
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib import pyplot
+from matplotlib import image, pyplot
+from matplotlib.text import Text
 from scipy import integrate
 
 import tff_algos
@@ -182,8 +183,8 @@ def test_curves_show_mean_and_spread_over_seeds():
     )
     axes = plots.curves(points, quantity=quantities.Quantity("accuracy")).axes[0]
     drawn = lines(axes)
-    np.testing.assert_allclose(drawn["fedavg"], [[1, 2], [2, 2]])
-    np.testing.assert_allclose(drawn["fedadam"], [[1, 5], [2, 6]])
+    np.testing.assert_allclose(drawn["FedAvg"], [[1, 2], [2, 2]])
+    np.testing.assert_allclose(drawn["FedAdam"], [[1, 5], [2, 6]])
     # One band: fedadam has one seed. Sample deviation of 1 and 3 is √2, of 2 and 2 it is 0.
     (band,) = axes.collections
     at_one = band.get_paths()[0].vertices
@@ -195,7 +196,7 @@ def test_a_curve_ends_where_the_first_of_its_seeds_does():
     points = pd.concat([points_of([1.0, 2.0, 3.0]), points_of([3.0, 4.0], seed=1)])
     quantity = quantities.Quantity("accuracy")
     axes = plots.curves(points, quantity=quantity, protocol=3).axes[0]
-    np.testing.assert_allclose(lines(axes)["fedavg"], [[1, 2], [2, 3]])
+    np.testing.assert_allclose(lines(axes)["FedAvg"], [[1, 2], [2, 3]])
     assert axes.get_xlabel() == "round (2 of the protocol's 3)"
 
 
@@ -204,7 +205,7 @@ def test_curves_are_smoothed_within_a_seed():
     points = points_of([0.0, 2.0, 4.0])
     points = points.assign(round_num=10 * points.round_num)
     figure = plots.curves(points, quantity=quantities.Quantity("loss"), smooth=2)
-    np.testing.assert_allclose(lines(figure.axes[0])["fedavg"][:, 1], [0, 1, 3])
+    np.testing.assert_allclose(lines(figure.axes[0])["FedAvg"][:, 1], [0, 1, 3])
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     assert "running mean of 2 values" in words
 
@@ -213,7 +214,7 @@ def test_density_integrates_to_one_and_equal_clients_are_a_line():
     rng = np.random.default_rng(0)
     values = {"fedavg": rng.normal(0.5, 0.1, 200), "fair": np.full(5, 0.7)}
     drawn = lines(plots.densities(values, quantity=quantities.of_column("accuracy")).axes[0])
-    x, y = drawn["fedavg"].T
+    x, y = drawn["FedAvg"].T
     assert integrate.trapezoid(y, x) == pytest.approx(1, abs=0.02)
     assert np.sum(x * y) / np.sum(y) == pytest.approx(50, abs=2)
     assert drawn["fair"][:, 0].tolist() == [70, 70]
@@ -223,7 +224,7 @@ def test_density_ends_where_values_must_and_still_integrates_to_one():
     """Half of the clients have an accuracy of 1: their kernels are folded back."""
     values = {"fedavg": np.concatenate([np.ones(50), np.linspace(0.6, 1, 50)])}
     figure = plots.densities(values, quantity=quantities.of_column("accuracy"))
-    x, y = lines(figure.axes[0])["fedavg"].T
+    x, y = lines(figure.axes[0])["FedAvg"].T
     assert x.max() == 100 and integrate.trapezoid(y, x) == pytest.approx(1, abs=0.02)
 
 
@@ -241,14 +242,14 @@ def test_pareto_front_is_what_no_point_beats():
 
 def test_improved_clients_are_percent():
     axes = plots.improved(points_of([0.5, 1.0])).axes[0]
-    np.testing.assert_allclose(lines(axes)["fedavg"][:, 1], [50, 100])
+    np.testing.assert_allclose(lines(axes)["FedAvg"][:, 1], [50, 100])
 
 
 def test_directions_are_relative_to_each_runs_largest():
     points = pd.concat([points_of([4.0, 1.0]), points_of([1.0, 10.0], "fedadam")])
     drawn = lines(plots.direction_norms(points).axes[0])
-    np.testing.assert_allclose(drawn["fedavg"][:, 1], [1, 0.25])
-    np.testing.assert_allclose(drawn["fedadam"][:, 1], [0.1, 1])
+    np.testing.assert_allclose(drawn["FedAvg"][:, 1], [1, 0.25])
+    np.testing.assert_allclose(drawn["FedAdam"][:, 1], [0.1, 1])
 
 
 def test_clients_losses_have_a_panel_for_each_method():
@@ -260,7 +261,7 @@ def test_clients_losses_have_a_panel_for_each_method():
         ]
     )
     figure = plots.client_losses(points)
-    assert [a.get_title("left") for a in figure.axes] == ["fedavg", "adafed"]
+    assert [a.get_title("left") for a in figure.axes] == ["FedAvg", "AdaFed"]
     np.testing.assert_allclose(lines(figure.axes[0])["client x"][:, 1], [2, 1])
 
 
@@ -557,8 +558,8 @@ def test_a_curve_says_what_its_bands_marks_and_rounds_are():
     (legend,) = figure.legends
     words = [" ".join(text.get_text().split()) for text in legend.get_texts()]
     assert words == [
-        "fedavg",
-        "fedprox",
+        "FedAvg",
+        "FedProx",
         "mean ± one standard deviation over 2 seeds",
         "published, after 300 rounds",
     ]
@@ -603,7 +604,7 @@ def test_a_curve_far_off_the_others_hides_no_differences_between_them():
     low, high = part.get_ylim()
     assert 85 < low < high <= 100
     words = [" ".join(text.get_text().split()) for text in figure.legends[0].get_texts()]
-    assert "beyond the enlarged panel: fednova" in words
+    assert "beyond the enlarged panel: FedNova" in words
     assert canvas.hidden(figure) == [], "what is cut is told"
 
 
@@ -687,16 +688,6 @@ def test_a_setting_has_its_ticks_at_its_values():
     assert axes.get_xscale() == "log"
 
 
-def test_names_lose_the_settings_that_all_have():
-    names = ["fedavg pixels=raw", "adafed gamma=1 pixels=raw", "adafed gamma=2 pixels=raw"]
-    assert list(plots.without_common(names).values()) == [
-        "fedavg",
-        "adafed gamma=1",
-        "adafed gamma=2",
-    ]
-    assert plots.without_common(["adafed gamma=1"]) == {"adafed gamma=1": "adafed gamma=1"}
-
-
 def test_a_summary_shows_seeds_means_published_values_and_what_failed():
     rows = [
         {"row": "fedavg", "kind": "mean", "value": 80.0, "spread": 1.5},
@@ -706,9 +697,61 @@ def test_a_summary_shows_seeds_means_published_values_and_what_failed():
     ]
     table = pd.DataFrame(rows).assign(panel="accuracy (%)")
     axes = plots.summary(table).axes[0]
-    assert [t.get_text() for t in axes.get_yticklabels()] == ["fedavg", "adafed"]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["FedAvg", "AdaFed"]
     shown = {float(x) for line in axes.get_lines() for x in line.get_xdata()}
     assert {79.0, 80.0, 82.0} <= shown
     ((low, _), (high, _)) = axes.collections[0].get_segments()[0]
     assert (low, high) == (78.5, 81.5)
     assert [t.get_text() for t in axes.texts] == ["diverged (seed 1)"]
+
+
+@pytest.mark.parametrize("width", (3.25, 6.75))
+@pytest.mark.parametrize("names", (["fedavg", "qfedavg"], MANY[:8], MANY[:11]), ids=len)
+def test_a_figure_for_a_column_has_its_width_and_text_of_8_points(names, width, tmp_path):
+    points = many_points(names)
+    figure = figures.fit(plots.curves(points, quantity=ACCURACY, title=LONG), width)
+    assert figure.get_size_inches()[0] == width and canvas.hidden(figure) == []
+    assert {t.get_fontsize() for t in figure.findobj(Text) if t.get_text()} == {8}
+    assert all(LONG[:20] not in text for text in words_in(figure)), "the caption says it"
+    first = [a.get_window_extent().x0 for a in figure.axes]
+    last = [a.get_window_extent().x1 for a in figure.axes]
+    assert (max(last) - min(first)) / figure.dpi >= 2 / 3 * width
+    looks = [
+        (line.get_color(), line.get_linestyle(), str(line._unscaled_dash_pattern))
+        for axes in figure.axes
+        for line in axes.get_lines()
+        if line.get_label()[0] != "_"
+    ]
+    assert len(set(looks)) == len(looks) == len(names)
+    paths = figures.save(figure, str(tmp_path / "x"), width=width)
+    assert image.imread(paths[0]).shape[1] == pytest.approx(width * figure.dpi, abs=1)
+
+
+def words_in(figure):
+    return [text.get_text() for text in figure.findobj(Text)]
+
+
+# Words within panels of a summary of many rows, or of a large grid, need their room.
+PLACED = [k for k in DRAWN if not k.startswith(("curves", "summary")) and k != "rates"]
+
+
+@pytest.mark.quick_cases("pareto")
+@pytest.mark.parametrize("kind", PLACED)
+def test_all_of_a_figure_for_two_columns_can_be_seen(kind):
+    figure = figures.fit(DRAWN[kind](), 6.75)
+    assert [p for p in canvas.hidden(figure) if "smaller than an inch" not in p] == []
+
+
+@pytest.mark.parametrize(("number", "panels"), [(8, 1), (9, 2), (37, 5)])
+def test_a_panel_has_at_most_eight_curves(number, panels):
+    figure = plots.curves(many_points(MANY[:number], 1, 5), quantity=ACCURACY, log=True)
+    drawn = [len(axes.get_lines()) for axes in figure.axes]
+    assert len(drawn) == panels and sum(drawn) == number and max(drawn) <= 8
+
+
+def test_a_width_out_of_range_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit) as e:
+        plots.main(["curves", str(tmp_path), "--output=x", "--figure_width=0.5"])
+    assert (
+        e.value.code == 2 and "--figure_width must be in [2, 20] inches" in capsys.readouterr().err
+    )
