@@ -705,8 +705,8 @@ def test_a_summary_shows_seeds_means_published_values_and_what_failed():
     assert [t.get_text() for t in axes.texts] == ["diverged (seed 1)"]
 
 
-@pytest.mark.parametrize("width", (3.25, 6.75))
-@pytest.mark.parametrize("names", (["fedavg", "qfedavg"], MANY[:8], MANY[:11]), ids=len)
+@pytest.mark.parametrize("width", [3.25, 6.75])
+@pytest.mark.parametrize("names", [["fedavg", "qfedavg"], MANY[:8], MANY[:11]], ids=len)
 def test_a_figure_for_a_column_has_its_width_and_text_of_8_points(names, width, tmp_path):
     points = many_points(names)
     figure = figures.fit(plots.curves(points, quantity=ACCURACY, title=LONG), width)
