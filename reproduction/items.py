@@ -1,45 +1,9 @@
 """What is to be run, as data: a paper's tables and figures from `papers/<paper>/<item>.toml`.
 
-A user's own items are the same files in a folder of their own (`reproduce.py --items=DIR`);
-docs/items.md has the fields with their types and an example.
-
-    title          what the paper shows there
-    [setups.NAME]  a part of it with its own rows; what stands outside is the default of all set-ups
-
-and in a set-up:
-
-    title          data, clients and scale in words
-    rounds, seeds  of the paper's protocol
-    rows           row → flag file, from the paper's folder, and further flags after it
-    sweep          row → {flag = [values]}: each point is a row of its own, "row name=value"
-    grid           row → {flag = [values]}: of which one point is chosen by `selection`; with
-                   `sample` a flag may have a range, {log = [low, high]} or {linear = [low, high]}
-    sample         {points, seed}: so many quasi-random points are tried, see `reproduction.points`,
-                   and not all combinations
-    widen          {times, flags}: a grid whose best point is at an edge of one of these settings
-                   is widened beyond it, this often at most, see `reproduction.search.beyond`
-    search         {factor, rounds, budget, restart}: the point is found by successive halving, see
-                   `reproduction.search`, and not by running the whole grid
-    selection      {metric, last_rounds}: least mean wins; `seeds` tried, all by default; of a
-                   user's own item `validation/loss` over the last 5 rounds by default
-    validation_fraction  of each client's training examples, held out where `selection` reads a
-                   column `validation/...` and the flag file does not say; 0.1 by default
-    columns        [{name, metric}]: see `reproduction.results.column_value`; with `reading_of`, the
-                   published number of that column stands beside this one too, and counts there
-    curve          column of metrics.csv that is drawn, with `curve_label`
-    figures        [{kind, ...}]: what is drawn, see `reproduction.drawing`; the curve by default
-    higher_is_better  of the columns; true by default
-    draws          for figures that need no run: arguments of Python that draw to {output}
-    folder         where the runs go, `<item>/<setup>` by default; items that show the same runs
-                   share one
-    published      the set-up's name in published.csv, its own by default
-    published_rows our row → the paper's, where names differ
-    counted_rows   the paper's row → ours that the scoreboard counts, where several stand for it
-    counts         false where another set-up counts for the same published cells; true by default
-    planned        whether a set-up without results is to be run; false by default
-    stand_in       what is not the paper's (data, a smaller model): such a result is a stand-in
-    reasons        column → why its numbers here differ most from the paper's, where that is known
-    seconds        seconds a round on one core, by row or for all (`seconds = {"*" = 0.3}`)
+A user's own items are the same files in a folder of their own (`reproduce.py --items=DIR`). `title`
+says what the paper shows there, `[setups.NAME]` is a part of it with its own rows, and what stands
+outside is the default of all set-ups. The fields of a set-up are those of `Setup`, with their types
+and defaults; docs/items.md has their meaning and an example.
 """
 
 import dataclasses
@@ -51,7 +15,7 @@ import pathlib
 import re
 import shlex
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from reproduction import points, run_folders
@@ -103,42 +67,189 @@ class Row:
         return self.name.removesuffix("".join(f" {w}" for w in _words(self.name, self.settings)))
 
 
+def _is_value(value) -> bool:
+    return isinstance(value, bool | int | float | str)
+
+
+def _is_texts(value) -> bool:
+    return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+
+
+def _is_sweep(value) -> bool:
+    return _is_grid(value) and all(
+        isinstance(v, list) for flags in value.values() for v in flags.values()
+    )
+
+
+def _is_grid(value) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(flags, dict)
+        and all(
+            isinstance(v, dict) or (isinstance(v, list) and v and all(map(_is_value, v)))
+            for v in flags.values()
+        )
+        for flags in value.values()
+    )
+
+
+def _is_count(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_seeds(value) -> bool:
+    return isinstance(value, list) and all(type(seed) is int and seed >= 0 for seed in value)
+
+
+# Key of a column → whether a value will do.
+_OF_COLUMN = {
+    "name": lambda v: isinstance(v, str),
+    "metric": lambda v: isinstance(v, str),
+    "reading_of": lambda v: isinstance(v, str),
+    "scale": _is_number,
+    "offset": _is_number,
+    "power": _is_number,
+    "digits": lambda v: v == 0 or _is_count(v),
+    "last_rounds": _is_count,
+    "best": lambda v: v in ("max", "min"),
+}
+
+
+def _is_column(value) -> bool:
+    return (
+        isinstance(value, dict)
+        and {"name", "metric"} <= value.keys() <= _OF_COLUMN.keys()
+        and all(_OF_COLUMN[key](v) for key, v in value.items())
+    )
+
+
+def _is_list_of_texts(value) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _of_keys(known: Mapping[str, Callable[[Any], Any]], needed: Iterable[str] = ()):
+    """Returns whether a value is a table of some keys, each with a value that will do."""
+    return lambda value: (
+        isinstance(value, dict)
+        and set(needed) <= value.keys() <= known.keys()
+        and all(known[key](own) for key, own in value.items())
+    )
+
+
+def _field(kind: str, is_right: Callable[[Any], bool], default: Any = dataclasses.MISSING) -> Any:
+    """Returns a field of a set-up that its file may have.
+
+    Args:
+      kind: What it must be, for the error.
+      is_right: Whether a value of the file is that.
+      default: Its value where the file has none; without one the file must have it.
+    """
+    known = {"kind": kind, "is_right": is_right}
+    if isinstance(default, dict | list):
+        return dataclasses.field(default_factory=lambda: default, metadata=known)
+    return dataclasses.field(default=default, metadata=known)
+
+
+_TEXT = ("a text", lambda v: isinstance(v, str))
+_BOOL = ("true or false", lambda v: isinstance(v, bool))
+_TEXTS = ("a table of texts", _is_texts)
+
+
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """A set-up of an item; the module's docstring has the meaning of its fields.
+    """A set-up of an item: docs/items.md has the meaning of the fields that its file may have.
 
-    `home` is the folder of the item's file, `paper` the name of that folder.
+    Attributes:
+      paper: Name of the folder `home`.
+      item: Name of the item.
+      name: Name of the set-up.
+      home: Folder of the item's file.
+      objects: What was given in Python in place of a flag: `task`, `model`.
     """
 
     paper: str
     item: str
     name: str
     home: pathlib.Path
-    title: str
-    rounds: int
-    seeds: Sequence[int]
-    rows: Mapping[str, Row]
-    columns: Sequence[Mapping[str, Any]]
-    grid: Mapping[str, Mapping[str, Sequence[Value]]]
-    sample: Mapping[str, int]
-    widen: Mapping[str, Any]
-    search: Mapping[str, Any]
-    selection: Mapping[str, Any]
-    validation_fraction: float
-    curve: str
-    curve_label: str
-    figures: Sequence[Mapping[str, Any]]
-    higher_is_better: bool
-    draws: Sequence[str]
-    folder: str
-    published: str
-    published_rows: Mapping[str, str]
-    counted_rows: Mapping[str, str]
-    counts: bool
-    planned: bool
-    stand_in: str
-    reasons: Mapping[str, str]
-    seconds: Mapping[str, float]
+    title: str = _field(*_TEXT)
+    rounds: int = _field("a whole number above 0", _is_count, 0)
+    seeds: Sequence[int] = _field("a list of whole numbers", _is_seeds, [])
+    rows: Mapping[str, Row] = _field("a table row = flag file", _is_texts, {})
+    columns: Sequence[Mapping[str, Any]] = _field(
+        f"a list of tables with name and metric, and of {', '.join(list(_OF_COLUMN)[2:])}",
+        lambda v: isinstance(v, list) and all(map(_is_column, v)),
+        [],
+    )
+    grid: Mapping[str, Mapping[str, Sequence[Value]]] = _field(
+        "a table row = { flag = [values] }", _is_grid, {}
+    )
+    sample: Mapping[str, int] = _field(
+        "a table of points (a whole number above 0) and seed (a whole number)",
+        _of_keys({"points": _is_count, "seed": lambda v: _is_seeds([v])}, ["points"]),
+        {},
+    )
+    widen: Mapping[str, Any] = _field(
+        "a table of times (a whole number above 0) and flags (a list of texts)",
+        _of_keys({"times": _is_count, "flags": _is_list_of_texts}, ["times", "flags"]),
+        {},
+    )
+    search: Mapping[str, Any] = _field(
+        "a table of factor (2 or more), rounds and budget (above 0) and restart (true or false)",
+        _of_keys(
+            {
+                "factor": lambda v: _is_count(v) and v > 1,
+                "rounds": _is_count,
+                "budget": lambda v: _is_number(v) and v > 0,
+                "restart": lambda v: isinstance(v, bool),
+            }
+        ),
+        {},
+    )
+    selection: Mapping[str, Any] = _field(
+        "a table of metric (a text), last_rounds (above 0) and seeds (some whole numbers)",
+        _of_keys(
+            {
+                "metric": lambda v: isinstance(v, str),
+                "last_rounds": _is_count,
+                "seeds": lambda v: _is_seeds(v) and v,
+            }
+        ),
+        {},
+    )
+    validation_fraction: float = _field(
+        "a number above 0 and below 1", lambda v: isinstance(v, float) and 0 < v < 1, 0.1
+    )
+    curve: str = _field(*_TEXT, "")
+    curve_label: str = _field(*_TEXT, "")
+    figures: Sequence[Mapping[str, Any]] = _field(
+        "a list of tables with kind",
+        lambda v: (
+            isinstance(v, list)
+            and all(isinstance(f, dict) and isinstance(f.get("kind"), str) for f in v)
+        ),
+        [{"kind": "curves"}],
+    )
+    higher_is_better: bool = _field(*_BOOL, True)
+    draws: Sequence[str] = _field(
+        "a list of texts", lambda v: isinstance(v, list) and all(map(_is_value, v)), []
+    )
+    folder: str = _field(*_TEXT, "")
+    published: str = _field(*_TEXT, "")
+    published_rows: Mapping[str, str] = _field(*_TEXTS, {})
+    counted_rows: Mapping[str, str] = _field(*_TEXTS, {})
+    counts: bool = _field(*_BOOL, True)
+    planned: bool = _field(*_BOOL, False)
+    stand_in: str = _field(*_TEXT, "")
+    reasons: Mapping[str, str] = _field(*_TEXTS, {})
+    seconds: Mapping[str, float] = _field(
+        "a table row = seconds",
+        lambda v: isinstance(v, dict) and all(isinstance(s, int | float) for s in v.values()),
+        {},
+    )
+    objects: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def heading(self) -> str:
@@ -159,6 +270,17 @@ class Setup:
         """Returns the points of the row's grid; one without settings if it has none."""
         number, seed = self.sample.get("points"), self.sample.get("seed", 0)
         return points.of_space(self.grid.get(row, {}), number, seed)
+
+
+# Field of a set-up's file → what it must be, and whether a value is that. `sweep` becomes rows.
+FIELDS = {
+    **{
+        f.name: (f.metadata["kind"], f.metadata["is_right"])
+        for f in dataclasses.fields(Setup)
+        if f.metadata
+    },
+    "sweep": ("a table row = { flag = [values] }", _is_sweep),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,154 +411,8 @@ def all_items(paper: str | None = None) -> list[Item]:
     return [load_item(path.parent.name, path.stem) for path in paths]
 
 
-def _is_value(value) -> bool:
-    return isinstance(value, bool | int | float | str)
-
-
-def _is_texts(value) -> bool:
-    return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
-
-
-def _is_sweep(value) -> bool:
-    return _is_grid(value) and all(
-        isinstance(v, list) for flags in value.values() for v in flags.values()
-    )
-
-
-def _is_grid(value) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(flags, dict)
-        and all(
-            isinstance(v, dict) or (isinstance(v, list) and v and all(map(_is_value, v)))
-            for v in flags.values()
-        )
-        for flags in value.values()
-    )
-
-
-def _is_count(value) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_seeds(value) -> bool:
-    return isinstance(value, list) and all(type(seed) is int and seed >= 0 for seed in value)
-
-
-# Key of a column → whether a value will do.
-_OF_COLUMN = {
-    "name": lambda v: isinstance(v, str),
-    "metric": lambda v: isinstance(v, str),
-    "reading_of": lambda v: isinstance(v, str),
-    "scale": _is_number,
-    "offset": _is_number,
-    "power": _is_number,
-    "digits": lambda v: v == 0 or _is_count(v),
-    "last_rounds": _is_count,
-    "best": lambda v: v in ("max", "min"),
-}
-
-
-def _is_column(value) -> bool:
-    return (
-        isinstance(value, dict)
-        and {"name", "metric"} <= value.keys() <= _OF_COLUMN.keys()
-        and all(_OF_COLUMN[key](v) for key, v in value.items())
-    )
-
-
 # How a point of a user's own grid is chosen. The papers' items say it, each for itself.
 OWN_SELECTION = {"metric": "validation/loss", "last_rounds": 5}
-
-_TEXT = ("a text", lambda v: isinstance(v, str))
-_BOOL = ("true or false", lambda v: isinstance(v, bool))
-_TEXTS = ("a table of texts", _is_texts)
-# Field of a set-up → what it must be. The default of a field is in `_setup`.
-FIELDS = {
-    "title": _TEXT,
-    "rounds": ("a whole number above 0", _is_count),
-    "seeds": ("a list of whole numbers", _is_seeds),
-    "rows": ("a table row = flag file", _is_texts),
-    "sweep": ("a table row = { flag = [values] }", _is_sweep),
-    "grid": ("a table row = { flag = [values] }", _is_grid),
-    "sample": (
-        "a table of points (a whole number above 0) and seed (a whole number)",
-        lambda v: (
-            isinstance(v, dict)
-            and {"points"} <= v.keys() <= {"points", "seed"}
-            and _is_count(v["points"])
-            and _is_seeds([v.get("seed", 0)])
-        ),
-    ),
-    "widen": (
-        "a table of times (a whole number above 0) and flags (a list of texts)",
-        lambda v: (
-            isinstance(v, dict)
-            and v.keys() == {"times", "flags"}
-            and _is_count(v["times"])
-            and isinstance(v["flags"], list)
-            and all(isinstance(flag, str) for flag in v["flags"])
-        ),
-    ),
-    "search": (
-        "a table of factor (2 or more), rounds and budget (above 0) and restart (true or false)",
-        lambda v: (
-            isinstance(v, dict)
-            and v.keys() <= {"factor", "rounds", "budget", "restart"}
-            and isinstance(v.get("restart", False), bool)
-            and _is_count(v.get("factor", 3))
-            and v.get("factor", 3) > 1
-            and _is_count(v.get("rounds", 1))
-            and _is_number(v.get("budget", 1))
-            and v.get("budget", 1) > 0
-        ),
-    ),
-    "selection": (
-        "a table of metric (a text), last_rounds (above 0) and seeds (some whole numbers)",
-        lambda v: (
-            isinstance(v, dict)
-            and v.keys() <= {"metric", "last_rounds", "seeds"}
-            and isinstance(v.get("metric", ""), str)
-            and _is_count(v.get("last_rounds", 1))
-            and _is_seeds(v.get("seeds", [1]))
-            and v.get("seeds", [1])
-        ),
-    ),
-    "validation_fraction": (
-        "a number above 0 and below 1",
-        lambda v: isinstance(v, float) and 0 < v < 1,
-    ),
-    "columns": (
-        f"a list of tables with name and metric, and of {', '.join(list(_OF_COLUMN)[2:])}",
-        lambda v: isinstance(v, list) and all(map(_is_column, v)),
-    ),
-    "curve": _TEXT,
-    "curve_label": _TEXT,
-    "figures": (
-        "a list of tables with kind",
-        lambda v: (
-            isinstance(v, list)
-            and all(isinstance(f, dict) and isinstance(f.get("kind"), str) for f in v)
-        ),
-    ),
-    "higher_is_better": _BOOL,
-    "draws": ("a list of texts", lambda v: isinstance(v, list) and all(map(_is_value, v))),
-    "folder": _TEXT,
-    "published": _TEXT,
-    "published_rows": _TEXTS,
-    "counted_rows": _TEXTS,
-    "counts": _BOOL,
-    "planned": _BOOL,
-    "stand_in": _TEXT,
-    "reasons": _TEXTS,
-    "seconds": (
-        "a table row = seconds",
-        lambda v: isinstance(v, dict) and all(isinstance(s, int | float) for s in v.values()),
-    ),
-}
 
 
 def _file_and_flags(home, text) -> list[str]:
@@ -537,36 +513,11 @@ def _setup(path, name, fields) -> Setup:
             full = " ".join([row, *_words(row, settings)])
             rows[full] = Row(full, flagfile, settings, given)
     _check_full_rows(where, rows, fields)
-    optional = {
-        "rounds": 0,
-        "seeds": [],
-        "columns": [],
-        "curve": "",
-        "curve_label": "",
-        "figures": [{"kind": "curves"}],
-        "higher_is_better": True,
-        "draws": [],
-        "grid": {},
-        "sample": {},
-        "widen": {},
-        "search": {},
-        "selection": {},
-        "validation_fraction": 0.1,
-        "folder": f"{item}/{name}",
-        "published": name,
-        "published_rows": {},
-        "counted_rows": {},
-        "counts": True,
-        "planned": False,
-        "stand_in": "",
-        "reasons": {},
-        "seconds": {},
-    }
-    given = {**optional, **fields}
     if "search" in fields:
         # Also where no field of it is given, which is a search all the same.
-        given["search"] = {"factor": 3, **fields["search"]}
-    return Setup(paper=paper, item=item, name=name, home=home, rows=rows, **given)
+        fields["search"] = {"factor": 3, **fields["search"]}
+    fields = {"folder": f"{item}/{name}", "published": name, **fields}
+    return Setup(paper=paper, item=item, name=name, home=home, rows=rows, **fields)
 
 
 def _words(row, settings) -> list[str]:

@@ -219,7 +219,7 @@ def test_seeds_that_the_rule_has_not_choose_where_no_other_is_run(tmp_path, caps
 def test_flags_that_name_nothing(tmp_path, capsys, flags, says):
     (tmp_path / "a.flags").write_text("--task=synthetic\n")
     (tmp_path / "x.toml").write_text(WHOLE)
-    assert reproduce.main([flag.format(folder=tmp_path) for flag in flags]) == 1
+    assert reproduce.main([flag.format(folder=tmp_path) for flag in flags]) == 2
     assert says.format(folder=tmp_path) in capsys.readouterr().err
 
 
