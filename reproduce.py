@@ -32,7 +32,7 @@ if __name__ == "__main__":
 
 import tabulate
 
-from reproduction import changes, items, needs, readme, results, run_folders, score, search, sweep
+from reproduction import changes, items, needs, readme, results, score, search, sweep
 from reproduction.items import ReproduceError, UsageError
 from simulation import experiment_flags, supervisor
 from tasks.formats import remote
@@ -67,7 +67,11 @@ PARSER.flag(
     help="Compare runs instead: folders of runs, or folders that hold them; more may follow.",
     form="list",
 )
-PARSER.flag("column", "eval/accuracy", "Column of metrics.csv that --compare looks at.")
+PARSER.flag(
+    "column",
+    help="Column that --compare looks at: of an item's table, the first by default; of other runs "
+    "of metrics.csv, eval/accuracy by default.",
+)
 PARSER.flag(
     "jobs", help="Most runs at a time. Unset: as many as there is room for.", type=int, minimum=1
 )
@@ -105,6 +109,15 @@ PARSER.flag(
     common=False,
     minimum=0,
     maximum=1_000_000,
+)
+PARSER.flag("fresh", False, "Start all runs anew; those that are there are kept beside.")
+PARSER.flag(
+    "figure_width",
+    help="Inches of each figure, for a column of a paper: 3.25 or 6.75. Unset: as its panels need.",
+    type=float,
+    minimum=2.0,
+    maximum=20.0,
+    common=False,
 )
 PARSER.flag("full_grid", False, "Run whole grids also where the item has a [search].", common=False)
 PARSER.flag("record", False, "Copy the results into papers/ and update its pages.", common=False)
@@ -161,7 +174,7 @@ def parse_budget(parts: list[str] | None) -> tuple[int | None, float | None]:
     return rounds, minutes
 
 
-def reproduce(  # noqa: C901
+def reproduce(
     setup: items.Setup, options: types.SimpleNamespace, max_minutes: float | None = None
 ) -> None:
     """Runs a set-up and prints, writes and draws its results.
@@ -187,13 +200,18 @@ def reproduce(  # noqa: C901
         raise UsageError(f"--seeds={','.join(options.seeds)} must be whole numbers.") from e
     rows, seeds = list(dict.fromkeys(rows)), list(dict.fromkeys(seeds))
     max_rounds, _ = parse_budget(options.budget)
-    started = time.monotonic()
-
-    def minutes_left(share=1.0):
-        # Grids are run more than once: beyond their edges, and on further seeds.
-        if max_minutes is None:
-            return None
-        return share * max(0.0, max_minutes - (time.monotonic() - started) / 60)
+    if max_minutes is not None and not options.seeds:
+        seeds = seeds[:1]
+    if setup.draws:
+        _draw(setup, options)
+        return
+    if options.record:
+        _check_place(setup, options.root_output_dir)
+        known = list(map(str, seeds)), max_rounds
+        readme.check_loses_nothing(setup, dict.fromkeys(rows, known))
+    if options.full_grid:
+        setup = dataclasses.replace(setup, search={})
+    from reproduction import comparison, drawing, study  # Their libraries take seconds to import.
 
     resources = sweep.Resources(
         cpus=options.cpus_per_run,
@@ -203,96 +221,28 @@ def reproduce(  # noqa: C901
         address=options.ray_address,
         storage=options.storage,
         retries=options.retries,
+        fresh=options.fresh,
     )
-    if max_minutes is not None and not options.seeds:
-        seeds = seeds[:1]
-
-    if setup.draws:
-        _draw(setup, options)
-        return
-
-    if options.record:
-        _check_place(setup, options.root_output_dir)
-        known = list(map(str, seeds)), max_rounds
-        readme.check_loses_nothing(setup, dict.fromkeys(rows, known))
-    if options.full_grid:
-        setup = dataclasses.replace(setup, search={})
-
-    def plan(points, seeds, most_rounds=max_rounds):
-        return items.planned_runs(
-            setup,
-            [row for row in rows if row in points],
-            points,
-            seeds,
-            root=options.root_output_dir,
-            data_dir=options.data_dir,
-            max_rounds=most_rounds,
-        )
-
-    # A grid is tried on the rule's seeds; its best point is then run on the others as well.
-    points = {row: setup.points(row) for row in rows}
-    tried_seeds, told = seeds, []
-    if any(len(some) > 1 for some in points.values()):
-        of_rule = setup.selection.get("seeds", seeds)
-        tried_seeds = [seed for seed in of_rule if seed in seeds]
-        if not tried_seeds:
-            tried_seeds = seeds
-            ours, theirs = (" ".join(map(str, some)) for some in (seeds, of_rule))
-            told.append(
-                f"Grids' points are chosen on seed {ours}: of the item's selection.seeds, "
-                f"{theirs}, none is run."
-            )
-            print(told[0], flush=True)
-    runs = plan(points, tried_seeds)
-    others = [seed for seed in seeds if seed not in tried_seeds]
-    from reproduction import columns, drawing  # Their libraries take seconds to import.
-
-    drawing.check(setup, runs)
-    shown = columns.Check(setup)
-    shown.before()
+    asked = study.Study(
+        setup,
+        rows,
+        seeds,
+        options.root_output_dir,
+        resources,
+        options.data_dir,
+        max_rounds,
+        max_minutes,
+    )
     if options.dry_run:
-        # Which point is chosen makes no difference to the time.
-        further = plan({row: points[row][:1] for row in rows}, others)
-        _dry_run(setup, [*runs, *further], resources)
+        _dry_run(setup, asked.planned(), resources)
         return
-
-    def execute(some, minutes=None):
-        sweep.execute(some, resources, minutes, shown.after)
-
-    if setup.search:
-        if options.budget:
-            raise UsageError(
-                "--budget does not go with [search]: set search.budget, or --full_grid."
-            )
-        runs, chosen, found = _searched(setup, rows, points, tried_seeds, plan, execute)
-        told += found
-    else:
-        share = len(runs) / (len(runs) + len(rows) * len(others))
-        runs, chosen = search.whole_grid(
-            setup,
-            points,
-            lambda some: plan(some, tried_seeds),
-            lambda some: execute(some, minutes_left(share)),
-        )
-    further = plan({row: [chosen[row]] for row in rows}, seeds)
-    if others or setup.search:
-        execute(further, minutes_left())
-    runs = list({run.folder: run for run in [*runs, *further]}.values())
-
-    records = results.records(runs, setup, chosen)
-    folder = pathlib.Path(options.root_output_dir) / setup.paper / setup.item / setup.name
+    outcome, folder = asked.carry_out(), asked.folder
+    records, caveats = outcome.records(), outcome.caveats()
     results.write_csv(folder / "results.csv", records)
-    results.write_csv(folder / "runs.csv", results.grid_records(runs, setup, chosen))
-    caveats = results.caveats(records, setup)
-    caveats += run_folders.mixtures([run.read() for run in runs])
-    caveats += [*told, *filter(None, [results.largest_difference(records, setup)])]
+    comparison.write(outcome, folder)
     text = "\n".join([setup.title, "", results.format_table(records, setup), "", *caveats])
     writing.write_atomically(folder / "table.md", f"{text}\n".encode())
-    latex = results.format_table(records, setup, "latex_booktabs")
-    comments = "".join(f"% {line}\n" for line in caveats)
-    latex = f"% {setup.title}\n{comments}{latex}\n"
-    writing.write_atomically(folder / "table.tex", latex.encode())
-    drawn = drawing.draw(setup, runs, chosen, folder)
+    drawn = drawing.draw(setup, outcome.runs, outcome.chosen, folder, options.figure_width)
     named = ["results.csv", "runs.csv", "table.md", "table.tex"]
     named += [pathlib.Path(path).name for path in drawn]
     if options.json:
@@ -322,22 +272,6 @@ def _told(setup, records, caveats, folder, named, options) -> str:
     lines = [textwrap.fill(line, 100, break_long_words=False) for line in rest]
     commands = [f"  {command}" for command in results.what_next(records, setup, places)]
     return "\n".join(["", setup.title, "", table, "", *lines, "Next:", *commands])
-
-
-def _searched(setup, rows, points, seeds, plan, execute):
-    """Searches the grids of rows; returns the runs, the chosen points and what is to be said."""
-    wide = [row for row in rows if len(points[row]) > 1]
-    runs = plan({row: points[row] for row in rows if row not in wide}, seeds)
-    execute(runs)
-    found = search.search(
-        setup,
-        wide,
-        lambda some, rounds: plan(some, seeds, rounds),
-        execute,
-    )
-    chosen = {row: found[row].point if row in found else dict(points[row][0]) for row in rows}
-    runs += plan({row: points[row] for row in wide}, seeds)
-    return runs, chosen, [found[row].describe(row) for row in wide]
 
 
 def _check_place(setup, root) -> None:
@@ -379,9 +313,18 @@ def _dry_run(setup, runs, resources) -> None:
     nearest = {row: (found.seconds, found.workload) for row, found in nearest.items() if found}
     compared = sweep.compare(runs, resources)
     rows = sweep.estimate(runs, setup.seconds, nearest, compared.changed.keys())
+    without = {e.row for e in rows if e.seconds is None and e.rounds}
+    if without:
+        found = sweep.measure([run for run in runs if run.row in without], resources)
+        rows = [
+            e._replace(seconds=found[e.row], source="two rounds, measured just now")
+            if e.row in found
+            else e
+            for e in rows
+        ]
     table = [
         [e.row, e.runs, e.rounds, "" if e.seconds is None else f"{e.seconds:.3g}", e.source]
-        + ["" if e.seconds is None else f"{e.rounds * e.seconds / 3600:.2f}"]
+        + ["unknown" if e.seconds is None else _hours(e.rounds * e.seconds / 3600)]
         for e in rows
     ]
     print(f"{setup.paper} {setup.item} {setup.name}: {setup.title}\n")
@@ -391,9 +334,11 @@ def _dry_run(setup, runs, resources) -> None:
     known = sum(e.rounds * e.seconds for e in rows if e.seconds is not None) / 3600
     unknown = sum(e.rounds for e in rows if e.seconds is None)
     jobs = resources.jobs or max(1, int(len(os.sched_getaffinity(0)) / resources.cpus))
-    told = f"{known:.2f} hours of one run after the other, {known / jobs:.2f} with {jobs} at a time"
+    told = f"{_hours(known)} hours of one run after the other, {_hours(known / jobs)} with {jobs}"
+    told += " at a time"
     if unknown:
-        told += f"; {unknown} rounds of rows without a measured round are not counted"
+        told = f"{told}, without" if known else "Unknown:"
+        told += f" {unknown} rounds of rows whose rounds could not be measured"
     if any(e.source.startswith(sweep.NEAREST) for e in rows):
         told += f"; what is by a nearest measured workload is for {needs.MACHINE}"
     if told_data:
@@ -406,6 +351,11 @@ def _dry_run(setup, runs, resources) -> None:
     if parts:
         told += f"; of the rounds of whole grids [search] takes a part: {', '.join(parts)}"
     print(f"\n{told}.\n")
+
+
+def _hours(hours: float) -> str:
+    """Returns a number of hours that is 0 only if it is none."""
+    return f"{hours:.2f}" if hours >= 0.1 or not hours else f"{hours:.2g}"
 
 
 def _write_readmes() -> None:

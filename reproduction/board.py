@@ -1,4 +1,4 @@
-"""What a sweep shows: a live table on a terminal, lines elsewhere."""
+"""What a sweep shows: a line a run and the time left, kept up to date on a terminal."""
 
 import sys
 import time
@@ -22,18 +22,22 @@ class Board:
         self._done = len(runs) - len(missing)
         self._going: dict[PlannedRun, float] = {}
         self._failures = 0
-        self._last_line = time.monotonic()
+        self._began = self._last_line = time.monotonic()
+        self._seen = {run: _seen(run)[0] for run in missing}
+        self._left = sum(max(0, run.rounds - self._seen[run]) for run in missing)
         self._live = None
 
     def __enter__(self):
         if sys.stdout.isatty():
-            self._live = rich.live.Live(refresh_per_second=2)
+            # At the end, and on Ctrl-C, the table goes: the lines of what has ended stay.
+            self._live = rich.live.Live(refresh_per_second=2, transient=True)
             self._live.__enter__()
         return self
 
     def __exit__(self, *error):
         if self._live:
             self._live.__exit__(*error)
+            self._live = None
 
     def started(self, run: PlannedRun) -> None:
         """Tells that a run was given to a worker."""
@@ -57,10 +61,21 @@ class Board:
         """Shows where the runs are."""
         if self._live:
             self._live.update(self._table())
-        elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
+        elif self._going and time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             where = ", ".join(f"{r.name} {_seen(r)[0]}/{r.rounds}" for r in self._going)
-            print(f"[{self._done}/{self._total} done] {where}", flush=True)
+            print(f"[{self._done}/{self._total} done] {where}; {self.time_left()}", flush=True)
+
+    def time_left(self) -> str:
+        """Returns how long the rest takes at the pace so far, in words."""
+        done = sum(min(r.rounds, _seen(r)[0]) - before for r, before in self._seen.items())
+        if done <= 0 or not self._left:
+            return "time left unknown"
+        minutes = (time.monotonic() - self._began) / 60 * (self._left - done) / done
+        if minutes < 1:
+            return "less than a minute left"
+        told = f"{minutes:.0f} minutes" if minutes < 90 else f"{minutes / 60:.1f} hours"
+        return f"about {told} left"
 
     def _print(self, text):
         (self._live.console.print if self._live else print)(text)
@@ -68,10 +83,13 @@ class Board:
 
     def _table(self):
         table = rich.table.Table(
-            title=f"{self._done} of {self._total} runs done, {self._failures} started again"
+            title=f"{self._done} of {self._total} runs done, {self._failures} started again, "
+            f"{self.time_left()}"
         )
         for name in ("run", "round", "of", "loss", "s a round", "minutes"):
-            table.add_column(name, justify="left" if name == "run" else "right")
+            # A line a run, however narrow the terminal is.
+            style = {"no_wrap": True, "overflow": "ellipsis"}
+            table.add_column(name, justify="left" if name == "run" else "right", **style)
         for run, since in self._going.items():
             rounds, loss, seconds = _seen(run)
             table.add_row(

@@ -40,6 +40,8 @@ class Compared(NamedTuple):
     unread: dict[PlannedRun, str]
 
 
+# What is said to differ of runs that are started anew for no other reason.
+FRESH = "--fresh"
 # Runs that were compared, or made, since `start_over`.
 _settled: set[str] = set()
 
@@ -52,12 +54,15 @@ def start_over() -> None:
 def compare(
     runs: Sequence[PlannedRun],
     apart: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] | None = None,
+    fresh: bool = False,
 ) -> Compared:
     """Compares runs with the code and data that are there now.
 
     Args:
       runs: Runs, begun or not. Each is compared once; further calls pass over it.
-      apart: Does `look_at` in another place; by default in a process on this machine.
+      apart: Does `look_at` in another place; by default in a process on this machine. Runs with
+        objects are looked at in this process, which alone has these.
+      fresh: Whether every run that was begun before counts as changed.
 
     Raises:
       ReproduceError: If the process fails.
@@ -75,7 +80,10 @@ def compare(
         if recorded.get("run_id", "") in _settled:
             continue
         _settled.add(recorded.get("run_id") or str(run.folder))
-        request = experiment_flags.parse(run.command)
+        if fresh:
+            found.changed[run] = FRESH
+            continue
+        request = run.request()
         if "identity" not in recorded and identity.is_own(request):
             found.unknown.append(run)
         jobs[run] = {
@@ -85,9 +93,10 @@ def compare(
             "identity": known,
             "loads": identity.loads(request, known),
         }
-    light = [run for run, job in jobs.items() if not job["loads"]]
-    heavy = [run for run, job in jobs.items() if job["loads"]]
-    answers = dict(zip(light, look_at([jobs[run] for run in light]), strict=True))
+    light = [run for run, job in jobs.items() if run.objects or not job["loads"]]
+    heavy = [run for run in jobs if run not in light]
+    requests = [run.request() for run in light]
+    answers = dict(zip(light, look_at([jobs[run] for run in light], requests), strict=True))
     if heavy:
         told = (apart or _in_a_process)([jobs[run] for run in heavy])
         answers |= dict(zip(heavy, told, strict=True))
@@ -109,21 +118,24 @@ def forget(run: PlannedRun) -> None:
         _settled.add(recorded["run_id"])
 
 
-def look_at(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+def look_at(
+    jobs: Sequence[Mapping[str, Any]], requests: Sequence[experiment_flags.Request] | None = None
+) -> list[dict[str, str]]:
     """Compares runs in this process; what several have in common is loaded once.
 
     Args:
       jobs: Of each run `command`, `home`, `folder` and the `identity` that was recorded.
+      requests: Of each run its settings; by default those of `command`.
 
     Returns:
       Of each run `changes` and `unread`, in words; empty where there is nothing to tell.
     """
     known: dict[str, identity.Looked] = {}
     answers = []
-    for job in jobs:
+    for i, job in enumerate(jobs):
         if job["home"] and job["home"] not in sys.path:
             sys.path.append(job["home"])
-        request = experiment_flags.parse(job["command"])
+        request = requests[i] if requests else experiment_flags.parse(job["command"])
         folder = outputs.ExperimentFolder(*os.path.split(job["folder"]))
         history = identity.history_of(request)
         try:

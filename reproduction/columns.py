@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from reproduction import items
 from reproduction.items import PlannedRun, ReproduceError, Setup
-from simulation import experiment_flags
 from simulation.measures import columns
 from simulation.records import outputs
 
@@ -86,7 +85,7 @@ class Check:
         # Also those that are not asked for: what only they write is no mistake.
         points = {row: setup.points(row)[:1] for row in setup.rows}
         runs = items.planned_runs(setup, setup.rows, points, setup.seeds[:1], root="")
-        requests = {run.row: experiment_flags.parse(run.command) for run in runs}
+        requests = {run.row: run.request() for run in runs}
         rounds = {row: columns.in_rounds(request) for row, request in requests.items()}
         clients = {row: columns.of_clients(request) for row, request in requests.items()}
         for at, one in enumerate(self._shown):

@@ -1,15 +1,14 @@
 """Any runs side by side: in which flags they differ, their curves, and by how much, over seeds."""
 
+import itertools
 import pathlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 import tabulate
-from scipy import stats
 
-from reproduction import plots, quantities, run_folders
+from reproduction import comparison, plots, quantities, run_folders, statistics
 from simulation.errors import RunError
 from tff_suite import figures, writing
 
@@ -88,6 +87,8 @@ class Difference(NamedTuple):
       mean: Mean of the differences.
       low: Lower end of the 95 % interval (Student's t); NaN with fewer than two seeds.
       high: Its upper end.
+      p: Two-sided p-value of the paired t-test after Holm's correction over all differences; NaN
+        with fewer than two seeds.
     """
 
     label: str
@@ -97,43 +98,42 @@ class Difference(NamedTuple):
     mean: float
     low: float
     high: float
+    p: float
 
 
 def paired_differences(runs: Sequence[run_folders.RunFolder], column: str) -> list[Difference]:
-    """Compares every label with the first one, seed by seed.
+    """Compares every two labels that have a seed in common, seed by seed.
 
     Args:
       runs: The runs.
       column: Column of metrics.csv.
 
     Raises:
-      RunError: If a run lacks the column, or two runs have the same label and seed.
+      RunError: If a run lacks the column, or two runs have the same label and seed, or there are
+        labels and no two of them have a seed and a round in common.
     """
     points = run_folders.curve(runs, column)
     _refuse_twins(runs)
     table = points.pivot(index="round_num", columns=["method", "seed"], values="value")
     labels = list(dict.fromkeys(run_folders.labels(runs)))
-    differences = []
-    for label in labels[1:]:
-        both = table[[labels[0], label]]
-        seeds = sorted(set(both[label].columns) & set(both[labels[0]].columns))
-        if not seeds:
-            raise RunError(f"{label} and {labels[0]} have no seed in common.")
-        pairs = both[[(name, seed) for name in (labels[0], label) for seed in seeds]].dropna()
-        if pairs.empty:
-            raise RunError(f"{label} and {labels[0]} have {column} in no common round.")
+    found, lacking = [], []
+    for reference, label in itertools.combinations(labels, 2):
+        both = table[[reference, label]]
+        seeds = sorted(set(both[label].columns) & set(both[reference].columns))
+        pairs = both[[(name, seed) for name in (reference, label) for seed in seeds]].dropna()
+        if not seeds or pairs.empty:
+            what = f"{column} in no common round" if seeds else "no seed in common"
+            lacking.append(f"{label} and {reference} have {what}.")
+            continue
         last = pairs.iloc[-1]
-        change = np.array([last[label, s] - last[labels[0], s] for s in seeds])
-        half = float("nan")
-        if len(seeds) > 1:
-            half = stats.t.ppf(0.975, len(seeds) - 1) * stats.sem(change)
-        mean = float(change.mean())
-        differences.append(
-            Difference(
-                label, labels[0], int(pairs.index[-1]), tuple(seeds), mean, mean - half, mean + half
-            )
-        )
-    return differences
+        change = [last[label, seed] - last[reference, seed] for seed in seeds]
+        at, p = int(pairs.index[-1]), statistics.p_value(change)
+        interval = statistics.interval(change)
+        found.append(Difference(label, reference, at, tuple(seeds), *interval, p))
+    if lacking and not found:
+        raise RunError(lacking[0])
+    corrected = statistics.holm([one.p for one in found])
+    return [one._replace(p=p) for one, p in zip(found, corrected, strict=True)]
 
 
 def cautions(runs: Sequence[run_folders.RunFolder]) -> list[str]:
@@ -205,12 +205,15 @@ def _refuse_twins(runs):
             )
 
 
-def report(folders: Sequence[str], column: str, output: pathlib.Path) -> str:
+def report(folders: Sequence[str], column: str | None, output: pathlib.Path) -> str:
     """Compares runs: Markdown to read, aligned curves as CSV, PNG and PDF in a folder.
 
+    Of items' results the chosen rows are compared, by the numbers of their tables.
+
     Args:
-      folders: Folders of runs, or of such folders.
-      column: Column of metrics.csv.
+      folders: Folders of runs, or of such folders; or of items' results.
+      column: Column of metrics.csv, `eval/accuracy` by default; of items a column of their tables,
+        the first one by default.
       output: Folder that the files go to.
 
     Returns:
@@ -219,6 +222,10 @@ def report(folders: Sequence[str], column: str, output: pathlib.Path) -> str:
     Raises:
       RunError: If runs can't be read or compared.
     """
+    tables = [found for folder in folders for found in comparison.within(folder)]
+    if tables:
+        return _of_items(tables, column)
+    column = column or "eval/accuracy"
     runs = run_folders.find_runs(folders)
     flags = differing_flags(runs)
     lines = [f"## Flags that differ ({len(runs)} runs)\n"]
@@ -255,13 +262,30 @@ def report(folders: Sequence[str], column: str, output: pathlib.Path) -> str:
             "seeds": " ".join(map(str, d.seeds)),
             "mean": f"{d.mean:.4g}",
             "95 % interval": f"[{d.low:.4g}, {d.high:.4g}]" if len(d.seeds) > 1 else "one seed",
+            "p (Holm)": f"{d.p:.2g}" if len(d.seeds) > 1 else "",
         }
         for d in paired
     ]
     if rows:
         lines += ["\n## Differences, paired over seeds\n", _table(rows)]
+        lines.append(f"\n{statistics.told_of_seeds(min(len(d.seeds) for d in paired))}")
     lines.append(f"\nCurves: {output}/{{aligned.csv,curves.png,curves.pdf}}")
     return "\n".join(lines)
+
+
+def _of_items(tables, column) -> str:
+    """Returns the comparison of each item's chosen rows, and over all of them if there are more."""
+    parts = [table.report(column) for table in tables]
+    methods = set.intersection(*(set(table.methods) for table in tables))
+    if len(tables) > 1 and len(methods) > 1:
+        means, better = comparison.over_tasks(tables, column)
+        parts.append(
+            "## Over all of these\n\nInterquartile mean of the scores, and how probable it is "
+            "that a run of the one is better than one of the other on a random task, with 95 % "
+            "bootstrap intervals. Both need scores that mean the same on every task.\n\n"
+            f"{means.to_markdown(floatfmt='.4g')}\n\n{better.to_markdown(floatfmt='.3g')}"
+        )
+    return "\n\n".join(parts)
 
 
 def _table(rows) -> str:

@@ -33,7 +33,6 @@ from matplotlib.figure import Figure
 
 from reproduction import columns, plots, quantities, results, run_folders
 from reproduction.items import PlannedRun, ReproduceError, Setup
-from simulation import experiment_flags
 from tff_suite import figures, writing
 
 # Panels of `results`, one a column of the table.
@@ -101,7 +100,7 @@ def check(setup: Setup, runs: Sequence[PlannedRun]) -> None:
             if column not in {c["name"] for c in setup.columns}:
                 refuse(f"{name} needs a column {column}.")
         for row, run in rows.items() if kind.flags else ():
-            in_force = experiment_flags.parse(run.command).in_force
+            in_force = run.request().in_force
             for flag in kind.flags:
                 flag = flag.replace("{setting}", str(wanted.get("setting")))
                 flag = flag.format(method=in_force["algorithm"])
@@ -115,6 +114,7 @@ def draw(
     runs: Sequence[PlannedRun],
     chosen: Mapping[str, Mapping[str, Any]],
     folder: pathlib.Path,
+    width: float | None = None,
 ) -> list[str]:
     """Draws the set-up's figures from the chosen points of its rows, in place of older ones.
 
@@ -124,6 +124,7 @@ def draw(
         of which a run has none.
       chosen: Row → chosen point.
       folder: Where the files go; results.csv and runs.csv are there if `results` is to be drawn.
+      width: Inches of each figure, for a column of a paper; see `figures.fit`.
 
     Returns:
       Paths of the figures written; none for a figure that no run has anything for.
@@ -144,11 +145,14 @@ def draw(
         if table is not None and len(table):
             text = table.to_csv(index=False, float_format="%.7g")
             writing.write_atomically(folder / f"{name}.csv", text.encode())
-    return draw_again(setup, folder)
+    return draw_again(setup, folder, width=width)
 
 
 def draw_again(
-    setup: Setup, folder: pathlib.Path, endings: Sequence[str] = (".png", ".pdf")
+    setup: Setup,
+    folder: pathlib.Path,
+    endings: Sequence[str] = (".png", ".pdf"),
+    width: float | None = None,
 ) -> list[str]:
     """Draws a set-up's figures from the CSV files in a folder.
 
@@ -156,13 +160,14 @@ def draw_again(
       setup: The set-up.
       folder: The folder, of results or of what is recorded.
       endings: The forms to write.
+      width: As for `draw`.
 
     Returns:
       Paths of the figures written; none for a figure whose data are not there.
     """
     paths = []
     for name, figure in drawn(setup, folder):
-        paths += figures.save(figure, str(folder / name), endings)
+        paths += figures.save(figure, str(folder / name), endings, width)
     return paths
 
 
@@ -400,7 +405,7 @@ def _settings_and_values(setup, runs, *flags) -> pd.DataFrame:
     """Returns method, seed, settings by flag and the first column; NaN where a run diverged."""
     rows = []
     for run in runs:
-        in_force = experiment_flags.parse(run.command).in_force
+        in_force = run.request().in_force
         method = in_force["algorithm"]
         ended = run.read().summary is not None
         value = results.column_value(run, setup.columns[0]) if ended else float("nan")

@@ -11,6 +11,8 @@ import difflib
 import functools
 import hashlib
 import itertools
+import json
+import os
 import pathlib
 import re
 import shlex
@@ -20,6 +22,7 @@ from typing import Any
 
 from reproduction import points, run_folders
 from simulation import experiment_flags
+from simulation.errors import RunError
 from tasks.formats import remote
 from tff_suite.errors import FedError
 from tff_suite.hparams import HparamError, Value
@@ -309,26 +312,48 @@ class PlannedRun:
       seed: Seed of the run.
       point: The grid's settings of the run; empty without a grid.
       folder: Folder of its results.
-      command: Arguments of `run_experiment.py`.
+      flagfile: Path of its flag file; empty if it has none.
+      flags: Flag → value, on top of the file.
       rounds: Rounds that it is to reach.
       protocol_rounds: Rounds of the whole protocol.
       home: Folder in which modules of `--import` are looked for, too, of a user's own item.
+      objects: What was given in Python in place of a flag: `task`, `model`.
+      kept: Folder of a run of other settings that would have had this one's; `None` without one.
     """
 
     row: str
     seed: int
     point: Mapping[str, Value]
     folder: pathlib.Path
-    command: tuple[str, ...]
+    flagfile: str
+    flags: Mapping[str, Value]
     rounds: int
     protocol_rounds: int
-
     home: str = ""
+    objects: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    kept: pathlib.Path | None = None
 
     @property
     def name(self) -> str:
         """Name of the run: that of its folder."""
         return self.folder.name
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Arguments of `run_experiment.py`, which knows no objects."""
+        file = [f"--flagfile={self.flagfile}"] if self.flagfile else []
+        return (*file, *(f"--{flag}={value}" for flag, value in self.flags.items()))
+
+    def request(self, **more: Value) -> experiment_flags.Request:
+        """Returns the run's checked settings, and further ones in the place of its own.
+
+        Raises:
+          HparamError: If its flags are wrong.
+        """
+        if self.objects:
+            flags = {k: v for k, v in self.flags.items() if k not in self.objects}
+            return experiment_flags.from_python({**flags, **more}, **self.objects)
+        return experiment_flags.parse([*self.command, *(f"--{k}={v}" for k, v in more.items())])
 
     def read(self) -> run_folders.RunFolder:
         """Returns what the run has left so far."""
@@ -569,7 +594,7 @@ def _check_folders(setup, runs):
     known = {}
     for run in runs:
         other = known.setdefault(run.folder, run)
-        if run.command != other.command and _in_force(run) != _in_force(other):
+        if run.command != other.command and run.request().in_force != other.request().in_force:
             raise ReproduceError(
                 f"{setup.item} {setup.name}: {_told(other)} and {_told(run)} would share the "
                 f"folder {run.name}; give them other names, or settings that differ in their "
@@ -577,8 +602,16 @@ def _check_folders(setup, runs):
             )
 
 
-def _in_force(run):
-    return experiment_flags.parse(run.command).in_force
+def has_settings(request: experiment_flags.Request, recorded: Mapping[str, Any]) -> bool:
+    """Returns whether a run that recorded some flags has the settings of a request.
+
+    Args:
+      request: The request.
+      recorded: Flag → value, as in hparams.json.
+    """
+    recorded = experiment_flags.completed(recorded)
+    fixed = request.in_force.keys() - experiment_flags.MAY_CHANGE - {"runtime"}
+    return all(recorded.get(flag) == request.in_force[flag] for flag in fixed)
 
 
 def _told(run) -> str:
@@ -590,34 +623,49 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
     settings = {**row.settings, **point}
     whole = settings.get("total_rounds", setup.rounds)
     rounds = min(whole, max_rounds or whole)
-    command = [
-        f"--flagfile={REPO / row.flagfile}",
-        *(f"--{flag}={value}" for flag, value in {**row.flags, **settings}.items()),
-        f"--seed={seed}",
-        f"--client_datasets_random_seed={seed}",
-    ]
+    flagfile = str(REPO / row.flagfile) if row.flagfile else ""
+    flags = {**row.on_top, **point, "seed": seed, "client_datasets_random_seed": seed}
+    home = "" if setup.home.parent == PAPERS else str(setup.home)
+    run = PlannedRun(
+        row.name, seed, point, pathlib.Path(), flagfile, flags, rounds, whole, home, setup.objects
+    )
     # What the flag file has anyway is not in the name: a sweep then shares a table's runs.
-    fixed = settings_of_file(row.flagfile)
+    fixed = settings_of_file(row.flagfile) if row.flagfile else {}
     new = {flag: value for flag, value in settings.items() if fixed.get(flag) != value}
     name = "_".join([row.base, *_words(row.name, new)])
-    if "total_rounds" not in settings and fixed.get("total_rounds") != whole:
-        command.append(f"--total_rounds={whole}")
-    if rounds != whole:
-        command.append(f"--total_rounds={rounds}")
-        if experiment_flags.parse(command).first_other_plan(rounds, rounds, whole) is not None:
-            # Such a run cannot be resumed for more rounds later, so it is a run of its own.
-            name += f"_rounds={rounds}"
+    if rounds != whole or ("total_rounds" not in settings and fixed.get("total_rounds") != whole):
+        flags["total_rounds"] = rounds
+    if rounds != whole and run.request().first_other_plan(rounds, rounds, whole) is not None:
+        # Such a run cannot be resumed for more rounds later, so it is a run of its own.
+        name += f"_rounds={rounds}"
     if setup.selection.get("metric", "").startswith("validation/"):
-        given = experiment_flags.parse(command).run
+        given = run.request().run
         if not (given["validation_fraction"] or given["validation_clients"]):
-            command.append(f"--validation_fraction={setup.validation_fraction}")
+            flags["validation_fraction"] = setup.validation_fraction
     name = _folder_name(name)
-    if data_dir and _needs_data(command):
-        command.append(f"--data_dir={absolute(data_dir)}")
+    if data_dir and not setup.objects.get("task") and _needs_data(run):
+        flags["data_dir"] = absolute(data_dir)
     folder = pathlib.Path(root).absolute() / setup.paper / setup.folder / f"{name}_seed{seed}"
-    command += [f"--root_output_dir={folder.parent}", f"--experiment_name={folder.name}"]
-    home = "" if setup.home.parent == PAPERS else str(setup.home)
-    return PlannedRun(row.name, seed, point, folder, tuple(command), rounds, whole, home)
+    return _in_a_folder(run, folder)
+
+
+def _in_a_folder(run, folder) -> PlannedRun:
+    """Gives a run its folder; one of its own if that holds a run of other settings."""
+    run.flags.update(root_output_dir=str(folder.parent), experiment_name=folder.name)
+    run = dataclasses.replace(run, folder=folder)
+    try:
+        recorded = run.read().recorded or {}
+        flags = recorded.get("flags")
+        if not isinstance(flags, dict) or has_settings(run.request(), flags):
+            return run
+    except (RunError, HparamError):
+        return run  # The run itself says what is damaged or wrong.
+    # Seeds are in the name already, so that all seeds of a row get the same ending.
+    left_out = {*experiment_flags.MAY_CHANGE, "seed", "client_datasets_random_seed"}
+    known = {k: v for k, v in run.request().in_force.items() if k not in left_out}
+    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
+    run.flags["experiment_name"] = f"{folder.name}.{digest}"
+    return dataclasses.replace(run, folder=folder.with_name(f"{folder.name}.{digest}"), kept=folder)
 
 
 # What a folder's name can hold as it is. No row of a paper has anything else.
@@ -638,16 +686,21 @@ def absolute(data_dir: str) -> str:
     return data_dir if remote.is_address(data_dir) else str(pathlib.Path(data_dir).absolute())
 
 
-@functools.cache
 def settings_of_file(flagfile: str) -> Mapping[str, Value]:
     """Returns flag → value of a flag file that is whole; nothing if more flags must be set."""
+    return _settings_of_file(str(REPO / flagfile), os.stat(REPO / flagfile).st_mtime_ns)
+
+
+@functools.cache
+def _settings_of_file(path, changed):
+    del changed
     try:
-        return experiment_flags.parse([f"--flagfile={REPO / flagfile}"]).in_force
+        return experiment_flags.parse([f"--flagfile={path}"]).in_force
     except HparamError:
         return {}
 
 
-def _needs_data(command) -> bool:
+def _needs_data(run) -> bool:
     import tasks
 
-    return tasks.get(experiment_flags.parse(command).run["task"]).needs_data
+    return tasks.get(run.request().run["task"]).needs_data

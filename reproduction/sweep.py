@@ -12,17 +12,20 @@ import os
 import pathlib
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from reproduction import board, changes, storage
-from reproduction.items import REPO, PlannedRun, ReproduceError
-from simulation import cluster, experiment_flags
-from simulation.errors import RunError
+from reproduction.items import REPO, PlannedRun, ReproduceError, has_settings
+from simulation import cluster
+from simulation.errors import DivergedError, RunError
 from simulation.records import outputs
+from tasks.task import DataError
 from tff_suite import writing
+from tff_suite.hparams import HparamError
 
 # How `run_experiment.py` ends when the model is no longer finite, and when its flags are wrong.
 DIVERGED = 3
@@ -45,6 +48,9 @@ class Resources:
       address: Of a Ray cluster (`auto`, `host:port`, `ray://host:port`); `None` is this machine.
       storage: Folder or fsspec URL where runs are kept, for machines without a common file system.
       retries: How often a run that failed or was lost is started again.
+      here: Whether runs run in this process, one after the other, and not as Ray tasks: as they
+        must with tasks, models or methods that only this process has.
+      fresh: Whether to start all runs anew that an earlier call has begun; those are kept beside.
     """
 
     cpus: float = 1
@@ -54,6 +60,8 @@ class Resources:
     address: str | None = None
     storage: str | None = None
     retries: int = 2
+    here: bool = False
+    fresh: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +83,7 @@ def is_done(run: PlannedRun) -> bool:
     Raises:
       HparamError: If the run's flags are wrong.
     """
-    request = experiment_flags.parse(run.command)
+    request = run.request()
     try:
         summary, hparams = run.read().ended, run.read().recorded or {}
     except RunError:
@@ -83,14 +91,12 @@ def is_done(run: PlannedRun) -> bool:
     recorded = hparams.get("flags")
     if not summary or not isinstance(summary.get("rounds"), int) or not isinstance(recorded, dict):
         return False
-    fixed = request.in_force.keys() - experiment_flags.MAY_CHANGE - {"runtime"}
-    recorded = experiment_flags.completed(recorded)
     return bool(
         summary.get("finished")
         and outputs.is_intact(summary)
         and summary.get("run_id") == hparams.get("run_id")
         and summary["rounds"] >= run.rounds
-        and all(recorded.get(flag) == request.in_force[flag] for flag in fixed)
+        and has_settings(request, recorded)
     )
 
 
@@ -125,8 +131,7 @@ def execute(
             missing.append(run)
         elif check:
             check(run)
-    if len(missing) < len(runs):
-        print(f"{len(runs) - len(missing)} of {len(runs)} runs are done already.", flush=True)
+    _tell_reused(runs, missing)
     if not missing:
         return {}
     try:
@@ -137,6 +142,9 @@ def execute(
     deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
     with board.Board(missing, runs) as shown:
         for _ in range(resources.retries + 1):
+            if resources.here:
+                _run_here(missing, outcomes, shown, deadline, check)
+                break
             left = [run for run in missing if run not in outcomes]
             with _ray(resources) as ray, contextlib.suppress(_NodeLost):
                 _Sweep(ray, resources, shown, deadline, check).run(left, outcomes)
@@ -162,21 +170,62 @@ def execute(
     return outcomes
 
 
+def _tell_reused(runs, missing) -> None:
+    """Says how many runs are done, and which are of other settings than those that are there."""
+    done, moved = len(runs) - len(missing), [run for run in missing if run.kept]
+    told = [f"{done} of {len(runs)} runs are done already and reused"] if done else []
+    if moved:
+        told.append(
+            f"{len(moved)} have other settings than before and get folders of their own "
+            f"({moved[0].name}); the earlier ones are kept"
+        )
+    if told:
+        print(f"{'; '.join(told)}.", flush=True)
+
+
+def _run_here(missing, outcomes, shown, deadline, check) -> None:
+    """Runs what is missing in this process; a user's own exceptions are let through."""
+    import simulation
+
+    for i, run in enumerate(missing):
+        minutes = {}
+        if deadline is not None:
+            left = (deadline - time.monotonic()) / 60 / (len(missing) - i)
+            minutes["max_minutes"] = max(left, 0.01)
+        shown.started(run)
+        flags = {k: v for k, v in run.flags.items() if k not in run.objects}
+        file = {"flagfile": run.flagfile} if run.flagfile else {}
+        try:
+            settings = {**file, **flags, **_rounds_beyond(run), **minutes}
+            simulation.run(progress=False, **settings, **run.objects)
+            outcomes[run] = Outcome(0, "done")
+        except DivergedError as e:
+            outcomes[run] = Outcome(DIVERGED, str(e))
+        except (DataError, HparamError, RunError) as e:
+            outcomes[run] = Outcome(1, str(e))
+        shown.ended(run, outcomes[run].said)
+        shown.refresh()
+        if check and outcomes[run].code == 0:
+            check(run)
+
+
 def compare(runs: Sequence[PlannedRun], resources: Resources) -> changes.Compared:
     """Compares runs with today's code and data, where runs run.
 
     Raises:
       ReproduceError: If that fails.
     """
+    if resources.here:
+        return changes.compare(runs, changes.look_at, resources.fresh)
     if not resources.address:
-        return changes.compare(runs)
+        return changes.compare(runs, fresh=resources.fresh)
 
     def on_the_cluster(jobs):
         with _ray(resources) as ray:
             task = ray.remote(max_calls=1)(_look_at).options(num_cpus=resources.cpus)
             return ray.get(task.remote(str(REPO), jobs))
 
-    return changes.compare(runs, on_the_cluster)
+    return changes.compare(runs, on_the_cluster, resources.fresh)
 
 
 def _look_at(repository, jobs):
@@ -203,8 +252,9 @@ def tell(found: changes.Compared) -> list[str]:
     lines = []
     for reason in dict.fromkeys(found.changed.values()):
         some = [run for run, other in found.changed.items() if other == reason]
+        why = "there already" if reason == changes.FRESH else f"of other code or data ({reason})"
         lines.append(
-            f"{_named(some)} of other code or data ({reason}): run anew; the earlier results are "
+            f"{_named(some)} {why}: run anew; the earlier results are "
             f"kept beside, as {some[0].name}.replaced-N."
         )
     if found.unknown:
@@ -284,6 +334,33 @@ def estimate(
             seconds, source = None, "unknown"
         result.append(Estimate(row, len(missing), rounds, seconds, source))
     return result
+
+
+def measure(runs: Sequence[PlannedRun], resources: Resources) -> dict[str, float]:
+    """Returns row → seconds of the second of two rounds, which are run for that, and thrown away.
+
+    Args:
+      runs: Runs, of which the first one of each row is measured.
+      resources: Where runs run.
+
+    Returns:
+      Nothing of a row whose run fails.
+    """
+    first = {run.row: run for run in reversed(runs)}
+    print(f"Measuring two rounds of {', '.join(first)}, since no run has yet.", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        short = []
+        for i, run in enumerate(first.values()):
+            place = {"root_output_dir": folder, "experiment_name": f"run{i}"}
+            flags = {**run.flags, **place, "total_rounds": 2}
+            path = pathlib.Path(folder, f"run{i}")
+            short.append(dataclasses.replace(run, folder=path, flags=flags, rounds=2, kept=None))
+        try:
+            execute(short, dataclasses.replace(resources, storage=None, fresh=False))
+        except ReproduceError as e:
+            print(f"warning: {e}", file=sys.stderr)
+        seconds = {run.row: run.read().values("time/round_seconds")[1].tolist() for run in short}
+    return {row: some[-1] for row, some in seconds.items() if len(some) > 1}
 
 
 @contextlib.contextmanager
@@ -372,7 +449,7 @@ class _Sweep:
         return min(room, self._resources.jobs or room)
 
     def _start(self, run, left, room):
-        command = [*run.command, *_rounds_beyond(run)]
+        command = [*run.command, *(f"--{k}={v}" for k, v in _rounds_beyond(run).items())]
         if self._deadline is not None:
             # As if all that is left came in waves that fill the room.
             minutes = (self._deadline - time.monotonic()) / 60 / -(-left // room)
@@ -391,7 +468,7 @@ class _Sweep:
             return Outcome(None, type(e).__name__)
 
 
-def _rounds_beyond(run) -> list[str]:
+def _rounds_beyond(run) -> dict[str, int]:
     """Returns the flag that ends a run where it is, if that is beyond the rounds asked for.
 
     So it is with one that was stopped on its way to more of them: at a search's next rung, or
@@ -400,8 +477,8 @@ def _rounds_beyond(run) -> list[str]:
     try:
         done = board.rounds_done(run)
     except RunError:
-        return []  # The run itself says what is damaged.
-    return [f"--total_rounds={done}"] if done > run.rounds else []
+        return {}  # The run itself says what is damaged.
+    return {"total_rounds": done} if done > run.rounds else {}
 
 
 def _url(resources, run) -> str:

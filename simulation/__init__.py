@@ -1,6 +1,7 @@
 """Runs: how the process of a method is executed on the data of a task, and what is kept of it.
 
-`simulation.run(task=..., algorithm=..., total_rounds=..., ...)` is an experiment in Python.
+`simulation.run(task=..., algorithm=..., total_rounds=..., ...)` is an experiment in Python, and
+`simulation.compare(task=..., algorithms=[...], seeds=5, ...)` several methods side by side.
 """
 
 import importlib as _importlib
@@ -12,17 +13,26 @@ from tff_suite import imports as _imports  # noqa: F401  (has to come before TFF
 if TYPE_CHECKING:
     from simulation.in_python import Result, run
 
-_LAZY = {"Result": "in_python", "run": "in_python"}
+    # Many runs lie above this package, which imports none of that.
+    Comparison: Any
+    compare: Any
+
+_LAZY = {
+    "Comparison": "reproduction.comparison",
+    "Result": "simulation.in_python",
+    "compare": "reproduction.comparison",
+    "run": "simulation.in_python",
+}
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name not in _LAZY:
             raise AttributeError(f"module 'simulation' has no attribute {name!r}")
-        return getattr(_importlib.import_module(f"simulation.{_LAZY[name]}"), name)
+        return getattr(_importlib.import_module(_LAZY[name]), name)
 
 
-__all__ = ["DivergedError", "Result", "RunError", "run"]
+__all__ = ["Comparison", "DivergedError", "Result", "RunError", "compare", "run"]
 
 
 def __dir__() -> list[str]:

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 import reproduce
-from reproduction import columns, drawing, items, results, score, sweep
+from reproduction import columns, drawing, items, results, score, study, sweep
 from simulation import experiment_flags
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
@@ -512,7 +512,8 @@ def clock(monkeypatch):
     """Minutes that have passed, for `reproduce`."""
     passed = [0.0]
     time = types.SimpleNamespace(monotonic=lambda: 60 * passed[0])
-    monkeypatch.setattr(reproduce, "time", time)
+    for module in (reproduce, study):
+        monkeypatch.setattr(module, "time", time)
     return passed
 
 
@@ -546,7 +547,7 @@ def test_time_of_a_budget_is_for_a_grid_and_what_lies_beyond_its_edges(
         raise items.ReproduceError("enough is seen")
 
     monkeypatch.setattr(reproduce.sweep, "execute", execute)
-    monkeypatch.setattr(reproduce.search, "whole_grid", whole_grid)
+    monkeypatch.setattr(study.search, "whole_grid", whole_grid)
     table = ["--paper=fedcada", "--item=table1", "--setup=fashion_mnist_device_iid"]
     root = f"--root_output_dir={tmp_path}"
     assert reproduce.main([*table, "--budget=minutes=10", root]) == 1

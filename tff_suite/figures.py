@@ -35,8 +35,6 @@ _PANEL = (3.0, 2.2)
 _LEAST_PANEL = 2.1
 # Inches that a panel may be high there.
 _HEIGHTS = (1.3, 2.6)
-# Inches that a figure's width may be given as: papers' columns are 3.25 to 6.75.
-WIDTHS = (2.0, 20.0)
 # Entries of a legend below one another.
 _ENTRIES = 22
 _LEGEND_INCHES = 2.4

@@ -105,4 +105,7 @@ def of_the_final_model(column: str) -> bool:
 
 
 def _metrics(request):
+    own = request.objects.get("task")
+    if own is not None:
+        return tuple(own.metrics)
     return tasks.get(request.run["task"]).metrics_with(request.task)

@@ -127,7 +127,7 @@ def test_items_beside_the_papers_show_what_their_runs_write(monkeypatch, home):
 
 def run_of(folder, row, columns=("train/loss", "eval/accuracy"), final=("eval/accuracy",)):
     """Returns a run that has ended with these columns."""
-    run = items.PlannedRun(row, 1, {}, folder / f"run_{row}", (), 1, 1)
+    run = items.PlannedRun(row, 1, {}, folder / f"run_{row}", "", {}, 1, 1)
     write_run(run.folder, columns, final)
     return run
 

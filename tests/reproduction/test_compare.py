@@ -46,6 +46,7 @@ def test_differences_are_paired_over_common_seeds_and_rounds(root):
     half = stats.t.ppf(0.975, 2) * np.std(changes, ddof=1) / np.sqrt(3)
     assert difference.mean == pytest.approx(0.3)
     assert (difference.low, difference.high) == pytest.approx((0.3 - half, 0.3 + half))
+    assert difference.p == pytest.approx(stats.ttest_1samp(changes, 0).pvalue)
 
 
 def test_one_common_seed_has_no_interval(root):

@@ -263,7 +263,6 @@ def test_own_grids_are_chosen_on_held_out_examples_unless_they_say_otherwise(tmp
     def commands(selection, flags=""):
         (home / "blobs.toml").write_text(text.replace(rule, selection))
         (home / "fedavg.flags").write_text((EXAMPLE / "fedavg.flags").read_text() + flags)
-        items.settings_of_file.cache_clear()
         (item,) = items.own_items(str(home))
         (setup,) = item.setups.values()
         points = {row: setup.points(row) for row in setup.rows}

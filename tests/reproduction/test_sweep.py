@@ -179,7 +179,7 @@ def test_a_run_stopped_on_its_way_to_more_rounds_is_ended_where_it_is(
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_damaged_run_does_not_end_the_sweep_that_shows_it(tmp_path, monkeypatch, terminal):
     """It fails by itself, is named in the end, and the others go on."""
-    runs = [PlannedRun("a", seed, {}, tmp_path / f"s{seed}", (), 9, 9) for seed in (1, 2)]
+    runs = [PlannedRun("a", seed, {}, tmp_path / f"s{seed}", "", {}, 9, 9) for seed in (1, 2)]
     for run, text in zip(runs, ("round_num,train/loss\n4,0.5\n", "round_num\nx\n"), strict=True):
         run.folder.mkdir()
         (run.folder / "metrics.csv").write_text(text)

@@ -1,0 +1,500 @@
+"""Methods side by side on the same seeds and clients, from Python and from an item's folder.
+
+`simulation.compare` runs methods on a task and returns a `Comparison`; `reproduce.py --compare`
+reads one of the folder of an item's results. Both compare the chosen rows only, by the same numbers
+that the item's table has.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+import tff_algos
+from reproduction import items, latex, plots, quantities, results, run_folders, statistics, study
+from reproduction import sweep as sweep_lib
+from reproduction.items import ReproduceError, Row, Setup
+from reproduction.looks import displayed
+from simulation import experiment_flags
+from simulation.errors import RunError
+from simulation.measures import columns as columns_lib
+from tasks.task import Task
+from tff_suite import figures, writing
+from tff_suite.hparams import HparamError
+
+# What an item's folder has beside runs.csv, so that its numbers can be compared later.
+COLUMNS = "columns.json"
+# Of these less is better.
+_LESS = re.compile(r"loss|error|rsd|_std|_kl|angle|perplexity")
+_RATES = ("client_learning_rate", "server_learning_rate")
+# Rates that are tried, on a log scale, and how many points of them by default.
+_RANGE, _POINTS = [1e-3, 10.0], 9
+# What `compare` itself sets.
+_OF_COMPARE = ("algorithm", "client_datasets_random_seed", "experiment_name", "seed", "task")
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Methods that were run on the same seeds.
+
+    Attributes:
+      title: What was run.
+      columns: Columns of the table, see docs/items.md; the first one is compared by default.
+      runs: A row per run of a chosen row: `row`, `seed`, settings, `rounds`, a column for each of
+        `columns`, and `run`, its folder.
+      caveats: What must be said beside every table, as sentences.
+      folder: Where tables and figures were written.
+      settings: Columns of `runs` that hold the settings which were chosen for a row.
+      published: Row → column → the published value, where there is one.
+    """
+
+    title: str
+    columns: Sequence[Mapping[str, Any]]
+    runs: pd.DataFrame
+    caveats: Sequence[str]
+    folder: str
+    settings: Sequence[str] = ()
+    published: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def methods(self) -> dict[str, str]:
+        """Row → its name as its paper writes it."""
+        return displayed(list(dict.fromkeys(self.runs.row)))
+
+    def column(self, name: str | None = None) -> Mapping[str, Any]:
+        """Returns a column of the table, the first one by default.
+
+        Raises:
+          RunError: If there is none of this name.
+        """
+        for column in self.columns:
+            if name in (None, column["name"], column["metric"]):
+                return column
+        known = ", ".join(column["name"] for column in self.columns)
+        raise RunError(f"There is no column {name} in {self.folder}; it has {known}.")
+
+    def values(self, column: str | None = None) -> dict[str, dict[int, float]]:
+        """Returns row → seed → value of a column; NaN where a run diverged."""
+        name = self.column(column)["name"]
+        found: dict[str, dict[int, float]] = {}
+        for row, seed, value in zip(
+            self.runs.row, self.runs.seed, self.runs[name].astype(float), strict=True
+        ):
+            found.setdefault(row, {})[int(seed)] = value
+        return found
+
+    def pairs(self, column: str | None = None) -> list[statistics.Pair]:
+        """Returns how much each method exceeds each earlier one, paired over seeds and clients.
+
+        Args:
+          column: Name of a column of the table; its first one by default.
+        """
+        chosen = self.column(column)
+        values = self.values(column)
+        clients = _of_clients(self.runs, chosen) if values else {}
+        return statistics.compare(values, higher_is_better(chosen), clients)
+
+    def table(self, column: str | None = None) -> pd.DataFrame:
+        """Returns a row per method: mean of each column over seeds with its 95 % interval.
+
+        Args:
+          column: Name of a column; all by default.
+        """
+        rows = []
+        shown = self.columns if column is None else [self.column(column)]
+        for row, name in self.methods.items():
+            of_row = self.runs[self.runs.row == row]
+            line: dict[str, Any] = {"method": name, "seeds": len(of_row)}
+            for one in shown:
+                found = statistics.interval(of_row[one["name"]].astype(float))
+                line |= {one["name"]: found.mean, f"{one['name']} ±": found.high - found.mean}
+            rows.append(line)
+        return pd.DataFrame(rows).set_index("method")
+
+    def differences(self, column: str | None = None) -> pd.DataFrame:
+        """Returns `pairs` as a table: a row per pair, with intervals, p-values and wins."""
+        names = self.methods
+        rows = [
+            {
+                "difference": f"{names[pair.one]} - {names[pair.other]}",
+                "seeds": len(pair.seeds),
+                "mean": pair.difference.mean,
+                "low": pair.difference.low,
+                "high": pair.difference.high,
+                "p (Holm)": pair.holm,
+                "wins": pair.wins,
+                "clients low": np.nan if pair.clients is None else pair.clients.low,
+                "clients high": np.nan if pair.clients is None else pair.clients.high,
+            }
+            for pair in self.pairs(column)
+        ]
+        return pd.DataFrame(rows)
+
+    def plot(self, column: str | None = None, *, width: float | None = None) -> Figure:
+        """Draws a column of metrics.csv over rounds, mean and spread over seeds.
+
+        Args:
+          column: Name of a column of the table; its first one by default.
+          width: Inches, 3.25 or 6.75 for one or two columns of a paper; `figures.save` then writes
+            that size with text of 8 points.
+        """
+        metric = self.column(column)["metric"]
+        parts = []
+        for run in self.runs.itertuples():
+            rounds, values = run_folders.opened(run.run).values(metric)
+            parts.append(
+                pd.DataFrame({"round_num": rounds, "value": values}).assign(
+                    method=run.row, seed=run.seed
+                )
+            )
+        points = pd.concat(parts, ignore_index=True)
+        return figures.fit(plots.curves(points, quantity=quantities.of_column(metric)), width)
+
+    def to_latex(
+        self, caption: str | None = None, label: str = "tab:comparison", rates: bool = False
+    ) -> str:
+        """Returns the table as LaTeX, to paste: see `reproduction.latex`.
+
+        Args:
+          caption: The caption; by default what was run and what the numbers are.
+          label: The label.
+          rates: Whether to show the settings that were chosen for each method.
+        """
+        seeds = self.runs.groupby("row").seed.nunique()
+        number = " to ".join(map(str, sorted({seeds.min(), seeds.max()})))
+        words = "; ".join(in_words(column) for column in self.columns)
+        caption = caption or (
+            f"{self.title}. Mean over {number} seeds ± half a 95 % interval; the best in bold, "
+            f"those within its interval underlined. {words}."
+        )
+        better = {column["name"]: higher_is_better(column) for column in self.columns}
+        return latex.table(self, better, caption, label, list(self.settings) if rates else None)
+
+    def report(self, column: str | None = None) -> str:
+        """Returns table, differences and what they can show, as Markdown."""
+        chosen = self.column(column)
+        lines = [f"## {self.title}: {in_words(chosen)}\n"]
+        lines.append(self.table(column).to_markdown(floatfmt=".4g"))
+        differences = self.differences(column)
+        if len(differences):
+            lines += ["\n## Differences, paired over seeds\n"]
+            lines.append(differences.to_markdown(index=False, floatfmt=".3g"))
+            lines.append(
+                "\nIntervals are 95 %: `low` to `high` over seeds (Student's t), `clients` over "
+                "the clients of the final models (bootstrap within each seed). p is of the paired "
+                "t-test, after Holm's correction over all pairs."
+            )
+        lines.append(f"\n{statistics.told_of_seeds(self.runs.groupby('row').seed.nunique().min())}")
+        return "\n".join([*lines, *(f"\n{line}" for line in self.caveats)])
+
+
+def in_words(column: Mapping[str, Any]) -> str:
+    """Returns what a column is, and which value of a run it takes."""
+    if "last_rounds" in column:
+        which = f"mean of the last {column['last_rounds']} rounds"
+    elif "best" in column:
+        which = "best round of each run"
+    else:
+        which = "final model"
+    return f"{column['name']} ({column['metric']}, {which})"
+
+
+def higher_is_better(column: Mapping[str, Any]) -> bool:
+    """Returns whether more of a column is better, as far as its name tells."""
+    return bool(_LESS.search(column["metric"])) == (column.get("scale", 1) < 0)
+
+
+def _of_clients(runs, column) -> dict[str, dict[int, dict[str, float]]]:
+    """Returns row → seed → client → value of the final models; none where a table has another."""
+    metric = column["metric"].rpartition("/")[2]
+    found: dict[str, dict[int, dict[str, float]]] = {}
+    if {"last_rounds", "best", "power"} & column.keys():
+        return found
+    if not column["metric"].startswith("eval/"):
+        return found
+    for run in runs.itertuples():
+        clients = run_folders.opened(run.run).clients
+        if clients is not None and metric in clients:
+            values = clients[metric] * column.get("scale", 1)
+            of_run = dict(zip(clients.client_id, values, strict=True))
+            found.setdefault(run.row, {})[int(run.seed)] = of_run
+    return found
+
+
+def write(outcome: study.Outcome, folder: pathlib.Path) -> Comparison:
+    """Writes what `read` reads of a set-up's results, and its table as LaTeX.
+
+    Args:
+      outcome: What the set-up came to.
+      folder: The folder.
+    """
+    setup = outcome.setup
+    records = results.grid_records(outcome.runs, setup, outcome.chosen)
+    for record, run in zip(records, outcome.runs, strict=True):
+        record["run"] = os.path.relpath(run.folder, folder)
+    results.write_csv(folder / "runs.csv", records)
+    published = results.published(setup)
+    of_rows: dict[str, dict[str, float]] = {}
+    for row in outcome.chosen:
+        for column in setup.columns:
+            line = published.get((setup.published_rows.get(row, row), column["name"]))
+            if line is not None:
+                of_rows.setdefault(row, {})[column["name"]] = float(line["value"])
+    known = {
+        "title": setup.title,
+        "columns": [dict(column) for column in setup.columns],
+        "caveats": outcome.caveats(),
+        "settings": list(
+            dict.fromkeys(flag for point in outcome.chosen.values() for flag in point)
+        ),
+        "published": of_rows,
+    }
+    writing.write_atomically(folder / COLUMNS, f"{json.dumps(known, indent=1)}\n".encode())
+    made = read(folder)
+    writing.write_atomically(folder / "table.tex", made.to_latex().encode())
+    return made
+
+
+def read(folder: str | os.PathLike) -> Comparison | None:
+    """Reads the comparison of an item's folder; `None` if it is no such folder.
+
+    Raises:
+      RunError: If its files are damaged.
+    """
+    place = pathlib.Path(folder)
+    if not (place / COLUMNS).is_file():
+        return None
+    try:
+        known = json.loads((place / COLUMNS).read_text())
+        texts = ("row", "run", "device", "commit")
+        runs = run_folders.read_table(place / "runs.csv", texts)
+        runs["run"] = [str((place / path).resolve()) for path in runs.run]
+        runs = runs[runs.chosen.astype(str) == "True"].drop(columns=["chosen"])
+        for column in known["columns"]:
+            # A column that no run has, since all diverged.
+            runs[column["name"]] = runs.get(column["name"], np.nan)
+        return Comparison(runs=runs.reset_index(drop=True), folder=str(place), **known)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as e:
+        raise RunError(f"{place} is damaged: {' '.join(str(e).split())[:200]}") from e
+
+
+def within(folder: str | os.PathLike) -> list[Comparison]:
+    """Returns the comparisons of all items' results in a folder, at any depth, by path."""
+    found = sorted(pathlib.Path(folder).rglob(COLUMNS))
+    return [made for path in found if (made := read(path.parent)) is not None]
+
+
+def over_tasks(
+    comparisons: Sequence[Comparison], column: str | None = None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Compares methods over several tasks, by scores that mean the same on all of them.
+
+    Args:
+      comparisons: One for each task.
+      column: Name of the column that is the score; the first one of each by default.
+
+    Returns:
+      Method → interquartile mean of its scores, and pair → probability that a run of the one is
+      better than one of the other on a random task, each with a 95 % bootstrap interval.
+
+    Raises:
+      RunError: If methods have not the same number of finite scores on every task.
+    """
+    methods = [row for row in comparisons[0].methods if all(row in c.methods for c in comparisons)]
+    sign = 1 if higher_is_better(comparisons[0].column(column)) else -1
+    scores = {}
+    for row in methods:
+        of_tasks = [[*c.values(column)[row].values()] for c in comparisons]
+        equal = len({len(some) for some in of_tasks}) == 1
+        if not equal or not np.all(np.isfinite(np.array(of_tasks))):
+            raise RunError(f"{row} has not the same number of finite scores on every task.")
+        scores[row] = sign * np.array(of_tasks).T
+    names = displayed(methods)
+    means = {}
+    for row, of_row in scores.items():
+        found = statistics.interquartile_mean(sign * of_row)
+        means[names[row]] = found._asdict()
+    better = {
+        f"{names[one]} > {names[other]}": statistics.probability_of_improvement(
+            scores[one], scores[other]
+        )._asdict()
+        for i, one in enumerate(methods)
+        for other in methods[:i]
+    }
+    return pd.DataFrame(means).T, pd.DataFrame(better).T
+
+
+def compare(
+    *,
+    task: str | Task,
+    algorithms: Sequence[str] | Mapping[str, Mapping[str, Any]],
+    seeds: int | Sequence[int] = 5,
+    model: Any = None,
+    metric: str | None = None,
+    tune: str | None = None,
+    budget: int = _POINTS,
+    root_output_dir: str | os.PathLike = "results/compare",
+    fresh: bool = False,
+    jobs: int | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Runs methods on a task, on the same seeds and clients, and compares them.
+
+    The same call again reuses the runs that are done and resumes those that were cut off. Runs of
+    other settings get folders of their own.
+
+    Args:
+      task: Name of a task, or a user's own.
+      algorithms: Methods; or row → settings of it alone, where a row's first word is its method
+        unless `algorithm` is among the settings.
+      seeds: How many, from 1 on, or which. Each is `seed` and `client_datasets_random_seed`.
+      model: A Keras model in place of the task's, or a function from a seed to one.
+      metric: Column of metrics.csv that is compared; by default that of the task's primary metric.
+      tune: `rates` searches each method's learning rates on validation loss, on the first seed:
+        `budget` points from 0.001 to 10, by successive halving. `None` takes those of `settings`.
+      budget: Points that are tried for each method.
+      root_output_dir: Folder of all runs, and of tables and figures in `<task>/comparison`.
+      fresh: Whether to run all anew; what is there is kept beside.
+      jobs: Runs at a time, in processes of their own, of a registered task and methods; by default
+        runs follow one another in this process.
+      **settings: Flags of a run, as for `simulation.run`; those that a method does not use are left
+        out for it, and the caveats say so.
+
+    Raises:
+      HparamError: If settings are wrong.
+      ReproduceError: If runs fail.
+      tasks.task.DataError: If data is missing or damaged.
+    """
+    objects = {"model": model} if model is not None else {}
+    if isinstance(task, Task):
+        objects["task"] = task
+    if jobs is not None and objects:
+        raise HparamError("jobs does not go with a task or model made in Python; leave it out.")
+    if tune not in (None, "rates"):
+        raise HparamError(f"tune={tune!r} must be 'rates' or None.")
+    numbers = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(dict.fromkeys(seeds))
+    if not numbers:
+        raise HparamError("seeds must name one seed at least.")
+    for flag in _OF_COMPARE:
+        if flag in settings:
+            raise HparamError(f"compare sets {flag} itself; leave it out.")
+    named = algorithms if isinstance(algorithms, Mapping) else {a: {} for a in algorithms}
+    if not named:
+        raise HparamError("algorithms must name one method at least.")
+    given = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in settings.items()}
+    rows, grid, left_out, requests = {}, {}, {}, []
+    for row, own in named.items():
+        method = {"algorithm": row.split(" ")[0], "task": task if isinstance(task, str) else None}
+        tried = _rates_of(method | own) if tune else []
+        rate = dict.fromkeys(tried, 1.0)
+        flags, unused, request = _used({**method, **own, **rate}, given, tried, objects)
+        requests.append(request)
+        for flag in unused:
+            left_out.setdefault(flag, []).append(row)
+        flags = {k: v for k, v in flags.items() if v is not None and k not in tried}
+        rows[row] = Row(row, "", {}, flags)
+        if tried:
+            grid[row] = {flag: {"log": _RANGE} for flag in tried}
+    for flag, some in left_out.items():
+        if len(some) == len(rows):
+            raise HparamError(f"{flag} is used by none of {', '.join(rows)}.")
+    metric = metric or _first_metric(requests[0])
+    share = quantities.of_column(metric).factor != 1
+    column = {"name": quantities.of_column(metric).label, "metric": metric}
+    place = pathlib.Path(root_output_dir).expanduser().absolute()
+    name = requests[0].run["task"]
+    setup = Setup(
+        paper="",
+        item=name,
+        name="comparison",
+        home=place,
+        title=f"{name}, {requests[0].run['total_rounds']} rounds",
+        rounds=requests[0].run["total_rounds"],
+        seeds=numbers,
+        rows=rows,
+        columns=[{**column, "scale": 100, "digits": 1} if share else {**column, "digits": 4}],
+        grid=grid,
+        sample={"points": budget} if tune else {},
+        search={"factor": 3, "restart": True} if tune else {},
+        selection={**items.OWN_SELECTION, "seeds": numbers[:1]} if tune else {},
+        curve=metric,
+        folder=name,
+        published="comparison",
+        objects=objects,
+    )
+    resources = sweep_lib.Resources(here=jobs is None, jobs=jobs, fresh=fresh)
+    asked = study.Study(setup, list(rows), numbers, str(place), resources)
+    outcome = asked.carry_out()
+    methods = [request.run["algorithm"] for request in requests]
+    told = [
+        f"{flag} is not used by {', '.join(some)}."
+        for flag, some in left_out.items()
+        if not flag.startswith(tuple(f"{method}_" for method in methods))
+    ]
+    outcome = dataclasses.replace(outcome, told=[*outcome.told, *told])
+    results.write_csv(asked.folder / "results.csv", outcome.records())
+    return write(outcome, asked.folder)
+
+
+def _rates_of(settings) -> list[str]:
+    """Returns the learning rates that a method has."""
+    method = settings["algorithm"]
+    spec = tff_algos.get(method) if method in tff_algos.names() else None
+    if spec is None:
+        return []  # The settings' check names those that there are.
+    return [_RATES[0], *([_RATES[1]] if spec.has_server_step else [])]
+
+
+def _used(own, shared, tried, objects):
+    """Returns a row's flags, the shared ones that its method does not use, and the request.
+
+    A flag is not used if the run is refused with it, in a line that names it, and not without it.
+
+    Raises:
+      HparamError: If settings are wrong.
+    """
+
+    def request(flags):
+        flags = {k: v for k, v in flags.items() if k not in objects}
+        return experiment_flags.from_python(flags, **objects)
+
+    unused: list[str] = []
+    while True:
+        flags = {**{k: v for k, v in shared.items() if k not in unused}, **own}
+        try:
+            return flags, unused, request(flags)
+        except HparamError as e:
+            for flag in shared:
+                if flag in unused or flag in tried or not _names(str(e), flag):
+                    continue
+                try:
+                    request({k: v for k, v in flags.items() if k != flag})
+                except HparamError as other:
+                    if _names(str(other), flag):
+                        continue
+                unused.append(flag)
+                break
+            else:
+                raise
+
+
+def _names(text, flag) -> bool:
+    return re.search(rf"\b{re.escape(flag)}\b", text) is not None
+
+
+def _first_metric(request) -> str:
+    own = request.objects.get("task")
+    if own is not None:
+        return f"eval/{own.primary_metric}"
+    known = [name for name in columns_lib.in_rounds(request).names if name.startswith("eval/")]
+    return next((name for name in known if name != "eval/loss"), "eval/loss")
+
+
+__all__ = ["Comparison", "ReproduceError", "compare", "over_tasks", "read"]

@@ -1,0 +1,182 @@
+"""A set-up from its plan to what it came to: the one engine of `reproduce.py` and of `compare`."""
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from reproduction import columns, drawing, items, results, run_folders, search, sweep
+from reproduction.items import PlannedRun, Setup, UsageError
+from tff_suite.hparams import Value
+
+Point = Mapping[str, Value]
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """What is to be run of a set-up.
+
+    Attributes:
+      setup: The set-up.
+      rows: The rows to run.
+      seeds: The seeds to run.
+      root: Folder of all results.
+      resources: Where runs run.
+      data_dir: Passed to the runs of tasks that read files.
+      max_rounds: Most rounds of a run; `None` is the protocol's.
+      max_minutes: Time for all runs together; `None` is no limit.
+      say: Takes a line on what is done.
+    """
+
+    setup: Setup
+    rows: Sequence[str]
+    seeds: Sequence[int]
+    root: str
+    resources: sweep.Resources
+    data_dir: str | None = None
+    max_rounds: int | None = None
+    max_minutes: float | None = None
+    say: Callable[[str], None] = lambda text: print(text, flush=True)
+
+    @property
+    def folder(self) -> pathlib.Path:
+        """Where tables and figures go."""
+        return pathlib.Path(self.root) / self.setup.paper / self.setup.item / self.setup.name
+
+    def points(self) -> dict[str, list[Point]]:
+        """Returns row → points of its grid."""
+        return {row: self.setup.points(row) for row in self.rows}
+
+    def tried_seeds(self) -> list[int]:
+        """Returns the seeds on which grids are tried: the rule's, or all if none of it is run."""
+        if all(len(some) == 1 for some in self.points().values()):
+            return list(self.seeds)
+        of_rule = self.setup.selection.get("seeds", self.seeds)
+        return [seed for seed in of_rule if seed in self.seeds] or list(self.seeds)
+
+    def plan(
+        self, points: Mapping[str, Sequence[Point]], seeds: Sequence[int], rounds: int | None = None
+    ) -> list[PlannedRun]:
+        """Returns the runs of points of rows on seeds, of at most so many rounds."""
+        return items.planned_runs(
+            self.setup,
+            [row for row in self.rows if row in points],
+            points,
+            seeds,
+            root=self.root,
+            data_dir=self.data_dir,
+            max_rounds=rounds or self.max_rounds,
+        )
+
+    def planned(self) -> list[PlannedRun]:
+        """Returns all runs; which point is chosen makes no difference to the time.
+
+        Raises:
+          ReproduceError: If the set-up shows what its runs do not write.
+          HparamError: If flags of a row are wrong.
+        """
+        self._checked()
+        points, tried = self.points(), self.tried_seeds()
+        others = [seed for seed in self.seeds if seed not in tried]
+        further = self.plan({row: points[row][:1] for row in self.rows}, others)
+        return [*self.plan(points, tried), *further]
+
+    def _checked(self) -> columns.Check:
+        """Checks what settings tell before the first run."""
+        for line in self._told():
+            self.say(line)
+        drawing.check(self.setup, self.plan(self.points(), self.tried_seeds()))
+        shown = columns.Check(self.setup)
+        shown.before()
+        return shown
+
+    def _told(self) -> list[str]:
+        tried, of_rule = self.tried_seeds(), self.setup.selection.get("seeds", self.seeds)
+        if set(tried) <= set(of_rule) or all(len(some) == 1 for some in self.points().values()):
+            return []
+        ours, theirs = (" ".join(map(str, some)) for some in (tried, of_rule))
+        return [
+            f"Grids' points are chosen on seed {ours}: of the item's selection.seeds, {theirs}, "
+            "none is run."
+        ]
+
+    def carry_out(self) -> "Outcome":
+        """Runs what is missing, and chooses the points of grids.
+
+        Raises:
+          ReproduceError: If the set-up shows what its runs do not write, or runs fail.
+          HparamError: If flags of a row are wrong.
+        """
+        shown, started = self._checked(), time.monotonic()
+        points, tried, told = self.points(), self.tried_seeds(), self._told()
+
+        def execute(some, share=1.0):
+            # Grids are run more than once: beyond their edges, and on further seeds.
+            minutes = self.max_minutes
+            if minutes is not None:
+                minutes = share * max(0.0, minutes - (time.monotonic() - started) / 60)
+            sweep.execute(some, self.resources, minutes, shown.after)
+
+        others = [seed for seed in self.seeds if seed not in tried]
+        if self.setup.search:
+            if self.max_minutes is not None or self.max_rounds is not None:
+                raise UsageError(
+                    "--budget does not go with [search]: set search.budget, or --full_grid."
+                )
+            runs, chosen, found = self._searched(points, tried, execute)
+            told += found
+        else:
+            number = len(self.plan(points, tried))
+            share = number / (number + len(self.rows) * len(others))
+            runs, chosen = search.whole_grid(
+                self.setup,
+                points,
+                lambda some: self.plan(some, tried),
+                lambda some: execute(some, share),
+            )
+        further = self.plan({row: [chosen[row]] for row in self.rows}, self.seeds)
+        if others or self.setup.search:
+            execute(further)
+        runs = list({run.folder: run for run in [*runs, *further]}.values())
+        return Outcome(self.setup, runs, chosen, told)
+
+    def _searched(self, points, seeds, execute):
+        """Searches the grids of rows; returns runs, chosen points, and what is to be said."""
+        wide = [row for row in self.rows if len(points[row]) > 1]
+        runs = self.plan({row: points[row] for row in self.rows if row not in wide}, seeds)
+        execute(runs)
+        found = search.search(
+            self.setup, wide, lambda some, rounds: self.plan(some, seeds, rounds), execute
+        )
+        chosen = {r: found[r].point if r in found else dict(points[r][0]) for r in self.rows}
+        runs += self.plan({row: points[row] for row in wide}, seeds)
+        return runs, chosen, [found[row].describe(row) for row in wide]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a set-up came to.
+
+    Attributes:
+      setup: The set-up.
+      runs: All runs.
+      chosen: Row → the point of its grid that was chosen.
+      told: What has to be said of how that came about, as sentences.
+    """
+
+    setup: Setup
+    runs: Sequence[PlannedRun]
+    chosen: Mapping[str, Point]
+    told: Sequence[str]
+
+    def records(self) -> list[dict]:
+        """Returns a record per row and column; see `results.records`."""
+        return results.records(self.runs, self.setup, self.chosen)
+
+    def caveats(self) -> list[str]:
+        """Returns what must be said beside the table, as sentences."""
+        records = self.records()
+        found = results.caveats(records, self.setup)
+        found += run_folders.mixtures([run.read() for run in self.runs])
+        difference = results.largest_difference(records, self.setup)
+        return [*found, *self.told, *filter(None, [difference])]

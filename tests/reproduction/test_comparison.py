@@ -1,0 +1,298 @@
+"""Methods side by side: what `simulation.compare` runs, tells and writes."""
+
+import dataclasses
+import json
+import pathlib
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.text import Text
+from scipy import stats
+
+import reproduce
+import simulation
+import tasks
+from reproduction import comparison, items, latex
+from simulation.errors import RunError
+from tests.simulation import toy_extension  # noqa: F401  (registers the task)
+from tff_suite.hparams import HparamError
+
+SETTINGS = {
+    "total_rounds": 2,
+    "clients_per_round": 3,
+    "client_batch_size": 3,
+    "client_learning_rate": 0.3,
+    "server_learning_rate": 1.0,
+    "qfedavg_q": 1.0,
+    "runtime": "tff",
+}
+
+
+def own_task():
+    return dataclasses.replace(tasks.load("toy"), name="mine")
+
+
+def run(root, **changes):
+    known = {"algorithms": ["fedavg", "qfedavg"], "seeds": 2, "task": own_task(), **SETTINGS}
+    return simulation.compare(**{**known, "root_output_dir": root, **changes})
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("compare")
+    return root, run(root)
+
+
+def test_the_numbers_are_those_of_the_runs(made):
+    root, result = made
+    assert result.runs.row.tolist() == ["fedavg"] * 2 + ["qfedavg"] * 2
+    for one in result.runs.itertuples():
+        summary = json.loads((pathlib.Path(one.run) / "summary.json").read_text())
+        assert one[4] == pytest.approx(100 * summary["final"]["eval/accuracy"])
+        flags = json.loads((pathlib.Path(one.run) / "hparams.json").read_text())["flags"]
+        assert flags["seed"] == flags["client_datasets_random_seed"] == one.seed
+        assert flags["algorithm"] == one.row and ("qfedavg_q" in flags) == (one.row == "qfedavg")
+    name = result.columns[0]["name"]
+    means = result.runs.groupby("row")[name].mean()
+    assert result.table()[name].tolist() == pytest.approx(means.tolist())
+    values = [result.values()[row] for row in ("qfedavg", "fedavg")]
+    (pair,) = result.pairs()
+    assert pair.p == pytest.approx(stats.ttest_rel(*(list(v.values()) for v in values)).pvalue)
+    assert pair.clients is not None and pair.clients.low <= pair.clients.high
+    assert {p.name for p in (root / "mine" / "comparison").iterdir()} == {
+        *("columns.json", "results.csv", "runs.csv", "table.tex")
+    }
+    figure = result.plot(width=3.25)
+    words = {t.get_text() for t in figure.findobj(Text)}
+    assert figure.get_size_inches()[0] == 3.25 and {"FedAvg", "q-FedAvg"} <= words
+
+
+def test_the_same_call_reuses_runs_and_other_settings_get_folders_of_their_own(made, capsys):
+    root, before = made
+    again = run(root)
+    assert "4 of 4 runs are done already and reused." in capsys.readouterr().out
+    pd.testing.assert_frame_equal(again.runs, before.runs)
+    changed = {"algorithms": ["fedavg"], "seeds": [1], "qfedavg_q": None}
+    changed["client_learning_rate"] = 0.1
+    other = run(root, **changed)
+    assert "1 have other settings than before" in capsys.readouterr().out
+    (folder,) = other.runs.run
+    assert re.fullmatch(r"fedavg_seed1\.\w{8}", pathlib.Path(folder).name)
+    assert run(root, **changed).runs.run.tolist() == [folder]
+    assert "1 of 1 runs are done already and reused." in capsys.readouterr().out
+    assert run(root).runs.run.tolist() == before.runs.run.tolist(), "and back again"
+
+
+def test_the_command_compares_the_chosen_rows_by_the_same_numbers(made, capsys, tmp_path):
+    root, _ = made
+    result = run(root)
+    capsys.readouterr()
+    out = f"--root_output_dir={tmp_path}"
+    assert reproduce.main(["--compare", str(root / "mine"), out]) == 0
+    told = capsys.readouterr().out
+    assert told.strip() == result.report().strip()
+    assert "(eval/accuracy, final model)" in told and "q-FedAvg - FedAvg" in told
+    assert "With 2 seeds a 95 % interval is ± 12.7 standard errors: take 5 seeds" in told
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"algorithms": []}, "must name one method"),
+        ({"algorithms": ["fedavgg"]}, "Did you mean fedavg"),
+        ({"seeds": 0}, "must name one seed"),
+        ({"tune": "all"}, "must be 'rates' or None"),
+        ({"jobs": 2}, "jobs does not go with a task"),
+        ({"seed": 3}, "compare sets seed itself"),
+        ({"total_rounds": -1}, "total_rounds"),
+        ({"total_round": 3}, "total_round"),
+        ({"fedadam_tau": 1e-3}, "fedadam_tau is used by none of fedavg, qfedavg"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_what_is_wrong_is_one_line_before_any_run(tmp_path, changes, says):
+    with pytest.raises(HparamError) as e:
+        run(tmp_path, **changes)
+    assert says in str(e.value) and "\n" not in str(e.value)
+    assert not list(tmp_path.iterdir())
+
+
+# Without runs.
+
+ACCURACY = {"name": "accuracy (%)", "metric": "eval/accuracy", "scale": 100, "digits": 1}
+LOSS = {"name": "loss", "metric": "eval/loss", "digits": 3, "last_rounds": 5}
+
+
+def by_hand(values, **more):
+    """Returns the comparison of row → values by seed, of two columns."""
+    rows = [
+        {"row": row, "seed": seed, "accuracy (%)": v, "loss": (100 - v) / 10, "run": "nowhere"}
+        for row, some in values.items()
+        for seed, v in enumerate(some, 1)
+    ]
+    return comparison.Comparison("T", [ACCURACY, LOSS], pd.DataFrame(rows), [], "nowhere", **more)
+
+
+def parsed(text):
+    """Reads a LaTeX table strictly; returns its caption and its rows, a cell for each column.
+
+    Environments nest, braces balance, each row has as many cells as the columns that are declared.
+    """
+    stack, rows, columns = [], [], 0
+    for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
+        if kind == "begin":
+            stack.append(name)
+        else:
+            assert stack.pop() == name
+    assert not stack
+    lines = [line.strip() for line in text.splitlines() if not line.startswith("%")]
+    for line in lines:
+        plain = re.sub(r"\\[{}]", "", line)
+        assert plain.count("{") == plain.count("}") and not re.search(r"[^\x00-\x7f]", plain), line
+        if found := re.fullmatch(r"\\begin\{tabular\}\{(.*)\}", line):
+            columns = len(re.sub(r"@\{.*?\}|\s", "", found[1]))
+        elif line.endswith(r"\\"):
+            cells = []
+            for cell in re.split(r"(?<!\\)&", line.removesuffix(r"\\")):
+                wide = re.fullmatch(r"\s*\\multicolumn\{(\d)\}\{c\}\{(.*)\}\s*", cell)
+                cells += [wide[2], *[""] * (int(wide[1]) - 1)] if wide else [cell.strip()]
+            assert len(cells) == columns, line
+            rows.append(cells)
+    caption = re.search(r"\\caption\{(.*)\}$", text, re.MULTILINE)
+    assert [line for line in lines if line.endswith("rule")] == [
+        *(r"\toprule", r"\midrule", r"\bottomrule")
+    ]
+    assert re.search(r"^  \\label\{\S+\}$", text, re.MULTILINE)
+    return caption[1], rows
+
+
+def test_a_table_of_latex_can_be_pasted():
+    found = by_hand(
+        {
+            "fedavg": [80.0, 82.0, 81.0],
+            "qfedavg q=1": [80.5, 81.0, 80.0],
+            "term": [50.0, 51.0, 52.0],
+            "afl": [np.nan] * 3,
+        },
+        published={"fedavg": {"accuracy (%)": 85.25}},
+    )
+    caption, (head, *rows) = parsed(found.to_latex(label="tab:x"))
+    assert head == ["Method", r"accuracy (\%)", "", "paper", "loss", ""]
+    # Half of the interval of 80, 82 and 81 is 4.3027 / sqrt(3), and 80.5 lies within it.
+    assert rows[0] == ["FedAvg", r"\textbf{81.0}", "2.5", "85.2", r"\textbf{1.900}", "0.248"]
+    assert rows[1][:3] == ["q-FedAvg q=1", r"\underline{80.5}", "1.2"]
+    assert rows[2][:3] == ["TERM", "51.0", "2.5"]
+    assert rows[3] == ["AFL", "diverged", "", "", "diverged", ""]
+    assert "final model" in caption and "mean of the last 5 rounds" in caption
+    assert "seconds" not in found.to_latex()
+
+
+def test_settings_are_shown_only_if_asked_for():
+    found = by_hand({"fedavg": [1.0, 2.0]}, settings=["client_learning_rate"])
+    found.runs["client_learning_rate"] = 0.1
+    assert "learning" not in found.to_latex()
+    _, (head, row) = parsed(found.to_latex(rates=True))
+    assert (head[1], row[1]) == (r"client\_learning\_rate", "0.1")
+
+
+def test_one_seed_has_no_interval_and_no_sign():
+    _, (_, row) = parsed(by_hand({"fedavg": [80.0]}).to_latex())
+    assert row == ["FedAvg", r"\textbf{80.0}", "", r"\textbf{2.000}", ""]
+
+
+@pytest.mark.parametrize("text", ["50 % & more_or_less #1 $", r"a\b{c}~^", "two\nlines"])
+def test_any_words_are_text_in_latex(text):
+    found = dataclasses.replace(by_hand({"fedavg": [1.0, 2.0]}), title=text)
+    parsed(found.to_latex())
+    assert "\n" not in latex.escape(text)
+
+
+def test_what_is_better_is_told_by_the_column():
+    assert comparison.higher_is_better(ACCURACY) and not comparison.higher_is_better(LOSS)
+    assert not comparison.higher_is_better({**ACCURACY, "scale": -100, "offset": 1})
+    found = by_hand({"fedavg": [1.0, 2.0], "term": [3.0, 4.0]})
+    assert found.pairs()[0].wins == found.pairs("loss")[0].wins == 2
+    with pytest.raises(RunError, match=r"no column f1 .* it has accuracy \(%\), loss"):
+        found.pairs("f1")
+
+
+def test_several_tasks_are_compared_as_in_rliable():
+    one = by_hand({"fedavg": [1.0, 3.0], "term": [2.0, 4.0]})
+    other = by_hand({"term": [9.0, 9.0], "fedavg": [1.0, 2.0], "afl": [0.0, 0.0]})
+    means, better = comparison.over_tasks([one, other])
+    # Of 1 3 1 2 the middle half is 1 2, of 2 4 9 9 it is 4 9.
+    assert means["mean"].tolist() == [1.5, 6.5] and list(means.index) == ["FedAvg", "TERM"]
+    # 2 beats 1; 4 beats 1 and 3: 3 of 4. On the other task all of 4.
+    assert better.loc["TERM > FedAvg", "mean"] == 0.875
+    fewer = by_hand({"fedavg": [1.0], "term": [2.0]})
+    with pytest.raises(RunError, match="not the same number"):
+        comparison.over_tasks([one, fewer])
+
+
+ITEM = """
+title = "T"
+[setups.s]
+title = "S"
+rounds = 3
+seeds = [1, 2]
+columns = [{ name = "a", metric = "eval/accuracy" }]
+[setups.s.rows]
+fedavg = "a.flags"
+"""
+FLAGS = "--task=synthetic\n--algorithm=fedavg\n--clients_per_round=2\n--client_batch_size=5\n"
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_dry_run_measures_what_it_has_no_figure_for_or_says_unknown(
+    tmp_path, capsys, monkeypatch, works
+):
+    def execute(runs, resources, *_):
+        for run in runs if works else ():
+            assert run.flags["total_rounds"] == run.rounds == 2
+            run.folder.mkdir()
+            (run.folder / "metrics.csv").write_text("round_num,time/round_seconds\n1,9\n2,0.5\n")
+        if not works:
+            raise items.ReproduceError("runs failed")
+
+    monkeypatch.setattr(reproduce.sweep, "execute", execute)
+    monkeypatch.setattr(reproduce.needs, "of_row", lambda *_: None)
+    (tmp_path / "x.toml").write_text(ITEM)
+    (tmp_path / "a.flags").write_text(f"{FLAGS}--client_learning_rate=0.1\n")
+    root = f"--root_output_dir={tmp_path / 'runs'}"
+    assert reproduce.main([f"--items={tmp_path}", "--item=x", "--dry_run", root]) == 0
+    told = capsys.readouterr().out
+    assert "Measuring two rounds of fedavg" in told and "0.00 " not in told
+    if works:
+        # Two runs of three rounds of half a second.
+        assert "two rounds, measured just now" in told and "0.00083 hours" in told
+    else:
+        assert "| unknown |" in told and "Unknown: 6 rounds" in told
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_changed_flag_file_starts_runs_in_folders_of_their_own(tmp_path):
+    """And the old file finds the old runs again: nothing is overwritten, nothing is a dead end."""
+    (tmp_path / "x.toml").write_text(ITEM)
+
+    def planned(rate):
+        (tmp_path / "a.flags").write_text(f"{FLAGS}--client_learning_rate={rate}\n")
+        (item,) = items.own_items(str(tmp_path))
+        (setup,) = item.setups.values()
+        runs = items.planned_runs(setup, ["fedavg"], {"fedavg": [{}]}, [1, 2], root=str(tmp_path))
+        for run in runs:
+            flags = run.request().in_force
+            assert flags["client_learning_rate"] == rate
+            assert flags["experiment_name"] == run.folder.name
+            run.folder.mkdir(parents=True, exist_ok=True)
+            (run.folder / "hparams.json").write_text(json.dumps({"flags": dict(flags)}))
+        return runs
+
+    first, second = planned(0.1), planned(0.25)
+    assert [run.name for run in first] == ["fedavg_seed1", "fedavg_seed2"]
+    assert [run.kept for run in second] == [run.folder for run in first]
+    (ending,) = {run.name.partition(".")[2] for run in second}
+    assert re.fullmatch(r"\w{8}", ending), "the same for all seeds"
+    for rate, before in ((0.1, first), (0.25, second)):
+        assert [run.folder for run in planned(rate)] == [run.folder for run in before]
