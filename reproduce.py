@@ -142,7 +142,7 @@ FLAGS = types.SimpleNamespace()
 
 # What is read by what runs nothing, beside where things lie.
 _READ = {
-    "list": {"paper", "item", "setup"},
+    "list": {"paper", "item", "setup", "json"},
     "write_readmes": set(),
     "redraw": {"paper", "item", "setup"},
     "compare": {"column"},
@@ -246,14 +246,19 @@ def reproduce(
     named = ["results.csv", "runs.csv", "table.md", "table.tex"]
     named += [pathlib.Path(path).name for path in drawn]
     if options.json:
-        content = {"paper": setup.paper, "item": setup.item, "setup": setup.name}
-        content |= {"title": setup.title, "folder": str(folder), "files": named}
+        content = {**_named(setup), "folder": str(folder), "files": named}
         _answers.append({**content, "caveats": caveats, "records": records})
     else:
         print(_told(setup, records, caveats, folder, named, options))
     if options.record:
         readme.record(setup, folder)
         print(f"Recorded in {readme.recorded_folder(setup)}.")
+
+
+def _named(setup) -> dict[str, str]:
+    """Returns how `--json` names a set-up."""
+    names = {"paper": setup.paper, "item": setup.item, "setup": setup.name}
+    return {**names, "title": setup.title}
 
 
 def _told(setup, records, caveats, folder, named, options) -> str:
@@ -327,6 +332,9 @@ def _dry_run(setup, runs, resources) -> None:
         + ["unknown" if e.seconds is None else _hours(e.rounds * e.seconds / 3600)]
         for e in rows
     ]
+    if FLAGS.json:
+        _answers.append({**_named(setup), "data": told_data, "rows": [e._asdict() for e in rows]})
+        return
     print(f"{setup.paper} {setup.item} {setup.name}: {setup.title}\n")
     headers = ["row", "runs to do", "rounds to do", "s a round", "which are", "hours"]
     print(tabulate.tabulate(table, headers, tablefmt="github", disable_numparse=True))
@@ -381,6 +389,9 @@ def _list() -> None:
     if FLAGS.data_dir and remote.is_address(FLAGS.data_dir):
         needs.paths_at(FLAGS.data_dir)  # An address that cannot be read is all there is to tell.
     for item in _asked_items():
+        if FLAGS.json:
+            _answers.extend(map(_listed, _asked_setups(item).values()))
+            continue
         where = f"--items={FLAGS.items}" if FLAGS.items else f"--paper={item.paper}"
         print(f"{where} --item={item.name}: {item.title}")
         for name, setup in _asked_setups(item).items():
@@ -392,6 +403,18 @@ def _list() -> None:
             if setup.rows and not score.recorded(setup):
                 told = [needs.told_data(setup, FLAGS.data_dir), needs.told_hours(setup)]
                 print(f"    takes {'; '.join(filter(None, told))}")
+
+
+def _listed(setup) -> dict:
+    """Returns what `--list --json` prints of a set-up."""
+    is_recorded = bool(score.recorded(setup))
+    takes = {"data": None, "hours": None}
+    if setup.rows and not is_recorded:
+        takes = {
+            "data": needs.told_data(setup, FLAGS.data_dir),
+            "hours": needs.told_hours(setup),
+        }
+    return {**_named(setup), "rows": list(setup.rows), "recorded": is_recorded, **takes}
 
 
 def _asked_items() -> list[items.Item]:
@@ -471,8 +494,11 @@ def main(arguments: list[str]) -> int:
     if FLAGS.items:
         # Modules that their flag files import may lie beside them.
         sys.path.append(os.path.abspath(FLAGS.items))
+    _answers.clear()
     if FLAGS.list:
         _list()
+        if FLAGS.json:
+            print(json.dumps(_answers, indent=2))
         return 0
     if FLAGS.write_readmes:
         _write_readmes()
@@ -491,14 +517,13 @@ def main(arguments: list[str]) -> int:
         raise UsageError(f"{needed} must be set; --list shows what there is.")
     changes.start_over()
     (item,) = _asked_items()
-    _answers.clear()
     # So that what is printed is JSON alone.
     with contextlib.redirect_stdout(sys.stderr) if FLAGS.json else contextlib.nullcontext():
         _reproduce_all(list(_asked_setups(item).values()))
+        if FLAGS.record and not FLAGS.items:
+            _write_readmes()
     if FLAGS.json:
         print(json.dumps(_answers, indent=2))
-    if FLAGS.record and not FLAGS.items:
-        _write_readmes()
     return 0
 
 

@@ -346,7 +346,7 @@ run_experiment.main(["--flagfile=papers/adafedadam/flags/table5_synthetic_fedada
     )
     assert (done.returncode, done.stderr) == (0, "")
     commands = {path.name for path in (installed / "bin").iterdir()}
-    assert commands == {"tff-algos-reproduce", "tff-algos-run"}
+    assert commands == {"tff-algos-reproduce", "tff-algos-run", "tff-algos-runs"}
     assert done.stdout.startswith(f"{installed}/reproduce.py {installed}/run_experiment.py\n")
     for path in (_REPO / "papers" / "adafedadam").glob("*.toml"):
         assert f"--paper=adafedadam --item={path.stem}: " in done.stdout

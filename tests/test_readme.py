@@ -33,8 +33,8 @@ def test_the_experiment_of_the_readme(tmp_path):
     named = re.findall(
         r"^\| `(.+?)` \|", (DOCS / "run_folder.md").read_text().split("\n## ")[0], re.M
     )
-    names = set(named) - {"client_states.sqlite", "encoding.json"}
-    assert len(names) >= 8 and len(names) == len(set(named)) - 2
+    names = set(named) - {"client_states.sqlite", "diverged.json", "encoding.json"}
+    assert len(names) >= 8 and len(names) == len(set(named)) - 3
     for name in names:
         assert list(folder.glob(name.replace("…", "*"))), f"the page promises {name}"
 

@@ -617,6 +617,20 @@ def listed(capsys):
     return said
 
 
+def test_list_and_dry_run_as_json(listed, capsys, tmp_path):
+    setups = json.loads(listed("--json"))
+    assert {(s["paper"], s["item"]) for s in setups} == {(i.paper, i.name) for i in ITEMS}
+    table5 = ("--paper=adafedadam", "--item=table5", "--setup=synthetic")
+    (setup,) = json.loads(listed(*table5, "--json"))
+    assert {"fedavg", "fedadam"} <= set(setup["rows"]) and setup["recorded"]
+    root = f"--root_output_dir={tmp_path}"
+    assert reproduce.main([*table5, "--rows=fedavg", "--dry_run", "--json", root]) == 0
+    out, err = capsys.readouterr()
+    (answer,) = json.loads(out)
+    assert not err and [row["row"] for row in answer["rows"]] == ["fedavg"]
+    assert answer["rows"][0]["runs"] == 3 and answer["rows"][0]["rounds"] == 3000
+
+
 def test_list_names_every_item_and_no_heat_maps_points(listed):
     text = listed()
     for item in ITEMS:
