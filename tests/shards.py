@@ -5,8 +5,9 @@
 runs the second of eight parts. A part that was interrupted and is started again, at the same
 commit, passes over what has passed and runs what has failed, or has not run, only.
 
-Results are lines of JSON in .test-results/<commit>.jsonl; tests/durations.json holds how long a
-test takes. Neither these files nor the page that is made of them makes a commit another one.
+Results are lines of JSON in .test-results/<commit>.jsonl, and say how long a test takes. The page
+that is made of them makes no commit another one. Machines that run parts of one whole need the same
+files there, or their parts differ.
 """
 
 import argparse
@@ -23,14 +24,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
-DURATIONS = REPO / "tests" / "durations.json"
-# Of a test that the file does not know, in seconds.
+RESULTS = REPO / ".test-results"
+# Of a test that has not run yet, in seconds.
 _UNKNOWN, _UNKNOWN_LONG = 0.5, 30.0
-_NOT_CODE = (
-    ":!docs/reliability.md",
-    ":!tests/durations.json",
-    ":!tests/reliability/found.jsonl",
-)
+_NOT_CODE = (":!docs/reliability.md",)
 
 
 def pytest_addoption(parser):
@@ -38,7 +35,7 @@ def pytest_addoption(parser):
     group.addoption("--shard", default="1/1", help="run part I of N", metavar="I/N", type=_shard)
     group.addoption(
         "--results",
-        default=str(REPO / ".test-results"),
+        default=str(RESULTS),
         help="folder of what came out, by commit",
         metavar="DIR",
     )
@@ -69,8 +66,12 @@ class _Shard:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config, items):
-        durations = [duration(item.nodeid, bool(item.get_closest_marker("long"))) for item in items]
-        chosen = part(items, durations, self._index, self._number)
+        # Not by what this commit has measured: its parts must stay what they are.
+        known = durations(self._path.parent, without=self._path)
+        seconds = [
+            duration(item.nodeid, bool(item.get_closest_marker("long")), known) for item in items
+        ]
+        chosen = part(items, seconds, self._index, self._number)
         done = {k for k, r in read(self._path).items() if r["outcome"] in ("passed", "xfailed")}
         left = [item for item in chosen if item.nodeid not in done]
         self._passed_over = len(chosen) - len(left)
@@ -122,9 +123,8 @@ def part(items: Sequence, durations: Sequence[float], index: int, number: int) -
     return chosen
 
 
-def duration(test: str, long: bool, known: Mapping[str, float] | None = None) -> float:
+def duration(test: str, long: bool, known: Mapping[str, float]) -> float:
     """Returns how many seconds a test takes: as measured for the cases of its function."""
-    known = _durations() if known is None else known
     return known.get(function_of(test), _UNKNOWN_LONG if long else _UNKNOWN)
 
 
@@ -133,8 +133,24 @@ def function_of(test: str) -> str:
     return test.partition("[")[0]
 
 
-def _durations():
-    return json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+def durations(folder: pathlib.Path, without: pathlib.Path | None = None) -> dict[str, float]:
+    """Returns function → seconds a case: the mean of the last results in the files of a folder."""
+    seconds = collections.defaultdict(list)
+    for test, result in results(folder, without).items():
+        if result["outcome"] != "skipped":
+            seconds[function_of(test)].append(result["seconds"])
+    # At no time at all the last test would lie beyond the last part.
+    return {name: max(sum(values) / len(values), 0.01) for name, values in seconds.items()}
+
+
+def results(folder: pathlib.Path, without: pathlib.Path | None = None) -> dict[str, dict]:
+    """Returns test → its last result in a folder, with the `commit` at which it was run."""
+    last = {}
+    paths = [path for path in folder.glob("*.jsonl") if path != without]
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):
+        for test, result in read(path).items():
+            last[test] = {**result, "commit": path.stem}
+    return last
 
 
 def read(path: pathlib.Path) -> dict[str, dict]:

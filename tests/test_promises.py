@@ -45,12 +45,6 @@ def test_every_test_of_the_folder_holds_a_promise(page):
                 assert test in named, f"{test} is in no row of {report.PAGE.name}"
 
 
-def test_durations_are_of_tests_that_there_are():
-    for test in shards._durations():
-        file, name = test.split("::")
-        assert name in functions_of(shards.REPO / file), test
-
-
 RUN = {
     "test": "tests/a.py::test_x[1]",
     "outcome": "passed",
@@ -63,7 +57,6 @@ RUN = {
 @pytest.mark.parametrize(
     ("results", "said"),
     [
-        ([], "not run yet"),
         ([RUN], "1 of 3 passed, 2 not run yet, 50 kills (01234567)"),
         (
             [
@@ -86,26 +79,16 @@ def test_counts_come_from_results(results, said):
     assert "old" not in new and report.updated(new, there_are, last) == new
 
 
-def test_what_is_kept_is_of_promised_tests_that_there_are():
-    page = "\n| 1 | Kept. | `tests/a.py::test_x` | old |\n"
-    there_are = [f"tests/a.py::test_x[{i}]" for i in (1, 2)] + ["tests/a.py::test_y"]
-    known = {test: {**RUN, "test": test} for test in [*there_are, "tests/a.py::test_x[gone]"]}
-    results = report.kept(known, page, there_are)
-    assert [result["test"] for result in results] == there_are[:2]
-    assert all("seconds" not in result for result in results)
-    last = {result["test"]: result for result in results}
-    assert report.kept(last, page, there_are) == results
-    assert report.counts(["tests/a.py::test_x"], there_are, last).startswith("2 of 2 passed, 100")
-
-
 def test_the_last_result_counts_and_is_measured(tmp_path):
     for i, (commit, outcome, seconds) in enumerate([("b", "failed", 4.0), ("a", "passed", 6.0)]):
         path = tmp_path / f"{commit}.jsonl"
         path.write_text("\n" + json.dumps({**RUN, "outcome": outcome, "seconds": seconds}))
         os.utime(path, (i, i))
-    last = report.results(tmp_path)
+    last = shards.results(tmp_path)
     assert [(r["outcome"], r["commit"]) for r in last.values()] == [("passed", "a")]
-    assert report.measured(last, {"x": 1.0, "tests/a.py::test_x": 9.0}) == {
-        "tests/a.py::test_x": 6.0,
-        "x": 1.0,
-    }
+    assert shards.durations(tmp_path) == {"tests/a.py::test_x": 6.0}
+
+
+def test_a_row_whose_tests_have_not_run_here_stays():
+    page = "\n| 1 | Kept. | `tests/a.py::test_x` | old |\n"
+    assert report.updated(page, {"tests/a.py::test_x[1]": True}, {}) == page

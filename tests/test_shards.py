@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import json
 import pathlib
 import subprocess
 import sys
@@ -118,3 +119,12 @@ def test_a_part_that_there_is_not_is_told(tmp_path):
             shards._shard(wrong)
     code, _, out = ran(tmp_path, "--shard=3/2")
     assert code == 4 and "3/2 must be I/N, part I of N" in out
+
+
+def test_parts_stay_while_a_commit_measures(tmp_path):
+    line = {"test": "tests/a.py::test_x", "outcome": "passed", "counts": {}}
+    (tmp_path / "before.jsonl").write_text(json.dumps({**line, "seconds": 3.0}))
+    (tmp_path / "now.jsonl").write_text(json.dumps({**line, "seconds": 9.0}))
+    known = shards.durations(tmp_path, without=tmp_path / "now.jsonl")
+    assert shards.duration("tests/a.py::test_x[case]", True, known) == 3.0
+    assert shards.duration("tests/a.py::test_y", True, known) == 30.0

@@ -1,19 +1,15 @@
 """Brings docs/reliability.md up to date with what `make test-long` found: `make reliability`.
 
-    python -m tests.reliability.report --durations
+    python -m tests.reliability.report
 
-writes the last column of the table of promises, and the table of hours, from .test-results, from
-what was found before and from the tests that there are. What is known then of the promises' tests
-is kept in tests/reliability/found.jsonl, to which every machine adds the parts that it has run.
-`--durations` first writes what the tests took to tests/durations.json.
+writes the last column of the table of promises, and the table of hours, from .test-results and from
+the tests that there are. A row of which no test has run here stays as it is.
 """
 
 import collections
 import contextlib
 import io
-import json
 import math
-import pathlib
 import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -24,11 +20,8 @@ from tests import shards
 from tff_suite import command_line, parser
 
 PARSER = parser.Parser(__doc__)
-PARSER.flag("durations", False, "First write what the tests took to tests/durations.json.")
 
 PAGE = shards.REPO / "docs" / "reliability.md"
-RESULTS = shards.REPO / ".test-results"
-FOUND = shards.REPO / "tests" / "reliability" / "found.jsonl"
 NOT_RUN = "not run yet"
 _ROW = re.compile(r"^\| (\d+) \| (.+?) \| (.+?) \| (.*?) \|$", re.M)
 _TEST = re.compile(r"`(tests/[\w/]+\.py::\w+)`")
@@ -53,29 +46,6 @@ def promises(page: str) -> list[Promise]:
         Promise(int(number), text, _TEST.findall(tests), counts)
         for number, text, tests, counts in _ROW.findall(page)
     ]
-
-
-def results(folder: pathlib.Path) -> dict[str, dict]:
-    """Returns test → its last result with the `commit` at which it was run."""
-    last = {}
-    for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns):
-        for test, result in shards.read(path).items():
-            last[test] = {**result, "commit": path.stem}
-    return last
-
-
-def kept(known: Mapping[str, dict], page: str, there_are: Iterable[str]) -> list[dict]:
-    """Returns the results to be kept: of the cases that there are of a promise's tests, in order.
-
-    Args:
-      known: Test → its result, with `commit`.
-      page: The page.
-      there_are: All tests.
-    """
-    promised = {test for promise in promises(page) for test in promise.tests}
-    cases = sorted(t for t in known.keys() & set(there_are) if shards.function_of(t) in promised)
-    fields = ("outcome", "counts", "commit")
-    return [{"test": test} | {field: known[test][field] for field in fields} for test in cases]
 
 
 def counts(tests: Iterable[str], there_are: Iterable[str], last: Mapping[str, dict]) -> str:
@@ -115,15 +85,16 @@ def updated(page: str, there_are: Mapping[str, bool], last: Mapping[str, dict]) 
     """
 
     def row(match):
-        number, text, tests, _ = match.groups()
+        number, text, tests, before = match.groups()
         said = counts(_TEST.findall(tests), there_are, last)
+        said = before if said == NOT_RUN and before else said
         return f"| {number} | {text} | {tests} | {said} |"
 
     return _HOURS.sub(lambda _: _hours(there_are), _ROW.sub(row, page))
 
 
 def _hours(there_are):
-    known = json.loads(shards.DURATIONS.read_text())
+    known = shards.durations(shards.RESULTS)
     files = collections.defaultdict(lambda: [0, 0.0])
     for test, long in there_are.items():
         name = test.partition("::")[0] if long else "the quick tier"
@@ -162,28 +133,12 @@ def collected() -> dict[str, bool]:
     return found
 
 
-def measured(last: Mapping[str, dict], known: Mapping[str, float]) -> dict[str, float]:
-    """Returns seconds a case by function: the mean of what was measured, else what is known."""
-    seconds = collections.defaultdict(list)
-    for test, result in last.items():
-        if result["outcome"] != "skipped":
-            seconds[shards.function_of(test)].append(result["seconds"])
-    means = {name: round(sum(values) / len(values), 1) for name, values in seconds.items()}
-    return dict(sorted({**known, **means}.items()))
-
-
 @command_line.reported
 def main(arguments: list[str]) -> int:
     """Writes the page; returns the exit code."""
-    options = PARSER.parse(arguments)
-    last = results(RESULTS)
-    if options.durations:
-        known = json.loads(shards.DURATIONS.read_text())
-        shards.DURATIONS.write_text(json.dumps(measured(last, known), indent=1) + "\n")
+    PARSER.parse(arguments)
     page, there_are = PAGE.read_text(), collected()
-    known = kept({**shards.read(FOUND), **last}, page, there_are)
-    FOUND.write_text("".join(json.dumps(result) + "\n" for result in known))
-    PAGE.write_text(updated(page, there_are, {result["test"]: result for result in known}))
+    PAGE.write_text(updated(page, there_are, shards.results(shards.RESULTS)))
     return 0
 
 
