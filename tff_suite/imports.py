@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import importlib.machinery
 import os
 import pkgutil
 import sys
@@ -28,6 +29,26 @@ _POSTPONED = (
 )
 # Keras 3, which TensorFlow Model Optimization imports and does without.
 _POSTPONED_WITH_KERAS_2_APART = ("keras",)
+
+
+def _check_names():
+    """Refuses a module of a user's that hides one of the suite's packages from the others.
+
+    Raises:
+      ImportError: One line that names the file.
+    """
+    suite = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    for name in ("reproduction", "simulation", "tasks", "tff_algos"):
+        spec = importlib.machinery.PathFinder.find_spec(name)
+        if spec is None:  # Found otherwise, as what `pip install -e` has installed.
+            continue
+        path = spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+        found = os.path.realpath(path)
+        if os.path.dirname(os.path.dirname(found)) != suite:
+            raise ImportError(f"{path} hides the suite's package {name!r}; give it another name.")
+
+
+_check_names()
 
 
 class _Postponed(types.ModuleType):
