@@ -45,6 +45,18 @@ def test_a_script_runs_beside_modules_of_common_names(tmp_path):
 def test_a_script_that_hides_a_package_is_told_so(package, itself, tmp_path):
     """The script itself has the package's name, or a module beside it has."""
     script = tmp_path / f"{package if itself else 'experiment'}.py"
+    script.write_text(_FIND + "import tff_suite.imports\n")
+    code, out, err = run(script, *([] if itself else [package]))
+    hiding = tmp_path / f"{package}.py"
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1] == (
+        f"ImportError: {hiding} hides the suite's package '{package}'; give it another name."
+    )
+
+
+def test_a_folder_without_init_hides_nothing(tmp_path):
+    (tmp_path / "tasks").mkdir()
+    script = tmp_path / "experiment.py"
     script.write_text(_FIND + "import tasks\nprint(tasks.__file__)\n")
     code, out, err = run(script)
     assert (code, out) == (0, f"{_REPOSITORY / 'tasks' / '__init__.py'}\n"), err
