@@ -72,9 +72,7 @@ PARSER.flag(
     help="Column that --compare looks at: of an item's table, the first by default; of other runs "
     "of metrics.csv, eval/accuracy by default.",
 )
-PARSER.flag(
-    "jobs", help="Most runs at a time. Unset: as many as there is room for.", type=int, minimum=1
-)
+PARSER.flag("jobs", help="Most runs at a time. Unset: as many as fit.", type=int, minimum=1)
 PARSER.flag("cpus_per_run", 1.0, "Cores of a run.", common=False, minimum=0.01, maximum=1e5)
 PARSER.flag(
     "gpus_per_run",
@@ -145,7 +143,7 @@ _READ = {
     "list": {"paper", "item", "setup", "json"},
     "write_readmes": set(),
     "redraw": {"paper", "item", "setup"},
-    "compare": {"column"},
+    "compare": {"column", "json"},
 }
 _PLACES = {"items", "data_dir", "root_output_dir"}
 
@@ -191,7 +189,7 @@ def reproduce(
     for row in rows:
         if row not in setup.rows:
             raise UsageError(
-                f"--rows: {row!r} is no row of {setup.item} {setup.name}; rows: "
+                f"--rows: {setup.item} {setup.name} has no row {row!r}; its rows: "
                 f"{', '.join(setup.rows)}."
             )
     try:
@@ -509,6 +507,9 @@ def main(arguments: list[str]) -> int:
     if FLAGS.compare:
         from reproduction import compare
 
+        if FLAGS.json:
+            print(compare.as_json([*FLAGS.compare, *FLAGS.folders], FLAGS.column))
+            return 0
         output = pathlib.Path(FLAGS.root_output_dir) / "compare"
         print(compare.report([*FLAGS.compare, *FLAGS.folders], FLAGS.column, output))
         return 0

@@ -9,6 +9,7 @@ import rich.table
 
 from reproduction.items import PlannedRun
 from simulation.errors import RunError
+from tff_suite import command_line
 
 _SECONDS_BETWEEN_LINES = 30.0
 
@@ -28,7 +29,7 @@ class Board:
         self._live = None
 
     def __enter__(self):
-        if sys.stdout.isatty():
+        if sys.stdout.isatty() and not command_line.is_quiet():
             # At the end, and on Ctrl-C, the table goes: the lines of what has ended stay.
             self._live = rich.live.Live(refresh_per_second=2, transient=True)
             self._live.__enter__()
@@ -43,13 +44,14 @@ class Board:
         """Tells that a run was given to a worker."""
         self._going[run] = time.monotonic()
         if not self._live:
-            print(f"[{self._done}/{self._total} done] {run.name} starts", flush=True)
+            command_line.say(f"[{self._done}/{self._total} done] {run.name} starts")
 
     def ended(self, run: PlannedRun, said: str) -> None:
         """Tells that a run is over, with its last words."""
         del self._going[run]
         self._done += 1
-        self._print(f"[{self._done}/{self._total} done] {run.name}: {said}")
+        if not command_line.is_quiet():
+            self._print(f"[{self._done}/{self._total} done] {run.name}: {said}")
 
     def failed(self, run: PlannedRun, said: str) -> None:
         """Tells that a run failed or was lost and will be started again."""
@@ -64,7 +66,7 @@ class Board:
         elif self._going and time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             where = ", ".join(f"{r.name} {_seen(r)[0]}/{r.rounds}" for r in self._going)
-            print(f"[{self._done}/{self._total} done] {where}; {self.time_left()}", flush=True)
+            command_line.say(f"[{self._done}/{self._total} done] {where}; {self.time_left()}")
 
     def time_left(self) -> str:
         """Returns how long the rest takes at the pace so far, in words."""

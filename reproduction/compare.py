@@ -1,9 +1,10 @@
 """Any runs side by side: in which flags they differ, their curves, and by how much, over seeds."""
 
 import itertools
+import json
 import pathlib
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import tabulate
@@ -271,6 +272,53 @@ def report(folders: Sequence[str], column: str | None, output: pathlib.Path) -> 
         lines.append(f"\n{statistics.told_of_seeds(min(len(d.seeds) for d in paired))}")
     lines.append(f"\nCurves: {output}/{{aligned.csv,curves.png,curves.pdf}}")
     return "\n".join(lines)
+
+
+def as_json(folders: Sequence[str], column: str | None) -> str:
+    """Compares runs as `report` does, as JSON; nothing is written.
+
+    Args:
+      folders: As of `report`.
+      column: As of `report`.
+
+    Returns:
+      Of items a list with an object for each: `title`, `runs`, `differences` and `caveats`. Of
+      other runs an object: `column`, `flags` that differ, the `last` value of each run,
+      `differences` and `caveats`.
+
+    Raises:
+      RunError: If runs can't be read or compared.
+    """
+    tables = [found for folder in folders for found in comparison.within(folder)]
+    if tables:
+        content: Any = [
+            {
+                "title": table.title,
+                "runs": _records(table.runs),
+                "differences": _records(table.differences(column)),
+                "caveats": list(table.caveats),
+            }
+            for table in tables
+        ]
+    else:
+        column = column or "eval/accuracy"
+        runs = run_folders.find_runs(folders)
+        points = run_folders.curve(runs, column)
+        last = points.loc[points.groupby(["method", "seed"], sort=False).round_num.idxmax()]
+        paired = [difference._asdict() for difference in paired_differences(runs, column)]
+        content = {
+            "column": column,
+            "flags": _records(differing_flags(runs).reset_index()),
+            "last": _records(last),
+            "differences": _records(pd.DataFrame(paired)),
+            "caveats": [*cautions(runs), *run_folders.mixtures(runs)],
+        }
+    return json.dumps(content, indent=2)
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Returns the rows of a table; what is not a number is `None`, as JSON has no NaN."""
+    return json.loads(table.to_json(orient="records"))
 
 
 def _of_items(tables, column) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from reproduction import columns, drawing, items, results, run_folders, search, sweep
 from reproduction.items import PlannedRun, Setup, UsageError
+from tff_suite import command_line
 from tff_suite.hparams import Value
 
 Point = Mapping[str, Value]
@@ -36,7 +37,7 @@ class Study:
     data_dir: str | None = None
     max_rounds: int | None = None
     max_minutes: float | None = None
-    say: Callable[[str], None] = lambda text: print(text, flush=True)
+    say: Callable[[str], None] = command_line.say
 
     @property
     def folder(self) -> pathlib.Path:

@@ -24,7 +24,7 @@ from simulation import cluster
 from simulation.errors import DivergedError, RunError
 from simulation.records import outputs
 from tasks.task import DataError
-from tff_suite import writing
+from tff_suite import command_line, writing
 from tff_suite.hparams import HparamError
 
 # How `run_experiment.py` ends when the model is no longer finite, and when its flags are wrong.
@@ -180,7 +180,7 @@ def _tell_reused(runs, missing) -> None:
             f"({moved[0].name}); the earlier ones are kept"
         )
     if told:
-        print(f"{'; '.join(told)}.", flush=True)
+        command_line.say(f"{'; '.join(told)}.")
 
 
 def _run_here(missing, outcomes, shown, deadline, check) -> None:
@@ -244,7 +244,7 @@ def _start_changed_anew(runs, resources) -> None:
         if resources.storage:
             storage.set_aside(_url(resources, run))
     for told in tell(found):
-        print(told, flush=True)
+        command_line.say(told)
 
 
 def tell(found: changes.Compared) -> list[str]:
@@ -347,7 +347,7 @@ def measure(runs: Sequence[PlannedRun], resources: Resources) -> dict[str, float
       Nothing of a row whose run fails.
     """
     first = {run.row: run for run in reversed(runs)}
-    print(f"Measuring two rounds of {', '.join(first)}, since no run has yet.", flush=True)
+    command_line.say(f"Measuring two rounds of {', '.join(first)}, since no run has yet.")
     with tempfile.TemporaryDirectory() as folder:
         short = []
         for i, run in enumerate(first.values()):

@@ -461,7 +461,7 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
             named = [f"--{k}={settings[k]}" for k in ("algorithm", "task") if settings.get(k)]
             raise HparamError(reader.unknown(flag, [*arguments, *named]))
         if flag == "import":
-            raise HparamError("--import has no meaning in Python: import the module first.")
+            raise HparamError("--import is a flag of commands. In Python, import the module first.")
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
         if isinstance(value, np.generic):
@@ -475,7 +475,7 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
         name = _name_by_settings(request, given, owners)
         request = _with_setting(request, "experiment_name", name)
     if model is not None and request.run["initial_weights"] is not None:
-        raise HparamError("--initial_weights has no meaning beside model, which has its weights.")
+        raise HparamError("--initial_weights cannot be set with model, which has weights already.")
     objects = {"task": task, "model": model}
     if callable(schedule):
         objects["client_lr_schedule"] = schedule
@@ -562,7 +562,7 @@ def _checked(given, modules, owners, own_task=None) -> Request:
         )
     missing = [f"--{flag}" for flag in required if flag not in given]
     if missing:
-        raise HparamError(f"Must be set, having no default: {', '.join(missing)}.")
+        raise HparamError(f"Must be set: {', '.join(missing)}. See --help for an example.")
     return _resolve(given, modules, known["algorithm"], known["task"])
 
 

@@ -567,7 +567,7 @@ def test_time_of_a_budget_is_for_a_grid_and_what_lies_beyond_its_edges(
         ),
         (
             ["--paper=adafedadam", "--item=table5", "--setup=synthetic", "--rows=fedsgd"],
-            "'fedsgd' is no row of table5 synthetic",
+            "table5 synthetic has no row 'fedsgd'; its rows: fedavg",
             2,
         ),
         (

@@ -92,6 +92,17 @@ def test_the_report_and_its_files(root, tmp_path):
     }
 
 
+def test_the_same_as_json(root):
+    answer = json.loads(compare.as_json([str(root / "a"), str(root / "b")], "eval/accuracy"))
+    assert answer["column"] == "eval/accuracy" and len(answer["last"]) == 7
+    (difference,) = answer["differences"]
+    assert difference["seeds"] == [1, 2, 3] and difference["mean"] == pytest.approx(0.3)
+    assert "fedadam_tau" in json.dumps(answer["flags"])
+    one_seed = [str(root / "a" / "s1"), str(root / "b" / "s1")]
+    (alone,) = json.loads(compare.as_json(one_seed, None))["differences"]
+    assert alone["low"] is None
+
+
 def test_runs_that_end_at_different_rounds_are_told(root, tmp_path):
     write_run(root / "b" / "s4", "fedadam", 4, [0, 0.1], fedadam_tau=1e-3)
     text = compare.report([str(root / "a"), str(root / "b")], "eval/accuracy", tmp_path / "out")

@@ -19,6 +19,7 @@ from reproduction import board, sweep
 from reproduction.items import PlannedRun, ReproduceError
 from simulation import experiment_flags
 from tests.reproduction import sweep_driver
+from tff_suite import command_line
 
 REPO = pathlib.Path(__file__).resolve().parent.parent.parent
 NUMBER = int(os.environ.get("FEDOPT_SWEEP_RUNS", "40"))
@@ -193,6 +194,19 @@ def test_a_damaged_run_does_not_end_the_sweep_that_shows_it(tmp_path, monkeypatc
         shown.refresh()
     told = ["s1", "4", "s2", "0"] if terminal else ["s1 4/9, s2 0/9"]
     assert all(text in said.getvalue() for text in told)
+
+
+def test_a_quiet_sweep_shows_no_progress_but_what_failed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command_line, "_verbosity", -1)
+    monkeypatch.setattr(board, "_SECONDS_BETWEEN_LINES", 0.0)
+    runs = [PlannedRun("a", seed, {}, tmp_path / f"s{seed}", "", {}, 9, 9) for seed in (1, 2)]
+    with board.Board(runs, runs) as shown:
+        for run in runs:
+            shown.started(run)
+        shown.refresh()
+        shown.ended(runs[0], "fine")
+        shown.failed(runs[1], "lost")
+    assert capsys.readouterr().out == f"{runs[1].name} failed and is started again: lost\n"
 
 
 def test_a_storage_that_fails_for_a_time_is_tried_again(monkeypatch, tmp_path, capsys):

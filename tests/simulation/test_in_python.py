@@ -178,7 +178,7 @@ def test_errors_are_the_commands(finished, capfd, changes):
         ({"task": own_task(settings={"x": object()})}, "settings cannot be kept as JSON"),
         ({"task": own_task(encoding={"x": object()})}, "encoding cannot be kept as JSON"),
         ({"task": own_task(keras_model_fn=None)}, "'mine' has no keras_model_fn"),
-        ({"import": "json"}, "--import has no meaning in Python"),
+        ({"import": "json"}, "In Python, import the module first"),
         ({"model": 3}, "model must be a Keras model or a function of a seed"),
         ({"task": own_task(), "clients_per_round": 99}, "more than the"),
     ],

@@ -91,7 +91,7 @@ def test_files_that_do_not_fit_are_refused_in_one_line(finished, tmp_path):
         with pytest.raises(RunError, match=reason) as e:
             run(tmp_path, initial_weights=tmp_path / name)
         assert "\n" not in str(e.value)
-    with pytest.raises(HparamError, match="no meaning beside model"):
+    with pytest.raises(HparamError, match="cannot be set with model"):
         run(tmp_path, initial_weights=finished.folder, model=other)
 
 
