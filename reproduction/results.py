@@ -39,7 +39,8 @@ def selection_value(
             f"selection: {run.folder} has no column {selection['metric']} in metrics.csv."
         )
     if rounds is not None:
-        if found.last_round < rounds:
+        # Of a run that diverged in that very round, the row is there, but no evaluation of it.
+        if found.last_round < rounds or (found.last_round == rounds and found.summary is None):
             return float("inf")
         at, values = found.values(selection["metric"])
         first = rounds - min(selection["last_rounds"], max(1, (rounds + 1) // 2))

@@ -265,7 +265,8 @@ def find_runs(folders: Iterable[str]) -> list[RunFolder]:
     found = {}
     for folder in folders:
         paths = sorted(pathlib.Path(folder).rglob("hparams.json"))
-        # Earlier runs that others have taken the place of are there for who names them.
+        # Earlier runs that others have taken the place of, and those that chose a rate, are there
+        # for who names them.
         paths = [path for path in paths if not _is_replaced(path.parent, pathlib.Path(folder))]
         if not paths:
             raise RunError(f"{folder} holds no run: no hparams.json in it or below it.")
@@ -275,7 +276,7 @@ def find_runs(folders: Iterable[str]) -> list[RunFolder]:
 
 def _is_replaced(path, within) -> bool:
     parts = path.relative_to(within).parts
-    return any(outputs.REPLACED.search(part) for part in parts)
+    return any(outputs.REPLACED.search(part) or part.endswith(".tuning") for part in parts)
 
 
 def mixtures(runs: Sequence[RunFolder]) -> list[str]:

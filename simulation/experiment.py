@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import importlib
 import os
 import re
 import signal
@@ -115,6 +116,16 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
       tasks.task.DataError: As `run`.
     """
     started = time.monotonic()
+    if request.tune:
+        # A search is many runs, so it lies above this package.
+        tuning = importlib.import_module("reproduction.tuning")
+        try:
+            request = tuning.settle(request, caller)
+        except tuning.StoppedError as e:
+            if e.signal is None:
+                raise RunError("Out of time while rates were tuned; start again to go on.") from e
+            caller.say(f"Stopped by {e.signal.name} while rates were tuned; start again to go on.")
+            return Outcome("", None, e.signal)
     settings = request.run
     trackers.require_installed(settings)
     with outputs.ExperimentFolder(

@@ -322,6 +322,11 @@ RUN_HPARAMS = (
     ),
 )
 
+# Learning rates that a search may choose, the value that asks for it, and what stands for it.
+RATES = ("client_learning_rate", "server_learning_rate")
+TUNE = "tune"
+_UNTUNED = 0.1
+
 _ALWAYS_REQUIRED = (
     "task",
     "algorithm",
@@ -371,6 +376,7 @@ class Request:
       in_force: Every setting that has an effect, by name of its flag.
       objects: What was given in Python where a flag would be a name (`task`,
         `client_lr_schedule`) or there is no flag (`model`), by what it is.
+      tune: Flags of learning rates that a search chooses; a number stands for them till then.
     """
 
     run: Mapping[str, Value]
@@ -379,6 +385,7 @@ class Request:
     task: Mapping[str, Value]
     in_force: Mapping[str, Value]
     objects: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tune: Sequence[str] = ()
 
     def plan(self, round_index: int, total_rounds: int | None = None) -> registry.RoundPlan:
         """Returns what the method asks of the clients in a round.
@@ -406,6 +413,22 @@ class Request:
         if before == now:
             return None
         return next((r for r in range(rounds) if self.plan(r, before) != self.plan(r, now)), None)
+
+
+def with_settings(request: Request, **settings: Value) -> Request:
+    """Returns a request with other values of flags of the run and of training.
+
+    Args:
+      request: The request.
+      **settings: Flag → value.
+    """
+    of_training = {flag: value for flag, value in settings.items() if flag not in request.run}
+    return dataclasses.replace(
+        request,
+        run={flag: settings.get(flag, value) for flag, value in request.run.items()},
+        training={**request.training, **of_training},
+        in_force={**request.in_force, **{k: v for k, v in settings.items() if k not in ACTIONS}},
+    )
 
 
 def parse(arguments: Sequence[str]) -> Request:
@@ -473,7 +496,7 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
     request = _checked(given, modules, owners, task)
     if "experiment_name" not in given:
         name = _name_by_settings(request, given, owners)
-        request = _with_setting(request, "experiment_name", name)
+        request = with_settings(request, experiment_name=name)
     if model is not None and request.run["initial_weights"] is not None:
         raise HparamError("--initial_weights cannot be set with model, which has weights already.")
     objects = {"task": task, "model": model}
@@ -497,15 +520,6 @@ def _name_by_settings(request, given, owners) -> str:
     }
     digest = hashlib.sha256(json.dumps(differing, sort_keys=True).encode()).hexdigest()[:8]
     return f"{request.run['experiment_name']}_seed{request.run['seed']}_{digest}"
-
-
-def _with_setting(request: Request, flag: str, value: Value) -> Request:
-    """Returns a request with another value of one of the run's own flags."""
-    return dataclasses.replace(
-        request,
-        run={**request.run, flag: value},
-        in_force={**request.in_force, flag: value},
-    )
 
 
 def _take_schedule(settings, given) -> None:
@@ -560,10 +574,17 @@ def _checked(given, modules, owners, own_task=None) -> Request:
             f"--clients_per_round is not used by --algorithm={method.name}, which takes the "
             "examples of all clients in every round."
         )
+    tune = [flag for flag in RATES if given.get(flag) == TUNE]
+    if tune and "server_learning_rate" in required and "server_learning_rate" not in given:
+        # A server rate that has no default depends on the clients'.
+        tune = list(RATES)
+    given = {**given, **dict.fromkeys(tune, _UNTUNED)}
     missing = [f"--{flag}" for flag in required if flag not in given]
     if missing:
         raise HparamError(f"Must be set: {', '.join(missing)}. See --help for an example.")
-    return _resolve(given, modules, known["algorithm"], known["task"])
+    request = _resolve(given, modules, known["algorithm"], known["task"])
+    in_force = {**request.in_force, **dict.fromkeys(tune, TUNE)}
+    return dataclasses.replace(request, in_force=in_force, tune=tuple(tune))
 
 
 def _spec_of(task: Task) -> tasks.TaskSpec:
@@ -644,12 +665,20 @@ def _flag_owners() -> dict[str, tuple[Hparam, list[tuple[str, str]]]]:
             owned_by.append((kind, name))
 
     add("run", "run", RUN_HPARAMS)
-    add("training", "training", tff_algos.TRAINING_HPARAMS)
+    add("training", "training", map(_tunable, tff_algos.TRAINING_HPARAMS))
     for name in tff_algos.names():
         add("algorithm", name, tff_algos.get(name).hparams)
     for name in tasks.names():
         add("task", name, tasks.get(name).hparams)
     return owners
+
+
+def _tunable(hparam: Hparam) -> Hparam:
+    """Returns a setting as a flag: a rate may be left to a search."""
+    if hparam.name not in RATES:
+        return hparam
+    told = f"{hparam.help} {TUNE}: chosen on validation data (docs/own_data.md)."
+    return dataclasses.replace(hparam, help=told, word=TUNE)
 
 
 def _lookup(flag, name, module):

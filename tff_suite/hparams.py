@@ -108,6 +108,7 @@ class Hparam:
       flag: Name of the flag; `None` means `<owner>_<name>`, without an underscore at the end that
         keeps the name from being a keyword. Owners that share a flag (the FedOpt methods share
         `--fedopt_variant`) give the same name and must agree in everything else.
+      word: A text that may stand in place of a number.
     """
 
     name: str
@@ -121,6 +122,7 @@ class Hparam:
     exclusive_maximum: bool = False
     choices: Sequence[str] | None = None
     flag: str | None = None
+    word: str | None = None
 
     def __post_init__(self) -> None:
         if self.type is None:
@@ -171,6 +173,8 @@ class Hparam:
           HparamError: If the type is wrong or the value is out of range.
         """
         label = label or self.name
+        if self.word is not None and value == self.word:
+            return value
         if value is None:
             # A default by case may be that the setting is not used.
             if self.default is None or isinstance(self.default, By):

@@ -1,0 +1,250 @@
+"""Learning rates that a search chooses: `--client_learning_rate=tune`.
+
+Of one rate nine values are tried, half a decade apart from 0.001 to 10; of both rates 27 pairs, a
+quasi-random sample of the same ranges on a log scale (`reproduction.points`). They are compared by
+successive halving (`reproduction.search`): all do a ninth (a 27th) of the run's rounds, a third of
+them three times as many, and so on up to a third of the run's rounds. Least mean validation loss
+over the last evaluations wins. That takes at most about 1.7 times (2.3 times) the rounds of the
+run. Test data play no part.
+
+The runs lie beside the run's folder, in `<experiment_name>.tuning`, and resume like any other. What
+was tried is in `tried.csv` there. A run that has begun keeps its rates.
+"""
+
+import csv
+import dataclasses
+import io
+import math
+import os
+import pathlib
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from reproduction import points, results, run_folders, search
+from reproduction.items import format_value
+from simulation import experiment, experiment_flags
+from simulation.errors import DivergedError
+from simulation.experiment_flags import Request
+from simulation.records import outputs
+from tff_suite import writing
+from tff_suite.hparams import Value
+
+LOWEST, HIGHEST = 1e-3, 10.0
+_VALUES = [float(f"{rate:.3g}") for rate in np.geomspace(LOWEST, HIGHEST, 9)]
+_PAIRS = 27
+_FACTOR = 3
+_SELECTION = {"metric": "validation/loss", "last_rounds": 5}
+_VALIDATION_FRACTION = 0.1
+# Of a search's run: what is for the user's own run, and what it must not do.
+_OFF = {
+    "fresh": False,
+    "max_minutes": None,
+    "mlflow_uri": None,
+    "profile": None,
+    "wandb_project": None,
+}
+
+
+class StoppedError(Exception):
+    """The search was stopped: by `signal`, or by the end of the time if that is `None`."""
+
+    def __init__(self, by: signal.Signals | None):
+        super().__init__()
+        self.signal = by
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Trial:
+    """A run of the search; see `reproduction.items.PlannedRun`."""
+
+    row: str
+    point: Mapping[str, Value]
+    folder: pathlib.Path
+    rounds: int
+    request: Request
+
+    def read(self) -> run_folders.RunFolder:
+        """Returns what the run has left so far."""
+        return run_folders.opened(self.folder)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Setup:
+    """What `search.search` reads of a set-up."""
+
+    tried: Sequence[Mapping[str, Value]]
+    rounds: int
+    search: Mapping[str, Any]
+    rows: Mapping[str, "_Setup"] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+    selection: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _SELECTION)
+
+    def points(self, row: str) -> list[dict[str, Value]]:
+        """Returns the points of the one row."""
+        del row
+        return [dict(point) for point in self.tried]
+
+
+def settle(request: Request, caller: experiment.Caller) -> Request:
+    """Returns the settings of a run with rates in the place of `tune`.
+
+    Args:
+      request: The settings; `tune` names the rates.
+      caller: Who started the run.
+
+    Raises:
+      DivergedError: If the run diverges with every rate.
+      StoppedError: If a signal or `max_minutes` ended the search; the next start continues it.
+      HparamError: As `simulation.experiment.run`.
+      RunError: As `simulation.experiment.run`.
+      tasks.task.DataError: As `simulation.experiment.run`.
+    """
+    run = request.run
+    folder = os.path.join(run["root_output_dir"], run["experiment_name"])
+    place = f"{folder}.tuning"
+    if run["fresh"]:
+        if os.path.lexists(place):
+            os.rename(place, outputs.free_place(place))
+    else:
+        recorded = outputs.read_json(os.path.join(folder, "hparams.json")) or {}
+        kept = {flag: recorded.get("flags", {}).get(flag) for flag in _fixed(request)}
+        if all(isinstance(kept[flag], float) for flag in request.tune):
+            caller.say(f"{folder} was begun with {_told(kept, request.tune)}, which is kept.")
+            return _settled(request, kept)
+    fixed = {}
+    if "validation_fraction" in _fixed(request):
+        fixed["validation_fraction"] = _VALIDATION_FRACTION
+        caller.say(
+            f"Holding out {_VALIDATION_FRACTION:.0%} of each client's training examples to choose "
+            "by (--validation_fraction)."
+        )
+    chosen = _search(_settled(request, fixed), request.tune, place, caller)
+    return _settled(request, {**fixed, **chosen})
+
+
+def _settled(request: Request, settings: Mapping[str, Value]) -> Request:
+    return dataclasses.replace(experiment_flags.with_settings(request, **settings), tune=())
+
+
+def _fixed(request: Request) -> list[str]:
+    """Returns the flags that tuning sets: the rates, and what is held out if nothing is yet."""
+    own = getattr(request.objects.get("task"), "validation", None)
+    held_out = request.run["validation_fraction"] or request.run["validation_clients"] or own
+    return [*request.tune, *([] if held_out else ["validation_fraction"])]
+
+
+def _search(request, flags, place, caller) -> dict[str, Value]:
+    started, rounds = time.monotonic(), request.run["total_rounds"]
+    if len(flags) == 1:
+        tried = [{flags[0]: rate} for rate in _VALUES]
+    else:
+        tried = points.of_space({flag: {"log": [LOWEST, HIGHEST]} for flag in flags}, _PAIRS)
+    first, whole = math.ceil(rounds / len(tried)), math.ceil(rounds / _FACTOR)
+    of_search = {"factor": _FACTOR, "rounds": first, "restart": True}
+    setup = _Setup(tried, whole, of_search, rows={"": _Setup(tried, whole, {})})
+    off = {
+        **_OFF,
+        "root_output_dir": place,
+        # Else a short run would have no evaluation but the first.
+        "rounds_per_eval": min(request.run["rounds_per_eval"], max(1, first // 5)),
+    }
+    records: list[dict[str, Any]] = []
+
+    def plan(by_row, reached):
+        return [_trial(request, point, reached, whole, place, off) for point in by_row[""]]
+
+    def execute(trials):
+        for trial in trials:
+            late = request.run["max_minutes"]
+            if late is not None and time.monotonic() - started >= 60 * late:
+                raise StoppedError(None)
+            _run(trial, caller)
+            value = results.selection_value(trial, _SELECTION, trial.rounds)
+            records.append({"rounds": trial.rounds, **trial.point, "validation/loss": value})
+            caller.say(
+                f"{_told(trial.point, flags)}: validation loss {value:.4g} after "
+                f"{trial.rounds} rounds"
+            )
+
+    caller.say(
+        f"Tuning {' and '.join(flags)}: {len(tried)} points from {LOWEST:g} to {HIGHEST:g}, "
+        f"{first} rounds each, the best third longer, up to {whole} rounds; in {place}."
+    )
+    found = search.search(setup, [""], plan, execute)[""]
+    last = [r for r in records if r["rounds"] == found.rungs[-1][0]]
+    if not any(math.isfinite(record["validation/loss"]) for record in last):
+        raise DivergedError(
+            f"Every rate from {LOWEST:g} to {HIGHEST:g} diverged; {place} has the runs."
+        )
+    path = os.path.join(place, "tried.csv")
+    _write(path, records, found.point)
+    caller.say(f"Chosen: {_told(found.point, flags)}. What was tried is in {path}.")
+    if len(flags) == 1 and found.point[flags[0]] in (_VALUES[0], _VALUES[-1]):
+        caller.warn(
+            f"{_told(found.point, flags)} is at the end of the range; try values beyond it."
+        )
+    return dict(found.point)
+
+
+def _trial(request, point, rounds, whole, place, off) -> _Trial:
+    name = "_".join(f"{flag}={format_value(value)}" for flag, value in point.items())
+    if request.first_other_plan(rounds, rounds, whole) is not None:
+        # Its rounds depend on how many there are in all, so it cannot be resumed for more.
+        name += f"_rounds={rounds}"
+    settings = {**off, **point, "total_rounds": rounds, "experiment_name": name}
+    asked = experiment_flags.with_settings(request, **settings)
+    return _Trial("", point, pathlib.Path(place, name), rounds, asked)
+
+
+class _NoProgress:
+    """Shows nothing; see `simulation.records.progress.Progress`."""
+
+    def update(self, round_num: int, shown: Mapping[str, float]) -> None:
+        """Passes over a round."""
+
+    def warn(self, text: str) -> None:
+        """Passes over trouble: the chosen run tells of its own."""
+
+    def close(self) -> None:
+        """Has nothing to close."""
+
+
+def _run(trial: _Trial, caller: experiment.Caller) -> None:
+    """Runs a trial, unless it is there: another start may have taken it further."""
+    if trial.folder.exists():
+        found = trial.read()
+        done = found.summary["rounds"] if found.summary else 0
+        if done >= trial.rounds or found.last_round > trial.rounds:
+            return
+    quiet = dataclasses.replace(
+        caller,
+        say=lambda text: None,
+        warn=lambda text: None,
+        progress=lambda done, total: _NoProgress(),
+        takes_weights=False,
+    )
+    try:
+        stopped_by = experiment.carry_out(trial.request, quiet).stopped_by
+    except DivergedError:
+        return
+    if stopped_by is not None:
+        raise StoppedError(stopped_by)
+
+
+def _write(path, records, chosen) -> None:
+    last = max(record["rounds"] for record in records)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*records[0], "chosen"], lineterminator="\n")
+    writer.writeheader()
+    for record in records:
+        is_chosen = record["rounds"] == last and record.items() >= chosen.items()
+        writer.writerow({**record, "chosen": int(is_chosen)})
+    writing.write_atomically(pathlib.Path(path), text.getvalue().encode())
+
+
+def _told(settings: Mapping[str, Value], flags: Sequence[str]) -> str:
+    return ", ".join(f"{flag}={format_value(settings[flag])}" for flag in flags)
