@@ -144,7 +144,9 @@ def curves(
             whole.set_yscale("log")
         if published:
             whole.update_datalim([(last, v) for v in published.values()], updatex=False)
-            whole.autoscale_view()
+    # Once all is drawn: panels share their limits.
+    for whole in axes[: len(panels)]:
+        whole.autoscale_view()
         _keep_within(whole, quantity.bounds)
     for whole, rows in zip(axes, panels, strict=False):
         shown = {row: v for row, v in (published or {}).items() if row in rows}
@@ -380,7 +382,10 @@ def summary(
     rows = list(short)
     wanted = list(table.groupby("panel", sort=False))
     width = 0.8 if len(wanted) > 1 else 1.5
-    height = max(0.5, 0.105 * (len(rows) + 1))
+    names = [figures.broken(name) for name in short.values()]
+    most = max(name.count("\n") + 1 for name in names)
+    # A row has room for a line and a half.
+    height = max(0.5, 0.105 * max(1, most / 1.5) * (len(rows) + 1))
     figure, axes = figures.panels(len(wanted), width=width, height=height, sharey=True)
     looks = looks_of(rows)
     kinds = set()
@@ -401,7 +406,7 @@ def summary(
             kinds |= {"beyond"} | {k for of in beyond.values() for *_, k, _ in of}
         _write_at_edges(panel, beyond, [looks[row] for row in rows], width)
         panel.grid(axis="y", visible=False)
-    axes[0, 0].set_yticks(range(len(rows)), [figures.broken(name) for name in short.values()])
+    axes[0, 0].set_yticks(range(len(rows)), names)
     axes[0, 0].set_ylim(len(rows) - 0.4, -0.6)
     _title(figure, title)
     further = {
