@@ -14,7 +14,6 @@ skipped and what was cut off is resumed.
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import shutil
@@ -496,7 +495,7 @@ def main(arguments: list[str]) -> int:
     if FLAGS.list:
         _list()
         if FLAGS.json:
-            print(json.dumps(_answers, indent=2))
+            print(writing.json_text(_answers))
         return 0
     if FLAGS.write_readmes:
         _write_readmes()
@@ -524,7 +523,7 @@ def main(arguments: list[str]) -> int:
         if FLAGS.record and not FLAGS.items:
             _write_readmes()
     if FLAGS.json:
-        print(json.dumps(_answers, indent=2))
+        print(writing.json_text(_answers))
     return 0
 
 

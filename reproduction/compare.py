@@ -313,7 +313,7 @@ def as_json(folders: Sequence[str], column: str | None) -> str:
             "differences": _records(pd.DataFrame(paired)),
             "caveats": [*cautions(runs), *run_folders.mixtures(runs)],
         }
-    return json.dumps(content, indent=2)
+    return writing.json_text(content)
 
 
 def _records(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ import tff_algos
 from simulation import experiment_flags
 from simulation.errors import RunError
 from simulation.records import checkpoints, outputs
-from tff_suite import compat
+from tff_suite import compat, writing
 
 # Files whose time is that of the run's last step.
 _STEPS = ("metrics.csv", "summary.json", "hparams.json")
@@ -358,7 +358,7 @@ def as_json(runs: Sequence[Run], root: str) -> str:
             for folder, some in sweeps(runs).items()
         ],
     }
-    return json.dumps(content, indent=2, allow_nan=False)
+    return writing.json_text(content)
 
 
 @command_line.reported

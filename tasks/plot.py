@@ -11,7 +11,6 @@ how many it has of each. The flags of the task are those of `run_experiment.py`;
 `--task` shows them.
 """
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -265,7 +264,7 @@ def as_json(shown: Partition, files: Sequence[str]) -> str:
     ]
     labels = None if shown.labels is None else shown.labels.tolist()
     content = {"clients": clients, "labels": labels, "note": shown.note, "files": list(files)}
-    return json.dumps(content, indent=2)
+    return writing.json_text(content)
 
 
 def _parser(spec: tasks.TaskSpec | None) -> parser.Parser:

@@ -7,10 +7,12 @@ link.
 
 import csv
 import io
+import json
+import math
 import os
 import stat
-from collections.abc import Iterable, Sequence
-from typing import IO
+from collections.abc import Iterable, Mapping, Sequence
+from typing import IO, Any
 
 
 def is_link(path: str | os.PathLike) -> bool:
@@ -93,3 +95,23 @@ def csv_text(rows: Iterable[Sequence]) -> str:
         if "\r" not in text.getvalue():
             break
     return text.getvalue()
+
+
+def json_text(content: Any) -> str:
+    """Returns content as indented JSON; numbers that are not finite become null."""
+    return json.dumps(finite_or_none(content), indent=2, allow_nan=False)
+
+
+def finite_or_none(content: Any) -> Any:
+    """Returns content with `None` for numbers that are not finite, and Python's for NumPy's."""
+    import numpy as np  # Commands import this module before they can answer signals.
+
+    if isinstance(content, Mapping):
+        return {key: finite_or_none(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite_or_none(value) for value in content]
+    if isinstance(content, np.generic):
+        content = content.item()
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content

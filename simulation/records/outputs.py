@@ -49,7 +49,7 @@ import numpy as np
 
 from simulation.errors import RunError
 from simulation.records import checkpoints, files
-from tff_suite import compat
+from tff_suite import compat, writing
 from tff_suite.hparams import Value
 
 if typing.TYPE_CHECKING:
@@ -348,12 +348,12 @@ class ExperimentFolder:
 
     def write_sealed(self, name: str, content: Mapping[str, Any]) -> None:
         """Writes a JSON file with the run's id and a digest of its content."""
-        content = _finite_or_none({"run_id": self.run_id, **content})
+        content = writing.finite_or_none({"run_id": self.run_id, **content})
         self.write_json(name, {**content, "seal": _seal_of(content)})
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Writes a JSON file; numbers that are not finite become null."""
-        text = json.dumps(_finite_or_none(content), indent=2, allow_nan=False) + "\n"
+        text = writing.json_text(content) + "\n"
         with files.explained(self.path):
             files.write_atomically(self.file(name), text.encode())
 
@@ -830,15 +830,3 @@ def _group(column):
 def _csv_text(columns, rows) -> bytes:
     cells = [[row.get(column) for column in columns] for row in rows]
     return files.csv_text([columns, *cells]).encode()
-
-
-def _finite_or_none(content):
-    if isinstance(content, Mapping):
-        return {key: _finite_or_none(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_finite_or_none(value) for value in content]
-    if isinstance(content, np.generic):
-        content = content.item()
-    if isinstance(content, float) and not math.isfinite(content):
-        return None
-    return content

@@ -104,6 +104,17 @@ def test_every_command_reads_its_flags_in_the_one_way(path):
     assert "command_line.begin(" in text and "command_line.run(main)" in text
 
 
+def test_the_page_of_commands_has_those_of_users():
+    """Benchmarks and tools are for developers; `reproduction.changes` is started by sweeps."""
+    page = (_REPO / "docs" / "commands.md").read_text()
+    inside = ("benchmarks", "tools", "reproduction/changes")
+    users = [p for p in _OF_THE_SUITE if not p.startswith(inside)]
+    assert len(users) > 10
+    for path in users:
+        name = path if "/" not in path else f"-m {path.removesuffix('.py').replace('/', '.')}"
+        assert f"| `python {name}`" in page, name
+
+
 def _examples(path):
     """The arguments of the examples in a command's help."""
     if path == "run_experiment.py":
