@@ -1,4 +1,4 @@
-"""A plain script ends in silence, whatever part of the suite it uses and imports first."""
+"""A plain script ends silently, with any part of the suite, imported in any order."""
 
 import pathlib
 import subprocess

@@ -202,7 +202,7 @@ def test_one_part_of_a_split_is_not_taken_for_all(tmp_path, name, part):
 
 
 @pytest.mark.parametrize("name", _TASKS)
-def test_other_files_in_the_folders_are_passed_over(tmp_path, name):
+def test_other_files_in_the_folders_are_ignored(tmp_path, name):
     published_files.write_leaf(tmp_path, name, "sample_2018")
     for part in ("train", "test", "all_data", "."):
         for other in (".DS_Store", "README", "all_data.json.bak", ".hidden.json"):
@@ -238,7 +238,7 @@ def _changed(folder, part):
 
 
 @pytest.mark.parametrize("name", _TASKS)
-def test_users_without_examples_are_no_clients(tmp_path, capfd, name):
+def test_users_without_examples_are_left_out(tmp_path, capfd, name):
     published_files.write_leaf(tmp_path, name, "sample_2018")
     for part in ("train", "test"):
         with _changed(tmp_path, part) as content:
@@ -373,7 +373,7 @@ def test_leafs_windows_have_one_form():
             spec.resolve(given)
 
 
-def test_roles_with_tests_alone_are_no_clients_of_the_play_text():
+def test_roles_with_tests_alone_are_left_out_of_the_play_text():
     settings = {**_SETTINGS["shakespeare"], "test_fraction": 0.95}
     task = tasks.load("shakespeare_character", use_synthetic_data=True, **settings)
     assert 0 < len(task.train.client_ids) < 10

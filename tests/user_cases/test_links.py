@@ -146,7 +146,7 @@ def test_a_prepared_set_that_is_resumed_follows_no_link(tmp_path, victim, kind):
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_what_is_appended_to_is_no_link(tmp_path, victim, kind):
+def test_what_is_appended_to_is_not_a_link(tmp_path, victim, kind):
     lay(kind, victim, tmp_path / sweep.LOG)
     with writing.open_to_append(tmp_path / sweep.LOG, "a", encoding="utf-8") as file:
         file.write("one")
@@ -177,7 +177,7 @@ def test_a_run_follows_no_link(tmp_path, victim, kind):
     assert left <= {"model/final.weights.h5.tmp", "checkpoints/round_00000000.checkpoint.tmp"}
 
 
-def test_the_store_of_clients_states_is_no_link(tmp_path, victim, capsys):
+def test_the_store_of_clients_states_is_not_a_link(tmp_path, victim, capsys):
     folder = tmp_path / "r" / "toy_scaffold"
     folder.mkdir(parents=True)
     (folder / "client_states.sqlite").symlink_to(victim)
@@ -202,7 +202,7 @@ def test_what_a_kill_left_is_replaced(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
-def test_whoever_is_faster_is_told_and_not_followed(tmp_path, victim, monkeypatch):
+def test_a_faster_program_is_reported_and_not_followed(tmp_path, victim, monkeypatch):
     """A link that is laid between the removal of the old one and the opening."""
     path = tmp_path / "x.tmp"
     monkeypatch.setattr(writing.os, "unlink", lambda _: None)

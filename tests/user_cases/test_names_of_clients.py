@@ -1,4 +1,4 @@
-"""Whatever clients are called, every file of a run names them so, and every reader reads that."""
+"""Clients may have any name: every file of a run has it, and every reader reads it."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Padding reaches no number: models and losses that zeros are no example of, on odd batches."""
+"""Padding reaches no number: models and losses that zeros would break, on odd batches."""
 
 import contextlib
 from typing import Any, NamedTuple

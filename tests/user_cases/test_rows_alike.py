@@ -1,4 +1,4 @@
-"""Rows of an item whose names begin alike, or are no names of folders, are runs of their own."""
+"""Rows of an item with similar names, or names that no folder can have, are separate runs."""
 
 import re
 
@@ -51,7 +51,7 @@ def planned(home, rows, more="", root="/results"):
     ],
     ids=str,
 )
-def test_every_row_has_a_folder_of_its_own(tmp_path, rows):
+def test_every_row_has_its_own_folder(tmp_path, rows):
     runs = planned(tmp_path / "own", rows)
     assert [run.row for run in runs] == rows
     assert len({run.folder for run in runs}) == len(rows)

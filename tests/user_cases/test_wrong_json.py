@@ -137,7 +137,7 @@ def test_json_of_another_type(finished, tmp_path, monkeypatch, capsys, name, how
 
 @pytest.mark.parametrize("text", ["", "[", "[]", "null", "3", '"x"', "NaN", "{" * 5, "[" * 100000])
 @pytest.mark.parametrize("name", [f for f in _FILES if f.endswith(".json")])
-def test_text_that_is_no_object(finished, tmp_path, monkeypatch, capsys, name, text):
+def test_text_that_is_not_an_object(finished, tmp_path, monkeypatch, capsys, name, text):
     monkeypatch.setattr(
         experiment, "_work", lambda request, folder, *_: experiment.Outcome(folder.path, None)
     )
@@ -152,7 +152,7 @@ def test_text_that_is_no_object(finished, tmp_path, monkeypatch, capsys, name, t
 
 
 @pytest.mark.parametrize("header", WRONG, ids=str)
-def test_a_checkpoint_with_another_header_is_passed_over(finished, tmp_path, header):
+def test_a_checkpoint_with_another_header_is_ignored(finished, tmp_path, header):
     root = tmp_path / "r"
     shutil.copytree(finished, root)
     path = root / "toy_ditto" / _HEADER

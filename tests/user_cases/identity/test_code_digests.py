@@ -350,7 +350,7 @@ def test_what_makes_no_difference(one, other):
     assert values(one) == values(other)
 
 
-def test_what_is_of_a_process_is_no_difference():
+def test_what_belongs_to_a_process_makes_no_difference():
     logger = logging.getLogger("of a test")
     held = {"log": logger, "lock": threading.Lock(), "rng": random.Random(1)}
     before = values(closure(held))
@@ -360,7 +360,7 @@ def test_what_is_of_a_process_is_no_difference():
     assert values(closure(held)) == before
 
 
-def test_where_the_data_lie_is_no_difference():
+def test_where_the_data_lie_makes_no_difference():
     def look(folder, name):
         describer = code_digests.Describer(places=[folder])
         describer.look("it", closure(f"{folder}/{name}"))
@@ -370,7 +370,7 @@ def test_where_the_data_lie_is_no_difference():
     assert look("data", "a.csv") != look("data", "b.csv")
 
 
-def test_what_a_cached_property_has_found_is_no_difference():
+def test_what_a_cached_property_has_found_makes_no_difference():
     used, unused = Scaled(2), Scaled(2)
     assert used.found == 3 and values(used) == values(unused)
 

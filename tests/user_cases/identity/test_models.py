@@ -193,7 +193,7 @@ def test_models_that_differ(kind):
     assert not identity.differences(before, looked_at(one()))
 
 
-def test_last_bits_of_initial_weights_are_no_difference():
+def test_last_bits_of_initial_weights_make_no_difference():
     def last_bits(weights):
         weights[0] = np.nextafter(weights[0], np.float32(9))
 

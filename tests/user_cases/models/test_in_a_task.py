@@ -277,7 +277,7 @@ def test_one_class_for_each_output_is_asked_of_evaluate_classes(tmp_path):
         run(task, tmp_path, evaluate_classes=True)
 
 
-def test_the_metrics_of_tffs_model_that_are_no_means_are_refused():
+def test_the_metrics_of_tffs_model_other_than_means_are_refused():
     """They were left out without a word."""
     import tensorflow_federated as tff
 

@@ -185,7 +185,7 @@ def _no_mean(name):
 
 
 @pytest.mark.parametrize("name", sorted(NO_MEANS & set(dir(METRICS))))
-def test_metrics_that_are_no_means_are_refused(name):
+def test_metrics_other_than_means_are_refused(name):
     with pytest.raises(ModelError, match=rf"^Metric 'm' \({name}\) is not a mean .* with Keras"):
         from_keras(_model(SHARES[:, 0]), loss="mse", metrics={"m": _no_mean(name)})
 
