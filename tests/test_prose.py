@@ -19,7 +19,7 @@ def document(sentence):
 
 
 def item(sentence):
-    return prose.of_markdown("manual", "docs/x.md", f"# Title\n\n- One.\n- {sentence}\n")
+    return prose.of_markdown("how-to", "docs/x.md", f"# Title\n\n- One.\n- {sentence}\n")
 
 
 def cell(sentence):
@@ -103,7 +103,7 @@ def test_lengths_are_of_sentences_and_not_of_paragraphs():
     ],
 )
 def test_code_comments_and_examples_of_bad_style_are_no_prose(text):
-    assert not found_in(prose.of_markdown("manual", "docs/x.md", text))
+    assert not found_in(prose.of_markdown("how-to", "docs/x.md", text))
 
 
 def test_formulas_of_a_docstring_are_no_prose():

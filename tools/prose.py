@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import markdown_it
+import yaml
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO))
@@ -28,12 +29,15 @@ LONGEST_HELP = 200  # Characters: two lines of a terminal.
 MOST_SENTENCES_OF_AN_ERROR = 2
 
 # Kinds of text that must be free of faults. The others are on their way.
-ENFORCED = ("readme", "changelog", "style")
+ENFORCED = ("readme", "changelog", "tutorials", "how-to", "reference", "development")
 KINDS = {
     "readme": "README.md and CONTRIBUTING.md",
     "changelog": "CHANGELOG.md",
-    "style": "docs/style.md",
-    "manual": "docs/ and examples/",
+    "tutorials": "tutorials",
+    "how-to": "how-to pages",
+    "reference": "reference",
+    "explanation": "explanation",
+    "development": "pages on development",
     "papers": "the pages of papers/",
     "help": "--help texts",
     "errors": "error messages and warnings",
@@ -307,13 +311,27 @@ def _settings() -> Iterator[Passage]:
             yield from of_settings(f"{folder}: {name}", package.get(name).hparams)
 
 
+def _sections() -> dict[str, str]:
+    """Returns page within docs/, or of the examples → its section of the manual."""
+    nav = yaml.safe_load((REPO / "mkdocs.yml").read_text())["nav"]
+    return {
+        page: section.lower()
+        for part in nav
+        for section, pages in part.items()
+        if isinstance(pages, list)
+        for entry in pages
+        for page in entry.values()
+    }
+
+
 def _documents() -> Iterator[tuple[str, pathlib.Path]]:
     for name in ("README.md", "CONTRIBUTING.md"):
         yield "readme", REPO / name
     yield "changelog", REPO / "CHANGELOG.md"
+    sections = _sections()
     for path in sorted((REPO / "docs").rglob("*.md")):
-        yield "style" if path.name == "style.md" else "manual", path
-    yield "manual", REPO / "examples" / "README.md"
+        yield sections[path.relative_to(REPO / "docs").as_posix()], path
+    yield sections["examples/README.md"], REPO / "examples" / "README.md"
     for path in sorted((REPO / "papers").rglob("*.md")):
         yield "papers", path
 
