@@ -1,4 +1,4 @@
-"""A user's script runs beside modules of its own, whatever they are called."""
+"""A user's script runs next to modules of any name."""
 
 import pathlib
 import subprocess
