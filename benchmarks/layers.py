@@ -86,7 +86,7 @@ def _training(layer: Layer, replaced: bool) -> Callable[[], None]:
     """Returns what trains the workload's first client, after a first run that traces it."""
     workload = workloads.WORKLOADS[layer.workload](None)
     data = side.batched_cohort(workload._replace(clients=workload.clients[:1]), 0)[0]
-    optimizer = tff.learning.optimizers.build_sgdm(workload.learning_rate)
+    optimizer = client.Optimizer(tff.learning.optimizers.build_sgdm(workload.learning_rate))
     rate = tf.constant(workload.learning_rate)
 
     @tf.function(autograph=False)

@@ -58,7 +58,7 @@ def shares(name: str) -> list[dict]:
     data = side.batched_cohort(workload._replace(clients=workload.clients[:1]), 0)[0]
     data = tf.nest.map_structure(tf.convert_to_tensor, data)
     model = side.pure_model(workload)
-    optimizer = tff.learning.optimizers.build_sgdm(workload.learning_rate)
+    optimizer = client.Optimizer(tff.learning.optimizers.build_sgdm(workload.learning_rate))
     rate = tf.constant(workload.learning_rate)
     weights = tuple(map(tf.constant, model.initial_weights))
 

@@ -156,3 +156,14 @@ def test_a_file_of_the_folder_is_named_in_the_folder_only(folder):
         if other.startswith(f"{folder}.") and not module.startswith(f"{folder}.")
     }
     assert named == {pair for pair in _OF_ONE_METHOD if pair[1].startswith(f"{folder}.")}
+
+
+def test_no_method_imports_another_methods_file():
+    """What several methods share is in `tff_algos/parts`."""
+    crossed = [
+        f"{module} imports {other}"
+        for module, others in imports().items()
+        for other in others
+        if module.startswith("tff_algos.methods.") and other.startswith("tff_algos.methods.")
+    ]
+    assert not crossed

@@ -17,6 +17,7 @@ from tff_algos.client_data import Batch, ClientData
 from tff_algos.method import ClientState
 from tff_algos.model import Model
 from tff_algos.registry import CLIENT_OPTIMIZERS
+from tff_algos.vector import Vector, on_vectors, to_tuples, to_vectors
 
 
 class LocalTraining:
@@ -44,15 +45,19 @@ class LocalTraining:
         return self._settings["server_learning_rate"]
 
     def optimizer(
-        self, builders: Mapping[str, Callable] | None = None
-    ) -> tff.learning.optimizers.Optimizer:
+        self,
+        client_state: ClientState | None = None,
+        builders: Mapping[str, Callable] | None = None,
+    ) -> Optimizer:
         """Returns the clients' optimizer, whose learning rate is still to be set each round.
 
         Args:
+          client_state: If given, it holds the state that a client's optimizer continues from.
           builders: By name of an optimizer, what the method builds it with instead.
         """
-        if self._optimizer is not None:
-            return self._optimizer
+        return Optimizer(self._optimizer or self._built(builders or {}), client_state)
+
+    def _built(self, builders):
         name = self._settings["client_optimizer"]
         arguments = {
             argument: self._settings[setting]
@@ -60,7 +65,7 @@ class LocalTraining:
             if self._settings[setting] is not None
         }
         rate = self._settings["client_learning_rate"]
-        build = (builders or {}).get(name) or _optimizer_builder(name)
+        build = builders.get(name) or _optimizer_builder(name)
         return build(learning_rate=rate, **arguments)
 
     @property
@@ -82,7 +87,7 @@ class LocalTraining:
         """
         if self._settings["client_optimizer_state"] == "reset":
             return None
-        return lambda: initial_slots(self.optimizer(), model.initial_weights, tf.constant(0.0))
+        return lambda: self.optimizer().start(model.initial_weights, tf.constant(0.0))
 
     def learning_rate(self, round_num: tf.Tensor) -> tf.Tensor:
         """Returns the clients' learning rate (η_l) in a round.
@@ -117,6 +122,65 @@ class LocalTraining:
         if self._settings["client_weighting"] == "uniform":
             return tf.cast(has_examples(data), tf.float32)
         return num_examples(data)
+
+
+class Optimizer:
+    """One of TFF's optimizers, on vectors; a client's own may continue from what it kept."""
+
+    def __init__(self, optimizer: Any, client_state: ClientState | None = None):
+        """Initialises it.
+
+        Args:
+          optimizer: TFF's.
+          client_state: If given, it holds the state that the optimizer starts from.
+        """
+        self._optimizer, self._client_state = optimizer, client_state
+        self.get_hparams, self.set_hparams = optimizer.get_hparams, optimizer.set_hparams
+
+    def start(self, weights: Any, learning_rate: tf.Tensor) -> collections.OrderedDict:
+        """Returns the state before the first step, with a learning rate of its own.
+
+        Args:
+          weights: Tensors or arrays like the weights to be moved.
+          learning_rate: float32 scalar.
+        """
+        weights = tuple(tf.convert_to_tensor(w) for w in weights)
+        slots = self._optimizer.initialize(tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights))
+        # Given here since not all of TFF's optimizers can be built with a symbolic rate.
+        slots["learning_rate"] = learning_rate
+        slots = tf.nest.map_structure(tf.convert_to_tensor, slots)
+        if self._client_state is not None:
+            slots = recall(self._client_state, slots)
+            slots["learning_rate"] = tf.convert_to_tensor(learning_rate)
+        return slots
+
+    def step(self, slots: Any, weights: Vector, gradient: Vector) -> tuple[Any, Vector]:
+        """Takes a step; returns the state and the weights after it."""
+        slots, weights = self._optimizer.next(slots, tuple(weights), tuple(gradient))
+        return slots, Vector(weights)
+
+    def displace(
+        self, slots: Any, x: Vector, moved: Vector, gradient: Vector
+    ) -> tuple[Any, Vector]:
+        """Takes a step on the displacement x_k - x in place of x_k.
+
+        A sum of small steps keeps its digits so, which it would lose next to x. TFF's optimizers
+        take a step from the weights that does not depend on them, except AdamW's decay.
+
+        Args:
+          slots: The optimizer's state.
+          x: The weights that the client started from.
+          moved: x_k - x before the step.
+          gradient: The gradient at x_k.
+
+        Returns:
+          The state and x_k - x after the step.
+        """
+        rate, decay = slots["learning_rate"], slots.get("weight_decay")
+        slots, moved = self.step(slots, moved, gradient)
+        if decay is not None:
+            moved = moved.map(lambda m, w: m - rate * decay * w, x)
+        return slots, moved
 
 
 def _optimizer_builder(name: str) -> Callable:
@@ -275,50 +339,41 @@ def keep(client_state: ClientState, data: ClientData, finite: tf.Tensor, kept: A
     )
 
 
-def keep_slots(
-    client_state: ClientState | None, data: ClientData, finite: tf.Tensor, trained: LocalResult
-) -> Any:
-    """Returns `keep` of the optimizer's slots; nothing (`()`) if clients keep nothing."""
-    return () if client_state is None else keep(client_state, data, finite, trained.slots)
-
-
 class LocalResult(NamedTuple):
     """What local training leaves.
 
     Attributes:
-      weights: The client's weights x_k, one tensor per model weight.
+      weights: The client's weights x_k.
       metrics: Name → (sum of values, sum of weights), float32 scalars, over the minibatches as they
         were seen in training.
       slots: State of the client's optimizer, where there is one.
     """
 
-    weights: tuple[tf.Tensor, ...]
+    weights: Vector
     metrics: collections.OrderedDict[str, tuple[tf.Tensor, tf.Tensor]]
     slots: Any = None
 
 
 def train(
     model: Model,
-    optimizer: tff.learning.optimizers.Optimizer,
+    optimizer: Optimizer,
     learning_rate: tf.Tensor,
-    weights: Any,
+    weights: Vector,
     data: ClientData,
     correct_gradient: Callable = lambda gradient, weights: gradient,
-    client_state: ClientState | None = None,
     slots: Any = None,
 ) -> LocalResult:
     """Trains a client's model on its batches, in order.
 
     Args:
       model: The model.
-      optimizer: The client's optimizer; starts from zero unless it is given a state.
+      optimizer: The client's optimizer.
       learning_rate: Its learning rate in this round, float32 scalar.
       weights: The broadcast weights x.
       data: The client's data.
       correct_gradient: `(gradient, weights) -> gradient`, what a method adds to each minibatch
-        gradient (a proximal term, control variates); both are tuples of tensors.
-      client_state: If given, it holds the slots that the optimizer continues from.
-      slots: If given, what the optimizer continues from where there is nothing in a `client_state`.
+        gradient (a proximal term, control variates); all are vectors.
+      slots: If given, what the optimizer starts from in place of its own start.
 
     Returns:
       A `LocalResult`.
@@ -326,60 +381,24 @@ def train(
 
     def step(at, slots):
         gradient = correct_gradient(at.gradient, at.weights)
-        slots, weights = optimizer.next(slots, at.weights, gradient)
-        return tuple(weights), slots
+        slots, weights = optimizer.step(slots, at.weights, gradient)
+        return weights, slots
 
-    slots = initial_slots(optimizer, weights, learning_rate) if slots is None else slots.copy()
-    if client_state is not None:
-        slots = recall(client_state, slots)
-    slots["learning_rate"] = tf.convert_to_tensor(learning_rate)
+    if slots is None:
+        slots = optimizer.start(weights, learning_rate)
+    else:
+        slots = slots | {"learning_rate": tf.convert_to_tensor(learning_rate)}
     trained, slots = take_steps(model, step, weights, slots, data)
     return trained._replace(slots=slots)
-
-
-def initial_slots(
-    optimizer: tff.learning.optimizers.Optimizer, weights: Any, learning_rate: tf.Tensor
-) -> collections.OrderedDict:
-    """Returns the fresh state of one of TFF's optimizers, with a learning rate of its own."""
-    weights = tuple(tf.convert_to_tensor(w) for w in weights)
-    slots = optimizer.initialize(tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights))
-    # Given here since not all of TFF's optimizers can be built with a symbolic rate.
-    slots["learning_rate"] = learning_rate
-    return tf.nest.map_structure(tf.convert_to_tensor, slots)
-
-
-def displace(
-    optimizer: tff.learning.optimizers.Optimizer, slots: Any, x: Any, moved: Any, gradient: Any
-) -> tuple[Any, tuple[tf.Tensor, ...]]:
-    """Takes a step of one of TFF's optimizers on the displacement x_k - x in place of x_k.
-
-    A sum of small steps keeps its digits so, which it would lose next to x. TFF's optimizers take a
-    step from the weights that does not depend on them, except AdamW's decay.
-
-    Args:
-      optimizer: The client's optimizer.
-      slots: Its state.
-      x: The weights that the client started from, a tuple of tensors.
-      moved: x_k - x before the step, like `x`.
-      gradient: The gradient at x_k, like `x`.
-
-    Returns:
-      The state and x_k - x after the step.
-    """
-    rate, decay = slots["learning_rate"], slots.get("weight_decay")
-    slots, moved = optimizer.next(slots, moved, gradient)
-    if decay is not None:
-        moved = tuple(m - rate * decay * w for m, w in zip(moved, x, strict=True))
-    return slots, tuple(moved)
 
 
 class LocalStep(NamedTuple):
     """What a client knows in one local step.
 
     Attributes:
-      weights: The client's weights x_k, one tensor per model weight.
+      weights: The client's weights x_k.
       loss: f(x_k; b) on the step's minibatch, float32 scalar.
-      gradient: ∇f(x_k; b), one tensor per model weight.
+      gradient: ∇f(x_k; b), like the weights.
       gradient_at: `weights -> ∇f(weights; b)`, on the same minibatch with the same dropout.
       num_examples: Real examples of the minibatch, float32 scalar.
       number: Which of the client's local steps it is, int32 scalar, from 0. All clients' steps of
@@ -387,22 +406,23 @@ class LocalStep(NamedTuple):
         there, unlike a count that is carried from step to step.
     """
 
-    weights: tuple[tf.Tensor, ...]
+    weights: Vector
     loss: tf.Tensor
-    gradient: tuple[tf.Tensor, ...]
+    gradient: Vector
     gradient_at: Callable
     num_examples: tf.Tensor
     number: tf.Tensor
 
 
 def take_steps(
-    model: Model, step: Callable, weights: Any, carry: Any, data: ClientData
+    model: Model, step: Callable, weights: Vector, carry: Any, data: ClientData
 ) -> tuple[LocalResult, Any]:
     """Trains a client's model by a local step of the method's own, one for every batch.
 
     Args:
       model: The model.
-      step: `(LocalStep, carry) -> (weights, carry)`, pure; shapes and dtypes must not change.
+      step: `(LocalStep, carry) -> (weights, carry)`, on vectors and pure; shapes and dtypes must
+        not change.
       weights: The weights to start from.
       carry: What else the method takes from step to step, a structure of tensors.
       data: The client's data.
@@ -437,15 +457,15 @@ def take_steps(
             weights,
             forward.objective,
             gradient,
-            lambda other: forward_and_gradient(other)[1],
+            lambda other: Vector(forward_and_gradient(tuple(other))[1]),
             tf.reduce_sum(batch.mask),
             number,
         )
-        weights, carry = step(at, carry)
-        return tuple(weights), carry, metrics
+        return *on_vectors(step)(at, carry), metrics
 
-    weights, carry, metrics = _for_each_step(one, (weights, carry, metrics), data)
-    return LocalResult(weights, metrics), carry
+    start = weights, to_tuples(carry), metrics
+    weights, carry, metrics = _for_each_step(one, start, data)
+    return LocalResult(Vector(weights), metrics), to_vectors(carry)
 
 
 class FullLoss(NamedTuple):
@@ -454,13 +474,13 @@ class FullLoss(NamedTuple):
     Attributes:
       loss: F_k(x), float32 scalar: the mean over examples (positions, where they have weights),
         regularisers included; 0 for a client without examples.
-      gradient: ∇F_k(x), one tensor per model weight. Where training minimises a minibatch's summed
+      gradient: ∇F_k(x). Where training minimises a minibatch's summed
         loss it is what minibatch gradients are on average, each counting as many times as it has
         examples, as in TFF's MimeLite: steps and this are then of one scale.
     """
 
     loss: tf.Tensor
-    gradient: tuple[tf.Tensor, ...]
+    gradient: Vector
 
 
 def full_loss(model: Model, weights: Any, data: ClientData, training: bool = False) -> FullLoss:
@@ -506,7 +526,7 @@ def full_loss(model: Model, weights: Any, data: ClientData, training: bool = Fal
     number = tf.reduce_sum(data.mask) if summed else weight
     return FullLoss(
         tf.math.divide_no_nan(loss, weight),
-        tuple(tf.math.divide_no_nan(g, number) for g in gradient),
+        Vector(gradient).over(number),
     )
 
 

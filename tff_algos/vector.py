@@ -1,36 +1,152 @@
-"""Arithmetic on vectors of the model's dimension, held as one tensor per model weight."""
+"""Arithmetic on vectors of the model's dimension, as a paper prints it: `x - eta * m / v.sqrt()`.
+
+A `Vector` lives within the functions of a round. Around them, in TFF's types, in a checkpoint and
+in an optimizer of TFF's, a vector is a plain tuple of tensors; `on_vectors` leads from one to the
+other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-# The model x, an update, a gradient, a moment: one tensor per model weight, in the model's order.
-Weights = tuple["tf.Tensor", ...]
+
+class Vector(tuple):
+    """The model x, an update, a gradient, a moment: one tensor per model weight, in its order.
+
+    Operators work tensor by tensor. The other operand is a `Vector` of as many tensors, or a
+    number or a scalar tensor, which goes with each of them. `tf.nest` and `tf.while_loop` take a
+    vector as a tuple, but `+` adds two of them and does not join them.
+    """
+
+    __slots__ = ()
+    # NumPy's numbers and TensorFlow's tensors leave an operator between them and a vector to it.
+    __array_ufunc__ = None
+
+    def __tf_tensor__(self, dtype=None, name=None):
+        raise TypeError("A Vector is no tensor: its tensors have shapes of their own.")
+
+    def map(self, fn: Callable, *others: Any) -> Vector:
+        """Returns `fn(tensor, ...)` of each tensor, with what stands at its place in the others.
+
+        Args:
+          fn: Function of tensors.
+          *others: Vectors of as many tensors, or numbers or scalar tensors.
+
+        Raises:
+          ValueError: If a vector has another number of tensors.
+        """
+        rows = [o if isinstance(o, tuple) else (o,) * len(self) for o in others]
+        return Vector(fn(*tensors) for tensors in zip(self, *rows, strict=True))
+
+    def __add__(self, other):
+        return self.map(operator.add, other)
+
+    def __radd__(self, other):
+        return self.map(lambda a, b: b + a, other)
+
+    def __sub__(self, other):
+        return self.map(operator.sub, other)
+
+    def __rsub__(self, other):
+        return self.map(lambda a, b: b - a, other)
+
+    def __mul__(self, other):
+        return self.map(operator.mul, other)
+
+    def __rmul__(self, other):
+        return self.map(lambda a, b: b * a, other)
+
+    def __truediv__(self, other):
+        return self.map(operator.truediv, other)
+
+    def __rtruediv__(self, other):
+        return self.map(lambda a, b: b / a, other)
+
+    def __pow__(self, exponent):
+        return self.map(operator.pow, exponent)
+
+    def __neg__(self):
+        return self.map(tf.negative)
+
+    def sqrt(self) -> Vector:
+        """Returns the roots."""
+        return self.map(tf.sqrt)
+
+    def sign(self) -> Vector:
+        """Returns -1, 0 or 1 for each number."""
+        return self.map(tf.sign)
+
+    def maximum(self, other: Any) -> Vector:
+        """Returns the larger one of each pair of numbers."""
+        return self.map(tf.maximum, other)
+
+    def over(self, divisor: Any) -> Vector:
+        """Returns the quotients, 0 where the divisor is 0."""
+        return self.map(tf.math.divide_no_nan, divisor)
+
+    def cast(self, like: Vector) -> Vector:
+        """Returns the same numbers in the dtypes of another vector."""
+        return self.map(lambda a, b: tf.cast(a, b.dtype), like)
+
+    def squared_norm(self) -> tf.Tensor:
+        """Returns ‖v‖², a scalar in the vector's own precision."""
+        return tf.add_n([tf.reduce_sum(tensor**2) for tensor in self])
+
+    def norm(self) -> tf.Tensor:
+        """Returns ‖v‖, a scalar in the vector's own precision."""
+        return tf.sqrt(self.squared_norm())
 
 
-def each(fn: Callable, *vectors: Weights) -> Weights:
-    """Applies a function to the tensors of each model weight: `each(tf.add, a, b)` is a + b."""
-    return tuple(fn(*tensors) for tensors in zip(*vectors, strict=True))
+def constants(arrays: Any) -> Vector:
+    """Returns arrays as a vector, e.g. `model.initial_weights`."""
+    return Vector(tf.constant(a) for a in arrays)
 
 
-def subtract(a: Weights, b: Weights) -> Weights:
-    """Returns a - b."""
-    return each(lambda a, b: a - b, a, b)
-
-
-def move(x: Weights, rate: Any, direction: Weights) -> Weights:
-    """Returns x + rate * direction, for a scalar rate."""
-    return each(lambda x, d: x + rate * d, x, direction)
-
-
-def constants(arrays: Sequence[Any]) -> Weights:
-    """Returns arrays as tensors, e.g. `model.initial_weights`."""
-    return tuple(tf.constant(a) for a in arrays)
-
-
-def zeros(like: Any) -> Weights:
+def zeros(like: Any) -> Vector:
     """Returns zeros of the shapes and dtypes of tensors or arrays."""
-    return tuple(tf.zeros(w.shape, w.dtype) for w in like)
+    return Vector(tf.zeros(w.shape, w.dtype) for w in like)
+
+
+def filled(like: Any, value: float) -> Vector:
+    """Returns one number everywhere, in the shapes and dtypes of tensors."""
+    return Vector(tf.fill(w.shape, tf.constant(value, w.dtype)) for w in like)
+
+
+def to_vectors(value: Any) -> Any:
+    """Returns a structure whose tuples (or lists) of tensors alone are vectors.
+
+    Dictionaries stay as they are: they are the state of TFF's optimizers, or metrics.
+    """
+    if isinstance(value, Vector) or not isinstance(value, (tuple, list)):
+        return value
+    if hasattr(value, "_fields"):
+        return type(value)(*map(to_vectors, value))
+    if value and not any(isinstance(v, (tuple, list, dict)) for v in value):
+        return Vector(value)
+    return tuple(map(to_vectors, value))
+
+
+def to_tuples(value: Any) -> Any:
+    """Returns a structure whose vectors are plain tuples."""
+    if isinstance(value, dict):
+        return type(value)((name, to_tuples(v)) for name, v in value.items())
+    if not isinstance(value, (tuple, list)):
+        return value
+    if hasattr(value, "_fields"):
+        return type(value)(*map(to_tuples, value))
+    return (tuple if isinstance(value, tuple) else list)(map(to_tuples, value))
+
+
+def on_vectors(fn: Callable) -> Callable:
+    """Returns a function that works on vectors within and takes and gives plain tuples."""
+
+    @functools.wraps(fn)
+    def function(*values):
+        return to_tuples(fn(*map(to_vectors, values)))
+
+    return function

@@ -28,19 +28,16 @@ def build(model, local, *, clip_norm):
     import tensorflow as tf
 
     from tff_algos import averaging, client
-    from tff_algos.weights import each, subtract
 
     def client_update(broadcast, data):
         x, eta_l = broadcast
         trained = client.train(model, local.optimizer(), eta_l, x, data)
-        delta = subtract(trained.weights, x)
-        # Not by `tf.linalg.global_norm`, whose operation has no form over a whole cohort.
-        norm = tf.sqrt(tf.add_n([tf.reduce_sum(d**2) for d in delta]))
+        delta = trained.weights - x
+        norm = delta.norm()
         # A client that did not move has norm 0, and nothing to clip.
         scale = tf.where(norm > clip_norm, tf.math.divide_no_nan(clip_norm, norm), 1.0)
-        clipped = each(lambda d: scale * d, delta)
         finite = client.is_finite(delta)
-        return averaging.give(clipped, local.client_weight(data), trained, data, finite)
+        return averaging.ClientResult(trained, scale * delta, finite=finite)
 
     # The server's step is the default one: x + η Σ p_k Δ_k.
     return averaging.build(model, local, client_update)

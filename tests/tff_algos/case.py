@@ -19,17 +19,19 @@ class Case(NamedTuple):
     kept: Callable | None = None
 
 
-# Mutations of the common round, `tff_algos/averaging.py`: (text, replacement).
-WEIGHT = ("weight=client.zero_unless(counts, weight)", "weight=tf.ones([])")
+# Mutations of the common round, `tff_algos/averaging.py`; see `mutants`.
+WEIGHT = ("client.zero_unless(counts, weight)", "tf.ones([])")
+OWN_WEIGHT = ("local.client_weight(data)", "tf.ones([])")
 ROUND = ("next_state(state, after, total_weight)", "after")
-SLOTS = ("client.keep_slots(client_state, data, finite, trained)", "client_state or ()")
-DELTA = ("subtract(trained.weights, x)", "subtract(x, trained.weights)")
-AVERAGING = [WEIGHT, ROUND, SLOTS, DELTA]
+KEPT = ("client.keep(client_state, data, keeps, kept)", "client_state")
+DELTA = ("trained.weights - x", "x - trained.weights")
+AVERAGING = [WEIGHT, ROUND, KEPT, DELTA]
 # The same as `ROUND` in a method that writes its round out.
-NEXT_STATE = ("averaging.next_state(state, ", "(lambda a, b, c: b)(state, ")
-# The default step of the server, which FedOpt's methods do not take.
+NEXT_STATE = ("averaging.next_state", "(lambda before, after, total: after)")
+# The server's step, which FedOpt's methods do not take; and the default one as a whole.
+RATE = [("local.server_learning_rate", "-1.0"), ("local.server_learning_rate", "1.0")]
+NO_STEP = ("state._replace(weights=x)", "state")
 STEP = [
-    ("move(state.weights, local.server_learning_rate,", "move(state.weights, -1.0,"),
-    ("move(state.weights, local.server_learning_rate,", "move(state.weights, 1.0,"),
-    ("state._replace(weights=x)", "state"),
+    *RATE,
+    ("state._replace(weights=state.weights + local.server_learning_rate * delta)", "state"),
 ]

@@ -144,47 +144,50 @@ CASES: dict[str, list[Case]] = {
 }
 
 _FEDOPT = [
-    ("g = each(tf.negative, delta)", "g = delta"),
-    ("ServerState(x, slots,", "ServerState(x, state.optimizer,"),
+    (
+        "server_optimizer.step(state.optimizer, state.weights, -delta)",
+        "server_optimizer.step(state.optimizer, state.weights, delta)",
+    ),
+    ("ServerState(x, slots, state.round_num)", "ServerState(x, state.optimizer, state.round_num)"),
 ]
 
-# Each is (text, replacement) in the method's file, and must break the oracle test of some case.
+# Each is (fragment, replacement), see `mutants`, and must break the oracle test of some case.
 MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "fedavg": [
         _FEDOPT[0],
         *AVERAGING,
-        ("x - eta * g, x, g", "x + eta * g, x, g"),
+        ("x - eta * g", "x + eta * g"),
     ],
     "fedavgm": [
         *_FEDOPT,
-        ("momentum * u + g", "momentum * u - g"),
-        ("momentum * u + g", "momentum * u + (1 - momentum) * g"),
-        ("return Momentum(u)", "return slots"),
+        ("momentum * slots.u + g", "momentum * slots.u - g"),
+        ("momentum * slots.u + g", "momentum * slots.u + (1 - momentum) * g"),
+        ("Momentum(u)", "slots"),
     ],
     "fedadagrad": [
         *_FEDOPT,
-        ("v + g**2", "v - g**2"),
-        ("tf.sqrt(v) + tau), x, g, v)", "tf.sqrt(v + tau)), x, g, v)"),
-        ("return Accumulator(v)", "return slots"),
+        ("slots.v + g**2", "slots.v - g**2"),
+        ("v.sqrt() + tau", "(v + tau).sqrt()"),
+        ("Accumulator(v)", "slots"),
         ('tau**2 if variant == "algorithm2" else 0.0', "0.0"),
     ],
     "fedadam": [
         *_FEDOPT,
-        ("beta2 * v + (1.0 - beta2) * square", "beta2 * v - (1.0 - beta2) * square"),
-        ("beta2 * v + (1.0 - beta2) * square", "beta2 * v + square"),
-        ("beta1 * m + (1.0 - beta1) * g", "beta1 * m + g"),
-        ("return Moments(m, v, t)", "return Moments(m, slots.v, t)"),
-        ("return Moments(m, v, t)", "return Moments(slots.m, v, t)"),
-        ("return Moments(m, v, t)", "return Moments(m, v, slots.t)"),
-        ("slots.v, g if released else m)", "slots.v, g)"),
+        ("moving_average(beta2, v, square)", "beta2 * v - (1.0 - beta2) * square"),
+        ("moving_average(beta2, v, square)", "beta2 * v + square"),
+        ("moving_average(beta1, slots.m, g)", "beta1 * slots.m + g"),
+        ("Moments(m, v, t)", "Moments(m, slots.v, t)"),
+        ("Moments(m, v, t)", "Moments(slots.m, v, t)"),
+        ("Moments(m, v, t)", "Moments(m, v, slots.t)"),
+        ("(g if released else m) ** 2", "g**2"),
         ("0.0 if released else tau**2", "0.0"),
     ],
     "fedyogi": [
         *_FEDOPT,
-        ("tf.sign(square - v)", "tf.sign(v - square)"),
-        ("(1.0 - beta2) * tf.sign", "tf.sign"),
-        ("return Moments(m, v, t)", "return Moments(m, slots.v, t)"),
-        ("slots.v, g if released else m)", "slots.v, m)"),
+        ("(square - v).sign()", "(v - square).sign()"),
+        ("(1.0 - beta2) * (square - v).sign()", "(square - v).sign()"),
+        ("Moments(m, v, t)", "Moments(m, slots.v, t)"),
+        ("(g if released else m) ** 2", "m**2"),
     ],
 }
 

@@ -11,7 +11,7 @@ from tests.oracles import (
     qfedavg,
     term,
 )
-from tests.tff_algos.case import DELTA, NEXT_STATE, ROUND, Case
+from tests.tff_algos.case import DELTA, NEXT_STATE, OWN_WEIGHT, ROUND, Case
 
 _SGDM = dict(client_optimizer="sgdm", client_momentum=0.5)
 
@@ -151,82 +151,159 @@ def _released():
 CASES = _cases()
 
 
+_PROJECTED = (
+    "tf.linalg.matvec(basis, tf.linalg.matvec(basis, tf.linalg.matvec(gram, rest)), "
+    "transpose_a=True)"
+)
+
 MUTATIONS = {
     "qfedavg": [
-        ("x - tf.cast(rate", "x + tf.cast(rate"),
+        (
+            "state.weights - tf.cast(rate, tf.float32) * total.numerator",
+            "state.weights + tf.cast(rate, tf.float32) * total.numerator",
+        ),
         ("q * ratio ** (q - 1.0)", "q * ratio**q"),
-        ("tf.cast(power, b.dtype) * b", "b"),
-        ("eta_l * largest)", "eta_l)"),
-        ("denominator = power\n", "denominator = tf.ones_like(power)\n"),
+        ("tf.cast(power, tf.float32) * report.back", "report.back"),
+        ("eta_l * largest", "eta_l"),
+        ("denominator = power", "denominator = tf.ones_like(power)"),
         NEXT_STATE,
     ],
     "adafedadam": [
         DELTA,
-        ("sampled = client.first_batches(data, sample) if sample else data", "sampled = data"),
-        ("(model, initial, sampled)", "(model, initial, data)"),
+        ("client.first_batches(data, sample) if sample else data", "data"),
+        ("client.evaluate(model, initial, sampled)", "client.evaluate(model, initial, data)"),
         ("tf.math.log(s / eta_k) + 1.0", "tf.math.log(s / eta_k)"),
-        ("tf.math.divide_no_nan(-d, s)", "-d"),
-        ("count * tf.math.divide_no_nan(ratio, scale)", "tf.math.divide_no_nan(ratio, scale)"),
-        ("(ratio, scale) ** alpha", "(ratio, scale)"),
-        ("1.0, largest)", "1.0, 1.0)"),
-        ("ratio = tf.math.divide_no_nan(ratio, reference)", "pass"),
-        ("m, v, c_m, c_v, steps, ", "state.m, v, c_m, c_v, steps, "),
-        ("m, v, c_m, c_v, steps, ", "m, state.v, c_m, c_v, steps, "),
-        ("m, v, c_m, c_v, steps, ", "m, v, state.c_m, c_v, steps, "),
-        ("m, v, c_m, c_v, steps, ", "m, v, c_m, state.c_v, steps, "),
-        ("m, v, c_m, c_v, steps, ", "m, v, c_m, c_v, state.steps, "),
-        ("steps + 1 > warmup", "steps + 1 >= warmup"),
-        ("certainty_floor)\n", "0.0)\n"),
-        ("for c in (c_m, c_v)", "for c in (c_m, c_m)"),
+        ("(-delta).over(s)", "-delta"),
+        (
+            "count * tf.math.divide_no_nan(ratio, scale) ** alpha",
+            "tf.math.divide_no_nan(ratio, scale) ** alpha",
+        ),
+        ("tf.math.divide_no_nan(ratio, scale) ** alpha", "tf.math.divide_no_nan(ratio, scale)"),
+        ("tf.where((power > 1 / _LARGE) & (power < _LARGE), 1.0, largest)", "1.0"),
+        ("ratio = tf.math.divide_no_nan(ratio, reference)", ""),
+        (
+            "ServerState(x, state.initial, m, v, c_m, c_v, steps, state.round_num)",
+            "ServerState(x, state.initial, state.m, v, c_m, c_v, steps, state.round_num)",
+        ),
+        (
+            "ServerState(x, state.initial, m, v, c_m, c_v, steps, state.round_num)",
+            "ServerState(x, state.initial, m, state.v, c_m, c_v, steps, state.round_num)",
+        ),
+        (
+            "ServerState(x, state.initial, m, v, c_m, c_v, steps, state.round_num)",
+            "ServerState(x, state.initial, m, v, state.c_m, c_v, steps, state.round_num)",
+        ),
+        (
+            "ServerState(x, state.initial, m, v, c_m, c_v, steps, state.round_num)",
+            "ServerState(x, state.initial, m, v, c_m, state.c_v, steps, state.round_num)",
+        ),
+        (
+            "ServerState(x, state.initial, m, v, c_m, c_v, steps, state.round_num)",
+            "ServerState(x, state.initial, m, v, c_m, c_v, state.steps, state.round_num)",
+        ),
+        ("state.steps + 1 > warmup", "state.steps + 1 >= warmup"),
+        ("tf.maximum(mean_certainty, certainty_floor)", "tf.maximum(mean_certainty, 0.0)"),
+        (
+            "(tf.cast(1.0 / (1.0 - c), tf.float32) for c in (c_m, c_v))",
+            "(tf.cast(1.0 / (1.0 - c), tf.float32) for c in (c_m, c_m))",
+        ),
         NEXT_STATE,
     ],
     "term": [
         DELTA,
-        ("tf.exp(t *", "tf.exp(-t *"),
+        ("tf.exp(t * (loss - largest))", "tf.exp(-t * (loss - largest))"),
         ("tf.exp(t * (loss - largest))", "tf.ones([])"),
-        ("ServerState(x, estimate,", "ServerState(x, state.estimate,"),
+        (
+            "ServerState(x, estimate, state.round_num)",
+            "ServerState(x, state.estimate, state.round_num)",
+        ),
         NEXT_STATE,
     ],
     "afl": [
         DELTA,
-        ("share * d, delta", "d, delta"),
-        ("gamma_lambda * tf.cast", "-gamma_lambda * tf.cast"),
-        ("iterate, mixture, steps,", "iterate, state.mixture, steps,"),
-        ("ServerState(reported, iterate,", "ServerState(reported, state.iterate,"),
-        ("mixture, steps, state.round_num)", "mixture, state.steps, state.round_num)"),
+        ("share * delta", "delta"),
+        (
+            "gamma_lambda * tf.cast(losses.loss, tf.float64)",
+            "-gamma_lambda * tf.cast(losses.loss, tf.float64)",
+        ),
+        (
+            "ServerState(reported, iterate, mixture, steps, state.round_num)",
+            "ServerState(reported, iterate, state.mixture, steps, state.round_num)",
+        ),
+        (
+            "ServerState(reported, iterate, mixture, steps, state.round_num)",
+            "ServerState(reported, state.iterate, mixture, steps, state.round_num)",
+        ),
+        (
+            "ServerState(reported, iterate, mixture, steps, state.round_num)",
+            "ServerState(reported, iterate, mixture, state.steps, state.round_num)",
+        ),
         ROUND,
     ],
     "adafed": [
-        ("x - tf.cast(step * v", "x + tf.cast(step * v"),
+        (
+            "state.weights - (step * d).cast(state.weights)",
+            "state.weights + (step * d).cast(state.weights)",
+        ),
         ("losses**gamma", "losses"),
-        ("tf.math.divide_no_nan(u, divisor)", "u"),
-        ('"constant": 1.0 / unit', '"constant": tf.ones_like(unit)'),
-        ("inverse * tf.linalg.matvec(axes, tf", "tf.linalg.matvec(axes, tf"),
-        ("(axes, inverse * met,", "(axes, met,"),
-        ("each(tf.negative, moved)", "moved"),
+        ("u.over(divisor)", "u"),
+        ("1.0 / unit", "tf.ones_like(unit)"),
+        (
+            "inverse * tf.linalg.matvec(axes, tf.where(real > 0, w / lengths, tf.zeros_like(w)))",
+            "tf.linalg.matvec(axes, tf.where(real > 0, w / lengths, tf.zeros_like(w)))",
+        ),
+        (
+            "tf.linalg.matvec(axes, inverse * met, transpose_a=True)",
+            "tf.linalg.matvec(axes, met, transpose_a=True)",
+        ),
+        ("Report(-moved, loss)", "Report(moved, loss)"),
         ("targets[k] - vectors.dot(gram[k], a)", "targets[k]"),
-        ("rest -= tf", "rest += tf"),
+        (
+            f"rest -= {_PROJECTED}",
+            f"rest += {_PROJECTED}",
+        ),
         ("at.number >= before_last", "at.number >= 0"),
-        ("loss_floor)", "0.0)"),
+        (
+            "tf.maximum(tf.cast(reports.loss, tf.float64), loss_floor)",
+            "tf.cast(reports.loss, tf.float64)",
+        ),
         ROUND,
     ],
     "fedmgda_plus": [
         DELTA,
         ("-mixture * inverse", "-mixture"),
-        ("cosines, center", "gram, center"),
-        ("center, epsilon, counts", "center, 0.5 * epsilon, counts"),
-        ("local.client_weight(data)", "tf.ones([])"),
+        (
+            "vectors.box_minimum(cosines, center, epsilon, counts, iterations)",
+            "vectors.box_minimum(gram, center, epsilon, counts, iterations)",
+        ),
+        (
+            "vectors.box_minimum(cosines, center, epsilon, counts, iterations)",
+            "vectors.box_minimum(cosines, center, 0.5 * epsilon, counts, iterations)",
+        ),
+        OWN_WEIGHT,
         ("eta * server_lr_decay", "eta"),
         ROUND,
     ],
     "fedfa": [
         DELTA,
-        ("return -tf.math.log", "return tf.exp(1.0) + tf.math.log"),
-        ("_surprise(1.0 - tf", "_surprise(tf"),
-        ("ServerState(x, m, counts,", "ServerState(x, state.momentum, counts,"),
-        ("ServerState(x, m, counts,", "ServerState(x, m, state.counts,"),
-        ("momentum * m + d", "momentum * m + (1.0 - momentum) * d"),
+        ("-tf.math.log(share + 1e-6)", "tf.exp(1.0) + tf.math.log(share + 1e-6)"),
+        (
+            "_surprise(1.0 - tf.math.divide_no_nan(own.frequency, total.frequency))",
+            "_surprise(tf.math.divide_no_nan(own.frequency, total.frequency))",
+        ),
+        (
+            "ServerState(x, m, counts, state.round_num)",
+            "ServerState(x, state.momentum, counts, state.round_num)",
+        ),
+        (
+            "ServerState(x, m, counts, state.round_num)",
+            "ServerState(x, m, state.counts, state.round_num)",
+        ),
+        (
+            "momentum * state.momentum + delta",
+            "momentum * state.momentum + (1.0 - momentum) * delta",
+        ),
         ('accuracy_at == "trained"', "True"),
         NEXT_STATE,
     ],
-}  # fmt: skip
+}

@@ -18,7 +18,7 @@ from tests.tff_algos import eager, shared, toy
 from tff_algos import averaging, registry
 from tff_algos.client import LocalTraining
 from tff_algos.methods import adafed
-from tff_algos.parts import vectors
+from tff_algos.parts import common_descent, vectors
 from tff_suite import hparams as hparams_lib
 from tff_suite.hparams import HparamError
 
@@ -65,9 +65,9 @@ def _direction(gradients, targets, printed=False):
     rows = _rows(gradients)
     gram, targets = vectors.gram(rows), tf.constant(targets, tf.float64)
     if printed:
-        a = adafed.gram_schmidt(gram, targets, 1e-5)
+        a = common_descent.gram_schmidt(gram, targets, 1e-5)
     else:
-        a = adafed.solve(gram, targets, tf.linalg.diag_part(gram) > 0, 1e-5)
+        a = common_descent.solve(gram, targets, tf.linalg.diag_part(gram) > 0, 1e-5)
     u = cohort_lib.flat([w.numpy() for w in vectors.combine(a, rows)])
     return u / np.dot(u, u)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tff_algos
 from simulation import runtimes
 from tests import metrics_page
-from tests.tff_algos import cases, shared, toy
+from tests.tff_algos import cases, mutants, shared, toy
 from tff_algos import registry
 
 METHODS = [n for n in cases.OWN if not registry.get(n).staged]
@@ -176,10 +176,10 @@ def one_mutation_and_the_others():
         yield pytest.param(name, others, id=f"{name}-others", marks=group)
 
 
-def test_the_text_of_every_mutation_is_there():
+def test_every_mutation_has_its_place():
     for name in METHODS:
         for old, new in cases.MUTATIONS.get(name, ()):
-            toy.mutant(name, old, new)
+            mutants.of_method(name, old, new)
 
 
 @pytest.mark.quick_cases(*shared.KINDS)
@@ -188,7 +188,7 @@ def test_mutations_are_caught(problem, model, name, mutations):
     """One sign, weight or write-back flipped: some case's oracle must disagree."""
     wanted = [(case, oracle(case, problem)) for case in cases.CASES[name]]
     for old, new in mutations:
-        module = toy.mutant(name, old, new)
+        module = mutants.of_method(name, old, new)
         for case, want in wanted:
             kept = {}
             try:

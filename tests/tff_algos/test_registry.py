@@ -21,7 +21,6 @@ import tensorflow as tf
 from tff_suite.hparams import Hparam
 from tff_algos import averaging, client
 from tff_algos.registry import MethodSpec
-from tff_algos.weights import each
 
 SPEC = MethodSpec(
     name="dropped_in",
@@ -36,8 +35,7 @@ def build(model, local, *, factor):
     def client_update(broadcast, data):
         x, eta_l = broadcast
         trained = client.train(model, local.optimizer(), eta_l, x, data)
-        halved = each(lambda w, x: x + tf.constant(factor) * (w - x), trained.weights, x)
-        return averaging.give_delta(local, x, trained._replace(weights=halved), data)
+        return averaging.ClientResult(trained, tf.constant(factor) * (trained.weights - x))
 
     return averaging.build(model, local, client_update)
 '''

@@ -3,8 +3,6 @@
 import collections
 import functools
 import importlib
-import sys
-import types
 
 import numpy as np
 import tensorflow as tf
@@ -13,7 +11,7 @@ import tff_algos
 from simulation import runtimes
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import eager
-from tff_algos import averaging, client, random, registry
+from tff_algos import client, random, registry
 from tff_algos import model as model_lib
 from tff_algos import process as process_lib
 from tff_algos.client_data import Batch
@@ -214,37 +212,6 @@ def run_eagerly(
 
 def _common_plan(round_num, total_rounds):
     return registry.RoundPlan()
-
-
-def mutant(name: str, old: str, new: str) -> types.ModuleType:
-    """Returns the module of a method with one piece of its text or of the common code replaced.
-
-    A text that the method's file does not hold is looked for in `tff_algos/averaging.py`, then in
-    `tff_algos/client.py`.
-    """
-    module_name, _ = registry.get(name).builder.split(":")
-    source = _source(module_name)
-    if old in source:
-        return _module(module_name, source.replace(old, new))
-    module = _module(module_name, source)
-    for shared in (averaging, client):
-        used, text = shared.__name__.split(".")[-1], _source(shared.__name__)
-        if old in text and hasattr(module, used):
-            setattr(module, used, _module(shared.__name__, text.replace(old, new)))
-            return module
-    raise AssertionError(f"{module_name} holds no {old!r}")
-
-
-def _source(module_name):
-    with open(importlib.import_module(module_name).__file__) as f:
-        return f.read()
-
-
-def _module(name, source):
-    module = types.ModuleType(f"{name}_mutant")
-    sys.modules[module.__name__] = module  # Where dataclasses look it up.
-    exec(compile(source, name, "exec"), module.__dict__)
-    return module
 
 
 def build_mutant(module, name, model, settings, num_clients=NUM_CLIENTS):

@@ -31,10 +31,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
-from tff_algos.weights import Weights, constants, each, move, subtract, zeros
+from tff_algos.vector import Vector, constants, zeros
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -72,24 +73,24 @@ SPEC = MethodSpec(
 class ServerState(NamedTuple):
     """What the server keeps: the model x and the accumulator A, like it; int32 rounds done."""
 
-    weights: Weights
-    accumulator: Weights
+    weights: Vector
+    accumulator: Vector
     round_num: tf.Tensor
 
 
 class Broadcast(NamedTuple):
     """What every client of the cohort receives: x, A and the client learning rate η."""
 
-    weights: Weights
-    accumulator: Weights
+    weights: Vector
+    accumulator: Vector
     learning_rate: tf.Tensor
 
 
 class Report(NamedTuple):
     """What is averaged over clients: x_k - x and A_k, like the weights."""
 
-    delta: Weights
-    accumulator: Weights
+    delta: Vector
+    accumulator: Vector
 
 
 def build(model: Model, local: client.LocalTraining, *, epsilon: float, b0: float) -> Method:
@@ -97,7 +98,7 @@ def build(model: Model, local: client.LocalTraining, *, epsilon: float, b0: floa
 
     def initialize() -> ServerState:
         x = constants(model.initial_weights)
-        return ServerState(x, each(lambda z: z + b0**2, zeros(x)), tf.constant(0))
+        return ServerState(x, zeros(x) + b0**2, tf.constant(0))
 
     def broadcast(state: ServerState) -> Broadcast:
         return Broadcast(state.weights, state.accumulator, local.learning_rate(state.round_num))
@@ -107,20 +108,15 @@ def build(model: Model, local: client.LocalTraining, *, epsilon: float, b0: floa
 
         def step(at, own):
             j = tf.cast(at.number + 1, tf.float32)
-            x_k = each(
-                lambda x_k, g, a: x_k - eta * g / tf.sqrt(a + j * epsilon**2),
-                at.weights,
-                at.gradient,
-                synchronised,
-            )
-            return x_k, each(lambda a, g: a + g**2, own, at.gradient)
+            g = at.gradient
+            x_k = at.weights - eta * g / (synchronised + j * epsilon**2).sqrt()
+            return x_k, own + g**2
 
         trained, own = client.take_steps(model, step, x, synchronised, data)
-        report = Report(subtract(trained.weights, x), own)
-        return averaging.give(report, local.client_weight(data), trained, data)
+        return ClientResult(trained, Report(trained.weights - x, own))
 
     def server_update(state: ServerState, mean: Report) -> ServerState:
-        x = move(state.weights, local.server_learning_rate, mean.delta)
+        x = state.weights + local.server_learning_rate * mean.delta
         return ServerState(x, mean.accumulator, state.round_num)
 
     return averaging.build(

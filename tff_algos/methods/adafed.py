@@ -62,11 +62,12 @@ import numpy as np
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.parts import vectors
+from tff_algos.parts import common_descent, vectors
 from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights, each, zeros
+from tff_algos.vector import Vector, zeros
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -141,16 +142,10 @@ SPEC = MethodSpec(
 )
 
 
-# From how many times the tolerance on a combination of updates is taken at its full length.
-_SURE = 10.0
-# The least length of the terms that an update is a sum of, relative to the longest update.
-_TERMS = 0.05
-
-
 class Report(NamedTuple):
     """What the server learns of a client: g_k = x - x_k, like the weights, and f_k, float32."""
 
-    gradient: Weights
+    gradient: Vector
     loss: tf.Tensor
 
 
@@ -174,8 +169,7 @@ def build(
         else:
             at = broadcast.weights if loss_at == "broadcast" else trained.weights
             loss = client.evaluate(model, at, data)["loss"]
-        report = Report(each(tf.negative, moved), loss)
-        return averaging.give(report, tf.ones([]), trained, data)
+        return ClientResult(trained, Report(-moved, loss), weight=tf.ones([]))
 
     def server_update(state: averaging.ServerState, stacked) -> averaging.Outcome:
         reports, weights = stacked
@@ -184,18 +178,15 @@ def build(
         number = tf.reduce_sum(tf.cast(counts, tf.float64))
         losses = tf.maximum(tf.cast(reports.loss, tf.float64), loss_floor)
         targets, unit = _powers(losses, gamma, counts)
-        if orthogonalization == "closed_form":
-            coefficients = solve(gram, targets, counts, tolerance)
-        else:
-            coefficients = gram_schmidt(gram, targets, tolerance)
-        u = vectors.combine(coefficients, reports.gradient)
+        a = common_descent.coefficients(gram, targets, counts, tolerance, orthogonalization)
+        u = vectors.combine(a, reports.gradient)
         smallest = tf.reduce_min(tf.where(counts, targets, targets.dtype.max))
         smallest = client.zero_unless(number > 0, smallest)
         mean = tf.math.divide_no_nan(tf.reduce_sum(targets), number)
-        square = vectors.squared_norm(u)
+        square = u.squared_norm()
         longest = tf.reduce_max(tf.linalg.diag_part(gram))
         divisor = tf.maximum(square, tf.math.divide_no_nan(mean**2, longest))
-        d = each(lambda u: tf.math.divide_no_nan(u, divisor), u)
+        d = u.over(divisor)
         length = tf.math.divide_no_nan(tf.sqrt(square), divisor)
         # Of updates whose sum is zero, rounding may leave less than nothing.
         square_of_sum = tf.maximum(tf.reduce_sum(gram), 0.0)
@@ -208,7 +199,7 @@ def build(
         }[step_rule]
         # A cohort of which nobody moved takes no step.
         step = client.zero_unless(number > 0, local.server_learning_rate * factor)
-        x = each(lambda x, v: x - tf.cast(step * v, x.dtype), state.weights, d)
+        x = state.weights - (step * d).cast(state.weights)
         starved = (step_rule == "min") & (smallest < 1e-3 * mean)
         metrics = collections.OrderedDict(
             direction_norm=length / unit,
@@ -239,14 +230,13 @@ def _train(model, local, broadcast, data):
         slots, moved, loss, number = carry
         # Summed apart from x: next to it float32 would cut off the digits that tell dependent
         # updates from independent ones.
-        slots, moved = client.displace(optimizer, slots, x, moved, at.gradient)
-        weights = each(tf.add, x, moved)
+        slots, moved = optimizer.displace(slots, x, moved, at.gradient)
         examples = tf.where(at.number >= before_last, at.num_examples, 0.0)
         # A loss that is not finite must not hide behind 0 examples: it spoils the weights as well.
         loss += tf.where(examples > 0, at.loss * examples, 0.0)
-        return weights, (slots, moved, loss, number + examples)
+        return x + moved, (slots, moved, loss, number + examples)
 
-    slots = client.initial_slots(optimizer, x, learning_rate)
+    slots = optimizer.start(x, learning_rate)
     carry = (slots, zeros(x), tf.zeros([]), tf.zeros([]))
     trained, (_, moved, loss, number) = client.take_steps(model, step, x, carry, data)
     return trained, moved, tf.math.divide_no_nan(loss, number)
@@ -261,101 +251,3 @@ def _powers(losses, gamma, counts) -> tuple[tf.Tensor, tf.Tensor]:
     losses = tf.math.divide_no_nan(losses, largest)
     targets = client.zero_unless(counts, losses**gamma)
     return targets, tf.clip_by_value(largest**gamma, np.finfo(np.float64).tiny, tf.float64.max)
-
-
-def solve(gram: tf.Tensor, targets: tf.Tensor, counts: tf.Tensor, tolerance: float) -> tf.Tensor:
-    """Returns the a of u = Σ a_k g_k: A a = F, in least squares where the g_k are dependent.
-
-    Args:
-      gram: A, float64 `[K, K]`; rows and columns of clients that do not count are zero.
-      targets: F, float64 `[K]`; zero for clients that do not count.
-      counts: Which clients count, bool `[K]`.
-      tolerance: See `share_of_real`.
-
-    Returns:
-      float64 `[K]`, zero for clients that do not count.
-    """
-    inverse = client.zero_unless(counts, tf.math.rsqrt(squared_lengths(gram)))
-    alone = tf.linalg.diag(tf.cast(~counts, gram.dtype))
-    lengths, axes = tf.linalg.eigh(inverse[:, None] * gram * inverse + alone)
-    real = share_of_real(lengths, tolerance)
-    # u = Σ w_i q_i, with q_i the direction of length 1 of axis i, meets F up to r where
-    # w = axesᵀ D (F - r), D = diag(1 / l_k). Of all r it takes the one that makes
-    # |r|² + Σ (1 - s_i) / s_i w_i² least, with s the share of what is real. In the orthogonal
-    # factor of [D axes √(1-s); √s] nothing is divided by s, nor is the condition squared.
-    noise = inverse[:, None] * axes * tf.sqrt(1.0 - real)
-    typical = tf.sqrt(
-        tf.math.divide_no_nan(tf.constant(1.0, gram.dtype), tf.reduce_mean(inverse**2))
-    )
-    factor, _ = tf.linalg.qr(tf.concat([typical * noise, tf.linalg.diag(tf.sqrt(real))], 0))
-    factor = factor[: tf.shape(gram)[0]]
-    met = targets - tf.linalg.matvec(factor, tf.linalg.matvec(factor, targets, transpose_a=True))
-    w = tf.linalg.matvec(axes, inverse * met, transpose_a=True)
-    return inverse * tf.linalg.matvec(axes, tf.where(real > 0, w / lengths, tf.zeros_like(w)))
-
-
-def squared_lengths(gram: tf.Tensor) -> tf.Tensor:
-    """Returns l_k², to which the rounding error of g_k is in proportion, float64 `[K]`.
-
-    A gradient cannot be better known than the terms that it is a sum of. How long these were, the
-    longest g_k of the cohort shows.
-    """
-    squares = tf.linalg.diag_part(gram)
-    return squares + _TERMS**2 * tf.reduce_max(squares)
-
-
-def share_of_real(square: tf.Tensor, tolerance: float) -> tf.Tensor:
-    """Returns how much a combination Σ c_k g_k is to count for a direction, 0 to 1.
-
-    Each g_k is known up to rounding, of unknown direction and a length in proportion to l_k, see
-    `squared_lengths`. A combination says something only where it is longer than what that leaves
-    open of it.
-
-    Args:
-      square: ‖Σ c_k g_k‖² / Σ c_k² l_k².
-      tolerance: Relative length at and below which the share is 0; from `_SURE` times that on it is
-        1, and between them it rises smoothly in the logarithm.
-    """
-    floor = tf.constant(np.finfo(np.float64).tiny, square.dtype)
-    over = tf.math.log(tf.maximum(square, floor) / tolerance**2) / np.log(_SURE**2)
-    # The length of u goes with 1 / |Σ c_k g_k|: what is faded in must start from far below.
-    return tf.exp(1.0 - 1.0 / tf.clip_by_value(over, 0.0, 1.0))
-
-
-def gram_schmidt(gram: tf.Tensor, targets: tf.Tensor, tolerance: float) -> tf.Tensor:
-    """Returns the a of u = Σ a_k g_k by equations 5 and 6, client after client.
-
-    Row k of the basis holds the coefficients of a direction q_k = Σ_j B_kj g_j of length 1, of less
-    where it may be noise. With it u is made to meet ⟨g_k, u⟩ = F_k and keeps what it met before.
-
-    Args:
-      gram: A, float64 `[K, K]`.
-      targets: F, float64 `[K]`.
-      tolerance: See `share_of_real`.
-
-    Returns:
-      float64 `[K]`.
-    """
-    number = tf.shape(gram)[0]
-    unit_vectors = tf.linalg.diag(tf.ones_like(targets))
-    lengths = squared_lengths(gram)
-
-    def add(k, basis, a):
-        rest = unit_vectors[k]
-        for _ in range(2):  # Once is not enough in floating point.
-            rest -= tf.linalg.matvec(
-                basis,
-                tf.linalg.matvec(basis, tf.linalg.matvec(gram, rest)),
-                transpose_a=True,
-            )
-        square = vectors.dot(rest, tf.linalg.matvec(gram, rest))
-        open_square = vectors.dot(rest**2, lengths)
-        real = share_of_real(tf.math.divide_no_nan(square, open_square), tolerance)
-        norm = tf.sqrt(tf.where(real > 0, square, tf.ones_like(square)))
-        q = tf.where(real > 0, rest / norm, tf.zeros_like(rest))
-        missing = targets[k] - vectors.dot(gram[k], a)
-        basis = tf.tensor_scatter_nd_add(basis, [[k]], (tf.sqrt(real) * q)[None])
-        return k + 1, basis, a + real * missing / norm * q
-
-    start = (tf.constant(0), tf.zeros_like(gram), tf.zeros_like(targets))
-    return tf.while_loop(lambda k, *_: k < number, add, start, parallel_iterations=1)[2]

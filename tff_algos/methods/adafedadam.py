@@ -39,7 +39,7 @@ Deviations from the paper:
     the released code, they are those of its first minibatches, as many as make more than that many
     examples (all, for a client with fewer), with dropout on; L⁰ is of the same examples, with
     dropout off.
-  * x⁰ is broadcast with x, so that L⁰ needs no memory on the client. Weights that a user sets
+  * x⁰ is broadcast with x, so that L⁰ needs no memory on the client. Vector that a user sets
     before the first round are x⁰, too.
   * C is at least `certainty_floor`: at C ≤ 0 a decay would be 1 or more. A client with ‖G‖ = 0 or
     ‖Δ‖ = 0, or with L⁰ = 0, counts nothing. If none is left, only the round number moves on.
@@ -53,11 +53,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
-from tff_algos.parts import vectors
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost, decay
-from tff_algos.weights import Weights, constants, each, subtract, zeros
+from tff_algos.vector import Vector, constants, zeros
 from tff_suite.hparams import By, Hparam
 
 
@@ -160,10 +160,10 @@ class ServerState(NamedTuple):
       round_num: Rounds done, int32 scalar.
     """
 
-    weights: Weights
-    initial: Weights
-    m: Weights
-    v: Weights
+    weights: Vector
+    initial: Vector
+    m: Vector
+    v: Vector
     c_m: tf.Tensor
     c_v: tf.Tensor
     steps: tf.Tensor
@@ -173,15 +173,15 @@ class ServerState(NamedTuple):
 class Broadcast(NamedTuple):
     """What every client receives: the model x, x⁰ (or nothing) and the client learning rate η_k."""
 
-    weights: Weights
-    initial: Weights
+    weights: Vector
+    initial: Vector
     learning_rate: tf.Tensor
 
 
 class Report(NamedTuple):
     """What the server averages: U_k, like the weights, and C_k, float32 scalar; and L / L⁰ or L."""
 
-    update: Weights
+    update: Vector
     certainty: tf.Tensor
     ratio: tf.Tensor
 
@@ -213,22 +213,23 @@ def build(
     def prepare_broadcast(state: ServerState) -> Broadcast:
         return Broadcast(state.weights, state.initial, local.learning_rate(state.round_num))
 
-    def client_update(broadcast: Broadcast, data, client_state=None) -> averaging.ClientUpdate:
+    @averaging.keep_optimizer(local)
+    def client_update(broadcast: Broadcast, data, optimizer) -> ClientResult:
         x, initial, eta_k = broadcast
         gradient, loss, ratio = _before_training(model, x, initial, data, sample)
-        trained = client.train(model, local.optimizer(), eta_k, x, data, client_state=client_state)
-        delta = subtract(trained.weights, x)
-        length, slope = (tf.sqrt(vectors.squared_norm(v)) for v in (delta, gradient))
+        trained = client.train(model, optimizer, eta_k, x, data)
+        delta = trained.weights - x
+        length, slope = delta.norm(), gradient.norm()
         s = tf.math.divide_no_nan(length, slope)
-        update = each(lambda d: tf.math.divide_no_nan(-d, s), delta)
+        update = (-delta).over(s)
         certainty = tf.math.log(s / eta_k) + 1.0
         # Every positive number has all powers; the others have those that their signs have.
         power = tf.sign(ratio) ** alpha
         finite = client.is_finite((delta, loss, length, slope, ratio, power))
         report = Report(update, certainty, ratio)
-        kept = client.keep_slots(client_state, data, finite, trained)
-        weight = local.client_weight(data)
-        return averaging.give(report, weight, trained, data, finite, s > 0, kept)
+        # A client that did not move has no certainty, but its optimizer went on.
+        keeps = tf.constant(True)
+        return ClientResult(trained, report, finite=finite, counts=s > 0, keeps=keeps)
 
     def weigh(largest, ratio, count) -> tf.Tensor:
         power = largest**alpha
@@ -263,15 +264,16 @@ def build(
         metrics = federation.map_server(averaging.summarize_with, total, outcome.metrics)
         return outcome.state, metrics, *([update.client_state] if client_states else [])
 
-    return Method(
+    return averaging.write_out(
+        model,
+        local,
         initialize,
         next_round,
-        local.client_state(model),
         adopt_weights=_adopt_weights if relative else None,
     )
 
 
-def _before_training(model: Model, x: Weights, initial: Weights, data, sample: int):
+def _before_training(model: Model, x: Vector, initial: Vector, data, sample: int):
     """Returns G, L and L / L⁰, or L again if there is no x⁰."""
     sampled = client.first_batches(data, sample) if sample else data
     loss, gradient = client.full_loss(model, x, sampled, training=bool(sample))
@@ -286,26 +288,21 @@ def _take_step(state: ServerState, g, certainty, eta_t, beta1, beta2, epsilon) -
     """Returns the state after the step of Algorithm 1: Adam whose decays are to the power C."""
     b1, b2 = (tf.constant(b, tf.float64) ** tf.cast(certainty, tf.float64) for b in (beta1, beta2))
     c_m, c_v = state.c_m * b1, state.c_v * b2
-    m = each(lambda m, g: _mix(b1, m, g), state.m, g)
-    v = each(lambda v, g: _mix(b2, v, g**2), state.v, g)
+    m = _mix(b1, state.m, g)
+    v = _mix(b2, state.v, g**2)
     steps = state.steps + 1
     m_scale, v_scale = (tf.cast(1.0 / (1.0 - c), tf.float32) for c in (c_m, c_v))
-    x = each(
-        lambda x, m, v: x - eta_t * (m_scale * m) / (tf.sqrt(v_scale * v) + epsilon),
-        state.weights,
-        m,
-        v,
-    )
+    x = state.weights - eta_t * (m_scale * m) / ((v_scale * v).sqrt() + epsilon)
     return ServerState(x, state.initial, m, v, c_m, c_v, steps, state.round_num)
 
 
 def _adopt_weights(state: ServerState) -> ServerState:
     """Lets weights that are set before the first round be x⁰, too."""
     first = tf.equal(state.round_num, 0)
-    initial = each(lambda w, i: tf.where(first, w, i), state.weights, state.initial)
+    initial = client.choose(first, state.weights, state.initial)
     return state._replace(initial=initial)
 
 
-def _mix(b: tf.Tensor, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+def _mix(b: tf.Tensor, old: Vector, new: Vector) -> Vector:
     """Returns b old + (1 - b) new; 1 - b is exact, which it is not in float32."""
     return tf.cast(b, tf.float32) * old + tf.cast(1.0 - b, tf.float32) * new

@@ -24,7 +24,7 @@ Deviations from the paper:
   * λ are the weights: `client_weighting` has no meaning.
   * The mean is over the models after each server step, without x_0. `weights` of the state, which
     is what evaluation and `get_model_weights` read, is the reported model; training continues from
-    `iterate`. Weights that a user sets become both, and the mean starts again.
+    `iterate`. Vector that a user sets become both, and the mean starts again.
   * A client without examples has no part in the round.
 """
 
@@ -35,11 +35,12 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import vectors
 from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights, constants, each, move, subtract
+from tff_algos.vector import Vector, constants
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -84,8 +85,8 @@ class ServerState(NamedTuple):
       round_num: Rounds done, int32 scalar.
     """
 
-    weights: Weights
-    iterate: Weights
+    weights: Vector
+    iterate: Vector
     mixture: tf.Tensor
     steps: tf.Tensor
     round_num: tf.Tensor
@@ -94,7 +95,7 @@ class ServerState(NamedTuple):
 class Broadcast(NamedTuple):
     """What every client receives: the model x, λ and the client learning rate η_l."""
 
-    weights: Weights
+    weights: Vector
     mixture: tf.Tensor
     learning_rate: tf.Tensor
 
@@ -109,7 +110,7 @@ class Loss(NamedTuple):
 class Report(NamedTuple):
     """What a client sends: λ_k Δ_k, like the weights, and its `Loss`."""
 
-    weighted_delta: Weights
+    weighted_delta: Vector
     loss: Loss
 
 
@@ -136,22 +137,26 @@ def build(
         x, mixture, eta_l = broadcast
         loss = client.evaluate(model, x, data)["loss"]
         trained = client.train(model, local.optimizer(), eta_l, x, data)
-        delta = subtract(trained.weights, x)
+        delta = trained.weights - x
         finite = client.is_finite((delta, loss))
         share = tf.gather(mixture, data.index)
-        report = Report(each(lambda d: share * d, delta), Loss(data.index, loss))
-        one = tf.ones([])  # λ_k is in the report, so that clients count alike.
-        return averaging.give(report, one, trained, data, finite, client.has_examples(data))
+        return ClientResult(
+            trained,
+            Report(share * delta, Loss(data.index, loss)),
+            weight=tf.ones([]),  # λ_k is in the report, so that clients count alike.
+            finite=finite,
+            counts=client.has_examples(data),
+        )
 
     def aggregate(federation, update):
         return federation.sum(update.report.weighted_delta), federation.stack(update.report.loss)
 
-    def server_update(state: ServerState, step: Weights, losses: Loss) -> ServerState:
-        iterate = move(state.iterate, local.server_learning_rate, step)
+    def server_update(state: ServerState, step: Vector, losses: Loss) -> ServerState:
+        iterate = state.iterate + local.server_learning_rate * step
         reported, steps = iterate, state.steps + 1
         if reported_model == "average":
             share = 1.0 / tf.cast(steps, tf.float32)
-            reported = move(state.weights, share, subtract(iterate, state.weights))
+            reported = state.weights + share * (iterate - state.weights)
         ascent = gamma_lambda * tf.cast(losses.loss, tf.float64)
         moved = tf.tensor_scatter_nd_add(state.mixture, losses.index[:, None], ascent)
         mixture = vectors.project_to_simplex(moved)

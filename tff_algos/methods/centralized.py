@@ -30,6 +30,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import server_slots
@@ -78,7 +79,7 @@ def build(model: Model, local: client.LocalTraining, *, steps_per_round: int | N
         x, s, eta = broadcast
         trained = client.train(model, optimizer, eta, x, data, slots=s)
         weight = tf.cast(client.has_examples(data), tf.float32)
-        return averaging.give((trained.weights, trained.slots), weight, trained, data)
+        return ClientResult(trained, (trained.weights, trained.slots), weight=weight)
 
     def server_update(state: server_slots.ServerState, mean):
         x, s = mean

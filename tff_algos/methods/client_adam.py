@@ -34,24 +34,13 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.registry import Aggregated, MethodSpec, decay
-from tff_algos.weights import Weights, each, subtract, zeros
+from tff_algos.parts.moments import CLIENT_ADAM, bias_left, moving_average
+from tff_algos.registry import Aggregated, MethodSpec
+from tff_algos.vector import Vector, zeros
 from tff_suite.hparams import Hparam
-
-MOMENTS = (
-    decay("beta1", 0.9, "Decay beta_1 of the first moment.", "FedCAda, section 4.1"),
-    decay("beta2", 0.99, "Decay beta_2 of the second moment.", "FedCAda, section 4.1"),
-    Hparam(
-        "epsilon",
-        1e-8,
-        "Epsilon, added outside the root.",
-        source="choice: not given",
-        minimum=0.0,
-        exclusive_minimum=True,
-    ),
-)
 
 SPEC = MethodSpec(
     name="client_adam",
@@ -60,7 +49,7 @@ SPEC = MethodSpec(
     summary="Adam on the clients, each with its own moments.",
     paper="Zhou et al., FedCAda: Adaptive Client-Side Optimization, arXiv 2405.11811",
     hparams=(
-        *MOMENTS,
+        *CLIENT_ADAM,
         Hparam(
             "state",
             "keep",
@@ -89,8 +78,8 @@ SPEC = MethodSpec(
 class Moments(NamedTuple):
     """What a client keeps: m_k and v_k, like the weights, and its steps so far, int32 scalar."""
 
-    m: Weights
-    v: Weights
+    m: Vector
+    v: Vector
     steps: tf.Tensor
 
 
@@ -119,30 +108,18 @@ def build(
         def step(at, carry):
             m, v = carry
             t = 1 + (start.steps + at.number if t_unit == "step" else rounds_before)
-            m = each(lambda m, g: beta1 * m + (1.0 - beta1) * g, m, at.gradient)
-            v = each(lambda v, g: beta2 * v + (1.0 - beta2) * g**2, v, at.gradient)
-            correct1, correct2 = _correction(beta1, t), _correction(beta2, t)
-            x_k = each(
-                lambda x_k, m, v: x_k - eta_l * (m / correct1) / (tf.sqrt(v / correct2) + epsilon),
-                at.weights,
-                m,
-                v,
-            )
-            return x_k, (m, v)
+            m = moving_average(beta1, m, at.gradient)
+            v = moving_average(beta2, v, at.gradient**2)
+            left1, left2 = (bias_left(tf.constant(b, tf.float64), t) for b in (beta1, beta2))
+            m_hat, v_hat = m / left1, v / left2
+            return at.weights - eta_l * m_hat / (v_hat.sqrt() + epsilon), (m, v)
 
         trained, (m, v) = client.take_steps(model, step, x, (start.m, start.v), data)
         moments = Moments(m, v, start.steps + client.num_steps(data))
-        delta = subtract(trained.weights, x)
+        delta = trained.weights - x
         finite = client.is_finite((delta, moments))
-        kept = () if client_state is None else client.keep(client_state, data, finite, moments)
-        weight = local.client_weight(data)
-        return averaging.give(delta, weight, trained, data, finite, client_state=kept)
+        kept = None if client_state is None else moments
+        return ClientResult(trained, delta, finite=finite, kept=kept)
 
     client_state = no_moments if state == "keep" else None
     return averaging.build(model, local, client_update, client_state=client_state)
-
-
-def _correction(beta: float, t: tf.Tensor) -> tf.Tensor:
-    """Returns 1 - β^t, float32; in float32, 1 - 0.99 alone would be off by 6e-6."""
-    power = tf.pow(tf.constant(beta, tf.float64), tf.cast(t, tf.float64))
-    return tf.cast(1.0 - power, tf.float32)

@@ -19,7 +19,7 @@ ICLR 2022, Algorithm 1, as its released code has it; a baseline of FedDA.
       every round:  x ← x + (η_g / K) Σ_{k in S} w_k (x_k - x) ;  K clients in S
       at its end:   λ_k ← clip(λ_k + (η_λ / N) (L_k - mean(L) - ε), 0, lambda_max)
 
-Weights are not scaled to one in the cohort. One model travels each way, and in the first round of a
+Vector are not scaled to one in the cohort. One model travels each way, and in the first round of a
 block the model to all N clients and N losses back.
 
 Deviations from the paper:
@@ -43,7 +43,7 @@ from tff_algos import averaging, client
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import MethodSpec, RoundPlan
-from tff_algos.weights import Weights, constants, each, move
+from tff_algos.vector import Vector, constants
 from tff_suite.hparams import Hparam
 
 
@@ -122,7 +122,7 @@ class ServerState(NamedTuple):
       round_num: Rounds done, int32 scalar.
     """
 
-    weights: Weights
+    weights: Vector
     multipliers: tf.Tensor
     losses: tf.Tensor
     seen: tf.Tensor
@@ -132,7 +132,7 @@ class ServerState(NamedTuple):
 class Broadcast(NamedTuple):
     """What every client receives: the model x, the weights w float32 `[N]`, and the rate η_l."""
 
-    weights: Weights
+    weights: Vector
     w: tf.Tensor
     learning_rate: tf.Tensor
 
@@ -155,7 +155,7 @@ class ClientUpdate(NamedTuple):
       metrics: See `client.round_metrics`; zero if not drawn.
     """
 
-    weighted_delta: Weights
+    weighted_delta: Vector
     number: tf.Tensor
     report: Report
     metrics: Any
@@ -191,7 +191,7 @@ def build(
         batches = data._replace(mask=data.mask * data.participates)
         trained = client.train(model, local.optimizer(), eta_l, x, batches)
         w_k = tf.gather(w, data.index)
-        delta = each(lambda x_k, x: w_k * (x_k - x), trained.weights, x)
+        delta = w_k * (trained.weights - x)
         finite = client.is_finite((delta, loss))
         drawn = data.participates > 0
         counted = tf.cast(finite & client.has_examples(data), tf.float32)
@@ -202,9 +202,8 @@ def build(
             metrics=client.zero_unless(drawn, client.round_metrics(trained, data, finite)),
         )
 
-    def server_update(state: ServerState, total: Weights, number, reports: Report):
-        mean = each(lambda d: tf.math.divide_no_nan(d, number), total)
-        x = move(state.weights, local.server_learning_rate, mean)
+    def server_update(state: ServerState, total: Vector, number, reports: Report):
+        x = state.weights + local.server_learning_rate * total.over(number)
         losses, seen = _known_losses(state, reports)
         round_num = state.round_num + 1
         ends = tf.equal(round_num % primal_rounds, 0)
@@ -228,7 +227,7 @@ def build(
         metrics = federation.map_server(averaging.summarize_with, metrics, outcome.metrics)
         return outcome.state, metrics
 
-    return Method(initialize, next_round)
+    return averaging.write_out(model, local, initialize, next_round)
 
 
 def _known_losses(state: ServerState, reports: Report) -> tuple[tf.Tensor, tf.Tensor]:

@@ -43,11 +43,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.parts import vectors
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
-from tff_algos.weights import Weights, move, subtract, zeros
+from tff_algos.vector import Vector, zeros
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -116,8 +116,8 @@ class Last(NamedTuple):
       growth: θ_{t-1}, float32 scalar.
     """
 
-    weights: Weights
-    gradient: Weights
+    weights: Vector
+    gradient: Vector
     rate: tf.Tensor
     growth: tf.Tensor
 
@@ -140,8 +140,8 @@ def build(
 
         def step(at, last):
             before = last.gradient if consecutive else at.gradient_at(last.weights)
-            moved = _distance(at.weights, last.weights)
-            turned = _distance(at.gradient, before)
+            moved = (at.weights - last.weights).norm()
+            turned = (at.gradient - before).norm()
             grown = tf.sqrt(1.0 + delta * last.growth) * last.rate
             smooth = tf.math.divide_no_nan(gamma * moved, 2.0 * turned)
             bounded = (moved > 0) & (turned > 0)
@@ -151,15 +151,11 @@ def build(
             growth = tf.math.divide_no_nan(rate, last.rate)
             if first_step == "plain":
                 growth = tf.where(is_first, theta0, growth)
-            x_k = move(at.weights, -rate, at.gradient)
+            x_k = at.weights - rate * at.gradient
             return x_k, Last(at.weights, at.gradient if consecutive else (), rate, growth)
 
-        start = Last(tuple(x), zeros(x) if consecutive else (), eta_0, tf.constant(theta0))
+        start = Last(x, zeros(x) if consecutive else (), eta_0, tf.constant(theta0))
         trained, _ = client.take_steps(model, step, x, start, data)
-        return averaging.give_delta(local, x, trained, data)
+        return ClientResult(trained, trained.weights - x)
 
     return averaging.build(model, local, client_update)
-
-
-def _distance(a: Weights, b: Weights) -> tf.Tensor:
-    return tf.sqrt(vectors.squared_norm(subtract(a, b)))

@@ -35,10 +35,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
-from tff_algos.weights import Weights, each, move, subtract, zeros
+from tff_algos.vector import Vector, zeros
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -72,7 +73,7 @@ SPEC = MethodSpec(
 class Report(NamedTuple):
     """What a client sends: w_k - x, like the weights, and 1 if v_k is not finite though w_k is."""
 
-    delta: Weights
+    delta: Vector
     diverged: tf.Tensor
 
 
@@ -83,25 +84,22 @@ def build(model: Model, local: client.LocalTraining, *, lambda_: float) -> Metho
         x, eta_l = broadcast
 
         def step(at, v):
-            at_v = at.gradient_at(v)
-            v = each(lambda v, g, x: v - eta_l * (g + lambda_ * (v - x)), v, at_v, x)
-            return each(lambda w, g: w - eta_l * g, at.weights, at.gradient), v
+            v -= eta_l * (at.gradient_at(v) + lambda_ * (v - x))
+            return at.weights - eta_l * at.gradient, v
 
         own = client.recall(client_state, x)
         trained, own = client.take_steps(model, step, x, own, data)
-        delta = subtract(trained.weights, x)
-        finite, own_finite = client.is_finite(delta), client.is_finite(own)
-        report = Report(delta, tf.cast(~own_finite, tf.float32))
-        kept = client.keep(client_state, data, finite & own_finite, own)
-        weight = local.client_weight(data)
-        return averaging.give(report, weight, trained, data, finite, client_state=kept)
+        delta = trained.weights - x
+        finite = client.is_finite(own)
+        report = Report(delta, tf.cast(~finite, tf.float32))
+        return ClientResult(trained, report, finite=client.is_finite(delta), kept=own, keeps=finite)
 
     def aggregate(federation, update):
         delta = mean_of_updates(federation, update.report.delta, update.weight)
         return delta, federation.sum(update.report.diverged)
 
-    def server_update(state: averaging.ServerState, delta: Weights, diverged):
-        x = move(state.weights, local.server_learning_rate, delta)
+    def server_update(state: averaging.ServerState, delta: Vector, diverged):
+        x = state.weights + local.server_learning_rate * delta
         own = collections.OrderedDict(personal_diverged=diverged)
         return averaging.Outcome(state._replace(weights=x), own)
 

@@ -33,10 +33,12 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.parts.moments import moving_average
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost, decay
-from tff_algos.weights import Weights, constants, each, move, subtract, zeros
+from tff_algos.vector import Vector, constants, zeros
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -84,9 +86,9 @@ class ServerState(NamedTuple):
       round_num: Rounds done, int32 scalar.
     """
 
-    weights: Weights
-    m: Weights
-    v: Weights
+    weights: Vector
+    m: Vector
+    v: Vector
     updates: tf.Tensor
     round_num: tf.Tensor
 
@@ -94,32 +96,32 @@ class ServerState(NamedTuple):
 class Start(NamedTuple):
     """The first broadcast of a round: the model x and whether m and v are still to be found."""
 
-    weights: Weights
+    weights: Vector
     is_first: tf.Tensor
 
 
 class StartUpdate(NamedTuple):
     """The first answer: ∇F_k(x), its square (zeros if not asked for), the weight; 0 if dropped."""
 
-    gradient: Weights
-    square: Weights
+    gradient: Vector
+    square: Vector
     weight: tf.Tensor
 
 
 class Broadcast(NamedTuple):
     """The second broadcast: m, v and the client learning rate η."""
 
-    m: Weights
-    v: Weights
+    m: Vector
+    v: Vector
     learning_rate: tf.Tensor
 
 
 class Report(NamedTuple):
     """The second answer, averaged over clients: x_k - x, m_k and v_k, like the weights."""
 
-    delta: Weights
-    m: Weights
-    v: Weights
+    delta: Vector
+    m: Vector
+    v: Vector
 
 
 def build(
@@ -137,37 +139,30 @@ def build(
     def client_start(start: Start, data) -> StartUpdate:
         asked = client.none_unless(start.is_first, data)
         gradient, weight = averaging.give_gradient(model, local, start.weights, asked)
-        return StartUpdate(gradient, each(lambda g: g**2, gradient), weight)
+        return StartUpdate(gradient, gradient**2, weight)
 
-    def prepare_broadcast(state: ServerState, gradient: Weights, square: Weights) -> Broadcast:
+    def prepare_broadcast(state: ServerState, gradient: Vector, square: Vector) -> Broadcast:
         is_first = tf.equal(state.updates, 0)
-        m = each(lambda g, m: tf.where(is_first, g, m), gradient, state.m)
-        v = each(lambda s, v: tf.where(is_first, s, v), square, state.v)
+        m = client.choose(is_first, gradient, state.m)
+        v = client.choose(is_first, square, state.v)
         return Broadcast(m, v, local.learning_rate(state.round_num))
 
-    def client_update(start: Start, broadcast: Broadcast, data) -> averaging.ClientUpdate:
+    def client_update(start: Start, broadcast: Broadcast, data) -> ClientResult:
         x, (m, v, eta) = start.weights, broadcast
-        scale = each(lambda v: tf.sqrt(v) + rho, v)
+        scale = v.sqrt() + rho
 
         def step(at, carry):
             m, v, previous = carry
-            corrected = each(
-                lambda g, m, old: g + (1.0 - alpha) * (m - old),
-                at.gradient,
-                m,
-                at.gradient_at(previous),
-            )
+            corrected = at.gradient + (1.0 - alpha) * (m - at.gradient_at(previous))
             m = client.choose(tf.equal(at.number, 0), m, corrected)
-            v = each(lambda v, g: beta * v + (1.0 - beta) * g**2, v, at.gradient)
-            x_k = each(lambda x_k, m, h: x_k - eta * m / h, at.weights, m, scale)
-            return x_k, (m, v, at.weights)
+            v = moving_average(beta, v, at.gradient**2)
+            return at.weights - eta * m / scale, (m, v, at.weights)
 
         trained, (m, v, _) = client.take_steps(model, step, x, (m, v, x), data)
-        report = Report(subtract(trained.weights, x), m, v)
-        return averaging.give(report, local.client_weight(data), trained, data)
+        return ClientResult(trained, Report(trained.weights - x, m, v))
 
     def server_update(state: ServerState, mean: Report, total_weight) -> ServerState:
-        x = move(state.weights, local.server_learning_rate, mean.delta)
+        x = state.weights + local.server_learning_rate * mean.delta
         after = ServerState(x, mean.m, mean.v, state.updates + 1, state.round_num)
         return averaging.next_state(state, after, total_weight)
 
@@ -187,4 +182,4 @@ def build(
         metrics = federation.map_server(averaging.summarize, federation.sum(update.metrics))
         return federation.map_server(server_update, state, mean, total_weight), metrics
 
-    return Method(initialize, next_round)
+    return averaging.write_out(model, local, initialize, next_round)

@@ -25,7 +25,7 @@ Deviations from the paper:
   3. The code's clipping of gradients, its weight decay and its decay of the rate are left out.
   4. `client_weighting=examples` weighs the mean by n_k.
   5. Any client optimizer may take the step on the corrected gradient.
-  6. If no client counts in a round, m and x stay. Weights that a user sets put m back to 0.
+  6. If no client counts in a round, m and x stay. Vector that a user sets put m back to 0.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
-from tff_algos.methods.fedprox import proximal_term
 from tff_algos.model import Model
+from tff_algos.parts.proximal import proximal_term
 from tff_algos.registry import Aggregated, MethodSpec, decay
-from tff_algos.weights import Weights, constants, each, move, zeros
+from tff_algos.vector import Vector, constants, zeros
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -83,8 +84,8 @@ SPEC = MethodSpec(
 class ServerState(NamedTuple):
     """What the server keeps: the model x and the momentum m, like it; int32 rounds done."""
 
-    weights: Weights
-    momentum: Weights
+    weights: Vector
+    momentum: Vector
     round_num: tf.Tensor
 
 
@@ -99,18 +100,18 @@ def build(
         return ServerState(x, zeros(x), tf.constant(0))
 
     def broadcast(state: ServerState) -> averaging.Broadcast:
-        ahead = move(state.weights, lambda_, state.momentum)
+        ahead = state.weights + lambda_ * state.momentum
         return averaging.Broadcast(ahead, local.learning_rate(state.round_num))
 
-    def client_update(broadcast: averaging.Broadcast, data, client_state=None):
+    @averaging.keep_optimizer(local)
+    def client_update(broadcast: averaging.Broadcast, data, optimizer):
         a, eta_l = broadcast
-        hold = proximal_term(pull, a)
-        trained = client.train(model, local.optimizer(), eta_l, a, data, hold, client_state)
-        return averaging.give_delta(local, a, trained, data, client_state)
+        trained = client.train(model, optimizer, eta_l, a, data, proximal_term(pull, a))
+        return ClientResult(trained, trained.weights - a)
 
-    def server_update(state: ServerState, delta: Weights) -> ServerState:
-        m = each(lambda m, d: lambda_ * m + d, state.momentum, delta)
-        return ServerState(move(state.weights, 1.0, m), m, state.round_num)
+    def server_update(state: ServerState, delta: Vector) -> ServerState:
+        m = lambda_ * state.momentum + delta
+        return ServerState(state.weights + m, m, state.round_num)
 
     return averaging.build(
         model,
@@ -119,7 +120,6 @@ def build(
         server_update,
         initialize=initialize,
         broadcast=broadcast,
-        client_state=local.client_state(model),
         # The next round is to start from the weights themselves.
         adopt_weights=lambda state: state._replace(momentum=zeros(state.weights)),
     )

@@ -32,10 +32,11 @@ import tensorflow as tf
 
 from tff_algos import client
 from tff_algos.method import Method
-from tff_algos.methods import fedopt
 from tff_algos.model import Model
+from tff_algos.parts.moments import bias_left, moving_average
+from tff_algos.parts.server_optimizer import ServerOptimizer, build_around
 from tff_algos.registry import Aggregated, MethodSpec, decay
-from tff_algos.weights import Weights, each, zeros
+from tff_algos.vector import Vector, zeros
 from tff_suite.hparams import Hparam
 
 _README = "FedAMS, README of the released code"
@@ -89,9 +90,9 @@ class Slots(NamedTuple):
       t: Number of steps, int32 scalar.
     """
 
-    m: Weights
-    v: Weights
-    v_max: Weights
+    m: Vector
+    v: Vector
+    v_max: Vector
     t: tf.Tensor
 
 
@@ -108,26 +109,20 @@ def build(
     """Builds FedAMS: FedOpt's clients, and the server step of the module's docstring."""
     eta = local.server_learning_rate
 
-    def initialize(x: Weights) -> Slots:
-        start = zeros(x)
-        return Slots(start, start, each(lambda z: z + epsilon_max, start), tf.constant(0))
+    def initialize(x: Vector) -> Slots:
+        return Slots(zeros(x), zeros(x), zeros(x) + epsilon_max, tf.constant(0))
 
-    def step(slots: Slots, x: Weights, g: Weights) -> tuple[Slots, Weights]:
+    def step(slots: Slots, x: Vector, g: Vector) -> tuple[Slots, Vector]:
         t = slots.t + 1
-        delta = each(tf.negative, g)
-        m = each(lambda m, d: beta1 * m + (1.0 - beta1) * d, slots.m, delta)
-        v = each(lambda v, d: beta2 * v + (1.0 - beta2) * d**2, slots.v, delta)
-        v_max = each(tf.maximum, slots.v_max, v)
+        delta = -g
+        m = moving_average(beta1, slots.m, delta)
+        v = moving_average(beta2, slots.v, delta**2)
+        v_max = slots.v_max.maximum(v)
         correct1, correct2 = 1.0, 1.0
         if bias_correction:
-            correct1 = tf.cast(fedopt.bias_left(beta1, t), tf.float32)
-            correct2 = tf.cast(tf.sqrt(fedopt.bias_left(beta2, t)), tf.float32)
-        x = each(
-            lambda x, m, h: x + eta * (m / correct1) / (tf.sqrt(h) / correct2 + epsilon),
-            x,
-            m,
-            v_max,
-        )
+            correct1 = bias_left(beta1, t)
+            correct2 = tf.cast(tf.sqrt(bias_left(beta2, t, tf.float64)), tf.float32)
+        x += eta * (m / correct1) / (v_max.sqrt() / correct2 + epsilon)
         return Slots(m, v, v_max, t), x
 
-    return fedopt.build_fedopt(model, local, fedopt.ServerOptimizer(initialize, step))
+    return build_around(ServerOptimizer(initialize, step), model, local)

@@ -37,11 +37,12 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method, mean_of_updates
-from tff_algos.methods import client_adam
 from tff_algos.model import Model
+from tff_algos.parts.moments import CLIENT_ADAM, moving_average
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
-from tff_algos.weights import Weights, constants, each, move, subtract, zeros
+from tff_algos.vector import Vector, constants, zeros
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -51,7 +52,7 @@ SPEC = MethodSpec(
     summary="Clients run Adam from the server's moments, with an adjusted bias correction.",
     paper="Zhou et al., FedCAda: Adaptive Client-Side Optimization, arXiv 2405.11811",
     hparams=(
-        *client_adam.MOMENTS,
+        *CLIENT_ADAM,
         Hparam(
             "option",
             "1",
@@ -96,9 +97,9 @@ class ServerState(NamedTuple):
       round_num: Rounds done, int32 scalar.
     """
 
-    weights: Weights
-    m: Weights
-    v: Weights
+    weights: Vector
+    m: Vector
+    v: Vector
     steps: tf.Tensor
     round_num: tf.Tensor
 
@@ -106,9 +107,9 @@ class ServerState(NamedTuple):
 class Broadcast(NamedTuple):
     """What every client receives: x, m, v, the rate η_l, the round and the steps before it."""
 
-    weights: Weights
-    m: Weights
-    v: Weights
+    weights: Vector
+    m: Vector
+    v: Vector
     learning_rate: tf.Tensor
     round_num: tf.Tensor
     steps: tf.Tensor
@@ -117,9 +118,9 @@ class Broadcast(NamedTuple):
 class Report(NamedTuple):
     """What a client sends: x_k - x, m_k and v_k, like the weights, and its steps τ_k, int32."""
 
-    delta: Weights
-    m: Weights
-    v: Weights
+    delta: Vector
+    m: Vector
+    v: Vector
     steps: tf.Tensor
 
 
@@ -150,21 +151,16 @@ def build(
         def step(at, carry):
             m, v = carry
             t = 1 + (steps_before + at.number if t_unit == "step" else round_num)
-            m = each(lambda m, g: beta1 * m + (1.0 - beta1) * g, m, at.gradient)
-            v = each(lambda v, g: beta2 * v + (1.0 - beta2) * g**2, v, at.gradient)
+            m = moving_average(beta1, m, at.gradient)
+            v = moving_average(beta2, v, at.gradient**2)
             correct1 = 1.0 + phi(tf.pow(beta1, tf.cast(t, tf.float32)))
             correct2 = 1.0 + phi(tf.pow(beta2, tf.cast(t, tf.float32)))
-            x_k = each(
-                lambda x_k, m, v: x_k - eta_l * (m / correct1) / (tf.sqrt(v / correct2) + epsilon),
-                at.weights,
-                m,
-                v,
-            )
-            return x_k, (m, v)
+            m_hat, v_hat = m / correct1, v / correct2
+            return at.weights - eta_l * m_hat / (v_hat.sqrt() + epsilon), (m, v)
 
         trained, (m, v) = client.take_steps(model, step, x, (m, v), data)
-        report = Report(subtract(trained.weights, x), m, v, client.num_steps(data))
-        return averaging.give(report, local.client_weight(data), trained, data)
+        report = Report(trained.weights - x, m, v, client.num_steps(data))
+        return ClientResult(trained, report)
 
     def aggregate(federation, update):
         report = update.report
@@ -174,7 +170,7 @@ def build(
 
     def server_update(state: ServerState, mean, longest) -> ServerState:
         delta, m, v = mean
-        x = move(state.weights, local.server_learning_rate, delta)
+        x = state.weights + local.server_learning_rate * delta
         return ServerState(x, m, v, state.steps + longest, state.round_num)
 
     return averaging.build(

@@ -35,51 +35,11 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
-import tensorflow as tf
-
-from tff_algos import averaging, client
-from tff_algos.method import Method, mean_of_updates
+from tff_algos import client
+from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.parts import client_momentum
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
-from tff_algos.weights import Weights, constants, each, move, subtract, zeros
-from tff_suite.hparams import Hparam
-
-
-def mixing_setting(name: str, source: str) -> Hparam:
-    """Returns the setting of the share of the gradient in a local step."""
-    return Hparam(
-        name,
-        0.1,
-        f"Share {name} of the gradient in a local step; the rest is the server's last direction. "
-        "1 is federated averaging.",
-        source=source,
-        minimum=0.0,
-        maximum=1.0,
-        exclusive_minimum=True,
-    )
-
-
-MOMENTUM_STEPS = Hparam(
-    "momentum_steps",
-    None,
-    "Local steps K by which a round's mean update is divided to give the direction. Unset: the "
-    "mean of the steps that its clients took.",
-    source="FedCM, Algorithm 2 (all clients take K)",
-    type=float,
-    minimum=0.0,
-    exclusive_minimum=True,
-)
-FIRST_ROUND = Hparam(
-    "first_round",
-    "mixed",
-    "Steps while there is no direction yet: mixed, the gradient's share of them; plain, the whole "
-    "gradient.",
-    source="FedCM, Algorithm 2",
-    choices=("mixed", "plain"),
-)
 
 SPEC = MethodSpec(
     name="fedcm",
@@ -88,9 +48,9 @@ SPEC = MethodSpec(
     summary="Local steps go partly along the direction in which the server went last.",
     paper="Xu et al., FedCM: Federated Learning with Client-level Momentum, arXiv 2106.10874",
     hparams=(
-        mixing_setting("alpha", "choice: comparisons of later papers"),
-        MOMENTUM_STEPS,
-        FIRST_ROUND,
+        client_momentum.mixing_setting("alpha", "choice: comparisons of later papers"),
+        client_momentum.MOMENTUM_STEPS,
+        client_momentum.FIRST_ROUND,
     ),
     server_learning_rate=1.0,
     client_weighting="uniform",
@@ -99,38 +59,6 @@ SPEC = MethodSpec(
     measures=(),
     cost=RoundCost(down=2),
 )
-
-
-class ServerState(NamedTuple):
-    """What the server keeps between rounds.
-
-    Attributes:
-      weights: The model x, one tensor per model weight.
-      direction: d, like the weights.
-      updates: Rounds whose mean update made a d, int32 scalar.
-      round_num: Rounds done, int32 scalar.
-    """
-
-    weights: Weights
-    direction: Weights
-    updates: tf.Tensor
-    round_num: tf.Tensor
-
-
-class Broadcast(NamedTuple):
-    """What every client receives: x and d; the gradient's share and η_l, float32 scalars."""
-
-    weights: Weights
-    direction: Weights
-    share: tf.Tensor
-    learning_rate: tf.Tensor
-
-
-class Report(NamedTuple):
-    """What a client sends: x_k - x, like the weights, and the steps it took, float32 scalar."""
-
-    delta: Weights
-    steps: tf.Tensor
 
 
 def build(
@@ -142,72 +70,6 @@ def build(
     first_round: str,
 ) -> Method:
     """Builds FedCM (Algorithm 2); see the module's docstring for the symbols."""
-    return build_with(lambda at: at.gradient, model, local, alpha, momentum_steps, first_round)
-
-
-def build_with(
-    gradient: Callable,
-    model: Model,
-    local: client.LocalTraining,
-    alpha: float,
-    momentum_steps: float | None,
-    first_round: str,
-) -> Method:
-    """Builds FedCM around another gradient of a local step.
-
-    Args:
-      gradient: `client.LocalStep -> gradient`, like the weights.
-      model: The model to train.
-      local: How clients train and how much each counts.
-      alpha: See the module's docstring, as for the others.
-      momentum_steps: See there.
-      first_round: See there.
-    """
-
-    def initialize() -> ServerState:
-        x = constants(model.initial_weights)
-        return ServerState(x, zeros(x), tf.constant(0), tf.constant(0))
-
-    def broadcast(state: ServerState) -> Broadcast:
-        share = tf.constant(alpha)
-        if first_round == "plain":
-            share = tf.where(state.updates > 0, share, 1.0)
-        eta_l = local.learning_rate(state.round_num)
-        return Broadcast(state.weights, state.direction, share, eta_l)
-
-    def client_update(broadcast: Broadcast, data):
-        x, d, share, eta_l = broadcast
-
-        def step(at, carry):
-            x_k = each(
-                lambda x_k, g, d: x_k - eta_l * (share * g + (1.0 - share) * d),
-                at.weights,
-                gradient(at),
-                d,
-            )
-            return x_k, carry
-
-        trained, _ = client.take_steps(model, step, x, (), data)
-        steps = tf.cast(client.num_steps(data), tf.float32)
-        report = Report(subtract(trained.weights, x), steps)
-        return averaging.give(report, local.client_weight(data), trained, data)
-
-    def aggregate(federation, update):
-        delta = mean_of_updates(federation, update.report.delta, update.weight)
-        return delta, federation.mean(update.report.steps, update.weight)
-
-    def server_update(state: ServerState, delta: Weights, steps) -> ServerState:
-        length = (momentum_steps or steps) * local.learning_rate(state.round_num)
-        d = each(lambda delta: tf.math.divide_no_nan(-delta, length), delta)
-        x = move(state.weights, local.server_learning_rate, delta)
-        return ServerState(x, d, state.updates + 1, state.round_num)
-
-    return averaging.build(
-        model,
-        local,
-        client_update,
-        server_update,
-        initialize=initialize,
-        broadcast=broadcast,
-        aggregate=aggregate,
+    return client_momentum.build(
+        lambda at: at.gradient, model, local, alpha, momentum_steps, first_round
     )

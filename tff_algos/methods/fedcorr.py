@@ -72,16 +72,16 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_algos import averaging, client
+from tff_algos import averaging, client, registry
+from tff_algos.averaging import ClientResult
 from tff_algos.client_data import Batch, ClientData
 from tff_algos.driver import Assignment, CarryOut, Clients, Findings, Round
 from tff_algos.method import Method, TffFederation
-from tff_algos.methods import adafed, fedopt
 from tff_algos.model import Model, ModelError
 from tff_algos.parts import dimensionality, mixtures
 from tff_algos.parts.mixup import mixed
 from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights, constants, each, subtract
+from tff_algos.vector import Vector, constants
 from tff_suite import hparams as hparams_lib
 from tff_suite.hparams import By, Hparam
 
@@ -292,12 +292,12 @@ def build(
             "FedCorr needs a model that gives one score a class and targets that are class numbers."
         )
     trained = mixed(model) if mixup else model
-    if aggregation == "fedavg":
-        later = fedopt.build_fedavg(trained, local)
-    else:
-        given = {"gamma": adafed_gamma, "step_rule": adafed_step_rule}
-        own: dict[str, Any] = hparams_lib.resolve("adafed", adafed.SPEC.hparams, given)
-        later = adafed.build(trained, local, **own)
+    given = {"gamma": adafed_gamma, "step_rule": adafed_step_rule}
+    spec = registry.get(aggregation)
+    own: dict[str, Any] = hparams_lib.resolve(
+        spec.name, spec.hparams, given if aggregation == "adafed" else {}
+    )
+    later = spec.build_fn()(trained, local, **own)
     data_type = process.client_data_type(model)
     visited = VisitedClient(data_type, data_type, tff.TensorType(np.float32))
     first, labelling = _first_stage(model, trained, local, beta, neighbors), _labelling(model)
@@ -514,23 +514,20 @@ def _recorded(state, cohort, measured, clients):
 def _first_stage(model, trained, local, beta, neighbors) -> Method:
     """Returns stage 1, in whose rounds each `VisitedClient` finds what it has `Measured`."""
 
-    def client_update(broadcast: averaging.Broadcast, data, record) -> averaging.ClientUpdate:
+    def client_update(broadcast: averaging.Broadcast, data, record) -> ClientResult:
         (x, eta), (whole, noise_level) = broadcast, record
 
         def add_proximal_term(gradient, x_k):
-            away = subtract(x_k, x)
-            norm = tf.sqrt(tf.add_n([tf.reduce_sum(a**2) for a in away]))
-            pull = tf.math.divide_no_nan(beta * noise_level, norm)
-            return each(lambda g, a: g + pull * a, gradient, away)
+            away = x_k - x
+            return gradient + tf.math.divide_no_nan(beta * noise_level, away.norm()) * away
 
         result = client.train(trained, local.optimizer(), eta, x, data, add_proximal_term)
         scores, losses = by_example(model, result.weights, whole)
         measured = Measured(*dimensionality.estimate(scores, neighbors), losses)
-        delta = subtract(result.weights, x)
+        delta = result.weights - x
         finite = client.is_finite(delta)
         measured = client.zero_unless(finite & client.is_finite(measured), measured)
-        weight = local.client_weight(data)
-        return averaging.give(delta, weight, result, data, finite, client_state=measured)
+        return ClientResult(result, delta, finite=finite, kept=measured)
 
     method = averaging.build(model, local, client_update)
 
@@ -555,7 +552,7 @@ def _labelling(model) -> Method:
         found = federation.map_clients(scores, federation.broadcast(weights), clients)
         return weights, collections.OrderedDict(), found
 
-    return Method(lambda: constants(model.initial_weights), next_round)
+    return Method(lambda: tuple(constants(model.initial_weights)), next_round)
 
 
 def _computation(method, state_type, client_type) -> tff.Computation:
@@ -576,7 +573,7 @@ def _server_type(model):
     return tff.to_type(averaging.ServerState(weights, tff.TensorType(np.int32)))
 
 
-def by_example(model: Model, weights: Weights, data: ClientData) -> tuple[tf.Tensor, tf.Tensor]:
+def by_example(model: Model, weights: Vector, data: ClientData) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns softmax outputs `[n, classes]` and losses `[n]` of the real examples, in order."""
     weights = tuple(tf.convert_to_tensor(w) for w in weights)
 

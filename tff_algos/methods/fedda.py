@@ -48,11 +48,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
-from tff_algos.methods import fedopt
 from tff_algos.model import Model
+from tff_algos.parts.moments import bias_left, moving_average
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost, RoundPlan
-from tff_algos.weights import Weights, constants, each, zeros
+from tff_algos.vector import Vector, constants, zeros
 from tff_suite.hparams import Hparam
 
 
@@ -176,9 +177,9 @@ class ServerState(NamedTuple):
       round_num: Rounds done, int32 scalar.
     """
 
-    weights: Weights
-    m: Weights
-    v: Weights
+    weights: Vector
+    m: Vector
+    v: Vector
     steps: tf.Tensor
     round_num: tf.Tensor
 
@@ -186,8 +187,8 @@ class ServerState(NamedTuple):
 class Broadcast(NamedTuple):
     """What every client of the cohort receives: the model x, m, and the client rate η."""
 
-    weights: Weights
-    m: Weights
+    weights: Vector
+    m: Vector
     learning_rate: tf.Tensor
 
 
@@ -195,7 +196,7 @@ def build_fedda_sgdm(model: Model, local: client.LocalTraining, **settings: Any)
     """FedDA+SGDM (Algorithm 1): x ← x - α η P. For the settings see `_build`."""
 
     def step(x, p, g, v, s, rate):
-        return each(lambda x, p: x - rate * p, x, p), v
+        return x - rate * p, v
 
     return _build(model, local, step, has_v=False, **settings)
 
@@ -215,12 +216,9 @@ def build_fedda_adam(
 
     def step(x, p, g, v, s, rate):
         s = s * local_steps if bias_steps else s
-        correct1, correct2 = (tf.cast(fedopt.bias_left(b, s), tf.float32) for b in (beta1, beta2))
-        v = each(lambda v, g: beta2 * v + (1.0 - beta2) * g**2, v, g)
-        x = each(
-            lambda x, p, v: x - rate * (p / correct1) / (tf.sqrt(v / correct2) + epsilon), x, p, v
-        )
-        return x, v
+        v = moving_average(beta2, v, g**2)
+        p_hat, v_hat = p / bias_left(beta1, s), v / bias_left(beta2, s)
+        return x - rate * p_hat / (v_hat.sqrt() + epsilon), v
 
     return _build(model, local, step, beta1=beta1, local_steps=local_steps, **settings)
 
@@ -231,8 +229,8 @@ def build_fedda_adagrad(
     """FedDA+AdaGrad (Algorithm 2)."""
 
     def step(x, p, g, v, s, rate):
-        v = each(lambda v, g: v + g**2, v, g)
-        return each(lambda x, g, v: x - rate * g / (tf.sqrt(v) + epsilon), x, g, v), v
+        v += g**2
+        return x - rate * g / (v.sqrt() + epsilon), v
 
     return _build(model, local, step, **settings)
 
@@ -266,24 +264,22 @@ def _build(
 
         def step(at, carry):
             m, p = carry
-            g = each(lambda g, x_k, x: g + mu * (x_k - x), at.gradient, at.weights, x)
-            m = each(lambda m, g: beta1 * m + (1.0 - beta1) * g, m, g)
-            p = each(lambda p, m: p + m, p, m)
-            return each(lambda x_k, g: x_k - eta * g, at.weights, g), (m, p)
+            g = at.gradient + mu * (at.weights - x)
+            m = moving_average(beta1, m, g)
+            return at.weights - eta * g, (m, p + m)
 
-        trained, (m, p) = client.take_steps(model, step, x, (tuple(m), zeros(x)), data)
+        trained, (m, p) = client.take_steps(model, step, x, (m, zeros(x)), data)
         if average_p:
-            steps = tf.cast(client.num_steps(data), tf.float32)
-            p = each(lambda p: tf.math.divide_no_nan(p, steps), p)
-        return averaging.give((p, m), local.client_weight(data), trained, data)
+            p = p.over(tf.cast(client.num_steps(data), tf.float32))
+        return ClientResult(trained, (p, m))
 
     def server_update(state: ServerState, mean) -> ServerState:
         p, m = mean
-        g = each(lambda p, m: (p - beta1 * m) / (1.0 - beta1), p, state.m)
+        g = (p - beta1 * state.m) / (1.0 - beta1)
         steps = state.steps + 1
         rate = alpha * local.learning_rate(state.round_num)
         x, v = server_step(state.weights, p, g, state.v, steps, rate)
-        return ServerState(x, tuple(m), tuple(v), steps, state.round_num)
+        return ServerState(x, m, v, steps, state.round_num)
 
     return averaging.build(
         model,

@@ -43,10 +43,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec
-from tff_algos.weights import Weights, constants, each, move, subtract, zeros
+from tff_algos.vector import Vector, constants, zeros
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -102,16 +103,16 @@ class ServerState(NamedTuple):
       round_num: Rounds done, int32 scalar.
     """
 
-    weights: Weights
-    sent: Weights
-    h: Weights
+    weights: Vector
+    sent: Vector
+    h: Vector
     round_num: tf.Tensor
 
 
 class Report(NamedTuple):
     """What a client sends: Δ_k, like the weights, and 1, whose sum is |P|; zeros if dropped."""
 
-    delta: Weights
+    delta: Vector
     number: tf.Tensor
 
 
@@ -132,7 +133,7 @@ def build(
         sent = constants(model.initial_weights) if apart else ()
         return ServerState(x, sent, zeros(x), tf.constant(0))
 
-    def sent_by(state: ServerState) -> Weights:
+    def sent_by(state: ServerState) -> Vector:
         return state.sent if apart else state.weights
 
     def broadcast(state: ServerState) -> averaging.Broadcast:
@@ -147,26 +148,25 @@ def build(
             alpha_k *= tf.math.divide_no_nan(mean_examples, client.num_examples(data))
 
         def regularize(gradient, x_k):
-            return each(lambda g, h, x_k, x: g - h + alpha_k * (x_k - x), gradient, h_k, x_k, x)
+            return gradient - h_k + alpha_k * (x_k - x)
 
         trained = client.train(model, local.optimizer(), eta_l, x, data, regularize)
-        delta = subtract(trained.weights, x)
-        finite = client.is_finite(delta)
-        counts = client.has_examples(data)
-        kept = client.keep(client_state, data, finite, move(h_k, -alpha_k, delta))
-        report = Report(delta, tf.ones([]))
-        return averaging.give(
-            report, local.client_weight(data), trained, data, finite, counts, kept
+        delta = trained.weights - x
+        return ClientResult(
+            trained,
+            Report(delta, tf.ones([])),
+            counts=client.has_examples(data),
+            kept=h_k + -alpha_k * delta,
         )
 
     def aggregate(federation, update):
         delta = mean_of_updates(federation, update.report.delta, update.weight)
         return delta, federation.sum(update.report.number)
 
-    def server_update(state: ServerState, delta: Weights, number) -> ServerState:
-        mean = move(sent_by(state), 1.0, delta)
-        h = move(state.h, -alpha * number / num_clients, delta)
-        x = move(mean, -1.0 / alpha, h)
+    def server_update(state: ServerState, delta: Vector, number) -> ServerState:
+        mean = sent_by(state) + delta
+        h = state.h + -alpha * number / num_clients * delta
+        x = mean + -1.0 / alpha * h
         if apart:
             return ServerState(mean, x, h, state.round_num)
         return ServerState(x, (), h, state.round_num)

@@ -39,11 +39,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
-from tff_algos.parts import vectors
 from tff_algos.registry import Aggregated, MethodSpec
-from tff_algos.weights import Weights, constants, each, move, subtract
+from tff_algos.vector import Vector, constants
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -97,8 +97,8 @@ class ServerState(NamedTuple):
       round_num: Rounds done, int32 scalar.
     """
 
-    weights: Weights
-    iterate: Weights
+    weights: Vector
+    iterate: Vector
     updates: tf.Tensor
     round_num: tf.Tensor
 
@@ -106,7 +106,7 @@ class ServerState(NamedTuple):
 class Report(NamedTuple):
     """What a client sends: Δ_k, like the weights, ‖Δ_k‖², and 1, whose sum is M; 0 if dropped."""
 
-    delta: Weights
+    delta: Vector
     square: tf.Tensor
     number: tf.Tensor
 
@@ -128,28 +128,25 @@ def build(
     def broadcast(state: ServerState) -> averaging.Broadcast:
         return averaging.Broadcast(state.iterate, local.learning_rate(state.round_num))
 
-    def client_update(broadcast: averaging.Broadcast, data, client_state=None):
+    @averaging.keep_optimizer(local)
+    def client_update(broadcast: averaging.Broadcast, data, optimizer):
         x, eta_l = broadcast
-        trained = client.train(model, local.optimizer(), eta_l, x, data, client_state=client_state)
-        delta = subtract(trained.weights, x)
-        report = Report(delta, vectors.squared_norm(delta), tf.ones([]))
-        finite = client.is_finite(report)
-        counts = client.has_examples(data)
-        kept = client.keep_slots(client_state, data, finite, trained)
-        weight = local.client_weight(data)
-        return averaging.give(report, weight, trained, data, finite, counts, kept)
+        trained = client.train(model, optimizer, eta_l, x, data)
+        delta = trained.weights - x
+        report = Report(delta, delta.squared_norm(), tf.ones([]))
+        return ClientResult(trained, report, counts=client.has_examples(data))
 
     def aggregate(federation, update):
         delta = mean_of_updates(federation, update.report.delta, update.weight)
         square = federation.mean(update.report.square, update.weight)
         return delta, square, federation.sum(update.report.number)
 
-    def server_update(state: ServerState, delta: Weights, square, number) -> averaging.Outcome:
+    def server_update(state: ServerState, delta: Vector, square, number) -> averaging.Outcome:
         added = epsilon * number if epsilon_times == "clients" else epsilon
-        longer = 2.0 * (vectors.squared_norm(delta) + added)
+        longer = 2.0 * (delta.squared_norm() + added)
         eta_g = tf.maximum(1.0, tf.math.divide_no_nan(square, longer))
-        before, x = state.iterate, move(state.iterate, eta_g, delta)
-        reported = each(lambda a, b: (a + b) / 2.0, before, x)
+        x = state.iterate + eta_g * delta
+        reported = (state.iterate + x) / 2.0
         if first_reported == "iterate":
             reported = client.choose(tf.equal(state.updates, 0), x, reported)
         after = ServerState(reported, x, state.updates + 1, state.round_num)
@@ -163,6 +160,5 @@ def build(
         initialize=initialize,
         broadcast=broadcast,
         aggregate=aggregate,
-        client_state=local.client_state(model),
         adopt_weights=lambda state: state._replace(iterate=state.weights),
     )

@@ -36,10 +36,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights, constants, each, move, subtract, zeros
+from tff_algos.vector import Vector, constants, zeros
 from tff_suite.hparams import Hparam, HparamError
 
 SPEC = MethodSpec(
@@ -108,8 +109,8 @@ class ServerState(NamedTuple):
       round_num: Rounds done, int32 scalar.
     """
 
-    weights: Weights
-    momentum: Weights
+    weights: Vector
+    momentum: Vector
     counts: tf.Tensor
     round_num: tf.Tensor
 
@@ -117,7 +118,7 @@ class ServerState(NamedTuple):
 class Broadcast(NamedTuple):
     """What every client receives: the model x, the counts, and the client learning rate η_l."""
 
-    weights: Weights
+    weights: Vector
     counts: tf.Tensor
     learning_rate: tf.Tensor
 
@@ -141,7 +142,7 @@ class Standing(NamedTuple):
 class Report(NamedTuple):
     """What a client works out: Δ_k, its standing, and its index; zero if it is left out."""
 
-    delta: Weights
+    delta: Vector
     standing: Standing
     index: tf.Tensor
 
@@ -176,25 +177,25 @@ def build(
     def broadcast(state: ServerState) -> Broadcast:
         return Broadcast(state.weights, state.counts, local.learning_rate(state.round_num))
 
-    def client_update(broadcast: Broadcast, data) -> averaging.ClientUpdate:
+    def client_update(broadcast: Broadcast, data) -> ClientResult:
         x, rounds, eta_l = broadcast
         trained = client.train(model, local.optimizer(), eta_l, x, data)
         at = trained.weights if accuracy_at == "trained" else x
         accuracy = client.evaluate(model, at, data)[accuracy_metric]
         standing = Standing(accuracy, tf.gather(rounds, data.index) + 1.0, tf.ones([]))
-        report = Report(subtract(trained.weights, x), standing, data.index)
+        report = Report(trained.weights - x, standing, data.index)
         counts = client.has_examples(data)
-        return averaging.give(report, standing.number, trained, data, counts=counts)
+        return ClientResult(trained, report, weight=standing.number, counts=counts)
 
-    def weigh(total: Standing, own: Standing, delta: Weights) -> Weights:
+    def weigh(total: Standing, own: Standing, delta: Vector) -> Vector:
         weight = alpha * tf.math.divide_no_nan(own.accuracy, total.accuracy)
         weight += beta * tf.math.divide_no_nan(own.frequency, total.frequency)
-        return each(lambda d: weight * d, delta)
+        return weight * delta
 
-    def server_update(state: ServerState, delta: Weights, seen, total: Standing) -> ServerState:
+    def server_update(state: ServerState, delta: Vector, seen, total: Standing) -> ServerState:
         index, number = seen
-        m = each(lambda m, d: momentum * m + d, state.momentum, delta)
-        x = move(state.weights, local.server_learning_rate, m)
+        m = momentum * state.momentum + delta
+        x = state.weights + local.server_learning_rate * m
         counts = tf.tensor_scatter_nd_add(state.counts, index[:, None], number)
         after = ServerState(x, m, counts, state.round_num)
         return averaging.next_state(state, after, total.number)
@@ -211,7 +212,7 @@ def build(
         state = federation.map_server(server_update, state, federation.sum(weighed), seen, total)
         return state, federation.map_server(averaging.summarize, federation.sum(update.metrics))
 
-    return Method(initialize, next_round)
+    return averaging.write_out(model, local, initialize, next_round)
 
 
 def _information(total: Standing, own: Standing) -> Standing:

@@ -24,15 +24,17 @@ Deviations from the paper:
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost, RoundPlan
-from tff_algos.weights import Weights, each, move, subtract
+from tff_algos.vector import Vector
 from tff_suite.hparams import Hparam
 
 
@@ -72,7 +74,7 @@ SPEC = MethodSpec(
 class Broadcast(NamedTuple):
     """The second broadcast: the cohort's gradient g and the client learning rate η."""
 
-    gradient: Weights
+    gradient: Vector
     learning_rate: tf.Tensor
 
 
@@ -82,36 +84,28 @@ def build(
     """Builds FedLin; see the module's docstring for the symbols."""
     del full_batch  # It is the round's plan.
 
-    def model_of(state: averaging.ServerState) -> Weights:
+    def model_of(state: averaging.ServerState) -> Vector:
         return state.weights
 
-    def local_gradient(x: Weights, data) -> averaging.Gradient:
+    def local_gradient(x: Vector, data) -> averaging.Gradient:
         return averaging.give_gradient(model, local, x, data)
 
-    def prepare_broadcast(state: averaging.ServerState, gradient: Weights) -> Broadcast:
+    def prepare_broadcast(state: averaging.ServerState, gradient: Vector) -> Broadcast:
         return Broadcast(gradient, local.learning_rate(state.round_num))
 
-    def client_update(x: Weights, broadcast: Broadcast, data) -> averaging.ClientUpdate:
+    def client_update(x: Vector, broadcast: Broadcast, data) -> ClientResult:
         g, eta = broadcast
         steps = tf.cast(tf.maximum(client.num_steps(data), 1), tf.float32)
         eta_k = eta / steps if divide_rate else eta
 
         def step(at, carry):
-            x_k = each(
-                lambda x_k, here, there, g: x_k - eta_k * (here - there + g),
-                at.weights,
-                at.gradient,
-                at.gradient_at(x),
-                g,
-            )
-            return x_k, carry
+            return at.weights - eta_k * (at.gradient - at.gradient_at(x) + g), carry
 
         trained, _ = client.take_steps(model, step, x, (), data)
-        delta = subtract(trained.weights, x)
-        return averaging.give(delta, local.client_weight(data), trained, data)
+        return ClientResult(trained, trained.weights - x)
 
-    def server_update(state: averaging.ServerState, delta: Weights, total_weight):
-        x = move(state.weights, local.server_learning_rate, delta)
+    def server_update(state: averaging.ServerState, delta: Vector, total_weight):
+        x = state.weights + local.server_learning_rate * delta
         return averaging.next_state(state, state._replace(weights=x), total_weight)
 
     def next_round(federation, state, clients):
@@ -125,4 +119,5 @@ def build(
         metrics = federation.map_server(averaging.summarize, federation.sum(update.metrics))
         return federation.map_server(server_update, state, delta, total_weight), metrics
 
-    return Method(lambda: averaging.initial_state(model), next_round)
+    initialize = functools.partial(averaging.initial_state, model)
+    return averaging.write_out(model, local, initialize, next_round)

@@ -37,10 +37,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.parts.moments import moving_average
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
-from tff_algos.weights import Weights, each, move, subtract, zeros
+from tff_algos.vector import Vector, zeros
 from tff_suite.hparams import By, Hparam
 
 SPEC = MethodSpec(
@@ -77,37 +79,34 @@ class Report(NamedTuple):
       inverse: q_k = 1 / Q, like the weights; empty for `correction=local`.
     """
 
-    delta: Weights
-    inverse: Weights
+    delta: Vector
+    inverse: Vector
 
 
 def build(model: Model, local: client.LocalTraining, *, correction: str) -> Method:
     """Builds FedLocal; see the module's docstring for the symbols."""
     joint = correction == "joint"
-    optimizer = local.optimizer({"adagrad": _adagrad})
+    optimizer = local.optimizer(builders={"adagrad": _adagrad})
 
     def client_update(broadcast: averaging.Broadcast, data):
         x, eta_l = broadcast
 
         def step(at, carry):
             slots, a, q = carry
-            slots, x_k = optimizer.next(slots, at.weights, at.gradient)
+            slots, x_k = optimizer.step(slots, at.weights, at.gradient)
             beta = slots.get("beta_1", local.momentum)
-            psi = _preconditioner(slots, at.weights)
-            a = each(lambda a, p: beta * a + (1.0 - beta) * p, a, psi)
-            q = each(lambda q, a: q + a, q, a)
-            return tuple(x_k), (slots, a, q)
+            a = moving_average(beta, a, _preconditioner(slots, at.weights))
+            return x_k, (slots, a, q + a)
 
-        carry = (client.initial_slots(optimizer, x, eta_l), zeros(x), zeros(x))
+        carry = (optimizer.start(x, eta_l), zeros(x), zeros(x))
         trained, (_, _, q) = client.take_steps(model, step, x, carry, data)
-        delta = each(tf.math.divide_no_nan, subtract(trained.weights, x), q)
-        inverse = each(tf.math.reciprocal_no_nan, q) if joint else ()
-        report = Report(delta, inverse)
-        return averaging.give(report, local.client_weight(data), trained, data)
+        delta = (trained.weights - x).over(q)
+        inverse = q.map(tf.math.reciprocal_no_nan) if joint else ()
+        return ClientResult(trained, Report(delta, inverse))
 
     def server_update(state: averaging.ServerState, mean: Report) -> averaging.ServerState:
-        d = each(tf.math.divide_no_nan, mean.delta, mean.inverse) if joint else mean.delta
-        return state._replace(weights=move(state.weights, local.server_learning_rate, d))
+        d = mean.delta.over(mean.inverse) if joint else mean.delta
+        return state._replace(weights=state.weights + local.server_learning_rate * d)
 
     return averaging.build(
         model,
@@ -141,8 +140,8 @@ def _adagrad(learning_rate, initial_preconditioner_value=0.0, epsilon=1e-7):
     return Adagrad()
 
 
-def _preconditioner(slots, weights: Weights) -> Weights:
+def _preconditioner(slots, weights: Vector) -> Vector:
     """Returns ψ, like the weights, of a state of an optimizer."""
     if "preconditioner" not in slots:
-        return each(tf.ones_like, weights)
-    return each(lambda v: 1.0 / (tf.sqrt(v) + slots["epsilon"]), slots["preconditioner"])
+        return weights.map(tf.ones_like)
+    return 1.0 / (Vector(slots["preconditioner"]).sqrt() + slots["epsilon"])

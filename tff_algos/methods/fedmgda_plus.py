@@ -36,11 +36,12 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import vectors
 from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights, constants, each
+from tff_algos.vector import Vector, constants
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -94,7 +95,7 @@ class ServerState(NamedTuple):
       round_num: Rounds done, int32 scalar.
     """
 
-    weights: Weights
+    weights: Vector
     learning_rate: tf.Tensor
     round_num: tf.Tensor
 
@@ -116,7 +117,7 @@ def build(
     def client_update(broadcast: averaging.Broadcast, data):
         x, eta_l = broadcast
         trained = client.train(model, local.optimizer(), eta_l, x, data)
-        return averaging.give_delta(local, x, trained, data)
+        return ClientResult(trained, trained.weights - x)
 
     def server_update(state: ServerState, stacked) -> averaging.Outcome:
         deltas, weights = stacked
@@ -131,10 +132,10 @@ def build(
         mixture = vectors.box_minimum(cosines, center, epsilon, counts, iterations)
         direction = vectors.combine(-mixture * inverse, deltas)
         eta = state.learning_rate
-        x = each(lambda x, h: x - eta * tf.cast(h, x.dtype), state.weights, direction)
+        x = state.weights - eta * direction.cast(state.weights)
         # A cohort of which nobody moved takes no step: its direction is zero.
         decayed = tf.where(total > 0, eta * server_lr_decay, eta)
-        length = tf.sqrt(vectors.squared_norm(direction))
+        length = direction.norm()
         metrics = collections.OrderedDict(
             direction_norm=tf.cast(client.zero_unless(total > 0, length), tf.float32),
             largest_weight=tf.cast(tf.reduce_max(mixture), tf.float32),

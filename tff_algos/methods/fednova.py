@@ -34,11 +34,12 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
-from tff_algos.methods.fedprox import proximal_term
 from tff_algos.model import Model
+from tff_algos.parts.proximal import proximal_term
 from tff_algos.registry import Aggregated, MethodSpec
-from tff_algos.weights import Weights, each
+from tff_algos.vector import Vector
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -67,7 +68,7 @@ SPEC = MethodSpec(
 class Report(NamedTuple):
     """What is averaged over clients: d_k, like the weights, and a_k or (μ > 0) τ_k, float32."""
 
-    d: Weights
+    d: Vector
     steps: tf.Tensor
 
 
@@ -88,21 +89,18 @@ def build(model: Model, local: client.LocalTraining, *, mu: float) -> Method:
 
         return client.for_each_batch(step, (tf.zeros([]), tf.zeros([])), data)[0]
 
-    def client_update(broadcast: averaging.Broadcast, data, client_state=None):
+    @averaging.keep_optimizer(local)
+    def client_update(broadcast: averaging.Broadcast, data, optimizer):
         x, eta_l = broadcast
-        pull = proximal_term(mu, x)
-        trained = client.train(model, local.optimizer(), eta_l, x, data, pull, client_state)
+        trained = client.train(model, optimizer, eta_l, x, data, proximal_term(mu, x))
         a = normaliser(data, eta_l)
-        d = each(lambda x_k, x: tf.math.divide_no_nan(x - x_k, a), trained.weights, x)
+        d = (x - trained.weights).over(a)
         steps = tf.cast(client.num_steps(data), tf.float32) if mu else a
-        weight, finite = local.client_weight(data), client.is_finite(d)
-        kept = client.keep_slots(client_state, data, finite, trained)
-        return averaging.give(Report(d, steps), weight, trained, data, finite, client_state=kept)
+        return ClientResult(trained, Report(d, steps), finite=client.is_finite(d))
 
     def server_update(state: averaging.ServerState, mean: Report) -> averaging.ServerState:
         d, tau_eff = mean
-        x = each(lambda x, d: x - eta * tau_eff * d, state.weights, d)
-        return state._replace(weights=x)
+        return state._replace(weights=state.weights - eta * tau_eff * d)
 
     return averaging.build(
         model,
@@ -110,5 +108,4 @@ def build(model: Model, local: client.LocalTraining, *, mu: float) -> Method:
         client_update,
         server_update,
         aggregate=averaging.mean_each(Report._make, *Report._fields),
-        client_state=local.client_state(model),
     )

@@ -41,17 +41,18 @@ Deviations from the paper:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_algos import averaging, client
+from tff_algos import client
 from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.parts.moments import bias_left, moving_average
+from tff_algos.parts.server_optimizer import ServerOptimizer, build_around
 from tff_algos.registry import Aggregated, MethodSpec, decay
-from tff_algos.weights import Weights, constants, each, zeros
+from tff_algos.vector import Vector, filled, zeros
 from tff_suite.hparams import Hparam
 
 _TAU = Hparam(
@@ -125,88 +126,24 @@ SPECS = (
 )
 
 
-class ServerState(NamedTuple):
-    """What the server keeps between rounds.
-
-    Attributes:
-      weights: The model x, one tensor per model weight.
-      optimizer: Slots of the server optimizer; structures of tensors like `weights`.
-      round_num: Rounds done, int32 scalar.
-    """
-
-    weights: Weights
-    optimizer: Any
-    round_num: tf.Tensor
-
-
-class ServerOptimizer(NamedTuple):
-    """A server optimizer as two pure functions.
-
-    Attributes:
-      initialize: `weights -> slots`.
-      step: `(slots, weights, g) -> (slots, weights)` for the pseudo-gradient g = -Δ.
-    """
-
-    initialize: Callable[[Weights], Any]
-    step: Callable[[Any, Weights, Weights], tuple[Any, Weights]]
-
-
-def build_fedopt(
-    model: Model, local: client.LocalTraining, server_optimizer: ServerOptimizer
-) -> Method:
-    """Builds FedOpt (Algorithms 1 and 5) around a server optimizer.
-
-    Args:
-      model: The model to train.
-      local: How clients train and how much each counts.
-      server_optimizer: What the server does with the mean update.
-
-    Returns:
-      The method.
-    """
-
-    def initialize() -> ServerState:
-        x = constants(model.initial_weights)
-        return ServerState(x, server_optimizer.initialize(x), tf.constant(0))
-
-    def client_update(broadcast: averaging.Broadcast, data, client_state=None):
-        x, eta_l = broadcast
-        trained = client.train(model, local.optimizer(), eta_l, x, data, client_state=client_state)
-        return averaging.give_delta(local, x, trained, data, client_state)
-
-    def server_update(state: ServerState, delta: Weights) -> ServerState:
-        g = each(tf.negative, delta)
-        slots, x = server_optimizer.step(state.optimizer, state.weights, g)
-        return ServerState(x, slots, state.round_num)
-
-    return averaging.build(
-        model,
-        local,
-        client_update,
-        server_update,
-        initialize=initialize,
-        client_state=local.client_state(model),
-    )
-
-
 class Moments(NamedTuple):
     """Slots of Adam and Yogi: m and v, like the weights, and the number of steps t, int32."""
 
-    m: Weights
-    v: Weights
+    m: Vector
+    v: Vector
     t: tf.Tensor
 
 
 class Momentum(NamedTuple):
     """Slot of momentum: the buffer u, like the weights."""
 
-    u: Weights
+    u: Vector
 
 
 class Accumulator(NamedTuple):
     """Slot of Adagrad: v, like the weights."""
 
-    v: Weights
+    v: Vector
 
 
 def build_fedavg(
@@ -214,13 +151,13 @@ def build_fedavg(
 ) -> Method:
     """FedAvg: x ← x - η g; with one of TFF's optimizers, its step on g instead."""
     if server_optimizer is not None:
-        return build_fedopt(model, local, _of_tff(server_optimizer))
+        return build_around(_of_tff(server_optimizer), model, local)
     eta = local.server_learning_rate
 
     def step(slots, x, g):
-        return slots, each(lambda x, g: x - eta * g, x, g)
+        return slots, x - eta * g
 
-    return build_fedopt(model, local, ServerOptimizer(lambda weights: (), step))
+    return build_around(ServerOptimizer(lambda weights: (), step), model, local)
 
 
 def _of_tff(optimizer: tff.learning.optimizers.Optimizer) -> ServerOptimizer:
@@ -230,8 +167,7 @@ def _of_tff(optimizer: tff.learning.optimizers.Optimizer) -> ServerOptimizer:
         return optimizer.initialize(tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights))
 
     def step(slots, x, g):
-        slots, x = optimizer.next(slots, tuple(x), g)
-        return slots, tuple(x)
+        return client.Optimizer(optimizer).step(slots, x, g)
 
     return ServerOptimizer(initialize, step)
 
@@ -241,11 +177,11 @@ def build_fedavgm(model: Model, local: client.LocalTraining, *, momentum: float)
     eta = local.server_learning_rate
 
     def step(slots, x, g):
-        u = each(lambda u, g: momentum * u + g, slots.u, g)
-        return Momentum(u), each(lambda x, u: x - eta * u, x, u)
+        u = momentum * slots.u + g
+        return Momentum(u), x - eta * u
 
     optimizer = ServerOptimizer(lambda weights: Momentum(zeros(weights)), step)
-    return build_fedopt(model, local, optimizer)
+    return build_around(optimizer, model, local)
 
 
 def build_fedadagrad(
@@ -256,11 +192,11 @@ def build_fedadagrad(
     v_initial = tau**2 if variant == "algorithm2" else 0.0
 
     def step(slots, x, g):
-        v = each(lambda v, g: v + g**2, slots.v, g)
-        return Accumulator(v), each(lambda x, g, v: x - eta * g / (tf.sqrt(v) + tau), x, g, v)
+        v = slots.v + g**2
+        return Accumulator(v), x - eta * g / (v.sqrt() + tau)
 
-    optimizer = ServerOptimizer(lambda weights: Accumulator(_filled(weights, v_initial)), step)
-    return build_fedopt(model, local, optimizer)
+    optimizer = ServerOptimizer(lambda weights: Accumulator(filled(weights, v_initial)), step)
+    return build_around(optimizer, model, local)
 
 
 def build_fedadam(
@@ -275,10 +211,10 @@ def build_fedadam(
     """FedAdam: v ← β₂ v + (1 - β₂) s² with s = g, in `algorithm2` s = m."""
 
     def second_moment(v, square):
-        return beta2 * v + (1.0 - beta2) * square
+        return moving_average(beta2, v, square)
 
     optimizer = _adaptive(local.server_learning_rate, beta1, beta2, tau, variant, second_moment)
-    return build_fedopt(model, local, optimizer)
+    return build_around(optimizer, model, local)
 
 
 def build_fedyogi(
@@ -293,10 +229,10 @@ def build_fedyogi(
     """FedYogi: v ← v + (1 - β₂) sign(s² - v) s² with s = g, in `algorithm2` s = m."""
 
     def second_moment(v, square):
-        return v + (1.0 - beta2) * tf.sign(square - v) * square
+        return v + (1.0 - beta2) * (square - v).sign() * square
 
     optimizer = _adaptive(local.server_learning_rate, beta1, beta2, tau, variant, second_moment)
-    return build_fedopt(model, local, optimizer)
+    return build_around(optimizer, model, local)
 
 
 def _adaptive(eta, beta1, beta2, tau, variant, second_moment) -> ServerOptimizer:
@@ -308,29 +244,16 @@ def _adaptive(eta, beta1, beta2, tau, variant, second_moment) -> ServerOptimizer
 
     def initialize(weights):
         v_initial = 0.0 if released else tau**2
-        return Moments(zeros(weights), _filled(weights, v_initial), tf.constant(0))
+        return Moments(zeros(weights), filled(weights, v_initial), tf.constant(0))
 
     def step(slots, x, g):
         t = slots.t + 1
-        m = each(lambda m, g: beta1 * m + (1.0 - beta1) * g, slots.m, g)
-        v = each(lambda v, s: second_moment(v, s**2), slots.v, g if released else m)
+        m = moving_average(beta1, slots.m, g)
+        v = second_moment(slots.v, (g if released else m) ** 2)
         rate = eta
         if released:
-            left1, left2 = bias_left(beta1, t), bias_left(beta2, t)
+            left1, left2 = (bias_left(beta, t, tf.float64) for beta in (beta1, beta2))
             rate = tf.cast(eta * tf.sqrt(left2) / left1, tf.float32)
-        x = each(lambda x, m, v: x - rate * m / (tf.sqrt(v) + tau), x, m, v)
-        return Moments(m, v, t), x
+        return Moments(m, v, t), x - rate * m / (v.sqrt() + tau)
 
     return ServerOptimizer(initialize, step)
-
-
-def bias_left(beta: float, t: tf.Tensor) -> tf.Tensor:
-    """Returns 1 - β^t, float64 scalar, by which a moving average from 0 is too small after t steps.
-
-    In float32, 1 - 0.99 alone is off by 6e-6.
-    """
-    return 1.0 - tf.cast(beta, tf.float64) ** tf.cast(t, tf.float64)
-
-
-def _filled(weights: Weights, value: float) -> Weights:
-    return tuple(tf.fill(w.shape, tf.constant(value, w.dtype)) for w in weights)

@@ -21,13 +21,12 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
 from tff_algos.model import Model
+from tff_algos.parts.proximal import proximal_term
 from tff_algos.registry import Aggregated, MethodSpec
-from tff_algos.weights import Weights, each
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -55,19 +54,10 @@ SPEC = MethodSpec(
 def build(model: Model, local: client.LocalTraining, *, mu: float) -> Method:
     """Builds FedProx; see the module's docstring for the symbols."""
 
-    def client_update(broadcast: averaging.Broadcast, data, client_state=None):
+    @averaging.keep_optimizer(local)
+    def client_update(broadcast: averaging.Broadcast, data, optimizer):
         x, eta_l = broadcast
-        pull = proximal_term(mu, x)
-        trained = client.train(model, local.optimizer(), eta_l, x, data, pull, client_state)
-        return averaging.give_delta(local, x, trained, data, client_state)
+        trained = client.train(model, optimizer, eta_l, x, data, proximal_term(mu, x))
+        return ClientResult(trained, trained.weights - x)
 
-    return averaging.build(model, local, client_update, client_state=local.client_state(model))
-
-
-def proximal_term(mu: float, x: Weights) -> Callable:
-    """Returns the `correct_gradient` of `client.train` that adds μ (x_k - x) to each gradient."""
-
-    def add(gradient: Weights, x_k: Weights) -> Weights:
-        return each(lambda g, x_k, x: g + mu * (x_k - x), gradient, x_k, x)
-
-    return add
+    return averaging.build(model, local, client_update)

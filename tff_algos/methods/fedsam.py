@@ -42,12 +42,12 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
-from tff_algos.methods import fedcm
 from tff_algos.model import Model
-from tff_algos.parts import vectors
+from tff_algos.parts import client_momentum
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
-from tff_algos.weights import Weights, move
+from tff_algos.vector import Vector
 from tff_suite.hparams import Hparam
 
 
@@ -100,20 +100,20 @@ SPECS = (
         "FedSAM with FedCM's momentum.",
         2,
         (
-            fedcm.mixing_setting("beta", "choice: FL-Simulator"),
-            fedcm.MOMENTUM_STEPS,
-            fedcm.FIRST_ROUND,
+            client_momentum.mixing_setting("beta", "choice: FL-Simulator"),
+            client_momentum.MOMENTUM_STEPS,
+            client_momentum.FIRST_ROUND,
         ),
     ),
 )
 
 
-def sharp_gradient(rho: float, epsilon: float) -> Callable[[client.LocalStep], Weights]:
+def sharp_gradient(rho: float, epsilon: float) -> Callable[[client.LocalStep], Vector]:
     """Returns `client.LocalStep -> s`, the gradient that is taken ρ uphill."""
 
-    def gradient(at: client.LocalStep) -> Weights:
-        length = tf.sqrt(vectors.squared_norm(at.gradient)) + epsilon
-        return at.gradient_at(move(at.weights, tf.math.divide_no_nan(rho, length), at.gradient))
+    def gradient(at: client.LocalStep) -> Vector:
+        uphill = tf.math.divide_no_nan(rho, at.gradient.norm() + epsilon)
+        return at.gradient_at(at.weights + uphill * at.gradient)
 
     return gradient
 
@@ -128,10 +128,10 @@ def build_fedsam(
         x, eta_l = broadcast
 
         def step(at, carry):
-            return move(at.weights, -eta_l, gradient(at)), carry
+            return at.weights - eta_l * gradient(at), carry
 
         trained, _ = client.take_steps(model, step, x, (), data)
-        return averaging.give_delta(local, x, trained, data)
+        return ClientResult(trained, trained.weights - x)
 
     return averaging.build(model, local, client_update)
 
@@ -148,4 +148,4 @@ def build_mofedsam(
 ) -> Method:
     """Builds MoFedSAM; see the module's docstring for the symbols."""
     gradient = sharp_gradient(rho, epsilon)
-    return fedcm.build_with(gradient, model, local, beta, momentum_steps, first_round)
+    return client_momentum.build(gradient, model, local, beta, momentum_steps, first_round)

@@ -30,10 +30,10 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec
-from tff_algos.weights import each, subtract
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -88,16 +88,15 @@ def build(
             if smoothing:
                 grown = tf.pow(2.0, at.num_examples / n_k) * gamma
                 bound = tf.where(tf.equal(at.number, 0), gamma_b, grown)
-            square = tf.add_n([tf.reduce_sum(g**2) for g in at.gradient])
+            square = at.gradient.squared_norm()
             polyak = (at.loss - lower_bound) / (c * tf.maximum(square, 1e-12))
             gamma = tf.minimum(polyak, bound)
-            x_k = each(lambda x_k, g: x_k - gamma * g, at.weights, at.gradient)
-            return x_k, (gamma, known & tf.math.is_finite(at.loss))
+            return at.weights - gamma * at.gradient, (gamma, known & tf.math.is_finite(at.loss))
 
         carry = (gamma_b, tf.constant(True))
         trained, (_, known) = client.take_steps(model, step, x, carry, data)
-        delta = subtract(trained.weights, x)
+        delta = trained.weights - x
         finite = client.is_finite(delta) & known
-        return averaging.give(delta, local.client_weight(data), trained, data, finite)
+        return ClientResult(trained, delta, finite=finite)
 
     return averaging.build(model, local, client_update)

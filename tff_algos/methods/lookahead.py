@@ -30,11 +30,11 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import server_slots
 from tff_algos.registry import Aggregated, MethodSpec, RoundPlan
-from tff_algos.weights import move, subtract
 from tff_suite.hparams import By, Hparam
 
 
@@ -86,27 +86,23 @@ def build(model: Model, local: client.LocalTraining, *, local_steps: int, state:
         initial = server_slots.initial_state(model, local, averaged=True)
         return initial if average else initial._replace(slots=())
 
-    def client_update(broadcast: server_slots.Broadcast, data, client_state=None):
+    @averaging.keep_optimizer(local)
+    def client_update(broadcast: server_slots.Broadcast, data, own):
         x, slots, rate = broadcast
         slots = slots if average else None
-        trained = client.train(
-            model, optimizer, rate, x, data, client_state=client_state, slots=slots
-        )
-        delta = subtract(trained.weights, x)
+        trained = client.train(model, own, rate, x, data, slots=slots)
+        delta = trained.weights - x
         finite = client.is_finite((delta, () if state == "reset" else trained.slots))
-        kept = client.keep_slots(client_state, data, finite, trained)
-        report = delta, trained.slots if average else ()
-        weight = local.client_weight(data)
-        return averaging.give(report, weight, trained, data, finite, client_state=kept)
+        return ClientResult(trained, (delta, trained.slots if average else ()), finite=finite)
 
     def server_update(state: server_slots.ServerState, mean):
         delta, slots = mean
         if average:
             slots = server_slots.with_settings_of(optimizer, slots, state.slots)
-        return state._replace(weights=move(state.weights, alpha, delta), slots=slots)
+        return state._replace(weights=state.weights + alpha * delta, slots=slots)
 
     def no_slots():
-        return client.initial_slots(optimizer, model.initial_weights, tf.constant(0.0))
+        return optimizer.start(model.initial_weights, tf.constant(0.0))
 
     return averaging.build(
         model,

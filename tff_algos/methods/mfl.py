@@ -24,11 +24,11 @@ Deviations from the paper:
 from __future__ import annotations
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import server_slots
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
-from tff_algos.weights import move, subtract
 
 SPEC = MethodSpec(
     name="mfl",
@@ -51,13 +51,12 @@ def build(model: Model, local: client.LocalTraining) -> Method:
     def client_update(broadcast: server_slots.Broadcast, data):
         x, d, eta = broadcast
         trained = client.train(model, optimizer, eta, x, data, slots=d)
-        report = subtract(trained.weights, x), trained.slots
-        return averaging.give(report, local.client_weight(data), trained, data)
+        return ClientResult(trained, (trained.weights - x, trained.slots))
 
     def server_update(state: server_slots.ServerState, mean):
         delta, d = mean
         d = server_slots.with_settings_of(optimizer, d, state.slots)
-        x = move(state.weights, local.server_learning_rate, delta)
+        x = state.weights + local.server_learning_rate * delta
         return state._replace(weights=x, slots=d)
 
     return averaging.build(

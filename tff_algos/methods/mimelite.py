@@ -26,11 +26,11 @@ Deviations from the paper:
 from __future__ import annotations
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import server_slots
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
-from tff_algos.weights import move, subtract
 
 SPEC = MethodSpec(
     name="mimelite",
@@ -56,18 +56,17 @@ def build(model: Model, local: client.LocalTraining) -> Method:
         frozen["learning_rate"] = eta
 
         def step(at, carry):
-            _, x_k = optimizer.next(frozen, at.weights, at.gradient)
+            _, x_k = optimizer.step(frozen, at.weights, at.gradient)
             return x_k, carry
 
         trained, _ = client.take_steps(model, step, x, (), data)
         gradient = client.full_loss(model, x, data).gradient
-        report = subtract(trained.weights, x), gradient
-        return averaging.give(report, local.client_weight(data), trained, data)
+        return ClientResult(trained, (trained.weights - x, gradient))
 
     def server_update(state: server_slots.ServerState, mean):
         delta, gradient = mean
-        x = move(state.weights, local.server_learning_rate, delta)
-        s, _ = optimizer.next(state.slots, tuple(state.weights), tuple(gradient))
+        x = state.weights + local.server_learning_rate * delta
+        s, _ = optimizer.step(state.slots, state.weights, gradient)
         return state._replace(weights=x, slots=s)
 
     return averaging.build(

@@ -37,10 +37,10 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec
-from tff_algos.weights import each, subtract
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -116,14 +116,13 @@ def build(
         def step(at, carry):
             slots, known = carry
             f = whole if loss == "round" else at.loss
-            scaled = each(lambda g: slope(f) * g, at.gradient)
-            slots, x_k = optimizer.next(slots, at.weights, scaled)
-            return tuple(x_k), (slots, known & tf.math.is_finite(f))
+            slots, x_k = optimizer.step(slots, at.weights, slope(f) * at.gradient)
+            return x_k, (slots, known & tf.math.is_finite(f))
 
-        carry = (client.initial_slots(optimizer, x, eta_l), tf.constant(True))
+        carry = (optimizer.start(x, eta_l), tf.constant(True))
         trained, (_, known) = client.take_steps(model, step, x, carry, data)
-        delta = subtract(trained.weights, x)
+        delta = trained.weights - x
         finite = client.is_finite(delta) & known
-        return averaging.give(delta, local.client_weight(data), trained, data, finite)
+        return ClientResult(trained, delta, finite=finite)
 
     return averaging.build(model, local, client_update)

@@ -30,15 +30,17 @@ Deviations from the paper:
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import MethodSpec
-from tff_algos.weights import Weights, each, subtract
+from tff_algos.vector import Vector
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -78,7 +80,7 @@ SPEC = MethodSpec(
 class Report(NamedTuple):
     """What local training leaves: -Δ_k, like the weights, and L, float32; zero if left out."""
 
-    back: Weights
+    back: Vector
     loss: tf.Tensor
 
 
@@ -91,7 +93,7 @@ class Weighed(NamedTuple):
       number: 1, float32 scalar.
     """
 
-    numerator: Weights
+    numerator: Vector
     denominator: tf.Tensor
     number: tf.Tensor
 
@@ -99,16 +101,16 @@ class Weighed(NamedTuple):
 def build(model: Model, local: client.LocalTraining, *, q: float, form: str) -> Method:
     """Builds q-FedAvg (Algorithm 2); see the module's docstring for the symbols."""
 
-    def client_update(broadcast: averaging.Broadcast, data, client_state=None):
+    @averaging.keep_optimizer(local)
+    def client_update(broadcast: averaging.Broadcast, data, optimizer):
         x, eta_l = broadcast
         loss = client.objective(model, client.evaluate(model, x, data)["loss"], data) + 1e-10
-        trained = client.train(model, local.optimizer(), eta_l, x, data, client_state=client_state)
-        report = Report(subtract(x, trained.weights), loss)
+        trained = client.train(model, optimizer, eta_l, x, data)
+        report = Report(x - trained.weights, loss)
         # Every positive number has all powers; the others have those that their signs have.
         finite = client.is_finite((report, tf.sign(loss) ** (q - 1.0)))
         counts = client.has_examples(data)
-        kept = client.keep_slots(client_state, data, finite, trained)
-        return averaging.give(report, tf.ones([]), trained, data, finite, counts, kept)
+        return ClientResult(trained, report, weight=tf.ones([]), finite=finite, counts=counts)
 
     def weigh(broadcast: averaging.Broadcast, largest, report: Report, number) -> Weighed:
         # In float64, as L^(q-1) of a small loss is large where q < 1.
@@ -117,17 +119,17 @@ def build(model: Model, local: client.LocalTraining, *, q: float, form: str) -> 
         power = ratio**q
         denominator = power
         if form == "lipschitz":
-            square = tf.add_n([tf.reduce_sum(tf.cast(b, tf.float64) ** 2) for b in report.back])
+            square = report.back.map(lambda b: tf.cast(b, tf.float64)).squared_norm()
             eta_l = tf.cast(broadcast.learning_rate, tf.float64)
             steepness = tf.math.divide_no_nan(square, eta_l * largest)
             denominator = q * ratio ** (q - 1.0) * steepness + power
-        numerator = each(lambda b: tf.cast(power, b.dtype) * b, report.back)
+        numerator = tf.cast(power, tf.float32) * report.back
         return client.zero_unless(number > 0, Weighed(numerator, denominator, number))
 
     def server_update(state: averaging.ServerState, total: Weighed) -> averaging.ServerState:
         eta = tf.constant(local.server_learning_rate, tf.float64)
         rate = tf.math.divide_no_nan(eta, total.denominator)
-        x = each(lambda x, n: x - tf.cast(rate, x.dtype) * n, state.weights, total.numerator)
+        x = state.weights - tf.cast(rate, tf.float32) * total.numerator
         return averaging.next_state(state, state._replace(weights=x), total.number)
 
     def next_round(federation, state, clients, *client_states):
@@ -140,4 +142,5 @@ def build(model: Model, local: client.LocalTraining, *, q: float, form: str) -> 
         state = federation.map_server(server_update, state, federation.sum(weighed))
         return state, metrics, *([update.client_state] if client_states else [])
 
-    return Method(lambda: averaging.initial_state(model), next_round, local.client_state(model))
+    initialize = functools.partial(averaging.initial_state, model)
+    return averaging.write_out(model, local, initialize, next_round)

@@ -36,10 +36,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
-from tff_algos.weights import Weights, constants, each, move, subtract, zeros
+from tff_algos.vector import Vector, constants, zeros
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -69,24 +70,24 @@ SPEC = MethodSpec(
 class ServerState(NamedTuple):
     """What the server keeps: the model x and the control variate c, like it; int32 rounds done."""
 
-    weights: Weights
-    control: Weights
+    weights: Vector
+    control: Vector
     round_num: tf.Tensor
 
 
 class Broadcast(NamedTuple):
     """What every client receives: x, c and the client learning rate η_l."""
 
-    weights: Weights
-    control: Weights
+    weights: Vector
+    control: Vector
     learning_rate: tf.Tensor
 
 
 class Report(NamedTuple):
     """What a client sends: Δ_k and δ_k, like the weights, and 1, whose sum is K; 0 if dropped."""
 
-    delta: Weights
-    control_delta: Weights
+    delta: Vector
+    control_delta: Vector
     number: tf.Tensor
 
 
@@ -109,18 +110,20 @@ def build(
 
         def add_control(gradient, x_k):
             del x_k
-            return each(lambda g, c_k, c: g - c_k + c, gradient, c_k, c)
+            return gradient - c_k + c
 
         trained = client.train(model, local.optimizer(), eta_l, x, data, add_control)
-        delta = subtract(trained.weights, x)
+        delta = trained.weights - x
         steps = tf.cast(client.num_steps(data), tf.float32)
-        after = each(lambda c_k, c, d: c_k - c - d / (steps * eta_l), c_k, c, delta)
-        report = Report(delta, subtract(after, c_k), tf.ones([]))
-        finite = client.is_finite(delta)
-        counts = client.is_finite(report) & (steps > 0)
-        kept = client.keep(client_state, data, finite & counts, after)
-        weight = local.client_weight(data)
-        return averaging.give(report, weight, trained, data, finite, counts, kept)
+        after = c_k - c - delta / (steps * eta_l)
+        report = Report(delta, after - c_k, tf.ones([]))
+        return ClientResult(
+            trained,
+            report,
+            finite=client.is_finite(delta),
+            counts=client.is_finite(report) & (steps > 0),
+            kept=after,
+        )
 
     def aggregate(federation, update):
         report = update.report
@@ -130,8 +133,8 @@ def build(
 
     def server_update(state: ServerState, mean, number) -> ServerState:
         delta, control_delta = mean
-        x = move(state.weights, eta, delta)
-        c = move(state.control, number / num_clients, control_delta)
+        x = state.weights + eta * delta
+        c = state.control + number / num_clients * control_delta
         return ServerState(x, c, state.round_num)
 
     return averaging.build(

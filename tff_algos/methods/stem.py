@@ -37,10 +37,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
-from tff_algos.weights import Weights, constants, each, move, subtract, zeros
+from tff_algos.vector import Vector, constants, zeros
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -102,8 +103,8 @@ class ServerState(NamedTuple):
       round_num: Rounds done, int32 scalar.
     """
 
-    weights: Weights
-    d: Weights
+    weights: Vector
+    d: Vector
     steps: tf.Tensor
     round_num: tf.Tensor
 
@@ -111,14 +112,14 @@ class ServerState(NamedTuple):
 class Start(NamedTuple):
     """The first broadcast of a round: the model x and whether the first d is still to be found."""
 
-    weights: Weights
+    weights: Vector
     is_first: tf.Tensor
 
 
 class Broadcast(NamedTuple):
     """The second broadcast: d, the client learning rate η (κ), the steps before the round."""
 
-    d: Weights
+    d: Vector
     learning_rate: tf.Tensor
     steps: tf.Tensor
 
@@ -126,8 +127,8 @@ class Broadcast(NamedTuple):
 class Report(NamedTuple):
     """The second answer: x_k - x and d_k, like the weights, and τ_k, int32; zero if dropped."""
 
-    delta: Weights
-    d: Weights
+    delta: Vector
+    d: Vector
     steps: tf.Tensor
 
 
@@ -153,33 +154,26 @@ def build(
         asked = client.none_unless(start.is_first, data)
         return averaging.give_gradient(model, local, start.weights, asked)
 
-    def prepare_broadcast(state: ServerState, gradient: Weights) -> Broadcast:
+    def prepare_broadcast(state: ServerState, gradient: Vector) -> Broadcast:
         is_first = tf.equal(state.steps, 0)
-        d = each(lambda g, d: tf.where(is_first, g, d), gradient, state.d)
+        d = client.choose(is_first, gradient, state.d)
         return Broadcast(d, local.learning_rate(state.round_num), state.steps)
 
-    def client_update(start: Start, broadcast: Broadcast, data) -> averaging.ClientUpdate:
+    def client_update(start: Start, broadcast: Broadcast, data) -> ClientResult:
         x, (d, learning_rate, steps) = start.weights, broadcast
 
         def step(at, d):
             eta, forget = rate_and_forgetting(learning_rate, steps + at.number)
-            ahead = each(lambda x_k, d: x_k - eta * d, at.weights, d)
-            d = each(
-                lambda new, d, old: new + (1.0 - forget) * (d - old),
-                at.gradient_at(ahead),
-                d,
-                at.gradient,
-            )
-            return ahead, d
+            ahead = at.weights - eta * d
+            return ahead, at.gradient_at(ahead) + (1.0 - forget) * (d - at.gradient)
 
-        trained, d = client.take_steps(model, step, x, tuple(d), data)
-        report = Report(subtract(trained.weights, x), d, client.num_steps(data))
-        return averaging.give(report, local.client_weight(data), trained, data)
+        trained, d = client.take_steps(model, step, x, d, data)
+        return ClientResult(trained, Report(trained.weights - x, d, client.num_steps(data)))
 
     def server_update(state: ServerState, mean, longest, total_weight) -> ServerState:
         delta, d = mean
-        x = move(state.weights, local.server_learning_rate, delta)
-        after = ServerState(x, tuple(d), state.steps + longest, state.round_num)
+        x = state.weights + local.server_learning_rate * delta
+        after = ServerState(x, d, state.steps + longest, state.round_num)
         return averaging.next_state(state, after, total_weight)
 
     mean_reports = averaging.mean_each(tuple, "delta", "d")
@@ -196,4 +190,4 @@ def build(
         metrics = federation.map_server(averaging.summarize, federation.sum(update.metrics))
         return federation.map_server(server_update, state, mean, longest, total_weight), metrics
 
-    return Method(initialize, next_round)
+    return averaging.write_out(model, local, initialize, next_round)

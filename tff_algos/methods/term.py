@@ -28,10 +28,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.averaging import ClientResult
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec
-from tff_algos.weights import Weights, constants, move, subtract
+from tff_algos.vector import Vector, constants
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -73,7 +74,7 @@ class ServerState(NamedTuple):
       round_num: Rounds done, int32 scalar.
     """
 
-    weights: Weights
+    weights: Vector
     estimate: tf.Tensor
     round_num: tf.Tensor
 
@@ -83,10 +84,10 @@ class Report(NamedTuple):
 
     Attributes:
       delta: Δ_k, like the weights; zero if it is left out.
-      loss: L_k, float32 scalar; the least of all numbers if it is left out.
+      loss: L_k, float32 scalar; zero if it is left out.
     """
 
-    delta: Weights
+    delta: Vector
     loss: tf.Tensor
 
 
@@ -96,27 +97,28 @@ def build(model: Model, local: client.LocalTraining, *, t: float, normalizer: st
     def initialize() -> ServerState:
         return ServerState(constants(model.initial_weights), tf.constant(0.0), tf.constant(0))
 
-    def client_update(broadcast: averaging.Broadcast, data) -> averaging.ClientUpdate:
+    def client_update(broadcast: averaging.Broadcast, data) -> ClientResult:
         x, eta_l = broadcast
         loss = client.evaluate(model, x, data)["loss"]
         trained = client.train(model, local.optimizer(), eta_l, x, data)
-        report = Report(subtract(trained.weights, x), loss)
+        report = Report(trained.weights - x, loss)
         counts = client.has_examples(data)
-        update = averaging.give(report, tf.ones([]), trained, data, counts=counts)
-        loss = tf.where(update.weight > 0, loss, loss.dtype.min)
-        return update._replace(report=update.report._replace(loss=loss))
+        return ClientResult(trained, report, weight=tf.ones([]), counts=counts)
+
+    def loss_that_counts(loss, number) -> tf.Tensor:
+        return tf.where(number > 0, loss, loss.dtype.min)
 
     def tilted_weight(largest, loss, number) -> tf.Tensor:
         return client.zero_unless(number > 0, tf.exp(t * (loss - largest)))
 
-    def server_update(state: ServerState, delta: Weights, total) -> ServerState:
+    def server_update(state: ServerState, delta: Vector, total) -> ServerState:
         weight, number = total
         estimate, scale = state.estimate, tf.constant(1.0)
         if normalizer == "running":
             mean = tf.math.divide_no_nan(weight, number)
             estimate = 0.5 * estimate + 0.5 * mean
             scale = tf.math.divide_no_nan(mean, estimate)
-        x = move(state.weights, local.server_learning_rate * scale, delta)
+        x = state.weights + local.server_learning_rate * scale * delta
         after = ServerState(x, estimate, state.round_num)
         return averaging.next_state(state, after, number)
 
@@ -124,11 +126,12 @@ def build(model: Model, local: client.LocalTraining, *, t: float, normalizer: st
         message = federation.broadcast(federation.map_server(averaging.send_model(local), state))
         update = federation.map_clients(client_update, message, clients)
         loss, number = update.report.loss, update.weight
-        largest = federation.broadcast(federation.max(loss))
+        counted = federation.map_clients(loss_that_counts, loss, number)
+        largest = federation.broadcast(federation.max(counted))
         weight = federation.map_clients(tilted_weight, largest, loss, number)
         delta = mean_of_updates(federation, update.report.delta, weight)
         total = federation.sum((weight, number))
         metrics = federation.map_server(averaging.summarize, federation.sum(update.metrics))
         return federation.map_server(server_update, state, delta, total), metrics
 
-    return Method(initialize, next_round)
+    return averaging.write_out(model, local, initialize, next_round)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tff_algos import client
 from tff_algos.model import Model
-from tff_algos.weights import Weights, constants
+from tff_algos.vector import Vector, constants
 
 
 class ServerState(NamedTuple):
@@ -21,7 +21,7 @@ class ServerState(NamedTuple):
       round_num: Rounds done, int32 scalar.
     """
 
-    weights: Weights
+    weights: Vector
     slots: Any
     round_num: tf.Tensor
 
@@ -29,7 +29,7 @@ class ServerState(NamedTuple):
 class Broadcast(NamedTuple):
     """What every client receives: the model x, the server's slots, and the client rate η."""
 
-    weights: Weights
+    weights: Vector
     slots: Any
     learning_rate: tf.Tensor
 
@@ -43,7 +43,7 @@ def initial_state(model: Model, local: client.LocalTraining, averaged: bool) -> 
       averaged: Whether slots will be means over clients, so that all are float32, counts too.
     """
     rate = local.learning_rate(tf.constant(0))
-    slots = client.initial_slots(local.optimizer(), model.initial_weights, rate)
+    slots = local.optimizer().start(model.initial_weights, rate)
     if averaged:
         slots = tf.nest.map_structure(lambda s: tf.cast(s, tf.float32), slots)
     return ServerState(constants(model.initial_weights), slots, tf.constant(0))

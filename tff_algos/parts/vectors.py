@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tff_algos.weights import Weights
+from tff_algos.vector import Vector
 
 # Columns of the K x d matrix that are in float64 at once, in each of the _LOOPS loops that may run
 # at the same time: an operation has one thread where clients run on a thread a core.
@@ -19,7 +19,7 @@ _BLOCK = 1 << 14
 _LOOPS = 4
 
 
-def gram(vectors: Weights) -> tf.Tensor:
+def gram(vectors: Vector) -> tf.Tensor:
     """Returns the inner products A_ij = ⟨v_i, v_j⟩, float64 `[K, K]`."""
     k = tf.shape(vectors[0])[0]
 
@@ -36,7 +36,7 @@ def gram(vectors: Weights) -> tf.Tensor:
     )
 
 
-def combine(coefficients: tf.Tensor, vectors: Weights) -> Weights:
+def combine(coefficients: tf.Tensor, vectors: Vector) -> Vector:
     """Returns Σ_k c_k v_k, one float64 tensor per model weight, for float64 coefficients `[K]`."""
     combined = []
     for leaf in vectors:
@@ -48,7 +48,7 @@ def combine(coefficients: tf.Tensor, vectors: Weights) -> Weights:
             tf.float64, -(-_columns(leaf) // _BLOCK), element_shape=[None], infer_shape=False
         )
         combined.append(tf.reshape(_over_blocks(leaf, add, parts).concat(), leaf.shape[1:]))
-    return tuple(combined)
+    return Vector(combined)
 
 
 def _columns(leaf: tf.Tensor) -> int:
@@ -75,11 +75,6 @@ def dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     That has a dozen operations ask for the shapes first, which takes longer than the product.
     """
     return tf.reshape(tf.matmul(tf.expand_dims(a, 0), tf.expand_dims(b, 1)), [])
-
-
-def squared_norm(vector: Weights) -> tf.Tensor:
-    """Returns ‖v‖² of one vector, in its own precision."""
-    return tf.add_n([tf.reduce_sum(leaf**2) for leaf in vector])
 
 
 def project_to_simplex(point: tf.Tensor) -> tf.Tensor:

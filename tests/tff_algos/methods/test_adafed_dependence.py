@@ -12,9 +12,11 @@ from tests.oracles import adafed as oracle
 from tests.oracles import cohort as cohort_lib
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import eager, toy
-from tff_algos import averaging, client, registry
+from tff_algos import averaging, registry
 from tff_algos.client import LocalTraining
 from tff_algos.methods import adafed
+from tff_algos.parts import common_descent
+from tff_algos.vector import Vector, zeros
 
 FORMS = ["closed_form", "gram_schmidt"]
 TOLERANCE = 1e-5
@@ -60,8 +62,8 @@ def combination():
         def find(gram, targets):
             if form == "closed_form":
                 counts = tf.linalg.diag_part(gram) > 0
-                return adafed.solve(gram, targets, counts, TOLERANCE)
-            return adafed.gram_schmidt(gram, targets, TOLERANCE)
+                return common_descent.solve(gram, targets, counts, TOLERANCE)
+            return common_descent.gram_schmidt(gram, targets, TOLERANCE)
 
         return find
 
@@ -225,14 +227,14 @@ def test_thirty_clients_of_eight_dimensions_step_as_in_float64(runtime, form):
 def test_every_optimizer_steps_on_the_displacement_as_on_the_weights(name):
     given, _ = toy.resolve("adafed", dict(client_learning_rate=0.3, client_optimizer=name))
     optimizer = LocalTraining(given).optimizer()
-    x = (tf.constant([[3.0, -2.0]]), tf.constant([0.5]))
+    x = Vector((tf.constant([[3.0, -2.0]]), tf.constant([0.5])))
     rng = np.random.default_rng(0)
-    plain = apart = client.initial_slots(optimizer, x, tf.constant(0.3))
-    weights, moved = x, tuple(tf.zeros_like(w) for w in x)
+    plain = apart = optimizer.start(x, tf.constant(0.3))
+    weights, moved = x, zeros(x)
     for _ in range(4):
-        gradient = tuple(tf.constant(rng.normal(size=w.shape), tf.float32) for w in x)
-        plain, weights = optimizer.next(plain, weights, gradient)
-        apart, moved = client.displace(optimizer, apart, x, moved, gradient)
+        gradient = x.map(lambda w: tf.constant(rng.normal(size=w.shape), tf.float32))
+        plain, weights = optimizer.step(plain, weights, gradient)
+        apart, moved = optimizer.displace(apart, x, moved, gradient)
     for w, start, m in zip(weights, x, moved, strict=True):
         np.testing.assert_allclose(start + m, w, rtol=1e-5)
         assert np.abs(m).min() > 1e-2

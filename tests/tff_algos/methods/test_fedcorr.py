@@ -15,8 +15,7 @@ from tests.oracles import cohort as cohort_lib
 from tests.oracles import fedcorr as oracle
 from tests.oracles import fedopt
 from tests.oracles import problem as problem_lib
-from tests.tff_algos import shared, toy
-from tests.tff_algos.case import STEP
+from tests.tff_algos import case, mutants, shared, toy
 from tff_algos import random
 from tff_algos.parts import dimensionality, mixtures, mixup
 from tff_suite.hparams import HparamError
@@ -191,22 +190,40 @@ def test_oracle(runtime, kind):
 
 
 MUTATIONS = [
-    ("beta * noise_level, norm", "-beta * noise_level, norm"),
-    ("beta * noise_level, norm", "beta, norm"),
-    ("local.client_weight(data)", "1.0"),
-    STEP[0],
+    (
+        "tf.math.divide_no_nan(beta * noise_level, away.norm())",
+        "tf.math.divide_no_nan(-beta * noise_level, away.norm())",
+    ),
+    (
+        "tf.math.divide_no_nan(beta * noise_level, away.norm())",
+        "tf.math.divide_no_nan(beta, away.norm())",
+    ),
+    case.OWN_WEIGHT,
+    case.RATE[0],
     ("losses[k] += found.losses", "losses[k][:] = found.losses"),
-    ("after.dimensionality[k] += found", "after.dimensionality[k] = found"),
-    ("np.argsort(-losses[k]", "np.argsort(losses[k]"),
-    ("* self.relabel_ratio", ""),
-    ("everything=place.stage == 2", "everything=True"),
-    ("<= self.clean_level", "<= 1.0"),
+    (
+        "after.dimensionality[k] += found.dimensionality",
+        "after.dimensionality[k] = found.dimensionality",
+    ),
+    ('np.argsort(-losses[k], kind="stable")', 'np.argsort(losses[k], kind="stable")'),
+    (
+        "len(own[k]) * state.noise_level[k] * self.relabel_ratio",
+        "len(own[k]) * state.noise_level[k]",
+    ),
+    (
+        "self._corrected(state, clients, carry_out, everything=place.stage == 2)",
+        "self._corrected(state, clients, carry_out, everything=True)",
+    ),
+    ("np.asarray(state.noise_level) <= self.clean_level", "np.asarray(state.noise_level) <= 1.0"),
     ("place.stage == 2 and len(clean)", "len(clean)"),
-    ("Assignment(k, labels[k]) for", "Assignment(k, clients.labels(k)) for"),
+    (
+        "[Assignment(k, labels[k]) for k in map(int, clients.sample(round_index, among))]",
+        "[Assignment(k, clients.labels(k)) for k in map(int, clients.sample(round_index, among))]",
+    ),
     ("np.float32(state.noise_level[k])", "np.float32(0.0)"),
-    ("by_example(model, result.weights", "by_example(model, x"),
+    ("by_example(model, result.weights, whole)", "by_example(model, x, whole)"),
     ("mixed(model) if mixup else model", "model"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.long
@@ -217,7 +234,7 @@ def test_mutations_are_caught():
     want = expected(problem, clients)
     with shared.installed("tff"):
         for old, new in MUTATIONS:
-            module = toy.mutant("fedcorr", old, new)
+            module = mutants.of_method("fedcorr", old, new)
             driver = toy.build_mutant(module, "fedcorr", toy.toy_model(problem), SETTINGS)
             states, _ = run(driver, clients)
             with pytest.raises(AssertionError):

@@ -1,0 +1,129 @@
+"""AdaFed's common descent direction u = Σ a_k g_k, ⟨g_k, u⟩ = F_k, on the Gram matrix of the g_k.
+
+Mohajer Hamidi, Yang: "AdaFed", arXiv 2401.04993. `tff_algos/methods/adafed.py` says what is done
+where the g_k depend on each other, and why. All is float64 and of the cohort's size K.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from tff_algos import client
+from tff_algos.parts import vectors
+
+# From how many times the tolerance on a combination of updates is taken at its full length.
+_SURE = 10.0
+# The least length of the terms that an update is a sum of, relative to the longest update.
+_TERMS = 0.05
+
+
+def coefficients(
+    gram: tf.Tensor,
+    targets: tf.Tensor,
+    counts: tf.Tensor,
+    tolerance: float,
+    orthogonalization: str,
+) -> tf.Tensor:
+    """Returns a, float64 `[K]`, by the rule `closed_form` or `gram_schmidt`."""
+    if orthogonalization == "closed_form":
+        return solve(gram, targets, counts, tolerance)
+    return gram_schmidt(gram, targets, tolerance)
+
+
+def solve(gram: tf.Tensor, targets: tf.Tensor, counts: tf.Tensor, tolerance: float) -> tf.Tensor:
+    """Returns the a of u = Σ a_k g_k: A a = F, in least squares where the g_k are dependent.
+
+    Args:
+      gram: A, float64 `[K, K]`; rows and columns of clients that do not count are zero.
+      targets: F, float64 `[K]`; zero for clients that do not count.
+      counts: Which clients count, bool `[K]`.
+      tolerance: See `share_of_real`.
+
+    Returns:
+      float64 `[K]`, zero for clients that do not count.
+    """
+    inverse = client.zero_unless(counts, tf.math.rsqrt(squared_lengths(gram)))
+    alone = tf.linalg.diag(tf.cast(~counts, gram.dtype))
+    lengths, axes = tf.linalg.eigh(inverse[:, None] * gram * inverse + alone)
+    real = share_of_real(lengths, tolerance)
+    # u = Σ w_i q_i, with q_i the direction of length 1 of axis i, meets F up to r where
+    # w = axesᵀ D (F - r), D = diag(1 / l_k). Of all r it takes the one that makes
+    # |r|² + Σ (1 - s_i) / s_i w_i² least, with s the share of what is real. In the orthogonal
+    # factor of [D axes √(1-s); √s] nothing is divided by s, nor is the condition squared.
+    noise = inverse[:, None] * axes * tf.sqrt(1.0 - real)
+    typical = tf.sqrt(
+        tf.math.divide_no_nan(tf.constant(1.0, gram.dtype), tf.reduce_mean(inverse**2))
+    )
+    factor, _ = tf.linalg.qr(tf.concat([typical * noise, tf.linalg.diag(tf.sqrt(real))], 0))
+    factor = factor[: tf.shape(gram)[0]]
+    met = targets - tf.linalg.matvec(factor, tf.linalg.matvec(factor, targets, transpose_a=True))
+    w = tf.linalg.matvec(axes, inverse * met, transpose_a=True)
+    return inverse * tf.linalg.matvec(axes, tf.where(real > 0, w / lengths, tf.zeros_like(w)))
+
+
+def squared_lengths(gram: tf.Tensor) -> tf.Tensor:
+    """Returns l_k², to which the rounding error of g_k is in proportion, float64 `[K]`.
+
+    A gradient cannot be better known than the terms that it is a sum of. How long these were, the
+    longest g_k of the cohort shows.
+    """
+    squares = tf.linalg.diag_part(gram)
+    return squares + _TERMS**2 * tf.reduce_max(squares)
+
+
+def share_of_real(square: tf.Tensor, tolerance: float) -> tf.Tensor:
+    """Returns how much a combination Σ c_k g_k is to count for a direction, 0 to 1.
+
+    Each g_k is known up to rounding, of unknown direction and a length in proportion to l_k, see
+    `squared_lengths`. A combination says something only where it is longer than what that leaves
+    open of it.
+
+    Args:
+      square: ‖Σ c_k g_k‖² / Σ c_k² l_k².
+      tolerance: Relative length at and below which the share is 0; from `_SURE` times that on it is
+        1, and between them it rises smoothly in the logarithm.
+    """
+    floor = tf.constant(np.finfo(np.float64).tiny, square.dtype)
+    over = tf.math.log(tf.maximum(square, floor) / tolerance**2) / np.log(_SURE**2)
+    # The length of u goes with 1 / |Σ c_k g_k|: what is faded in must start from far below.
+    return tf.exp(1.0 - 1.0 / tf.clip_by_value(over, 0.0, 1.0))
+
+
+def gram_schmidt(gram: tf.Tensor, targets: tf.Tensor, tolerance: float) -> tf.Tensor:
+    """Returns the a of u = Σ a_k g_k by equations 5 and 6, client after client.
+
+    Row k of the basis holds the coefficients of a direction q_k = Σ_j B_kj g_j of length 1, of less
+    where it may be noise. With it u is made to meet ⟨g_k, u⟩ = F_k and keeps what it met before.
+
+    Args:
+      gram: A, float64 `[K, K]`.
+      targets: F, float64 `[K]`.
+      tolerance: See `share_of_real`.
+
+    Returns:
+      float64 `[K]`.
+    """
+    number = tf.shape(gram)[0]
+    unit_vectors = tf.linalg.diag(tf.ones_like(targets))
+    lengths = squared_lengths(gram)
+
+    def add(k, basis, a):
+        rest = unit_vectors[k]
+        for _ in range(2):  # Once is not enough in floating point.
+            rest -= tf.linalg.matvec(
+                basis,
+                tf.linalg.matvec(basis, tf.linalg.matvec(gram, rest)),
+                transpose_a=True,
+            )
+        square = vectors.dot(rest, tf.linalg.matvec(gram, rest))
+        open_square = vectors.dot(rest**2, lengths)
+        real = share_of_real(tf.math.divide_no_nan(square, open_square), tolerance)
+        norm = tf.sqrt(tf.where(real > 0, square, tf.ones_like(square)))
+        q = tf.where(real > 0, rest / norm, tf.zeros_like(rest))
+        missing = targets[k] - vectors.dot(gram[k], a)
+        basis = tf.tensor_scatter_nd_add(basis, [[k]], (tf.sqrt(real) * q)[None])
+        return k + 1, basis, a + real * missing / norm * q
+
+    start = (tf.constant(0), tf.zeros_like(gram), tf.zeros_like(targets))
+    return tf.while_loop(lambda k, *_: k < number, add, start, parallel_iterations=1)[2]
