@@ -27,7 +27,7 @@ class Vector(tuple):
     # NumPy's numbers and TensorFlow's tensors leave an operator between them and a vector to it.
     __array_ufunc__ = None
 
-    def __tf_tensor__(self, dtype=None, name=None):
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
         raise TypeError("A Vector is no tensor: its tensors have shapes of their own.")
 
     def map(self, fn: Callable, *others: Any) -> Vector:
@@ -43,34 +43,34 @@ class Vector(tuple):
         rows = [o if isinstance(o, tuple) else (o,) * len(self) for o in others]
         return Vector(fn(*tensors) for tensors in zip(self, *rows, strict=True))
 
-    def __add__(self, other):
+    def __add__(self, other: Any) -> Vector:
         return self.map(operator.add, other)
 
-    def __radd__(self, other):
+    def __radd__(self, other: Any) -> Vector:
         return self.map(lambda a, b: b + a, other)
 
-    def __sub__(self, other):
+    def __sub__(self, other: Any) -> Vector:
         return self.map(operator.sub, other)
 
-    def __rsub__(self, other):
+    def __rsub__(self, other: Any) -> Vector:
         return self.map(lambda a, b: b - a, other)
 
-    def __mul__(self, other):
+    def __mul__(self, other: Any) -> Vector:
         return self.map(operator.mul, other)
 
-    def __rmul__(self, other):
+    def __rmul__(self, other: Any) -> Vector:
         return self.map(lambda a, b: b * a, other)
 
-    def __truediv__(self, other):
+    def __truediv__(self, other: Any) -> Vector:
         return self.map(operator.truediv, other)
 
-    def __rtruediv__(self, other):
+    def __rtruediv__(self, other: Any) -> Vector:
         return self.map(lambda a, b: b / a, other)
 
-    def __pow__(self, exponent):
+    def __pow__(self, exponent: Any) -> Vector:
         return self.map(operator.pow, exponent)
 
-    def __neg__(self):
+    def __neg__(self) -> Vector:
         return self.map(tf.negative)
 
     def sqrt(self) -> Vector:

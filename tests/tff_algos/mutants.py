@@ -94,6 +94,11 @@ class _Swap(ast.NodeTransformer):
             )
         if isinstance(old, ast.expr_context):
             return True
+        if isinstance(old, ast.Call) and isinstance(old.func, ast.Name):
+            called = getattr(getattr(node, "func", None), "id", None)
+            if old.func.id != called:
+                return False
+            names[called] = called
         if isinstance(old, ast.AST):
             return type(old) is type(node) and all(
                 self._matches(value, getattr(node, field), names)

@@ -30,6 +30,7 @@ def test_a_fragment_is_found_whatever_locals_are_called(source, old):
         "x - eta * x",  # One name, one variable.
         "tf.square(g)",
         "x - eta",
+        "sqrt(g)",  # What is called is meant as it stands.
     ],
 )
 def test_another_expression_is_not_found(old):
