@@ -430,7 +430,6 @@ def take_steps(
     Returns:
       A `LocalResult` and the last carry.
     """
-    weights = tuple(tf.convert_to_tensor(w) for w in weights)
     zero = tf.zeros([])
     metrics = collections.OrderedDict((name, (zero, zero)) for name in metric_names(model))
 
@@ -463,9 +462,9 @@ def take_steps(
         )
         return *on_vectors(step)(at, carry), metrics
 
-    start = weights, to_tuples(carry), metrics
-    weights, carry, metrics = _for_each_step(one, start, data)
-    return LocalResult(Vector(weights), metrics), to_vectors(carry)
+    start = tuple(map(tf.convert_to_tensor, weights)), to_tuples(carry), metrics
+    trained, carry, metrics = _for_each_step(one, start, data)
+    return LocalResult(Vector(trained), metrics), to_vectors(carry)
 
 
 class FullLoss(NamedTuple):
@@ -474,9 +473,9 @@ class FullLoss(NamedTuple):
     Attributes:
       loss: F_k(x), float32 scalar: the mean over examples (positions, where they have weights),
         regularisers included; 0 for a client without examples.
-      gradient: ∇F_k(x). Where training minimises a minibatch's summed
-        loss it is what minibatch gradients are on average, each counting as many times as it has
-        examples, as in TFF's MimeLite: steps and this are then of one scale.
+      gradient: ∇F_k(x). Where training minimises a minibatch's summed loss it is what minibatch
+        gradients are on average, each counting as many times as it has examples, as in TFF's
+        MimeLite: steps and this are then of one scale.
     """
 
     loss: tf.Tensor

@@ -146,7 +146,7 @@ def on_vectors(fn: Callable) -> Callable:
     """Returns a function that works on vectors within and takes and gives plain tuples."""
 
     @functools.wraps(fn)
-    def function(*values):
+    def function(*values: Any) -> Any:
         return to_tuples(fn(*map(to_vectors, values)))
 
     return function

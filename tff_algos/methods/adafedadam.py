@@ -161,7 +161,7 @@ class ServerState(NamedTuple):
     """
 
     weights: Vector
-    initial: Vector
+    initial: Vector | tuple[()]
     m: Vector
     v: Vector
     c_m: tf.Tensor
@@ -174,7 +174,7 @@ class Broadcast(NamedTuple):
     """What every client receives: the model x, x⁰ (or nothing) and the client learning rate η_k."""
 
     weights: Vector
-    initial: Vector
+    initial: Vector | tuple[()]
     learning_rate: tf.Tensor
 
 
@@ -273,7 +273,7 @@ def build(
     )
 
 
-def _before_training(model: Model, x: Vector, initial: Vector, data, sample: int):
+def _before_training(model: Model, x: Vector, initial: Vector | tuple[()], data, sample: int):
     """Returns G, L and L / L⁰, or L again if there is no x⁰."""
     sampled = client.first_batches(data, sample) if sample else data
     loss, gradient = client.full_loss(model, x, sampled, training=bool(sample))

@@ -117,7 +117,7 @@ class Last(NamedTuple):
     """
 
     weights: Vector
-    gradient: Vector
+    gradient: Vector | tuple[()]
     rate: tf.Tensor
     growth: tf.Tensor
 

@@ -438,7 +438,8 @@ class FedCorr:
         carry_out = carry_out or functools.partial(self._by_tff, round_index, clients)
         before = state
         if place.stage == 1:
-            given = averaging.ServerState(tuple(state.weights), np.int32(state.round_num))
+            weights: Any = tuple(state.weights)
+            given = averaging.ServerState(weights, np.int32(state.round_num))
             server, metrics, measured = carry_out(_FIRST, given, cohort)
             state = _recorded(state, cohort, measured, clients)
         else:
@@ -569,18 +570,18 @@ def _computation(method, state_type, client_type) -> tff.Computation:
 
 
 def _server_type(model):
-    weights = tuple(tff.TensorType(w.dtype.type, w.shape) for w in model.initial_weights)
+    weights: Any = tuple(tff.TensorType(w.dtype.type, w.shape) for w in model.initial_weights)
     return tff.to_type(averaging.ServerState(weights, tff.TensorType(np.int32)))
 
 
 def by_example(model: Model, weights: Vector, data: ClientData) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns softmax outputs `[n, classes]` and losses `[n]` of the real examples, in order."""
-    weights = tuple(tf.convert_to_tensor(w) for w in weights)
+    at = tuple(map(tf.convert_to_tensor, weights))
 
     def of_batch(batch):
         batch = Batch(*batch)
-        forward = model.forward(weights, batch, False, tf.zeros([2], tf.int32))
-        scores = model.outputs(weights, batch.x)  # type: ignore[misc]
+        forward = model.forward(at, batch, False, tf.zeros([2], tf.int32))
+        scores = model.outputs(at, batch.x)  # type: ignore[misc]
         return tf.nn.softmax(scores), forward.metrics["loss"][0]
 
     scores, losses = tf.map_fn(

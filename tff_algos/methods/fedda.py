@@ -179,7 +179,7 @@ class ServerState(NamedTuple):
 
     weights: Vector
     m: Vector
-    v: Vector
+    v: Vector | tuple[()]
     steps: tf.Tensor
     round_num: tf.Tensor
 

@@ -38,7 +38,7 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -104,7 +104,7 @@ class ServerState(NamedTuple):
     """
 
     weights: Vector
-    sent: Vector
+    sent: Vector | tuple[()]
     h: Vector
     round_num: tf.Tensor
 
@@ -133,7 +133,7 @@ def build(
         sent = constants(model.initial_weights) if apart else ()
         return ServerState(x, sent, zeros(x), tf.constant(0))
 
-    def sent_by(state: ServerState) -> Vector:
+    def sent_by(state: ServerState) -> Any:
         return state.sent if apart else state.weights
 
     def broadcast(state: ServerState) -> averaging.Broadcast:

@@ -80,7 +80,7 @@ class Report(NamedTuple):
     """
 
     delta: Vector
-    inverse: Vector
+    inverse: Vector | tuple[()]
 
 
 def build(model: Model, local: client.LocalTraining, *, correction: str) -> Method:
