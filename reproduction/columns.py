@@ -12,7 +12,7 @@ from typing import NamedTuple
 from reproduction import items
 from reproduction.items import PlannedRun, ReproduceError, Setup
 from simulation.measures import columns
-from simulation.records import outputs
+from simulation.records import metrics_csv
 
 # Kind of figure → the column of metrics.csv that it is of.
 OF_FIGURES = {
@@ -58,7 +58,7 @@ def shown(setup: Setup) -> list[Shown]:
             of = "clients" if kind == "density" else "rounds"
             found.append(Shown(f"figures.{kind}", figure["column"], rows, "some", of))
         elif kind == "client_losses":
-            found.append(Shown(f"figures.{kind}", outputs.TRACKED, rows, "all"))
+            found.append(Shown(f"figures.{kind}", metrics_csv.TRACKED, rows, "all"))
         elif kind in OF_FIGURES:
             found.append(Shown(f"figures.{kind}", OF_FIGURES[kind], rows, "some"))
     return found

@@ -12,7 +12,7 @@ import numpy as np
 
 from simulation import experiment_flags
 from simulation.errors import RunError
-from simulation.records import outputs
+from simulation.records import metrics_csv, outputs
 from tasks import fingerprint
 from tff_suite.hparams import Value
 
@@ -149,8 +149,8 @@ class RunFolder:
     @functools.cached_property
     def _table(self) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
         """The rounds of metrics.csv, and of each column the rounds and numbers it is not blank."""
-        columns, rows = outputs.read_csv(self._file("metrics.csv"))
-        rounds = np.array([int(row[outputs.ROUND]) for row in rows], np.int64)
+        columns, rows = metrics_csv.read_csv(self._file("metrics.csv"))
+        rounds = np.array([int(row[metrics_csv.ROUND]) for row in rows], np.int64)
         table = {}
         for column in columns[1:]:
             found = [i for i, row in enumerate(rows) if row[column]]
@@ -182,7 +182,7 @@ class RunFolder:
     @functools.cached_property
     def metrics(self) -> "pd.DataFrame":
         """metrics.csv: `round_num` (int), then float columns, NaN where a row is blank."""
-        return outputs.read_metrics(self._file("metrics.csv"))
+        return metrics_csv.read_metrics(self._file("metrics.csv"))
 
     @functools.cached_property
     def clients(self) -> "pd.DataFrame | None":
@@ -488,13 +488,13 @@ def tracked_losses(runs: Sequence[RunFolder]) -> "pd.DataFrame":
     """
     parts = []
     for run, label in zip(runs, labels(runs), strict=True):
-        columns = list(_starting(run.metrics.columns, outputs.TRACKED))
+        columns = list(_starting(run.metrics.columns, metrics_csv.TRACKED))
         if not columns:
             raise RunError(
                 f"{run.folder} holds no clients' losses: it ran without --track_clients."
             )
         for column in columns:
-            client = column.removeprefix(outputs.TRACKED)
+            client = column.removeprefix(metrics_csv.TRACKED)
             values = _values(run, column)
             parts.append(values.assign(method=label, seed=run.flags["seed"], client=client))
     return _joined(parts, ["method", "seed", "client", "round_num", "value"])

@@ -19,7 +19,7 @@ from simulation import assembly, experiment_flags, identity, runtimes
 from simulation.device import layer_gradients
 from simulation.errors import ChangedError, DivergedError, RunError
 from simulation.experiment_flags import Request
-from simulation.records import checkpoints, files, models, outputs, stacks, trackers
+from simulation.records import checkpoints, files, metrics_csv, models, outputs, stacks, trackers
 from simulation.records.progress import Progress, ProgressInPython
 from simulation.rounds import cohorts
 from tasks import fingerprint, missing
@@ -524,7 +524,7 @@ class Experiment:
                     return Outcome(folder.path, self._all_weights(weights), stop.signal)
                 final = measured(weights, state, client_states, final=True)
                 if round_num == settings["total_rounds"]:
-                    rows = outputs.read_csv(folder.file("metrics.csv"))[1]
+                    rows = metrics_csv.read_csv(folder.file("metrics.csv"))[1]
                     loop.check_last(final.columns, loop.loss_bounds(rows), cure)
                 self._write_results(final, round_num, weights, caller.say)
         if round_num < settings["total_rounds"]:

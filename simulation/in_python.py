@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from simulation import experiment, experiment_flags
-from simulation.records import outputs
+from simulation.records import metrics_csv, outputs
 from simulation.records.progress import ProgressInPython
 from tasks.task import Task
 from tff_suite.hparams import Value
@@ -93,7 +93,7 @@ def run(
         # Of packages that TFF imports; nothing that a user could fix.
         warnings.filterwarnings("ignore", message=".*pkg_resources")
         outcome = experiment.carry_out(request, caller)
-    rounds = outputs.read_metrics(os.path.join(outcome.folder, "metrics.csv"))
+    rounds = metrics_csv.read_metrics(os.path.join(outcome.folder, "metrics.csv"))
     summary = outputs.read_json(os.path.join(outcome.folder, "summary.json"))
     assert summary is not None and outcome.weights is not None  # The run has ended.
     return Result(outcome.folder, rounds, summary, outcome.weights)

@@ -37,7 +37,7 @@ import tasks
 import tff_algos
 from simulation import experiment_flags
 from simulation.errors import RunError
-from simulation.records import checkpoints, outputs
+from simulation.records import checkpoints, metrics_csv, outputs
 from tff_suite import compat, writing
 
 # Files whose time is that of the run's last step.
@@ -130,9 +130,9 @@ def _described(run: Run, held) -> Run:
         total_rounds=_of(flags, "total_rounds", int),
         flags=flags,
     )
-    columns, rows = outputs.read_csv(os.path.join(run.folder, "metrics.csv"))
+    columns, rows = metrics_csv.read_csv(os.path.join(run.folder, "metrics.csv"))
     summary = outputs.read_json(os.path.join(run.folder, "summary.json"))
-    done = int(rows[-1][outputs.ROUND]) if rows else 0
+    done = int(rows[-1][metrics_csv.ROUND]) if rows else 0
     metric = _metric(summary, columns)
     seen = [row[metric] for row in rows if row[metric]] if metric else []
     run = run._replace(round=done, metric=metric, value=_finite(seen[-1]) if seen else None)
@@ -169,7 +169,7 @@ def _of(flags, name, kind):
 
 def _metric(summary, columns) -> str | None:
     """Returns the column in which the task is compared."""
-    best = [name for name in (summary or {}).get("best", {}) if name != outputs.ROUND]
+    best = [name for name in (summary or {}).get("best", {}) if name != metrics_csv.ROUND]
     measured = [name for name in columns if name.startswith("eval/") and name != "eval/loss"]
     known = [*best, *measured, "eval/loss", "train/loss"]
     return next((name for name in known if name in columns), None)

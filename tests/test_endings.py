@@ -358,13 +358,13 @@ def test_what_is_ignored_stays_ignored(tmp_path, how):
 
 _AT_ROUND_3 = """
 import errno
-from simulation.records import outputs
-original = outputs.MetricsCsv.append
+from simulation.records import metrics_csv
+original = metrics_csv.MetricsCsv.append
 def append(self, round_num, values):
     if round_num == 3:
         raise {error}
     original(self, round_num, values)
-outputs.MetricsCsv.append = append
+metrics_csv.MetricsCsv.append = append
 """
 _ERRORS = {
     "full disk": "OSError(errno.ENOSPC, 'No space left on device')",

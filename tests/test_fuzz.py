@@ -18,7 +18,7 @@ from reproduction import compare, items, sweep
 from reproduction import results as tables
 from simulation import experiment, experiment_flags
 from simulation.errors import RunError
-from simulation.records import checkpoints, outputs
+from simulation.records import checkpoints, metrics_csv
 from tests import fuzz
 from tff_suite import command_line
 from tff_suite.hparams import HparamError
@@ -153,12 +153,12 @@ def write_run(folder, flags, seed=0, total_rounds=4):
         "resumed": [],
     }
     (folder / "hparams.json").write_text(json.dumps(recorded))
-    table = outputs.MetricsCsv(str(folder / "metrics.csv"), -1)
+    table = metrics_csv.MetricsCsv(str(folder / "metrics.csv"), -1)
     for r in range(total_rounds + 1):
         of_training = {"train/loss": 1 / (r + 1), "time/round_seconds": 0.5} if r else {}
         table.append(r, {**of_training, "eval/accuracy": 0.1 * r})
     table.close()
-    outputs.write_client_metrics(
+    metrics_csv.write_client_metrics(
         str(folder / "client_metrics.csv"),
         ["0", "1"],
         [3, 4],

@@ -655,14 +655,14 @@ _KILL = "import os, signal\nkill = lambda: os.kill(os.getpid(), signal.SIGKILL)\
 
 def _in_append(round_num, before="pass"):
     return f"""
-from simulation.records import outputs
-original = outputs.MetricsCsv.append
+from simulation.records import metrics_csv
+original = metrics_csv.MetricsCsv.append
 def append(self, round_num, values):
     if round_num == {round_num}:
         {before}
         kill()
     original(self, round_num, values)
-outputs.MetricsCsv.append = append
+metrics_csv.MetricsCsv.append = append
 """
 
 

@@ -8,7 +8,7 @@ import tasks
 import tff_algos
 from simulation.experiment_flags import EXTREMES, Request, tracked
 from simulation.measures import fairness
-from simulation.records import outputs
+from simulation.records import metrics_csv
 
 _COUNTS = ("num_examples", "num_clients", "clients_dropped")
 # Of those that compare what a method found with true labels: each is a ratio to something.
@@ -76,9 +76,9 @@ def in_rounds(request: Request) -> Columns:
     if run["evaluate_classes"]:
         beginnings.append("eval/accuracy_class_")
     if run["track_clients"] == EXTREMES:
-        beginnings.append(outputs.TRACKED)
+        beginnings.append(metrics_csv.TRACKED)
     elif run["track_clients"] is not None:
-        names += [outputs.TRACKED + client for client in tracked(run["track_clients"])]
+        names += [metrics_csv.TRACKED + client for client in tracked(run["track_clients"])]
     if method.staged and request.task.get("noisy_clients"):
         names += NOISE
     if run["workers"]:

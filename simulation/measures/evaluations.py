@@ -8,7 +8,7 @@ import numpy as np
 
 from simulation import task_models
 from simulation.measures import evaluation, fairness, training_losses
-from simulation.records import outputs
+from simulation.records import metrics_csv
 from simulation.records.client_states import ClientStates
 from simulation.rounds import cohorts, randomness, staged
 from tasks import missing
@@ -278,7 +278,7 @@ class Evaluations:
             return {}
         ids = [self._train.client_ids[k] for k in self._tracked]
         values = self._losses([weights], self._tracked)[0]
-        return {outputs.TRACKED + name: v for name, v in zip(ids, values, strict=True)}
+        return {metrics_csv.TRACKED + name: v for name, v in zip(ids, values, strict=True)}
 
     def _label_noise(self, state):
         """Compares what the method knows of wrong labels with what the task does."""

@@ -17,49 +17,29 @@ are sealed with a digest of their own content. A checkpoint seals the rows of me
 round, the clients' states as of it and the data; summary.json the rows and client_metrics.csv.
 TensorBoard's files are written again from metrics.csv at every start, so nothing rests on them;
 data_digests.json only helps to say what of the data differs.
-
-TFF's release managers were measured and left. `tff.program.CSVFileReleaseManager` reads and writes
-the whole file in every round (30 ms at 1,000 rows) and takes a line torn by a kill for a row;
-`tff.program.TensorBoardReleaseManager` runs an operation a number (6 ms for 30 numbers, as long as
-some rounds).
 """
 
 import contextlib
-import csv
 import datetime
-import glob
 import hashlib
 import importlib.metadata
-import io
 import json
-import math
 import os
 import platform
 import re
 import secrets
-import socket
 import subprocess
-import time
-import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import filelock
-import numpy as np
 
 from simulation.errors import RunError
-from simulation.records import checkpoints, files
+from simulation.records import checkpoints, files, metrics_csv
 from tff_suite import compat, writing
 from tff_suite.hparams import Value
 
-if typing.TYPE_CHECKING:
-    import pandas as pd
-
-ROUND = "round_num"
 DIVERGED = "diverged.json"
-# Columns of clients whose training loss is followed (--track_clients).
-TRACKED = "client_loss/"
-_GROUPS = ("train/", "eval/", "fairness/", "noise/", TRACKED, "time/")
 
 
 class ExperimentFolder:
@@ -167,7 +147,7 @@ class ExperimentFolder:
             recorded = self.read_hparams()
             checkpoint, damaged = checkpoints.load_newest(self.file("checkpoints"))
             # Beside a checkpoint, the table is checked against it.
-            rows = [] if checkpoint else read_csv(self.file("metrics.csv"))[1]
+            rows = [] if checkpoint else metrics_csv.read_csv(self.file("metrics.csv"))[1]
         if recorded is None and (checkpoint or rows):
             raise RunError(
                 f"{self.path} holds results but no hparams.json, so they may be another "
@@ -176,7 +156,7 @@ class ExperimentFolder:
         for found in (recorded and recorded["flags"], checkpoint and checkpoint.settings):
             if found is not None:
                 self._compare(completed(found), settings, frozenset(may_change))
-        if checkpoint is None and any(int(row[ROUND]) > 0 for row in rows):
+        if checkpoint is None and any(int(row[metrics_csv.ROUND]) > 0 for row in rows):
             raise RunError(
                 f"{self.path} holds rounds in metrics.csv but no checkpoint to resume from; choose "
                 "another --experiment_name."
@@ -220,7 +200,7 @@ class ExperimentFolder:
         path = self.file("metrics.csv")
         if not os.path.exists(path):
             raise RunError(f"{path} is missing; restore it, or choose another --experiment_name.")
-        if rows_digest(_kept_rows(path, round_num)[1]) != seal:
+        if metrics_csv.rows_digest(metrics_csv.kept_rows(path, round_num)[1]) != seal:
             raise RunError(
                 f"{path} has other rows up to round {round_num} than the run wrote; restore it, or "
                 "choose another --experiment_name."
@@ -404,177 +384,6 @@ def _has(content, kinds) -> bool:
     return all(isinstance(v, kind) and (kind is bool or v is not True) for v, kind in found)
 
 
-class MetricsCsv:
-    """metrics.csv, open for appending. Columns are ordered by group, then by first appearance."""
-
-    def __init__(self, path: str, last_round: int):
-        """Opens the file and cuts off what comes after a round.
-
-        Args:
-          path: Path of the file.
-          last_round: The last round whose row is kept; -1 for none.
-
-        Raises:
-          RunError: If the file is not one of metrics or lacks that round.
-          OSError: If it cannot be written.
-        """
-        self._path = path
-        columns, rows = _kept_rows(path, last_round)
-        if last_round >= 0 and (not rows or int(rows[-1][ROUND]) != last_round):
-            raise RunError(
-                f"{path} is damaged: it lacks rows up to round {last_round}; restore it, or choose "
-                "another --experiment_name."
-            )
-        # Columns of later rows only will come again.
-        self._columns = [c for c in columns if c == ROUND or any(row[c] for row in rows)]
-        rows = [{c: row[c] for c in self._columns} for row in rows]
-        self._digest = hashlib.sha256()
-        for row in rows:
-            self._digest.update(_row_bytes(row))
-        self._rewrite(rows)
-
-    def append(self, round_num: int, values: Mapping[str, float]) -> None:
-        """Adds a row, in the hands of the operating system when this returns.
-
-        Args:
-          round_num: Number of rounds done.
-          values: Column → number; other columns stay blank.
-        """
-        row = {ROUND: str(round_num), **{name: repr(float(v)) for name, v in values.items()}}
-        new = [name for name in row if name not in self._columns]
-        if new:
-            self._file.close()
-            rows = read_csv(self._path)[1]
-            # A stable sort: within a group, columns stay in the order in which they came.
-            self._columns = sorted([*self._columns, *new], key=_group)
-            self._rewrite(rows)
-        csv.DictWriter(self._file, self._columns, lineterminator="\n").writerow(row)
-        self._file.flush()
-        self._digest.update(_row_bytes(row))
-
-    def seal(self) -> str:
-        """Returns the digest of all rows, see `rows_digest`."""
-        return self._digest.hexdigest()
-
-    def sync(self) -> None:
-        """Brings all rows to the disk. To be called before a checkpoint that relies on them."""
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-    def _rewrite(self, rows):
-        files.write_atomically(self._path, _csv_text(self._columns, rows))
-        self._file = files.open_to_append(self._path, "a", encoding="utf-8", newline="")
-
-
-def read_csv(path: str) -> tuple[list[str], list[dict[str, str]]]:
-    """Reads metrics.csv; a last line without its end, torn by a kill, is left out.
-
-    Returns:
-      Columns and rows (column → text); `round_num` alone and no rows if there is no file.
-
-    Raises:
-      RunError: If it cannot be read or is not a file of metrics.
-    """
-    if not os.path.lexists(path):
-        return [ROUND], []
-    try:
-        with files.explained(path), open(path, encoding="utf-8", newline="") as file:
-            text = file.read()
-    except UnicodeDecodeError as e:
-        raise RunError(f"{path} is damaged: {e}.") from e
-    try:
-        lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
-    except csv.Error as e:
-        raise RunError(f"{path} is damaged: {e}.") from e
-    columns, *lines = lines or [[ROUND]]
-    if columns[:1] != [ROUND] or not all(map(_is_round, lines)):
-        raise RunError(f"{path} is damaged: it has no column {ROUND} of whole numbers.")
-    if len(set(columns)) < len(columns):
-        raise RunError(f"{path} is damaged: it has a column twice.")
-    for line in lines:
-        if len(line) != len(columns) or not all(map(_is_number, line)):
-            raise RunError(f"{path} is damaged: see the row of round {line[0]}.")
-    return columns, [dict(zip(columns, line, strict=True)) for line in lines]
-
-
-def read_metrics(path: str) -> "pd.DataFrame":
-    """Reads metrics.csv as numbers.
-
-    Returns:
-      `round_num` (int), then float columns, NaN where a row is blank.
-
-    Raises:
-      RunError: If it cannot be read or is not a file of metrics.
-    """
-    import pandas as pd  # Takes longer to import than a wrong flag to be reported.
-
-    columns, rows = read_csv(path)
-    metrics = pd.DataFrame(rows, columns=columns, dtype=object).replace("", np.nan)
-    return metrics.astype({c: int if c == ROUND else float for c in columns})
-
-
-def _is_round(line) -> bool:
-    return bool(line) and line[0].isascii() and line[0].isdigit() and len(line[0]) <= 10
-
-
-def _is_number(text) -> bool:
-    try:
-        return not text or float(text) is not None
-    except ValueError:
-        return False
-
-
-def _kept_rows(path: str, last_round: int) -> tuple[list[str], list[dict[str, str]]]:
-    """Reads the rows of metrics.csv up to a round, whatever comes after them.
-
-    Raises:
-      RunError: If the file is not one of metrics.
-    """
-    try:
-        # Bytes that are no text may be in rows that are not kept; a digest finds others.
-        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
-            text = file.read()
-    except FileNotFoundError:
-        return [ROUND], []
-    reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-    columns, rows = [ROUND], []
-    with contextlib.suppress(csv.Error):
-        columns = list(reader.fieldnames or columns)
-        for row in reader:
-            if not _is_round([row.get(ROUND) or ""]) or int(row[ROUND]) > last_round:
-                break
-            rows.append(row)
-    if columns[0] != ROUND:
-        raise RunError(
-            f"{path} is damaged: it does not begin with a column {ROUND}; restore it, or choose "
-            "another --experiment_name."
-        )
-    return columns, rows
-
-
-def rows_digest(rows: Iterable[Mapping[str, str]]) -> str:
-    """Returns a digest of rows of metrics.csv, hexadecimal.
-
-    It does not depend on the order of columns, nor on columns that are blank in these rows, so that
-    a column that comes later changes nothing.
-
-    Args:
-      rows: Rows, column → text.
-    """
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(_row_bytes(row))
-    return digest.hexdigest()
-
-
-def _row_bytes(row):
-    cells = sorted((str(name), text) for name, text in row.items() if text != "")
-    return json.dumps(cells).encode()
-
-
 def file_digest(path: str) -> str | None:
     """Returns the SHA-256 of a file, hexadecimal, `None` if there is none."""
     try:
@@ -598,194 +407,6 @@ def _seal_of(content):
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-# Of an event file: somebody may look at the run.
-_SECONDS_TO_FLUSH = 10.0
-
-
-class TensorBoard:
-    """An event file in the run's folder: the numbers of metrics.csv, and the run's settings.
-
-    It lies in the folder itself, since TensorBoard names a run after the folder of its events. The
-    settings fill the HParams tab. No run declares the columns of that tab, so TensorBoard takes
-    those of all runs that it shows.
-    """
-
-    def __init__(
-        self,
-        folder: str,
-        rows: Iterable[Mapping[str, str]],
-        *,
-        settings: Mapping[str, Any] | None = None,
-        first: Sequence[str] = (),
-        total_rounds: int | None = None,
-    ):
-        """Starts again from the rows of metrics.csv, so that no step is there twice.
-
-        Args:
-          folder: Folder of the run; event files in it are removed.
-          rows: Rows kept in metrics.csv.
-          settings: What the HParams tab shows; what is `None` is left out.
-          first: Columns that are shown once more in a group before all others.
-          total_rounds: The round with which the run is a success there.
-
-        Raises:
-          OSError: If they cannot be written.
-        """
-        # Errors before this must come fast.
-        import tensorflow as tf
-        from tensorboard.compat.proto import event_pb2
-        from tensorboard.plugins.hparams import summary
-
-        self._first, self._total_rounds, self._last = frozenset(first), total_rounds, None
-        for path in glob.glob(os.path.join(glob.escape(folder), "events.out.tfevents.*")):
-            os.remove(path)
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-        with _tensorflows_errors():
-            # TensorBoard's own writer has a thread, which on a full disk ends in a traceback.
-            self._writer = tf.io.TFRecordWriter(os.path.join(folder, name))
-        self._add(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
-        self._flush()
-        shown = {name: value for name, value in (settings or {}).items() if value is not None}
-        if shown:
-            self._add_summary(summary.session_start_pb(shown), 0)
-        for row in rows:
-            values = {k: float(v) for k, v in row.items() if k != ROUND and v}
-            self.write(int(row[ROUND]), values)
-
-    def write(self, round_num: int, values: Mapping[str, float]) -> None:
-        """Writes the scalars of a round, which can be read some time later.
-
-        Raises:
-          OSError: If these or those of an earlier round cannot be written.
-        """
-        from tensorboard.compat.proto import summary_pb2
-
-        self._last = round_num
-        tags = list(values.items())
-        tags += [(first_tag(name), value) for name, value in tags if name in self._first]
-        scalars = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in tags]
-        self._add_summary(summary_pb2.Summary(value=scalars), round_num)
-        if time.monotonic() > self._flushed + _SECONDS_TO_FLUSH:
-            self._flush()
-
-    def _add_summary(self, summary, step):
-        from tensorboard.compat.proto import event_pb2
-
-        event = event_pb2.Event(wall_time=time.time(), step=step)
-        # The class of the summary may be TensorFlow's own.
-        event.summary.ParseFromString(summary.SerializeToString())
-        self._add(event)
-
-    def _add(self, event):
-        with _tensorflows_errors():
-            self._writer.write(event.SerializeToString())
-
-    def _flush(self):
-        with _tensorflows_errors():
-            self._writer.flush()
-        self._flushed = time.monotonic()
-
-    def close(self) -> None:
-        """Brings everything to the event file.
-
-        Raises:
-          OSError: If it cannot be written.
-        """
-        from tensorboard.plugins.hparams import api_pb2, summary
-
-        if self._last is not None and self._last == self._total_rounds:
-            success = api_pb2.Status.Value("STATUS_SUCCESS")
-            self._add_summary(summary.session_end_pb(success), self._last)
-        with _tensorflows_errors():
-            self._writer.close()
-
-
-def first_tag(column: str) -> str:
-    """Returns the tag of a column in the group that TensorBoard, by the alphabet, shows first."""
-    return f"at_a_glance/{column.replace('/', '_')}"
-
-
-@contextlib.contextmanager
-def _tensorflows_errors():
-    """Turns the errors of TensorFlow, which writes the event files, into the system's."""
-    import tensorflow as tf
-
-    try:
-        yield
-    except tf.errors.OpError as e:
-        raise OSError(e.message) from e
-
-
-def write_client_metrics(
-    path: str,
-    client_ids: Sequence[str],
-    train_sizes: Sequence[int | None],
-    test_sizes: Sequence[int],
-    metrics: Mapping[str, np.ndarray],
-    weights: Mapping[str, np.ndarray] | None = None,
-) -> None:
-    """Writes client_metrics.csv: a row a client.
-
-    Args:
-      path: Path of the file.
-      client_ids: Clients' names.
-      train_sizes: Training examples of each; `None` for clients that only test.
-      test_sizes: Test examples of each.
-      metrics: Metric → value of each client, float `[N]`; NaN is left blank.
-      weights: Metric → weight of each client, float `[N]`. With a weight, NaN is written as `nan`:
-        there was something to measure, and the result is not a number.
-
-    Raises:
-      OSError: If the file cannot be written.
-    """
-    columns = ["client_id", "train_examples", "test_examples", *metrics]
-    rows = []
-    for i, (client, train, test) in enumerate(
-        zip(client_ids, train_sizes, test_sizes, strict=True)
-    ):
-        row = {"client_id": client, "train_examples": train, "test_examples": test}
-        for name, values in metrics.items():
-            nothing = np.isnan(values[i]) and not (weights and weights[name][i])
-            row[name] = "" if nothing else repr(float(values[i]))
-        rows.append(row)
-    files.write_atomically(path, _csv_text(columns, rows))
-
-
-def summarize_rows(
-    rows: Sequence[Mapping[str, str]], primary: str, higher_is_better: bool
-) -> dict[str, Any]:
-    """Summarises metrics.csv: means over last rounds, the best round, mean seconds of a round.
-
-    Args:
-      rows: Rows of metrics.csv.
-      primary: Column of the metric in which the task is compared, e.g. `eval/accuracy`.
-      higher_is_better: Whether more of it is better.
-
-    Returns:
-      `mean_last_50` and `mean_last_100` (column → mean over those of the last rounds that have it;
-      the training loss is what learning rates are tuned on), `best` and `mean_round_seconds`.
-    """
-    trained = [row for row in rows if int(row[ROUND]) > 0]
-
-    def numbers(column, some):
-        return [float(row[column]) for row in some if row.get(column)]
-
-    def mean(values):
-        return math.fsum(values) / len(values) if values else None
-
-    summary = {}
-    for last in (50, 100):
-        columns = ("train/loss", primary)
-        summary[f"mean_last_{last}"] = {c: mean(numbers(c, trained[-last:])) for c in columns}
-    known = [(int(row[ROUND]), float(row[primary])) for row in rows if row.get(primary)]
-    known = [(r, value) for r, value in known if math.isfinite(value)]
-    pick = max if higher_is_better else min
-    best = pick(known, key=lambda pair: pair[1]) if known else (None, None)
-    summary["best"] = {ROUND: best[0], primary: best[1]}
-    summary["mean_round_seconds"] = mean(numbers("time/round_seconds", trained))
-    return summary
-
-
 def describe_start(command: Sequence[str], device: str, round_num: int) -> dict[str, Any]:
     """Returns what else decides the numbers of a run: versions, commit, device, command.
 
@@ -795,7 +416,7 @@ def describe_start(command: Sequence[str], device: str, round_num: int) -> dict[
       round_num: Number of rounds done at this start.
     """
     return {
-        ROUND: round_num,
+        metrics_csv.ROUND: round_num,
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": list(command),
         "device": device,
@@ -819,14 +440,3 @@ def _git_commit():
     except (OSError, subprocess.SubprocessError):
         return None
     return result.stdout.strip()
-
-
-def _group(column):
-    if column == ROUND:
-        return -1
-    return next((i for i, g in enumerate(_GROUPS) if column.startswith(g)), len(_GROUPS))
-
-
-def _csv_text(columns, rows) -> bytes:
-    cells = [[row.get(column) for column in columns] for row in rows]
-    return files.csv_text([columns, *cells]).encode()

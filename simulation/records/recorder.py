@@ -8,7 +8,7 @@ import numpy as np
 
 from simulation import experiment_flags
 from simulation.experiment_flags import Request
-from simulation.records import checkpoints, files, outputs, trackers
+from simulation.records import checkpoints, files, metrics_csv, outputs, tensorboard, trackers
 from simulation.records.client_states import ClientStates
 from simulation.records.progress import Progress
 from tasks import fingerprint
@@ -58,14 +58,14 @@ class Recorder:
         self._latest: dict[str, float] = {}
         with files.explained(folder.path):
             # A start from round 0 writes row 0 again.
-            self._table = outputs.MetricsCsv(folder.file("metrics.csv"), round_num or -1)
+            self._table = metrics_csv.MetricsCsv(folder.file("metrics.csv"), round_num or -1)
             # A process that was killed between a checkpoint and this left what is too old.
             checkpoints.remove_old(folder.file("checkpoints"), round_num)
             self._forget_states()
-            self.kept = outputs.read_csv(folder.file("metrics.csv"))[1]
+            self.kept = metrics_csv.read_csv(folder.file("metrics.csv"))[1]
             settings = request.in_force
             places = experiment_flags.MAY_CHANGE - {"total_rounds"}
-            board = outputs.TensorBoard(
+            board = tensorboard.TensorBoard(
                 folder.path,
                 self.kept,
                 settings={k: v for k, v in settings.items() if k not in places},
@@ -169,7 +169,7 @@ def write_start(
         **({"objects": _names(request.objects)} if request.objects else {}),
         **({"simulated": SIMULATED} if request.in_force["aggregator"] == "secure" else {}),
         "identity": identity,
-        **_accepted(recorded, start[outputs.ROUND], accepted),
+        **_accepted(recorded, start[metrics_csv.ROUND], accepted),
         "start": recorded["start"] if recorded else start,
         "resumed": [*recorded["resumed"], start] if recorded else [],
     }
@@ -211,7 +211,7 @@ def _accepted(recorded, round_num, accepted):
     known = list((recorded or {}).get("accepted_changes", ()))
     if accepted:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        known.append({outputs.ROUND: round_num, "time": now, "changes": list(accepted)})
+        known.append({metrics_csv.ROUND: round_num, "time": now, "changes": list(accepted)})
     return {"accepted_changes": known} if known else {}
 
 
@@ -246,14 +246,14 @@ def write_results(
     with files.explained(folder.path):
         if by_client is not None:
             _write_client_metrics(folder, task, by_client, weights)
-        rows = outputs.read_csv(folder.file("metrics.csv"))[1]
+        rows = metrics_csv.read_csv(folder.file("metrics.csv"))[1]
     summary = {
         "finished": round_num == total_rounds,
         "rounds": round_num,
         "final": final,
-        **outputs.summarize_rows(rows, f"eval/{task.primary_metric}", task.higher_is_better),
+        **metrics_csv.summarize_rows(rows, f"eval/{task.primary_metric}", task.higher_is_better),
         "seals": {
-            "metrics.csv": outputs.rows_digest(rows),
+            "metrics.csv": metrics_csv.rows_digest(rows),
             "client_metrics.csv": outputs.file_digest(folder.file("client_metrics.csv")),
         },
     }
@@ -264,7 +264,7 @@ def write_results(
 def _write_client_metrics(folder, task, by_client, weights):
     train, test = task.train, task.test
     train_sizes = dict(zip(train.client_ids, map(int, train.sizes), strict=True))
-    outputs.write_client_metrics(
+    metrics_csv.write_client_metrics(
         folder.file("client_metrics.csv"),
         test.client_ids,
         [train_sizes.get(client) for client in test.client_ids],

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from simulation.errors import RunError
-from simulation.records import outputs
+from simulation.records import metrics_csv
 
 _INSTALL = "make venv-tracking, or pip install -r requirements-tracking.txt, brings it"
 
@@ -73,8 +73,8 @@ def opened(
         tracker = _InOneLine(kind, where, folder, identity, flags)
         trackers.append(tracker)
         for row in rows:
-            values = {k: float(v) for k, v in row.items() if k != outputs.ROUND and v}
-            tracker.write(int(row[outputs.ROUND]), values)
+            values = {k: float(v) for k, v in row.items() if k != metrics_csv.ROUND and v}
+            tracker.write(int(row[metrics_csv.ROUND]), values)
     return trackers
 
 

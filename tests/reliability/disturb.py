@@ -20,22 +20,22 @@ _STATEMENTS = ("BEGIN", "COMMIT", "CREATE", "DELETE", "DROP", "INSERT", "UPDATE"
 
 def tell_rounds(sender: connection.Connection) -> None:
     """Sends the number of every round whose row was written."""
-    from simulation.records import outputs
+    from simulation.records import metrics_csv
 
-    original = outputs.MetricsCsv.append
+    original = metrics_csv.MetricsCsv.append
 
     def append(self, round_num, *args, **kwargs):
         original(self, round_num, *args, **kwargs)
         sender.send(round_num)
 
-    outputs.MetricsCsv.append = append
+    metrics_csv.MetricsCsv.append = append
 
 
 def stop_at_round(number: int) -> None:
     """Stops the process once, as Ctrl-Z does, when the row of a round or a later one is written."""
-    from simulation.records import outputs
+    from simulation.records import metrics_csv
 
-    original, stopped = outputs.MetricsCsv.append, []
+    original, stopped = metrics_csv.MetricsCsv.append, []
 
     def append(self, round_num, *args, **kwargs):
         original(self, round_num, *args, **kwargs)
@@ -43,7 +43,7 @@ def stop_at_round(number: int) -> None:
             stopped.append(round_num)
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    outputs.MetricsCsv.append = append
+    metrics_csv.MetricsCsv.append = append
 
 
 def keep_states_in_memory(clients: int) -> None:
@@ -268,9 +268,9 @@ def ignore(number: int) -> None:
 
 def tell_memory(path: str, every: int) -> None:
     """Writes a line of round and resident bytes of the process to a file, every so many rounds."""
-    from simulation.records import outputs
+    from simulation.records import metrics_csv
 
-    original = outputs.MetricsCsv.append
+    original = metrics_csv.MetricsCsv.append
     page = os.sysconf("SC_PAGE_SIZE")
 
     def append(self, round_num, *args, **kwargs):
@@ -279,4 +279,4 @@ def tell_memory(path: str, every: int) -> None:
             with open("/proc/self/statm") as statm, open(path, "a") as log:
                 print(round_num, int(statm.read().split()[1]) * page, file=log)
 
-    outputs.MetricsCsv.append = append
+    metrics_csv.MetricsCsv.append = append

@@ -125,9 +125,9 @@ def test_it_runs_in_another_thread_with_a_bar(finished, tmp_path, capfd):
 
 
 def test_an_interrupt_is_let_through(tmp_path, monkeypatch, finished):
-    from simulation.records import outputs
+    from simulation.records import metrics_csv
 
-    original = outputs.MetricsCsv.append
+    original = metrics_csv.MetricsCsv.append
 
     def append(self, round_num, values):
         original(self, round_num, values)
@@ -135,7 +135,7 @@ def test_an_interrupt_is_let_through(tmp_path, monkeypatch, finished):
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(outputs.MetricsCsv, "append", append)
+        patch.setattr(metrics_csv.MetricsCsv, "append", append)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path, rounds_per_checkpoint=2)
     again = run(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 
 import run_experiment
 from reproduction import compare, results, storage, sweep
-from simulation.records import checkpoints, outputs
+from simulation.records import checkpoints, metrics_csv
 from tasks import plot
 from tasks.formats import downloads, prepared, sqlite_clients
 from tasks.task import ArrayFederatedData, DataError
@@ -40,7 +40,7 @@ def lay(kind, victim, path):
 
 
 def _metrics(folder):
-    table = outputs.MetricsCsv(str(folder / "metrics.csv"), -1)
+    table = metrics_csv.MetricsCsv(str(folder / "metrics.csv"), -1)
     table.append(0, {"train/loss": 1.0})
     table.append(1, {"eval/loss": 1.0})
     table.close()
@@ -97,7 +97,7 @@ WRITERS = {
         ["round_00000003.checkpoint.tmp"],
     ),
     "client_metrics.csv": (
-        lambda f: outputs.write_client_metrics(str(f / "c.csv"), ["a"], [1], [1], {}),
+        lambda f: metrics_csv.write_client_metrics(str(f / "c.csv"), ["a"], [1], [1], {}),
         ["c.csv.tmp"],
     ),
     "results.csv": (lambda f: results.write_csv(f / "r.csv", [{"a": 1}]), ["r.csv.tmp"]),

@@ -14,7 +14,7 @@ import tensorflow as tf
 import simulation
 from reproduction import drawing, plots, run_folders
 from simulation import experiment_flags
-from simulation.records import client_states, outputs, trackers
+from simulation.records import client_states, metrics_csv, trackers
 from tasks.task import ArrayFederatedData, Task
 from tff_suite import figures
 
@@ -92,8 +92,10 @@ def test_tables_name_clients_as_they_are(resumed):
     assert of_run.clients.train_examples.tolist() == [3] * len(NAMES)
     with open(pathlib.Path(resumed.folder, "client_metrics.csv"), newline="") as file:
         assert [row[0] for row in csv.reader(file)][1:] == list(NAMES[::-1])
-    columns, _ = outputs.read_csv(f"{resumed.folder}/metrics.csv")
-    tracked = [c.removeprefix(outputs.TRACKED) for c in columns if c.startswith(outputs.TRACKED)]
+    columns, _ = metrics_csv.read_csv(f"{resumed.folder}/metrics.csv")
+    tracked = [
+        c.removeprefix(metrics_csv.TRACKED) for c in columns if c.startswith(metrics_csv.TRACKED)
+    ]
     assert tracked == list(NAMES)
     losses = run_folders.tracked_losses([of_run])
     assert list(dict.fromkeys(losses.client)) == list(NAMES)
@@ -125,7 +127,7 @@ def test_other_files_name_clients_as_they_are(resumed):
         for event in tf.compat.v1.train.summary_iterator(str(path))
         for value in event.summary.value
     }
-    assert {outputs.TRACKED + name for name in NAMES} <= tags
+    assert {metrics_csv.TRACKED + name for name in NAMES} <= tags
 
 
 def test_a_figure_and_its_table_name_clients_as_they_are(resumed, tmp_path):
@@ -147,7 +149,7 @@ def test_flags_name_clients_as_csv_does(name):
 
 
 def test_mlflow_gets_names_that_it_takes():
-    columns = [outputs.TRACKED + name for name in NAMES] + ["eval/accuracy", "train/loss"]
+    columns = [metrics_csv.TRACKED + name for name in NAMES] + ["eval/accuracy", "train/loss"]
     named = [trackers._mlflows_name(column) for column in columns]
     assert len(set(named)) == len(columns) and named[-2:] == columns[-2:]
     for name in named:

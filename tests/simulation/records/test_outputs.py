@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from simulation.errors import RunError
-from simulation.records import checkpoints, outputs
+from simulation.records import checkpoints, metrics_csv, outputs, tensorboard
 
 SETTINGS = {"task": "toy", "seed": 1, "total_rounds": 5}
 
@@ -23,7 +23,7 @@ def table(tmp_path):
 
 
 def test_rows_are_appended_in_groups_and_blank_where_not_given(table):
-    csv = outputs.MetricsCsv(table, -1)
+    csv = metrics_csv.MetricsCsv(table, -1)
     csv.append(0, {"eval/loss": 2.5, "time/eval_seconds": 0.1})
     csv.append(1, {"train/loss": 1.0, "time/round_seconds": 0.25})
     csv.append(2, {"train/loss": 0.1, "eval/loss": math.nan, "fairness/std": 1 / 3})
@@ -38,11 +38,11 @@ def test_rows_are_appended_in_groups_and_blank_where_not_given(table):
 
 def test_numbers_come_back_exactly(table):
     values = [0.1, 1 / 3, 1e-300, float(np.float32(0.7)), 123456789.123456789, math.pi * 1e20]
-    csv = outputs.MetricsCsv(table, -1)
+    csv = metrics_csv.MetricsCsv(table, -1)
     for i, value in enumerate(values):
         csv.append(i, {"train/loss": value})
     csv.close()
-    assert [float(row["train/loss"]) for row in outputs.read_csv(table)[1]] == values
+    assert [float(row["train/loss"]) for row in metrics_csv.read_csv(table)[1]] == values
 
 
 @pytest.mark.parametrize("torn", ["", "3", "3,0.", "1", "12345", '3,"'])
@@ -51,18 +51,18 @@ def test_continuing_after_a_kill_gives_what_never_stopped_gives(table, torn):
         for r in range(start, stop):
             csv.append(r, {"train/loss": r / 7, **({"eval/loss": r / 3} if r % 2 else {})})
 
-    csv = outputs.MetricsCsv(table, -1)
+    csv = metrics_csv.MetricsCsv(table, -1)
     rows(0, 6, csv)
     csv.close()
     whole = read(table)
     os.remove(table)
 
-    csv = outputs.MetricsCsv(table, -1)
+    csv = metrics_csv.MetricsCsv(table, -1)
     rows(0, 4, csv)
     csv.close()
     with open(table, "a") as f:
         f.write(torn)
-    csv = outputs.MetricsCsv(table, 2)
+    csv = metrics_csv.MetricsCsv(table, 2)
     rows(3, 6, csv)
     csv.close()
     assert read(table) == whole
@@ -74,7 +74,7 @@ def test_other_peoples_csv_is_not_taken_for_ours(table, content):
     with open(table, "w") as f:
         f.write(content)
     with pytest.raises(RunError, match="damaged"):
-        outputs.MetricsCsv(table, 3)
+        metrics_csv.MetricsCsv(table, 3)
     assert read(table) == content
 
 
@@ -89,22 +89,22 @@ def test_summary_means_and_best():
                 "time/round_seconds": "0.5",
             }
         )
-    s = outputs.summarize_rows(rows, "eval/acc", higher_is_better=True)
+    s = metrics_csv.summarize_rows(rows, "eval/acc", higher_is_better=True)
     # Rounds 71 to 120 and 21 to 120.
     assert s["mean_last_50"]["train/loss"] == pytest.approx(95.5)
     assert s["mean_last_50"]["eval/acc"] == pytest.approx((80 + 90 + 100 + 110 + 120) / 5000)
     assert s["mean_last_100"]["train/loss"] == pytest.approx(70.5)
     assert s["best"] == {"round_num": 60, "eval/acc": 0.9}
     assert s["mean_round_seconds"] == 0.5
-    assert outputs.summarize_rows(rows, "eval/acc", False)["best"]["round_num"] == 10
-    empty = outputs.summarize_rows(rows[:1], "eval/none", True)
+    assert metrics_csv.summarize_rows(rows, "eval/acc", False)["best"]["round_num"] == 10
+    empty = metrics_csv.summarize_rows(rows[:1], "eval/none", True)
     assert empty["best"] == {"round_num": None, "eval/none": None}
     assert empty["mean_last_50"]["train/loss"] is None
 
 
 def test_client_metrics(tmp_path):
     path = str(tmp_path / "client_metrics.csv")
-    outputs.write_client_metrics(
+    metrics_csv.write_client_metrics(
         path,
         ["a", 'b,"c"', "d"],
         [3, None, 5],
@@ -245,7 +245,7 @@ def test_tensorboard_leaves_an_experiment_of_that_name(tmp_path):
     other = tmp_path / "tensorboard" / "hparams.json"
     other.parent.mkdir()
     other.touch()
-    outputs.TensorBoard(str(tmp_path), []).close()
+    tensorboard.TensorBoard(str(tmp_path), []).close()
     assert other.exists()
 
 
@@ -255,8 +255,8 @@ def test_tensorboard_tells_of_a_full_disk_as_the_system_does(
 ):
     import tensorflow as tf
 
-    monkeypatch.setattr(outputs, "_SECONDS_TO_FLUSH", flushed_after)
-    board = outputs.TensorBoard(str(tmp_path), [])
+    monkeypatch.setattr(tensorboard, "_SECONDS_TO_FLUSH", flushed_after)
+    board = tensorboard.TensorBoard(str(tmp_path), [])
     board._writer.close()
     board._writer = tf.io.TFRecordWriter("/dev/full")
     with pytest.raises(OSError, match="No space left"):

@@ -13,7 +13,7 @@ import pytest
 import tasks
 from simulation import identity
 from simulation.errors import RunError
-from simulation.records import checkpoints, client_states, outputs
+from simulation.records import checkpoints, client_states, metrics_csv, outputs
 from tasks import fingerprint
 from tests.tasks import test_fingerprint
 
@@ -32,7 +32,7 @@ def _write(root, seed, rounds=ROUNDS, finished=False):
     with outputs.ExperimentFolder(str(root), "x") as folder:
         folder.write_sealed("hparams.json", {"flags": SETTINGS, "start": {"at": 1}, "resumed": []})
         folder.write_data_digests(DATA)
-        table = outputs.MetricsCsv(folder.file("metrics.csv"), -1)
+        table = metrics_csv.MetricsCsv(folder.file("metrics.csv"), -1)
         states = client_states.ClientStates(
             folder.file("client_states.sqlite"), INITIAL, 3 * 164, folder.run_id
         )
@@ -59,12 +59,12 @@ def _write(root, seed, rounds=ROUNDS, finished=False):
         states.close()
         table.close()
         if finished:
-            outputs.write_client_metrics(
+            metrics_csv.write_client_metrics(
                 folder.file("client_metrics.csv"), ["0"], [3], [2], {"loss": np.array([0.5])}
             )
-            rows = outputs.read_csv(folder.file("metrics.csv"))[1]
+            rows = metrics_csv.read_csv(folder.file("metrics.csv"))[1]
             seals = {
-                "metrics.csv": outputs.rows_digest(rows),
+                "metrics.csv": metrics_csv.rows_digest(rows),
                 "client_metrics.csv": outputs.file_digest(folder.file("client_metrics.csv")),
             }
             summary = {"finished": True, "rounds": rounds, "final": {"a": 0.25}, "seals": seals}
@@ -91,7 +91,7 @@ def _go_on(path):
         problem = _difference(folder, DATA, checkpoint)
         assert not problem
         r = checkpoint.round_num
-        table = outputs.MetricsCsv(folder.file("metrics.csv"), r)
+        table = metrics_csv.MetricsCsv(folder.file("metrics.csv"), r)
         table.close()
         states = client_states.ClientStates(
             folder.file("client_states.sqlite"), INITIAL, 1 << 20, folder.run_id
@@ -274,9 +274,9 @@ def test_a_finished_runs_results(runs, tmp_path, name, way):
             if name == "summary.json":
                 assert json.loads((path / name).read_text()) == json.loads(before)
             else:
-                read = outputs.read_csv(str(path / name))[1]
+                read = metrics_csv.read_csv(str(path / name))[1]
                 assert (
-                    outputs.rows_digest(read)
+                    metrics_csv.rows_digest(read)
                     == json.loads((path / "summary.json").read_text())["seals"]["metrics.csv"]
                 )
 

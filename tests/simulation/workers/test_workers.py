@@ -28,7 +28,7 @@ from simulation import (
 from simulation.engine import scheduler as chunks
 from simulation.errors import NoWorkersError, RunError
 from simulation.measures import evaluation, evaluations, training_losses
-from simulation.records import client_states, outputs
+from simulation.records import client_states, metrics_csv
 from simulation.rounds import in_chunks
 from simulation.workers import placement, worker
 from simulation.workers import pool as crew_lib
@@ -317,7 +317,7 @@ def test_workers_share_evaluations(name, ray, actors, tmp_path, monkeypatch):
         assert found.columns == alone.columns and found_improved == improved
         assert_same_bits(leaves(found.clients), leaves(alone.clients))
     assert len(said) == 1 and "was lost" in said[0]
-    assert any(column.startswith(outputs.TRACKED) for column in alone.columns)
+    assert any(column.startswith(metrics_csv.TRACKED) for column in alone.columns)
     names = {n if isinstance(n, str) else n[0] for n in called}
     own = ("each clients", "each train") if name == "ditto" else ("clients", "train")
     assert names >= {training_losses.NAME, *own}, names
