@@ -108,9 +108,9 @@ def test_a_run_that_diverged_has_no_mean(tmp_path, value):
 
 
 def test_a_folder_is_read_once_until_it_changes(tmp_path, monkeypatch):
-    read, original = [], run_folders.outputs.read_csv
+    read, original = [], run_folders.metrics_csv.read_csv
     monkeypatch.setattr(
-        run_folders.outputs, "read_csv", lambda path: read.append(path) or original(path)
+        run_folders.metrics_csv, "read_csv", lambda path: read.append(path) or original(path)
     )
     folder = make_run(tmp_path, "a", accuracies(0.1, 0.2))
     assert run_folders.opened(folder).last_round == run_folders.opened(folder).last_round == 2
