@@ -305,7 +305,7 @@ def _settings() -> Iterator[Passage]:
     from simulation import experiment_flags
 
     yield from of_settings("simulation/experiment_flags.py", experiment_flags.RUN_HPARAMS)
-    yield from of_settings("tff_algos/registry.py", tff_algos.registry.TRAINING_HPARAMS)
+    yield from of_settings("tff_algos/training_settings.py", tff_algos.registry.TRAINING_HPARAMS)
     for package, folder in ((tff_algos, "tff_algos/methods"), (tasks, "tasks/datasets")):
         for name in package.names():
             yield from of_settings(f"{folder}: {name}", package.get(name).hparams)

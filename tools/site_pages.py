@@ -34,7 +34,12 @@ _CALLS = {
 }
 # Modules, by section of the page; what `_CALLS` has is not told again.
 _PYTHON = {
-    "Methods": ["tff_algos.registry", "tff_algos.model", "tff_algos.client_data"],
+    "Methods": [
+        "tff_algos.method_spec",
+        "tff_algos.registry",
+        "tff_algos.model",
+        "tff_algos.client_data",
+    ],
     "Tasks": ["tasks.task", "tasks.registry", "tasks.partitions"],
     "Running": [
         "simulation.in_python.Result",

@@ -1,0 +1,178 @@
+"""What a method declares, as data that is known without importing TensorFlow."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tff_suite import hparams as hparams_lib
+from tff_suite import palette, specs
+
+
+class RoundPlan(NamedTuple):
+    """What the server asks of the clients in one round.
+
+    Attributes:
+      cohort: `sampled`: as many clients as the run asks for; `all`: every client; `pooled`: one
+        client that holds the examples of all.
+      batches: `minibatch`: epochs of minibatches; `full_batch`: one batch of all local examples.
+      local_steps: If set, exactly that many minibatch steps: local data is repeated or cut short.
+      losses: `cohort`: only the cohort takes part; `all`: all other clients do, too, to report
+        their loss (`ClientData.participates` is 0 for them).
+      first_step: If set, rounds share one endless series of a client's epochs, each in an order of
+        its own, and this round's minibatches start at this place of it, counted from 0; else every
+        round starts a new epoch.
+    """
+
+    cohort: str = "sampled"
+    batches: str = "minibatch"
+    local_steps: int | None = None
+    losses: str = "cohort"
+    first_step: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregated:
+    """Which of a method's means an aggregator takes the place of (`tff_algos.aggregation`).
+
+    Attributes:
+      what: That mean, in words.
+      in_clear: Vectors of the model's size that clients send beside it, which are averaged as ever,
+        or numbers that tell of their updates, such as norms; empty if there are none. Where one of
+        the method's own settings decides, a `By` of it. Aggregators that keep clients' vectors
+        private are refused then.
+      own_weights: What the weights of that mean are if they are more than `client_weighting`, so
+        that an aggregator that knows no weights cannot take its place: `relative`, the largest of a
+        round is 1; `unbounded`, of any size, so that secure sums cannot, either. Else empty.
+    """
+
+    what: str = "the mean of the clients' updates x_k - x"
+    in_clear: str | hparams_lib.By = ""
+    own_weights: str = ""
+
+
+class RoundCost(NamedTuple):
+    """What a round costs a client, with the method's default settings.
+
+    Attributes:
+      gradients: Gradients that it computes in a local step. Passes over its whole training set, as
+        for its loss or for a full gradient, are not among them.
+      down: Vectors of the model's size that it receives.
+      up: Vectors of the model's size that it sends.
+    """
+
+    gradients: int = 1
+    down: int = 1
+    up: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodSpec:
+    """What is known of a method before anything is built.
+
+    Attributes:
+      name: Name of the method, the value of `--algorithm`.
+      summary: One line for `--help` and the README's table.
+      paper: Authors, title, arXiv number.
+      display_name: The name as the paper writes it, for tables and figures; `name` if empty.
+      look: Colour and line style in every figure, names of `tff_suite.palette`; without one a
+        figure takes what its other lines leave.
+      builder: `module:function`, imported on first use, or the function itself; of a `SPEC` of a
+        module (see `add_folder`) the function's name alone. It is called with a
+        `tff_algos.model.Model`, a `tff_algos.client.LocalTraining` and every declared setting by
+        name, and returns a `tff_algos.method.Method`.
+      hparams: The method's own settings; flags are `--<method>_<name>`.
+      client_learning_rate: The method's default for `client_learning_rate`; `None` if the user must
+        give one.
+      server_learning_rate: The method's default for `server_learning_rate`; `None` if there is none
+        that could be right without tuning, so that the user must give one.
+      has_server_step: Whether the server takes a step of its own, so that it has a learning rate;
+        if not, that is 1.
+      client_weighting: The method's default for `client_weighting`, as its paper has it. `None` if
+        the method's formulas fix the weights, so that the user must not set it.
+      client_optimizers: The values of `client_optimizer` that the method can work with, its default
+        first; `None` is any, `sgd` by default. Methods that define the local step themselves take
+        `sgd` only.
+      plan: Settings (the resolved `hparams`), round number from 0, total rounds → `RoundPlan`.
+        `None` is the common plan in every round.
+      draws_clients: Whether the plan of any round has the cohort `sampled`; if not, the user must
+        not set how many clients to draw.
+      keeps_client_optimizer: Whether clients may keep their optimizer's state between rounds
+        (`client_optimizer_state=keep`).
+      staged: Whether the builder returns a `tff_algos.driver.Driver` instead: a method of several
+        processes, whose rounds depend on what it has found out. It has no `plan`, and no form over
+        a whole cohort at once.
+      aggregated: Which of its means an aggregator takes the place of; if that is none, why not, as
+        the end of a sentence about the method.
+      takes_server_optimizer: Whether the builder also takes `server_optimizer`, one of TFF's
+        optimizers in place of its server step, or `None`.
+      needs_num_clients: Whether the builder also takes `num_clients`, the number of all training
+        clients (N in the mathematics).
+      needs_index: Whether `ClientData.index` enters the mathematics; only with `needs_num_clients`.
+        A round then refuses a cohort of equal indices, and one that is not below N.
+      measures: Names of what its rounds report besides the training metrics, `num_examples`,
+        `num_clients` and `clients_dropped`; `None` if only a run tells.
+      version: Raised with every change that changes the method's numbers. Runs of another version
+        count as other runs.
+      history: A line on what changed for each version after the first.
+      cost: What a round costs a client; that of federated averaging unless it says otherwise.
+    """
+
+    name: str
+    summary: str
+    paper: str
+    display_name: str = ""
+    look: tuple[str, str] | None = None
+    builder: str | Callable = "build"
+    hparams: Sequence[hparams_lib.Hparam] = ()
+    client_learning_rate: float | None = None
+    server_learning_rate: float | None = None
+    has_server_step: bool = True
+    client_weighting: str | None = "examples"
+    client_optimizers: Sequence[str] | None = None
+    plan: Callable[[dict, int, int], RoundPlan] | None = None
+    draws_clients: bool = True
+    keeps_client_optimizer: bool = False
+    needs_num_clients: bool = False
+    needs_index: bool = False
+    staged: bool = False
+    takes_server_optimizer: bool = False
+    aggregated: Aggregated | str = "does not declare a mean that one could take the place of"
+    measures: Sequence[str] | None = None
+    cost: RoundCost = RoundCost()
+    version: int = 1
+    history: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        specs.check_history(self)
+        if not self.display_name:
+            object.__setattr__(self, "display_name", self.name)
+        if self.look is not None:
+            palette.check(self.name, self.look)
+
+    def round_plan(self, settings: dict, round_index: int, total_rounds: int) -> RoundPlan:
+        """Returns what the method asks of the clients in a round.
+
+        Args:
+          settings: The method's own settings, resolved.
+          round_index: Round, from 0.
+          total_rounds: Rounds of the whole run.
+        """
+        if self.plan is None:
+            return RoundPlan()
+        return self.plan(settings, round_index, total_rounds)
+
+    def build_fn(self) -> Callable:
+        """Imports and returns the builder."""
+        return specs.function(self.builder)
+
+
+def decay(name: str, default: float, help_text: str, source: str) -> hparams_lib.Hparam:
+    """Returns the setting of a moving average's decay, or of a momentum: a number in [0, 1)."""
+    return hparams_lib.Hparam(
+        name, default, help_text, source, minimum=0.0, maximum=1.0, exclusive_maximum=True
+    )
+
+
+def common_setting(name: str, default: Any, help_text: str, **further: Any) -> hparams_lib.Hparam:
+    """Returns a setting that all methods share: its flag has its own name."""
+    return hparams_lib.Hparam(name, default, help_text, flag=name, **further)
