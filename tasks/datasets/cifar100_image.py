@@ -11,7 +11,7 @@ import functools
 from typing import Any
 
 from tasks import images, settings
-from tasks.formats import cifar
+from tasks.formats import cifar, cifar100_clients
 from tasks.registry import Clients, TaskSpec
 from tasks.task import Task
 from tff_suite.hparams import By, Hparam, HparamError
@@ -75,13 +75,13 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, **chosen:
     """
     del seed  # It comes as partition_seed.
     if chosen["partition"] == "auto":
-        tffs = not use_synthetic_data and cifar.has_tffs(data_dir)
+        tffs = not use_synthetic_data and cifar100_clients.has_tffs(data_dir)
         chosen = SPEC.settled(chosen, partition="tff" if tffs else "pachinko")
     origin = {}
     if chosen["partition"] == "tff":
         if use_synthetic_data:
             raise HparamError("cifar100_image: partition=tff needs TFF's file.")
-        assigned = images.Assigned(*cifar.read_tffs(data_dir))
+        assigned = images.Assigned(*cifar100_clients.read_tffs(data_dir))
     else:
         if use_synthetic_data:
             train, test = images.synthetic(100, 32, chosen["num_clients"])

@@ -1,38 +1,24 @@
 """Reads CIFAR-10 and CIFAR-100 (Krizhevsky 2009) in every form in which they are handed out.
 
 That is: the pickles and the binary files of the authors, unpacked or in their archives; the same as
-Keras keeps them; TFDS's folders; and for CIFAR-100 TFF's federated form, a database or, before it,
-two HDF5 files.
+Keras keeps them; and TFDS's folders. TFF's federated form is in `tasks.formats.cifar100_clients`.
 """
 
 import io
 import os
-import pickle
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tasks.formats import files, tfds, tffs
-from tasks.task import ArrayFederatedData, DataError, Examples, FederatedData
-from tff_suite import compat
+from tasks.formats import files, plain_pickle, tfds
+from tasks.task import DataError
 
-_SHAPE = (32, 32, 3)
+SHAPE = (32, 32, 3)
 _PIXELS = 3 * 32 * 32
 _NUM_COARSE = 20
-_TFFS = tffs.Published(
-    folder="cifar100",
-    sqlite="cifar100.sqlite",
-    h5="fed_cifar100",
-    features={"label": tffs.Feature((), "int64"), "image": tffs.Feature(_SHAPE, "int64")},
-    example="a 32x32 image and a label",
-    advice=(
-        "get https://storage.googleapis.com/tff-datasets-public/cifar100.sqlite.lzma and set "
-        "--data_dir to its folder"
-    ),
-)
 
 
 class Images(NamedTuple):
@@ -94,7 +80,7 @@ _FIRST = {
 
 def _tfds(name: str, first: Mapping[str, Sequence[int]], **classes: int) -> tfds.Set:
     """Returns a set as TFDS has it; no digest of all labels in the authors' order is known."""
-    features = {"id": ("object", ()), "image": ("uint8", _SHAPE)}
+    features = {"id": ("object", ()), "image": ("uint8", SHAPE)}
     return tfds.Set(
         name=name,
         version="3.0.2",
@@ -238,101 +224,21 @@ def _members(path: str, names: Sequence[str], advice: str) -> Iterator[tuple[str
         raise DataError(f"{path} lacks {', '.join(missing)}; {advice}")
 
 
-_DTYPES = ("b1", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8")
-
-
-class _Dtype:
-    """Stands for the pickled type of an array of numbers."""
-
-    def __init__(self, name: str | bytes, *_: Any):
-        name = name.decode() if isinstance(name, bytes) else name
-        if name not in _DTYPES:
-            raise ValueError(f"it has an array of type {name!r:.20}")
-        self.dtype = np.dtype(name)
-
-    def __setstate__(self, state: Sequence) -> None:
-        order = state[1].decode() if isinstance(state[1], bytes) else state[1]
-        self.dtype = self.dtype.newbyteorder(order)
-
-
-class _Array:
-    """Stands for a pickled array, whose own restoring would trust what it is given."""
-
-    def __init__(self, *_: Any):
-        self.values = None
-
-    def __setstate__(self, state: Sequence) -> None:
-        _, shape, dtype, by_columns, content = state
-        if not isinstance(content, bytes):
-            raise ValueError("it has an array of objects")
-        order = "F" if by_columns else "C"
-        self.values = np.frombuffer(content, dtype.dtype).reshape(shape, order=order)
-
-
-def _frombuffer(
-    content: bytes | bytearray, dtype: _Dtype, shape: Sequence[int], order: str
-) -> _Array:
-    """Returns an array as NumPy pickles it from protocol 5 on."""
-    if not isinstance(content, bytes | bytearray) or order not in ("C", "F"):
-        raise ValueError("it has an array of objects")
-    array = _Array()
-    array.values = np.frombuffer(bytes(content), dtype.dtype).reshape(shape, order=order)
-    return array
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    """Returns bytes as Python 3 pickles them for Python 2."""
-    if encoding != "latin1":
-        raise ValueError(f"it has bytes as {encoding!r:.20}")
-    return text.encode("latin1")
-
-
-def _scalar(dtype: _Dtype, content: bytes) -> int:
-    return int(np.frombuffer(content, dtype.dtype, count=1)[0])
-
-
-# The one written in Python: a flipped bit in a memo's number makes the other take gigabytes.
-class _PlainUnpickler(pickle._Unpickler):
-    """Unpickles Python's own values, and arrays as stand-ins; calls nothing of anybody else's."""
-
-    _STAND_INS: ClassVar = {
-        ("_codecs", "encode"): _encode,
-        ("numpy", "dtype"): _Dtype,
-        ("numpy", "ndarray"): _Array,
-        # NumPy 2 has another name for it.
-        **{
-            (f"numpy.{core}.{module}", name): stand_in
-            for core in ("core", "_core")
-            for module, name, stand_in in (
-                ("multiarray", "_reconstruct", _Array),
-                ("multiarray", "scalar", _scalar),
-                ("numeric", "_frombuffer", _frombuffer),
-            )
-        },
-    }
-
-    def find_class(self, module, name):
-        module = compat.numpy_1(module)
-        if (module, name) not in self._STAND_INS:
-            raise ValueError(f"it wants {module!s:.80}.{name!s:.80}")
-        return self._STAND_INS[module, name]
-
-    def get_extension(self, code):
-        raise ValueError("it wants a registered extension")
-
-
 def _parse_pickle(data: bytes, kind: Kind) -> Images:
     # Python 2's strings are bytes here; who pickled them again with Python 3 may have text.
-    batch = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
+    batch = plain_pickle.PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
     if isinstance(batch, dict):
         batch = {key.encode() if isinstance(key, str) else key: v for key, v in batch.items()}
-    images = files.entry(batch, b"data", _Array).values
-    labels = [_plain_labels(files.entry(batch, key, (list, _Array))) for key in kind.label_keys]
+    images = files.entry(batch, b"data", plain_pickle.Array).values
+    labels = [
+        _plain_labels(files.entry(batch, key, (list, plain_pickle.Array)))
+        for key in kind.label_keys
+    ]
     return _checked(images, labels, kind)
 
 
-def _plain_labels(labels: list | _Array) -> np.ndarray:
-    if isinstance(labels, _Array):
+def _plain_labels(labels: list | plain_pickle.Array) -> np.ndarray:
+    if isinstance(labels, plain_pickle.Array):
         return labels.values
     if any(type(label) is not int for label in labels):
         raise ValueError("labels that are not whole numbers")
@@ -369,61 +275,3 @@ def _checked(rows: np.ndarray, labels: Sequence[np.ndarray], kind: Kind) -> Imag
         if len(own) != len(rows) or not len(own):
             raise ValueError(f"{len(own)} {name} for {len(rows)} images")
     return Images(_from_planes(rows), *(own.astype(np.int32) for own in labels))
-
-
-# TFF's federated CIFAR-100.
-
-
-class FederatedCifar100(NamedTuple):
-    """TFF's federated CIFAR-100 (Reddi et al. 2021, App. F).
-
-    Attributes:
-      train: 500 clients' training images, x uint8 `[n, 32, 32, 3]`, y int32 `[n]`, fine labels.
-      test: 100 other clients' test images; ids begin with `test`.
-      central_test: All test images, clients one after the other.
-    """
-
-    train: FederatedData
-    test: FederatedData
-    central_test: Examples
-
-
-def has_tffs(data_dir: str | None) -> bool:
-    """Returns whether there is TFF's file; without a folder TFF's cache or a download has it."""
-    return data_dir is None or tffs.find(_TFFS, data_dir) is not None
-
-
-def read_tffs(data_dir: str | None) -> FederatedCifar100:
-    """Reads TFF's federated CIFAR-100.
-
-    Args:
-      data_dir: Folder of `cifar100.sqlite`, unpacked or as TFF ships it, or of TFF's older HDF5
-        files, unpacked or in their archive; `None` means TFF's cache, which a download fills.
-
-    Raises:
-      DataError: If a file is missing or damaged, or cannot be downloaded.
-    """
-    try:
-        train, test = tffs.open_clients(_TFFS, data_dir, _tffs_examples)
-    except DataError as error:
-        cached = tfds.find_in_cache(CIFAR100.tfds) if data_dir is None else None
-        if cached is None:
-            raise
-        # Not by itself: the same command is to give the same clients whatever a cache has.
-        raise DataError(
-            f"{error}; or take the images of {cached}, for clients of the suite's own allocation, "
-            "with --cifar100_image_partition=pachinko"
-        ) from error
-    pooled = test.pooled()
-    # TFF numbers both kinds of clients from 0.
-    ids = [f"test{client_id}" for client_id in test.client_ids]
-    rows = np.split(np.arange(len(pooled.y)), np.cumsum(test.sizes)[:-1])
-    return FederatedCifar100(train, ArrayFederatedData(pooled.x, pooled.y, rows, ids), pooled)
-
-
-def _tffs_examples(features: Mapping[str, np.ndarray]) -> Examples:
-    x, y = features["image"], features["label"]
-    files.check_labels(y, CIFAR100.num_classes)
-    if len(y) and not (0 <= x.min() and x.max() <= 255):
-        raise ValueError(f"pixels from {x.min()} to {x.max()}, outside 0..255")
-    return Examples(x.astype(np.uint8), y.astype(np.int32))

@@ -26,7 +26,7 @@ import pytest
 
 import tasks
 from tasks import plot, prepare
-from tasks.formats import cifar, sqlite_clients
+from tasks.formats import plain_pickle, sqlite_clients
 from tasks.task import DataError
 from tests.tasks.published_forms import FORMS, Copy
 from tests.tasks.tffs_files import with_text_that_is_none
@@ -651,7 +651,8 @@ def test_a_pickle_calls_nothing_of_anybody_elses(copies, tmp_path):
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000, what
     assert not (tmp_path / "ran").exists()
     assert all(
-        kind.__module__ == cifar.__name__ for kind in cifar._PlainUnpickler._STAND_INS.values()
+        kind.__module__ == plain_pickle.__name__
+        for kind in plain_pickle.PlainUnpickler._STAND_INS.values()
     )
 
 

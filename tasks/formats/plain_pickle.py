@@ -1,0 +1,105 @@
+"""Unpickles plain values and arrays of numbers from files that anybody may have written."""
+
+import pickle
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tff_suite import compat
+
+_DTYPES = ("b1", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8")
+
+
+class _Dtype:
+    """Stands for the pickled type of an array of numbers."""
+
+    def __init__(self, name: str | bytes, *_: Any):
+        name = name.decode() if isinstance(name, bytes) else name
+        if name not in _DTYPES:
+            raise ValueError(f"it has an array of type {name!r:.20}")
+        self.dtype = np.dtype(name)
+
+    def __setstate__(self, state: Sequence) -> None:
+        order = state[1].decode() if isinstance(state[1], bytes) else state[1]
+        self.dtype = self.dtype.newbyteorder(order)
+
+
+class Array:
+    """Stands for a pickled array, whose own restoring would trust what it is given.
+
+    Attributes:
+      values: The array.
+    """
+
+    def __init__(self, *_: Any):
+        self.values: Any = None
+
+    def __setstate__(self, state: Sequence) -> None:
+        _, shape, dtype, by_columns, content = state
+        if not isinstance(content, bytes):
+            raise ValueError("it has an array of objects")
+        order = "F" if by_columns else "C"
+        self.values = np.frombuffer(content, dtype.dtype).reshape(shape, order=order)
+
+
+def _frombuffer(
+    content: bytes | bytearray, dtype: _Dtype, shape: Sequence[int], order: str
+) -> Array:
+    """Returns an array as NumPy pickles it from protocol 5 on."""
+    if not isinstance(content, bytes | bytearray) or order not in ("C", "F"):
+        raise ValueError("it has an array of objects")
+    array = Array()
+    array.values = np.frombuffer(bytes(content), dtype.dtype).reshape(shape, order=order)
+    return array
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """Returns bytes as Python 3 pickles them for Python 2."""
+    if encoding != "latin1":
+        raise ValueError(f"it has bytes as {encoding!r:.20}")
+    return text.encode("latin1")
+
+
+def _scalar(dtype: _Dtype, content: bytes) -> int:
+    return int(np.frombuffer(content, dtype.dtype, count=1)[0])
+
+
+# The one written in Python: a flipped bit in a memo's number makes the other take gigabytes.
+class PlainUnpickler(pickle._Unpickler):
+    """Unpickles Python's own values, and arrays as stand-ins; calls nothing of anybody else's."""
+
+    _STAND_INS: ClassVar = {
+        ("_codecs", "encode"): _encode,
+        ("numpy", "dtype"): _Dtype,
+        ("numpy", "ndarray"): Array,
+        # NumPy 2 has another name for it.
+        **{
+            (f"numpy.{core}.{module}", name): stand_in
+            for core in ("core", "_core")
+            for module, name, stand_in in (
+                ("multiarray", "_reconstruct", Array),
+                ("multiarray", "scalar", _scalar),
+                ("numeric", "_frombuffer", _frombuffer),
+            )
+        },
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Returns what stands for a class or function.
+
+        Raises:
+          ValueError: If it is of anybody else's.
+        """
+        module = compat.numpy_1(module)
+        if (module, name) not in self._STAND_INS:
+            raise ValueError(f"it wants {module!s:.80}.{name!s:.80}")
+        return self._STAND_INS[module, name]
+
+    def get_extension(self, code: int) -> Any:
+        """Refuses what is named by a number.
+
+        Raises:
+          ValueError: Always.
+        """
+        raise ValueError("it wants a registered extension")
