@@ -87,7 +87,7 @@ def _carry_out(setup, method, root, speed, diverge=False):
             for r in range(1, rounds + 1):
                 lines.append(f"{r},10,{1 / rate},{speed * r}")
             (run.folder / "metrics.csv").write_text("\n".join(lines) + "\n")
-            flags = {"algorithm": method, "seed": 1, "task": "synthetic"}
+            flags = dict(run.request().in_force)
             (run.folder / "hparams.json").write_text(json.dumps({"flags": flags}))
             if diverge:
                 (run.folder / outputs.DIVERGED).write_text('{"reason": "x"}')
