@@ -75,8 +75,8 @@ def _declared(method) -> tuple[int, int] | None:
 def grouped(names: Iterable[str]) -> list[list[str]]:
     """Returns a figure's rows by panel, at most eight in each.
 
-    More than eight are split by method, or by what their names begin with, where that leaves fewer
-    than half as many panels, and otherwise in their order.
+    More than eight are split by method, or by what their names begin with, where that takes at most
+    twice as many panels as it must, and otherwise in their order.
 
     Args:
       names: As for `looks_of`.
@@ -86,7 +86,8 @@ def grouped(names: Iterable[str]) -> list[list[str]]:
         groups = collections.defaultdict(list)
         for name in names:
             groups[start(name)].append(name)
-        few, small = len(groups) <= len(names) / 2, max(map(len, groups.values())) <= MOST_LINES
+        few = len(groups) <= 2 * -(-len(names) // MOST_LINES)
+        small = max(map(len, groups.values())) <= MOST_LINES
         if len(names) > MOST_LINES and few and small:
             return list(groups.values())
     each = -(-len(names) // -(-len(names) // MOST_LINES))
