@@ -1,20 +1,24 @@
 """Methods side by side: what `simulation.compare` runs, tells and writes."""
 
 import dataclasses
+import io
 import json
 import pathlib
 import re
+import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
+import rich.console
+import rich.live
 from matplotlib.text import Text
 from scipy import stats
 
 import reproduce
 import simulation
 import tasks
-from reproduction import comparison, items, latex
+from reproduction import board, changes, comparison, items, latex, sweep
 from simulation.errors import RunError
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 from tff_suite.hparams import HparamError
@@ -296,3 +300,72 @@ def test_a_changed_flag_file_starts_runs_in_folders_of_their_own(tmp_path):
     assert re.fullmatch(r"\w{8}", ending), "the same for all seeds"
     for rate, before in ((0.1, first), (0.25, second)):
         assert [run.folder for run in planned(rate)] == [run.folder for run in before]
+
+
+@pytest.mark.long
+def test_rates_are_tuned_on_held_out_examples_of_the_first_seed(tmp_path, capsys):
+    result = run(tmp_path, tune="rates", budget=3, total_rounds=3, runtime="auto")
+    told = capsys.readouterr().out
+    assert "Grids' points" not in told
+    for row in ("fedavg", "qfedavg"):
+        of_row = result.runs[result.runs.row == row]
+        assert of_row.seed.tolist() == [1, 2]
+        for rate in ("client_learning_rate", "server_learning_rate"):
+            assert of_row[rate].notna().all() and of_row[rate].nunique() == 1
+        tried = [p for p in (tmp_path / "mine").glob(f"{row}_*_seed1") if p.is_dir()]
+        assert len(tried) == 3 and len(list((tmp_path / "mine").glob(f"{row}_*_seed2"))) == 1
+        flags = json.loads((pathlib.Path(of_row.run.iloc[0]) / "hparams.json").read_text())["flags"]
+        assert flags["validation_fraction"] == 0.1
+    assert sum("successive halving" in line for line in result.caveats) == 2
+
+
+@pytest.mark.long
+def test_runs_of_a_registered_task_may_run_at_a_time(tmp_path):
+    own = {"task": "synthetic", "algorithms": ["fedavg"], "seeds": 2, "jobs": 2}
+    result = simulation.compare(**{**SETTINGS, "qfedavg_q": None}, **own, root_output_dir=tmp_path)
+    assert len(result.runs) == 2 and result.runs[result.columns[0]["name"]].notna().all()
+
+
+def test_fresh_sets_what_is_there_aside(made, tmp_path):
+    """Each run once: what a search has just made is not made again by its next rung."""
+    shutil.copytree(made[0], tmp_path / "copy")
+    runs = [
+        items.PlannedRun("fedavg", 1, {}, path, "", {}, 2, 2, objects={"task": own_task()})
+        for path in sorted((tmp_path / "copy" / "mine").glob("fedavg_seed[12]"))
+    ]
+    changes.start_over()
+    found = changes.compare(runs, fresh=True)
+    assert set(found.changed) == set(runs) and set(found.changed.values()) == {changes.FRESH}
+    assert "are there already: run anew" in sweep.tell(found)[0]
+    assert not changes.compare(runs, fresh=True).changed
+    changes.start_over()
+
+
+def test_a_sweep_tells_the_time_left_and_its_table_goes_when_it_is_stopped(tmp_path, monkeypatch):
+    runs = [items.PlannedRun("a", s, {}, tmp_path / f"s{s}", "", {}, 10, 10) for s in (1, 2)]
+
+    def reach(run, rounds):
+        run.folder.mkdir(exist_ok=True)
+        lines = "".join(f"{i},0.5\n" for i in range(1, rounds + 1))
+        (run.folder / "metrics.csv").write_text(f"round_num,train/loss\n{lines}")
+
+    clock = [0.0]
+    monkeypatch.setattr(board.time, "monotonic", lambda: clock[0])
+    reach(runs[0], 5)
+    shown = board.Board(runs, runs)
+    assert shown.time_left() == "time left unknown"
+    reach(runs[0], 10)
+    clock[0] = 600.0
+    assert shown.time_left() == "about 20 minutes left", "of 15 rounds 5 took 10 minutes"
+    terminal = io.StringIO()
+    console = rich.console.Console(file=terminal, force_terminal=True, width=40)
+    live = rich.live.Live
+    monkeypatch.setattr(board.rich.live, "Live", lambda **k: live(console=console, **k))
+    monkeypatch.setattr(board.sys.stdout, "isatty", lambda: True, raising=False)
+    with pytest.raises(KeyboardInterrupt), board.Board(runs, runs) as shown:
+        shown.started(runs[1])
+        shown.refresh()
+        raise KeyboardInterrupt
+    # A line of the table is erased by moving up and clearing it.
+    assert terminal.getvalue().rstrip("\x1b[?25h\r\n").endswith("\x1b[2K")
+    assert shown._live is None
