@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tff_algos.method import Method
     from tff_algos.model import Model, ModelError
     from tff_algos.process import build, initial_client_state
+    from tff_algos.vector import Vector
 
 _registry.add_folder(_methods)
 
@@ -41,6 +42,7 @@ _LAZY = {
     "ModelError": "model",
     "build": "process",
     "initial_client_state": "process",
+    "Vector": "vector",
 }
 _FORMER_NAMES = {"taking_datasets": "from_datasets"}
 
@@ -71,6 +73,7 @@ __all__ = [
     "Model",
     "ModelError",
     "RoundPlan",
+    "Vector",
     "averaging",
     "batch_client",
     "batch_cohort",

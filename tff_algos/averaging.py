@@ -235,7 +235,7 @@ def write_out(
     local: client.LocalTraining,
     initialize: Callable,
     next_round: Callable,
-    **of_method,
+    **of_method: Any,
 ) -> Method:
     """Builds a method that writes its round out.
 
