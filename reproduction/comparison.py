@@ -18,7 +18,17 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import tff_algos
-from reproduction import items, latex, plots, quantities, results, run_folders, statistics, study
+from reproduction import (
+    items,
+    latex,
+    plots,
+    quantities,
+    results,
+    run_folders,
+    statistics,
+    study,
+    tuning,
+)
 from reproduction import sweep as sweep_lib
 from reproduction.items import ReproduceError, Row, Setup
 from reproduction.looks import displayed
@@ -34,8 +44,8 @@ COLUMNS = "columns.json"
 # Of these less is better.
 _LESS = re.compile(r"loss|error|rsd|_std|_kl|angle|perplexity")
 _RATES = ("client_learning_rate", "server_learning_rate")
-# Rates that are tried, on a log scale, and how many points of them by default.
-_RANGE, _POINTS = [1e-3, 10.0], 9
+# Points of rates that are tried by default.
+_POINTS = 9
 # What `compare` itself sets.
 _OF_COMPARE = ("algorithm", "client_datasets_random_seed", "experiment_name", "seed", "task")
 
@@ -401,7 +411,7 @@ def compare(
         flags = {k: v for k, v in flags.items() if v is not None and k not in tried}
         rows[row] = Row(row, "", {}, flags)
         if tried:
-            grid[row] = {flag: {"log": _RANGE} for flag in tried}
+            grid[row] = {flag: {"log": [tuning.LOWEST, tuning.HIGHEST]} for flag in tried}
     for flag, some in left_out.items():
         if len(some) == len(rows):
             raise HparamError(f"{flag} is used by none of {', '.join(rows)}.")
