@@ -1,0 +1,88 @@
+"""Counts lines of code by folder, here and at another commit.
+
+    python tools/count_lines.py [COMMIT]
+
+A line of code is not blank, no comment, and in no docstring. Without a commit, only the files that
+git knows here are counted.
+"""
+
+import argparse
+import ast
+import collections
+import io
+import pathlib
+import subprocess
+import sys
+import tokenize
+
+REPO = pathlib.Path(__file__).resolve().parent.parent
+SUITE = ("reproduction", "simulation", "tasks", "tff_algos", "tff_suite")
+
+
+def lines_of_code(source: str) -> int:
+    """Returns the lines of a module that hold code."""
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in (*skipped, tokenize.ENDMARKER):
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if ast.get_docstring(node) is not None:
+                text = node.body[0]
+                lines -= set(range(text.lineno, text.end_lineno + 1))
+    return len(lines)
+
+
+def _git(*arguments):
+    return subprocess.run(["git", *arguments], cwd=REPO, capture_output=True, check=True).stdout
+
+
+def counted(commit: str | None) -> collections.Counter:
+    """Returns the lines of all and of code by folder, `(folder, kind)` → number.
+
+    Args:
+      commit: The commit; `None` is the working tree.
+    """
+    if commit is None:
+        names = _git("ls-files", "-z", "*.py").decode().split("\0")
+        sources = {name: REPO / name for name in names if name and (REPO / name).exists()}
+        sources = {name: path.read_text("utf-8") for name, path in sources.items()}
+    else:
+        names = _git("ls-tree", "-r", "-z", "--name-only", commit).decode().split("\0")
+        names = [name for name in names if name.endswith(".py")]
+        sources = {name: _git("show", f"{commit}:{name}").decode("utf-8") for name in names}
+    found = collections.Counter()
+    for name, source in sources.items():
+        folder = name.split("/")[0] if "/" in name else "."
+        found[folder, "all"] += len(source.splitlines())
+        found[folder, "code"] += lines_of_code(source)
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Prints the counts; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("commit", nargs="?", help="what to compare with")
+    commit = parser.parse_args(arguments).commit
+    here = counted(None)
+    there = counted(commit) if commit else collections.Counter()
+    folders = sorted({folder for folder, _ in [*here, *there]})
+    rows = [(folder, [folder]) for folder in folders] + [("the suite", SUITE)]
+    print(f"{'':16}{'lines':>8}{'code':>8}" + (f"{'change':>10}{'of code':>9}" if commit else ""))
+    for title, parts in rows:
+        now, before = (
+            [sum(of[part, kind] for part in parts) for kind in ("all", "code")]
+            for of in (here, there)
+        )
+        change = "".join(f"{a - b:+10}" for a, b in zip(now, before, strict=True))
+        print(f"{title:16}{now[0]:8}{now[1]:8}" + (change if commit else ""))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(REPO))
+    from tff_suite import command_line
+
+    command_line.begin()
+    command_line.run(main)
