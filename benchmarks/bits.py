@@ -23,6 +23,7 @@ from typing import Any
 
 import tasks
 import tff_algos
+from simulation import runtimes
 from simulation.records import checkpoints
 from tff_suite import command_line, parser
 
@@ -98,7 +99,9 @@ def cases() -> dict[str, list[str]]:
         plan = spec.plan and spec.plan({h.name: h.default for h in spec.hparams}, 0, rounds)
         epochs = () if plan and plan.local_steps else ("--client_epochs_per_round=2",)
         rate = () if spec.server_learning_rate is not None else ("--server_learning_rate=0.01",)
-        for runtime in ("tff", "native") if spec.staged else ("tff", "native", "vectorized"):
+        for runtime in runtimes.RUNTIMES:
+            if spec.staged and runtime == "vectorized":
+                continue
             found[f"{form}, {runtime}"] = [
                 "--task=synthetic",
                 f"--algorithm={name}",

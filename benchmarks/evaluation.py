@@ -51,10 +51,10 @@ def measure(name: str, rounds: int, examples: int, data_dir: str | None) -> dict
         bound = runtimes.bind(process)
         state = bound.initialize()
         for r in range(rounds + 1):
-            cohort = bound.prepare(side.batched_cohort(workload, r))
+            cohort = side.batched_cohort(workload, r)
             started = time.perf_counter()
             state = bound.next(state, cohort).state
-            weights = [np.asarray(w) for w in bound.get_model_weights(state).trainable]
+            weights = [np.asarray(w) for w in bound.model_weights(state)]
             done = time.perf_counter()
             result = evaluator(weights, tests)
             result.pooled()

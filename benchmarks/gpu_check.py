@@ -45,7 +45,6 @@ import tasks
 import tff_algos
 from benchmarks import common, side, workloads
 from simulation import runtimes
-from simulation.engine import batching as vectorized
 from simulation.engine.batched_ops import NotVectorizable
 
 # Task → clients a round, minibatch size, FLUTE's seconds a round.
@@ -55,7 +54,7 @@ _TASKS = {
     "shakespeare_character": (10, 4, 1.09),
 }
 _AGREEMENT = ("w1", "w3", "w4", "w7", "w8")
-_RUNTIMES = ("tff", "vectorized")
+_RUNTIMES = ("per_client", "vectorized")
 _TOLERANCE = 1e-4
 # The first compute capability with which TensorFlow 2.20 and 2.21 are reported to fail.
 _BLACKWELL = (10, 0)
@@ -88,7 +87,7 @@ def executed_operations(run: Callable[[], object]) -> int:
 
 
 def operations_by_clients(process, make_client: Callable[[int], object]) -> dict[int, int]:
-    """Returns the operations of a round of a `VectorizedProcess`, by its number of clients.
+    """Returns the operations of a round over stacked clients, by its number of clients.
 
     Args:
       process: The process.
@@ -97,8 +96,8 @@ def operations_by_clients(process, make_client: Callable[[int], object]) -> dict
     state = process.initialize()
     counts = {}
     for number in (2, 16):
-        cohort = process.prepare([make_client(k) for k in range(number)])
-        counts[number] = executed_operations(lambda c=cohort: process.next(state, c))
+        clients = [make_client(k) for k in range(number)]
+        counts[number] = executed_operations(lambda c=clients: process.next(state, c))
     return counts
 
 
@@ -173,7 +172,7 @@ def _check_agreement() -> list[str]:
                 lines.append(f"| {name} | {runtime} | has no such form |")
                 continue
             # Compared with `tff` on the CPU: the LSTM has a vectorised form on the CPU only.
-            of_cpu = [expected[k.replace(runtime, "tff")] for k in keys]
+            of_cpu = [expected[k.replace(runtime, "per_client")] for k in keys]
             largest = max(
                 float(np.max(np.abs(found[k] - w))) for k, w in zip(keys, of_cpu, strict=True)
             )
@@ -197,7 +196,8 @@ def _check_no_loop_over_clients() -> list[str]:
         def make_client(k, workload=workload, x=x, y=y):
             return tff_algos.batch_client(x, y, batch_size=workload.batch_size, dropout_seed=(k,))
 
-        counts = operations_by_clients(vectorized.VectorizedProcess(process), make_client)
+        with runtimes.installed("vectorized"):
+            counts = operations_by_clients(runtimes.bind(process), make_client)
         lines.append(f"| {name} | {' | '.join(map(str, counts.values()))} |")
         if len(set(counts.values())) != 1:
             raise AssertionError(

@@ -50,7 +50,8 @@ from tensorflow_federated.proto.v0 import computation_pb2
 import tasks
 import tff_algos
 from simulation import experiment_flags, runtimes, task_models
-from simulation.engine import batching as vectorized
+from simulation.engine import batching, executors
+from simulation.engine import process as engine
 from tasks.models import losses, models
 from tff_algos.client_data import Batch
 from tff_suite import hparams
@@ -312,9 +313,12 @@ def of_round(process) -> dict[str, collections.Counter]:
         parts = [part for part in parts if isinstance(part, tff.Computation)]
         return {"tff": sum(map(of_computation, parts), collections.Counter())}
     found = {"tff": of_computation(process.next)}
-    with contextlib.suppress(vectorized.NotVectorizable):
-        program = vectorized.VectorizedProcess(process).program()
-        found["vectorized"] = operations(program.graph.as_graph_def())
+    with contextlib.suppress(batching.NotVectorizable):
+        stacked = executors.Stacked(engine.program_of(process))
+        stacked.check()
+        graphs = stacked.graphs.traced.values()
+        counted = (operations(graph.graph.as_graph_def()) for graph in graphs)
+        found["vectorized"] = sum(counted, collections.Counter())
     return found
 
 

@@ -72,7 +72,7 @@ def child(name: str, data_dir: str | None) -> dict:
         state = bound.initialize()
         built = time.perf_counter()
         train = cohorts.first_examples(task.train, 100)
-        cohort = bound.prepare(cohorts.cohort_data(train, RoundPlan(), settings, 0))
+        cohort = cohorts.cohort_data(train, RoundPlan(), settings, 0)
         drawn = time.perf_counter()
         bound.next(state, cohort)
     done = time.perf_counter()

@@ -114,7 +114,6 @@ class _Rounds:
         with runtimes.installed(self.runtime):
             self._process = runtimes.bind(process)
             self._state = self._process.initialize()
-            self._prepared = self._process.prepare(self._cohort)
         self._client_states, self._ids = None, [str(k) for k in range(len(self._cohort))]
         if process.method.client_state is not None:
             first = tff_algos.initial_client_state(process.method)
@@ -127,7 +126,7 @@ class _Rounds:
             for _ in range(rounds):
                 kept = self._client_states
                 given = [] if kept is None else [kept.read(self._ids)]
-                output = self._process.next(self._state, self._prepared, *given)
+                output = self._process.next(self._state, self._cohort, *given)
                 self._state = output.state
                 if kept is not None:
                     kept.take(self._ids, output.client_states, 1)

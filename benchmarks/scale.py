@@ -79,13 +79,13 @@ class _Rounds:
         size,
         workers,
         algorithm="fedavg",
-        runtime="tff",
+        runtime="per_client",
         clients=None,
         **placed,
     ):
         imports.import_tensorflow()
         from simulation import assembly, runtimes
-        from simulation.rounds import in_chunks
+        from simulation.engine import pool
 
         given = dict(
             task="scale",
@@ -104,49 +104,37 @@ class _Rounds:
         run["import"] = "benchmarks.scale_tasks"
         request = dataclasses.replace(request, run=run)
         parts = assembly.assemble(request)
-        stack.enter_context(runtimes.installed(runtime))
-        bound = runtimes.bind(parts.process)
-        self.process, self.size, self.cohorts = bound, size, parts.cohorts
-        self.ahead = self.crew = None
-        if size is None:
-            from simulation.rounds import cohorts
-
-            def made(r):
-                return bound.prepare(parts.cohorts.data(r)[1])
-
-            self.ahead = stack.enter_context(cohorts.Ahead(made, 10_000))
-        else:
-            plans = in_chunks.plans_of(parts.process, run["algorithm"])
-            self.plan = plans[""]
+        method, self.pool = parts.method, None
+        if runtimes.in_engine(run):
+            programs = method.programs()
+            self.program = programs[""]
             if workers:
                 from simulation.workers import start
 
                 # Which workers of another node compare with their own.
                 data = fingerprint.of_task(parts.task) if "ray_address" in placed else {}
-                self.crew = start.crew(request, data, plans, parts.cohorts, print, stack)
+                self.pool = start.pool(request, data, programs, parts.cohorts, print, stack)
             else:
                 threads = len(os.sched_getaffinity(0))
-                desks = in_chunks.desks(plans, parts.process, parts.cohorts, run, threads)
-                self.crew = in_chunks.Alone(desks)
-                stack.callback(self.crew.close)
-            self.process = in_chunks.ChunkedProcess(bound, self.plan, self.crew)
-        self.method = parts.process.method
+                self.pool = pool.InProcess(pool.schedulers(programs, method.data, run, threads))
+                stack.callback(self.pool.close)
+            self.process = method.in_engine(programs, self.pool)
+        else:
+            stack.enter_context(runtimes.installed(runtime))
+            self.process = method.through_tff()
+        self._cohort_of_round = stack.enter_context(method.cohorts(runtimes.in_engine(run)))
+        self.method = method.process.method
         self.state, self.round = self.process.initialize(), 0
 
     def __call__(self, states=None):
         """Does a round; returns its seconds, and the processor's of all processes."""
-        from simulation.rounds import in_chunks
-
         before, started = _processor(), time.perf_counter()
-        if self.ahead is not None:
-            output = self.process.next(self.state, self.ahead(self.round))
-        else:
-            ids, cohort = in_chunks.cohort(self.cohorts, self.size, self.round, 10_000)
-            given = [] if states is None else [states.slices(ids)]
-            output = self.process.next(self.state, cohort, *given)
+        cohort = self._cohort_of_round(self.round, self.state)
+        given = None if states is None else states.slices(cohort.ids)
+        output = self.process.next(self.state, cohort, given)
         self.state, self.round = output.state, self.round + 1
         if states is not None:
-            states.write(dict(zip(ids, output.client_states, strict=True)), self.round)
+            states.take(cohort.ids, output.client_states, self.round)
             states.commit(self.round)
             states.forget_before(self.round)
         return time.perf_counter() - started, _processor() - before
@@ -215,7 +203,7 @@ def _by_kind():
 def _two(turns):
     with contextlib.ExitStack() as stack:
         rounds = _Rounds(stack, "w1", 10, 1, 2)
-        crew, at_work = rounds.crew, []
+        crew, at_work = rounds.pool, []
         members, learn = list(crew._members), crew._learn
 
         def learn_and_note(process, member, chunks, seconds):
@@ -296,8 +284,8 @@ def _bytes(turns):
             rounds = _Rounds(stack, workload, cohort, size, 2)
             for _ in range(3):
                 rounds()
-            down, up = rounds.plan.sent_bytes()
-            moved = rounds.crew.bytes
+            down, up = rounds.program.sent_bytes()
+            moved = rounds.pool.bytes
             # Down goes through the object store of a machine, once, whatever the workers on it.
             yield dict(
                 part="bytes",
@@ -385,7 +373,7 @@ def _states(turns):
                 store_seconds=float(stored),
                 driver_processor_seconds=float(driver),
                 file_mb=os.path.getsize(path) / 1e6,
-                **(rounds.crew.moved() if workers else {}),
+                **(rounds.pool.moved() if workers else {}),
             )
     import ray
 
@@ -424,8 +412,8 @@ def _kills(turns):
                 killer = None
                 if r % every == every - 1:
                     # A worker on the node is at work when it goes.
-                    rounds.crew.wait_for_all()
-                    lost += len({facts.node for facts in rounds.crew.ready()}) - 1
+                    rounds.pool.wait_for_all()
+                    lost += len({facts.node for facts in rounds.pool.ready()}) - 1
                     killer = threading.Thread(target=cluster.remove_node, args=(node, False))
                     killer.start()
                 rounds()
@@ -570,7 +558,7 @@ def _measured(turns):
                 before = time.process_time()
                 rounds()
                 spent.append(time.process_time() - before)
-            of_cut[size] = statistics.median(spent[2:]), rounds.crew.bytes["orders"]
+            of_cut[size] = statistics.median(spent[2:]), rounds.pool.bytes["orders"]
         (many, orders), (one, least) = of_cut[1], of_cut[64]
         models = {}
         for model, size in (("EMNIST CNN", 4 * 1_206_590), ("100 MB", 100_000_000)):

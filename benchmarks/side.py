@@ -3,10 +3,10 @@
     python -m benchmarks.side tff w1
 
 Sides:
-  * `tff`, `vectorized`, `auto`: this suite's runtimes, each round's inputs made while the round
-    before is under way, as in a run.
+  * `per_client`, `vectorized`, `tff`, `auto`: this suite's runtimes, each round's inputs made while
+    the round before is under way, as in a run.
   * `vectorized_chunks`: `vectorized` in chunks of 16 clients (`--clients_per_chunk`).
-  * `tff_serial`: `tff` with one client at a time.
+  * `per_client_serial`: `per_client` with one client at a time.
   * `tff_worker`, `tff_worker_file`: TFF's `build_weighted_fed_avg` as shipped, in its own C++
     worker and with its fastest loop over a client's data, which are held in memory or read from a
     file.
@@ -43,11 +43,10 @@ from benchmarks.peers import protocol
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-_OURS = ("tff", "vectorized", "auto", "tff_serial")
+_OURS = ("per_client", "vectorized", "auto", "tff", "per_client_serial", "vectorized_chunks")
 _CHUNK = 16
 SIDES = (
     *_OURS,
-    "vectorized_chunks",
     "tff_worker",
     "tff_worker_file",
     "plain_tf",
@@ -87,7 +86,6 @@ def pure_model(workload):
 def _our_rounds(runtime, workload):
     import tff_algos
     from simulation import runtimes
-    from simulation.rounds import cohorts
 
     runtimes.configure_threads()
     process = tff_algos.build(
@@ -95,56 +93,62 @@ def _our_rounds(runtime, workload):
     )
     if runtime == "auto":
         runtime = runtimes.choose(process)[0]
-    threads = 1 if runtime == "tff_serial" else None
-    with runtimes.installed(runtime.removesuffix("_serial"), threads):
-        bound = runtimes.bind(process)
-        state = bound.initialize()
-
-        def rounds(numbers):
-            nonlocal state
-            with cohorts.Ahead(
-                lambda r: bound.prepare(batched_cohort(workload, r)), numbers.stop
-            ) as cohort_of:
-                for r in numbers:
-                    state = bound.next(state, cohort_of(r)).state
-
-        yield rounds
+    threads = 1 if runtime.endswith("_serial") else None
+    name, size = runtime.removesuffix("_serial").removesuffix("_chunks"), None
+    if runtime.endswith("_chunks"):
+        size = _CHUNK
+    with runtimes.installed(name, threads):
+        rounds_of = _rounds_of_engine if name in runtimes.ENGINE else _rounds_of_tff
+        with rounds_of(process, workload, name, size, threads) as rounds:
+            yield rounds
 
 
 @contextlib.contextmanager
-def _rounds_in_chunks(workload):
-    import tff_algos
-    from simulation import runtimes
-    from simulation.engine import program as plans
-    from simulation.engine import scheduler as chunks
-    from simulation.rounds import in_chunks
+def _rounds_of_tff(process, workload, *_):
+    from simulation.protocol import Cohort
+    from simulation.rounds import cohorts
+    from simulation.tff.process import TffProcess
 
-    runtimes.configure_threads()
-    process = tff_algos.build(
-        "fedavg", pure_model(workload), client_learning_rate=workload.learning_rate
-    )
+    bound = TffProcess(process)
+    state = bound.initialize()
+
+    def made(r):
+        data = batched_cohort(workload, r)
+        return Cohort(r, (), len(data), work=data)
+
+    def rounds(numbers):
+        nonlocal state
+        with cohorts.Ahead(made, numbers.stop) as cohort_of:
+            for r in numbers:
+                state = bound.next(state, cohort_of(r)).state
+
+    yield rounds
+
+
+@contextlib.contextmanager
+def _rounds_of_engine(process, workload, runtime, size, threads):
+    from simulation.engine import pool as pools
+    from simulation.engine import process as engine
+    from simulation.protocol import Cohort
 
     def data_of(round_index, chunk, given):
         del given
         return batched_cohort(workload, round_index, range(chunk.start, chunk.stop))
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(runtimes.installed("vectorized"))
-        plan = plans.Plan(process.method, process.model)
-        hands = chunks.AtOnce(plan, process.model)
-        desk = chunks.Desk(plan, hands, data_of, len(os.sched_getaffinity(0)))
-        crew = in_chunks.Alone({"": desk})
-        stack.callback(crew.close)
-        cut = chunks.cut(len(workload.clients), _CHUNK)
-        bound = in_chunks.ChunkedProcess(runtimes.bind(process), plan, crew)
-        state = bound.initialize()
+    program = engine.program_of(process)
+    threads = threads or len(os.sched_getaffinity(0))
+    work = pools.scheduler(program, runtime == "vectorized", data_of, threads)
+    pool, number = pools.InProcess({"": work}), len(workload.clients)
+    bound = engine.EngineProcess(process, program, pool, size)
+    state = bound.initialize()
 
-        def rounds(numbers):
-            nonlocal state
-            for r in numbers:
-                following = cut if r + 1 < numbers.stop else ()
-                state = bound.next(state, in_chunks.RoundCohort(r, cut, following)).state
+    def rounds(numbers):
+        nonlocal state
+        for r in numbers:
+            following = number if r + 1 < numbers.stop else 0
+            state = bound.next(state, Cohort(r, (), number, following)).state
 
+    with contextlib.closing(pool):
         yield rounds
 
 
@@ -339,7 +343,7 @@ def main(arguments: list[str]) -> int:
     if side not in SIDES:
         raise HparamError(parser.said_of_unknown("side", side, SIDES))
     answers = protocol.take_over_output()
-    if side in (*_OURS, "vectorized_chunks"):
+    if side in _OURS:
         from tff_suite import imports
 
         imports.import_tensorflow()
@@ -355,7 +359,6 @@ def main(arguments: list[str]) -> int:
             "plain_tf": _plain_tf_rounds,
             "plain_jax": _plain_jax_rounds,
             "floor": _floor_rounds,
-            "vectorized_chunks": _rounds_in_chunks,
         }
         a_side = others[side](workload)
     with a_side as rounds:

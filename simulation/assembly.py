@@ -1,4 +1,4 @@
-"""What a run's settings stand for: task, clients, model and the method's process."""
+"""What a run's settings stand for: task, clients, model and method."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,7 +9,8 @@ import tff_algos
 from simulation import experiment_flags, runtimes, task_models
 from simulation.errors import RunError
 from simulation.experiment_flags import Request
-from simulation.rounds import cohorts, validation
+from simulation.rounds import cohorts, one_program, staged, validation
+from simulation.rounds.one_program import RunMethod
 from tasks.task import Examples, FederatedData, Task
 from tff_suite.hparams import HparamError
 
@@ -22,14 +23,14 @@ class Parts(NamedTuple):
       train: What the clients train on; results tell of all examples.
       cohorts: The clients of its rounds.
       model: The task's model.
-      process: The method's process, or what stands for one where the method has several.
+      method: The method, with the clients that it trains on.
     """
 
     task: Task
     train: FederatedData
     cohorts: cohorts.Cohorts
     model: task_models.TaskModel
-    process: Any
+    method: RunMethod
 
 
 def assemble(request: Request, look_at: Callable[[Task, Any], None] | None = None) -> Parts:
@@ -70,8 +71,15 @@ def assemble(request: Request, look_at: Callable[[Task, Any], None] | None = Non
         x, y = task.central_test
         tests["central_test"] = Examples(x, cohorts.targets_as_model_takes(y, model.model))
     task = dataclasses.replace(task, **tests)
-    process = _build_process(request, model.model, train)
-    return Parts(task, train, cohorts.Cohorts(train, settings, request.plan), model, process)
+    built = _build_process(request, model.model, train)
+    drawn = cohorts.Cohorts(train, settings, request.plan)
+    return Parts(task, train, drawn, model, _method(built, train, drawn, settings))
+
+
+def _method(built, train, drawn, settings) -> RunMethod:
+    if not tff_algos.get(settings["algorithm"]).staged:
+        return one_program.OneProgram(built, drawn, settings)
+    return staged.Stages(built, staged.TrainingClients(train, settings), settings)
 
 
 def load(request: Request) -> Task:
@@ -117,7 +125,7 @@ def _model_fn(model: Any) -> Callable[[int], Any]:
 
 
 def _build_process(request: Request, model: "tff_algos.Model", train: FederatedData) -> Any:
-    """Builds the method's process, or what stands for one where the method has several."""
+    """Builds the method's process, or its driver where it is in stages."""
     name, training = request.run["algorithm"], dict(request.training)
     if "client_lr_schedule" in request.objects:
         training |= {
@@ -126,7 +134,7 @@ def _build_process(request: Request, model: "tff_algos.Model", train: FederatedD
         }
     number = len(train.client_ids)
     try:
-        built = tff_algos.build(
+        return tff_algos.build(
             name,
             model,
             num_clients=number,
@@ -137,8 +145,3 @@ def _build_process(request: Request, model: "tff_algos.Model", train: FederatedD
         )
     except tff_algos.ModelError as e:  # Of a method that needs a certain kind of model.
         raise RunError(f"The model of the task cannot be used: {e}") from e
-    if not tff_algos.get(name).staged:
-        return built
-    from simulation.rounds import staged
-
-    return staged.StagedProcess(built, staged.TrainingClients(train, request.run))

@@ -14,14 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import tff_algos
 from simulation import assembly, experiment_flags, identity, runtimes
 from simulation.device import layer_gradients
 from simulation.errors import ChangedError, DivergedError, RunError
 from simulation.experiment_flags import Request
 from simulation.records import checkpoints, files, metrics_csv, models, outputs, stacks, trackers
 from simulation.records.progress import Progress, ProgressInPython
-from simulation.rounds import cohorts
 from tasks import fingerprint, missing
 from tff_suite import command_line, imports
 from tff_suite.hparams import HparamError
@@ -379,7 +377,7 @@ class Experiment:
         point: _Point,
         caller: Caller,
     ):
-        """Loads the task and builds the method's process.
+        """Loads the task and builds the method.
 
         Args:
           request: What the user asks for.
@@ -402,11 +400,11 @@ class Experiment:
                 caller.say(f"warning: {line}.")
 
         parts = assembly.assemble(request, look_at)
-        self._task, self._train, self._cohorts, self._model, self._process = parts
+        self._task, self._train, self._cohorts, self._model, self._method = parts
         if settings["runtime"] == "auto":
             whole = settings["clients_per_chunk"] is None
             first_clients = (lambda: self._cohorts.data(0)[1]) if whole else None
-            name, reason = runtimes.choose(self._process, first_clients)
+            name, reason = runtimes.choose(self._method.process, first_clients)
             caller.say(f"--runtime=auto is {name}: {reason}.")
             request = _with_runtime(request, name)
         self.request = request
@@ -439,8 +437,8 @@ class Experiment:
         Raises:
           RunError: If the checkpoint is of another model or method.
         """
-        process = self._bound()
-        return self._all_weights(_weights(process, self._standing(process).state))
+        process = self._method.through_tff()
+        return self._all_weights(process.model_weights(self._standing(process).state))
 
     def train(self, caller: Caller, started: float) -> Outcome:
         """Does the rounds that are left and writes the results.
@@ -455,24 +453,25 @@ class Experiment:
           HparamError: If its rounds surely do not fit into memory.
           RunError: If the run cannot resume or diverges.
         """
-        from simulation.rounds import in_chunks, least_memory
+        from simulation.rounds import least_memory
 
-        settings, plans = self.request.run, None
+        settings, model, method = self.request.run, self._model.model, self._method
         with contextlib.ExitStack() as stack:
-            process = self._bound()
-            if settings["clients_per_chunk"] is not None:
-                plans = in_chunks.plans_of(self._process, settings["algorithm"])
-            model = self._model.model
-            least_memory.require(self._process, model, self._cohorts, settings, plans)
-            if plans is not None:
-                process = self._in_chunks(process, plans, caller.say, stack)
+            if runtimes.in_engine(settings):
+                programs = method.programs()
+                least_memory.require(method, model, self._cohorts, settings, programs)
+                pool = self._pool(programs, caller.say, stack)
+                process, spread = method.in_engine(programs, pool), pool.spread
+            else:
+                least_memory.require(method, model, self._cohorts, settings)
+                process, spread = method.through_tff(), None
             try:
-                return self._train_with(process, caller, started)
+                return self._train_with(process, spread, caller, started)
             except DivergedError as e:
                 self._folder.write_json(outputs.DIVERGED, {"reason": str(e)})
                 raise
 
-    def _train_with(self, process, caller, started):
+    def _train_with(self, process, spread, caller, started):
         from simulation.measures import evaluations
         from simulation.records import profile
         from simulation.rounds import loop
@@ -483,8 +482,8 @@ class Experiment:
             self._train,
             settings,
             self._model,
-            self._process,
-            getattr(process, "spread", None),
+            self._method,
+            spread,
             warn=lambda text: opened.warn(text),
         )
         if measured.note:
@@ -495,7 +494,8 @@ class Experiment:
         with self._client_states(standing.round_num) as client_states:
             self._write_start(caller, standing.round_num)
             opened = self._recorder(caller, standing.round_num, client_states)
-            with self._cohort_of_round(process) as cohort_of_round, caller.stop_request() as stop:
+            cohorts = self._method.cohorts(runtimes.in_engine(settings))
+            with cohorts as cohort_of_round, caller.stop_request() as stop:
                 profiled = profile.Profile(settings["profile"], folder.path, caller.say)
                 with opened, profiled:
                     state, round_num = loop.run(
@@ -518,7 +518,7 @@ class Experiment:
                         before_round=profiled.before_round,
                         cure=cure,
                     )
-                weights = _weights(process, state)
+                weights = process.model_weights(state)
                 if stop.signal is not None:
                     caller.say(f"Stopped by {stop.signal.name}. {self._how_to_resume(round_num)}")
                     return Outcome(folder.path, self._all_weights(weights), stop.signal)
@@ -544,34 +544,21 @@ class Experiment:
         }
         return [values[id(variable)] for variable in built.keras_model.weights]
 
-    def _bound(self):
-        """Returns the process as the installed runtime runs it."""
-        return self._process if self._staged else runtimes.bind(self._process)
-
-    def _in_chunks(self, process, plans, say, stack):
-        """Returns the process whose rounds go through their cohorts chunk by chunk."""
-        from simulation.rounds import in_chunks
-
+    def _pool(self, programs, say, stack):
+        """Returns who does the clients' side of rounds, until the stack closes."""
         settings = self.request.run
         if settings["workers"]:
             from simulation.workers import start
 
             largest = self._cohorts.members(self._cohorts.largest_round())
             experiment_flags.check_chunks(settings, len(largest.clients))
-            crew = start.crew(self.request, self._data, plans, self._cohorts, say, stack)
-        else:
-            threads = len(os.sched_getaffinity(0))
-            desks = in_chunks.desks(plans, self._process, self._cohorts, settings, threads)
-            crew = in_chunks.Alone(desks)
-            stack.callback(crew.close)
-        if self._staged:
-            return in_chunks.StagedInChunks(self._process, plans, crew, settings)
-        memory = settings["client_state_memory_mb"] << 20
-        return in_chunks.ChunkedProcess(process, plans[""], crew, memory)
+            return start.pool(self.request, self._data, programs, self._cohorts, say, stack)
+        from simulation.engine import pool
 
-    @property
-    def _staged(self):
-        return tff_algos.get(self.request.run["algorithm"]).staged
+        threads = len(os.sched_getaffinity(0))
+        found = pool.InProcess(pool.schedulers(programs, self._method.data, settings, threads))
+        stack.callback(found.close)
+        return found
 
     def _standing(self, process):
         """Returns where the process begins or resumes."""
@@ -586,8 +573,7 @@ class Experiment:
     @contextlib.contextmanager
     def _client_states(self, round_num):
         """Opens what clients keep as of a round; `None` if the method's clients keep nothing."""
-        method = getattr(self._process, "method", None)
-        if method is None or method.client_state is None:
+        if self._method.client_state is None:
             yield None
             return
         from simulation.records import client_states
@@ -596,7 +582,7 @@ class Experiment:
         with files.explained(folder.path):
             states = client_states.ClientStates(
                 folder.file("client_states.sqlite"),
-                tff_algos.initial_client_state(method),
+                self._method.client_state,
                 self.request.run["client_state_memory_mb"] << 20,
                 folder.run_id,
             )
@@ -605,29 +591,6 @@ class Experiment:
                 seal = checkpoint.seal["client_states.sqlite"] if round_num else None
                 states.go_on_from(round_num, seal)
             yield states
-
-    @contextlib.contextmanager
-    def _cohort_of_round(self, process):
-        """Makes the function from a round and the state before it to its clients and their data."""
-        from simulation.rounds import in_chunks
-
-        settings = self.request.run
-        if self._staged:
-            yield lambda round_index, state: ([], process.cohort(state))
-            return
-        if isinstance(process, in_chunks.ChunkedProcess):
-            size, total = settings["clients_per_chunk"], settings["total_rounds"]
-            yield lambda round_index, state: in_chunks.cohort(
-                self._cohorts, size, round_index, total
-            )
-            return
-
-        def clients(round_index):
-            ids, data = self._cohorts.data(round_index)
-            return ids, process.prepare(data)
-
-        with cohorts.Ahead(clients, settings["total_rounds"]) as ahead:
-            yield lambda round_index, state: ahead(round_index)
 
     def _recorder(self, caller, round_num, client_states):
         from simulation.records import recorder
@@ -721,7 +684,3 @@ class Experiment:
             f"{round_num} of {self.request.run['total_rounds']} rounds are done and in a "
             "checkpoint; run the same command again to resume."
         )
-
-
-def _weights(process, state) -> list[np.ndarray]:
-    return [np.asarray(w) for w in process.get_model_weights(state).trainable]

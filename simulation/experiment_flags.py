@@ -194,8 +194,9 @@ RUN_HPARAMS = (
     _flag(
         "runtime",
         "auto",
-        "How rounds run: vectorized, all clients at once; tff, client by client; native, in "
-        "TFF's own worker, CPU only; auto chooses, and says why.",
+        "How rounds run: per_client, client by client; vectorized, on stacked clients; tff and "
+        "native, through TFF, here and in its own worker (CPU only); auto chooses one of the "
+        "first two, and says why.",
         choices=runtimes.CHOICES,
     ),
     _flag(
@@ -834,7 +835,7 @@ def _check_chunks(run, training):
         return
     if run["runtime"] == "native":
         raise HparamError(
-            "--clients_per_chunk cannot cut rounds of --runtime=native; take auto, tff or "
+            "--clients_per_chunk cannot cut rounds of --runtime=native; take auto, per_client or "
             "vectorized."
         )
     if training["aggregator"] != "mean":

@@ -1,17 +1,17 @@
-"""Where TFF computations run.
+"""Which executor or context carries a method's rounds out.
 
-`tff`: in this process, by `tff_context.InProcessContext`: TFF's compiler, an interpreter of its
-  federated intrinsics, and this process's TensorFlow with its GPU, if it has one. The default.
-`native`: in TFF's own C++ worker, a child process that uses the CPU only. The independent check on
-  `tff`; the same computations, two to three times slower for small models.
+`per_client`: the engine in this process, client by client on a thread a core.
+`vectorized`: the engine in this process, on stacked clients.
+`tff`: the method's TFF computation in this process, by `simulation.tff.context`: TFF's compiler, an
+  interpreter of its federated intrinsics, and this process's TensorFlow. A check on the engine.
+`native`: the same computation in TFF's own C++ worker, a child process that uses the CPU only. The
+  independent check on all others; two to three times slower for small models.
 
-`vectorized`: in this process; a round of one of our methods is one TensorFlow program over the
-  whole cohort (`vectorized.VectorizedProcess`). Other TFF computations run as in `tff`.
+All take and return the same values. `installed` makes one of them the context of this thread's TFF
+computations. These run through TFF in every runtime; `bind` gives a method's process as the runtime
+runs it:
 
-All take and return the same values. `installed` makes one of them the context in which TFF
-computations run, and `bind` gives a process as that runtime runs it:
-
-    with runtimes.installed('tff'):
+    with runtimes.installed('per_client'):
       bound = runtimes.bind(process)
       state = bound.next(bound.initialize(), clients).state
 
@@ -21,22 +21,23 @@ runtime. Importing this module imports neither TensorFlow nor TFF.
 
 import contextlib
 import ctypes
-import functools
-import gc
+import itertools
 import os
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from simulation.errors import RunError
 
-RUNTIMES = ("tff", "native", "vectorized")
+RUNTIMES = ("per_client", "vectorized", "tff", "native")
+# Those of the engine.
+ENGINE = ("per_client", "vectorized")
 CHOICES = ("auto", *RUNTIMES)
 
-# Processor time of a round relative to `tff`, ten clients of 100 examples, batches of ten, dense
-# models: 0.4 with 25,000 parameters, 0.5 with 50,000, 0.8 with 100,000, 1.1 with 200,000; softmax
-# regression with 610, 100 clients: 0.06. Client by client the weights stay in a core's cache; for
-# a whole cohort they do not. The EMNIST CNN: 3.3, for want of a fast convolution with a filter for
-# each client.
+# Processor time of a round relative to `per_client`, ten clients of 100 examples, batches of ten,
+# dense models: 0.4 with 25,000 parameters, 0.5 with 50,000, 0.8 with 100,000, 1.1 with 200,000;
+# softmax regression with 610, 100 clients: 0.06. Client by client the weights stay in a core's
+# cache; for a whole cohort they do not. The EMNIST CNN: 3.3, for want of a fast convolution with a
+# filter for each client.
 MAX_VECTORIZED_PARAMETERS = 100_000
 
 # In glibc's malloc.h.
@@ -77,10 +78,11 @@ def _context(name: str, num_threads: int | None):
 
         with native_worker.native_context(num_threads) as context:
             yield context
-    elif name == "vectorized":
-        from simulation.engine import batching as vectorized
+    elif name in ENGINE:
+        from simulation.engine import process
 
-        with contextlib.closing(vectorized.VectorizedContext(num_threads)) as context:
+        stacked = name == "vectorized"
+        with contextlib.closing(process.EngineContext(stacked, num_threads)) as context:
             yield context
     else:
         from simulation.tff import context as tff_context
@@ -89,114 +91,105 @@ def _context(name: str, num_threads: int | None):
             yield context
 
 
-class Bound(NamedTuple):
-    """A process as a runtime runs it.
+class Bound:
+    """A process as a runtime runs it, on cohorts whose clients' data the caller has."""
 
-    Attributes:
-      initialize: `() -> state`.
-      next: `(state, clients) -> output`, of `tff.learning.templates.LearningProcessOutput`; clients
-        as the process itself takes them, or as `prepare` returns them.
-      get_model_weights: `state -> tff.learning.models.ModelWeights`.
-      prepare: `clients -> clients`, which another thread may call ahead of the round.
-    """
+    def __init__(self, process: Any):
+        """Initialises from a `simulation.protocol.Process`."""
+        self._process, self._rounds = process, itertools.count()
+        self.initialize = process.initialize
+        self.model_weights = process.model_weights
 
-    initialize: Callable[[], Any]
-    next: Callable[[Any, Any], Any]
-    get_model_weights: Callable[[Any], Any]
-    prepare: Callable[[Any], Any]
+    def next(self, state: Any, clients: Any, client_states: Any = None) -> Any:
+        """Runs a round.
+
+        Args:
+          state: The server's state before it.
+          clients: The data of each client, as the process itself takes them.
+          client_states: `ClientState` of each client, if the method's clients keep anything.
+
+        Returns:
+          A `simulation.protocol.RoundOutput`.
+        """
+        from simulation.protocol import Cohort
+
+        # No two rounds share what is held of a chunk, whatever the state they begin with.
+        cohort = Cohort(next(self._rounds), (), len(clients), work=clients)
+        output = self._process.next(state, cohort, client_states)
+        return output._replace(client_states=list(output.client_states))
 
 
-def bind(process: Any) -> Bound:
+def bind(process: Any, clients_per_chunk: int | None = None) -> Bound:
     """Returns a process as the runtime that this thread has installed runs it.
 
     Args:
-      process: A process of `tff_algos.build`, or one with the same functions.
+      process: A process of `tff_algos.build`; through TFF, also one with the same functions.
+      clients_per_chunk: Clients of a chunk, in the engine; by default the whole cohort.
 
     Raises:
-      NotVectorizable: If it is not a process of `tff_algos.build` (`vectorized`).
+      NotVectorizable: If it is not a process of `tff_algos.build` and the engine is installed.
     """
     import tensorflow_federated as tff
 
-    from simulation.tff import context as tff_context
+    from simulation.engine import batched_ops
+    from simulation.engine import process as engine
+    from simulation.tff.process import TffProcess
 
     current = tff.framework.get_context_stack().current
-    method = getattr(process, "method", None)
-    if hasattr(current, "bind"):
-        process = current.bind(process)
-    in_process = isinstance(current, tff_context.InProcessContext)
-    initialize = process.initialize
-    if in_process and method is not None:
-        initialize = functools.partial(_initialize, method)
-    if in_process:
-        prepare = getattr(process, "prepare", lambda clients: clients)
-    else:
-        # TFF knows arrays only.
-        prepare = _prepare_arrays
-    return Bound(initialize, process.next, process.get_model_weights, prepare)
+    if not isinstance(current, engine.EngineContext):
+        return Bound(TffProcess(process))
+    if not hasattr(process, "method"):
+        raise batched_ops.NotVectorizable(
+            "The engine runs processes of tff_algos.build only. Use --runtime=tff."
+        )
+    return Bound(current.process(process, clients_per_chunk))
 
 
-def _prepare_arrays(clients):
-    from tff_algos import client_data
-    from tff_suite import memory
+def in_engine(settings: Mapping[str, Any]) -> bool:
+    """Returns whether the engine carries a run's rounds out, by its settings.
 
-    # All at once, and in TFF's worker once more.
-    memory.require(
-        2 * memory.nbytes([(c.x, c.y) for c in clients]),
-        f"The examples of {len(clients):,} clients at once, here and in TFF's worker,",
-        "--runtime=tff, fewer clients a round or fewer epochs take less",
-    )
-    return list(map(client_data.arrays, clients))
-
-
-def _initialize(method):
-    """Returns a method's first state, and to the system the memory that building it has freed.
-
-    Without a graph, which would hold the model's weights as constants, in several copies.
+    Chunks are the engine's: with `clients_per_chunk`, `tff` stands for `per_client`.
     """
-    import tensorflow as tf
-
-    state = tf.nest.map_structure(lambda t: tf.convert_to_tensor(t).numpy(), method.initialize())
-    gc.collect()
-    # What is free, glibc keeps, until it is asked for it.
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return state
+    return settings["runtime"] in ENGINE or settings["clients_per_chunk"] is not None
 
 
 def choose(process: Any, first_clients: Callable[[], Any] | None = None) -> tuple[str, str]:
     """Returns the runtime that `auto` stands for, and why.
 
-    A method of several processes runs in `tff`. The rule for the others, from the measurements of
-    `benchmarks/auto.py`: `vectorized` if every operation of the method's round has a form over a
-    whole cohort and, on a CPU, the model has no convolution and at most `MAX_VECTORIZED_PARAMETERS`
-    parameters; else `tff`.
+    The rule, from the measurements of `benchmarks/auto.py`: `vectorized` if every operation of the
+    method's round has a form over stacked clients and, on a CPU, the model has no convolution and
+    at most `MAX_VECTORIZED_PARAMETERS` parameters; else `per_client`. A method in stages runs in
+    `per_client`, and one whose aggregator has no form over stacked clients in `tff`.
 
     Args:
-      process: What `tff_algos.build` gives, or a process made of it.
+      process: What `tff_algos.build` gives.
       first_clients: Makes the data of the first round's clients, if they are known. What is traced
         here is then the program that the first round runs.
     """
     import tensorflow as tf
 
-    from simulation.engine import batching as vectorized
+    from simulation.engine import batching, executors
+    from simulation.engine import process as engine
 
     if not hasattr(process, "method"):
-        return "tff", "a method of several processes"
+        return "per_client", "a method in stages"
+    try:
+        program = engine.program_of(process)
+    except batching.NotVectorizable as e:
+        return "tff", str(e).removesuffix(" Use --runtime=tff.")
     if not tf.config.list_physical_devices("GPU"):
         number = sum(w.size for w in process.model.initial_weights)
         if number > MAX_VECTORIZED_PARAMETERS:
-            return (
-                "tff",
-                f"{number:,} parameters, more than {MAX_VECTORIZED_PARAMETERS:,}, on a CPU",
-            )
-        if vectorized.has_convolution(process.model):
-            return "tff", "convolutions on a CPU"
-    whole = vectorized.VectorizedProcess(process)
+            reason = f"{number:,} parameters, more than {MAX_VECTORIZED_PARAMETERS:,}, on a CPU"
+            return "per_client", reason
+        if batching.has_convolution(process.model):
+            return "per_client", "convolutions on a CPU"
+    stacked = executors.Stacked(program)
     try:
-        whole.program(len(whole.prepare(first_clients()).blocks) if first_clients else 1)
-    except vectorized.NotVectorizable as e:
-        return "tff", str(e).removesuffix(" Use --runtime=tff.")
-    return "vectorized", "every operation has a form over a whole cohort"
+        stacked.check(len(stacked.prepare(first_clients()).blocks) if first_clients else 1)
+    except batching.NotVectorizable as e:
+        return "per_client", str(e).removesuffix(" Use --runtime=tff.")
+    return "vectorized", "every operation has a form over stacked clients"
 
 
 def configure_threads() -> None:

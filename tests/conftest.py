@@ -147,7 +147,6 @@ def traced_once(monkeypatch):
     """
     import tff_algos
     from simulation import assembly
-    from simulation.rounds import staged
 
     build = assembly._build_process
 
@@ -162,11 +161,7 @@ def traced_once(monkeypatch):
             )
         )
         if key not in _traced:
-            process = build(request, model, train)
-            # One of several stages keeps what belongs to its run.
-            if isinstance(process, staged.StagedProcess):
-                return process
-            _traced[key] = process
+            _traced[key] = build(request, model, train)
         return _traced[key]
 
     monkeypatch.setattr(assembly, "_build_process", build_once)

@@ -317,7 +317,7 @@ _BEFORE_ROUNDS = [
     "tensorflow_federated",
     "tasks:load",
     "simulation.runtimes:configure_threads",
-    "simulation.runtimes:bind",
+    "simulation.engine.process:program_of",
     "simulation.records.trackers:opened",
 ]
 
@@ -375,7 +375,7 @@ _ERRORS = {
 @pytest.mark.quick_cases("native-SIGKILL")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", [*_SIGNALS, *_ERRORS, "end"], ids=_called)
-@pytest.mark.parametrize("runtime", ["tff", "native", "vectorized"])
+@pytest.mark.parametrize("runtime", ["per_client", "native", "vectorized"])
 def test_run_experiment(tmp_path, runtime, how):
     (tmp_path / "at_round_3.py").write_text(_AT_ROUND_3.format(error=_ERRORS.get(how)))
     arguments = [

@@ -84,8 +84,8 @@ def _round(name, runtime, with_metrics):
     with runtimes.installed(runtime):
         bound = runtimes.bind(process)
         # A cohort of several, and one of one.
-        output = bound.next(bound.initialize(), bound.prepare(clients))
-        output = bound.next(output.state, bound.prepare(clients[:1]))
+        output = bound.next(bound.initialize(), clients)
+        output = bound.next(output.state, clients[:1])
         return [np.asarray(w) for w in output.state.weights], model.initial_weights
 
 

@@ -33,6 +33,7 @@ _BOXES = {
     "device": ["simulation.device"],
     "errors": [
         "simulation.errors",
+        "simulation.protocol",
         "simulation.task_models",
         "simulation.cluster",
         "simulation.supervisor",

@@ -684,16 +684,13 @@ os.replace = replace
 def _signal_in_round(round_num, name):
     # Not where the round's data is made, which may be a round ahead.
     return f"""
-from simulation import runtimes
-original = runtimes.bind
-def bind(process):
-    bound = original(process)
-    def next_round(state, *rest):
-        if int(state.round_num) + 1 == {round_num}:
-            os.kill(os.getpid(), signal.{name})
-        return bound.next(state, *rest)
-    return bound._replace(next=next_round)
-runtimes.bind = bind
+from simulation.engine.process import EngineProcess
+original = EngineProcess.next
+def next_round(process, state, *rest):
+    if int(state.round_num) + 1 == {round_num}:
+        os.kill(os.getpid(), signal.{name})
+    return original(process, state, *rest)
+EngineProcess.next = next_round
 """
 
 

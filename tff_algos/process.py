@@ -227,22 +227,30 @@ def client_state_spec(method: Method) -> ClientState:
     return ClientState(tf.TensorSpec([], tf.int32), kept)
 
 
-def client_data_type(model: Model) -> tff.Type:
-    """Returns the TFF type of one client's data in a round: steps and batch size are unknown."""
+def client_data_spec(model: Model) -> ClientData:
+    """Returns the `tf.TensorSpec`s of one client's data: steps and batch size are unknown."""
 
     def stacked(spec):
-        return tff.TensorType(spec.dtype.as_numpy_dtype, [None, None, *spec.shape[1:]])
+        return tf.TensorSpec([None, None, *spec.shape[1:]], spec.dtype)
 
+    scalar = tf.TensorSpec([], tf.int32)
+    return ClientData(
+        x=stacked(model.x_spec),
+        y=stacked(model.y_spec),
+        mask=tf.TensorSpec([None, None], tf.float32),
+        steps_per_epoch=scalar,
+        num_examples=scalar,
+        participates=tf.TensorSpec([], tf.float32),
+        seed=tf.TensorSpec([2], tf.int32),
+        index=scalar,
+    )
+
+
+def client_data_type(model: Model) -> tff.Type:
+    """Returns the TFF type of one client's data."""
     return tff.to_type(
-        ClientData(
-            x=stacked(model.x_spec),
-            y=stacked(model.y_spec),
-            mask=tff.TensorType(np.float32, [None, None]),
-            steps_per_epoch=tff.TensorType(np.int32),
-            num_examples=tff.TensorType(np.int32),
-            participates=tff.TensorType(np.float32),
-            seed=tff.TensorType(np.int32, [2]),
-            index=tff.TensorType(np.int32),
+        tf.nest.map_structure(
+            lambda t: tff.types.tensorflow_to_type((t.dtype, t.shape)), client_data_spec(model)
         )
     )
 

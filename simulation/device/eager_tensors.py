@@ -48,6 +48,18 @@ def adopt(array: np.ndarray) -> tf.Tensor:
     return lean(ops.EagerTensor(array, None, None))
 
 
+def as_tensor(value: tf.Tensor | np.ndarray) -> tf.Tensor:
+    """Returns a tensor as it is, and an array of numbers as one that may share its memory.
+
+    The array must not be changed afterwards.
+    """
+    if tf.is_tensor(value):
+        return value
+    if isinstance(value, np.ndarray) and value.dtype.kind in _NUMBERS:
+        return adopt(value)
+    return lean(tf.convert_to_tensor(value))
+
+
 def copy_of(array: np.ndarray | Gathered) -> tf.Tensor:
     """Returns a copy of an array as an eager tensor, numbers in the host's memory."""
     if array.dtype.kind not in _NUMBERS:

@@ -1,21 +1,23 @@
-"""TFF computations over stacked clients, as part of a graph: how `vectorized` runs an aggregator.
+"""TFF's aggregation factories carried out on stacked clients, as part of a graph.
 
-The values are those of `tff_interpreter`, but what is placed at clients is a `Clients`: tensors
+The values are those of `simulation.tff.interpreter`, but a value at clients is a `Clients`: tensors
 with a first dimension for them. A map over clients is rewritten to take all of them at once, as a
-method's own functions are; what has no such form is refused. Only TFF's aggregate, by which the
-server folds what clients send, goes through them one after the other, as it is defined.
+method's own functions are. A part without such a form is refused. Only TFF's aggregate, by which
+the server folds what clients send, goes through them one after the other, as it is defined.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from simulation.engine import batching
 from simulation.engine.batched_ops import NotVectorizable
 from simulation.tff import context as tff_context
 from simulation.tff import graphs as tff_graphs
 from simulation.tff import interpreter as tff_interpreter
+from tff_algos import aggregation
 
 
 class Clients:
@@ -37,18 +39,46 @@ def of_each(value: Any) -> Clients:
     return Clients(value, tf.nest.map_structure(lambda _: True, value))
 
 
+class Aggregate(NamedTuple):
+    """What an aggregator gives, as `tff.templates.MeasuredProcessOutput`."""
+
+    state: Any
+    result: Any
+    measurements: Any
+
+
+def on_rows(process: aggregation.Aggregator) -> Callable[[Any, Any], Aggregate]:
+    """Returns an aggregator as a function of its state and the rows of all clients.
+
+    The function takes tensors `[K, ...]`, for use while a graph is built. It raises a
+    `NotVectorizable` if a part of the aggregator has no form over several clients.
+
+    Args:
+      process: The aggregator.
+    """
+    types = process.next.type_signature
+
+    def aggregate(state, rows):
+        state = aggregation.unpack(types.parameter[0].member, state)
+        number = tf.shape(tf.nest.flatten(rows)[0])[0]
+        argument = state, *map(of_each, rows)
+        outputs = StackedInterpreter().run(process.next, argument, number)
+        return Aggregate(
+            *(
+                aggregation.pack(of.member, iter(tf.nest.flatten(output)))
+                for of, output in zip(types.result, outputs, strict=True)
+            )
+        )
+
+    return aggregate
+
+
 class StackedInterpreter(tff_interpreter.Interpreter):
     """Turns building blocks into functions that add to the graph that is being built."""
 
-    def __init__(self, over_clients: Callable):
-        """Initialises the interpreter.
-
-        Args:
-          over_clients: `(fn, arguments, stacked, K) -> result [K, ...]`, which applies a function
-            of one client's tensors to those of all.
-        """
+    def __init__(self):
+        """Initialises the interpreter, which needs no threads."""
         super().__init__(None, 1)
-        self._over_clients = over_clients
 
     def run(self, computation: tff.Computation, argument: Any, num_clients: tf.Tensor) -> Any:
         """Carries out a computation.
@@ -92,12 +122,12 @@ class StackedInterpreter(tff_interpreter.Interpreter):
         return same(value)
 
     def _eval_at_clients(self, num_clients, function):
-        return of_each(self._over_clients(lambda: function(None), (), [], num_clients))
+        return of_each(batching.over_clients(lambda: function(None), (), [], num_clients))
 
     def _map(self, num_clients, argument):
         function, values = argument
         stacked = tf.nest.flatten(values.stacked)
-        return of_each(self._over_clients(function, (values.value,), stacked, num_clients))
+        return of_each(batching.over_clients(function, (values.value,), stacked, num_clients))
 
     def _map_all_equal(self, num_clients, argument):
         function, values = argument

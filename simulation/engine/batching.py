@@ -1,58 +1,36 @@
-"""A method's round over the whole cohort at once: `--runtime=vectorized`.
+"""Batching of a cohort: blocks of like clients, stacked, and their primitives over a whole block.
 
-`VectorizedFederation` is the second spelling of the words of `tff_algos.method.Federation`: the
-very same client functions, rewritten to take all clients as one tensor dimension. A round is one
-TensorFlow program, from the state and the cohort's data to the next state and the metrics.
+`StackedFederation` runs a method's own client functions, rewritten to take all clients of a block
+as one tensor dimension.
 
 Clients of unlike length are put into blocks of like length. Within a block they are padded to the
-longest, with steps and examples that a mask makes count nothing. Shapes of the data are unknown to
-the program, so that one program for each number of blocks, at most `MAX_BLOCKS`, serves all rounds.
-Which clients share a block is a function of the cohort's own sizes: nothing has to be remembered
-for a resumed run to be the same run.
+longest, with steps and examples that a mask takes out. Shapes of the data are unknown to a program.
+So one program for each number of blocks, at most `MAX_BLOCKS`, serves all rounds. Which clients
+share a block is a function of their sizes alone, so a resumed run is the same run.
 
 Nothing falls back to a loop over clients: `NotVectorizable` names an operation that would need it.
 """
 
-import threading
-import weakref
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from simulation.device import eager_tensors, graph_calls
-from simulation.engine import aggregators as stacked_interpreter
+from simulation.device import eager_tensors
 from simulation.engine import batched_ops
-from simulation.engine.batched_ops import NotVectorizable
-from simulation.engine.program import field_of
-from simulation.tff import context as tff_context
+from simulation.engine.batched_ops import NotVectorizable as NotVectorizable
 from tasks.layers import vectorizable
-from tff_algos import aggregation, client
+from tff_algos import client
 from tff_algos import process as process_lib
-from tff_algos.client_data import Batch, ClientData, Gathered, arrays, of_model
+from tff_algos.client_data import Batch, ClientData, Gathered, arrays
 from tff_algos.model import Model
-from tff_suite import compat, memory
-
-__all__ = [
-    "MAX_BLOCKS",
-    "Cohort",
-    "NotVectorizable",
-    "VectorizedContext",
-    "VectorizedFederation",
-    "VectorizedProcess",
-]
+from tff_suite import memory
 
 MAX_BLOCKS = 8
 
 # A step of a block costs, besides its clients' work, about that of this number of further clients.
 _STEP_OVERHEAD = 8.0
-
-# On every machine as many, since what a client's matrices are stacked with is seen in the last bits
-# of their products. Measured with an MLP of 199,210 weights: two take 0.6 of the time of one on two
-# cores and 0.9 on one core, four more than two on either.
-_USUAL_BLOCKS = 2
 
 # A step of fewer multiplications is over sooner than another thread is of use; measured with
 # softmax regression, where a second block costs half of what the first does.
@@ -116,8 +94,8 @@ def _costs(sizes, counts):
     return cost
 
 
-class Cohort(NamedTuple):
-    """A round's clients, ready for the program.
+class Stack(NamedTuple):
+    """Data of several clients, stacked for a program.
 
     Attributes:
       blocks: `ClientData` of several clients each, all fields with a first dimension for them.
@@ -139,7 +117,7 @@ _ONCE = {
 }
 
 
-def prepare(clients: Sequence[ClientData], model: Model, at_least: int = 1) -> Cohort:
+def prepare(clients: Sequence[ClientData], model: Model, at_least: int = 1) -> Stack:
     """Pads and stacks the data of a round's clients.
 
     Args:
@@ -170,7 +148,7 @@ def prepare(clients: Sequence[ClientData], model: Model, at_least: int = 1) -> C
     places = np.empty(len(clients), np.int32)
     places[[k for block in blocks for k in block]] = np.arange(len(clients), dtype=np.int32)
     stacked = tuple(_stack([clients[k] for k in block]) for block in blocks)
-    return Cohort(stacked, tf.constant(places))
+    return Stack(stacked, tf.constant(places))
 
 
 def _require_room(clients, blocks):
@@ -239,7 +217,7 @@ def _stack(clients: list[ClientData]) -> ClientData:
     return tf.nest.map_structure(eager_tensors.adopt, ClientData(**padded, **rest))
 
 
-def stack_states(client_states: Sequence[Any], cohort: Cohort) -> tuple:
+def stack_states(client_states: Sequence[Any], cohort: Stack) -> tuple:
     """Returns the states of the cohort's clients as structures of tensors, one for each block.
 
     Raises:
@@ -264,27 +242,11 @@ def stack_states(client_states: Sequence[Any], cohort: Cohort) -> tuple:
     )
 
 
-def _check_state(leaves, program):
-    # A program takes what can be broadcast, too, and then gives other numbers.
-    for leaf, like in zip(leaves, program.inputs, strict=False):
-        if leaf.dtype != like.dtype or not like.shape.is_compatible_with(leaf.shape):
-            raise TypeError(
-                f"The state must hold {like.dtype.name} {like.shape.as_list()}, found "
-                f"{leaf.dtype.name} {leaf.shape.as_list()}."
-            )
-
-
-def _block_spec(model: Model) -> ClientData:
-    def stacked(spec):
-        return tf.TensorSpec([None, None, None, *spec.shape[1:]], spec.dtype)
-
-    return ClientData(
-        x=stacked(model.x_spec),
-        y=stacked(model.y_spec),
-        mask=tf.TensorSpec([None, None, None], tf.float32),
-        seed=tf.TensorSpec([None, 2], tf.int32),
-        **{name: tf.TensorSpec([None], dtype) for name, dtype in _ONCE.items() if name != "seed"},
-    )
+def field_of(value: Any, key: str | int) -> Any:
+    """Returns a part of a structure by name or place, as TFF's values allow."""
+    if isinstance(value, Mapping):
+        return value[key] if isinstance(key, str) else list(value.values())[key]
+    return getattr(value, key) if isinstance(key, str) else value[key]
 
 
 class _Placed:
@@ -322,14 +284,6 @@ class _Broadcast(_Placed):
         return _Broadcast(field_of(self._value, key))
 
 
-class Aggregate(NamedTuple):
-    """What an aggregator gives, as `tff.templates.MeasuredProcessOutput`."""
-
-    state: Any
-    result: Any
-    measurements: Any
-
-
 def at_clients(blocks: Sequence[Any]) -> _AtClients:
     """Returns what clients hold, given as structures of tensors `[clients, ...]`, one a block."""
     return _AtClients(blocks)
@@ -340,11 +294,11 @@ def blocks_at(value: Any) -> tuple:
     return value._blocks
 
 
-class VectorizedFederation:
-    """The words of a round over blocks of stacked clients; for use while a graph is built."""
+class StackedFederation:
+    """The primitives of a round over blocks of stacked clients; for use while a graph is built."""
 
     def __init__(self, num_clients: Sequence[tf.Tensor], places: tf.Tensor | None):
-        """Initialises the words of a round.
+        """Initialises the primitives of a round.
 
         Args:
           num_clients: Number of clients of each block, int32 scalars.
@@ -357,11 +311,6 @@ class VectorizedFederation:
     def broadcast(self, value):
         """As `tff_algos.method.Federation.broadcast`."""
         return _Broadcast(value)
-
-    def map_server(self, fn, *values):
-        """As `tff_algos.method.Federation.map_server`."""
-        # A function's own numbers come as they are, where it is no `tf.function`.
-        return tf.nest.map_structure(tf.convert_to_tensor, _fresh(fn)(*values))
 
     def map_clients(self, fn, *values):
         """As `tff_algos.method.Federation.map_clients`.
@@ -384,16 +333,9 @@ class VectorizedFederation:
         # Traced once, since all blocks have the same, partly unknown shapes.
         @tf.function(autograph=False)
         def over_block(num_clients, arguments):
-            return _over_clients(fn, arguments, stacked, num_clients)
+            return over_clients(fn, arguments, stacked, num_clients)
 
         return _AtClients(over_block(n, of_block(b)) for b, n in enumerate(self._num_clients))
-
-    def mean(self, value, weight):
-        """As `tff_algos.method.Federation.mean`."""
-        sums, total = self.weighted_sum(value, weight)
-        return tf.nest.map_structure(
-            lambda s: tf.math.divide_no_nan(s, tf.cast(total, s.dtype)), sums
-        )
 
     def weighted_sum(self, value, weight):
         """Returns the sums that a mean is the quotient of: of weight times value, and of weight."""
@@ -417,25 +359,6 @@ class VectorizedFederation:
         """As `tff_algos.method.Federation.stack`."""
         return self._of_cohort(value)
 
-    def aggregate(self, process, state, value, weight):
-        """As `tff_algos.method.Federation.aggregate`.
-
-        Raises:
-          NotVectorizable: If a part of the aggregator has no form over several clients.
-        """
-        types = process.next.type_signature
-        state = aggregation.unpack(types.parameter[0].member, state)
-        of_clients = [value, weight][: 1 + process.weighted]
-        argument = (state, *map(stacked_interpreter.of_each, map(self._of_cohort, of_clients)))
-        interpreter = stacked_interpreter.StackedInterpreter(_over_clients)
-        outputs = interpreter.run(process.next, argument, tf.add_n(self._num_clients))
-        return Aggregate(
-            *(
-                aggregation.pack(of.member, iter(tf.nest.flatten(output)))
-                for of, output in zip(types.result, outputs, strict=True)
-            )
-        )
-
     def _of_cohort(self, value):
         """Returns a client value as tensors `[K, ...]` in the order of the cohort."""
 
@@ -456,21 +379,26 @@ class VectorizedFederation:
         return joined if self._places is None else tf.gather(joined, self._places)
 
 
-def _over_clients(fn: Callable, arguments: Any, stacked: Sequence[bool], num_clients: tf.Tensor):
+def over_clients(fn: Callable, arguments: Any, stacked: Sequence[bool], num_clients: tf.Tensor):
     """Applies a client's function to all clients of a block.
+
+    For use while a graph is built.
 
     Args:
       fn: The function.
       arguments: Its arguments, structures of tensors; those of clients are `[K, ...]`.
       stacked: For each tensor of the arguments, whether it is of clients.
       num_clients: K, int32 scalar.
+
+    Raises:
+      NotVectorizable: If an operation of the function has no form over several clients.
     """
     flat = tf.nest.flatten(arguments)
     specs = [
         tf.TensorSpec(t.shape[1:] if has_clients else t.shape, t.dtype)
         for t, has_clients in zip(flat, stacked, strict=True)
     ]
-    fn = _fresh(fn)
+    fn = fresh(fn)
 
     def of_one(*arguments):
         return fn(*arguments)
@@ -486,7 +414,7 @@ def _over_clients(fn: Callable, arguments: Any, stacked: Sequence[bool], num_cli
     return tf.nest.pack_sequence_as(traced.structured_outputs, outputs)
 
 
-def _fresh(fn: Callable) -> Callable:
+def fresh(fn: Callable) -> Callable:
     """Returns a method's function without the traces that others have left in its cache.
 
     They would be for one client, or for another of TensorFlow's executors.
@@ -508,194 +436,3 @@ def has_convolution(model: Model) -> bool:
     graph = traced.graph.as_graph_def()
     bodies = [graph.node, *(f.node_def for f in graph.library.function)]
     return any(node.op.startswith(("Conv", "DepthwiseConv")) for body in bodies for node in body)
-
-
-class Programs:
-    """Programs, and each one's executor.
-
-    Attributes:
-      traced: Key of a program → the program.
-      executors: The same → TensorFlow's name of what runs it.
-      on_gpu: Whether they are for a GPU.
-      at_least: Blocks that a cohort is split into where there is work for them.
-    """
-
-    def __init__(self):
-        """Initialises without programs."""
-        self.traced, self.executors = {}, {}
-        self.on_gpu = bool(tf.config.list_physical_devices("GPU"))
-        self.at_least = 1 if self.on_gpu else _USUAL_BLOCKS
-        self._lock = threading.Lock()
-
-    def of(
-        self, key: Any, num_blocks: int, trace: Callable
-    ) -> tf.types.experimental.ConcreteFunction:
-        """Returns a program.
-
-        Args:
-          key: What tells it from others.
-          num_blocks: Blocks that its clients make.
-          trace: Makes it, where it is not there yet.
-        """
-        with self._lock:
-            if key not in self.traced:
-                # The operations of one block follow one another. To hand them from thread to
-                # thread takes a quarter of a small model's round and of its processor's time.
-                executor = "" if num_blocks > 1 or self.on_gpu else "SINGLE_THREADED_EXECUTOR"
-                with graph_calls.calling(executor):
-                    program = trace()
-                if executor and not graph_calls.runs_in_one_thread(program):
-                    executor = ""
-                    with graph_calls.calling(executor):
-                        program = trace()
-                self.traced[key], self.executors[key] = program, executor
-            return self.traced[key]
-
-
-# So that what `runtimes.choose` has traced to see whether it can be is what the run then runs.
-_programs: MutableMapping[Any, Programs] = weakref.WeakKeyDictionary()
-
-
-class VectorizedProcess:
-    """A method's process whose rounds take the whole cohort at once.
-
-    Has what the loop needs of a `tff_algos.process.Process` or `StatefulProcess`. Its states are
-    those of the process itself, save that they hold tensors instead of arrays.
-    """
-
-    def __init__(self, process, at_least: int | None = None):
-        """Initialises the process.
-
-        Args:
-          process: A `tff_algos.process.Process`.
-          at_least: Blocks of a cohort where there is work for them, see `prepare`; `None` is as
-            many as is best on a CPU or GPU. It is seen in the last bits of clients' results.
-        """
-        self._process = process
-        self._programs = _programs.setdefault(process, Programs())
-        self._at_least = self._programs.at_least if at_least is None else at_least
-
-    def initialize(self):
-        """Returns the state before the first round."""
-        return self._process.initialize()
-
-    def get_model_weights(self, state) -> tff.learning.models.ModelWeights:
-        """Returns the model's weights in a state."""
-        return self._process.get_model_weights(state)
-
-    def set_model_weights(self, state, weights):
-        """Returns the state with other model weights."""
-        return self._process.set_model_weights(state, weights)
-
-    def prepare(self, clients: Sequence[ClientData]) -> Cohort:
-        """Pads and stacks a round's client data, which another thread may do ahead of the round.
-
-        Raises:
-          ValueError: If there is no client, or the method can not work with these.
-        """
-        self._process.check_clients(clients)
-        return prepare(clients, self._process.model, self._at_least)
-
-    def next(
-        self,
-        state,
-        clients: Sequence[ClientData] | Cohort,
-        client_states: Sequence[Any] | None = None,
-    ):
-        """Runs a round.
-
-        Args:
-          state: The state before it.
-          clients: Data of each client, or what `prepare` made of it.
-          client_states: `ClientState` of each client, if the method's clients keep anything.
-
-        Returns:
-          A `tff.learning.templates.LearningProcessOutput`, or with client state a
-          `tff_algos.process.RoundOutput`.
-
-        Raises:
-          NotVectorizable: If an operation has no form over several clients.
-          TypeError: If the state holds arrays of other types or shapes than the method's.
-          ValueError: If there is no client, or the states are of another number of clients.
-        """
-        if not isinstance(clients, Cohort):
-            clients = self.prepare(of_model(clients, self._process.model, int(state.round_num)))
-        cohort = clients
-        program = self.program(len(cohort.blocks))
-        given = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(state)]
-        # The state after the round has as many.
-        number = len(given)
-        _check_state(given, program)
-        given += tf.nest.flatten(cohort)
-        if client_states is not None:
-            given += tf.nest.flatten(stack_states(client_states, cohort))
-        with graph_calls.calling(self._programs.executors[len(cohort.blocks)]):
-            # Binding arguments by signature would take longer than a small model's step does.
-            outputs = compat.flat(program._inference_function)(*given)
-        # Unlike `numpy()`, without a copy.
-        outputs[number:] = map(np.asarray, outputs[number:])
-        after, metrics, *states_after = tf.nest.pack_sequence_as(
-            program.structured_outputs, outputs
-        )
-        if not states_after:
-            return tff.learning.templates.LearningProcessOutput(after, metrics)
-        return process_lib.RoundOutput(after, metrics, process_lib.StackedStates(states_after[0]))
-
-    def program(self, num_blocks: int = 1) -> tf.types.experimental.ConcreteFunction:
-        """Returns the program of rounds whose clients make this number of blocks.
-
-        Raises:
-          NotVectorizable: If an operation has no form over several clients.
-        """
-        return self._programs.of(num_blocks, num_blocks, lambda: self._trace(num_blocks))
-
-    def _trace(self, num_blocks):
-        method = self._process.method
-        initial = tf.function(method.initialize, autograph=False).get_concrete_function()
-        given = [
-            tf.nest.map_structure(
-                lambda t: tf.TensorSpec(t.shape, t.dtype), initial.structured_outputs
-            ),
-            Cohort(
-                (_block_spec(self._process.model),) * num_blocks, tf.TensorSpec([None], tf.int32)
-            ),
-        ]
-        if method.client_state is not None:
-            of_block = tf.nest.map_structure(
-                lambda t: tf.TensorSpec([None, *t.shape], t.dtype),
-                process_lib.client_state_spec(method),
-            )
-            given.append((of_block,) * num_blocks)
-
-        def a_round(*flat):
-            state, cohort, *client_states = tf.nest.pack_sequence_as(given, flat)
-            sizes = [tf.shape(b.index)[0] for b in cohort.blocks]
-            federation = VectorizedFederation(sizes, cohort.places if num_blocks > 1 else None)
-            at_clients = map(_AtClients, (cohort.blocks, *client_states))
-            state, metrics, *states_after = method.next_round(federation, state, *at_clients)
-            return state, metrics, *map(federation.stack, states_after)
-
-        traced = tf.function(a_round, autograph=False)
-        program = traced.get_concrete_function(*tf.nest.flatten(given))
-        assert not program.captured_inputs, "next gives a program its own inputs only"
-        return program
-
-
-class VectorizedContext(tff_context.InProcessContext):
-    """Runs TFF computations in this process, and rounds of methods over the whole cohort at once.
-
-    A round is only run so by what `bind` returns: to TFF, a computation is a computation.
-    """
-
-    def bind(self, process) -> VectorizedProcess:
-        """Returns a process whose rounds take the whole cohort at once.
-
-        Raises:
-          NotVectorizable: If the process does not tell its method.
-        """
-        if not hasattr(process, "method"):
-            raise NotVectorizable(
-                "Only processes of tff_algos.build can be run over a whole cohort at once. "
-                "Use --runtime=tff."
-            )
-        return VectorizedProcess(process)

@@ -1,8 +1,8 @@
-"""The clients' side of a round for a part of its cohort, and how such parts come together.
+"""Chunks of a cohort: who works on them when, and how their aggregates come together.
 
 A cohort is cut into chunks: so many clients each, in the cohort's order. The cut is a setting of
-the run, for a floating-point sum depends on it. Within a chunk sums fold in cohort order, and
-chunks come together by a binary tree over their places, whoever works on which chunk and when: node
+the run, for a floating-point sum depends on it. Within a chunk sums fold in cohort order. Chunks
+come together by a binary tree over their places, whoever works on which chunk and when: node
 (l, i) is the sum of nodes (l - 1, 2 i) and (l - 1, 2 i + 1), or the first of them where there is no
 other.
 """
@@ -13,380 +13,33 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from simulation.device import eager_tensors, graph_calls
-from simulation.engine import batching as vectorized
-from simulation.engine.program import (
-    CLIENT_STATES,
-    CLIENTS,
-    Call,
-    Phase,
-    Plan,
-    Symbol,
-    key_of,
-    number_of,
-    part_of,
-)
-from simulation.tff import streams as tff_streams
-from tff_algos.client_data import ClientData, Gathered
-from tff_algos.method import least
-from tff_algos.model import Model
-from tff_suite import compat, memory
+from simulation.device import eager_tensors
+from simulation.engine.executors import Executor, Partials
+from simulation.engine.program import Program
+from tff_suite import memory
 
-# Number of an aggregate → its leaves. Of a mean the last one is the sum of weights; of stacked rows
-# each is a list of arrays, one after the other.
-Partials = dict[int, list]
 # (level, place) of a node of the tree → what it holds.
 Nodes = dict[tuple[int, int], Partials]
 
 
-class Part(NamedTuple):
-    """What a chunk of clients gives in a phase.
-
-    Attributes:
-      partials: Its aggregates.
-      kept: What later phases need, for the same `Hands` only.
-      states: What each of its clients keeps: leaves; `None` if the phase does not tell.
-    """
-
-    partials: Partials
-    kept: Any
-    states: list[list[np.ndarray]] | None
-
-
-class Hands(Protocol):
-    """What does the clients' work of a phase, a chunk at a time."""
-
-    def prepare(self, clients: Sequence[ClientData]) -> Any:
-        """Returns a chunk's data as `work` takes it; another thread may call it ahead."""
-
-    def work(
-        self,
-        phase: int,
-        prepared: Any,
-        received: Mapping[int, list[np.ndarray]],
-        states: Sequence[list[np.ndarray]] | None,
-        kept: Any,
-    ) -> Part:
-        """Does a phase for a chunk.
-
-        Args:
-          phase: The phase, from 0.
-          prepared: The chunk's data, from `prepare`.
-          received: Number of a broadcast → its leaves.
-          states: What each client keeps, if the phase reads that: leaves.
-          kept: What `work` gave for the chunk in the phase before; `None` in the first.
-        """
-
-
-class ClientByClient:
-    """Hands that take one client after the other on each thread, as the runtime `tff` does."""
-
-    def __init__(self, plan: Plan, num_threads: int):
-        """Initialises for a round and so many threads."""
-        self._plan = plan
-        self._num_threads = num_threads
-        # Who folds helps.
-        self._pool = concurrent.futures.ThreadPoolExecutor(max(1, num_threads - 1), "chunk-client")
-        self._folds = [_Fold(plan, phase) for phase in plan.phases]
-
-    def close(self) -> None:
-        """Ends the threads."""
-        self._pool.shutdown()
-
-    def prepare(self, clients: Sequence[ClientData]) -> Sequence[ClientData]:
-        """As `Hands.prepare`: arrays become tensors where a client's work begins."""
-        return clients
-
-    def work(self, phase, prepared, received, states, kept) -> Part:
-        """As `Hands.work`."""
-        of_phase = self._plan.phases[phase]
-        shared = {
-            number: self._packed(number, map(tf.convert_to_tensor, received[number]))
-            for number in of_phase.received
-        }
-
-        def of_client(k):
-            given = states[k] if of_phase.reads_states else None
-            before = {} if kept is None else kept[k]
-            return self._of_client(of_phase, shared, prepared[k], given, before)
-
-        stream = tff_streams.Stream(of_client, range(len(prepared)), {"": lambda result: result})
-        fold = self._folds[phase]
-        totals, rows, keeps, states_after = fold.start(), [], [], []
-        try:
-            stream.start(self._pool, self._num_threads)
-            for values, own_rows, own_kept, own_state in stream.values(""):
-                totals = fold.add(totals, values)
-                rows.append(own_rows)
-                keeps.append(own_kept)
-                states_after.append(own_state)
-                del values
-        finally:
-            stream.end()
-        return Part(
-            fold.partials(totals, rows),
-            keeps if of_phase.kept else None,
-            states_after if of_phase.gives_states else None,
-        )
-
-    def _packed(self, number, leaves):
-        return tf.nest.pack_sequence_as(self._plan.specs[number], list(leaves))
-
-    def _of_client(self, phase: Phase, shared, data, state, before):
-        """Returns what a client adds to the folds, its rows, what is kept, and its state."""
-        plan, values = self._plan, dict(shared)
-        if phase.reads_data:
-            values[CLIENTS] = _tensors(data)
-        if state is not None:
-            values[CLIENT_STATES] = self._packed(CLIENT_STATES, map(tf.convert_to_tensor, state))
-
-        def value_of(symbol: Symbol):
-            if key_of(symbol) in before:
-                return before[key_of(symbol)]
-            return part_of(values, symbol)
-
-        for word in phase.maps:
-            call = plan.calls[word.number]
-            leaves = call(tf.nest.flatten(plan.resolve(word.arguments, value_of)))
-            values[word.number] = tf.nest.pack_sequence_as(call.structure, leaves)
-        folded, rows = [], []
-        for word in phase.aggregates:
-            leaves = tf.nest.flatten(plan.resolve(word.arguments, value_of))
-            if word.kind == "stack":
-                rows += [leaf.numpy() for leaf in leaves]
-            else:
-                folded += leaves
-        kept = {key_of(symbol): value_of(symbol) for symbol in phase.kept}
-        after = None
-        if phase.gives_states:
-            after = [t.numpy() for t in tf.nest.flatten(plan.resolve(plan.client_states, value_of))]
-        return folded, rows, kept, after
-
-
-def _tensors(value):
-    """Returns what a client works on as tensors."""
-    if isinstance(value, tuple):
-        return type(value)(*map(_tensors, value))
-    if isinstance(value, Gathered | np.ndarray):
-        return eager_tensors.copy_of(value)
-    return tf.convert_to_tensor(value)
-
-
-class _Fold:
-    """Adds clients up one by one, with the operations that TFF's aggregates have."""
-
-    def __init__(self, plan: Plan, phase: Phase):
-        self._words = phase.aggregates
-        self._specs = {word.number: plan.spec(word.arguments) for word in self._words}
-        folded = [w for w in self._words if w.kind != "stack"]
-        specs = [self._specs[w.number] for w in folded]
-
-        def add(totals, values):
-            return [
-                _ADD[word.kind](total, value)
-                for word, total, value in zip(folded, totals, values, strict=True)
-            ]
-
-        self._folded = folded
-        self._add = Call(add, (specs, specs)) if folded else None
-
-    def start(self):
-        """Returns totals of nobody."""
-        totals = []
-        for word in self._folded:
-            for spec in tf.nest.flatten(self._specs[word.number]):
-                first = least(spec.dtype) if word.kind == "max" else 0
-                totals.append(tf.fill(spec.shape, tf.constant(first, spec.dtype)))
-        return totals
-
-    def add(self, totals, values):
-        """Returns totals with one more client's values."""
-        return self._add([*totals, *values]) if self._add else totals
-
-    def partials(self, totals, rows) -> Partials:
-        """Returns what a chunk gives, of its totals and of the rows of each client."""
-        totals, columns = iter(totals), iter(zip(*rows, strict=True))
-        partials = {}
-        for word in self._words:
-            number = len(tf.nest.flatten(self._specs[word.number]))
-            if word.kind == "stack":
-                partials[word.number] = [[np.stack(next(columns))] for _ in range(number)]
-            else:
-                partials[word.number] = [next(totals).numpy() for _ in range(number)]
-        return partials
-
-
-def _add_weighted(total, value):
-    (sums, total_weight), (value, weight) = total, value
-    return tf.nest.map_structure(lambda t, v: t + weight * v, sums, value), total_weight + weight
-
-
-_ADD = {
-    "mean": _add_weighted,
-    "sum": lambda total, value: tf.nest.map_structure(tf.add, total, value),
-    "max": lambda total, value: tf.nest.map_structure(tf.maximum, total, value),
-}
-
-
-class AtOnce:
-    """Hands that take all clients of a chunk at once, as the runtime `vectorized` does."""
-
-    def __init__(self, plan: Plan, model: Model):
-        """Initialises for a round.
-
-        Args:
-          plan: The round.
-          model: The model that the clients' data is for.
-        """
-        self._plan, self._model = plan, model
-        self._programs = vectorized.Programs()
-
-    def close(self) -> None:
-        """As of other hands."""
-
-    def prepare(self, clients: Sequence[ClientData]) -> vectorized.Cohort:
-        """As `Hands.prepare`."""
-        return vectorized.prepare(clients, self._model, self._programs.at_least)
-
-    def check(self) -> None:
-        """Raises `NotVectorizable` if an operation has no form over several clients."""
-        for phase in range(len(self._plan.phases)):
-            self._program(phase, 1)
-
-    def work(self, phase, prepared, received, states, kept) -> Part:
-        """As `Hands.work`."""
-        of_phase, number = self._plan.phases[phase], len(prepared.blocks)
-        given = [leaf for n in of_phase.received for leaf in received[n]]
-        given += [np.int32(len(block.index)) for block in prepared.blocks]
-        given.append(prepared.places)
-        if of_phase.reads_data:
-            given += tf.nest.flatten(prepared.blocks)
-        if of_phase.reads_states:
-            spec = self._plan.specs[CLIENT_STATES]
-            packed = [tf.nest.pack_sequence_as(spec, leaves) for leaves in states]
-            given += tf.nest.flatten(vectorized.stack_states(packed, prepared))
-        for symbol in of_phase.used:
-            given += kept[key_of(symbol)]
-        given = [tf.convert_to_tensor(leaf) for leaf in given]
-        program = self._program(phase, number)
-        with graph_calls.calling(self._programs.executors[phase, number]):
-            # TensorFlow gives nothing in place of an empty list.
-            outputs = compat.flat(program._inference_function)(*given) or []
-        outputs = tf.nest.pack_sequence_as(program.structured_outputs, list(outputs))
-        partials = {}
-        for word, values in zip(of_phase.aggregates, outputs["aggregates"], strict=True):
-            leaves = [t.numpy() for t in tf.nest.flatten(values)]
-            partials[word.number] = [[a] for a in leaves] if word.kind == "stack" else leaves
-        after = None
-        if of_phase.gives_states:
-            leaves = [t.numpy() for t in tf.nest.flatten(outputs["states"])]
-            after = [[leaf[k] for leaf in leaves] for k in range(len(prepared.places))]
-        carried = dict(kept or {})
-        for symbol, values in zip(self._new(of_phase), outputs["kept"], strict=True):
-            carried[key_of(symbol)] = tf.nest.flatten(values)
-        return Part(partials, {key_of(s): carried[key_of(s)] for s in of_phase.kept}, after)
-
-    def _new(self, phase):
-        """Returns what is kept from a phase that it does not only pass on."""
-        made = {word.number for word in phase.maps}
-        return [symbol for symbol in phase.kept if number_of(symbol) in made]
-
-    def _program(self, phase, num_blocks):
-        return self._programs.of(
-            (phase, num_blocks), num_blocks, lambda: self._trace(phase, num_blocks)
-        )
-
-    def _trace(self, number, num_blocks):
-        plan, phase = self._plan, self._plan.phases[number]
-
-        def of_blocks(structure):
-            block = tf.nest.map_structure(
-                lambda t: tf.TensorSpec([None, *t.shape], t.dtype), structure
-            )
-            return (block,) * num_blocks
-
-        given = {
-            "received": [plan.specs[n] for n in phase.received],
-            "sizes": (tf.TensorSpec([], tf.int32),) * num_blocks,
-            "places": tf.TensorSpec([None], tf.int32),
-        }
-        order = ["received", "sizes", "places"]
-        if phase.reads_data:
-            given["data"] = of_blocks(plan.specs[CLIENTS])
-            order.append("data")
-        if phase.reads_states:
-            given["states"] = of_blocks(plan.specs[CLIENT_STATES])
-            order.append("states")
-        given["used"] = [of_blocks(plan.spec(symbol)) for symbol in phase.used]
-        order.append("used")
-        structure = [given[name] for name in order]
-
-        def of_phase(*flat):
-            got = dict(zip(order, tf.nest.pack_sequence_as(structure, flat), strict=True))
-            federation = vectorized.VectorizedFederation(
-                got["sizes"], got["places"] if num_blocks > 1 else None
-            )
-            values = {
-                n: federation.broadcast(value)
-                for n, value in zip(phase.received, got["received"], strict=True)
-            }
-            for n, name in ((CLIENTS, "data"), (CLIENT_STATES, "states")):
-                if name in got:
-                    values[n] = vectorized.at_clients(got[name])
-            before = {
-                key_of(symbol): vectorized.at_clients(blocks)
-                for symbol, blocks in zip(phase.used, got["used"], strict=True)
-            }
-
-            def value_of(symbol):
-                key = key_of(symbol)
-                return before[key] if key in before else part_of(values, symbol)
-
-            for word in phase.maps:
-                arguments = plan.resolve(word.arguments, value_of)
-                values[word.number] = federation.map_clients(word.fn, *arguments)
-            says = {
-                "mean": lambda pair: federation.weighted_sum(*pair),
-                "sum": federation.sum,
-                "max": federation.max,
-                "stack": federation.stack,
-            }
-            given = {
-                "aggregates": [
-                    says[word.kind](plan.resolve(word.arguments, value_of))
-                    for word in phase.aggregates
-                ],
-                "kept": [vectorized.blocks_at(value_of(s)) for s in self._new(phase)],
-            }
-            if phase.gives_states:
-                given["states"] = federation.stack(plan.resolve(plan.client_states, value_of))
-            return given
-
-        program = tf.function(of_phase, autograph=False).get_concrete_function(
-            *tf.nest.flatten(structure)
-        )
-        assert not program.captured_inputs, "work gives a program its own inputs only"
-        return program
-
-
-def combine(nodes: Nodes, plan: Plan, phase: int, number: int) -> Nodes:
+def combine(nodes: Nodes, program: Program, phase: int, number: int) -> Nodes:
     """Brings together what can be of some nodes of the tree, the same way wherever it happens.
 
     Args:
       nodes: The nodes, which must not overlap.
-      plan: The round.
+      program: The round.
       phase: The phase whose aggregates they are.
       number: Number of all chunks.
 
     Returns:
       As few nodes as the same clients can be told by; one, of a whole cohort.
     """
-    kinds = {word.number: word.kind for word in plan.phases[phase].aggregates}
+    kinds = {p.number: p.kind for p in program.phases[phase].aggregates}
     nodes = dict(nodes)
     level, size = 0, number
     while size > 1:
@@ -404,11 +57,23 @@ def combine(nodes: Nodes, plan: Plan, phase: int, number: int) -> Nodes:
     return nodes
 
 
-# On arrays, or lists of rows.
+def arrays(nodes: Nodes) -> Nodes:
+    """Returns nodes with arrays in the place of tensors, which other processes can be sent."""
+
+    def of_leaf(leaf):
+        return list(map(np.asarray, leaf)) if isinstance(leaf, list) else np.asarray(leaf)
+
+    return {
+        key: {number: list(map(of_leaf, leaves)) for number, leaves in partials.items()}
+        for key, partials in nodes.items()
+    }
+
+
+# On arrays, tensors, or lists of rows.
 _MERGE = {
-    "mean": np.add,
-    "sum": np.add,
-    "max": np.maximum,
+    "mean": lambda a, b: np.add(np.asarray(a), np.asarray(b)),
+    "sum": lambda a, b: np.add(np.asarray(a), np.asarray(b)),
+    "max": lambda a, b: np.maximum(np.asarray(a), np.asarray(b)),
     "stack": lambda a, b: a + b,
 }
 
@@ -416,39 +81,43 @@ _MERGE = {
 class Totals:
     """The aggregates of a phase, as chunks come in."""
 
-    def __init__(self, plan: Plan, phase: int, number: int):
+    def __init__(self, program: Program, phase: int, number: int):
         """Initialises for so many chunks."""
-        self._plan, self._phase, self._number = plan, phase, number
+        self._program, self._phase, self._number = program, phase, number
         self._nodes: Nodes = {}
 
     def add(self, nodes: Nodes) -> None:
         """Takes some nodes."""
-        self._nodes = combine({**self._nodes, **nodes}, self._plan, self._phase, self._number)
+        self._nodes = combine({**self._nodes, **nodes}, self._program, self._phase, self._number)
 
-    def whole(self) -> dict[int, list[np.ndarray]]:
+    def whole(self) -> dict[int, list[Any]]:
         """Returns number of an aggregate → its leaves, once all chunks are there; can be had once.
 
         What was taken is let go of: stacked rows are as many vectors as there are clients.
         """
         (partials,) = self._nodes.values()
         self._nodes, totals = {}, {}
-        for word in self._plan.phases[self._phase].aggregates:
-            leaves = partials[word.number]
-            if word.kind == "mean":
-                totals[word.number] = [
-                    tf.math.divide_no_nan(s, tf.cast(leaves[-1], s.dtype)) for s in leaves[:-1]
-                ]
-            elif word.kind == "stack":
-                totals[word.number] = list(map(_one_array, leaves))
+        for aggregate in self._program.phases[self._phase].aggregates:
+            leaves = partials[aggregate.number]
+            if aggregate.kind == "mean":
+                totals[aggregate.number] = list(_mean(*leaves))
+            elif aggregate.kind == "stack":
+                totals[aggregate.number] = list(map(_one_array, leaves))
             else:
-                totals[word.number] = leaves
+                totals[aggregate.number] = leaves
         return totals
+
+
+def _mean(*leaves):
+    *sums, weight = map(eager_tensors.as_tensor, leaves)
+    return (tf.math.divide_no_nan(s, tf.cast(weight, s.dtype)) for s in sums)
 
 
 def _one_array(rows):
     """Returns a list of arrays as one, and empties it; the server takes that without a copy."""
     if len(rows) == 1:
         return rows.pop()
+    rows[:] = map(np.asarray, rows)
     shape = (sum(map(len, rows)), *rows[0].shape[1:])
     joined = eager_tensors.empty(shape, rows[0].dtype)
     np.concatenate(rows, out=joined)
@@ -482,13 +151,37 @@ def cut(number: int, size: int | None) -> list[Chunk]:
     return [Chunk(i, start, min(start + size, number)) for i, start in enumerate(starts)]
 
 
+class CohortInChunks(NamedTuple):
+    """A round's clients, whose data the pool makes where it works on them.
+
+    Attributes:
+      round_index: The round, from 0.
+      chunks: The chunks of its cohort.
+      following: Those of the round after it, none after the last one or if they depend on it.
+      stage: Name of the program, of a method of several.
+      work: As of `simulation.protocol.Cohort`.
+      steps: Local steps of each client, about; `None` where the settings tell.
+    """
+
+    round_index: int
+    chunks: Sequence[Chunk]
+    following: Sequence[Chunk] = ()
+    stage: str = ""
+    work: Sequence[Any] | None = None
+    steps: np.ndarray | None = None
+
+    def given(self, chunk: Chunk) -> Sequence[Any] | None:
+        """Returns what the clients of a chunk work on or are to do, where that is told."""
+        return None if self.work is None else self.work[chunk.start : chunk.stop]
+
+
 class Done(NamedTuple):
     """A phase of a chunk that is done.
 
     Attributes:
       chunk: The chunk.
       partials: Its aggregates.
-      states: As of `Part`.
+      states: As of `executors.Part`.
       seconds: What it took, the wait for its data left out.
     """
 
@@ -498,36 +191,47 @@ class Done(NamedTuple):
     seconds: float
 
 
+class _Later(NamedTuple):
+    """A call whose result is asked for later, as of a `concurrent.futures.Future`."""
+
+    function: Callable
+    arguments: tuple
+
+    def result(self):
+        return self.function(*self.arguments)
+
+
 # Data that is wanted in several phases of a round is held up to this size, and else made again.
 _HELD_BYTES = 1 << 28
 
 
-class Desk:
-    """Hands, with the data of their chunks and what they keep of them from phase to phase."""
+class Scheduler:
+    """Has an executor work on chunks, and holds what a chunk keeps from phase to phase."""
 
     def __init__(
         self,
-        plan: Plan,
-        hands: Hands,
+        program: Program,
+        executor: Executor,
         data_of: Callable[[int, Chunk, Any], Sequence[Any]],
         at_once: int = 1,
     ):
-        """Initialises the desk.
+        """Initialises the scheduler.
 
         Args:
-          plan: The round.
-          hands: Who works.
+          program: The round.
+          executor: Does the clients' work.
           data_of: (round from 0, chunk, what the order says of it) → the data of its clients.
           at_once: Chunks to work on at the same time.
         """
-        self._plan, self._hands, self._data_of, self._at_once = plan, hands, data_of, at_once
-        # Who takes clients at once sees in their data which of them share a block.
-        sees_blocks = isinstance(hands, AtOnce)
-        self._reads = [of.reads_data or sees_blocks for of in plan.phases]
+        self._program, self._executor = program, executor
+        self._data_of, self._at_once = data_of, at_once
+        self._reads = executor.reads_data
         reading = [phase for phase, reads in enumerate(self._reads) if reads]
         self._last_to_read = max(reading, default=0)
         self._reader = concurrent.futures.ThreadPoolExecutor(1, "chunk-data")
-        self._workers = concurrent.futures.ThreadPoolExecutor(at_once, "chunk")
+        self._workers = None
+        if at_once > 1:
+            self._workers = concurrent.futures.ThreadPoolExecutor(at_once, "chunk")
         self._lock = threading.Lock()
         self._coming: dict[tuple[int, Chunk], concurrent.futures.Future] = {}
         self._held = collections.OrderedDict()
@@ -536,9 +240,10 @@ class Desk:
 
     def close(self) -> None:
         """Ends the threads."""
-        self._workers.shutdown(cancel_futures=True)
+        if self._workers is not None:
+            self._workers.shutdown(cancel_futures=True)
         self._reader.shutdown(cancel_futures=True)
-        self._hands.close()
+        self._executor.close()
 
     def ahead(self, round_index: int, chunks: Sequence[Chunk], given: Mapping[int, Any]) -> None:
         """Begins to make the data of chunks; `given` is as of `work`."""
@@ -549,7 +254,7 @@ class Desk:
                     self._coming[key] = self._reader.submit(self._make, *key, given)
 
     def _make(self, round_index, chunk, given):
-        return self._hands.prepare(self._data_of(round_index, chunk, given.get(chunk.index)))
+        return self._executor.prepare(self._data_of(round_index, chunk, given.get(chunk.index)))
 
     def _data(self, round_index, chunk, phase, given):
         """Returns the data of a chunk; holds on to it if a later phase will ask again."""
@@ -604,10 +309,12 @@ class Desk:
             while waiting or under_way:
                 while waiting and len(under_way) < self._at_once:
                     chunk = waiting.popleft()
+                    if self._reads[phase]:
+                        self.ahead(round_index, [chunk], given)
                     # The states come from a store that one thread at a time may ask.
                     states = self._states(phase, chunk, states_of)
                     order = round_index, phase, chunk, received, states, given
-                    under_way.append(self._workers.submit(self._work, *order))
+                    under_way.append(self._begun(*order))
                 # One more than are worked on, since there is always one to begin with next.
                 if self._reads[phase]:
                     coming = list(itertools.islice(waiting, self._at_once + 1))
@@ -617,11 +324,18 @@ class Desk:
                     self.ahead(round_index + 1, following[: self._at_once], {})
                 yield under_way.popleft().result()
         finally:
-            concurrent.futures.wait(under_way)
+            if self._workers is not None:
+                concurrent.futures.wait(under_way)
+
+    def _begun(self, *order):
+        """Begins with a chunk, or lets its result begin where one is worked on at a time."""
+        if self._workers is None:
+            return _Later(self._work, order)
+        return self._workers.submit(self._work, *order)
 
     def _states(self, phase, chunk, states_of):
         first = phase if self._kept.get(chunk, (-1,))[0] == phase - 1 else 0
-        reads = any(of.reads_states for of in self._plan.phases[first : phase + 1])
+        reads = any(of.reads_states for of in self._program.phases[first : phase + 1])
         return states_of(chunk) if reads else None
 
     def _work(self, round_index, phase, chunk, received, states, given):
@@ -632,7 +346,7 @@ class Desk:
             part, _ = self._of_phase(round_index, earlier, chunk, received, states, given, kept)
             kept = part.kept
         part, seconds = self._of_phase(round_index, phase, chunk, received, states, given, kept)
-        if phase + 1 < len(self._plan.phases):
+        if phase + 1 < len(self._program.phases):
             self._kept[chunk] = phase, part.kept
         return Done(chunk, part.partials, part.states, seconds)
 
@@ -641,5 +355,5 @@ class Desk:
         if self._reads[phase]:
             prepared = self._data(round_index, chunk, phase, given)
         started = time.perf_counter()
-        part = self._hands.work(phase, prepared, received, states, kept)
+        part = self._executor.work(phase, prepared, received, states, kept)
         return part, time.perf_counter() - started

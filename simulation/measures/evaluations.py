@@ -2,15 +2,17 @@
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from simulation import task_models
+from simulation.engine.pool import Spread
 from simulation.measures import evaluation, fairness, training_losses
 from simulation.records import metrics_csv
 from simulation.records.client_states import ClientStates
 from simulation.rounds import cohorts, randomness, staged
+from simulation.rounds.one_program import RunMethod
 from tasks import missing
 from tasks.models import losses
 from tasks.task import FederatedData, Task
@@ -33,16 +35,6 @@ class Evaluated(NamedTuple):
 TEST_SETS = ("clients", "central", "drawn", "validation")
 # Clients' training examples, as others who share the work call them.
 _TRAIN = "train"
-
-
-class Spread(Protocol):
-    """Others who share the work, each with a `Share` of it."""
-
-    def evaluate(self, name: Any, weights: Any, number: int, size: int) -> Any:
-        """As `spread` of `evaluation.Evaluator`."""
-
-    def evaluate_each(self, name: str, weights: Any, own_of: Any, clients: Any, sizes: Any) -> Any:
-        """As `spread` of `evaluation.PersonalEvaluator`."""
 
 
 def test_sets(
@@ -91,7 +83,7 @@ class Evaluations:
         train: FederatedData,
         settings: Mapping[str, Any],
         built: task_models.TaskModel,
-        process: Any,
+        method: RunMethod,
         spread: Spread | None = None,
         warn: Callable[[str], None] | None = None,
     ):
@@ -102,7 +94,7 @@ class Evaluations:
           train: What the clients train on.
           settings: The run's settings.
           built: The task's model.
-          process: The method's process; a staged one is asked for its findings.
+          method: The method, which is asked for clients' own models and its findings.
           spread: Who shares the work, if anybody does.
           warn: Is told once of every metric that is not finite.
 
@@ -110,7 +102,7 @@ class Evaluations:
           HparamError: If clients, classes or examples that are to be measured are not there.
         """
         self._task, self._train, self._settings = task, train, settings
-        self._process = process
+        self._method = method
         self._warn, self._warned = warn, set()
         evaluate = spread and spread.evaluate
         with_all = with_classes(task, settings, built)
@@ -221,14 +213,13 @@ class Evaluations:
 
     def _personal(self, name, data, weights, client_states):
         """Evaluates each client with its own model; `None` if the method has none."""
-        method = getattr(self._process, "method", None)
-        if method is None or method.personal_weights is None:
+        personal_weights, ids = self._method.personal_weights, data.client_ids
+        if personal_weights is None:
             return None
-        ids = data.client_ids
 
         def own_of(client):
             state = client_states.read([ids[client]])[0]
-            return method.personal_weights(state.kept) if state.visits else None
+            return personal_weights(state.kept) if state.visits else None
 
         return self._each(weights, own_of, data, name)
 
@@ -282,9 +273,7 @@ class Evaluations:
 
     def _label_noise(self, state):
         """Compares what the method knows of wrong labels with what the task does."""
-        if not isinstance(self._process, staged.StagedProcess):
-            return {}
-        findings = self._process.findings(state)
+        findings = self._method.findings(state)
         if findings is None or self._task.clean_train is None:
             return {}
         most = self._settings["max_elements_per_client"]

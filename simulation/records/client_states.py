@@ -343,6 +343,9 @@ class Slices:
         """Initialises for these clients."""
         self._states, self._clients = states, clients
 
+    def __len__(self):
+        return len(self._clients)
+
     def __getitem__(self, part: slice) -> StackedStates:
         """Returns the states of a part, see `ClientStates.read`."""
         return self._states.read(self._clients[part])

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from simulation.engine import program as plans
+from simulation.engine.program import CLIENT_STATES, Program
 from simulation.errors import RunError
-from simulation.rounds import in_chunks
 from simulation.rounds.cohorts import Cohorts
+from simulation.rounds.one_program import RunMethod
 from tff_algos.model import Model
 from tff_suite import memory
 
-# To look at the words of a round takes seconds of a large model. It is not done where even so many
+# To record a round takes seconds of a large model. It is not done where even so many
 # vectors of the model's size for each client would fit.
 _MOST_VECTORS = 20
 
@@ -56,19 +56,19 @@ class Share(NamedTuple):
     cure: str
 
 
-def sizes_of(plan: plans.Plan, model: int) -> Sizes:
+def sizes_of(program: Program, model: int) -> Sizes:
     """Returns the sizes of a round.
 
     Args:
-      plan: The round.
+      program: The round.
       model: Bytes of the model's weights.
     """
     return Sizes(
         model=model,
-        stacked=plan.stacked_bytes(),
-        kept=max(memory.nbytes(plan.spec(list(phase.kept))) for phase in plan.phases),
+        stacked=program.stacked_bytes(),
+        kept=max(memory.nbytes(program.spec(list(phase.kept))) for phase in program.phases),
         # Clients that only find something out keep nothing.
-        state=memory.nbytes(plan.specs.get(plans.CLIENT_STATES, ())),
+        state=memory.nbytes(program.specs.get(CLIENT_STATES, ())),
     )
 
 
@@ -87,7 +87,7 @@ def of_round(
       sizes: The round's sizes.
       data: Bytes of what each client of the cohort works through, int64 `[K]`.
       settings: The run's settings.
-      threads: Clients that `tff` works on at once.
+      threads: Clients that are worked on at once, one by one.
       on_gpu: Whether clients work in a GPU's memory, which is not looked at here.
       can_cut: Whether the round can go through its cohort in chunks.
     """
@@ -100,11 +100,11 @@ def of_round(
     together = number if whole else min(number, settings["clients_per_chunk"])
 
     fewer = "fewer clients a round take less"
-    cut, at_once = fewer, "--runtime=tff takes less"
+    cut, at_once = fewer, "--runtime=per_client takes less"
     if can_cut and together > 1:
         chunks = f"--clients_per_chunk of less than {together:,}"
-        cut, at_once = f"{chunks} takes less", f"{chunks}, or --runtime=tff, takes less"
-    in_tff = "--runtime=tff, or fewer clients a round, take less"
+        cut, at_once = f"{chunks} takes less", f"{chunks}, or --runtime=per_client, takes less"
+    in_tff = "--runtime=per_client, or fewer clients a round, take less"
 
     def of(each, clients, what, cure):
         plural = "s" * (clients > 1)
@@ -132,13 +132,14 @@ def of_round(
         # them up, and rows before and after one more is appended.
         results = of(2 * stacked or model, number, "results", in_tff)
         moments = [[examples(2 * data.sum(), number, in_tff), results, states(2), store]]
-    elif runtime == "tff":
+    elif runtime != "vectorized":
         fewer_examples = "fewer epochs or a smaller --max_elements_per_client take less"
         weights = of(model, min(threads, together), "weights", "fewer cores (taskset) take less")
         one = examples(data.max(initial=0), 1, fewer_examples)
-        # Rows are there as they came and as one array; in the end, states as tensors and arrays.
+        # Rows are there as they came and as one array.
         moments = [[one, weights, states(1), store], between]
-        if whole:
+        if whole and runtime == "tff":
+            # In the end, states as tensors and arrays.
             moments += [[rows(2), states(2), store], [states(3), store]]
         else:
             moments += [[rows(2), store], [states(2), store]]
@@ -160,20 +161,20 @@ def total(shares: Sequence[Share]) -> int:
 
 
 def require(
-    process: Any,
+    method: RunMethod,
     model: Model,
     cohorts: Cohorts,
     settings: Mapping[str, Any],
-    all_plans: Mapping[str, plans.Plan] | None = None,
+    programs: Mapping[str, Program] | None = None,
 ) -> None:
     """Refuses a run whose rounds surely would not fit into memory.
 
     Args:
-      process: A process of `tff_algos.build`, or a `StagedProcess`.
+      method: The run's method.
       model: The model.
       cohorts: The clients of the run's rounds.
       settings: The run's settings, the runtime settled.
-      all_plans: The rounds, from `in_chunks.plans_of`, where they are known.
+      programs: Its programs, where they are known.
 
     Raises:
       HparamError: If it would not fit.
@@ -183,13 +184,13 @@ def require(
     data = of_example * cohorts.examples(cohorts.largest_round())
     of_model = memory.nbytes(model.initial_weights)
     can_cut = True
-    if all_plans is None and _MOST_VECTORS * of_model * len(data) > memory.available():
+    if programs is None and _MOST_VECTORS * of_model * len(data) > memory.available():
         try:
-            all_plans = in_chunks.plans_of(process, name)
+            programs = method.programs()
         except RunError:
             # It still takes what every round does.
             can_cut = False
-    sizes = [sizes_of(plan, of_model) for plan in (all_plans or {}).values()] or [Sizes(of_model)]
+    sizes = [sizes_of(p, of_model) for p in (programs or {}).values()] or [Sizes(of_model)]
     shares = max(
         (
             of_round(

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from simulation.errors import DivergedError, NoWorkersError, RunError
+from simulation.protocol import Cohort, Process
 from simulation.records.client_states import ClientStates
 from tff_suite import command_line
 
@@ -105,12 +106,12 @@ class Recorder(Protocol):
 
 
 def run(
-    process: Any,
+    process: Process,
     standing: Standing,
     pace: Pace,
     recorder: Recorder,
     *,
-    cohort_of_round: Callable[[int, Any], tuple[Sequence[str], Any]],
+    cohort_of_round: Callable[[int, Any], Cohort],
     client_states: ClientStates | None = None,
     evaluate: Callable[[Any, Any], Metrics],
     compare: Callable[[int, Any, Any], Metrics] | None = None,
@@ -133,8 +134,7 @@ def run(
       standing: Where the run starts or resumes.
       pace: How far it goes.
       recorder: Takes what comes out.
-      cohort_of_round: Round, from 0, and state before it → ids of the clients, and their data as
-        the process takes it.
+      cohort_of_round: Round, from 0, and state before it → its clients.
       client_states: What clients keep between rounds, if the method's clients do.
       evaluate: Model weights and state → metrics by column.
       compare: Round, from 0, model weights before it and after it → metrics by column; asked after
@@ -158,7 +158,7 @@ def run(
         values["time/eval_seconds"] = time.perf_counter() - started
         return values
 
-    before = _weights(process, state)
+    before = process.model_weights(state)
     if round_num == 0:
         values = evaluated(before, state)
         watch.learn(0, values)
@@ -178,7 +178,7 @@ def run(
         state, metrics, times = given
         round_num += 1
         values = collections.OrderedDict((f"train/{k}", v) for k, v in metrics.items())
-        weights = _weights(process, state)
+        weights = process.model_weights(state)
         finite = all(map(_is_sound, weights))
         if finite and compare is not None:
             values.update(compare(round_num - 1, before, weights))
@@ -200,22 +200,18 @@ def run(
 def _next(process, state, round_index, cohort_of_round, client_states):
     """Does a round; returns the state after it, its metrics, and what it took by column."""
     started = time.perf_counter()
-    clients, data = cohort_of_round(round_index, state)
+    cohort = cohort_of_round(round_index, state)
     ready = time.perf_counter()
-    if client_states is None:
-        output = process.next(state, data)
-    else:
-        lazily = getattr(process, "reads_states", False)
-        given = client_states.slices(clients) if lazily else client_states.read(clients)
-        output = process.next(state, data, given)
-        client_states.take(clients, output.client_states, round_index + 1)
+    given = None if client_states is None else client_states.slices(cohort.ids)
+    output = process.next(state, cohort, given)
+    if client_states is not None:
+        client_states.take(cohort.ids, output.client_states, round_index + 1)
     metrics = collections.OrderedDict((k, float(v)) for k, v in output.metrics.items())
     times = {
         "time/data_seconds": ready - started,
         "time/round_seconds": time.perf_counter() - ready,
     }
-    moved = getattr(process, "moved", dict)()
-    times.update((f"time/{name}", float(value)) for name, value in moved.items())
+    times.update((f"time/{name}", float(value)) for name, value in output.moved.items())
     return output.state, metrics, times
 
 
@@ -367,10 +363,6 @@ def _lost_after(lost: int, metrics: Mapping[str, float], bounds: Mapping[str, fl
         return lost
     beyond = metrics.get("loss", math.nan) > bounds.get("train/loss", math.inf)
     return lost + 1 if beyond or _all_dropped(metrics) else 0
-
-
-def _weights(process, state):
-    return [np.asarray(w) for w in process.get_model_weights(state).trainable]
 
 
 def flatten_state(state: Any) -> list[np.ndarray]:

@@ -1,17 +1,23 @@
-"""A method of several processes (`tff_algos.driver`) as the loop runs it."""
+"""A method in stages (`tff_algos.driver`) on the clients of a run: a program for each stage."""
 
 import collections
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow_federated as tff
 
 import tff_algos
+from simulation.engine import process as engine
+from simulation.engine.pool import Pool
+from simulation.engine.program import Program
+from simulation.engine.scheduler import Chunk, CohortInChunks, cut
+from simulation.protocol import Cohort, RoundOutput
 from simulation.rounds import cohorts, randomness
+from simulation.rounds.one_program import CohortOfRound
 from tasks.task import FederatedData
 from tff_algos import client_data
-from tff_algos.driver import Assignment, Driver, Findings
+from tff_algos.driver import Driver, Findings
 from tff_algos.registry import RoundPlan
 
 # Examples of a batch that is only looked at.
@@ -60,42 +66,112 @@ class TrainingClients:
         return tff_algos.batch_client(x, labels, batch_size=size, shuffle=False, index=client)
 
 
-class StagedProcess:
-    """A driver with its clients; has what the loop needs of a process.
+class Stages:
+    """Implements `simulation.rounds.one_program.RunMethod` for a driver.
 
-    Attributes:
-      driver: The driver.
-      clients: The clients that it trains on.
+    It has a program for each stage; which one runs in a round depends on the state.
     """
 
-    def __init__(self, driver: Driver, clients: TrainingClients):
-        """Initialises from the driver and the clients that it trains on."""
-        self.driver = driver
-        self.clients = clients
+    client_state = personal_weights = None
 
-    def initialize(self) -> Any:
-        """Returns the state before the first round."""
-        return self.driver.initialize(self.clients)
+    def __init__(self, driver: Driver, clients: TrainingClients, settings: Mapping[str, Any]):
+        """Initialises the method.
 
-    def cohort(self, state: Any) -> list[Assignment]:
-        """Returns what each client of the next round is to do."""
-        return self.driver.cohort(state, self.clients)
+        Args:
+          driver: The driver.
+          clients: The clients that it trains on.
+          settings: The run's settings.
+        """
+        self.process, self.clients, self._settings = driver, clients, settings
 
-    def data(self, name: str, round_index: int, assignment: Assignment) -> Any:
-        """Returns what a client works on in a round of a process, see `Driver.data`."""
-        return self.driver.data(name, round_index, assignment, self.clients)
+    def programs(self) -> Mapping[str, Program]:
+        """As `RunMethod.programs`."""
+        driver = self.process
+        return {
+            name: Program(own.method, driver.model, own.takes)
+            for name, own in driver.rounds.items()
+        }
 
-    def next(self, state: Any, cohort: Sequence[Assignment]) -> Any:
-        """Runs a round and what is to be done after it."""
-        return self.driver.next(state, cohort, self.clients)
+    def data(self, name: str, round_index: int, chunk: Chunk, given: Any) -> Sequence[Any]:
+        """As `RunMethod.data`."""
+        del chunk
+        return [self.process.data(name, round_index, own, self.clients) for own in given]
 
-    def get_model_weights(self, state: Any) -> tff.learning.models.ModelWeights:
-        """Returns the model's weights in a state."""
-        return tff.learning.models.ModelWeights(list(state.weights), [])
+    def in_engine(self, programs: Mapping[str, Program], pool: Pool) -> "StagedProcess":
+        """As `RunMethod.in_engine`."""
+        settings = self._settings
+        size, batch = settings["clients_per_chunk"], settings["client_batch_size"]
+        most = settings["client_state_memory_mb"] << 20
+
+        def carry_out(round_index, name, state, assignments):
+            sizes = np.array([len(own.labels) for own in assignments])
+            chunks, steps = cut(len(assignments), size), -(-sizes // batch)
+            cohort = CohortInChunks(round_index, chunks, stage=name, work=assignments, steps=steps)
+            return engine.carry_out(programs[name], pool, state, cohort, lambda _: None, most)
+
+        return StagedProcess(self.process, self.clients, carry_out)
+
+    def through_tff(self) -> "StagedProcess":
+        """As `RunMethod.through_tff`."""
+        return StagedProcess(self.process, self.clients)
+
+    @contextlib.contextmanager
+    def cohorts(self, in_engine: bool) -> Iterator[CohortOfRound]:
+        """As `RunMethod.cohorts`: the state tells who takes part and what they are to do."""
+        del in_engine
+
+        def told(round_index, state):
+            work = self.process.cohort(state, self.clients)
+            return Cohort(round_index, (), len(work), work=work)
+
+        yield told
 
     def findings(self, state: Any) -> Findings | None:
-        """Returns what the state says of clients' labels."""
-        return self.driver.findings(state)
+        """As `RunMethod.findings`."""
+        return self.process.findings(state)
+
+
+class StagedProcess:
+    """Implements `simulation.protocol.Process` for a driver."""
+
+    def __init__(self, driver: Driver, clients: TrainingClients, carry_out: Callable | None = None):
+        """Initialises the process.
+
+        Args:
+          driver: The driver.
+          clients: The clients that it trains on.
+          carry_out: `(round from 0, program, state before it, assignments) -> RoundOutput`; by
+            default TFF carries rounds out.
+        """
+        self._driver, self._clients, self._carry_out = driver, clients, carry_out
+
+    def initialize(self) -> Any:
+        """As `simulation.protocol.Process.initialize`."""
+        return self._driver.initialize(self._clients)
+
+    def next(
+        self, state: Any, cohort: Cohort, client_states: Sequence[Any] | None = None
+    ) -> RoundOutput:
+        """As `simulation.protocol.Process.next`, and what is to be done after the round."""
+        del client_states
+        moved = {}
+
+        def by_engine(name, of_stage, assignments):
+            output = self._carry_out(cohort.round_index, name, of_stage, assignments)
+            moved.update(output.moved)
+            return output.state, output.metrics, output.client_states
+
+        by = None if self._carry_out is None else by_engine
+        output = self._driver.next(state, cohort.work, self._clients, by)
+        return RoundOutput(output.state, output.metrics, moved=moved)
+
+    def model_weights(self, state: Any) -> list[np.ndarray]:
+        """As `simulation.protocol.Process.model_weights`."""
+        return [np.asarray(w) for w in state.weights]
+
+    def set_model_weights(self, state: Any, weights: Sequence[np.ndarray]) -> Any:
+        """As `simulation.protocol.Process.set_model_weights`."""
+        return state._replace(weights=tuple(weights))
 
 
 def label_noise(

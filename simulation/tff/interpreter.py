@@ -18,6 +18,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from simulation.device import eager_tensors
+from simulation.device.streams import Stream
 from simulation.tff import graphs as tff_graphs
 from simulation.tff import streams as tff_streams
 from simulation.tff.values import AllEqual, egester, per_client
@@ -107,9 +108,7 @@ class Interpreter:
                         continue
                     self.intrinsic_calls["federated_map"] += 1
                     function, arguments = value(env)
-                    stream = tff_streams.Stream(
-                        function, per_client(arguments, env[NUM_CLIENTS]), taken
-                    )
+                    stream = Stream(function, per_client(arguments, env[NUM_CLIENTS]), taken)
                     env.update((name, stream.values(name)) for name in taken)
                     streams.callback(stream.end)
                     stream.start(self._pool, self._num_threads)

@@ -1,4 +1,4 @@
-"""The driver's side of workers: who is there, who does what, and what if one is lost.
+"""The pool of workers, at the driver: who is there, who does what, and what if one is lost.
 
 A round's numbers come from the cut of its cohort alone, so all that is decided here may be decided
 anew at any time: which worker takes a chunk, that another does it again, that one more has come.
@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from simulation.engine.program import Plan
-from simulation.engine.scheduler import Chunk, Nodes
+from simulation.engine.program import Program
+from simulation.engine.scheduler import Chunk, CohortInChunks, Nodes
 from simulation.errors import NoWorkersError, RunError
-from simulation.rounds.in_chunks import RoundCohort
 from simulation.workers import worker as worker_lib
 from simulation.workers.placement import Prediction, shares
 from tff_suite import memory
@@ -51,13 +50,13 @@ class _Member:
         return f"worker {self.number}{where}"
 
 
-class Crew:
-    """Workers of a run, as `simulation.rounds.in_chunks.Crew`."""
+class RayPool:
+    """Workers of a run, as `simulation.engine.pool.Pool`."""
 
     def __init__(
         self,
         ray: Any,
-        plans: Mapping[str, Plan],
+        programs: Mapping[str, Program],
         make: Callable[[], tuple[Any, Any]],
         number: int,
         *,
@@ -70,7 +69,7 @@ class Crew:
 
         Args:
           ray: The module, connected.
-          plans: The rounds, see `simulation.rounds.in_chunks.plans_of`.
+          programs: The rounds by name, as of `simulation.rounds.one_program.RunMethod`.
           make: Starts a worker; returns it, and a reference to its facts once it has begun.
           number: How many workers there are to be.
           steps: Round, from 0 → predicted local steps of each client of its cohort.
@@ -78,7 +77,8 @@ class Crew:
           timeout: Seconds without any worker after which the run stops.
           say: Takes a line.
         """
-        self._ray, self._plans, self._make, self._number = ray, plans, make, number
+        self._ray, self._programs, self._make, self._number = ray, programs, make, number
+        self.spread = self
         self._steps, self._room, self._timeout, self._say = steps, room, timeout, say
         self._members: list[_Member] = []
         self._numbers = itertools.count()
@@ -123,8 +123,10 @@ class Crew:
         """Returns the facts of the workers that have begun."""
         return [m.facts for m in self._members if m.facts]
 
-    def work(self, cohort: RoundCohort, phase: int, sent, states_of) -> Iterator[tuple[Nodes, Any]]:
-        """As `simulation.rounds.in_chunks.Crew.work`.
+    def work(
+        self, cohort: CohortInChunks, phase: int, sent, states_of
+    ) -> Iterator[tuple[Nodes, Any]]:
+        """As `simulation.engine.pool.Pool.work`.
 
         Raises:
           NoWorkersError: If no worker is left and none comes in time.
@@ -148,7 +150,7 @@ class Crew:
                     self._lose(member)
                     continue
                 chunks = member.orders.pop(reference)
-                self._learn(cohort.process, member, chunks, answer.seconds)
+                self._learn(cohort.stage, member, chunks, answer.seconds)
                 member.holds.update(chunks)
                 self._at_work.add(member.number)
                 left -= len(chunks)
@@ -270,16 +272,18 @@ class Crew:
         self._losses.clear()
         self._look(wait=not self._ready())
         steps = self._steps(cohort.round_index) if cohort.steps is None else cohort.steps
-        predicted = self._predictions[cohort.process].seconds
+        predicted = self._predictions[cohort.stage].seconds
         self._steps_of = {c: steps[c.start : c.stop] for c in cohort.chunks}
         self._cost_of = {c: predicted(s) for c, s in self._steps_of.items()}
         for member in self._members:
             member.holds.clear()
 
     def _send(self, cohort, phase, sent):
-        phases = self._plans[cohort.process].phases
+        phases = self._programs[cohort.stage].phases
         earlier = {n for of in phases[:phase] for n in of.received}
-        new = {n: sent(n) for n in phases[phase].received if n not in earlier}
+        new = {
+            n: list(map(np.asarray, sent(n))) for n in phases[phase].received if n not in earlier
+        }
         self.bytes["down"] += memory.nbytes(new)
         self._sent.append(self._ray.put(new))
 
@@ -311,14 +315,14 @@ class Crew:
                 return
             chunks = self._half(member.queue)
             order = worker_lib.Order(
-                cohort.process,
+                cohort.stage,
                 cohort.round_index,
                 phase,
                 chunks,
                 len(cohort.chunks),
                 list(self._sent),
                 self._states(member, cohort, phase, chunks, states_of),
-                {c.index: cohort.given(c) for c in chunks} if cohort.assignments else {},
+                {c.index: cohort.given(c) for c in chunks} if cohort.work is not None else {},
                 () if member.queue else self._following(member, cohort),
             )
             member.orders[member.actor.work.remote(order)] = chunks
@@ -340,7 +344,7 @@ class Crew:
 
     def _states(self, member, cohort, phase, chunks, states_of):
         """Returns what the clients keep, where that is read in this phase or in a replay."""
-        states, phases = {}, self._plans[cohort.process].phases
+        states, phases = {}, self._programs[cohort.stage].phases
         for chunk in chunks:
             first = phase if chunk in member.holds else 0
             if any(of.reads_states for of in phases[first : phase + 1]):

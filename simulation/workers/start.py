@@ -1,4 +1,4 @@
-"""From a run's settings to its crew of workers."""
+"""From a run's settings to its pool of workers."""
 
 import contextlib
 import dataclasses
@@ -12,30 +12,30 @@ import numpy as np
 import tasks
 import tff_algos
 from simulation import cluster
-from simulation.engine.program import Plan
+from simulation.engine.program import Program
 from simulation.errors import RunError
 from simulation.experiment_flags import Request
 from simulation.rounds.cohorts import Cohorts
 from simulation.workers import worker
-from simulation.workers.pool import Crew
+from simulation.workers.pool import RayPool
 from tff_suite import code_digests
 from tff_suite.hparams import HparamError
 
 
-def crew(
+def pool(
     request: Request,
     data: Mapping[str, str],
-    plans: Mapping[str, Plan],
+    programs: Mapping[str, Program],
     cohorts: Cohorts,
     say: Callable[[str], None],
     stack: contextlib.ExitStack,
-) -> Crew:
+) -> RayPool:
     """Starts the workers of a run, on this machine or on a cluster.
 
     Args:
       request: The run's settings, its runtime settled.
       data: Digests of its data.
-      plans: The rounds, see `simulation.rounds.in_chunks.plans_of`.
+      programs: The rounds by name, as of `simulation.rounds.one_program.RunMethod`.
       cohorts: The clients of its rounds.
       say: Takes a line.
       stack: Ends the workers, and Ray where it was started, when it is closed.
@@ -61,9 +61,9 @@ def crew(
         )
     if found < number:
         say(f"There is room for {found} of {number} workers now.")
-    started = Crew(
+    started = RayPool(
         ray,
-        plans,
+        programs,
         _maker(ray, request, data),
         number,
         steps=cohorts.steps,

@@ -37,7 +37,7 @@ class Order(NamedTuple):
     """What a worker is to do.
 
     Attributes:
-      process: Name of the process, of a method of several (`in_chunks.plans_of`).
+      stage: Name of the program, of a method of several.
       round_index: The round, from 0.
       phase: The phase of the round.
       chunks: The chunks, in order.
@@ -48,7 +48,7 @@ class Order(NamedTuple):
       following: Chunks of the next round that are likely to come here.
     """
 
-    process: str
+    stage: str
     round_index: int
     phase: int
     chunks: Sequence[Any]
@@ -115,7 +115,7 @@ class Worker:
 
         imports.import_tensorflow()
         runtimes.configure_threads()
-        self._desks = {}
+        self._schedulers = {}
 
     def facts(self) -> Facts:
         """Returns what this worker is."""
@@ -143,13 +143,13 @@ class Worker:
         import importlib
 
         from simulation import assembly
+        from simulation.engine import pool
         from simulation.errors import RunError
-        from simulation.rounds import in_chunks
         from tasks import fingerprint
         from tff_suite import code_digests
 
-        for desk in self._desks.values():
-            desk.close()
+        for scheduler in self._schedulers.values():
+            scheduler.close()
         modules = list(filter(None, (request.run["import"] or "").split(",")))
         for module in modules:
             importlib.import_module(module)
@@ -160,9 +160,9 @@ class Worker:
             differing = fingerprint.differences(data, found)
             if differing:
                 raise RunError(f"its data or code differ from the run's: {differing[0]}")
-        self._plans = in_chunks.plans_of(parts.process, request.run["algorithm"])
-        self._desks = in_chunks.desks(
-            self._plans, parts.process, parts.cohorts, request.run, self._threads
+        self._programs = parts.method.programs()
+        self._schedulers = pool.schedulers(
+            self._programs, parts.method.data, request.run, self._threads
         )
         self._sent = _Received(None)
         self._begun, self._measured = (request, parts), None
@@ -170,16 +170,16 @@ class Worker:
 
     def work(self, order: Order) -> Answer:
         """Does chunks of a phase of a round."""
-        from simulation.engine import scheduler as chunks
+        from simulation.engine import scheduler
 
         started = time.perf_counter()
-        of_round = order.process, order.round_index
+        of_round = order.stage, order.round_index
         if self._sent.of_round != of_round:
             self._sent = _Received(of_round)
         self._sent.refer(order.sent)
         nodes, states, seconds = {}, {}, []
-        plan = self._plans[order.process]
-        for done in self._desks[order.process].work(
+        program = self._programs[order.stage]
+        for done in self._schedulers[order.stage].work(
             order.round_index,
             order.phase,
             order.chunks,
@@ -189,11 +189,11 @@ class Worker:
             order.given,
         ):
             nodes[0, done.chunk.index] = done.partials
-            nodes = chunks.combine(nodes, plan, order.phase, order.number)
+            nodes = scheduler.combine(nodes, program, order.phase, order.number)
             if done.states is not None:
                 states[done.chunk] = done.states
             seconds.append(done.seconds)
-        return Answer(nodes, states, seconds, time.perf_counter() - started)
+        return Answer(scheduler.arrays(nodes), states, seconds, time.perf_counter() - started)
 
     def evaluate(self, name: Any, weights: Sequence[Any], chunks: range, size: int) -> list[Any]:
         """As `simulation.measures.evaluations.Share.sums`."""

@@ -9,21 +9,20 @@ import tensorflow as tf
 import tff_algos
 from benchmarks import gpu_check
 from simulation import runtimes
-from simulation.engine import batching as vectorized
+from simulation.engine import executors
+from simulation.engine import process as engine
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import toy
-from tff_suite import compat
 
 
 @pytest.fixture(scope="module")
 def process():
     model = toy.toy_model(problem_lib.make_problem())
-    with runtimes.installed("tff"):
+    with runtimes.installed("vectorized"):
         built = tff_algos.build("fedavg", model, client_learning_rate=0.1)
-        process = vectorized.VectorizedProcess(built)
         # As on a GPU: TensorFlow's executor of one thread reports no operations.
-        process._programs.on_gpu = True
-        yield process
+        engine.program_of(built).graphs.on_gpu = True
+        yield runtimes.bind(built)
 
 
 def make_client(k):
@@ -39,22 +38,13 @@ def test_a_round_over_a_whole_cohort_does_not_loop_over_clients(process):
 
 def test_a_loop_over_clients_is_seen(process, monkeypatch):
     loop = tf.function(lambda x: tf.map_fn(tf.sin, x))
-    one_program = process.program
+    work = executors.Stacked.work
 
-    def looping(num_blocks):
-        program = one_program(num_blocks)
+    def looping(executor, phase, prepared, *rest):
+        loop(tf.ones([len(prepared.places)]))
+        return work(executor, phase, prepared, *rest)
 
-        def run(*flat):
-            loop(tf.ones([int(flat[-1].shape[0])]))
-            return compat.flat(program._inference_function)(*flat)
-
-        return types.SimpleNamespace(
-            _inference_function=run,
-            inputs=program.inputs,
-            structured_outputs=program.structured_outputs,
-        )
-
-    monkeypatch.setattr(process, "program", looping)
+    monkeypatch.setattr(executors.Stacked, "work", looping)
     few, many = gpu_check.operations_by_clients(process, make_client).values()
     assert many > few
 

@@ -59,7 +59,7 @@ def test_ten_thousand_rounds(family, runtime, tmp_path, record_property):
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("runtime", ["tff", "vectorized"])
+@pytest.mark.parametrize("runtime", ["per_client", "vectorized"])
 def test_a_hundred_thousand_clients_with_state(runtime, tmp_path, record_property):
     """Memory is that of a thirtieth of the clients' states, disk that of three states a client.
 

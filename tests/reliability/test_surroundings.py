@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from simulation import runtimes
 from tests.reliability import disturb, runs
 from tests.reliability.test_kills import CASES
 
@@ -132,7 +133,7 @@ def test_one_core_against_two(family, runtime, tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core only")
-@pytest.mark.parametrize("runtime", ["tff", "native", "vectorized"])
+@pytest.mark.parametrize("runtime", runtimes.RUNTIMES)
 @pytest.mark.parametrize("task", ["mnist_writers", "shakespeare_character"])
 def test_one_core_against_two_on_a_papers_model(task, runtime, tmp_path):
     """Convolutions and recurrent layers, whose operations may share their work among threads."""

@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 import run_experiment
-from simulation import experiment_flags
+from simulation import experiment_flags, runtimes
 from simulation.records import recorder
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 from tests.test_run_experiment import assert_same_run
@@ -36,7 +36,7 @@ def run(folder, **changes):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("runtime", ["tff", "vectorized"])
+@pytest.mark.parametrize("runtime", ["tff", *runtimes.ENGINE])
 def test_a_resumed_run_draws_the_same_noise(traced_once, tmp_path, runtime):
     whole = run(tmp_path / "whole", runtime=runtime, **DP)
     run(tmp_path / "parts", runtime=runtime, total_rounds=2, **DP)

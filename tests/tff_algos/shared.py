@@ -13,7 +13,8 @@ import pytest
 import tensorflow_federated as tff
 
 import tff_algos
-from simulation.engine import batching as vectorized
+from simulation import runtimes
+from simulation.engine import process as engine
 from simulation.tff import context as tff_context
 from simulation.tff import native_worker
 from tests.oracles import problem as problem_lib
@@ -74,8 +75,10 @@ def process(name: str):
 def _context(runtime: str):
     if runtime == "native":
         return _open_until_the_end.enter_context(native_worker.native_context())
-    of_runtime = {"tff": tff_context.InProcessContext, "vectorized": vectorized.VectorizedContext}
-    return _open_until_the_end.enter_context(contextlib.closing(of_runtime[runtime]()))
+    context = tff_context.InProcessContext()
+    if runtime in runtimes.ENGINE:
+        context = engine.EngineContext(runtime == "vectorized")
+    return _open_until_the_end.enter_context(contextlib.closing(context))
 
 
 @contextlib.contextmanager

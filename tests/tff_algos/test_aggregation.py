@@ -544,9 +544,9 @@ class _Unique(tff.aggregators.UnweightedAggregationFactory):
 @pytest.mark.long
 def test_vectorized_refuses_by_name_and_auto_knows(problem):
     process = build(model_aggregator=_Unique(), client_weighting="uniform")
-    with shared.installed("vectorized") as context:
+    with shared.installed("vectorized"):
         with pytest.raises(NotVectorizable, match=r"Unique.*Use --runtime=tff"):
-            context.bind(process).program()
+            runtimes.bind(process)
         name, reason = runtimes.choose(process)
         assert name == "tff" and "Unique" in reason
         assert runtimes.choose(build(aggregator="robust"))[0] == "vectorized"

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from simulation import runtimes
-from simulation.engine import batching as vectorized
+from simulation.engine import batching
+from simulation.tff import process as tff_process
 from tff_algos import client, random
 from tff_algos.client_data import arrays, batch_client, batch_cohort, from_dataset, of_model
 from tff_suite import memory
@@ -175,11 +175,11 @@ def test_a_cohort_is_not_laid_out_before_its_clients_work(monkeypatch):
         y_spec=tf.TensorSpec([None], tf.int32),
         initial_weights=[np.zeros(3)],
     )
-    assert vectorized.prepare(clients[:1], model).blocks[0].x.shape == (1, 10, 10, 1000)
+    assert batching.prepare(clients[:1], model).blocks[0].x.shape == (1, 10, 10, 1000)
     with pytest.raises(HparamError, match=r"^The examples of 10 clients at once would take "):
-        vectorized.prepare(clients, model)
+        batching.prepare(clients, model)
     with pytest.raises(HparamError, match=r"^The examples of 10 clients at once, here and in TFF"):
-        runtimes._prepare_arrays(clients)
+        tff_process.as_arrays(clients)
 
 
 def test_dropout_seed_and_index_travel():

@@ -102,7 +102,7 @@ def test_equal_missing_and_too_large_indices_are_refused(
     cure = f"; {name} distinguishes clients by it: give batch_client or from_dataset"
     for call in (
         lambda: bound.next(state, clients),
-        lambda: bound.next(state, bound.prepare(clients)),
+        lambda: bound.next(state, clients),
         lambda: process.next(state, clients),
         lambda: process.next(state=state, clients=clients),
     ):

@@ -10,10 +10,7 @@ import tensorflow as tf
 import tff_algos
 from simulation import runtimes
 from simulation.engine import batching as vectorized
-from simulation.engine import program as plans
-from simulation.engine import scheduler as chunks
 from simulation.measures import evaluation
-from simulation.rounds import in_chunks
 from tasks import layers
 from tasks.task import ArrayFederatedData
 from tests.tff_algos import shared
@@ -127,7 +124,7 @@ CASES = {
     "MeanSquaredLogarithmicError": _of_targets(K.MeanSquaredLogarithmicError(), POSITIVE),
     "LogCosh": _of_targets(K.LogCosh(), POSITIVE),
 }
-WAYS = ("tff", "native", "vectorized", "tff-1", "tff-2", "vectorized-2")
+WAYS = (*runtimes.RUNTIMES, "per_client-1", "per_client-2", "vectorized-2")
 
 
 def keras_model(case):
@@ -171,25 +168,11 @@ def assert_close(got, want):
 
 
 @contextlib.contextmanager
-def bound(process, way, clients):
+def bound(process, way):
     """Yields a process as a runtime runs it, in chunks of so many clients where a number is."""
     runtime, _, size = way.partition("-")
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(shared.installed(runtime))
-        whole = runtimes.bind(process)
-        if not size:
-            yield whole, clients
-            return
-        plan = plans.Plan(process.method, process.model)
-        if runtime == "tff":
-            hands = chunks.ClientByClient(plan, 2)
-        else:
-            hands = chunks.AtOnce(plan, process.model)
-        desk = chunks.Desk(plan, hands, lambda r, c, _: clients[c.start : c.stop])
-        crew = in_chunks.Alone({"": desk})
-        stack.callback(crew.close)
-        cohort = in_chunks.RoundCohort(0, chunks.cut(len(clients), int(size)))
-        yield in_chunks.ChunkedProcess(whole, plan, crew), cohort
+    with shared.installed(runtime):
+        yield runtimes.bind(process, int(size) if size else None)
 
 
 @pytest.mark.quick_cases(
@@ -207,8 +190,8 @@ def test_training_is_that_of_keras_on_the_same_batches(name, way):
     model = keras_model(case)
     process = tff_algos.build("fedavg", model_of(case, model), client_learning_rate=RATE)
     try:
-        with bound(process, way, clients_of(case)) as (whole, cohort):
-            output = whole.next(whole.initialize(), cohort)
+        with bound(process, way) as whole:
+            output = whole.next(whole.initialize(), clients_of(case))
     except vectorized.NotVectorizable:
         # Keras's recurrent layers, which make lists of tensors.
         assert name in ("LSTM", "GRU pooled")
@@ -311,8 +294,8 @@ def test_values_and_slopes_without_weight_reach_no_sum(name, way):
     model = keras_model(case)
     ours = model_of(case, model)
     process = tff_algos.build("fedavg", ours, client_learning_rate=RATE)
-    with bound(process, way, clients_of(case)) as (whole, cohort):
-        output = whole.next(whole.initialize(), cohort)
+    with bound(process, way) as whole:
+        output = whole.next(whole.initialize(), clients_of(case))
     assert float(output.metrics["clients_dropped"]) == 0
 
     before, total = model.get_weights(), 0

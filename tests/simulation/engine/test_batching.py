@@ -13,9 +13,10 @@ import tensorflow as tf
 
 import tff_algos
 from simulation import experiment, experiment_flags, runtimes
-from simulation.engine import batching as vectorized
-from simulation.engine import program as plans
-from simulation.engine import scheduler as chunks
+from simulation.engine import batching, executors
+from simulation.engine import process as engine
+from simulation.engine.pool import InProcess
+from simulation.engine.scheduler import Scheduler
 from simulation.errors import RunError
 from simulation.records import checkpoints
 from tasks.models import losses
@@ -42,6 +43,18 @@ def process():
     return shared.process("fedavg")
 
 
+def stacked(process, at_least=None):
+    """Returns a process whose cohorts are stacked, in at least so many blocks."""
+    program = engine.program_of(process)
+    executor = executors.Stacked(program, at_least)
+    scheduler = Scheduler(program, executor, lambda r, chunk, given: given)
+    return runtimes.Bound(engine.EngineProcess(process, program, InProcess({"": scheduler})))
+
+
+def graphs_of(process):
+    return engine.program_of(process).graphs
+
+
 def cohort(problem, round_num, sizes, **options):
     """Clients of the given sizes, drawn from all examples."""
     x = np.concatenate([x for x, _ in problem.clients]).astype(np.float32)
@@ -61,7 +74,7 @@ def cohort(problem, round_num, sizes, **options):
 
 def assert_same_rounds(process, cohorts, rtol=1e-5, whole=None):
     """Every part of every state and all metrics are those of the TFF computation."""
-    whole = whole or vectorized.VectorizedProcess(process)
+    whole = whole or stacked(process)
     want = got = process.initialize()
     for clients in cohorts:
         given = [clients]
@@ -70,7 +83,7 @@ def assert_same_rounds(process, cohorts, rtol=1e-5, whole=None):
         want, got = process.next(want, *given), whole.next(got, *given)
         assert list(want.metrics) == list(got.metrics)
         parts = [
-            tf.nest.flatten((o.state, o.metrics, getattr(o, "client_states", ())))
+            tf.nest.flatten((o.state, o.metrics, list(getattr(o, "client_states", ()))))
             for o in (want, got)
         ]
         pairs = zip(*parts, strict=True)
@@ -94,7 +107,7 @@ def ragged_cohorts(process, problem, num_blocks):
         options["steps"] = process.plan(0, len(sizes)).local_steps
     cohorts = [cohort(problem, r, s, **options) for r, s in enumerate(sizes)]
     model = process.model
-    assert [len(vectorized.prepare(c, model).blocks) for c in cohorts] == BLOCKS[num_blocks]
+    assert [len(batching.prepare(c, model).blocks) for c in cohorts] == BLOCKS[num_blocks]
     return cohorts
 
 
@@ -107,27 +120,10 @@ def ragged_cohorts(process, problem, num_blocks):
 )
 def test_is_what_tff_computes(problem, num_blocks, name):
     process = shared.process(name)
-    with shared.installed("vectorized") as context:
-        whole = context.bind(process)
+    with shared.installed("vectorized"):
+        whole = runtimes.bind(process)
     cohorts = ragged_cohorts(process, toy.with_dropout(problem), num_blocks)
     assert_same_rounds(process, cohorts, whole=whole)
-
-
-@pytest.mark.long
-def test_states_of_clients_are_one_list_in_any_form(problem):
-    process = shared.process("scaffold")
-    whole = vectorized.VectorizedProcess(process)
-    first, again = (cohort(problem, r, (5, 1, 12, 0, 17)) for r in range(2))
-    assert len(whole.prepare(again).blocks) == 2
-    begun = whole.next(process.initialize(), first, [process.initial_client_state()] * 5)
-    kept = begun.client_states
-    assert [int(s.visits) for s in kept] == [1, 1, 1, 0, 1] and len(kept[1:4]) == 3
-    np.testing.assert_array_equal(kept[1:4][1].kept[0], list(kept)[2].kept[0])
-    want = whole.next(begun.state, again, list(kept))
-    for got in (whole.next(begun.state, again, kept), process.next(begun.state, again, kept)):
-        parts = zip(tf.nest.flatten(tuple(want)), tf.nest.flatten(tuple(got)), strict=True)
-        for a, b in parts:
-            np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.long
@@ -192,9 +188,9 @@ def while_loops(graph):
 def test_convolutions_with_dropout():
     process = tff_algos.build("fedavg", small_cnn(), **RATES)
     whole = assert_same_rounds(process, [image_cohort([5, 9, 1]), image_cohort([2])], rtol=1e-4)
-    assert len(while_loops(whole.program(3).graph)) == 1, (
-        "one loop, over steps, whatever the blocks"
-    )
+    del whole
+    graph = graphs_of(process).traced[0, 3].graph
+    assert len(while_loops(graph)) == 1, "one loop, over steps, whatever the blocks"
 
 
 # The first that has no such form: it depends on TensorFlow's version which one that is.
@@ -219,12 +215,12 @@ def test_agrees_or_refuses_by_name(layer, operation):
     process = tff_algos.build("fedavg", model, **RATES)
     clients = image_cohort([5, 2])
     if operation is None:
-        whole = assert_same_rounds(process, [clients], rtol=1e-4)
-        assert len(while_loops(whole.program(1).graph)) == 1
+        assert_same_rounds(process, [clients], rtol=1e-4)
+        assert len(while_loops(graphs_of(process).traced[0, 1].graph)) == 1
         return
     text = rf"^Operation {operation} \(.*{layer.name}.*\) .*Use --runtime=tff\.$"
-    with pytest.raises(vectorized.NotVectorizable, match=text):
-        vectorized.VectorizedProcess(process).next(process.initialize(), clients)
+    with pytest.raises(batching.NotVectorizable, match=text):
+        stacked(process).next(process.initialize(), clients)
 
 
 def test_loops_over_lists_of_tensors_in_one_block_end():
@@ -247,8 +243,9 @@ def test_loops_over_lists_of_tensors_in_one_block_end():
         )
         for _ in range(2)
     ]
-    whole = assert_same_rounds(tff_algos.build("fedavg", model, **RATES), [cohort])
-    assert whole._programs.executors == {1: ""}
+    process = tff_algos.build("fedavg", model, **RATES)
+    assert_same_rounds(process, [cohort])
+    assert graphs_of(process).executors == {(0, 1): ""}
 
 
 @pytest.mark.long
@@ -256,22 +253,19 @@ def test_keras_lstm_is_refused_by_name():
     layers = tf.keras.layers
     model = image_model(layers.Reshape((6, 6)), layers.LSTM(3, name="recurrent"), layers.Dense(3))
     process = tff_algos.build("fedavg", model, **RATES)
-    with pytest.raises(vectorized.NotVectorizable, match=r"^Operation .*recurrent"):
-        vectorized.VectorizedProcess(process).program()
+    with pytest.raises(batching.NotVectorizable, match=r"^Operation .*recurrent"):
+        executors.Stacked(engine.program_of(process)).check()
 
 
-def test_few_programs_serve_all_cohorts(problem, process):
-    whole = vectorized.VectorizedProcess(process)
+def test_few_graphs_serve_all_cohorts(problem, process):
+    whole = stacked(process)
     state = process.initialize()
     rng = np.random.default_rng(0)
-    traced = set()
     for r in range(12):
         clients = cohort(problem, r, rng.integers(0, 40, rng.integers(1, 15)))
         state = whole.next(state, clients).state
-        traced.add(len(whole.prepare(clients).blocks))
     assert int(state.round_num) == 12
-    # Tests before have run rounds of the same process.
-    assert traced <= set(whole._programs.traced) and len(traced) <= vectorized.MAX_BLOCKS
+    assert len(graphs_of(process).traced) <= batching.MAX_BLOCKS
 
 
 def padding(steps, blocks):
@@ -283,15 +277,15 @@ def test_blocks_waste_little():
     for _ in range(20):
         examples = np.minimum(rng.lognormal(4.0, 2.0, 100).astype(int) + 50, 2000)
         steps = [-(-n // 10) for n in examples.tolist()]
-        blocks = vectorized.blocks_of(steps, [10] * 100)
-        assert len(blocks) <= vectorized.MAX_BLOCKS
+        blocks = batching.blocks_of(steps, [10] * 100)
+        assert len(blocks) <= batching.MAX_BLOCKS
         assert sorted(k for b in blocks for k in b) == list(range(100))
         assert all(b == sorted(b) for b in blocks)
         assert padding(steps, blocks) <= 1.5
 
 
 def test_blocks():
-    blocks_of = vectorized.blocks_of
+    blocks_of = batching.blocks_of
     assert blocks_of([4] * 5, [10] * 5) == [[0, 1, 2, 3, 4]]
     assert blocks_of([4] * 5, [10] * 5, at_least=2) == [[0, 2, 4], [1, 3]]
     assert blocks_of([4], [10], at_least=2) == [[0]]
@@ -303,43 +297,33 @@ def test_blocks():
 
 @pytest.mark.long
 def test_blocks_do_not_change_results(problem, process, monkeypatch):
-    monkeypatch.setattr(vectorized, "_WORTH_A_THREAD", 0)
+    monkeypatch.setattr(batching, "_WORTH_A_THREAD", 0)
     clients = cohort(toy.with_dropout(problem), 0, (4, 4, 4, 9, 9))
-    results = [
-        vectorized.VectorizedProcess(process, n).next(process.initialize(), clients)
-        for n in (1, 2, 5)
-    ]
+    results = [stacked(process, n).next(process.initialize(), clients) for n in (1, 2, 5)]
     for other in results[1:]:
         for a, b in zip(results[0].state.weights, other.state.weights, strict=True):
             np.testing.assert_array_equal(a, b)
     model = process.model
-    assert [len(vectorized.prepare(clients, model, n).blocks) for n in (1, 2, 5)] == [1, 2, 5]
-    monkeypatch.setattr(vectorized, "_WORTH_A_THREAD", 1 << 30)
-    assert len(vectorized.prepare(clients, model, 5).blocks) == 1
+    assert [len(batching.prepare(clients, model, n).blocks) for n in (1, 2, 5)] == [1, 2, 5]
+    monkeypatch.setattr(batching, "_WORTH_A_THREAD", 1 << 30)
+    assert len(batching.prepare(clients, model, 5).blocks) == 1
 
 
 @pytest.mark.parametrize("cores", [1, 2, 8])
-def test_clients_stand_beside_as_many_others_on_every_machine_and_in_one_chunk(
-    problem, process, monkeypatch, cores
-):
+def test_clients_stand_beside_as_many_others_on_every_machine(problem, process, monkeypatch, cores):
     """Products of stacked matrices have other last bits where more are stacked."""
-    monkeypatch.setattr(vectorized, "_WORTH_A_THREAD", 0)
+    monkeypatch.setattr(batching, "_WORTH_A_THREAD", 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     clients = cohort(toy.with_dropout(problem), 0, (4, 4, 4, 9, 9))
-    with runtimes.installed("vectorized"):
-        whole = runtimes.bind(process).prepare(clients)
-    plan = plans.Plan(process.method, process.model)
-    chunk = chunks.AtOnce(plan, process.model).prepare(clients)
+    whole = executors.Stacked(engine.program_of(process)).prepare(clients)
     assert [len(b.index) for b in whole.blocks] == [3, 2]
-    for a, b in zip(chunk.blocks, whole.blocks, strict=True):
-        np.testing.assert_array_equal(a.index, b.index)
 
 
 def test_inputs_of_another_form_are_refused(problem, process):
-    whole = vectorized.VectorizedProcess(process)
+    whole, state = stacked(process), process.initialize()
     (data,) = cohort(problem, 0, (4,))
     with pytest.raises(ValueError, match="at least one client"):
-        whole.prepare([])
+        whole.next(state, [])
     for wrong, text in (
         ({"x": data.x.astype(np.float64)}, "x must be float32"),
         ({"x": data.x[..., :2]}, r"x must be float32 \['steps', 'batch', 3\]"),
@@ -347,9 +331,8 @@ def test_inputs_of_another_form_are_refused(problem, process):
         ({"mask": data.mask.astype(np.int32)}, "mask must be"),
     ):
         with pytest.raises(TypeError, match=text):
-            whole.prepare([data._replace(**wrong)])
+            batching.prepare([data._replace(**wrong)], process.model)
     # What could be broadcast, and would give other numbers.
-    state = process.initialize()
     for wrong, text in (
         ({"weights": (state.weights[0], np.float32([1]))}, r"float32 \[3\], found float32 \[1\]"),
         ({"weights": (np.float32(1), state.weights[1])}, r"float32 \[3, 3\], found float32 \[\]"),
@@ -362,7 +345,7 @@ def test_inputs_of_another_form_are_refused(problem, process):
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (1, 40, 2)], ids=["a_block", "blocks"])
 def test_states_of_another_number_of_clients_are_refused(problem, sizes):
     process = shared.process("scaffold")
-    whole = vectorized.VectorizedProcess(process)
+    whole = stacked(process)
     clients, kept = cohort(problem, 0, sizes), process.initial_client_state()
     for number in (1, 2, 4):
         with pytest.raises(ValueError, match=f"cohort of 3 clients with the states of {number}"):
@@ -378,8 +361,8 @@ def test_values_are_selected_by_name_and_place():
 
     @tf.function
     def program(x, order):
-        federation = vectorized.VectorizedFederation([2, 1], order)
-        clients = vectorized._AtClients([x[:2], x[2:]])
+        federation = batching.StackedFederation([2, 1], order)
+        clients = batching.at_clients([x[:2], x[2:]])
         shared = federation.broadcast(Pair(tf.constant(2.0), {"c": tf.constant(3.0)}))
 
         def work(value, shared, factor):
@@ -389,7 +372,7 @@ def test_values_are_selected_by_name_and_place():
         first, repeated = out.b
         return (
             federation.sum(out.a["d"]),
-            federation.mean((first, out[1][1]), out.a["d"]),
+            federation.weighted_sum((first, out[1][1]), out.a["d"]),
             federation.stack({"x": clients, "two": repeated, "three": shared[1][0]}),
             federation.max(out.a),
             federation.sum(shared.a),
@@ -397,30 +380,30 @@ def test_values_are_selected_by_name_and_place():
 
     total, means, rows, largest, shared = program(tf.constant([1.0, 2.0, 4.0]), [2, 0, 1])
     assert total == 21.0 and shared == 6.0 and largest["d"] == 12.0 and largest["n"] == 1
-    np.testing.assert_allclose(means[0], (3 * 3 + 4 * 6 + 6 * 12) / 21)
-    assert means[1] == 2.0
+    (sums, twos), total_weight = means
+    assert sums == 3 * 3 + 4 * 6 + 6 * 12 and twos == 2 * 21 and total_weight == 21
     assert rows["x"].numpy().tolist() == [4.0, 1.0, 2.0]
     assert rows["two"].numpy().tolist() == [2.0] * 3 and rows["three"].numpy().tolist() == [3.0] * 3
 
 
-def test_only_what_is_bound_runs_over_the_whole_cohort(problem, process):
+@pytest.mark.parametrize("runtime", runtimes.ENGINE)
+def test_only_what_is_bound_goes_through_the_engine(problem, process, runtime):
     """`process.next` stays the TFF computation, in whatever runtime."""
     clients = cohort(problem, 0, (4, 2))
-    with runtimes.installed("vectorized") as context:
+    with runtimes.installed(runtime) as context:
         bound = runtimes.bind(process)
         state = bound.initialize()
-        whole = bound.next(state, bound.prepare(clients))
+        whole = bound.next(state, clients)
         assert context.intrinsic_calls.total() == 0
         plain = process.next(state, clients)
         assert context.intrinsic_calls["federated_map"] > 0
         np.testing.assert_allclose(whole.state.weights[0], plain.state.weights[0], rtol=1e-6)
-        weights = bound.get_model_weights(whole.state)
-        np.testing.assert_array_equal(weights.trainable[0], whole.state.weights[0])
-        with pytest.raises(vectorized.NotVectorizable, match=r"tff_algos.build"):
+        np.testing.assert_array_equal(bound.model_weights(whole.state)[0], whole.state.weights[0])
+        with pytest.raises(batching.NotVectorizable, match=r"tff_algos\.build"):
             runtimes.bind(object())
-    with runtimes.installed("tff"):
-        bound = runtimes.bind(process)
-        assert bound.next is process.next and bound.prepare(clients) is clients
+    with runtimes.installed("tff") as context:
+        runtimes.bind(process).next(state, clients)
+        assert context.intrinsic_calls["federated_map"] > 0
 
 
 @pytest.mark.long
@@ -438,33 +421,33 @@ def test_auto_takes_small_dense_models_at_once_on_a_cpu(problem, monkeypatch):
     wide = image_model(layers.Flatten(), layers.Dense(large), layers.Dense(3))
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
     assert chosen(toy.toy_model(problem))[0] == "vectorized"
-    assert chosen(small_cnn()) == ("tff", "convolutions on a CPU")
+    assert chosen(small_cnn()) == ("per_client", "convolutions on a CPU")
     name, reason = chosen(refused)
-    assert name == "tff" and "LRN" in reason and "--runtime" not in reason
-    assert chosen(wide)[0] == "tff" and "parameters" in chosen(wide)[1]
+    assert name == "per_client" and "LRN" in reason and "--runtime" not in reason
+    assert chosen(wide)[0] == "per_client" and "parameters" in chosen(wide)[1]
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a GPU"])
     assert chosen(small_cnn())[0] == "vectorized" and chosen(wide)[0] == "vectorized"
-    assert chosen(refused)[0] == "tff"
+    assert chosen(refused)[0] == "per_client"
 
 
 @pytest.mark.quick_cases("sizes0-1")
 @pytest.mark.parametrize(("sizes", "num_blocks"), [((4, 4), 1), (SIZES[2][0], 2)])
 def test_what_auto_has_traced_is_what_runs(problem, monkeypatch, sizes, num_blocks):
     traced = []
-    original = vectorized.VectorizedProcess._trace
+    original = executors.Stacked._trace
 
-    def trace(whole, num_blocks):
-        traced.append(num_blocks)
-        return original(whole, num_blocks)
+    def trace(executor, phase, num_blocks):
+        traced.append((phase, num_blocks))
+        return original(executor, phase, num_blocks)
 
-    monkeypatch.setattr(vectorized.VectorizedProcess, "_trace", trace)
+    monkeypatch.setattr(executors.Stacked, "_trace", trace)
     process = tff_algos.build("fedavg", toy.plain_model(problem), **RATES)
     assert runtimes.choose(process, lambda: cohort(problem, 0, sizes))[0] == "vectorized"
     for _ in range(2):
         with runtimes.installed("vectorized"):
             bound = runtimes.bind(process)
-            bound.next(bound.initialize(), bound.prepare(cohort(problem, 0, sizes)))
-    assert traced == [num_blocks]
+            bound.next(bound.initialize(), cohort(problem, 0, sizes))
+    assert traced == [(0, num_blocks)]
     gone = weakref.ref(process)
     del process, bound
     gc.collect()
@@ -508,7 +491,7 @@ def test_auto_is_settled_once_for_a_run(tmp_path, monkeypatch, capsys):
 @pytest.mark.long
 def test_rounds_do_not_grow_memory(problem):
     process = tff_algos.build("fedavg", toy.toy_model(problem), **RATES)
-    whole = vectorized.VectorizedProcess(process)
+    whole = stacked(process)
     state = process.initialize()
     rng = np.random.default_rng(0)
     sizes = []

@@ -7,7 +7,8 @@ import pytest
 
 import tff_algos
 from simulation import runtimes
-from simulation.engine import batching as vectorized
+from simulation.engine import executors
+from simulation.engine import process as engine
 from tasks.models import image_models, losses
 from tff_algos.client_data import batch_client
 
@@ -52,8 +53,8 @@ def _after_two_rounds(process, runtime, *cohorts):
         for clients in cohorts:
             state = bound.initialize()
             for _ in range(2):
-                state = bound.next(state, bound.prepare(clients)).state
-            yield [np.asarray(w) for w in bound.get_model_weights(state).trainable]
+                state = bound.next(state, clients).state
+            yield [np.asarray(w) for w in bound.model_weights(state)]
 
 
 @pytest.mark.long
@@ -92,4 +93,4 @@ def test_runtimes_distort_alike(runtime):
 def test_the_papers_models_vectorise(make, crop):
     with runtimes.installed("vectorized"):
         # Refuses an operation that has no form over a cohort.
-        vectorized.VectorizedProcess(_process(make, 32, crop)).program()
+        executors.Stacked(engine.program_of(_process(make, 32, crop))).check()

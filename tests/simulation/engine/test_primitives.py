@@ -10,9 +10,6 @@ import tensorflow as tf
 
 import tff_algos
 from simulation import runtimes
-from simulation.engine import program as plans
-from simulation.engine import scheduler as chunks
-from simulation.rounds import in_chunks
 from tff_algos import process as process_lib
 from tff_algos.method import ClientState, Method
 
@@ -195,38 +192,23 @@ COHORTS = [
 def bound(process, way):
     """Yields a process as a runtime runs it, in chunks of so many clients where a number is."""
     runtime, _, size = way.partition("-")
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(runtimes.installed(runtime, 2))
-        whole = runtimes.bind(process)
-        if not size:
-            yield whole, COHORTS
-            return
-        plan = plans.Plan(process.method, process.model)
-        if runtime == "tff":
-            hands = chunks.ClientByClient(plan, 2)
-        else:
-            hands = chunks.AtOnce(plan, process.model)
-        desk = chunks.Desk(plan, hands, lambda r, c, _: COHORTS[r][c.start : c.stop])
-        crew = in_chunks.Alone({"": desk})
-        stack.callback(crew.close)
-        cohorts = [
-            in_chunks.RoundCohort(r, chunks.cut(len(sizes), int(size)))
-            for r, sizes in enumerate(SIZES)
-        ]
-        yield in_chunks.ChunkedProcess(whole, plan, crew), cohorts
+    with runtimes.installed(runtime, 2):
+        yield runtimes.bind(process, int(size) if size else None)
 
 
-@pytest.mark.quick_cases("put_together-tff", "nothing-vectorized-2", "take_apart-tff-1")
-@pytest.mark.parametrize("way", ["tff", "native", "vectorized", "tff-1", "tff-2", "vectorized-2"])
+@pytest.mark.quick_cases("put_together-tff", "nothing-vectorized-2", "take_apart-per_client-1")
+@pytest.mark.parametrize(
+    "way", [*runtimes.RUNTIMES, "per_client-1", "per_client-2", "vectorized-2"]
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_is_what_numpy_computes(name, way):
     process = process_lib.to_process(METHODS[name], MODEL)
     rounds, kept_after = expected(name)
     stateful = process.method.client_state is not None
     kept, found = {}, []
-    with bound(process, way) as (running, cohorts):
+    with bound(process, way) as running:
         state = running.initialize()
-        for sizes, cohort in zip(SIZES, cohorts, strict=True):
+        for sizes, cohort in zip(SIZES, COHORTS, strict=True):
             states = (
                 [kept.get(k, process.initial_client_state()) for k in range(len(sizes))]
                 if (stateful)

@@ -10,14 +10,14 @@ import tasks
 import tff_algos
 from benchmarks import peaks
 from reproduction import items
-from simulation import assembly, experiment_flags, in_python, task_models
-from simulation.engine import program as plans
+from simulation import assembly, experiment_flags, in_python, runtimes, task_models
+from simulation.engine.program import Program
 from simulation.rounds import least_memory
 from simulation.rounds.least_memory import Sizes
 from simulation.runtimes import MAX_VECTORIZED_PARAMETERS
 from tasks.models import losses
 from tests.simulation import toy_extension  # noqa: F401
-from tests.simulation.engine.test_scheduler import built, plan_of
+from tests.simulation.engine.test_scheduler import built, program_of
 from tff_suite import memory
 from tff_suite.hparams import HparamError
 
@@ -45,7 +45,7 @@ def given(name, runtime, **more):
 @pytest.mark.parametrize("name", ["fedadam", "scaffold", "adafed", "term"])
 def test_sizes_are_those_of_the_methods_round(name):
     size = sum(w.nbytes for w in built(name).model.initial_weights)
-    sizes = least_memory.sizes_of(plan_of(name), size)
+    sizes = least_memory.sizes_of(program_of(name), size)
     # Beside vectors of the model's size a few numbers: losses, weights, visits.
     vectors = [round(of_client / size) for of_client in sizes]
     expected = {"fedadam": [1, 0, 0, 0], "scaffold": [1, 0, 0, 1], "adafed": [1, 1, 0, 0]}
@@ -96,8 +96,8 @@ def test_the_formulas():
     [
         ("adafed", "tff", "; fewer clients a round take less."),
         ("scaffold", "tff", "; --clients_per_chunk of less than 5 takes less."),
-        ("fedavg", "vectorized", "; --clients_per_chunk of less than 5, or --runtime=tff, takes"),
-        ("fedavg", "native", "; --runtime=tff, or fewer clients a round, take less."),
+        ("fedavg", "vectorized", "; --clients_per_chunk of less than 5, or --runtime=per_client,"),
+        ("fedavg", "native", "; --runtime=per_client, or fewer clients a round, take less."),
     ],
 )
 def test_what_surely_does_not_fit_is_refused_in_a_line(monkeypatch, name, runtime, cure):
@@ -114,7 +114,7 @@ def test_what_surely_does_not_fit_is_refused_in_a_line(monkeypatch, name, runtim
     def with_free(free, **more):
         monkeypatch.setattr(memory, "available", lambda: free)
         run = experiment_flags.from_python({**given(name, runtime), **more}).run
-        least_memory.require(parts.process, parts.model.model, parts.cohorts, run)
+        least_memory.require(parts.method, parts.model.model, parts.cohorts, run)
 
     with pytest.raises(HparamError) as error:
         with_free(0)
@@ -127,8 +127,8 @@ def test_what_surely_does_not_fit_is_refused_in_a_line(monkeypatch, name, runtim
     with_free(least[0])
     if "--clients_per_chunk" in cure:
         with_free(least[0] - 1, clients_per_chunk=1)
-    if "--runtime=tff" in cure:
-        with_free(least[0] - 1, runtime="tff")
+    if "--runtime=per_client" in cure:
+        with_free(least[0] - 1, runtime="per_client")
 
 
 def test_a_run_is_refused_before_its_first_round(monkeypatch, tmp_path):
@@ -147,7 +147,7 @@ FAMILIES = ("fedavg", "fedda_sgdm", "scaffold", "adafed", "term")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("chunk", [0, 4])
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("runtime", ["tff", "vectorized", "native"])
+@pytest.mark.parametrize("runtime", [*runtimes.ENGINE, "native"])
 def test_a_round_takes_no_less(runtime, name, chunk):
     """Nor does it take ten times as much, or the formula would say nothing."""
     if chunk and (runtime, name) in (("native", name), ("vectorized", "scaffold")):
@@ -185,7 +185,7 @@ def vectors(name):
         rates["server_learning_rate"] = 0.1
     process = tff_algos.build(name, model, num_clients=10, **rates)
     size = memory.nbytes(model.initial_weights)
-    sizes = least_memory.sizes_of(plans.Plan(process.method, model), size)
+    sizes = least_memory.sizes_of(Program(process.method, model), size)
     return [size / sizes.model for size in sizes]
 
 
@@ -226,7 +226,7 @@ def test_published_cohorts_fit_into_24_gib(monkeypatch):
         # More than any task's clients have on average.
         data = np.full(number, 1000 * epochs * of_example)
         small = size <= 4 * MAX_VECTORIZED_PARAMETERS
-        for runtime in ("tff", "vectorized") if small else ("tff",):
+        for runtime in runtimes.ENGINE if small else ("per_client",):
             settings = {"runtime": runtime, "clients_per_chunk": None, "workers": 0}
             settings["client_state_memory_mb"] = 1024
             shares = least_memory.of_round(sizes, data, settings, threads=16)

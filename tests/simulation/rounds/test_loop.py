@@ -1,26 +1,29 @@
 import collections
 import os
 import signal
-import types
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from simulation.errors import DivergedError, NoWorkersError, RunError
+from simulation.protocol import Cohort, RoundOutput
 from simulation.rounds import loop
 from tff_suite import command_line
 
 
+def cohort(round_index, ids):
+    return Cohort(round_index, ids, len(ids), work=[np.float32(1)] * len(ids))
+
+
 def test_client_states_go_to_the_process_and_back():
     class Stateful(FakeProcess):
-        def next(self, state, data, client_states):
-            output = super().next(state, data)
-            output.client_states = [s + 1 for s in client_states]
-            return output
+        def next(self, state, cohort, client_states):
+            output = super().next(state, cohort)
+            return output._replace(client_states=[s + 1 for s in client_states])
 
     class Store(dict):
-        def read(self, clients):
+        def slices(self, clients):
             return [self.get(c, 0) for c in clients]
 
         def take(self, clients, states, round_num):
@@ -32,7 +35,7 @@ def test_client_states_go_to_the_process_and_back():
     run(
         Stateful(),
         total=3,
-        cohort_of_round=lambda r, state: (cohorts[r], [np.float32(1)] * len(cohorts[r])),
+        cohort_of_round=lambda r, state: cohort(r, cohorts[r]),
         client_states=store,
     )
     assert store == {"a": 1, "b": 3, "c": 1} and store.rounds == [1, 2, 3]
@@ -49,15 +52,15 @@ class FakeProcess:
     def __init__(self, metrics=None, weights=None):
         self.metrics, self.weights = metrics or {}, weights or {}
 
-    def next(self, state, cohort):
+    def next(self, state, cohort, client_states=None):
         r = int(state.round_num) + 1
-        weights = [np.asarray(self.weights.get(r, state.weights[0] + cohort[0]), np.float32)]
+        weights = [np.asarray(self.weights.get(r, state.weights[0] + cohort.work[0]), np.float32)]
         metrics = collections.OrderedDict(loss=float(r), num_clients=2.0, clients_dropped=0.0)
         metrics.update(self.metrics.get(r, {}))
-        return types.SimpleNamespace(state=State(weights, np.int32(r)), metrics=metrics)
+        return RoundOutput(State(weights, np.int32(r)), metrics)
 
-    def get_model_weights(self, state):
-        return types.SimpleNamespace(trainable=state.weights)
+    def model_weights(self, state):
+        return state.weights
 
 
 class Log:
@@ -80,7 +83,7 @@ class Log:
 def run(process=None, log=None, start=0, total=7, lost=0, bounds=None, **changes):
     log = log or Log()
     arguments = dict(
-        cohort_of_round=lambda r, state: (["a"], [np.float32(1)]),
+        cohort_of_round=lambda r, state: cohort(r, ["a"]),
         evaluate=lambda w, state: collections.OrderedDict({"eval/acc": float(w[0])}),
         should_stop=lambda: False,
     )
@@ -315,7 +318,7 @@ def test_weights_of_another_model_are_refused():
 @pytest.mark.parametrize("lost_in", [0, 3, 4])
 def test_a_round_without_workers_leaves_a_checkpoint_of_the_one_before(lost_in):
     class Deserted(FakeProcess):
-        def next(self, state, cohort):
+        def next(self, state, cohort, client_states=None):
             if int(state.round_num) == lost_in:
                 raise NoWorkersError("nobody")
             return super().next(state, cohort)

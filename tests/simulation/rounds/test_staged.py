@@ -105,4 +105,4 @@ def test_there_is_no_form_over_a_whole_cohort():
     arguments = arguments.replace("--runtime=vectorized", "--evaluate_improvement")
     with pytest.raises(HparamError, match="--evaluate_improvement cannot follow fedcorr"):
         experiment_flags.parse(arguments.split())
-    assert runtimes.choose(object()) == ("tff", "a method of several processes")
+    assert runtimes.choose(object()) == ("per_client", "a method in stages")

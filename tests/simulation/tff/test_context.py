@@ -26,6 +26,7 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow_federated.python.core.impl.computation import computation_impl
 
 from simulation import runtimes
+from simulation.device import streams
 from simulation.tff import context as tff_context
 from simulation.tff import graphs as tff_graphs
 from simulation.tff import native_worker
@@ -790,7 +791,7 @@ def test_results_are_let_go_of_as_they_are_taken():
         made.append(k)
         return result
 
-    stream = tff_streams.Stream(
+    stream = streams.Stream(
         function, list(range(6)), {"whole": lambda r: r, "number": lambda r: r.k}
     )
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -814,7 +815,7 @@ def test_who_takes_results_is_one_of_the_threads():
         threads.add(threading.get_ident())
         return k
 
-    stream = tff_streams.Stream(function, list(range(6)), {"whole": lambda r: r})
+    stream = streams.Stream(function, list(range(6)), {"whole": lambda r: r})
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         stream.start(pool, 2)
         assert list(stream.values("whole")) == list(range(6))
@@ -829,7 +830,7 @@ def test_a_failure_comes_when_it_is_its_clients_turn():
         return k
 
     for num_threads in (1, 2):
-        stream = tff_streams.Stream(function, list(range(6)), {"whole": lambda r: r})
+        stream = streams.Stream(function, list(range(6)), {"whole": lambda r: r})
         taken = []
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             stream.start(pool, num_threads)

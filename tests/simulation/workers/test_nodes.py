@@ -32,27 +32,27 @@ def test_machines_that_join_and_go_leave_no_trace(name):
         stack.callback(nodes.shutdown)
         placed = {"workers": 2, "ray_address": nodes.address, "cpus_per_worker": 1.0}
         shared = dataclasses.replace(request, run={**request.run, **placed})
-        crew = start.crew(shared, data, run.plans, run.parts.cohorts, said.append, stack)
-        assert len(crew.ready()) == 1
+        pool = start.pool(shared, data, run.programs, run.parts.cohorts, said.append, stack)
+        assert len(pool.ready()) == 1
         assert "There is room for 1 of 2 workers now." in said and len(said) == 2
         at_work = []
 
-        def crews():
-            yield crew
+        def pools():
+            yield pool
             node = nodes.add_node(num_cpus=1)
             nodes.wait_for_nodes()
-            crew.wait_for_all()
-            at_work.append(crew.moved()["workers"])
-            yield crew
-            assert len({facts.node for facts in crew.ready()}) == 2
-            at_work.append(crew.moved()["workers"])
+            pool.wait_for_all()
+            at_work.append(pool.moved()["workers"])
+            yield pool
+            assert len({facts.node for facts in pool.ready()}) == 2
+            at_work.append(pool.moved()["workers"])
             nodes.remove_node(node, allow_graceful=False)
-            yield crew
-            at_work.append(crew.moved()["workers"])
-            yield crew
+            yield pool
+            at_work.append(pool.moved()["workers"])
+            yield pool
 
-        assert_same_bits(run.rounds(crews()), alone)
-        assert at_work == [1, 2, 1] and len(crew.ready()) == 1
+        assert_same_bits(run.rounds(pools()), alone)
+        assert at_work == [1, 2, 1] and len(pool.ready()) == 1
         assert len(said) == 3 and "was lost" in said[2], said
 
 

@@ -25,13 +25,14 @@ from simulation import (
     experiment_flags,
     runtimes,
 )
-from simulation.engine import scheduler as chunks
+from simulation.engine import pool as engine_pool
+from simulation.engine import scheduler
 from simulation.errors import NoWorkersError, RunError
 from simulation.measures import evaluation, evaluations, training_losses
 from simulation.records import client_states, metrics_csv
-from simulation.rounds import in_chunks
+from simulation.rounds import staged
 from simulation.workers import placement, worker
-from simulation.workers import pool as crew_lib
+from simulation.workers import pool as pool_lib
 from tasks.task import DataError
 from tests import metrics_page
 from tests.simulation import toy_extension  # noqa: F401
@@ -85,7 +86,7 @@ def actors(ray):
     return Actors(ray)
 
 
-def request_of(name, runtime="tff", **more):
+def request_of(name, runtime="per_client", **more):
     """Returns a run of a method's first case on six clients, one of whom comes in a chunk."""
     training, own = {}, {}
     shared = {h.name for h in tff_algos.TRAINING_HPARAMS}
@@ -117,18 +118,17 @@ class Run:
 
     def __init__(self, request):
         self.request, self.parts = request, assembly.assemble(request)
-        self.plans = in_chunks.plans_of(self.parts.process, request.run["algorithm"])
+        self.programs = self.parts.method.programs()
 
     def alone(self):
-        parts = self.parts
-        return in_chunks.Alone(
-            in_chunks.desks(self.plans, parts.process, parts.cohorts, self.request.run, 2)
+        return engine_pool.InProcess(
+            engine_pool.schedulers(self.programs, self.parts.method.data, self.request.run, 2)
         )
 
-    def crew(self, ray, make, number, timeout=60.0, said=None):
-        return crew_lib.Crew(
+    def pool(self, ray, make, number, timeout=60.0, said=None):
+        return pool_lib.RayPool(
             ray,
-            self.plans,
+            self.programs,
             make,
             number,
             steps=self.parts.cohorts.steps,
@@ -137,22 +137,20 @@ class Run:
             say=(said if said is not None else []).append,
         )
 
-    def rounds(self, crews, states_bytes=1 << 30):
-        """Returns the leaves of all states, metrics and client states; a crew for each round."""
-        process, found, kept = self.parts.process, [], {}
-        with runtimes.installed(self.request.run["runtime"], 2):
-            bound, state = runtimes.bind(process), None
-            for r, crew in enumerate(crews):
-                chunked = in_chunks.ChunkedProcess(bound, self.plans[""], crew, states_bytes)
-                state = chunked.initialize() if state is None else state
-                ids, cohort = in_chunks.cohort(self.parts.cohorts, 1, r, ROUNDS)
-                given = []
-                if process.method.client_state is not None:
-                    first = process_lib.initial_client_state(process.method)
-                    given = [[kept.get(k, first) for k in ids]]
-                output = chunked.next(state, cohort, *given)
+    def rounds(self, pools):
+        """Returns the leaves of all states, metrics and client states; a pool for each round."""
+        method, found, kept, state = self.parts.method, [], {}, None
+        with method.cohorts(in_engine=True) as cohort_of_round:
+            for r, pool in enumerate(pools):
+                process = method.in_engine(self.programs, pool)
+                state = process.initialize() if state is None else state
+                cohort = cohort_of_round(r, state)
+                given = None
+                if method.client_state is not None:
+                    given = [kept.get(k, method.client_state) for k in cohort.ids]
+                output = process.next(state, cohort, given)
                 if given:
-                    kept.update(zip(ids, output.client_states, strict=True))
+                    kept.update(zip(cohort.ids, output.client_states, strict=True))
                 state = output.state
                 found.append((state, dict(output.metrics)))
         return leaves([found, sorted(kept.items())])
@@ -166,7 +164,7 @@ def same_again(shared):
 
 @pytest.mark.long
 @pytest.mark.parametrize("most", [2, 4])
-@pytest.mark.parametrize("runtime", ["tff", "vectorized"])
+@pytest.mark.parametrize("runtime", ["per_client", "vectorized"])
 @pytest.mark.parametrize("name", METHODS)
 def test_any_number_of_workers_gives_the_same_bits(name, runtime, most, ray, actors):
     """1, 2 and 4 workers, and one that takes over from two."""
@@ -174,24 +172,24 @@ def test_any_number_of_workers_gives_the_same_bits(name, runtime, most, ray, act
     run = Run(request)
     alone = run.rounds([run.alone()] * ROUNDS)
     shared = actors.begin(request, most)
-    crews = {n: run.crew(ray, same_again(shared), n) for n in (1, 2, 4) if n <= most}
-    assert_same_bits(run.rounds([crews[2], crews[2], crews[1], crews[most]]), alone)
-    for crew in crews.values() if most == 4 else ():
-        assert_same_bits(run.rounds([crew] * ROUNDS), alone)
+    pools = {n: run.pool(ray, same_again(shared), n) for n in (1, 2, 4) if n <= most}
+    assert_same_bits(run.rounds([pools[2], pools[2], pools[1], pools[most]]), alone)
+    for pool in pools.values() if most == 4 else ():
+        assert_same_bits(run.rounds([pool] * ROUNDS), alone)
 
 
 class Disturbed:
-    """A crew of which a worker is killed while a phase is under way."""
+    """A pool of which a worker is killed while a phase is under way."""
 
-    def __init__(self, crew, at_round, at_phase):
-        self.crew, self._at, self.killed = crew, (at_round, at_phase), False
+    def __init__(self, pool, at_round, at_phase):
+        self.pool, self._at, self.killed = pool, (at_round, at_phase), False
 
     def work(self, cohort, phase, sent, states_of):
-        for answer in self.crew.work(cohort, phase, sent, states_of):
+        for answer in self.pool.work(cohort, phase, sent, states_of):
             yield answer
             if not self.killed and (cohort.round_index, phase) >= self._at:
                 self.killed = True
-                os.kill(self.crew.ready()[0].pid, signal.SIGKILL)
+                os.kill(self.pool.ready()[0].pid, signal.SIGKILL)
 
 
 # With several exchanges, it stands in the quick tier for the one above, too.
@@ -210,14 +208,14 @@ def test_a_worker_that_is_killed_in_a_round_leaves_no_trace(name, ray, actors):
         # The third comes for the one that is lost.
         return next(given, None) or (types.SimpleNamespace(work=never), ray.put(None))
 
-    crew = run.crew(ray, make, 2, said=said)
-    crew.wait_for_all()
-    disturbed = Disturbed(crew, 1, len(run.plans[""].phases) - 1)
+    pool = run.pool(ray, make, 2, said=said)
+    pool.wait_for_all()
+    disturbed = Disturbed(pool, 1, len(run.programs[""].phases) - 1)
     found = run.rounds([disturbed] * ROUNDS)
     actors.forget(shared[0][0])
     assert_same_bits(found, alone)
     assert disturbed.killed and [s for s in said if "was lost" in s] == said and len(said) == 1
-    assert shared[2][0] in [m.actor for m in crew._members]
+    assert shared[2][0] in [m.actor for m in pool._members]
 
 
 @pytest.mark.long
@@ -229,17 +227,17 @@ def test_a_method_of_several_processes_in_chunks_and_on_workers(aggregation, ray
     request = request_of("fedcorr", fedcorr_aggregation=aggregation, **own)
     run, rounds = Run(request), 2 * 2 + 2 + 2
 
-    def found(crews=None, size=1):
-        process, outputs = run.parts.process, []
-        with runtimes.installed("tff", 2):
-            state = process.initialize()
+    def found(pools=None, size=1):
+        settings = {**request.run, "clients_per_chunk": size}
+        method = staged.Stages(run.parts.method.process, run.parts.method.clients, settings)
+        outputs, state = [], None
+        with runtimes.installed("tff", 2), method.cohorts(pools is not None) as cohort_of_round:
             for r in range(rounds):
-                if crews is not None:
-                    settings = {**request.run, "clients_per_chunk": size}
-                    process = in_chunks.StagedInChunks(
-                        run.parts.process, run.plans, crews[r], settings
-                    )
-                output = process.next(state, process.cohort(state))
+                process = method.through_tff()
+                if pools is not None:
+                    process = method.in_engine(run.programs, pools[r])
+                state = process.initialize() if state is None else state
+                output = process.next(state, cohort_of_round(r, state))
                 state = output.state
                 outputs.append((state, dict(output.metrics)))
         return outputs
@@ -251,13 +249,13 @@ def test_a_method_of_several_processes_in_chunks_and_on_workers(aggregation, ray
     for a, b in zip(alone, leaves(whole), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
     shared = list(actors.begin(request, 3)())
-    one, two = (run.crew(ray, same_again(lambda: iter(shared)), n) for n in (1, 2))
+    one, two = (run.pool(ray, same_again(lambda: iter(shared)), n) for n in (1, 2))
     assert_same_bits(leaves(found([one, two] * (rounds // 2))), alone)
     given, said = iter(shared), []
     # The third comes for the one that is lost.
-    crew = run.crew(ray, lambda: next(given), 2, said=said)
-    crew.wait_for_all()
-    disturbed = Disturbed(crew, 5, 0)
+    pool = run.pool(ray, lambda: next(given), 2, said=said)
+    pool.wait_for_all()
+    disturbed = Disturbed(pool, 5, 0)
     assert_same_bits(leaves(found([disturbed] * rounds)), alone)
     actors.forget(shared[0][0])
     assert disturbed.killed and len(said) == 1 and "was lost" in said[0]
@@ -268,11 +266,11 @@ def test_a_method_of_several_processes_in_chunks_and_on_workers(aggregation, ray
 def test_workers_share_evaluations(name, ray, actors, tmp_path, monkeypatch):
     """Of the server's model, of clients' own, on test and training examples; a worker is killed."""
     # Two clients' models at a time.
-    monkeypatch.setattr(crew_lib, "_PERSONAL_BYTES", 100)
+    monkeypatch.setattr(pool_lib, "_PERSONAL_BYTES", 100)
     asked = dict(evaluate_all_local_data=True, track_clients="extremes", evaluate_classes=True)
     request = request_of(name, **asked)
     run = Run(request)
-    method = run.parts.process.method
+    method = run.parts.method.process.method
     weights = run.parts.model.model.initial_weights
     states = client_states.ClientStates(
         str(tmp_path / "states"),
@@ -294,7 +292,7 @@ def test_workers_share_evaluations(name, ray, actors, tmp_path, monkeypatch):
             run.parts.train,
             request.run,
             run.parts.model,
-            run.parts.process,
+            run.parts.method,
             spread,
         )
         others = [w + 0.1 for w in weights]
@@ -304,16 +302,16 @@ def test_workers_share_evaluations(name, ray, actors, tmp_path, monkeypatch):
     (alone, improved), called = evaluated(None), []
     shared, said = list(actors.begin(request, 3)()), []
     given = iter(shared)
-    crew = run.crew(ray, lambda: next(given, None) or (None, ray.put(None)), 2, said=said)
-    crew.wait_for_all()
-    plain, each = crew.evaluate, crew.evaluate_each
-    crew.evaluate = lambda name, *rest: called.append(name) or plain(name, *rest)
-    crew.evaluate_each = lambda name, *rest: called.append(f"each {name}") or each(name, *rest)
+    pool = run.pool(ray, lambda: next(given, None) or (None, ray.put(None)), 2, said=said)
+    pool.wait_for_all()
+    plain, each = pool.evaluate, pool.evaluate_each
+    pool.evaluate = lambda name, *rest: called.append(name) or plain(name, *rest)
+    pool.evaluate_each = lambda name, *rest: called.append(f"each {name}") or each(name, *rest)
     for kill in (False, True):
         if kill:
-            os.kill(crew.ready()[0].pid, signal.SIGKILL)
+            os.kill(pool.ready()[0].pid, signal.SIGKILL)
             actors.forget(shared[0][0])
-        found, found_improved = evaluated(crew)
+        found, found_improved = evaluated(pool)
         assert found.columns == alone.columns and found_improved == improved
         assert_same_bits(leaves(found.clients), leaves(alone.clients))
     assert len(said) == 1 and "was lost" in said[0]
@@ -329,16 +327,16 @@ def test_what_a_round_moves_is_told(ray, actors):
     """SCAFFOLD in five chunks: x and c go down, means come up as subtrees, states both ways."""
     request = request_of("scaffold")
     run = Run(request)
-    crew = run.crew(ray, same_again(actors.begin(request, 2)), 2)
-    run.rounds([crew] * ROUNDS)
-    moved, model = crew.moved(), sum(w.nbytes for w in run.parts.model.model.initial_weights)
-    down, up = run.plans[""].sent_bytes()
+    pool = run.pool(ray, same_again(actors.begin(request, 2)), 2)
+    run.rounds([pool] * ROUNDS)
+    moved, model = pool.moved(), sum(w.nbytes for w in run.parts.model.model.initial_weights)
+    down, up = run.programs[""].sent_bytes()
     assert moved["workers"] == 2 and moved["down_mb"] == down / 1e6
     assert 2 * up <= moved["up_mb"] * 1e6 <= 6 * up
     # c_k and the number of visits, of five clients.
     assert moved["states_mb"] * 1e6 == 5 * 2 * (model + 4)
     assert metrics_page.undefined(f"time/{name}" for name in moved) == []
-    assert in_chunks.ChunkedProcess(run.parts.process, run.plans[""], run.alone()).moved() == {}
+    assert run.alone().moved() == {}
 
 
 def test_without_workers_a_round_ends_in_time_with_a_line(ray, actors):
@@ -350,17 +348,17 @@ def test_without_workers_a_round_ends_in_time_with_a_line(ray, actors):
     def make():
         return types.SimpleNamespace(), never_begins.remote()
 
-    crew = run.crew(ray, make, 2, timeout=0.5)
+    pool = run.pool(ray, make, 2, timeout=0.5)
     with pytest.raises(NoWorkersError, match=r"^No worker was there for 0.5 seconds"):
-        run.rounds([crew])
+        run.rounds([pool])
 
 
 def test_a_worker_of_another_version_is_refused(ray):
     run = Run(request_of("fedadam"))
     facts = worker.Facts("n", "elsewhere", 1, {**worker.versions(), "numpy": "0.1"})
-    crew = run.crew(ray, lambda: (None, ray.put(facts)), 1)
+    pool = run.pool(ray, lambda: (None, ray.put(facts)), 1)
     with pytest.raises(RunError, match=r"elsewhere has another version .* numpy 0.1, not"):
-        crew.wait_for_all()
+        pool.wait_for_all()
 
 
 def test_a_worker_that_cannot_begin_for_its_other_version_is_refused_for_that(ray):
@@ -375,9 +373,9 @@ def test_a_worker_that_cannot_begin_for_its_other_version_is_refused_for_that(ra
             raise TypeError("begin() takes 3 arguments")
 
     actor = ray.remote(Older).options(num_cpus=0).remote()
-    crew = Run(request_of("fedadam")).crew(ray, lambda: (actor, actor.begin.remote()), 1)
+    pool = Run(request_of("fedadam")).pool(ray, lambda: (actor, actor.begin.remote()), 1)
     with pytest.raises(RunError, match=r"another version .* the suite's files 0123456789ab, not"):
-        crew.wait_for_all()
+        pool.wait_for_all()
 
 
 @pytest.mark.long
@@ -386,9 +384,9 @@ def test_a_machine_without_the_working_directory_is_one_line(ray, monkeypatch):
 
     request = request_of("fedadam", workers=1, cpus_per_worker=0.5)
     monkeypatch.setattr(os, "getcwd", lambda: "/not/there")
-    crew = Run(request).crew(ray, start._maker(ray, request, {}), 1)
+    pool = Run(request).pool(ray, start._maker(ray, request, {}), 1)
     with pytest.raises(RunError, match=r"^worker 0 cannot start: .*: '/not/there'; all mach") as e:
-        crew.wait_for_all()
+        pool.wait_for_all()
     assert "\n" not in str(e.value)
 
 
@@ -413,7 +411,7 @@ def test_workers_that_are_lost_again_and_again_end_the_run(when, ray):
 
     run = Run(request_of("fedadam"))
     with pytest.raises(RunError, match=f"^3 workers were lost {when}.* memory than a") as error:
-        run.rounds([run.crew(ray, make, 1)])
+        run.rounds([run.pool(ray, make, 1)])
     assert "\n" not in str(error.value) and len(made) == 3
 
 
@@ -438,7 +436,7 @@ def test_a_worker_without_the_data_says_so(ray, actors, tmp_path):
     )
     begun = actor.begin.remote(elsewhere, {}, own_node(ray))
     with pytest.raises(DataError, match=r"^worker 0: .*not_there") as error:
-        run.crew(ray, lambda: (actor, begun), 1).wait_for_all()
+        run.pool(ray, lambda: (actor, begun), 1).wait_for_all()
     assert "\n" not in str(error.value)
 
 
@@ -449,7 +447,7 @@ def test_data_of_another_machine_must_be_the_runs(ray, actors):
     (actor, _), *_ = actors.begin(request, 1)()
     begun = actor.begin.remote(request, {"client_ids": "others"}, "another node")
     with pytest.raises(RunError, match=r"^worker 0: its data or code differ from the run's"):
-        run.crew(ray, lambda: (actor, begun), 1).wait_for_all()
+        run.pool(ray, lambda: (actor, begun), 1).wait_for_all()
 
 
 def refused(**settings):
@@ -458,7 +456,7 @@ def refused(**settings):
         with contextlib.ExitStack() as stack:
             from simulation.workers import start
 
-            start.crew(request, {}, None, None, print, stack)
+            start.pool(request, {}, None, None, print, stack)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -502,14 +500,14 @@ def test_a_task_and_a_model_given_in_python_go_to_the_workers(ray, actors):
     request = experiment_flags.from_python(given, own, scaled_model)
     run = Run(request)
     alone = run.rounds([run.alone()] * ROUNDS)
-    crew = run.crew(ray, same_again(actors.begin(request, 2)), 2)
-    assert_same_bits(run.rounds([crew] * ROUNDS), alone)
+    pool = run.pool(ray, same_again(actors.begin(request, 2)), 2)
+    assert_same_bits(run.rounds([pool] * ROUNDS), alone)
 
     keras_model = scaled_model(0)
     request = experiment_flags.from_python(given, own, keras_model)
     run = Run(request)
-    crew = run.crew(ray, same_again(actors.begin(request, 2)), 2)
-    assert_same_bits(run.rounds([crew] * ROUNDS), alone)
+    pool = run.pool(ray, same_again(actors.begin(request, 2)), 2)
+    assert_same_bits(run.rounds([pool] * ROUNDS), alone)
 
 
 @pytest.mark.long
@@ -594,18 +592,18 @@ def test_prediction_finds_how_time_goes_with_steps(power):
 
 def test_totals_do_not_depend_on_who_brings_what():
     """Any grouping of chunks, in any order, comes to the same bits."""
-    word = types.SimpleNamespace(number=5, kind="sum")
-    plan = types.SimpleNamespace(phases=[types.SimpleNamespace(aggregates=[word])])
+    primitive = types.SimpleNamespace(number=5, kind="sum")
+    program = types.SimpleNamespace(phases=[types.SimpleNamespace(aggregates=[primitive])])
     rng = np.random.default_rng(2)
     for number in (1, 2, 3, 5, 8, 13):
         values = rng.normal(size=(number, 100)).astype(np.float32)
         expected = None
         for _ in range(10):
-            totals = chunks.Totals(plan, 0, number)
+            totals = scheduler.Totals(program, 0, number)
             order = rng.permutation(number)
             for group in np.array_split(order, rng.integers(1, number + 1)):
                 nodes = {(0, int(i)): {5: [values[i]]} for i in group}
-                totals.add(chunks.combine(nodes, plan, 0, number))
+                totals.add(scheduler.combine(nodes, program, 0, number))
             (found,) = totals.whole()[5]
             expected = found if expected is None else expected
             assert found.tobytes() == expected.tobytes()

@@ -1,0 +1,390 @@
+"""Executors: the clients' side of a phase for a chunk of the cohort, `PerClient` or `Stacked`."""
+
+import concurrent.futures
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from simulation.device import eager_tensors, graph_calls, streams
+from simulation.engine import batching
+from simulation.engine.program import (
+    CLIENT_STATES,
+    CLIENTS,
+    Call,
+    Phase,
+    Program,
+    Symbol,
+    key_of,
+    number_of,
+    part_of,
+)
+from tff_algos.client_data import ClientData, Gathered
+from tff_algos.method import least
+from tff_suite import compat
+
+# Number of an aggregate → its leaves, arrays or tensors. Of a mean the last one is the sum of
+# weights; of stacked rows each is a list of them, one after the other.
+Partials = dict[int, list]
+
+
+class Part(NamedTuple):
+    """What a chunk of clients gives in a phase.
+
+    Attributes:
+      partials: Its aggregates.
+      kept: What later phases need, for the same executor only.
+      states: What each of its clients keeps: leaves; `None` if the phase does not tell.
+    """
+
+    partials: Partials
+    kept: Any
+    states: list[list[np.ndarray]] | None
+
+
+class Executor(Protocol):
+    """Does the clients' work of a phase, a chunk at a time.
+
+    Attributes:
+      reads_data: For each phase, whether it takes a chunk's data.
+    """
+
+    reads_data: Sequence[bool]
+
+    def prepare(self, clients: Sequence[ClientData]) -> Any:
+        """Returns a chunk's data as `work` takes it; another thread may call it ahead."""
+
+    def work(
+        self,
+        phase: int,
+        prepared: Any,
+        received: Mapping[int, list[Any]],
+        states: Sequence[list[np.ndarray]] | None,
+        kept: Any,
+    ) -> Part:
+        """Does a phase for a chunk.
+
+        Args:
+          phase: The phase, from 0.
+          prepared: The chunk's data, from `prepare`.
+          received: Number of a broadcast → its leaves, arrays or tensors.
+          states: What each client keeps, if the phase reads that: leaves.
+          kept: What `work` gave for the chunk in the phase before; `None` in the first.
+        """
+
+
+class PerClient:
+    """An executor that takes one client after the other on each thread."""
+
+    def __init__(self, program: Program, num_threads: int):
+        """Initialises for a round and so many threads."""
+        self._program = program
+        self.reads_data = [phase.reads_data for phase in program.phases]
+        self._num_threads = num_threads
+        # Who folds helps.
+        self._pool = concurrent.futures.ThreadPoolExecutor(max(1, num_threads - 1), "chunk-client")
+        self._folds = [_Fold(program, phase) for phase in program.phases]
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._pool.shutdown()
+
+    def prepare(self, clients: Sequence[ClientData]) -> Sequence[ClientData]:
+        """As `Executor.prepare`: arrays become tensors where a client's work begins."""
+        return clients
+
+    def work(self, phase, prepared, received, states, kept) -> Part:
+        """As `Executor.work`."""
+        of_phase = self._program.phases[phase]
+        shared = {
+            number: self._packed(number, map(eager_tensors.as_tensor, received[number]))
+            for number in of_phase.received
+        }
+
+        def of_client(k):
+            given = states[k] if of_phase.reads_states else None
+            before = {} if kept is None else kept[k]
+            return self._of_client(of_phase, shared, prepared[k], given, before)
+
+        stream = streams.Stream(of_client, range(len(prepared)), {"": lambda result: result})
+        fold = self._folds[phase]
+        totals, rows, keeps, states_after = fold.start(), [], [], []
+        try:
+            stream.start(self._pool, self._num_threads)
+            for values, own_rows, own_kept, own_state in stream.values(""):
+                totals = fold.add(totals, values)
+                rows.append(own_rows)
+                keeps.append(own_kept)
+                states_after.append(own_state)
+                del values
+        finally:
+            stream.end()
+        return Part(
+            fold.partials(totals, rows),
+            keeps if of_phase.kept else None,
+            states_after if of_phase.gives_states else None,
+        )
+
+    def _packed(self, number, leaves):
+        return tf.nest.pack_sequence_as(self._program.specs[number], list(leaves))
+
+    def _of_client(self, phase: Phase, shared, data, state, before):
+        """Returns what a client adds to the folds, its rows, what is kept, and its state."""
+        program, values = self._program, dict(shared)
+        if phase.reads_data:
+            values[CLIENTS] = _tensors(data)
+        if state is not None:
+            values[CLIENT_STATES] = self._packed(CLIENT_STATES, map(tf.convert_to_tensor, state))
+
+        def value_of(symbol: Symbol):
+            if key_of(symbol) in before:
+                return before[key_of(symbol)]
+            return part_of(values, symbol)
+
+        for primitive in phase.maps:
+            call = program.calls[primitive.number]
+            leaves = call(tf.nest.flatten(program.resolve(primitive.arguments, value_of)))
+            values[primitive.number] = tf.nest.pack_sequence_as(call.structure, leaves)
+        folded, rows = [], []
+        for primitive in phase.aggregates:
+            leaves = tf.nest.flatten(program.resolve(primitive.arguments, value_of))
+            if primitive.kind == "stack":
+                rows += map(np.asarray, leaves)
+            else:
+                folded += leaves
+        kept = {key_of(symbol): value_of(symbol) for symbol in phase.kept}
+        after = None
+        if phase.gives_states:
+            after = [
+                t.numpy() for t in tf.nest.flatten(program.resolve(program.client_states, value_of))
+            ]
+        return folded, rows, kept, after
+
+
+def _tensors(value):
+    """Returns what a client works on as tensors."""
+    if isinstance(value, tuple):
+        return type(value)(*map(_tensors, value))
+    if isinstance(value, Gathered | np.ndarray):
+        return eager_tensors.copy_of(value)
+    return tf.convert_to_tensor(value)
+
+
+class _Fold:
+    """Adds clients up one by one, with the operations that TFF's aggregates have."""
+
+    def __init__(self, program: Program, phase: Phase):
+        self._primitives = phase.aggregates
+        self._specs = {
+            primitive.number: program.spec(primitive.arguments) for primitive in self._primitives
+        }
+        folded = [w for w in self._primitives if w.kind != "stack"]
+        specs = [self._specs[w.number] for w in folded]
+
+        def add(totals, values):
+            return [
+                _ADD[primitive.kind](total, value)
+                for primitive, total, value in zip(folded, totals, values, strict=True)
+            ]
+
+        self._folded = folded
+        self._add = Call(add, (specs, specs)) if folded else None
+
+    def start(self):
+        """Returns totals of nobody."""
+        totals = []
+        for primitive in self._folded:
+            for spec in tf.nest.flatten(self._specs[primitive.number]):
+                first = least(spec.dtype) if primitive.kind == "max" else 0
+                totals.append(tf.fill(spec.shape, tf.constant(first, spec.dtype)))
+        return totals
+
+    def add(self, totals, values):
+        """Returns totals with one more client's values."""
+        return self._add([*totals, *values]) if self._add else totals
+
+    def partials(self, totals, rows) -> Partials:
+        """Returns what a chunk gives, of its totals and of the rows of each client."""
+        totals, columns = iter(totals), iter(zip(*rows, strict=True))
+        partials = {}
+        for primitive in self._primitives:
+            number = len(tf.nest.flatten(self._specs[primitive.number]))
+            if primitive.kind == "stack":
+                partials[primitive.number] = [[_one_array(next(columns))] for _ in range(number)]
+            else:
+                partials[primitive.number] = [next(totals) for _ in range(number)]
+        return partials
+
+
+def _one_array(rows):
+    """Returns the rows of clients as one array, whose memory TensorFlow takes over."""
+    joined = eager_tensors.empty((len(rows), *rows[0].shape), rows[0].dtype)
+    return np.stack(rows, out=joined)
+
+
+def _add_weighted(total, value):
+    (sums, total_weight), (value, weight) = total, value
+    return tf.nest.map_structure(lambda t, v: t + weight * v, sums, value), total_weight + weight
+
+
+_ADD = {
+    "mean": _add_weighted,
+    "sum": lambda total, value: tf.nest.map_structure(tf.add, total, value),
+    "max": lambda total, value: tf.nest.map_structure(tf.maximum, total, value),
+}
+
+
+class Stacked:
+    """An executor that takes all clients of a chunk at once.
+
+    Attributes:
+      reads_data: As of `Executor`.
+      graphs: What it has traced.
+    """
+
+    def __init__(self, program: Program, at_least: int | None = None):
+        """Initialises for a round.
+
+        Args:
+          program: The round.
+          at_least: Blocks of a chunk where there is work for them, see `batching.prepare`; `None`
+            is as many as is best on a CPU or GPU. It is seen in the last bits of clients' results.
+        """
+        self._program, self.graphs = program, program.graphs
+        # Their data tell which clients share a block.
+        self.reads_data = [True] * len(program.phases)
+        self._at_least = program.graphs.at_least if at_least is None else at_least
+
+    def close(self) -> None:
+        """As of other executors."""
+
+    def prepare(self, clients: Sequence[ClientData]) -> batching.Stack:
+        """As `Executor.prepare`."""
+        return batching.prepare(clients, self._program.model, self._at_least)
+
+    def check(self, num_blocks: int = 1) -> None:
+        """Traces the programs of chunks of so many blocks.
+
+        Raises:
+          NotVectorizable: If an operation has no form over several clients.
+        """
+        for phase in range(len(self._program.phases)):
+            self._traced(phase, num_blocks)
+
+    def work(self, phase, prepared, received, states, kept) -> Part:
+        """As `Executor.work`."""
+        of_phase, number = self._program.phases[phase], len(prepared.blocks)
+        given = [leaf for n in of_phase.received for leaf in received[n]]
+        given += [np.int32(len(block.index)) for block in prepared.blocks]
+        given.append(prepared.places)
+        if of_phase.reads_data:
+            given += tf.nest.flatten(prepared.blocks)
+        if of_phase.reads_states:
+            spec = self._program.specs[CLIENT_STATES]
+            packed = [tf.nest.pack_sequence_as(spec, leaves) for leaves in states]
+            given += tf.nest.flatten(batching.stack_states(packed, prepared))
+        for symbol in of_phase.used:
+            given += kept[key_of(symbol)]
+        given = list(map(eager_tensors.as_tensor, given))
+        traced = self._traced(phase, number)
+        with graph_calls.calling(self.graphs.executors[phase, number]):
+            # TensorFlow gives nothing in place of an empty list.
+            outputs = compat.flat(traced._inference_function)(*given) or []
+        outputs = tf.nest.pack_sequence_as(traced.structured_outputs, list(outputs))
+        partials = {}
+        for primitive, values in zip(of_phase.aggregates, outputs["aggregates"], strict=True):
+            leaves = tf.nest.flatten(values)
+            if primitive.kind == "stack":
+                leaves = [[rows] for rows in leaves]
+            partials[primitive.number] = leaves
+        after = None
+        if of_phase.gives_states:
+            leaves = list(map(np.asarray, tf.nest.flatten(outputs["states"])))
+            after = [[leaf[k] for leaf in leaves] for k in range(len(prepared.places))]
+        carried = dict(kept or {})
+        for symbol, values in zip(self._new(of_phase), outputs["kept"], strict=True):
+            carried[key_of(symbol)] = tf.nest.flatten(values)
+        return Part(partials, {key_of(s): carried[key_of(s)] for s in of_phase.kept}, after)
+
+    def _new(self, phase):
+        """Returns what is kept from a phase that it does not only pass on."""
+        made = {primitive.number for primitive in phase.maps}
+        return [symbol for symbol in phase.kept if number_of(symbol) in made]
+
+    def _traced(self, phase, num_blocks):
+        return self.graphs.of(
+            (phase, num_blocks), num_blocks, lambda: self._trace(phase, num_blocks)
+        )
+
+    def _trace(self, number, num_blocks):
+        program, phase = self._program, self._program.phases[number]
+
+        def of_blocks(structure):
+            block = tf.nest.map_structure(
+                lambda t: tf.TensorSpec([None, *t.shape], t.dtype), structure
+            )
+            return (block,) * num_blocks
+
+        given = {
+            "received": [program.specs[n] for n in phase.received],
+            "sizes": (tf.TensorSpec([], tf.int32),) * num_blocks,
+            "places": tf.TensorSpec([None], tf.int32),
+        }
+        order = ["received", "sizes", "places"]
+        if phase.reads_data:
+            given["data"] = of_blocks(program.specs[CLIENTS])
+            order.append("data")
+        if phase.reads_states:
+            given["states"] = of_blocks(program.specs[CLIENT_STATES])
+            order.append("states")
+        given["used"] = [of_blocks(program.spec(symbol)) for symbol in phase.used]
+        order.append("used")
+        structure = [given[name] for name in order]
+
+        def of_phase(*flat):
+            got = dict(zip(order, tf.nest.pack_sequence_as(structure, flat), strict=True))
+            federation = batching.StackedFederation(
+                got["sizes"], got["places"] if num_blocks > 1 else None
+            )
+            values = {
+                n: federation.broadcast(value)
+                for n, value in zip(phase.received, got["received"], strict=True)
+            }
+            for n, name in ((CLIENTS, "data"), (CLIENT_STATES, "states")):
+                if name in got:
+                    values[n] = batching.at_clients(got[name])
+            before = {
+                key_of(symbol): batching.at_clients(blocks)
+                for symbol, blocks in zip(phase.used, got["used"], strict=True)
+            }
+
+            def value_of(symbol):
+                key = key_of(symbol)
+                return before[key] if key in before else part_of(values, symbol)
+
+            for primitive in phase.maps:
+                arguments = program.resolve(primitive.arguments, value_of)
+                values[primitive.number] = federation.map_clients(primitive.fn, *arguments)
+            says = {
+                "mean": lambda pair: federation.weighted_sum(*pair),
+                "sum": federation.sum,
+                "max": federation.max,
+                "stack": federation.stack,
+            }
+            given = {
+                "aggregates": [
+                    says[primitive.kind](program.resolve(primitive.arguments, value_of))
+                    for primitive in phase.aggregates
+                ],
+                "kept": [batching.blocks_at(value_of(s)) for s in self._new(phase)],
+            }
+            if phase.gives_states:
+                given["states"] = federation.stack(program.resolve(program.client_states, value_of))
+            return given
+
+        traced = tf.function(of_phase, autograph=False).get_concrete_function(
+            *tf.nest.flatten(structure)
+        )
+        assert not traced.captured_inputs, "work gives a graph its own inputs only"
+        return traced

@@ -1,0 +1,144 @@
+"""Pools: who does the clients' side of rounds, this process or many."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from simulation.engine.executors import PerClient, Stacked
+from simulation.engine.program import Program
+from simulation.engine.scheduler import Chunk, CohortInChunks, Nodes, Scheduler
+
+
+class Spread(Protocol):
+    """Who shares evaluations out, see `simulation.measures.evaluation`."""
+
+    def evaluate(
+        self, name: Any, weights: Sequence[Any], number: int, size: int
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Evaluates all chunks of a test set."""
+
+    def evaluate_each(
+        self,
+        name: str,
+        weights: Sequence[Any],
+        own_of: Callable[[int], Any],
+        clients: Sequence[int],
+        sizes: Sequence[int],
+    ) -> Iterator[tuple[int, Any]]:
+        """Evaluates clients with weights of their own."""
+
+
+class Pool(Protocol):
+    """Does the clients' side of rounds; `simulation.workers.pool.RayPool` is another one.
+
+    Attributes:
+      spread: Who shares evaluations out; `None` if the caller evaluates.
+    """
+
+    spread: Spread | None
+
+    def work(
+        self,
+        cohort: CohortInChunks,
+        phase: int,
+        sent: Callable[[int], list[tf.Tensor]],
+        states_of: Callable[[Chunk], Any],
+    ) -> Iterator[tuple[Nodes, Mapping[Chunk, Any]]]:
+        """Does a phase of a round.
+
+        Args:
+          cohort: The round's clients.
+          phase: The phase.
+          sent: Number of a broadcast → its leaves.
+          states_of: What the clients of a chunk keep: leaves of each.
+
+        Yields:
+          Nodes of the tree of chunks, and chunk → what its clients keep, of those that tell.
+        """
+
+    def moved(self) -> Mapping[str, float]:
+        """Returns what the latest round came to, by the name of its column."""
+
+    def close(self) -> None:
+        """Ends its work."""
+
+
+class InProcess:
+    """This process as the pool."""
+
+    spread = None
+
+    def __init__(self, schedulers: Mapping[str, Scheduler]):
+        """Initialises for the schedulers of a method's programs, by their names."""
+        self._schedulers = schedulers
+
+    def work(self, cohort, phase, sent, states_of):
+        """As `Pool.work`."""
+        received = Sent(sent)
+        given = {chunk.index: cohort.given(chunk) for chunk in cohort.chunks}
+        arguments = cohort.chunks, received, states_of, cohort.following, given
+        scheduler = self._schedulers[cohort.stage]
+        for done in scheduler.work(cohort.round_index, phase, *arguments):
+            states = {} if done.states is None else {done.chunk: done.states}
+            yield {(0, done.chunk.index): done.partials}, states
+
+    def moved(self) -> Mapping[str, float]:
+        """As `Pool.moved`: nothing, in one process."""
+        return {}
+
+    def close(self) -> None:
+        """Ends the schedulers' threads."""
+        for scheduler in self._schedulers.values():
+            scheduler.close()
+
+
+def scheduler(
+    program: Program, stacked: bool, data_of: Callable[[int, Chunk, Any], Any], threads: int
+) -> Scheduler:
+    """Returns what works on the chunks of a program.
+
+    Args:
+      program: The program.
+      stacked: Whether clients are stacked, and else taken one by one.
+      data_of: As of `Scheduler`.
+      threads: How many clients, or stacked chunks, to work on at the same time.
+    """
+    executor = Stacked(program) if stacked else PerClient(program, threads)
+    return Scheduler(program, executor, data_of, threads if stacked else 1)
+
+
+def schedulers(
+    programs: Mapping[str, Program],
+    data: Callable[[str, int, Chunk, Any], Any],
+    settings: Mapping[str, Any],
+    threads: int,
+) -> dict[str, Scheduler]:
+    """Returns what works on the chunks of a run's programs, by their names.
+
+    Args:
+      programs: The programs, as of `simulation.rounds.one_program.RunMethod`.
+      data: Makes what clients work on, likewise.
+      settings: The run's settings.
+      threads: As of `scheduler`.
+    """
+    stacked = settings["runtime"] == "vectorized"
+    return {
+        name: scheduler(program, stacked, functools.partial(data, name), threads)
+        for name, program in programs.items()
+    }
+
+
+class Sent(dict):
+    """Broadcasts by number, asked for once."""
+
+    def __init__(self, sent: Callable[[int], list[tf.Tensor]]):
+        """Initialises from what gives the leaves of a broadcast."""
+        super().__init__()
+        self._sent = sent
+
+    def __missing__(self, number):
+        self[number] = self._sent(number)
+        return self[number]

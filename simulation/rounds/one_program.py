@@ -1,0 +1,136 @@
+"""A method that is one program, the same in every round, on the clients of a run."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from simulation.engine import process as engine
+from simulation.engine.batched_ops import NotVectorizable
+from simulation.engine.pool import Pool
+from simulation.engine.program import Program
+from simulation.engine.scheduler import Chunk
+from simulation.errors import RunError
+from simulation.protocol import Cohort, Process
+from simulation.rounds.cohorts import Ahead, Cohorts
+from simulation.tff.process import TffProcess
+from tff_algos import process as process_lib
+from tff_algos.driver import Findings
+
+CohortOfRound = Callable[[int, Any], Cohort]
+
+
+class RunMethod(Protocol):
+    """A run's method with its clients, before it is said who carries its rounds out.
+
+    Attributes:
+      process: What `tff_algos.build` gives.
+      client_state: `ClientState` of a client that was in no round yet; `None` if clients keep
+        nothing.
+      personal_weights: As of `tff_algos.method.Method`.
+    """
+
+    process: Any
+    client_state: Any
+    personal_weights: Callable | None
+
+    def programs(self) -> Mapping[str, Program]:
+        """Returns the programs of its rounds by name; the one of most methods has none.
+
+        Raises:
+          RunError: If the engine cannot carry its aggregator out.
+        """
+
+    def data(self, name: str, round_index: int, chunk: Chunk, given: Any) -> Sequence[Any]:
+        """Makes what the clients of a chunk work on in a program.
+
+        Args:
+          name: The program.
+          round_index: The round, from 0.
+          chunk: The chunk.
+          given: As of `CohortInChunks.given`.
+        """
+
+    def in_engine(self, programs: Mapping[str, Program], pool: Pool) -> Process:
+        """Returns the process whose rounds a pool carries out, chunk by chunk."""
+
+    def through_tff(self) -> Process:
+        """Returns the process whose rounds the installed context of TFF's carries out."""
+
+    def cohorts(self, in_engine: bool) -> contextlib.AbstractContextManager[CohortOfRound]:
+        """Makes the function from a round and the state before it to the round's cohort.
+
+        Args:
+          in_engine: Whether the clients' data are left to the engine.
+        """
+
+    def findings(self, state: Any) -> Findings | None:
+        """Returns what a state says of clients' labels; `None` if that is nothing."""
+
+
+class OneProgram:
+    """Implements `RunMethod` for a process of `tff_algos.build`."""
+
+    def __init__(self, process: Any, cohorts: Cohorts, settings: Mapping[str, Any]):
+        """Initialises the method.
+
+        Args:
+          process: The process.
+          cohorts: The clients of the run's rounds.
+          settings: The run's settings.
+        """
+        self.process, self._cohorts, self._settings = process, cohorts, settings
+        method = process.method
+        self.personal_weights = method.personal_weights
+        keeps = method.client_state is not None
+        self.client_state = process_lib.initial_client_state(method) if keeps else None
+
+    def programs(self) -> Mapping[str, Program]:
+        """As `RunMethod.programs`."""
+        try:
+            return {"": engine.program_of(self.process)}
+        except NotVectorizable as e:
+            raise RunError(f"The engine cannot carry the aggregator out: {e}") from e
+
+    def data(self, name: str, round_index: int, chunk: Chunk, given: Any) -> Sequence[Any]:
+        """As `RunMethod.data`."""
+        del name, given
+        return self._cohorts.part(round_index, chunk.start, chunk.stop)
+
+    def in_engine(self, programs: Mapping[str, Program], pool: Pool) -> Process:
+        """As `RunMethod.in_engine`."""
+        settings = self._settings
+        states_bytes = settings["client_state_memory_mb"] << 20
+        size = settings["clients_per_chunk"]
+        return engine.EngineProcess(self.process, programs[""], pool, size, states_bytes)
+
+    def through_tff(self) -> Process:
+        """As `RunMethod.through_tff`."""
+        return TffProcess(self.process)
+
+    @contextlib.contextmanager
+    def cohorts(self, in_engine: bool) -> Iterator[CohortOfRound]:
+        """As `RunMethod.cohorts`."""
+        total = self._settings["total_rounds"]
+        if in_engine:
+
+            def drawn(round_index, state):
+                del state
+                clients = self._cohorts.members(round_index).clients
+                following = round_index + 1
+                coming = self._cohorts.members(following).clients if following < total else ()
+                ids = self._cohorts.ids(clients)
+                return Cohort(round_index, ids, len(clients), len(coming))
+
+            yield drawn
+            return
+
+        def made(round_index):
+            ids, data = self._cohorts.data(round_index)
+            return Cohort(round_index, ids, len(data), work=data)
+
+        with Ahead(made, total) as ahead:
+            yield lambda round_index, state: ahead(round_index)
+
+    def findings(self, state: Any) -> None:
+        """As `RunMethod.findings`: a method of one program finds nothing out."""
+        del state
