@@ -222,7 +222,7 @@ def _train(model, local, broadcast, data):
     Returns:
       The `client.LocalResult`, the displacement x_k - x, and the mean loss of the last local epoch.
     """
-    x, learning_rate = broadcast
+    x, eta = broadcast
     optimizer = local.optimizer()
     before_last = client.num_steps(data) - data.steps_per_epoch
 
@@ -236,7 +236,7 @@ def _train(model, local, broadcast, data):
         loss += tf.where(examples > 0, at.loss * examples, 0.0)
         return x + moved, (slots, moved, loss, number + examples)
 
-    slots = optimizer.start(x, learning_rate)
+    slots = optimizer.start(x, eta)
     carry = (slots, zeros(x), tf.zeros([]), tf.zeros([]))
     trained, (_, moved, loss, number) = client.take_steps(model, step, x, carry, data)
     return trained, moved, tf.math.divide_no_nan(loss, number)

@@ -88,9 +88,9 @@ def build(model: Model, local: client.LocalTraining, *, local_steps: int, state:
 
     @averaging.keep_optimizer(local)
     def client_update(broadcast: server_slots.Broadcast, data, own):
-        x, slots, rate = broadcast
+        x, slots, eta_l = broadcast
         slots = slots if average else None
-        trained = client.train(model, own, rate, x, data, slots=slots)
+        trained = client.train(model, own, eta_l, x, data, slots=slots)
         delta = trained.weights - x
         finite = client.is_finite((delta, () if state == "reset" else trained.slots))
         return ClientResult(trained, (delta, trained.slots if average else ()), finite=finite)
