@@ -434,7 +434,7 @@ _FEDCM = [
     *RATE,
     ("(1.0 - share) * d", "share * d"),
     ("(-delta).over(length)", "delta.over(length)"),
-    ("momentum_steps or steps", "steps"),
+    (_DIRECTION, "steps * local.learning_rate(state.round_num)"),
     (_DIRECTION, "(momentum_steps or steps) * local.learning_rate(tf.constant(0))"),
     (
         "ServerState(x, d, state.updates + 1, state.round_num)",
