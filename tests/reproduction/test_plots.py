@@ -385,7 +385,7 @@ def test_a_label_says_over_how_many_rounds_a_mean_is(tmp_path):
         rates = {"client_learning_rate": 0.1, "server_learning_rate": 10.0**i}
         folder = make_run(tmp_path, f"r{i}", accuracies(*values), algorithm="fedadam", **rates)
         runs.append(run_folders.read_run(folder))
-    options = plots._parser().parse_args(["rates", "run", "--output=x", "--last_rounds=100"])
+    options = plots.PARSER.parse(["rates", "run", "--output=x", "--last_rounds=100"])
     figure = plots._draw(options, runs)
     labels = [" ".join(axes.get_ylabel().split()) for axes in figure.axes]
     assert "accuracy (%), mean of the last 2 rounds" in labels
@@ -399,7 +399,7 @@ def test_pareto_points_are_means_over_seeds(tmp_path):
             tmp_path, f"r{seed}", [row], seed=seed, algorithm="adafedadam", adafedadam_alpha=2
         )
         runs.append(run_folders.read_run(folder))
-    options = plots._parser().parse_args(["pareto", "run", "--output=x"])
+    options = plots.PARSER.parse(["pareto", "run", "--output=x"])
     (point,) = plots._pareto_points(runs, options).to_dict("records")
     assert point == {
         "method": "adafedadam",
