@@ -21,29 +21,13 @@ from tasks.models import image_models, losses, models
 from tasks.task import ArrayFederatedData, Examples, FederatedData, Task
 from tff_suite.hparams import NOT_USED, By, Hparam, HparamError
 
-# How training images are assigned to clients.
-_PARTITIONS = {
-    "auto": "`auto` is `tff` if --data_dir has TFF's file, or without --data_dir, else `pachinko`, "
-    "and what depends on the partition is as with that",
-    "tff": "`tff` takes TFF's own 500 clients and tests its 100 test clients",
-    "pachinko": "`pachinko` draws clients' examples by coarse, then fine labels",
-    "multinomial": "`multinomial` draws each client's examples from label proportions of its own, "
-    "Dir(alpha), in equal sizes",
-    "dirichlet": "`dirichlet` assigns each class in proportions drawn from a Dirichlet "
-    "distribution over clients, so that sizes are unequal",
-    "iid": "`iid` assigns at random in equal sizes",
-    "shards": "`shards` sorts by label, cuts into equal shards and assigns these",
-    "classes": "`classes` gives each client some classes at random",
-}
-
 _TESTS = (
     Hparam(
         name="client_tests",
         default="none",
         help=(
-            "Clients' own tests: `none`; `split` takes a share of each client's images; "
-            "`official` assigns the official test images so that each client's have the label "
-            "distribution of its training images. None of this changes the central test."
+            "Clients' own tests: `none`, a share of their images (`split`), or official test "
+            "images with the label distribution of their training images (`official`)."
         ),
         source="FedOpt: none; AdaFedAdam and FedCAda: split; AdaFed does not say",
         choices=("none", "split", "official"),
@@ -76,10 +60,8 @@ _MODEL = (
         name="model",
         default="resnet18",
         help=(
-            "`resnet18` with group normalisation; `vgg11`, and `vgg11_dense` with FedNova's "
-            "two further dense layers and dropout; `three_convolutions`, as large as the "
-            "network in AdaFedAdam's released code; `simple_cnn`, FedCAda's three convolutions "
-            "and two dense layers; `mlp`, AdaFed's two hidden layers of 200."
+            "The model: ResNet-18 with group normalisation, VGG11, VGG11 with FedNova's dense "
+            "layers, two small CNNs, or AdaFed's MLP. docs/tasks.md explains each."
         ),
         source="FedOpt, AdaFed; AdaFedAdam: vgg11; FedCAda: simple_cnn and resnet18",
         choices=("resnet18", "vgg11", "vgg11_dense", "three_convolutions", "simple_cnn", "mlp"),
@@ -171,8 +153,7 @@ def _of_partition(partitions, partition, num_clients, alpha) -> tuple[Hparam, ..
         Hparam(
             name="partition",
             default=partition[0],
-            help="How training images are assigned to clients: "
-            f"{'; '.join(_PARTITIONS[p] for p in partitions)}.",
+            help="How training images are assigned to clients. docs/tasks.md explains each choice.",
             source=partition[1],
             choices=tuple(partitions),
         ),

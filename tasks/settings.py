@@ -53,11 +53,8 @@ def text_init(default: str, source: str, lstm_kernel: str = "Glorot's uniform ru
         name="init",
         default=default,
         help=(
-            "Initial weights: `torch` draws dense and LSTM weights and biases uniformly from "
-            "±1/sqrt(fan_in) or ±1/sqrt(units) and embeddings from N(0, 1); `keras` draws dense "
-            f"weights by Glorot's uniform rule, LSTM input weights by {lstm_kernel}, recurrent "
-            "weights orthogonal and embeddings from U(-0.05, 0.05), and starts biases at 0 but "
-            "forget gates' at 1."
+            "Initial weights by PyTorch's rules (`torch`) or Keras's (`keras`), with LSTM input "
+            f"weights by {lstm_kernel}. docs/tasks.md has both."
         ),
         source=source,
         choices=("torch", "keras"),

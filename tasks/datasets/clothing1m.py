@@ -60,10 +60,9 @@ SPEC = TaskSpec(
             default=None,
             type=str,
             help=(
-                "Keras's HDF5 file of ResNet-50's ImageNet weights, with or without a last "
-                "layer; not set: the task refuses to run, but with --use_synthetic_data, where "
-                "all weights are drawn at random. Batch normalisation keeps the file's "
-                "statistics; its scale and offset are trained."
+                "Keras's HDF5 file of ResNet-50's ImageNet weights. Needed except with "
+                "--use_synthetic_data. Batch normalisation keeps its statistics; its scale and "
+                "offset are trained."
             ),
             source="AdaFed Table 19, FedCorr: pretrained ResNet-50",
         ),

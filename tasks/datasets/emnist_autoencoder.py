@@ -49,7 +49,7 @@ SPEC = TaskSpec(
             default=By("source", {"mnist": 0.2}),
             help=(
                 "Share of each writer's examples that is the writer's own test split. TFF's file "
-                "has a split of its own."
+                "has its own split."
             ),
             source="choice, after AdaFedAdam's local 80/20 split",
             minimum=0,

@@ -96,11 +96,9 @@ SPEC = TaskSpec(
             name="partition",
             default="dirichlet",
             help=(
-                "How the 60,000 training examples are assigned to clients: `dirichlet` assigns "
-                "each class in proportions drawn from a Dirichlet distribution over clients, so "
-                "that sizes are unequal; `iid` assigns at random in equal sizes; `shards` sorts "
-                "by label, cuts into equal shards and assigns these; `class` gives each client "
-                "one class, its official test images as tests, and the model no other classes."
+                "How training examples are assigned to clients: by Dirichlet, at random (`iid`), "
+                "in shards by label, or one class per client (`class`), whose model has no other "
+                "classes."
             ),
             source="FedCAda Table 1, non-iid; AdaFed, Fashion MNIST: class",
             choices=("dirichlet", "iid", "shards", "class"),
@@ -138,9 +136,8 @@ SPEC = TaskSpec(
             name="test_fraction",
             default=By("partition", {"class": NOT_USED}, otherwise=0.25),
             help=(
-                "Share of each client's examples that is its own test split, drawn at random "
-                "and so of its own label distribution; 0: clients have no tests. The official "
-                "10,000 test examples are the central test and belong to no client."
+                "Share of each client's examples that is its test split, drawn at random; 0: no "
+                "client tests. The official 10,000 test examples are the central test."
             ),
             source="FedCAda: 75/25 local split",
             minimum=0,

@@ -74,9 +74,8 @@ SPEC = TaskSpec(
             name="partition",
             default="writers",
             help=(
-                "`writers`: a client is a writer; `skewed`: the letters a to j of all writers "
-                "are assigned to clients that have some of the ten letters each, drawn at random, "
-                "and equal shares of a letter. AdaFed does not say which or how many."
+                "`writers`: a client is a writer. `skewed`: each client has equal shares of some "
+                "of the letters a to j, drawn at random from all writers."
             ),
             source="AdaFedAdam, Femnist; AdaFed Table 3: both",
             choices=("writers", "skewed"),
@@ -101,10 +100,9 @@ SPEC = TaskSpec(
             name="split",
             default="local",
             help=(
-                "`local` splits each client's examples, train and test of the source "
-                "together, at random; `source` keeps the split that the files have: of each "
-                "client's examples, or (LEAF's -t user) into clients that train and others that "
-                "test."
+                "`local` splits each client's examples at random, training and test files "
+                "together. `source` keeps the files' split, by examples or by clients (LEAF's -t "
+                "user)."
             ),
             source="AdaFedAdam: local 80/20 split, drawn before training",
             choices=("local", "source"),

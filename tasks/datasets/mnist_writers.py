@@ -55,10 +55,9 @@ SPEC = TaskSpec(
             name="test_fraction",
             default=0.2,
             help=(
-                "Share of each of the 539 writers' examples that is the writer's own test "
-                "split; 0: writers have no tests. The official 10,000 test examples, by 297 "
-                "other writers, are the central test. MNIST's digits are size-normalised and "
-                "centred, Federated EMNIST's are not: this task stands in for it and is not it."
+                "Share of each writer's examples that is the writer's test split; 0: no client "
+                "tests. The official 10,000 test examples, by 297 other writers, are the central "
+                "test."
             ),
             source="choice, after AdaFedAdam's local 80/20 split",
             minimum=0,

@@ -86,11 +86,9 @@ SPEC = TaskSpec(
             name="source",
             default="auto",
             help=(
-                "`leaf` reads LEAF's JSON files or what tasks.prepare made of them, `lines` a "
-                "file with a JSON object (client, label, text) a tweet, a tenth of LEAF's set, "
-                "`tfds` TFDS's sentiment140, from which LEAF's set can be made; `auto` reads the "
-                "first of these that --data_dir has, else TFDS's cache, which TFDS fills if there "
-                "is no --data_dir."
+                "LEAF's JSON files or a prepared set (`leaf`), JSON lines of a tenth of LEAF's "
+                "set (`lines`), or TFDS's sentiment140 (`tfds`). `auto` reads the first that it "
+                "finds."
             ),
             source="AdaFedAdam, Sent140: LEAF",
             choices=("auto", "leaf", "lines", "tfds"),
@@ -110,9 +108,9 @@ SPEC = TaskSpec(
             name="split",
             default="local",
             help=(
-                "`local` splits each client's tweets, train and test of the source together, "
-                "at random; `source` keeps the split that the files have: of each client's "
-                "tweets, or (LEAF's -t user) into clients that train and others that test."
+                "`local` splits each client's tweets at random, training and test files "
+                "together. `source` keeps the files' split, by tweets or by clients (LEAF's -t "
+                "user)."
             ),
             source="AdaFedAdam: local 80/20 split, drawn before training",
             choices=("local", "source"),

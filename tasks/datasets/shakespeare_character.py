@@ -101,11 +101,9 @@ SPEC = TaskSpec(
             name="source",
             default="auto",
             help=(
-                "`tff` reads TFF's sqlite file, `text` the play text of 1994, `leaf` LEAF's JSON "
-                "files; `auto` reads TFF's file if --data_dir has it, or without --data_dir, and "
-                "the settings fit it, else the text, which gives 707 clients by the rule of TFF's "
-                "715, or LEAF's files if there is no text and the settings fit them; "
-                "what depends on the source is then as with the one found."
+                "TFF's sqlite file (`tff`), the play text of 1994 (`text`) or LEAF's JSON "
+                "(`leaf`). `auto` reads the first of these that it finds and that fits the "
+                "settings."
             ),
             source="FedOpt, Shakespeare: TFF's file",
             choices=("auto", "tff", "text", "leaf"),
@@ -114,9 +112,9 @@ SPEC = TaskSpec(
             name="roles",
             default=By("source", {"leaf": "leaf"}, otherwise="tff"),
             help=(
-                "Rule by which a role is a client: `tff` (23 plays under six titles, more than "
-                "80 characters), `leaf` (1,129 roles of more than 80 characters and three "
-                "lines or more) or `mcmahan` (1,146 roles of three lines or more)."
+                "Which roles are clients: `tff`, over 80 characters in 23 plays; `leaf`, 1,129 "
+                "roles of over 80 characters and three lines; `mcmahan`, 1,146 roles of three "
+                "lines."
             ),
             source="FedOpt, Shakespeare; AdaFed and FedCAda: leaf",
             choices=("tff", "leaf", "mcmahan"),
@@ -125,9 +123,8 @@ SPEC = TaskSpec(
             name="examples",
             default=By("source", {"leaf": "windows"}, otherwise="sequences"),
             help=(
-                "`sequences` cuts speeches into 80 characters and predicts the next after each "
-                "of them (90 tokens, padding masked); `windows` takes every 80 characters of a "
-                "role and predicts the one after them (LEAF's 80 characters)."
+                "`sequences` cuts speeches into 80 characters and predicts each next one. "
+                "`windows` takes every 80 characters of a role and predicts the one after them."
             ),
             source="FedOpt, Shakespeare; AdaFed and FedCAda: windows",
             choices=("sequences", "windows"),
@@ -170,10 +167,9 @@ SPEC = TaskSpec(
             default=By("source", {"auto": None, "leaf": "local"}),
             type=str,
             help=(
-                "With LEAF's files: `local` makes a role's last windows its tests, train and "
-                "test of the files together, and leaves out the windows that reach into both; "
-                "`source` keeps the split that the files have: of each role's windows, or "
-                "(LEAF's -t user) into roles that train and others that test."
+                "With LEAF's files: `local` makes a role's last windows its tests and leaves out "
+                "those that reach into both. `source` keeps the files' split, by windows or by "
+                "roles."
             ),
             source="McMahan et al. 2017: 80/20 by time",
             choices=("local", "source"),
