@@ -29,7 +29,7 @@ LONGEST_HELP = 200  # Characters: two lines of a terminal.
 MOST_SENTENCES_OF_AN_ERROR = 2
 
 # Kinds of text that must be free of faults. The others are on their way.
-ENFORCED = ("readme", "changelog", "tutorials", "how-to", "reference", "development")
+ENFORCED = ("readme", "changelog", "tutorials", "how-to", "reference", "development", "help")
 KINDS = {
     "readme": "README.md and CONTRIBUTING.md",
     "changelog": "CHANGELOG.md",
@@ -95,7 +95,7 @@ WORDS = {
     r"(?:un)?seal(?:s|ed|ing)?": "say 'checksum'",
     r"counts? (?:nothing|for nothing)": "say 'has weight 0' or 'is left out'",
     r"such a one|the like": "name it",
-    r"(?:round|row|line|file|run|client|time|step|seed|value|number|\d[\d,]*(?:\.\d+)?)s? a "
+    r"(?:rounds|rows?|lines?|files|clients|steps|seeds|values?|numbers?|\d[\d,]*(?:\.\d+)?) a "
     r"(?:round|run|client|step|seed|row|task|method|paper|process|call|second|core)": ("say 'per'"),
 }
 _WORDS = [(re.compile(rf"\b(?:{pattern})\b", re.I), advice) for pattern, advice in WORDS.items()]

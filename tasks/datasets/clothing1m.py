@@ -60,7 +60,7 @@ SPEC = TaskSpec(
             default=None,
             type=str,
             help=(
-                "Keras's HDF5 file of ResNet-50's ImageNet weights. Needed except with "
+                "Keras's HDF5 file of ResNet-50's ImageNet weights; not set: only with "
                 "--use_synthetic_data. Batch normalisation keeps its statistics; its scale and "
                 "offset are trained."
             ),

@@ -110,18 +110,15 @@ SPEC = MethodSpec(
             "orthogonalization",
             "closed_form",
             "How the direction is found: closed_form, by the Gram matrix; gram_schmidt, client by "
-            "client as printed. Equal where the updates are independent. Where they are not "
-            "(opposite ones, or more clients than dimensions), closed_form comes nearest to what "
-            "all clients ask for, and gram_schmidt passes over those whose update depends on the "
-            "clients before them.",
+            "client as printed. They differ only if updates depend on each other.",
             source="choice",
             choices=("closed_form", "gram_schmidt"),
         ),
         Hparam(
             "tolerance",
             1e-5,
-            "How well an update is known: a combination of updates is no direction if it is "
-            "shorter than this, relative to its terms, and counts in full from 10 times on.",
+            "A combination of updates is ignored as rounding error if it is shorter than this, "
+            "relative to its terms, and counts in full from 10 times this length.",
             source="choice: rounding in float32, with room",
             minimum=0.0,
             exclusive_minimum=True,

@@ -131,7 +131,7 @@ SPEC = MethodSpec(
         Hparam(
             "certainty_floor",
             0.01,
-            "Least certainty C of a round: C <= 0 would have no meaning.",
+            "Least certainty C of a round; the formula needs C > 0.",
             source="choice",
             minimum=0.0,
             exclusive_minimum=True,

@@ -119,7 +119,7 @@ SPEC = MethodSpec(
         Hparam(
             "beta",
             5.0,
-            "Strength beta of the proximal term of stage 1, times a client's noise level.",
+            "Strength beta of the proximal term of stage 1; it multiplies a client's noise level.",
             source="FedCorr's code",
             minimum=0.0,
         ),

@@ -107,7 +107,7 @@ _COMMON = (
     _hparam(
         "local_steps",
         10,
-        "Minibatch steps T of a client in a round, whatever the epochs.",
+        "Minibatch steps T of a client in a round, regardless of the epochs.",
         source="FedDA, Table 12 (EMNIST; CIFAR-100: 5)",
         minimum=1,
     ),

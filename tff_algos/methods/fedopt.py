@@ -66,10 +66,8 @@ _TAU = Hparam(
 _VARIANT = Hparam(
     "variant",
     "released",
-    "Which form of the adaptive server optimizers: released, the code that produced the published "
-    "numbers (accumulators start at 0, bias correction in Adam and Yogi, v fed with the raw "
-    "pseudo-gradient); algorithm2, as printed (v starts at tau^2, no bias correction, v fed with "
-    "the moving average).",
+    "Form of the adaptive server optimizers: released, the code that produced the published "
+    "numbers, with bias correction; algorithm2, as printed, from v = tau^2 and without it.",
     source="released code of the paper: its Tables 1, 8, 9",
     choices=("released", "algorithm2"),
     flag="fedopt_variant",

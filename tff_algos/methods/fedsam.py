@@ -65,7 +65,7 @@ def _spec(display_name, look, summary, down, hparams=()):
             Hparam(
                 "rho",
                 0.1,
-                "How far rho uphill the gradient of a local step is taken; 0 is no way.",
+                "Distance rho uphill at which a local step takes its gradient; 0: no distance.",
                 source="choice: FL-Simulator",
                 minimum=0.0,
             ),

@@ -52,7 +52,7 @@ SPEC = MethodSpec(
         Hparam(
             "local_steps",
             5,
-            "Minibatch steps k of a client in a round, whatever the epochs.",
+            "Minibatch steps k of a client in a round, regardless of the epochs.",
             source="Lookahead",
             minimum=1,
         ),
