@@ -46,10 +46,8 @@ AGGREGATOR_HPARAMS = (
     common_setting(
         "aggregator",
         "mean",
-        "What brings the clients' updates together: their mean, or one of TFF's aggregators. "
-        "robust zeroes very large updates and clips large ones; dp clips and adds Gaussian noise; "
-        "compressed quantises large tensors; secure sums integers, as secure aggregation does, but "
-        "in clear: a simulation of it.",
+        "How clients' updates are combined: mean, robust (zeroes and clips large ones), dp (clips, "
+        "adds Gaussian noise), compressed (quantises), or secure (a simulation: sums in clear).",
         source="the papers: the mean",
         choices=tuple(AGGREGATORS),
     ),
@@ -76,8 +74,8 @@ AGGREGATOR_HPARAMS = (
     common_setting(
         "aggregator_clients_per_round",
         hparams_lib.By("aggregator", {"dp": None}),
-        "What dp divides the sum of clipped updates by, whoever is dropped. Unset: the clients "
-        "that a round draws.",
+        "Fixed denominator of dp, regardless of dropped clients. Unset: the clients that a round "
+        "draws.",
         source="TFF",
         type=float,
         minimum=0.0,
@@ -170,12 +168,12 @@ def check_aggregator(
         return
     if isinstance(spec.aggregated, str):
         raise hparams_lib.HparamError(
-            f"{aggregator} has no meaning in {spec.name}, which {spec.aggregated}."
+            f"{aggregator} is not supported by {spec.name}, which {spec.aggregated}."
         )
     own_weights, in_clear, where = spec.aggregated.own_weights, spec.aggregated.in_clear, ""
     if own_weights and not traits.weighted:
         raise hparams_lib.HparamError(
-            f"{aggregator} has no meaning in {spec.name}: it counts all clients alike, and the "
+            f"{aggregator} is not supported by {spec.name}: it counts all clients alike, and the "
             "method's weights are its own."
         )
     if not traits.weighted and training["client_weighting"] != "uniform":
@@ -187,11 +185,11 @@ def check_aggregator(
         in_clear = in_clear.of(own[in_clear.setting])
     if traits.is_private and in_clear:
         raise hparams_lib.HparamError(
-            f"{aggregator} has no meaning in {spec.name}{where}, whose clients also send "
+            f"{aggregator} is not supported by {spec.name}{where}, whose clients also send "
             f"{in_clear} in clear."
         )
     if traits.has_secure_sums and own_weights not in ("", "relative"):
         raise hparams_lib.HparamError(
-            f"{aggregator} has no meaning in {spec.name}: secure sums take weights in steps of "
+            f"{aggregator} is not supported by {spec.name}: secure sums take weights in steps of "
             "2^-12 up to 2^20, and the method's may be of any size."
         )

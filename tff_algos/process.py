@@ -449,7 +449,7 @@ def _client_optimizer(spec, settings) -> tuple[dict, Any]:
         )
     if spec.client_optimizers is not None:
         raise hparams_lib.HparamError(
-            f"{name} has no meaning in {spec.name}, whose local step is its own; it takes the "
+            f"{name} is not supported by {spec.name}, whose local step is its own; it takes the "
             f"words {', '.join(spec.client_optimizers)}."
         )
     if settings.get("client_optimizer_state", "reset") == "keep":
@@ -494,13 +494,14 @@ def _server_optimizer(spec, settings, given) -> Any:
     name = f"server_optimizer={type(given).__name__}"
     if not spec.takes_server_optimizer:
         raise hparams_lib.HparamError(
-            f"{name} has no meaning in {spec.name}, whose server step is its own; fedavg takes it."
+            f"{name} is not supported by {spec.name}, whose server step is its own; fedavg "
+            "takes it."
         )
     if not isinstance(given, tff.learning.optimizers.Optimizer):
         raise hparams_lib.HparamError(f"{name} must be a tff.learning.optimizers.Optimizer.")
     if settings.get("server_learning_rate") is not None:
         raise hparams_lib.HparamError(
-            f"server_learning_rate has no meaning beside {name}, which has its own."
+            f"server_learning_rate is not used with {name}, which has its own."
         )
     return given
 

@@ -93,9 +93,8 @@ TRAINING_HPARAMS = (
     common_setting(
         "client_lr_schedule",
         "constant",
-        "How the client learning rate changes over rounds r = 0, 1, ...: constant; exp_decay, "
-        "eta_l * rate^(r / steps); inv_sqrt_decay, eta_l / sqrt(1 + r / steps); inverse_time, "
-        "eta_l / (1 + r / steps). In Python also a function of r that returns the rate itself.",
+        "Client learning rate in rounds r = 0, 1, ...: eta_l times rate^(r / steps) (exp_decay), "
+        "1 / sqrt(1 + r / steps) or 1 / (1 + r / steps). In Python also a function of r.",
         source="Adaptive Federated Optimization, section 5; Keras (inverse_time)",
         choices=("constant", "exp_decay", "inv_sqrt_decay", "inverse_time"),
     ),
@@ -201,7 +200,7 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:  # noqa: C901
       given: The settings of `TRAINING_HPARAMS` that the user gave.
 
     Raises:
-      HparamError: If a setting is refused, missing, or has no meaning beside the others.
+      HparamError: If a setting is refused, missing, or is not used with the others.
     """
     allowed = tuple(spec.client_optimizers or CLIENT_OPTIMIZERS)
     given = {name: value for name, value in given.items() if value is not None}
@@ -214,7 +213,7 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:  # noqa: C901
         raise hparams_lib.HparamError("client_learning_rate must be set: it has no default.")
     if not spec.has_server_step and settings["server_learning_rate"] not in (None, 1.0):
         raise hparams_lib.HparamError(
-            f"server_learning_rate has no meaning in {spec.name}, whose server takes no step."
+            f"server_learning_rate is not supported by {spec.name}, whose server takes no step."
         )
     if settings["server_learning_rate"] is None:
         if spec.server_learning_rate is None:
@@ -224,23 +223,23 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:  # noqa: C901
         settings["server_learning_rate"] = spec.server_learning_rate
     if spec.client_weighting is None and settings["client_weighting"] is not None:
         raise hparams_lib.HparamError(
-            f"client_weighting has no meaning in {spec.name}, whose weights are its own."
+            f"client_weighting is not supported by {spec.name}, whose weights are its own."
         )
     if settings["client_weighting"] is None:
         settings["client_weighting"] = spec.client_weighting
     if settings["client_optimizer"] not in allowed:
         raise hparams_lib.HparamError(
-            f"client_optimizer={settings['client_optimizer']} has no meaning in {spec.name}, whose "
+            f"client_optimizer={settings['client_optimizer']} is not supported by {spec.name}, whose "
             f"local step is its own; it takes {', '.join(allowed)}."
         )
     if settings["client_optimizer_state"] == "keep":
         if not spec.keeps_client_optimizer:
             raise hparams_lib.HparamError(
-                f"client_optimizer_state=keep has no meaning in {spec.name}: it has no such form."
+                f"client_optimizer_state=keep is not supported by {spec.name}: it has no such form."
             )
         if not _has_state(settings):
             raise hparams_lib.HparamError(
-                f"client_optimizer_state=keep has no meaning with "
+                f"client_optimizer_state=keep is not used with "
                 f"client_optimizer={settings['client_optimizer']}, which has no state."
             )
     if settings["aggregator"] == "dp" and settings["aggregator_noise_multiplier"] is None:

@@ -134,7 +134,7 @@ class Evaluations:
             self._places = places
             if places is None or sorted(places) != list(range(len(train.client_ids))):
                 raise HparamError(
-                    f"--evaluate_all_local_data has no meaning with --task={task.name} as it is "
+                    f"--evaluate_all_local_data is not used with --task={task.name} as it is "
                     "set, whose clients do not both train and test."
                 )
             self._trained = self._evaluator.prepare(train, name=_TRAIN if spread else None)
@@ -387,7 +387,6 @@ def _class_metrics(task: Task, number: int) -> dict[str, Callable]:
     y = task.train.examples(0).y
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise HparamError(
-            f"--evaluate_classes has no meaning with --task={task.name}, whose examples have no "
-            "class."
+            f"--evaluate_classes is not used with --task={task.name}, whose examples have no class."
         )
     return {f"accuracy_class_{c}": losses.accuracy_of_class(c) for c in range(number)}

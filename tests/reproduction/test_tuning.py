@@ -190,7 +190,7 @@ def test_the_command_says_what_it_does(tmp_path, capsys, few):
     ("changes", "says"),
     [
         ({"client_learning_rate": "auto"}, "client_learning_rate='auto' must be a number"),
-        ({"server_learning_rate": "tune", "algorithm": "feddyn"}, "no meaning in feddyn"),
+        ({"server_learning_rate": "tune", "algorithm": "feddyn"}, "not supported by feddyn"),
         ({"client_momentum": "tune"}, "must be a number"),
     ],
 )

@@ -73,7 +73,7 @@ def test_secure_sums_are_said_to_be_simulated(tmp_path, capsys):
         ({"aggregator_threshold": 10}, "not used with aggregator=mean"),
         (
             {"algorithm": "fedmgda_plus", "aggregator": "robust"},
-            "has no meaning in fedmgda_plus, which needs each client",
+            "is not supported by fedmgda_plus, which needs each client",
         ),
     ],
 )

@@ -453,7 +453,7 @@ def test_a_client_optimizer_without_state_cannot_be_kept():
         parse(keep)
     with pytest.raises(HparamError, match="client_optimizer=sgdm, which has no state"):
         parse(keep, "--client_optimizer=sgdm", "--client_momentum=0")
-    with pytest.raises(HparamError, match="no meaning in fedfa"):
+    with pytest.raises(HparamError, match="not supported by fedfa"):
         parse(keep, base=_of("fedfa"))
 
 

@@ -571,18 +571,18 @@ def test_a_users_own_dp_names_its_generator():
         ("fedmgda_plus", {"aggregator": "robust"}, "which needs each client's own update"),
         ("fedavg", NOISY, "aggregator=dp counts all clients alike; set client_weighting=uniform"),
         ("fedavg", {"aggregator": "dp", **UNIFORM}, "noise_multiplier must be set with aggregator"),
-        ("term", NOISY, "aggregator=dp has no meaning in term: .* weights are its own"),
+        ("term", NOISY, "aggregator=dp is not supported by term: .* weights are its own"),
         ("adafedadam", {"aggregator": "secure"}, "in steps of 2.-12 up to 2.20, and the method's"),
         ("scaffold", {"aggregator": "secure"}, "whose clients also send the changes of their con"),
         (
             "lookahead",
             {"aggregator": "secure", "state": "average"},
-            "in lookahead with state=average, whose clients also send their optimizer's slots in c",
+            "by lookahead with state=average, whose clients also send their optimizer's slots in c",
         ),
         (
             "fedlocal",
             {**NOISY, **UNIFORM},
-            "in fedlocal with correction=joint, whose clients also send their scales 1/Q in clear",
+            "by fedlocal with correction=joint, whose clients also send their scales 1/Q in clear",
         ),
         ("fedavg", {"aggregator_bits": 3}, "aggregator_bits is not used with aggregator=mean"),
         ("fedavg", {**NOISY, **UNIFORM, "aggregator_bits": 3}, "not used with aggregator=dp"),
@@ -659,7 +659,9 @@ PRIVATE_SUM = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(0.1, 3
     ids=["secure", "dp", "weights"],
 )
 def test_objects_are_refused_as_words_are(name, factory, settings, says):
-    with pytest.raises(HparamError, match=f"^model_aggregator=.*has no meaning in {name}.*{says}"):
+    with pytest.raises(
+        HparamError, match=f"^model_aggregator=.*is not supported by {name}.*{says}"
+    ):
         build(name, model_aggregator=factory, **settings)
 
 

@@ -408,7 +408,7 @@ def test_adafedadam_counts_its_certainties(problem):
 @pytest.mark.parametrize("name", ["qfedavg", "term", "afl", "adafed", "fedfa"])
 def test_weights_that_the_method_fixes_cannot_be_chosen(name):
     settings = dict(client_learning_rate=0.1, client_weighting="examples")
-    with pytest.raises(HparamError, match=f"client_weighting has no meaning in {name}"):
+    with pytest.raises(HparamError, match=f"client_weighting is not supported by {name}"):
         tff_algos.build(name, lambda: pytest.fail("built"), num_clients=5, **settings)
 
 

@@ -327,7 +327,11 @@ def test_a_server_optimizer_of_tff_is_tffs_own_averaging(problem):
             {"client_optimizer": 3},
             "client_optimizer=int must be the name of an optimizer",
         ),
-        ("scaffold", {"client_optimizer": O.build_adam(0.1)}, "=_Adam has no meaning in scaffold"),
+        (
+            "scaffold",
+            {"client_optimizer": O.build_adam(0.1)},
+            "=_Adam is not supported by scaffold",
+        ),
         (
             "fedavg",
             {"client_optimizer": O.build_adafactor(0.1)},
@@ -343,7 +347,7 @@ def test_a_server_optimizer_of_tff_is_tffs_own_averaging(problem):
         (
             "fedavg",
             {"server_optimizer": O.build_adam(0.1), "server_learning_rate": 1.0, **RATES},
-            "server_learning_rate has no meaning beside server_optimizer=_Adam",
+            "server_learning_rate is not used with server_optimizer=_Adam",
         ),
     ],
 )
