@@ -194,9 +194,8 @@ RUN_HPARAMS = (
     _flag(
         "runtime",
         "auto",
-        "How rounds run: per_client, client by client; vectorized, on stacked clients; tff and "
-        "native, through TFF, here and in its own worker (CPU only); auto chooses one of the "
-        "first two, and says why.",
+        "How rounds run: client by client (per_client), on stacked clients (vectorized), or through "
+        "TFF, here (tff) or in its CPU worker (native). auto chooses one of the first two.",
         choices=runtimes.CHOICES,
     ),
     _flag(

@@ -229,8 +229,8 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:  # noqa: C901
         settings["client_weighting"] = spec.client_weighting
     if settings["client_optimizer"] not in allowed:
         raise hparams_lib.HparamError(
-            f"client_optimizer={settings['client_optimizer']} is not supported by {spec.name}, whose "
-            f"local step is its own; it takes {', '.join(allowed)}."
+            f"client_optimizer={settings['client_optimizer']} is not supported by {spec.name}, "
+            f"whose local step is its own; it takes {', '.join(allowed)}."
         )
     if settings["client_optimizer_state"] == "keep":
         if not spec.keeps_client_optimizer:
