@@ -194,8 +194,8 @@ RUN_HPARAMS = (
     _flag(
         "runtime",
         "auto",
-        "How rounds run: client by client (per_client), on stacked clients (vectorized), or through "
-        "TFF, here (tff) or in its CPU worker (native). auto chooses one of the first two.",
+        "How rounds run: client by client (per_client), on stacked clients (vectorized), or "
+        "through TFF, here (tff) or in its CPU worker (native). auto chooses one of the first two.",
         choices=runtimes.CHOICES,
     ),
     _flag(
