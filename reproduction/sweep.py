@@ -95,7 +95,7 @@ def is_done(run: PlannedRun) -> bool:
         summary.get("finished")
         and outputs.is_intact(summary)
         and summary.get("run_id") == hparams.get("run_id")
-        and summary["rounds"] >= run.rounds
+        and (summary["rounds"] >= run.rounds or "stopped" in summary)
         and has_settings(request, recorded)
     )
 

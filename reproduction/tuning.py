@@ -45,6 +45,7 @@ _OFF = {
     "max_minutes": None,
     "mlflow_uri": None,
     "profile": None,
+    "stop_at": None,
     "wandb_project": None,
 }
 
@@ -226,6 +227,8 @@ def _run(trial: _Trial, caller: experiment.Caller) -> None:
         warn=lambda text: None,
         progress=lambda done, total: _NoProgress(),
         takes_weights=False,
+        callbacks=(),
+        evaluators={},
     )
     try:
         stopped_by = experiment.carry_out(trial.request, quiet).stopped_by

@@ -12,14 +12,19 @@ from tff_suite import imports as _imports  # noqa: F401  (has to come before TFF
 
 if TYPE_CHECKING:
     from simulation.in_python import Result, run
+    from simulation.rounds.callbacks import Callback, EarlyStopping, Round, StopAt
 
     # Many runs lie above this package, which imports none of that.
     Comparison: Any
     compare: Any
 
 _LAZY = {
+    "Callback": "simulation.rounds.callbacks",
     "Comparison": "reproduction.comparison",
+    "EarlyStopping": "simulation.rounds.callbacks",
     "Result": "simulation.in_python",
+    "Round": "simulation.rounds.callbacks",
+    "StopAt": "simulation.rounds.callbacks",
     "compare": "reproduction.comparison",
     "run": "simulation.in_python",
 }
@@ -32,7 +37,18 @@ if not TYPE_CHECKING:
         return getattr(_importlib.import_module(_LAZY[name]), name)
 
 
-__all__ = ["Comparison", "DivergedError", "Result", "RunError", "compare", "run"]
+__all__ = [
+    "Callback",
+    "Comparison",
+    "DivergedError",
+    "EarlyStopping",
+    "Result",
+    "Round",
+    "RunError",
+    "StopAt",
+    "compare",
+    "run",
+]
 
 
 def __dir__() -> list[str]:

@@ -20,6 +20,7 @@ from simulation.errors import ChangedError, DivergedError, RunError
 from simulation.experiment_flags import Request
 from simulation.records import checkpoints, files, metrics_csv, models, outputs, stacks, trackers
 from simulation.records.progress import Progress, ProgressInPython
+from simulation.rounds import callbacks
 from tasks import fingerprint, missing
 from tff_suite import command_line, imports
 from tff_suite.hparams import HparamError
@@ -43,6 +44,8 @@ class Caller:
       stop_request: Makes a context manager whose value has a `signal`, which is not `None` once the
         run is to stop after the round.
       takes_weights: Whether the final weights are asked for, also of a run that is finished.
+      callbacks: See `simulation.rounds.callbacks`.
+      evaluators: Name → function of the weights that returns a number, the column `eval/<name>`.
     """
 
     command: Sequence[str]
@@ -51,6 +54,10 @@ class Caller:
     progress: Callable[[int, int], Progress | ProgressInPython]
     stop_request: Callable[[], contextlib.AbstractContextManager]
     takes_weights: bool
+    callbacks: Sequence[Any] = ()
+    evaluators: Mapping[str, Callable[[list[np.ndarray]], float]] = dataclasses.field(
+        default_factory=dict
+    )
 
 
 class Outcome(NamedTuple):
@@ -135,16 +142,17 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
                 caller.say(f"The run that was in {folder.path} is kept in {kept}.")
         request = _settled(request, folder)
         point = _resume_point(request, folder)
-        if point.finished == settings["total_rounds"]:
+        stopped = _stopped(request, folder)
+        if point.finished == settings["total_rounds"] or stopped:
             warning = folder.check_results()
             if warning:
                 caller.warn(warning)
             if not caller.takes_weights:  # Else all is loaded, and looked at then.
                 _check_finished(request, folder, point, caller)
-            caller.say(
-                f"{folder.path} is finished: all {settings['total_rounds']} rounds are done, "
-                "nothing to do."
-            )
+            how = f"it stopped at {stopped}"
+            if not stopped:
+                how = f"all {settings['total_rounds']} rounds are done"
+            caller.say(f"{folder.path} is finished: {how}, nothing to do.")
             unmeasured = _unmeasured(request, folder)
             if unmeasured:
                 caller.warn(
@@ -177,7 +185,8 @@ def _work(request, folder, point, caller, started) -> Outcome:
         command_line.stops_raise()
         stack.enter_context(runtimes.installed(experiment.request.run["runtime"]))
         total_rounds = request.run["total_rounds"]
-        if point.finished == total_rounds == point.checkpoint.round_num:
+        is_over = point.finished == total_rounds or _stopped(request, folder)
+        if is_over and point.finished == point.checkpoint.round_num:
             return Outcome(folder.path, experiment.restored_weights())
         with _unfit_examples_explained(settings["task"]):
             return experiment.train(caller, started)
@@ -245,6 +254,18 @@ def _resume_point(request: Request, folder: outputs.ExperimentFolder) -> _Point:
         )
     _check_objects(request, folder)
     return _Point(checkpoint, damaged, finished)
+
+
+def _stopped(request: Request, folder: outputs.ExperimentFolder) -> str:
+    """Returns where the run in a folder met the condition of `--stop_at`; empty if it has not."""
+    condition = request.run["stop_at"]
+    if condition is None:
+        return ""
+    summary = outputs.read_json(folder.file("summary.json")) or {}
+    if not summary.get("finished") or summary.get("rounds") > request.run["total_rounds"]:
+        return ""
+    rows = [callbacks.numbers(row) for row in metrics_csv.read_csv(folder.file("metrics.csv"))[1]]
+    return callbacks.StopAt(condition).begin(rows) or ""
 
 
 def _unmeasured(request: Request, folder: outputs.ExperimentFolder) -> str:
@@ -488,6 +509,7 @@ class Experiment:
         )
         if measured.note:
             caller.say(measured.note)
+        told = self._callbacks(caller)
         cure = self._missing or loop.CURE
         standing = self._standing(process)
         # What clients keep is opened first, so that where it is refused all else stays as it was.
@@ -497,6 +519,7 @@ class Experiment:
             cohorts = self._method.cohorts(runtimes.in_engine(settings))
             with cohorts as cohort_of_round, caller.stop_request() as stop:
                 profiled = profile.Profile(settings["profile"], folder.path, caller.say)
+                told.begin(opened.kept)
                 with opened, profiled:
                     state, round_num = loop.run(
                         process,
@@ -512,10 +535,14 @@ class Experiment:
                         opened,
                         cohort_of_round=cohort_of_round,
                         client_states=client_states,
-                        evaluate=lambda w, state: measured(w, state, client_states).columns,
+                        evaluate=lambda w, state: self._own(
+                            measured(w, state, client_states).columns, w, caller, told
+                        ),
                         compare=self._comparison(measured),
                         should_stop=lambda: stop.signal is not None or self._late(started),
                         before_round=profiled.before_round,
+                        callbacks=told,
+                        replace=self._with_weights,
                         cure=cure,
                     )
                 weights = process.model_weights(state)
@@ -523,11 +550,17 @@ class Experiment:
                     caller.say(f"Stopped by {stop.signal.name}. {self._how_to_resume(round_num)}")
                     return Outcome(folder.path, self._all_weights(weights), stop.signal)
                 final = measured(weights, state, client_states, final=True)
+                self._own(final.columns, weights, caller, told)
                 if round_num == settings["total_rounds"]:
                     rows = metrics_csv.read_csv(folder.file("metrics.csv"))[1]
                     loop.check_last(final.columns, loop.loss_bounds(rows), cure)
-                self._write_results(final, round_num, weights, caller.say)
-        if round_num < settings["total_rounds"]:
+                self._write_results(final, round_num, weights, caller.say, told.reason)
+                told.at("end", round_num, final.columns, weights)
+                if told.failure is not None:
+                    raise told.failure
+        if told.reason is not None:
+            caller.say(f"Stopped at {told.reason}.")
+        elif round_num < settings["total_rounds"]:
             caller.say(f"Out of time. {self._how_to_resume(round_num)}")
         return Outcome(folder.path, self._all_weights(weights))
 
@@ -543,6 +576,59 @@ class Experiment:
             for variable, value in zip(variables, arrays, strict=True)
         }
         return [values[id(variable)] for variable in built.keras_model.weights]
+
+    def _trained(self, arrays):
+        """Returns the trained ones of all weights."""
+        keras_model = self._model.keras_model
+        of_variable = {id(v): w for v, w in zip(keras_model.weights, arrays, strict=True)}
+        return [of_variable[id(variable)] for variable in keras_model.trainable_weights]
+
+    def _callbacks(self, caller):
+        """Returns what is told of the rounds."""
+        known = {"loss", *self._task.metrics}
+        for name, function in caller.evaluators.items():
+            if not re.fullmatch(r"[\w./-]+", str(name)) or name in known:
+                raise HparamError(
+                    f"evaluators: {name!r} must be of letters, digits and _ . / - and none of "
+                    f"{', '.join(sorted(known))}."
+                )
+            if not callable(function):
+                raise HparamError(f"evaluators: {name} must be a function of the weights.")
+        condition = self.request.run["stop_at"]
+        given = [*caller.callbacks, *([] if condition is None else [callbacks.StopAt(condition)])]
+        return callbacks.Callbacks(
+            given, self._all_weights, self._trained if self._one_program else None
+        )
+
+    def _own(self, columns, trained, caller, told):
+        """Adds what the caller's evaluators give."""
+        for name, function in caller.evaluators.items():
+            try:
+                columns[f"eval/{name}"] = float(function(self._all_weights(trained)))
+            except Exception as e:  # As of a callback: the round is kept first.
+                told.failure = told.failure or e
+                break
+        return columns
+
+    @property
+    def _one_program(self):
+        """The method, if it is one program; `None` if it is several."""
+        return getattr(self._method.process, "method", None)
+
+    def _with_weights(self, state, weights):
+        """Returns the server's state with other weights."""
+        import tensorflow as tf
+
+        method = self._one_program
+        new = state._replace(weights=tuple(map(tf.constant, weights)))
+        if method.adopt_weights:
+            new = method.adopt_weights(new)
+        # The engine's states are arrays.
+        return tf.nest.map_structure(
+            lambda old, value: np.asarray(value) if isinstance(old, np.ndarray) else value,
+            state,
+            new,
+        )
 
     def _pool(self, programs, say, stack):
         """Returns who does the clients' side of rounds, until the stack closes."""
@@ -651,7 +737,7 @@ class Experiment:
         folder.remove("summary.json", "client_metrics.csv", outputs.DIVERGED)
         models.remove(folder.path)
 
-    def _write_results(self, final, round_num, weights, say):
+    def _write_results(self, final, round_num, weights, say, stopped):
         from simulation.records import recorder
 
         settings, folder = self.request.run, self._folder
@@ -670,6 +756,7 @@ class Experiment:
             round_num,
             settings["total_rounds"],
             final.clients and final.clients.weights,
+            stopped,
         )
         numbers = (f"{k} {v:.4g}" for k, v in final.columns.items() if k.startswith("eval/"))
         path = os.path.join(folder.path, "summary.json")

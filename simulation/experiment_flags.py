@@ -9,6 +9,7 @@ import csv
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -282,6 +283,13 @@ RUN_HPARAMS = (
         exclusive_minimum=True,
     ),
     _flag(
+        "stop_at",
+        None,
+        "The run stops after the first round whose row of metrics.csv meets this, as in "
+        "eval/accuracy>=0.9 (>=, <=, > or <). Unset: it does all rounds.",
+        type=str,
+    ),
+    _flag(
         "profile",
         None,
         "3 or 3-5: record these rounds with TensorFlow's profiler, for TensorBoard, into "
@@ -356,6 +364,7 @@ MAY_CHANGE = MEASURES.union(
         "ray_address",
         "root_output_dir",
         "rounds_per_checkpoint",
+        "stop_at",
         "total_rounds",
         "wandb_project",
         "worker_timeout",
@@ -722,6 +731,8 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
     run["import"] = ",".join(modules) or None
     if run["num_validation_examples"] == 0:
         raise HparamError("--num_validation_examples=0 must be -1 (all) or >= 1.")
+    if run["stop_at"] is not None:
+        stop_condition(run["stop_at"])
     if run["profile"] is not None:
         profiled_rounds(run["profile"])
     check_place(run["root_output_dir"])
@@ -795,6 +806,31 @@ def profiled_rounds(text: str) -> tuple[int, int]:
             f"--profile={text} must be a round or a range of rounds from 1 on, as in 3 or 3-5."
         )
     return first, last
+
+
+_CONDITION = re.compile(r"\s*([\w./-]+)\s*(>=|<=|>|<)\s*([-+\w.]+)\s*")
+
+
+def stop_condition(text: str) -> tuple[str, str, float]:
+    """Reads `--stop_at`.
+
+    Returns:
+      Column of metrics.csv, comparison (`>=`, `<=`, `>` or `<`) and number.
+
+    Raises:
+      HparamError: If it is something else.
+    """
+    found = _CONDITION.fullmatch(text)
+    try:
+        bound = float(found[3]) if found else math.nan
+    except ValueError:
+        bound = math.nan
+    if not math.isfinite(bound):
+        raise HparamError(
+            f"--stop_at={text} must be a column of metrics.csv, a comparison and a number, as in "
+            "eval/accuracy>=0.9."
+        )
+    return found[1], found[2], bound
 
 
 def completed(recorded: Mapping[str, Value]) -> dict[str, Value]:

@@ -8,6 +8,7 @@ import sys
 import types
 import typing
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from simulation import experiment, experiment_flags
 from simulation.records import metrics_csv, outputs
 from simulation.records.progress import ProgressInPython
+from simulation.rounds.callbacks import Callback, Round
 from tasks.task import Task
 from tff_suite.hparams import Value
 
@@ -47,6 +49,8 @@ def run(
     algorithm: str | None = None,
     model: Any = None,
     progress: bool = True,
+    callbacks: Sequence[Callback | Callable[[Round], Any]] = (),
+    evaluators: Mapping[str, Callable[[list[np.ndarray]], float]] | None = None,
     **settings: Value | os.PathLike,
 ) -> Result:
     """Runs an experiment as `run_experiment.py` does, or resumes it where it was interrupted.
@@ -66,6 +70,10 @@ def run(
         not changed, or a function from a seed to one. To resume, or to have a finished run's result
         again, give the same model and task: code, data and initial weights are compared.
       progress: Whether to show the bar.
+      callbacks: What is told of the rounds and may stop them, see `simulation.Callback`; a function
+        is called after each round.
+      evaluators: Name → function of the model's weights (as `tf.keras.Model.set_weights` takes
+        them) that returns a number; evaluations record it as `eval/<name>`.
       **settings: Flag → value, `None` for a flag that is not given. Those of the command that must
         be set must be. `flagfile` is the path of a file of flags, which the others override.
 
@@ -85,6 +93,8 @@ def run(
         progress=functools.partial(ProgressInPython, shown=progress),
         stop_request=_no_stop_request,
         takes_weights=True,
+        callbacks=tuple(callbacks),
+        evaluators=dict(evaluators or {}),
     )
     if "tensorflow" not in sys.modules:
         # Read when TensorFlow is imported, which otherwise logs its start.

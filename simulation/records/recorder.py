@@ -231,6 +231,7 @@ def write_results(
     round_num: int,
     total_rounds: int,
     weights: Mapping[str, np.ndarray] | None = None,
+    stopped: str | None = None,
 ) -> None:
     """Writes client_metrics.csv and summary.json.
 
@@ -242,14 +243,16 @@ def write_results(
       round_num: Number of rounds done.
       total_rounds: Number of rounds to reach.
       weights: The metrics' weights, as `by_client`.
+      stopped: Why a callback ended the run before, if one did.
     """
     with files.explained(folder.path):
         if by_client is not None:
             _write_client_metrics(folder, task, by_client, weights)
         rows = metrics_csv.read_csv(folder.file("metrics.csv"))[1]
     summary = {
-        "finished": round_num == total_rounds,
+        "finished": round_num == total_rounds or stopped is not None,
         "rounds": round_num,
+        **({} if stopped is None else {"stopped": stopped}),
         "final": final,
         **metrics_csv.summarize_rows(rows, f"eval/{task.primary_metric}", task.higher_is_better),
         "seals": {

@@ -14,6 +14,7 @@ import tensorflow as tf
 from simulation.errors import DivergedError, NoWorkersError, RunError
 from simulation.protocol import Cohort, Process
 from simulation.records.client_states import ClientStates
+from simulation.rounds.callbacks import REPLACED, Callbacks
 from tff_suite import command_line
 
 Metrics = collections.OrderedDict[str, float]
@@ -117,6 +118,8 @@ def run(
     compare: Callable[[int, Any, Any], Metrics] | None = None,
     should_stop: Callable[[], bool],
     before_round: Callable[[int], None] | None = None,
+    callbacks: Callbacks | None = None,
+    replace: Callable[[Any, Sequence[np.ndarray]], Any] | None = None,
     cure: str = CURE,
 ) -> tuple[Any, int]:
     """Runs rounds until all are done or a stop is asked for.
@@ -141,6 +144,8 @@ def run(
         every round, if given.
       should_stop: Asked once after every round.
       before_round: Called before every round with its number, from 1, if given.
+      callbacks: What is told of the rounds, and may stop them.
+      replace: State and weights that a callback gives → state with these weights.
       cure: What may help a run that has diverged, for its line.
 
     Returns:
@@ -148,8 +153,10 @@ def run(
 
     Raises:
       DivergedError: If the run has diverged.
+      Exception: What a callback raised, once the round is in a checkpoint.
     """
     state, round_num, lost, bounds = standing
+    callbacks = callbacks or Callbacks(())
     watch = _Watch(pace.total_rounds, lost, bounds, recorder.warn, cure)
 
     def evaluated(weights, state):
@@ -162,10 +169,12 @@ def run(
     if round_num == 0:
         values = evaluated(before, state)
         watch.learn(0, values)
+        callbacks.at("evaluation", 0, values, before)
         recorder.record(0, values)
         recorder.checkpoint(0, flatten_state(state))
+        callbacks.at("checkpoint", 0, values, before)
     # Asked once a round: an answer that changed between two questions would skip the checkpoint.
-    stopping, saved = False, round_num
+    stopping, saved = callbacks.is_stopping, round_num
     while round_num < pace.total_rounds and not stopping:
         if before_round is not None:
             before_round(round_num + 1)
@@ -182,18 +191,28 @@ def run(
         finite = all(map(_is_sound, weights))
         if finite and compare is not None:
             values.update(compare(round_num - 1, before, weights))
+        replaced = callbacks.after_round(round_num, values, weights) if finite else None
+        if replaced is not None:
+            state, weights = replace(state, replaced), replaced
+            values[REPLACED] = 1.0
+            finite = all(map(_is_sound, weights))
         before = weights
         if finite and round_num % pace.rounds_per_eval == 0:
             values.update(evaluated(weights, state))
+            callbacks.at("evaluation", round_num, values, weights)
         values.update(times)
         recorder.record(round_num, values)
         watch.check(round_num, weights if not finite else None, values)
         recorder.show(round_num, values)
-        stopping = should_stop()
+        stopping = should_stop() or callbacks.is_stopping
         due = round_num % pace.rounds_per_checkpoint == 0 or round_num == pace.total_rounds
         if due or stopping:
             recorder.checkpoint(round_num, flatten_state(state))
             saved = round_num
+            callbacks.at("checkpoint", round_num, values, weights)
+            stopping = stopping or callbacks.is_stopping
+    if callbacks.failure is not None:
+        raise callbacks.failure
     return state, round_num
 
 

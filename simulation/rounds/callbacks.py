@@ -1,0 +1,331 @@
+"""What a user's code is told while a run works: `simulation.run(callbacks=[...])`.
+
+Callbacks see a run and do not change it, with two exceptions: one may stop it (`Round.stop`), and
+one may replace the server's weights by returning others from `after_round`. The row of that round
+then has `train/weights_replaced` = 1.
+
+A run that resumes gives every callback the rows that are there (`begin`). So what a callback knows
+must follow from these rows; then a resumed run ends as one that was never interrupted.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from simulation import experiment_flags
+from tff_suite.hparams import HparamError
+
+REPLACED = "train/weights_replaced"
+
+
+class Round:
+    """A round that is done; round 0 is the model before the first.
+
+    Attributes:
+      number: Number of rounds done.
+      metrics: Column of metrics.csv → number, as far as they are known when a callback is called.
+    """
+
+    def __init__(
+        self, number: int, metrics: Mapping[str, float], weights: Callable[[], list[np.ndarray]]
+    ):
+        """Initialises a round.
+
+        Args:
+          number: Number of rounds done.
+          metrics: Column → number.
+          weights: Makes the model's weights.
+        """
+        self.number, self.metrics, self._make = number, metrics, weights
+        self._weights: list[np.ndarray] | None = None
+        self.reason: str | None = None
+
+    @property
+    def weights(self) -> list[np.ndarray]:
+        """The model's weights, as `tf.keras.Model.set_weights` takes them; made when asked for."""
+        if self._weights is None:
+            self._weights = self._make()
+        return self._weights
+
+    def stop(self, reason: str) -> None:
+        """Ends the run after this round, with a checkpoint and results.
+
+        Args:
+          reason: Why, for the run's last line and summary.json.
+        """
+        self.reason = self.reason or reason
+
+
+class Callback:
+    """What is called while a run works; a subclass defines what it needs.
+
+    An exception in one ends the run with a checkpoint of the round, and is raised then.
+    """
+
+    def begin(self, past: Sequence[tuple[int, Mapping[str, float]]]) -> str | None:
+        """Is called before the first round of a start.
+
+        Args:
+          past: (number, metrics) of the rounds done, of a run that resumes.
+
+        Returns:
+          Why no further round is to be done, if so.
+        """
+
+    def after_round(self, done: Round) -> Sequence[np.ndarray] | None:
+        """Is called after a round, before the model is evaluated.
+
+        Args:
+          done: The round; its metrics are those of training.
+
+        Returns:
+          Weights in the place of the server's, in the order of `done.weights`, or `None`.
+        """
+
+    def at_evaluation(self, done: Round) -> None:
+        """Is called when the model was evaluated, before round 1 as well."""
+
+    def at_checkpoint(self, done: Round) -> None:
+        """Is called when a checkpoint was saved."""
+
+    def at_end(self, done: Round) -> None:
+        """Is called when the results are written; its metrics are those of the final model."""
+
+
+class _Function(Callback):
+    """A function, which is called after each round."""
+
+    def __init__(self, function: Callable[[Round], Any]):
+        self.after_round = function
+
+
+_COMPARISONS = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+class StopAt(Callback):
+    """Stops a run once a column of metrics.csv is as good as wanted."""
+
+    def __init__(self, condition: str):
+        """Initialises the callback.
+
+        Args:
+          condition: Column, comparison (`>=`, `<=`, `>`, `<`) and number, such as
+            `eval/accuracy>=0.9`.
+
+        Raises:
+          HparamError: If it is something else.
+        """
+        self._column, comparison, self._bound = experiment_flags.stop_condition(condition)
+        self._condition = f"{self._column}{comparison}{self._bound:g}"
+        self._compare = _COMPARISONS[comparison]
+
+    def begin(self, past):
+        """See `Callback`."""
+        return next(filter(None, (self._met(number, metrics) for number, metrics in past)), None)
+
+    def after_round(self, done):
+        """See `Callback`."""
+        self._look(done)
+
+    def at_evaluation(self, done):
+        """See `Callback`.
+
+        Raises:
+          HparamError: If there is no such column.
+        """
+        if done.number or not self._column.startswith("train/"):
+            _require(f"stop_at={self._condition}", self._column, done.metrics)
+        self._look(done)
+
+    def _look(self, done):
+        reason = self._met(done.number, done.metrics)
+        if reason:
+            done.stop(reason)
+
+    def _met(self, number, metrics):
+        if self._compare(metrics.get(self._column, math.nan), self._bound):
+            return f"{self._condition} after round {number}"
+        return None
+
+
+class EarlyStopping(Callback):
+    """Stops a run once a column has not improved for some evaluations.
+
+    Choose by validation data (`validation_fraction`), never by tests.
+    """
+
+    def __init__(
+        self,
+        column: str = "validation/loss",
+        patience: int = 10,
+        min_delta: float = 0.0,
+        higher_is_better: bool = False,
+    ):
+        """Initialises the callback.
+
+        Args:
+          column: Column of metrics.csv.
+          patience: Evaluations in a row without improvement after which the run stops, 1 or more.
+          min_delta: Smallest difference that is an improvement, 0 or more.
+          higher_is_better: Whether more of the column is better.
+
+        Raises:
+          HparamError: If a number is out of range.
+        """
+        if patience < 1 or min_delta < 0:
+            raise HparamError("EarlyStopping: patience must be 1 or more, min_delta 0 or more.")
+        self._column, self._patience, self._min_delta = column, patience, min_delta
+        self._sign = 1.0 if higher_is_better else -1.0
+
+    def begin(self, past):
+        """See `Callback`."""
+        self._best, self._waited, reason = -math.inf, 0, None
+        for number, metrics in past:
+            reason = self._look(number, metrics) or reason
+        return reason
+
+    def at_evaluation(self, done):
+        """See `Callback`.
+
+        Raises:
+          HparamError: If there is no such column.
+        """
+        if self._column not in done.metrics:
+            known = ", ".join(c for c in done.metrics if not c.startswith("time/"))
+            raise HparamError(
+                f"EarlyStopping: there is no column {self._column}; there are {known}."
+            )
+        reason = self._look(done.number, done.metrics)
+        if reason:
+            done.stop(reason)
+
+    def _look(self, number, metrics):
+        if self._column not in metrics:
+            return None
+        value = self._sign * metrics[self._column]
+        if value > self._best + self._min_delta:
+            self._best, self._waited = value, 0
+        else:
+            self._waited += 1
+        if self._waited < self._patience:
+            return None
+        return f"{self._column} has not improved for {self._patience} evaluations"
+
+
+class Callbacks:
+    """All callbacks of a run.
+
+    Attributes:
+      reason: Why the run is to stop, if one asked for it.
+      failure: What one raised; the run stops then as well.
+    """
+
+    def __init__(
+        self,
+        given: Sequence[Callback | Callable[[Round], Any]],
+        all_weights: Callable[[Sequence[np.ndarray]], list[np.ndarray]] = list,
+        trained: Callable[[Sequence[np.ndarray]], list[np.ndarray]] | None = list,
+    ):
+        """Initialises the callbacks.
+
+        Args:
+          given: Callbacks, or functions that are called after each round.
+          all_weights: Trained weights → all weights, in the order of Keras.
+          trained: The reverse; `None` if the method's weights cannot be replaced.
+
+        Raises:
+          HparamError: If one is neither.
+        """
+        for callback in given:
+            if not isinstance(callback, Callback) and not callable(callback):
+                raise HparamError(
+                    f"callbacks: {callback!r:.80} must be a simulation.Callback or a function."
+                )
+        self._callbacks = [c if isinstance(c, Callback) else _Function(c) for c in given]
+        self._all_weights, self._trained = all_weights, trained
+        self.reason: str | None = None
+        self.failure: Exception | None = None
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether no further round is to be done."""
+        return self.reason is not None or self.failure is not None
+
+    def begin(self, rows: Sequence[Mapping[str, str]]) -> None:
+        """Tells them of the rounds done.
+
+        Args:
+          rows: Rows of metrics.csv: column → text.
+        """
+        past = [numbers(row) for row in rows]
+        for callback in self._callbacks:
+            self.reason = callback.begin(past) or self.reason
+
+    def after_round(
+        self, number: int, metrics: Mapping[str, float], trained: Sequence[np.ndarray]
+    ) -> list[np.ndarray] | None:
+        """Returns trained weights in the place of those given, or `None`."""
+        done, replaced = self._round(number, metrics, trained), None
+        for callback in self._callbacks:
+            given = self._call(callback.after_round, done)
+            if given is not None and self.failure is None:
+                replaced = self._checked(given, trained)
+        return replaced
+
+    def at(self, what: str, number: int, metrics: Mapping[str, float], trained: Any) -> None:
+        """Calls `at_<what>` of each."""
+        done = self._round(number, metrics, trained)
+        for callback in self._callbacks:
+            self._call(getattr(callback, f"at_{what}"), done)
+
+    def _round(self, number, metrics, trained):
+        return Round(number, metrics, lambda: self._all_weights(trained))
+
+    def _call(self, function, done):
+        if self.failure is not None:
+            return None
+        try:
+            given = function(done)
+        except Exception as e:
+            self.failure = e
+            return None
+        self.reason = self.reason or done.reason
+        return given
+
+    def _checked(self, given, trained):
+        if self._trained is None:
+            self.failure = HparamError(
+                "callbacks: the weights of a method of several processes cannot be replaced."
+            )
+            return None
+        try:
+            arrays = [np.asarray(w, np.float32) for w in given]
+            shapes = [np.shape(w) for w in self._all_weights(trained)]
+            if [w.shape for w in arrays] == shapes:
+                return self._trained(arrays)
+            raise ValueError(f"found shapes {[list(w.shape) for w in arrays]}")
+        except (TypeError, ValueError) as e:
+            self.failure = HparamError(
+                f"callbacks: after_round must return None or weights as Round.weights has them: {e}"
+            )
+            return None
+
+
+def _require(whose: str, column: str, metrics: Mapping[str, float]) -> None:
+    if column not in metrics:
+        known = ", ".join(c for c in metrics if not c.startswith("time/"))
+        raise HparamError(f"{whose}: there is no column {column}; there are {known}.")
+
+
+def numbers(row: Mapping[str, str]) -> tuple[int, dict[str, float]]:
+    """Returns a row of metrics.csv, column → text, as its round and its numbers."""
+    metrics = {c: float(text) for c, text in row.items() if c != "round_num" and text != ""}
+    return int(row["round_num"]), metrics

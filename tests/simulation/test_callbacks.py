@@ -1,0 +1,227 @@
+"""What a user's code is told while a run works, and what it may do to it."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+import run_experiment
+import simulation
+from simulation.rounds.callbacks import Callbacks, Round
+from tests.simulation import toy_extension  # noqa: F401  (registers the task)
+from tests.test_run_experiment import assert_same_run, bytes_of
+from tff_suite.hparams import HparamError
+
+TOY = {
+    "task": "toy",
+    "algorithm": "fedavg",
+    "total_rounds": 4,
+    "clients_per_round": 3,
+    "client_batch_size": 3,
+    "client_learning_rate": 0.3,
+    "rounds_per_eval": 2,
+    "rounds_per_checkpoint": 2,
+    "experiment_name": "run",
+    "runtime": "vectorized",
+    "progress": False,
+}
+
+
+def run(root, **changes):
+    return simulation.run(**{**TOY, "root_output_dir": root, **changes})
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A run without callbacks."""
+    return run(tmp_path_factory.mktemp("plain"))
+
+
+class Journal(simulation.Callback):
+    def __init__(self):
+        self.told, self.weights = [], []
+
+    def begin(self, past):
+        self.told.append(("begin", [number for number, _ in past]))
+
+    def after_round(self, done):
+        self.told.append(("round", done.number))
+        assert "train/loss" in done.metrics and "eval/loss" not in done.metrics
+
+    def at_evaluation(self, done):
+        self.told.append(("evaluation", done.number))
+        assert "eval/accuracy" in done.metrics
+
+    def at_checkpoint(self, done):
+        self.told.append(("checkpoint", done.number))
+
+    def at_end(self, done):
+        self.told.append(("end", done.number))
+        self.weights = done.weights
+
+
+def test_callbacks_see_and_change_nothing(plain, tmp_path):
+    journal, rounds = Journal(), []
+    norm = {"norm": lambda weights: sum(float(np.sum(w**2)) for w in weights)}
+    result = run(tmp_path, callbacks=[journal, rounds.append], evaluators=norm)
+    assert journal.told == [
+        ("begin", []),
+        ("evaluation", 0),
+        ("checkpoint", 0),
+        ("round", 1),
+        ("round", 2),
+        ("evaluation", 2),
+        ("checkpoint", 2),
+        ("round", 3),
+        ("round", 4),
+        ("evaluation", 4),
+        ("checkpoint", 4),
+        ("end", 4),
+    ]
+    assert [r.number for r in rounds] == [1, 2, 3, 4]
+    assert all(map(np.array_equal, journal.weights, result.weights))
+    same = [c for c in plain.rounds if not c.startswith("time/")]
+    assert result.rounds[same].equals(plain.rounds[same])
+    given = result.rounds["eval/norm"]
+    assert given.notna().tolist() == [True, False, True, False, True]
+    assert given.iloc[-1] == norm["norm"](result.weights)
+    assert result.summary["final"]["eval/norm"] == given.iloc[-1]
+
+
+@pytest.mark.parametrize("where", ["after_round", "at_evaluation", "at_checkpoint"])
+def test_what_one_raises_ends_the_run_with_a_checkpoint(plain, tmp_path, where):
+    class Breaks(simulation.Callback):
+        pass
+
+    def fails(self, done):
+        if done.number == 2:
+            raise ZeroDivisionError("mine")
+
+    setattr(Breaks, where, fails)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        run(tmp_path, callbacks=[Breaks()], rounds_per_checkpoint=2 if "check" in where else 50)
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) >= 2
+    again = run(tmp_path)
+    assert_same_run(pathlib.Path(again.folder), pathlib.Path(plain.folder))
+
+
+def test_early_stopping_goes_on_where_it_was(tmp_path):
+    settings = {"total_rounds": 9, "rounds_per_eval": 1, "client_learning_rate": 0.0}
+
+    def stops():
+        return simulation.EarlyStopping("eval/loss", patience=4)
+
+    whole = run(tmp_path / "whole", callbacks=[stops()], **settings)
+    assert whole.summary["rounds"] == 4 and whole.summary["finished"]
+    assert whole.summary["stopped"] == "eval/loss has not improved for 4 evaluations"
+
+    def interrupts(done):
+        if done.number == 2:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path / "parts", callbacks=[stops(), interrupts], **settings)
+    parts = run(tmp_path / "parts", callbacks=[stops()], **settings)
+    assert_same_run(pathlib.Path(parts.folder), pathlib.Path(whole.folder))
+    # Without the callback, the rounds that are left are done.
+    assert run(tmp_path / "parts", **settings).summary["rounds"] == 9
+
+
+def test_weights_that_are_returned_are_the_servers_and_this_is_recorded(plain, tmp_path):
+    """Halved after round 2, of which the row tells; a resumed run goes on from them."""
+    seen = []
+
+    def halves(done):
+        if done.number == 2:
+            seen[:] = [w / 2 for w in done.weights]
+            return seen
+        return None
+
+    result = run(tmp_path, callbacks=[halves])
+    assert result.rounds["train/weights_replaced"].tolist()[2] == 1.0
+    assert result.rounds["train/weights_replaced"].notna().sum() == 1
+    assert not all(map(np.array_equal, result.weights, plain.weights))
+    assert result.rounds["train/loss"].tolist()[:3][1:] == plain.rounds["train/loss"].tolist()[1:3]
+    # It resumes from the replaced weights.
+    run(tmp_path, callbacks=[halves], total_rounds=2, experiment_name="parts")
+    parts = run(tmp_path, experiment_name="parts")
+    assert all(map(np.array_equal, parts.weights, result.weights))
+
+
+def test_a_target_by_the_command(tmp_path, capsys):
+    settings = {k: v for k, v in TOY.items() if k != "progress"}
+    settings |= {"stop_at": "eval/loss<1e9", "root_output_dir": tmp_path, "total_rounds": 3}
+    arguments = [f"--{k}={v}" for k, v in settings.items()]
+    assert run_experiment.main(arguments) == 0
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["rounds"] == 0 and summary["stopped"] == "eval/loss<1e+09 after round 0"
+    assert "Stopped at eval/loss<1e+09 after round 0." in capsys.readouterr().out
+    before = bytes_of(tmp_path)
+    assert run_experiment.main(arguments) == 0
+    assert "is finished: it stopped at" in capsys.readouterr().out
+    assert bytes_of(tmp_path) == before
+    # Another target is a target still to be met.
+    assert run_experiment.main([*arguments, "--stop_at=eval/loss<-1"]) == 0
+    assert json.loads((tmp_path / "run/summary.json").read_text())["rounds"] == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"stop_at": "eval/accuracy"}, "--stop_at=eval/accuracy must be a column"),
+        ({"stop_at": "eval/accuracy>=high"}, "must be a column"),
+        ({"stop_at": "eval/accuracy>=nan"}, "must be a column"),
+        ({"stop_at": "eval/acuracy>=0.9"}, "there is no column eval/acuracy; there are eval/loss"),
+        ({"evaluators": {"loss": len}}, "evaluators: 'loss' must be"),
+        ({"evaluators": {"mine": 3}}, "mine must be a function of the weights"),
+        ({"callbacks": [lambda done: 3]}, "after_round must return None or weights"),
+        ({"callbacks": [3]}, "callbacks: 3 must be a simulation.Callback or a function"),
+        (
+            {"callbacks": [lambda done: done.weights], "algorithm": "fedcorr", "runtime": "tff",
+             "fedcorr_iterations": 1, "fedcorr_stage1_clients": 2},
+            "the weights of a method of several processes cannot be replaced",
+        ),
+    ],
+    ids=lambda v: "" if isinstance(v, str) else "-".join(v),
+)  # fmt: skip
+def test_what_is_wrong_is_one_line(tmp_path, changes, says):
+    with pytest.raises(HparamError, match=says):
+        run(tmp_path, **changes)
+
+
+ROWS = [(0, 5.0), (1, 4.0), (2, 4.5), (3, 4.2), (4, 3.0), (5, 3.1)]
+
+
+@pytest.mark.parametrize("resumed_after", range(7))
+@pytest.mark.parametrize(
+    ("make", "stops_after"),
+    [
+        (lambda: simulation.EarlyStopping("eval/loss", patience=2), 3),
+        (lambda: simulation.EarlyStopping("eval/loss", patience=3), None),
+        (lambda: simulation.EarlyStopping("eval/loss", patience=2, min_delta=1.5), 2),
+        (lambda: simulation.EarlyStopping("eval/loss", patience=5, higher_is_better=True), 5),
+        (lambda: simulation.StopAt("eval/loss <= 4.0"), 1),
+        (lambda: simulation.StopAt("eval/loss<4"), 4),
+        (lambda: simulation.StopAt("eval/loss>9"), None),
+    ],
+)
+def test_those_that_ship_know_the_same_wherever_a_run_resumes(make, stops_after, resumed_after):
+    told = Callbacks([make()])
+    told.begin([{"round_num": str(n), "eval/loss": str(v)} for n, v in ROWS[:resumed_after]])
+    stopped = None
+    for number, value in ROWS[resumed_after:]:
+        if told.is_stopping:
+            break
+        told.at("evaluation", number, {"eval/loss": value}, [])
+        stopped = number if told.is_stopping else None
+    if told.is_stopping and stopped is None:
+        stopped = stops_after
+        assert stops_after < resumed_after
+    assert stopped == stops_after
+
+
+def test_weights_are_made_when_they_are_asked_for():
+    made = []
+    done = Round(1, {}, lambda: made.append(1) or [np.ones(1)])
+    assert not made and done.weights is done.weights and made == [1]
