@@ -1,6 +1,7 @@
 """TensorFlow's and TFF's private modules are named in one module, and are there."""
 
 import ast
+import functools
 import importlib
 import pathlib
 import re
@@ -17,10 +18,12 @@ _ROOTS = {"tf", "tff", "tensorflow", "tensorflow_federated"}
 _OF_MODULES = {"__file__", "__path__", "__version__"}
 
 
+@functools.cache
 def _sources():
     paths = [p for folder in _FOLDERS for p in (_REPOSITORY / folder).rglob("*.py")]
     paths += [*_REPOSITORY.glob("*.py"), *(_REPOSITORY / "examples").rglob("*.py")]
-    return sorted(p for p in paths if p != _REPOSITORY / "tff_suite" / "compat.py")
+    kept = sorted(p for p in paths if p != _REPOSITORY / "tff_suite" / "compat.py")
+    return {str(p.relative_to(_REPOSITORY)): p.read_text("utf-8") for p in kept}
 
 
 def _private(source: str) -> list[str]:
@@ -42,7 +45,7 @@ def _private(source: str) -> list[str]:
 
 
 def test_only_compat_names_private_modules():
-    found = {str(p.relative_to(_REPOSITORY)): _private(p.read_text("utf-8")) for p in _sources()}
+    found = {path: _private(source) for path, source in _sources().items()}
     assert {path: names for path, names in found.items() if names} == {}
 
 
@@ -66,9 +69,8 @@ def test_a_private_name_is_found(line):
 def test_every_private_module_is_there_and_used(name):
     assert getattr(compat, name) is importlib.import_module(compat._PLACES[name])
     used = re.compile(rf"\b{name}\b")
-    sources = [path.read_text("utf-8") for path in _sources()]
     inside = (_REPOSITORY / "tff_suite" / "compat.py").read_text("utf-8").count(f'"{name}"')
-    assert inside > 1 or any(used.search(s) for s in sources if "compat" in s)
+    assert inside > 1 or any(used.search(s) for s in _sources().values() if "compat" in s)
 
 
 def test_another_name_is_none_of_compats():
