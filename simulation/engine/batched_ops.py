@@ -25,6 +25,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -62,7 +63,7 @@ def _rows(x: tf.Tensor) -> tf.Tensor:
     return tf.reshape(x, [_size(x, 0), -1, _size(x, -1)])
 
 
-def conv2d(x: tf.Tensor, filters: tf.Tensor, strides, padding: str) -> tf.Tensor:
+def conv2d(x: tf.Tensor, filters: tf.Tensor, strides: Any, padding: str) -> tf.Tensor:
     """Convolves each client's images with its own filters, as `tf.nn.conv2d` does.
 
     Args:
@@ -80,7 +81,9 @@ def conv2d(x: tf.Tensor, filters: tf.Tensor, strides, padding: str) -> tf.Tensor
     return tf.reshape(y, [*[_size(patches, axis) for axis in range(4)], channels])
 
 
-def conv2d_backprop_filter(x: tf.Tensor, filter_sizes, dy: tf.Tensor, strides, padding: str):
+def conv2d_backprop_filter(
+    x: tf.Tensor, filter_sizes: Any, dy: tf.Tensor, strides: Any, padding: str
+) -> tf.Tensor:
     """Returns the gradient of `conv2d` with respect to the filters, `[K, h, w, C, O]`.
 
     Args:
@@ -95,7 +98,9 @@ def conv2d_backprop_filter(x: tf.Tensor, filter_sizes, dy: tf.Tensor, strides, p
     return tf.reshape(df, [_size(x, 0), *filter_sizes])
 
 
-def conv2d_backprop_input(input_sizes, filters: tf.Tensor, dy: tf.Tensor, strides, padding: str):
+def conv2d_backprop_input(
+    input_sizes: Any, filters: tf.Tensor, dy: tf.Tensor, strides: Any, padding: str
+) -> tf.Tensor:
     """Returns the gradient of `conv2d` with respect to the images, `[K, N, H, W, C]`.
 
     Args:

@@ -308,11 +308,11 @@ class StackedFederation:
         self._num_clients = tuple(num_clients)
         self._places = places
 
-    def broadcast(self, value):
+    def broadcast(self, value: Any) -> Any:
         """As `tff_algos.method.Federation.broadcast`."""
         return _Broadcast(value)
 
-    def map_clients(self, fn, *values):
+    def map_clients(self, fn: Callable, *values: Any) -> Any:
         """As `tff_algos.method.Federation.map_clients`.
 
         Raises:
@@ -337,7 +337,7 @@ class StackedFederation:
 
         return _AtClients(over_block(n, of_block(b)) for b, n in enumerate(self._num_clients))
 
-    def weighted_sum(self, value, weight):
+    def weighted_sum(self, value: Any, weight: Any) -> Any:
         """Returns the sums that a mean is the quotient of: of weight times value, and of weight."""
         weights = self._of_cohort(weight)
 
@@ -347,15 +347,15 @@ class StackedFederation:
 
         return tf.nest.map_structure(weighed, self._of_cohort(value)), tf.reduce_sum(weights)
 
-    def sum(self, value):
+    def sum(self, value: Any) -> Any:
         """As `tff_algos.method.Federation.sum`."""
         return tf.nest.map_structure(lambda v: tf.reduce_sum(v, 0), self._of_cohort(value))
 
-    def max(self, value):
+    def max(self, value: Any) -> Any:
         """As `tff_algos.method.Federation.max`."""
         return tf.nest.map_structure(lambda v: tf.reduce_max(v, 0), self._of_cohort(value))
 
-    def stack(self, value):
+    def stack(self, value: Any) -> Any:
         """As `tff_algos.method.Federation.stack`."""
         return self._of_cohort(value)
 
@@ -379,7 +379,9 @@ class StackedFederation:
         return joined if self._places is None else tf.gather(joined, self._places)
 
 
-def over_clients(fn: Callable, arguments: Any, stacked: Sequence[bool], num_clients: tf.Tensor):
+def over_clients(
+    fn: Callable, arguments: Any, stacked: Sequence[bool], num_clients: tf.Tensor
+) -> Any:
     """Applies a client's function to all clients of a block.
 
     For use while a graph is built.

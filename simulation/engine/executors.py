@@ -94,7 +94,7 @@ class PerClient:
         """As `Executor.prepare`: arrays become tensors where a client's work begins."""
         return clients
 
-    def work(self, phase, prepared, received, states, kept) -> Part:
+    def work(self, phase: Any, prepared: Any, received: Any, states: Any, kept: Any) -> Part:
         """As `Executor.work`."""
         of_phase = self._program.phases[phase]
         shared = {
@@ -272,7 +272,7 @@ class Stacked:
         for phase in range(len(self._program.phases)):
             self._traced(phase, num_blocks)
 
-    def work(self, phase, prepared, received, states, kept) -> Part:
+    def work(self, phase: Any, prepared: Any, received: Any, states: Any, kept: Any) -> Part:
         """As `Executor.work`."""
         of_phase, number = self._program.phases[phase], len(prepared.blocks)
         given = [leaf for n in of_phase.received for leaf in received[n]]

@@ -75,7 +75,7 @@ class InProcess:
         """Initialises for the schedulers of a method's programs, by their names."""
         self._schedulers = schedulers
 
-    def work(self, cohort, phase, sent, states_of):
+    def work(self, cohort: Any, phase: Any, sent: Any, states_of: Any) -> Any:
         """As `Pool.work`."""
         received = Sent(sent)
         given = {chunk.index: cohort.given(chunk) for chunk in cohort.chunks}

@@ -124,7 +124,7 @@ class RayPool:
         return [m.facts for m in self._members if m.facts]
 
     def work(
-        self, cohort: CohortInChunks, phase: int, sent, states_of
+        self, cohort: CohortInChunks, phase: int, sent: Any, states_of: Any
     ) -> Iterator[tuple[Nodes, Any]]:
         """As `simulation.engine.pool.Pool.work`.
 
