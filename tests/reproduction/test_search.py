@@ -31,6 +31,8 @@ def made(runs, losses=loss, examples=100.0):
             writer.writerow([0, "", ""])
             for r in range(1, max(done, run.rounds) + 1):
                 writer.writerow([r, losses(rate, r), examples])
+        summary = {"rounds": max(done, run.rounds), "final": {}}
+        (run.folder / "summary.json").write_text(json.dumps(summary))
 
 
 def setup_of(**how):
