@@ -684,7 +684,8 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("slots if average else None", "initialize().slots if average else None"),
         _FRESH,
         KEPT,
-        _CLIENT_RATE,
+        # A kept optimizer's rate is the round's, too.
+        ('slots["learning_rate"] = tf.convert_to_tensor(learning_rate)', ""),
     ],
     "centralized": [
         (
