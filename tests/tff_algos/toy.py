@@ -220,7 +220,9 @@ def build_mutant(module, name, model, settings, num_clients=NUM_CLIENTS):
     if registry.get(name).needs_num_clients:
         own["num_clients"] = num_clients
     builder = getattr(module, registry.get(name).builder.split(":")[1])
-    return builder(model, client.LocalTraining(training), **own)
+    # Of the mutant, if it has been made from a copy.
+    local = getattr(module, "client", client).LocalTraining(training)
+    return builder(model, local, **own)
 
 
 def resolve(name, settings):
