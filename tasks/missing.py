@@ -60,7 +60,7 @@ def _of_clients(data: FederatedData, which: str) -> str | None:
         x, y = data.examples(int(client))[:2]
         number = int(np.sum(_is_missing(x) | _is_missing(y)))
         if number:
-            found.append(data.client_ids[client])
+            found.append(data.client_ids[int(client)])
             total += number
     if not found:
         return None
