@@ -184,6 +184,9 @@ class Disturbed:
     def __init__(self, pool, at_round, at_phase):
         self.pool, self._at, self.killed = pool, (at_round, at_phase), False
 
+    def moved(self):
+        return self.pool.moved()
+
     def work(self, cohort, phase, sent, states_of):
         for answer in self.pool.work(cohort, phase, sent, states_of):
             yield answer
