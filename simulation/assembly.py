@@ -2,17 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tasks
 import tff_algos
 from simulation import experiment_flags, runtimes, task_models
 from simulation.errors import RunError
 from simulation.experiment_flags import Request
-from simulation.rounds import cohorts, one_program, staged, validation
-from simulation.rounds.one_program import RunMethod
+from simulation.rounds import cohorts, validation
 from tasks.task import Examples, FederatedData, Task
 from tff_suite.hparams import HparamError
+
+if TYPE_CHECKING:
+    from simulation.rounds.one_program import RunMethod
 
 
 class Parts(NamedTuple):
@@ -30,7 +32,7 @@ class Parts(NamedTuple):
     train: FederatedData
     cohorts: cohorts.Cohorts
     model: task_models.TaskModel
-    method: RunMethod
+    method: "RunMethod"
 
 
 def assemble(request: Request, look_at: Callable[[Task, Any], None] | None = None) -> Parts:
@@ -76,7 +78,10 @@ def assemble(request: Request, look_at: Callable[[Task, Any], None] | None = Non
     return Parts(task, train, drawn, model, _method(built, train, drawn, settings))
 
 
-def _method(built, train, drawn, settings) -> RunMethod:
+def _method(built, train, drawn, settings) -> "RunMethod":
+    # Wrong settings are told before TensorFlow is imported.
+    from simulation.rounds import one_program, staged
+
     if not tff_algos.get(settings["algorithm"]).staged:
         return one_program.OneProgram(built, drawn, settings)
     return staged.Stages(built, staged.TrainingClients(train, settings), settings)

@@ -597,7 +597,7 @@ class Experiment:
         condition = self.request.run["stop_at"]
         given = [*caller.callbacks, *([] if condition is None else [callbacks.StopAt(condition)])]
         return callbacks.Callbacks(
-            given, self._all_weights, self._trained if self._one_program else None
+            given, self._all_weights, self._trained if self._method.method else None
         )
 
     def _own(self, columns, trained, caller, told):
@@ -610,16 +610,11 @@ class Experiment:
                 break
         return columns
 
-    @property
-    def _one_program(self):
-        """The method, if it is one program; `None` if it is several."""
-        return getattr(self._method.process, "method", None)
-
     def _with_weights(self, state, weights):
         """Returns the server's state with other weights."""
         import tensorflow as tf
 
-        method = self._one_program
+        method = self._method.method
         new = state._replace(weights=tuple(map(tf.constant, weights)))
         if method.adopt_weights:
             new = method.adopt_weights(new)

@@ -127,15 +127,15 @@ class StopAt(Callback):
         self._condition = f"{self._column}{comparison}{self._bound:g}"
         self._compare = _COMPARISONS[comparison]
 
-    def begin(self, past):
+    def begin(self, past: Sequence[tuple[int, Mapping[str, float]]]) -> str | None:
         """See `Callback`."""
         return next(filter(None, (self._met(number, metrics) for number, metrics in past)), None)
 
-    def after_round(self, done):
+    def after_round(self, done: Round) -> None:
         """See `Callback`."""
         self._look(done)
 
-    def at_evaluation(self, done):
+    def at_evaluation(self, done: Round) -> None:
         """See `Callback`.
 
         Raises:
@@ -185,14 +185,14 @@ class EarlyStopping(Callback):
         self._column, self._patience, self._min_delta = column, patience, min_delta
         self._sign = 1.0 if higher_is_better else -1.0
 
-    def begin(self, past):
+    def begin(self, past: Sequence[tuple[int, Mapping[str, float]]]) -> str | None:
         """See `Callback`."""
         self._best, self._waited, reason = -math.inf, 0, None
         for number, metrics in past:
             reason = self._look(number, metrics) or reason
         return reason
 
-    def at_evaluation(self, done):
+    def at_evaluation(self, done: Round) -> None:
         """See `Callback`.
 
         Raises:

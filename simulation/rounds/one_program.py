@@ -15,6 +15,7 @@ from simulation.rounds.cohorts import Ahead, Cohorts
 from simulation.tff.process import TffProcess
 from tff_algos import process as process_lib
 from tff_algos.driver import Findings
+from tff_algos.method import Method
 
 CohortOfRound = Callable[[int, Any], Cohort]
 
@@ -24,12 +25,14 @@ class RunMethod(Protocol):
 
     Attributes:
       process: What `tff_algos.build` gives.
+      method: The method itself; `None` if it is several programs.
       client_state: `ClientState` of a client that was in no round yet; `None` if clients keep
         nothing.
       personal_weights: As of `tff_algos.method.Method`.
     """
 
     process: Any
+    method: Method | None
     client_state: Any
     personal_weights: Callable | None
 
@@ -79,7 +82,7 @@ class OneProgram:
           settings: The run's settings.
         """
         self.process, self._cohorts, self._settings = process, cohorts, settings
-        method = process.method
+        self.method = method = process.method
         self.personal_weights = method.personal_weights
         keeps = method.client_state is not None
         self.client_state = process_lib.initial_client_state(method) if keeps else None

@@ -72,7 +72,7 @@ class Stages:
     It has a program for each stage; which one runs in a round depends on the state.
     """
 
-    client_state = personal_weights = None
+    method = client_state = personal_weights = None
 
     def __init__(self, driver: Driver, clients: TrainingClients, settings: Mapping[str, Any]):
         """Initialises the method.

@@ -252,7 +252,16 @@ def _read(flag: str, path: str, as_written: Sequence[str]) -> pd.DataFrame:
     import pandas as pd
 
     try:
-        return pd.read_csv(path, converters=dict.fromkeys(as_written, lambda text: text or None))
+        frame = pd.read_csv(path)
+        # "NA" may be a user's name, but is a missing number elsewhere.
+        text = pd.read_csv(
+            path,
+            usecols=set(as_written).__contains__,
+            dtype=str,
+            keep_default_na=False,
+            na_values=[""],
+        )
+        return frame.assign(**{str(column): text[column] for column in text})
     except OSError as e:
         reason = e.strerror or e
         raise DataError(f"{flag}={path} cannot be read: {reason}; name a CSV file") from e

@@ -157,7 +157,7 @@ def test_all_missing_flags_are_listed_at_once():
         (["--seed=-1"], ["--seed=-1"]),
         (["--seed=4294967296"], ["--seed=4294967296"]),
         (["--use_synthetic_data=7"], ["--use_synthetic_data='7'", "true or false"]),
-        (["--runtime=gpu"], ["--runtime=gpu", "tff, native, vectorized"]),
+        (["--runtime=gpu"], ["--runtime=gpu", "auto, per_client, vectorized, tff, native"]),
         (["--client_momentum=0.5"], ["client_momentum", "client_optimizer=sgd"]),
         (["--client_lr_decay_rate=0.5"], ["client_lr_decay_rate", "constant"]),
         (["--flagfile=/no/such/file"], ["--flagfile", "/no/such/file"]),

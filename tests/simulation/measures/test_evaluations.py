@@ -1,6 +1,7 @@
 """What a run measures of its clients, against NumPy."""
 
 import functools
+import types
 
 import numpy as np
 import pytest
@@ -122,7 +123,13 @@ def test_clients_of_whom_nothing_can_be_measured_are_left_out():
     }
     built = task_models.build(task, settings)
     kernel, bias = weights = [np.asarray(w) for w in built.model.initial_weights]
-    measured = evaluations.Evaluations(task, data, settings, built, process=None)
+    measured = evaluations.Evaluations(
+        task,
+        data,
+        settings,
+        built,
+        method=types.SimpleNamespace(personal_weights=None, findings=lambda state: None),
+    )
     found = measured(weights, None, None).columns
     left = [0, 2, 3]  # Of class 0 the others have no example.
     hits = np.argmax(x @ kernel + bias, 1) == y

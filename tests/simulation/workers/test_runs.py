@@ -137,7 +137,7 @@ def test_no_cluster_that_could_be_meant_is_one_line(left, monkeypatch):
 def test_the_cut_belongs_to_the_run_and_its_workers_do_not(tmp_path):
     given = dict(task="synthetic", algorithm="fedavg", clients_per_round=4, client_batch_size=10)
     given |= dict(client_learning_rate=0.01, root_output_dir=tmp_path, progress=False)
-    given |= dict(runtime="tff", server_learning_rate=1.0)
+    given |= dict(runtime="tff", server_learning_rate=1.0, experiment_name="cut")
     simulation.run(**given, total_rounds=1, clients_per_chunk=2)
     with pytest.raises(RunError, match="clients_per_chunk") as error:
         simulation.run(**given, total_rounds=2, clients_per_chunk=1)
