@@ -1,12 +1,11 @@
 """Counts lines of code by folder, here and at another commit.
 
-    python tools/count_lines.py [COMMIT]
+    python tools/count_lines.py --commit=HEAD~1
 
 A line of code is not blank, no comment, and in no docstring. Without a commit, only the files that
 git knows here are counted.
 """
 
-import argparse
 import ast
 import collections
 import io
@@ -16,6 +15,13 @@ import sys
 import tokenize
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPO))
+
+from tff_suite import command_line, parser
+
+PARSER = parser.Parser(__doc__)
+PARSER.flag("commit", help="What to compare with. Unset: nothing.")
+
 SUITE = ("reproduction", "simulation", "tasks", "tff_algos", "tff_suite")
 
 
@@ -60,11 +66,10 @@ def counted(commit: str | None) -> collections.Counter:
     return found
 
 
+@command_line.reported
 def main(arguments: list[str]) -> int:
     """Prints the counts; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("commit", nargs="?", help="what to compare with")
-    commit = parser.parse_args(arguments).commit
+    commit = PARSER.parse(arguments).commit
     here = counted(None)
     there = counted(commit) if commit else collections.Counter()
     folders = sorted({folder for folder, _ in [*here, *there]})
@@ -81,8 +86,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(REPO))
-    from tff_suite import command_line
-
     command_line.begin()
     command_line.run(main)

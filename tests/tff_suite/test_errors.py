@@ -11,8 +11,8 @@ from tff_suite import command_line, errors
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _PACKAGES = ("reproduction", "simulation", "tasks", "tff_algos", "tff_suite")
-# Ends a command with an answer.
-_NO_ERRORS = {"Answered"}
+# One ends a command with an answer, the other is caught where a run begins.
+_NO_ERRORS = {"Answered", "StoppedError"}
 
 
 def _classes():
