@@ -367,8 +367,9 @@ def compare(
       seeds: How many, from 1 on, or which. Each is `seed` and `client_datasets_random_seed`.
       model: A Keras model in place of the task's, or a function from a seed to one.
       metric: Column of metrics.csv that is compared; by default that of the task's primary metric.
-      tune: `rates` searches each method's learning rates on validation loss, on the first seed:
-        `budget` points from 0.001 to 10, by successive halving. `None` takes those of `settings`.
+      tune: `rates` searches the learning rates of which a method has no default, on validation
+        loss and the first seed: `budget` points from 0.001 to 10, by successive halving. `None`
+        takes those of `settings`.
       budget: Points that are tried for each method.
       root_output_dir: Folder of all runs, and of tables and figures in `<task>/comparison`.
       fresh: Whether to run all anew; what is there is kept beside.
@@ -454,12 +455,22 @@ def compare(
 
 
 def _rates_of(settings) -> list[str]:
-    """Returns the learning rates that a method has."""
+    """Returns the learning rates that a method has no default of, as `--client_learning_rate=tune`.
+
+    A server rate of 1 is part of FedAvg. Searched beside the client rate it would only spread the
+    points thinner, since the two act as their product.
+    """
     method = settings["algorithm"]
     spec = tff_algos.get(method) if method in tff_algos.names() else None
     if spec is None:
         return []  # The settings' check names those that there are.
-    return [_RATES[0], *([_RATES[1]] if spec.has_server_step else [])]
+    defaults = spec.client_learning_rate, spec.server_learning_rate
+    exist = True, spec.has_server_step
+    return [
+        rate
+        for rate, default, is_one in zip(_RATES, defaults, exist, strict=True)
+        if is_one and default is None
+    ]
 
 
 def _used(own, shared, tried, objects):
