@@ -1,7 +1,7 @@
 """Eager tensors that cost no more than they hold.
 
-`tf.constant` copies an array twice where once would do, and TensorFlow 2.14 loses a little of every
-eager tensor that it makes.
+`tf.constant` copies an array twice where once would do. TensorFlow 2.14, of the published stack,
+loses a little of every eager tensor that it makes; 2.21 does not.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,9 @@ def lean(tensor: tf.Tensor) -> tf.Tensor:
     """Returns an eager tensor that was just made, after giving back its room for attributes.
 
     CPython 3.11 allocates that room with every instance of a class whose instances may have
-    attributes, and `EagerTensor`'s destructor, of TensorFlow 2.14, does not know of it: every eager
-    tensor ever made would cost 16 bytes permanently, some 0.13 MB a round of 100 clients.
+    attributes, and the destructor of TensorFlow 2.14's `EagerTensor` does not know of it: every
+    eager tensor ever made would cost 16 bytes permanently, some 0.13 MB a round of 100 clients.
+    TensorFlow 2.21 loses nothing.
     """
     del tensor.__dict__
     return tensor

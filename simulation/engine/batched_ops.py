@@ -17,7 +17,8 @@ each client. `installed` puts the converters of this module in their place:
 In all of them the clients are the first dimension. A client's values are those of the operation
 itself up to the order of float32 sums, and do not depend on the other clients'.
 
-Everything here rests on TensorFlow 2.14's `parallel_for.pfor`, which is not a public interface.
+Everything here rests on TensorFlow's `parallel_for.pfor`, which is not a public interface; it is
+tested with TensorFlow 2.14 and 2.21.
 """
 
 import contextlib
