@@ -71,6 +71,7 @@ def test_making_ready_runs_nothing():
 
 
 _FOUR_THREADS = """
+import tff_algos
 import numpy as np, tensorflow as tf, tensorflow_federated as tff
 from simulation import runtimes
 
