@@ -6,6 +6,7 @@ that the item's table has.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -464,13 +465,9 @@ def _rates_of(settings) -> list[str]:
     spec = tff_algos.get(method) if method in tff_algos.names() else None
     if spec is None:
         return []  # The settings' check names those that there are.
-    defaults = spec.client_learning_rate, spec.server_learning_rate
-    exist = True, spec.has_server_step
-    return [
-        rate
-        for rate, default, is_one in zip(_RATES, defaults, exist, strict=True)
-        if is_one and default is None
-    ]
+    needs_server_rate = spec.has_server_step and spec.server_learning_rate is None
+    needed = spec.client_learning_rate is None, needs_server_rate
+    return list(itertools.compress(_RATES, needed))
 
 
 def _used(own, shared, tried, objects):
