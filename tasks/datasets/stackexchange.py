@@ -3,7 +3,7 @@
 Math Educators, spring 2014, has 360 users, 1,896 posts, 19,840 sentences and 148 tags. With
 `sites=all` five more sites join: 1,657 users and 6,723 posts. This suffices to run FedOpt's
 next-word and tag prediction on natural users and text without TFF's 342,477. It does not suffice to
-compare numbers with theirs. An account of a site is a user, so nobody is a client of two sites.
+compare numbers with theirs. Each account of a site is a client of its own.
 
 Models, examples and metrics are those of `tasks.datasets.stackoverflow`, with vocabularies made
 from the training posts. As there, an answer has its question's tags and title.
