@@ -25,7 +25,7 @@ from tasks import fingerprint, missing
 from tff_suite import command_line, imports
 from tff_suite.hparams import HparamError
 
-# What TensorFlow says on a CPU; on a GPU such a loss is NaN, and its client is dropped.
+# TensorFlow's messages on a CPU. On a GPU the loss becomes NaN instead, and the client is dropped.
 _BEYOND_THE_MODEL = re.compile(
     r"Received a label value of -?\d+ which is outside the valid range of \[0, \d+\)"
     r"|indices\[[\d,]*\] = -?\d+ is not in \[0, \d+\)"
@@ -34,16 +34,17 @@ _BEYOND_THE_MODEL = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Caller:
-    """How a run is in touch with who started it.
+    """How a run communicates with the command or program that started it.
 
     Attributes:
-      command: How it was started, for the record.
-      say: Takes a line on what the run does.
-      warn: Takes a line on what the user should look at.
-      progress: Rounds done and to do → the `Progress` that is shown.
-      stop_request: Makes a context manager whose value has a `signal`, which is not `None` once the
-        run is to stop after the round.
-      takes_weights: Whether the final weights are asked for, also of a run that is finished.
+      command: The command line or call that started it, for the record.
+      say: Prints or logs a line on what the run does.
+      warn: Prints or logs a warning of one line.
+      progress: (rounds done, rounds in total) → the `Progress` that is shown.
+      stop_request: Makes a context manager whose value has an attribute `signal`. The run stops
+        after the current round once this is not `None`.
+      takes_weights: Whether the caller needs the final weights, even of a run that is already
+        finished.
       callbacks: See `simulation.rounds.callbacks`.
       evaluators: Name → function of the weights that returns a number, the column `eval/<name>`.
     """
@@ -65,9 +66,9 @@ class Outcome(NamedTuple):
 
     Attributes:
       folder: Path of its folder.
-      weights: The model's weights as `tf.keras.Model.set_weights` takes them; `None` if nothing was
-        done and nobody asks for them.
-      stopped_by: The signal that stopped it, if one did.
+      weights: The model's weights as `tf.keras.Model.set_weights` takes them; `None` if the run had
+        nothing to do and the caller does not need them.
+      stopped_by: The signal that stopped it, if any.
     """
 
     folder: str
@@ -76,7 +77,7 @@ class Outcome(NamedTuple):
 
 
 def run(request: Request, command: Sequence[str]) -> int:
-    """Runs an experiment for a command, or resumes it where an earlier process left it.
+    """Runs an experiment for a command, or resumes it where an earlier process stopped.
 
     Args:
       request: The checked settings.
@@ -86,7 +87,7 @@ def run(request: Request, command: Sequence[str]) -> int:
       The exit code: 0, or 128 plus the number of the signal that stopped the run.
 
     Raises:
-      HparamError: If settings don't go with the task's data or with each other.
+      HparamError: If settings contradict the task's data or each other.
       RunError: If the run cannot start or resume.
       tasks.task.DataError: If data is missing or damaged.
     """
@@ -109,11 +110,11 @@ def run(request: Request, command: Sequence[str]) -> int:
 
 
 def carry_out(request: Request, caller: Caller) -> Outcome:
-    """Runs an experiment, or resumes it where an earlier process left it.
+    """Runs an experiment, or resumes it where an earlier process stopped.
 
     Args:
       request: The checked settings.
-      caller: Who started it.
+      caller: How to communicate with the command or program that started it.
 
     Raises:
       HparamError: As `run`.
@@ -122,14 +123,19 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
     """
     started = time.monotonic()
     if request.tune:
-        # A search is many runs, so it lies above this package.
+        # A search consists of many runs, so its code belongs to a package above this one.
         tuning = importlib.import_module("reproduction.tuning")
         try:
             request = tuning.settle(request, caller)
         except tuning.StoppedError as e:
             if e.signal is None:
-                raise RunError("Out of time while rates were tuned; start again to go on.") from e
-            caller.say(f"Stopped by {e.signal.name} while rates were tuned; start again to go on.")
+                raise RunError(
+                    "Out of time while tuning learning rates; run the same command again to resume."
+                ) from e
+            caller.say(
+                f"Stopped by {e.signal.name} while tuning learning rates; run the same command "
+                "again to resume."
+            )
             return Outcome("", None, e.signal)
     settings = request.run
     trackers.require_installed(settings)
@@ -139,7 +145,7 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
         if settings["fresh"]:
             kept = folder.set_aside()
             if kept:
-                caller.say(f"The run that was in {folder.path} is kept in {kept}.")
+                caller.say(f"Moved the previous run from {folder.path} to {kept}.")
         request = _settled(request, folder)
         point = _resume_point(request, folder)
         stopped = _stopped(request, folder)
@@ -147,17 +153,17 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
             warning = folder.check_results()
             if warning:
                 caller.warn(warning)
-            if not caller.takes_weights:  # Else all is loaded, and looked at then.
+            if not caller.takes_weights:  # Else `_work` loads everything and checks it then.
                 _check_finished(request, folder, point, caller)
             how = f"it stopped at {stopped}"
             if not stopped:
                 how = f"all {settings['total_rounds']} rounds are done"
-            caller.say(f"{folder.path} is finished: {how}, nothing to do.")
+            caller.say(f"{folder.path} is finished ({how}): nothing to do.")
             unmeasured = _unmeasured(request, folder)
             if unmeasured:
                 caller.warn(
-                    f"{folder.path} was finished without {unmeasured}, which would measure further "
-                    "rounds only; give more --total_rounds, or another --experiment_name."
+                    f"{folder.path} was finished without {unmeasured}, which only measures new "
+                    "rounds; raise --total_rounds or choose another --experiment_name."
                 )
             if not caller.takes_weights:
                 return Outcome(folder.path, None)
@@ -175,7 +181,7 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
 
 
 def _work(request, folder, point, caller, started) -> Outcome:
-    """Does what needs TensorFlow."""
+    """Does the part of a run that needs TensorFlow."""
     imports.import_tensorflow()
     settings = request.run
     runtimes.configure_gpus(settings["gpu_memory_mb"], settings["deterministic_ops"])
@@ -194,7 +200,7 @@ def _work(request, folder, point, caller, started) -> Outcome:
 
 @contextlib.contextmanager
 def _unfit_examples_explained(task: str) -> Iterator[None]:
-    """Says in one line that a label, or a token, is beyond the model; each runtime has its own."""
+    """Turns TensorFlow's errors for labels or tokens out of the model's range into one line."""
     try:
         yield
     except Exception as e:
@@ -208,9 +214,9 @@ class _Point(NamedTuple):
     """Where a run begins or resumes.
 
     Attributes:
-      checkpoint: The newest whole checkpoint, if there is one.
+      checkpoint: The newest intact checkpoint, if any.
       damaged: Paths of newer ones that are damaged.
-      finished: Rounds of the run that was brought to its end in the folder; 0 if none was.
+      finished: Number of rounds of the finished run in the folder; 0 if it is not finished.
     """
 
     checkpoint: checkpoints.Checkpoint | None
@@ -219,7 +225,7 @@ class _Point(NamedTuple):
 
 
 def _settled(request: Request, folder: outputs.ExperimentFolder) -> Request:
-    """Replaces `--runtime=auto` by what it was settled to be when the run began."""
+    """Replaces `--runtime=auto` by the runtime that was chosen when the run began."""
     if request.run["runtime"] != "auto":
         return request
     with files.explained(folder.path):
@@ -227,7 +233,7 @@ def _settled(request: Request, folder: outputs.ExperimentFolder) -> Request:
     name = recorded["flags"].get("runtime", "auto") if recorded else "auto"
     if name not in ("auto", *runtimes.RUNTIMES):
         raise RunError(
-            f"{folder.file('hparams.json')} is damaged: there is no runtime {name!r}; restore it, "
+            f"{folder.file('hparams.json')} is damaged: unknown runtime {name!r}; restore it, "
             "or choose another --experiment_name."
         )
     return _with_runtime(request, name)
@@ -257,7 +263,7 @@ def _resume_point(request: Request, folder: outputs.ExperimentFolder) -> _Point:
 
 
 def _stopped(request: Request, folder: outputs.ExperimentFolder) -> str:
-    """Returns where the run in a folder met the condition of `--stop_at`; empty if it has not."""
+    """Says where the finished run in a folder met `--stop_at`; empty if it did not."""
     condition = request.run["stop_at"]
     if condition is None:
         return ""
@@ -269,7 +275,7 @@ def _stopped(request: Request, folder: outputs.ExperimentFolder) -> str:
 
 
 def _unmeasured(request: Request, folder: outputs.ExperimentFolder) -> str:
-    """Returns in words what a finished run was not asked to measure, and now is."""
+    """Lists the measuring flags that are set now but were not set in a finished run."""
     with files.explained(folder.path):
         recorded = experiment_flags.completed(folder.read_hparams()["flags"])
     asked = {name: request.in_force.get(name) for name in sorted(experiment_flags.MEASURES)}
@@ -277,13 +283,13 @@ def _unmeasured(request: Request, folder: outputs.ExperimentFolder) -> str:
 
 
 def _check_objects(request: Request, folder: outputs.ExperimentFolder) -> None:
-    """Refuses a model or a task given in Python where the run was begun without, and vice versa."""
+    """Refuses a change between a named task or model and one given in Python."""
     with files.explained(folder.path):
         recorded = folder.read_hparams()
     before = (recorded or {}).get("objects", {})
     for kind in ("task", "model") if recorded else ():
         if (kind in before) != (kind in request.objects):
-            was, now = "given in Python", "the named one"
+            was, now = "given in Python", "given by name"
             was, now = (was, now) if kind in before else (now, was)
             raise RunError(
                 f"{folder.path} holds another experiment (the {kind} was {was}, is {now}); choose "
@@ -292,34 +298,35 @@ def _check_objects(request: Request, folder: outputs.ExperimentFolder) -> None:
 
 
 def _check_same_plans(request: Request, checkpoint: checkpoints.Checkpoint) -> None:
-    """Refuses to change the number of rounds where it would have changed the rounds done."""
+    """Refuses a change of `--total_rounds` that would have affected completed rounds."""
     now = request.run["total_rounds"]
     before = checkpoint.settings.get("total_rounds", now)
     other = request.first_other_plan(checkpoint.round_num, before, now)
     if other is not None:
         raise HparamError(
-            f"--total_rounds={now} cannot replace {before}: round {other + 1}, already done, "
-            f"depends on it with --algorithm={request.run['algorithm']}."
+            f"--total_rounds={now} cannot replace {before}: with "
+            f"--algorithm={request.run['algorithm']}, the completed round {other + 1} depends on "
+            "it."
         )
 
 
 def _check_finished(request, folder, point, caller) -> None:
-    """Checks that a finished run is of the code and data that are there now.
+    """Checks that a finished run was made with the current code and data.
 
     Raises:
-      ChangedError: If it is not, and that is not accepted.
+      ChangedError: If it was not, and `--accept_code_changes` does not cover the difference.
     """
     before = _recorded_identity(request, folder, point) or {}
     found = identity.look(request, before)
     if found.unread:
         caller.warn(
-            f"{folder.path} could not be compared with today's data and model, which cannot be "
-            f"had: {found.unread}"
+            f"{folder.path} was not compared with the current data and model, which cannot be "
+            f"loaded: {found.unread}"
         )
     compare = functools.partial(_changes, request, folder, point)
     changes = compare(found.identity, found.data)
     if found.data is not None and any(change.kind == "data" for change in changes):
-        # The cache of files' digests may be what is wrong.
+        # Data may seem changed because the cache of file digests is out of date.
         data = fingerprint.of_task(assembly.load(request), trust_cache=False)
         now = {**found.identity, "data": {**found.identity["data"]}}
         now["data"]["digest"] = fingerprint.whole(data)
@@ -333,7 +340,7 @@ def _check_finished(request, folder, point, caller) -> None:
 
 
 def _recorded_identity(request, folder, point) -> Mapping[str, Any] | None:
-    """Returns what a run was made of; `None` if nothing was recorded, as it has yet to begin."""
+    """Returns the recorded identity of a run; `None` if the run has not begun."""
     with files.explained(folder.path):
         recorded = folder.read_hparams()
     if recorded is None:
@@ -345,13 +352,13 @@ def _recorded_identity(request, folder, point) -> Mapping[str, Any] | None:
         raise RunError(f"{folder.file('hparams.json')} is damaged: parts of it are missing.")
     sealed = point.checkpoint.seal.get("data") if point.checkpoint else None
     if "data" not in known and sealed:
-        # Earlier versions recorded it there only.
+        # Earlier versions recorded this digest in the checkpoint only.
         return {**known, "data": {"digest": sealed}}
     return known
 
 
 def _changes(request, folder, point, now, data) -> list[identity.Change]:
-    """Returns what differs from what the run in a folder was made of."""
+    """Returns what differs from the recorded identity of the run in a folder."""
     before = _recorded_identity(request, folder, point)
     if before is None:
         return []
@@ -360,20 +367,20 @@ def _changes(request, folder, point, now, data) -> list[identity.Change]:
 
 
 def _settle(request, folder, changes, caller) -> list[str]:
-    """Refuses changes, unless they are accepted; returns those in words."""
+    """Refuses changes unless `--accept_code_changes` covers them; returns them as text."""
     if changes:
         data = any(change.kind == "data" for change in changes)
         if data or not request.run["accept_code_changes"]:
             raise ChangedError(
-                f"{folder.path} holds a run of other {identity.what(changes)} "
+                f"{folder.path} holds a run with other {identity.what(changes)} "
                 f"({identity.in_words(changes)}); "
                 f"{identity.ways_on(changes, folder.path)}."
             )
         caller.say(f"Accepted, and recorded in {folder.path}: {identity.in_words(changes)}.")
     elif identity.is_own(request) and _is_unknown(folder):
         caller.warn(
-            f"{folder.path} was begun by a version that recorded no code, so changes of it since "
-            "then cannot be seen."
+            f"{folder.path} was begun by a version that did not record code, so changes to it "
+            "since then cannot be detected."
         )
     return [change.text for change in changes]
 
@@ -385,10 +392,10 @@ def _is_unknown(folder) -> bool:
 
 
 class Experiment:
-    """A method on a task, in a folder: all that its settings stand for, loaded and built.
+    """A method on a task, loaded and built, with the folder of its results.
 
     Attributes:
-      request: What the user asks for, the runtime settled.
+      request: The settings, with `--runtime=auto` replaced by the chosen runtime.
     """
 
     def __init__(
@@ -401,10 +408,10 @@ class Experiment:
         """Loads the task and builds the method.
 
         Args:
-          request: What the user asks for.
-          folder: The folder, held by this process.
+          request: The checked settings.
+          folder: The folder, locked by this process.
           point: Where the run begins or resumes.
-          caller: Who started the run.
+          caller: How to communicate with the command or program that started the run.
 
         Raises:
           HparamError: As `run`.
@@ -431,18 +438,18 @@ class Experiment:
         self.request = request
 
     def _look_at(self, request, task, keras_model, caller):
-        """Finds out what the run is made of, and that it is what it was begun with."""
+        """Determines the run's identity and compares it with the recorded one."""
         folder, point, changes = self._folder, self._point, []
         before = _recorded_identity(request, folder, point)
         for trust_cache in (True, False):
             self._data = fingerprint.of_task(task, trust_cache)
             self._identity = identity.of_run(request, task, keras_model, self._data, before)
             changes = _changes(request, folder, point, self._identity, self._data)
-            # The cache of files' digests may be what is wrong.
+            # Data may seem changed because the cache of file digests is out of date.
             if all(change.kind != "data" for change in changes):
                 break
         if changes and not (point.checkpoint and point.checkpoint.round_num):
-            # No round is kept of it, as of a run that a mistake in the user's code ended.
+            # No round is done yet, e.g. as the user's code failed: the run begins anew, unchanged.
             self._point, changes = point._replace(checkpoint=None), []
         self._accepted = _settle(request, folder, changes, caller)
         if self._accepted and point.finished:
@@ -451,27 +458,27 @@ class Experiment:
             recorder.accept(folder, point.finished, self._identity, self._accepted)
 
     def restored_weights(self) -> list[np.ndarray]:
-        """Returns the model's weights in the checkpoint, as of `Outcome`.
+        """Returns the model's weights in the checkpoint, in the form of `Outcome.weights`.
 
-        To be called where the runtime is installed.
+        Requires that the runtime is installed.
 
         Raises:
-          RunError: If the checkpoint is of another model or method.
+          RunError: If the checkpoint is from another model or method.
         """
         process = self._method.through_tff()
         return self._all_weights(process.model_weights(self._standing(process).state))
 
     def train(self, caller: Caller, started: float) -> Outcome:
-        """Does the rounds that are left and writes the results.
+        """Does the remaining rounds and writes the results.
 
-        To be called where the runtime is installed.
+        Requires that the runtime is installed.
 
         Args:
-          caller: Who started the run.
-          started: When, by `time.monotonic`.
+          caller: How to communicate with the command or program that started the run.
+          started: Time of the start, by `time.monotonic`.
 
         Raises:
-          HparamError: If its rounds surely do not fit into memory.
+          HparamError: If even a lower bound on a round's memory exceeds what is available.
           RunError: If the run cannot resume or diverges.
         """
         from simulation.rounds import least_memory
@@ -512,7 +519,7 @@ class Experiment:
         told = self._callbacks(caller)
         cure = self._missing or loop.CURE
         standing = self._standing(process)
-        # What clients keep is opened first, so that where it is refused all else stays as it was.
+        # Client states are opened first: if they are refused, nothing else has been changed.
         with self._client_states(standing.round_num) as client_states:
             self._write_start(caller, standing.round_num)
             opened = self._recorder(caller, standing.round_num, client_states)
@@ -565,7 +572,7 @@ class Experiment:
         return Outcome(folder.path, self._all_weights(weights))
 
     def _all_weights(self, trained):
-        """Returns the model's weights, frozen ones too, in the order of its `get_weights`."""
+        """Returns all of the model's weights, frozen ones included, in `get_weights` order."""
         built = self._model
         values = {
             id(variable): value
@@ -578,19 +585,19 @@ class Experiment:
         return [values[id(variable)] for variable in built.keras_model.weights]
 
     def _trained(self, arrays):
-        """Returns the trained ones of all weights."""
+        """Returns the trainable weights among all weights."""
         keras_model = self._model.keras_model
         of_variable = {id(v): w for v, w in zip(keras_model.weights, arrays, strict=True)}
         return [of_variable[id(variable)] for variable in keras_model.trainable_weights]
 
     def _callbacks(self, caller):
-        """Returns what is told of the rounds."""
+        """Returns the caller's callbacks, and that of `--stop_at`."""
         known = {"loss", *self._task.metrics}
         for name, function in caller.evaluators.items():
             if not re.fullmatch(r"[\w./-]+", str(name)) or name in known:
                 raise HparamError(
-                    f"evaluators: {name!r} must be of letters, digits and _ . / - and none of "
-                    f"{', '.join(sorted(known))}."
+                    f"evaluators: the name {name!r} must consist of letters, digits and _ . / - "
+                    f"and differ from {', '.join(sorted(known))}."
                 )
             if not callable(function):
                 raise HparamError(f"evaluators: {name} must be a function of the weights.")
@@ -601,11 +608,11 @@ class Experiment:
         )
 
     def _own(self, columns, trained, caller, told):
-        """Adds what the caller's evaluators give."""
+        """Adds the columns of the caller's evaluators."""
         for name, function in caller.evaluators.items():
             try:
                 columns[f"eval/{name}"] = float(function(self._all_weights(trained)))
-            except Exception as e:  # As of a callback: the round is kept first.
+            except Exception as e:  # As with a callback's error, the round is recorded first.
                 told.failure = told.failure or e
                 break
         return columns
@@ -626,7 +633,7 @@ class Experiment:
         )
 
     def _pool(self, programs, say, stack):
-        """Returns who does the clients' side of rounds, until the stack closes."""
+        """Returns the pool that executes the clients' side of rounds until the stack closes."""
         settings = self.request.run
         if settings["workers"]:
             from simulation.workers import start
@@ -642,7 +649,7 @@ class Experiment:
         return found
 
     def _standing(self, process):
-        """Returns where the process begins or resumes."""
+        """Returns the state and round at which the process begins or resumes."""
         from simulation.rounds import loop
 
         state, checkpoint = process.initialize(), self._point.checkpoint
@@ -653,7 +660,7 @@ class Experiment:
 
     @contextlib.contextmanager
     def _client_states(self, round_num):
-        """Opens what clients keep as of a round; `None` if the method's clients keep nothing."""
+        """Opens the client states as of a round; yields `None` if the method has none."""
         if self._method.client_state is None:
             yield None
             return
@@ -696,7 +703,7 @@ class Experiment:
         )
 
     def _comparison(self, measured):
-        """Returns what compares a round's clients before and after it, if that is asked for."""
+        """Returns the function behind `--evaluate_improvement`; `None` without that flag."""
         if not self.request.run["evaluate_improvement"]:
             return None
         return lambda round_index, before, after: measured.improvement(
@@ -704,7 +711,7 @@ class Experiment:
         )
 
     def _write_start(self, caller, round_num):
-        """Tells of this start and leaves in the folder only what goes with it."""
+        """Announces and records this start, and removes results of an earlier end."""
         from simulation.records import recorder
 
         settings, task, folder = self.request.run, self._task, self._folder
@@ -727,7 +734,7 @@ class Experiment:
         described = outputs.describe_start(caller.command, device, round_num)
         recorder.write_start(folder, self.request, task, described, self._identity, self._accepted)
         folder.write_data_digests(self._data)
-        # Else they would count among the newest two, which are all that is kept.
+        # Otherwise they would be two of the newest checkpoints, which are all that is kept.
         folder.remove(*(os.path.join("checkpoints", os.path.basename(p)) for p in damaged))
         folder.remove("summary.json", "client_metrics.csv", outputs.DIVERGED)
         models.remove(folder.path)
@@ -738,7 +745,7 @@ class Experiment:
         settings, folder = self.request.run, self._folder
         keras_model = self._model.keras_model
         if settings["precision"] != "float32":
-            # What is left computes in float32.
+            # The saved model computes in float32.
             keras_model = self._task.keras_model_fn(settings["seed"])
         with files.explained(folder.path):
             models.write(folder.path, keras_model, weights)

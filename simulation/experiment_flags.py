@@ -330,7 +330,8 @@ RUN_HPARAMS = (
     ),
 )
 
-# Learning rates that a search may choose, the value that asks for it, and what stands for it.
+# Learning rates that a search may choose, the value that requests the search, and the number that
+# stands in for the rate until the search has chosen one.
 RATES = ("client_learning_rate", "server_learning_rate")
 TUNE = "tune"
 _UNTUNED = 0.1
@@ -342,13 +343,13 @@ _ALWAYS_REQUIRED = (
     "client_batch_size",
 )
 
-# What is measured besides, in the rounds from then on.
+# Additional measurements. They can be switched on during a run and cover the rounds from then on.
 MEASURES = frozenset(
     ["evaluate_all_local_data", "evaluate_classes", "evaluate_improvement", "track_clients"]
 )
-# What a start does with the folder; no setting of the run.
+# What a start does with the folder. These are not settings of the run, so they are not recorded.
 ACTIONS = frozenset(["accept_code_changes", "fresh"])
-# What a resumed run may change: none of it alters a number in the rounds already done.
+# Flags that may change on resumption: none of them affects completed rounds.
 MAY_CHANGE = MEASURES.union(
     ACTIONS,
     [
@@ -375,17 +376,18 @@ MAY_CHANGE = MEASURES.union(
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the user asks for.
+    """The checked settings of one run.
 
     Attributes:
       run: The run's own settings, by name; all of `RUN_HPARAMS`.
-      training: Settings of `tff_algos.TRAINING_HPARAMS` for `tff_algos.build`: those given.
+      training: The settings of `tff_algos.TRAINING_HPARAMS` that were given, for `tff_algos.build`.
       method: All of the method's own settings, by name.
       task: All of the task's settings, by name.
       in_force: Every setting that has an effect, by name of its flag.
-      objects: What was given in Python where a flag would be a name (`task`,
-        `client_lr_schedule`) or there is no flag (`model`), by what it is.
-      tune: Flags of learning rates that a search chooses; a number stands for them till then.
+      objects: Python objects given in place of a flag's value (`task`, `client_lr_schedule`) or
+        without a flag (`model`), by these names.
+      tune: Flags of the learning rates that a search will choose. Until then the settings hold a
+        placeholder number.
     """
 
     run: Mapping[str, Value]
@@ -397,7 +399,7 @@ class Request:
     tune: Sequence[str] = ()
 
     def plan(self, round_index: int, total_rounds: int | None = None) -> registry.RoundPlan:
-        """Returns what the method asks of the clients in a round.
+        """Returns what the method requires of the clients in a round.
 
         Args:
           round_index: Round, from 0.
@@ -409,15 +411,15 @@ class Request:
         return spec.round_plan(dict(self.method), round_index, total_rounds)
 
     def first_other_plan(self, rounds: int, before: int, now: int) -> int | None:
-        """Returns the first of some rounds, from 0, that depends on the number of all rounds.
+        """Returns the first round whose plan changes with the total number of rounds.
 
         Args:
-          rounds: How many rounds to look at, from the first one on.
-          before: A number of all rounds.
-          now: Another one.
+          rounds: How many rounds to compare, starting with the first.
+          before: One total number of rounds.
+          now: The other.
 
         Returns:
-          The round; `None` if the method asks for the same in all of them.
+          The round, from 0; `None` if all their plans are equal.
         """
         if before == now:
             return None
@@ -451,7 +453,7 @@ def parse(arguments: Sequence[str]) -> Request:
 
     Raises:
       HparamError: If anything is wrong; the text is one line.
-      command_line.Answered: If help or the version is asked for.
+      command_line.Answered: If the arguments request help or the version.
     """
     arguments = parser.expand_flagfiles(arguments)
     reader = _parser_for(arguments)
@@ -463,14 +465,14 @@ def parse(arguments: Sequence[str]) -> Request:
 
 
 def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None) -> Request:
-    """Checks settings that come as values of Python.
+    """Checks settings that are given as Python values.
 
     Args:
-      settings: Flag → value; `None` stands for a flag that is not given. `flagfile` is the path of
-        a file of flags, before which the other settings go. `client_lr_schedule` may be a function
-        of the round, as for `tff_algos.build`.
+      settings: Flag → value; `None` means that the flag is not set. `flagfile` is the path of a
+        flag file, which the other settings override. `client_lr_schedule` may be a function of the
+        round, as for `tff_algos.build`.
       task: A `tasks.task.Task` in place of the flag `task`.
-      model: A Keras model in place of the task's, or a function from a seed to one.
+      model: A Keras model that replaces the task's, or a function from a seed to such a model.
 
     Returns:
       The checked request.
@@ -517,9 +519,9 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
 
 
 def _name_by_settings(request, given, owners) -> str:
-    """Returns the name of a folder that no other experiment has: a loop over settings needs none.
+    """Returns a folder name that is unique to the settings, so a loop over settings needs no names.
 
-    Settings at their default are left out, so that a flag of a later version changes no name.
+    Settings at their default are left out, so a flag that a later version adds changes no name.
     """
     named = MAY_CHANGE | {"task", "algorithm", "seed"}
     differing = {
@@ -532,7 +534,7 @@ def _name_by_settings(request, given, owners) -> str:
 
 
 def _take_schedule(settings, given) -> None:
-    """Puts the first rate of a function of the round in its place."""
+    """Replaces a schedule that is a function of the round by its rate in the first round."""
     if given.pop("client_learning_rate", settings.get("client_learning_rate")) is not None:
         raise HparamError(
             "client_lr_schedule is a function that returns the learning rate itself; leave out "
@@ -545,10 +547,10 @@ def _take_schedule(settings, given) -> None:
 
 
 def _check_own_task(task, given) -> str:
-    """Returns the name of a user's own task, which goes into the records."""
+    """Checks a user's own task and returns its name, which is recorded."""
     if not isinstance(task, Task):
         kind = type(task).__name__
-        raise HparamError(f"task must be a task's name or a tasks.task.Task, found a {kind}.")
+        raise HparamError(f"task must be a task's name or a tasks.task.Task, not a {kind}.")
     if task.name in tasks.names():
         raise HparamError(f"task: {task.name} is the name of a registered task; choose another.")
     if given.get("use_synthetic_data"):
@@ -562,7 +564,7 @@ def _check_own_task(task, given) -> str:
 
 
 def _checked(given, modules, owners, own_task=None) -> Request:
-    # A wrong name is the likeliest reason for all that follows, so it is reported first.
+    # A wrong name is the likeliest cause of all later errors, so it is reported first.
     known = {}
     for flag, module in (("algorithm", tff_algos), ("task", tasks)):
         if flag == "task" and own_task is not None:
@@ -585,7 +587,7 @@ def _checked(given, modules, owners, own_task=None) -> Request:
         )
     tune = [flag for flag in RATES if given.get(flag) == TUNE]
     if tune and "server_learning_rate" in required and "server_learning_rate" not in given:
-        # A server rate that has no default depends on the clients'.
+        # A server rate without a default depends on the client rate, so both are searched.
         tune = list(RATES)
     given = {**given, **dict.fromkeys(tune, _UNTUNED)}
     missing = [f"--{flag}" for flag in required if flag not in given]
@@ -597,7 +599,7 @@ def _checked(given, modules, owners, own_task=None) -> Request:
 
 
 def _spec_of(task: Task) -> tasks.TaskSpec:
-    """Returns what is known of a task that was made in Python."""
+    """Returns the `TaskSpec` of a task that was made in Python."""
     ids = list(task.train.client_ids)
     return tasks.TaskSpec(
         name=task.name,
@@ -610,7 +612,7 @@ def _spec_of(task: Task) -> tasks.TaskSpec:
 
 def _parser_for(arguments: Sequence[str]) -> "_RunParser":
     """Returns the parser of a run's flags, with those of the modules that `--import` names."""
-    # The other flags are known only after the import.
+    # The modules' own flags are known only after the import.
     imports.modules_of_ones_own(parser.values_of("import", arguments))
     return _RunParser(_flag_owners())
 
@@ -630,7 +632,7 @@ class _RunParser(parser.Parser):
             self.add(parser.Flag(flag, hparam, form))
 
     def unknown(self, name: str, arguments: Sequence[str]) -> str:
-        """As in `Parser`; knows the names that flags have elsewhere."""
+        """As in `Parser`, but also explains names that other libraries use for our flags."""
         told = other_names.of_flag(name) or tff_names.of_argument(name)
         if told is not None:
             return f"Unknown flag --{name}. {told}"
@@ -643,13 +645,13 @@ class _RunParser(parser.Parser):
         return super().unknown(name, arguments)
 
     def help(self, full: bool, given: Mapping[str, Any]) -> str:
-        """As in `Parser`; of a method or task that is given, its flags are in it."""
+        """As in `Parser`, with the flags of the method and the task that are given."""
         told = _help(given.get("algorithm"), given.get("task"), self.owners, full)
         return "\n\n".join([self.head(), *told, *self.tail(full)])
 
 
 def _own_setting(name, arguments, owners) -> str | None:
-    """Returns the flag of the chosen method or task that sets what a name without it says."""
+    """Returns the flag `<owner>_<name>` if the chosen method or task has it."""
     for kind in ("algorithm", "task"):
         for argument in arguments:
             flag, _, owner = argument.lstrip("-").partition("=")
@@ -683,7 +685,7 @@ def _flag_owners() -> dict[str, tuple[Hparam, list[tuple[str, str]]]]:
 
 
 def _tunable(hparam: Hparam) -> Hparam:
-    """Returns a setting as a flag: a rate may be left to a search."""
+    """Returns a setting as a flag; the flags of learning rates also accept `TUNE`."""
     if hparam.name not in RATES:
         return hparam
     told = f"{hparam.help} {TUNE}: chosen on validation data (docs/own_data.md)."
@@ -742,11 +744,12 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
     if method_spec.staged and run["runtime"] == "vectorized":
         raise HparamError(
             f"--runtime=vectorized cannot run {method_spec.name}, a method of several processes; "
-            "take auto, tff or native."
+            "use auto, tff or native."
         )
     if method_spec.staged and run["evaluate_improvement"]:
         raise HparamError(
-            f"--evaluate_improvement cannot follow {method_spec.name}, which chooses its clients."
+            f"--evaluate_improvement does not support {method_spec.name}, which chooses its own "
+            "clients."
         )
     if run["experiment_name"] is None:
         run["experiment_name"] = f"{task_spec.name}_{method_spec.name}"
@@ -775,18 +778,18 @@ def _by_flag(spec, settings):
 
 
 def check_place(root: str) -> None:
-    """Refuses to write results to an address, as `s3://bucket/folder` is.
+    """Checks that results go to a local folder and not to an address such as `s3://bucket/folder`.
 
     Args:
       root: `--root_output_dir`.
 
     Raises:
-      HparamError: If it is one.
+      HparamError: If it is an address.
     """
     if "://" in root:
         raise HparamError(
-            f"--root_output_dir={root} is an address: results lie in a folder of this machine; "
-            "reproduce.py --storage keeps a copy at an address."
+            f"--root_output_dir={root} is an address, but must be a local folder. To copy results "
+            "there, use reproduce.py --storage."
         )
 
 
@@ -797,7 +800,7 @@ def profiled_rounds(text: str) -> tuple[int, int]:
       The first and the last round, from 1.
 
     Raises:
-      HparamError: If it is neither.
+      HparamError: If the text has another form.
     """
     found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", text)
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
@@ -818,7 +821,7 @@ def stop_condition(text: str) -> tuple[str, str, float]:
       Column of metrics.csv, comparison (`>=`, `<=`, `>` or `<`) and number.
 
     Raises:
-      HparamError: If it is something else.
+      HparamError: If the text has another form.
     """
     found = _CONDITION.fullmatch(text)
     try:
@@ -834,14 +837,14 @@ def stop_condition(text: str) -> tuple[str, str, float]:
 
 
 def completed(recorded: Mapping[str, Value]) -> dict[str, Value]:
-    """Returns the flags that a run has recorded, with the defaults that were in force.
+    """Returns the flags that a run has recorded, with defaults filled in.
 
-    Earlier versions recorded a flag that was not set as `None`, though it had a default beside the
-    other flags; and of a flag that is younger than the run, the run did what the default does.
+    Earlier versions recorded `None` for an unset flag whose default depends on other flags. A flag
+    that is newer than the run is missing from the record: the run behaved as with its default.
 
     Args:
-      recorded: Flag → value, as in `hparams.json`; flags of a method or task that is not known
-        here, or that are refused by now, stay as they are.
+      recorded: Flag → value, as in `hparams.json`. Flags stay as they are if their method or task
+        is unknown here, or if this version no longer accepts their values.
     """
     flags = dict(recorded)
     owners = [("run", RUN_HPARAMS), ("training", tff_algos.TRAINING_HPARAMS)]
@@ -865,24 +868,23 @@ def completed(recorded: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _check_chunks(run, training):
-    """Refuses chunks where the round cannot be cut."""
+    """Refuses `--clients_per_chunk` for rounds that cannot be split into chunks."""
     if run["clients_per_chunk"] is None:
         return
     if run["runtime"] == "native":
         raise HparamError(
-            "--clients_per_chunk cannot cut rounds of --runtime=native; take auto, per_client or "
+            "--clients_per_chunk does not support --runtime=native; use auto, per_client or "
             "vectorized."
         )
     if training["aggregator"] != "mean":
         raise HparamError(
-            f"--clients_per_chunk cannot cut rounds with --aggregator={training['aggregator']}: "
-            "TFF's aggregators are computations over all clients' updates, without parts that "
-            "chunks could add up; take --aggregator=mean."
+            f"--clients_per_chunk does not support --aggregator={training['aggregator']}, which "
+            "needs all clients' updates at once; use --aggregator=mean."
         )
 
 
 def _check_workers(given, run, method_spec, method):
-    """Refuses workers that would have nothing to do, and settings of workers without any."""
+    """Refuses workers that would be idle, and flags of workers without `--workers`."""
     if not run["workers"]:
         for flag in ("ray_address", "cpus_per_worker", "gpus_per_worker", "worker_timeout"):
             if flag in given:
@@ -900,27 +902,29 @@ def check_chunks(run: Mapping[str, Any], cohort: int | None) -> None:
 
     Args:
       run: The run's own settings.
-      cohort: Clients of a round; `None` if the data tell.
+      cohort: Clients per round; `None` if it depends on the data, which are not loaded yet.
 
     Raises:
       HparamError: If there are more workers than chunks.
     """
     workers, size = run["workers"], run["clients_per_chunk"]
     if cohort is None:
-        advice = "--clients_per_chunk must be set with --workers"
-        raise HparamError(f"{advice}: the cut of a cohort belongs to the run, not to its workers.")
+        raise HparamError(
+            "--workers needs --clients_per_chunk: results depend on the chunks, but must not "
+            "depend on the number of workers."
+        )
     chunks = 1 if size is None else -(-cohort // size)
     if size is None or workers > chunks:
         fair = max(1, cohort // (4 * workers))
         found = "is not set" if size is None else f"={size} makes {chunks}"
         raise HparamError(
-            f"--workers={workers} needs as many chunks of the {cohort} clients of a round, but "
-            f"--clients_per_chunk {found}; --clients_per_chunk={fair} would do."
+            f"--workers={workers} needs at least as many chunks of the {cohort} clients per round, "
+            f"but --clients_per_chunk {found}; use --clients_per_chunk={fair}, for example."
         )
 
 
 def _check_epochs(given, run, method_spec, method):
-    """Refuses a number of epochs that nothing would read."""
+    """Refuses a number of epochs that the run would not use."""
     drawn = run["client_epochs_distribution"] != "fixed"
     if drawn and "client_epochs_per_round" in given:
         raise HparamError(
@@ -938,7 +942,7 @@ def _check_epochs(given, run, method_spec, method):
 
 
 def _check_clients(run, task_spec, task):
-    """Refuses more clients, or others, than the task has, where that is known without its data."""
+    """Checks numbers and ids of clients against the task, if these are known without its data."""
     known = task_spec.clients and task_spec.clients(task, run["use_synthetic_data"])
     if known:
         check_cohort(run["clients_per_round"], known.number, task_spec.name)
@@ -947,7 +951,7 @@ def _check_clients(run, task_spec, task):
 
 
 def check_cohort(size: int | None, number: int, task: str) -> None:
-    """Refuses a cohort of more clients than there are.
+    """Refuses a cohort that is larger than the task's number of clients.
 
     Args:
       size: `--clients_per_round`.
@@ -955,7 +959,7 @@ def check_cohort(size: int | None, number: int, task: str) -> None:
       task: Name of the task.
 
     Raises:
-      HparamError: If there are fewer clients.
+      HparamError: If the task has fewer clients.
     """
     if size is not None and size > number:
         raise HparamError(
@@ -973,24 +977,24 @@ def tracked(which: str) -> list[str]:
 
 
 def check_tracked(which: str | None, ids: Sequence[str]) -> None:
-    """Refuses to follow clients that are not there.
+    """Refuses to track clients that the task does not have.
 
     Args:
       which: `--track_clients`.
       ids: Ids of the task's clients.
 
     Raises:
-      HparamError: If there is no such client.
+      HparamError: If the task does not have a client of that id.
     """
     for name in tracked(which) if which not in (None, EXTREMES) else ():
         if name not in ids:
             raise HparamError(
-                f"--track_clients={which}: there is no client {name!r}; a client is named as "
-                f"in client_metrics.csv, e.g. {ids[0]!r}."
+                f"--track_clients={which}: there is no client {name!r}; use ids as in "
+                f"client_metrics.csv, e.g. {ids[0]!r}."
             )
 
 
-# What `--help` shows of the flags that every run has; `--helpfull` shows all.
+# The flags of every run that `--help` shows; `--helpfull` shows all.
 _MOST_USED = (
     "task",
     "algorithm",
@@ -1060,7 +1064,7 @@ def _help_of_flag(flag, hparam, default):
     facts = [] if default == "unset" else [f"default: {default}"]
     if hparam.describe_range():
         facts.append(hparam.describe_range())
-    if hparam.source not in ("choice", "none"):  # These say that there is none.
+    if hparam.source not in ("choice", "none"):  # These mean that it has no source.
         facts.append(f"source: {hparam.source}")
     return parser.described(f"--{flag}=<{parser.kind_of(hparam)}>", hparam.help, facts)
 

@@ -1,17 +1,18 @@
-"""What makes a run what it is, besides its settings: code, values, model, data and versions.
+"""The identity of a run besides its settings: versions, code, values, model and data.
 
-All of it is recorded in hparams.json as `identity`, so that a later start can say what differs:
+It is recorded in hparams.json as `identity`, so that a later start can say what differs:
 
     method, task   version, an integer of the `SPEC`
     code           my_task.py → load() → digest of the syntax tree, see `tff_suite.code_digests`
-    suite          the suite's files that method and task reach, and which of them git knows as
-                   changed or not at all: those count as the user's
-    values         what loss, metrics, model function and the like hold: `loss, factor` → `2.0`
-    model          layers with their settings, wiring and initial weights, of a model that is not
-                   the suite's
-    data           one digest, and how many clients and examples there are
+    suite          the suite's files that method and task import, and which of them git reports as
+                   modified or untracked: those are compared like the user's own code
+    values         attributes and constants of loss, metrics and model function:
+                   `loss, factor` → `2.0`
+    model          layers with their settings, wiring and initial weights, unless the model is the
+                   suite's own
+    data           one digest, and the numbers of clients and examples
 
-What the suite itself brings is known by its versions.
+The suite's own unmodified methods and tasks are compared by their versions only.
 """
 
 import functools
@@ -35,15 +36,14 @@ from tasks.task import Task
 from tff_suite import code_digests, imports
 from tff_suite.errors import FedError
 
-# What is compared of runs that recorded nothing: the versions that were in force before there were
-# any.
+# Stands in for the identity of runs that recorded none: they predate versions.
 BEFORE_VERSIONS = {"method": {"version": 1}, "task": {"version": 1}}
 _MOST_TOLD = 4
 _SECONDS_OF_A_LOOK = 5.0
 
 
 class Change(NamedTuple):
-    """A difference between what a run was made of and what is there now.
+    """A difference between the recorded identity of a run and the current one.
 
     Attributes:
       kind: `method`, `task`, `code`, `values`, `model` or `data`.
@@ -55,12 +55,12 @@ class Change(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """What was found out without starting a run.
+    """An identity that was determined without starting a run.
 
     Attributes:
-      identity: What the run would be made of; parts that cannot differ are left out.
+      identity: The current identity; parts that cannot differ are left out.
       data: Digests of the data, `None` if these were not read.
-      unread: Why data and model could not be had; empty if they could, or need not be.
+      unread: Why data and model could not be loaded; empty if they were, or need not be.
     """
 
     identity: dict[str, Any]
@@ -79,12 +79,12 @@ def look(
     before: Mapping[str, Any],
     known: MutableMapping[str, Looked] | None = None,
 ) -> Looked:
-    """Finds out what a run would be made of now; loads no more than what can be compared.
+    """Returns the identity that a run would have now; loads only what can be compared.
 
     Args:
       request: The settings.
-      before: What was recorded of the run.
-      known: What was found for a task, kept from call to call.
+      before: The recorded identity.
+      known: A cache of results for tasks, kept between calls.
     """
     if not loads(request, before):
         return Looked(_joined(of_method(request), of_task(request)), None, "")
@@ -97,7 +97,7 @@ def look(
             known[key] = found
     now = _joined(of_method(request), found.identity)
     if found.unread:
-        # What only the loaded task would tell counts as unchanged.
+        # Without the loaded task, the parts that depend on it are taken to be unchanged.
         for part in ("code", "values"):
             now[part] = {**before.get(part, {}), **now[part]}
     return found._replace(identity=now)
@@ -118,12 +118,12 @@ _OF_TASKS = (
 def loads(request: Request, before: Mapping[str, Any]) -> bool:
     """Returns whether `look` has to load the task.
 
-    Of the suite's own tasks that read no files, the version tells all; the data of others are read,
-    and the user's own models are built.
+    The version suffices for the suite's own tasks that read no files. The data of other tasks have
+    to be read, and the user's own models to be built.
 
     Args:
       request: The settings.
-      before: What was recorded of the run.
+      before: The recorded identity.
     """
     settings = request.run
     if not before.keys() & {"data", "model"}:
@@ -163,14 +163,14 @@ def of_run(
     data: Mapping[str, str],
     before: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns what a run is made of that is about to start.
+    """Returns the identity of a run that is about to start.
 
     Args:
       request: The settings.
       task: The task, loaded.
       keras_model: The model with its initial weights; `None` if it could not be built.
       data: Digests of the data.
-      before: What was recorded of the run, if it has begun.
+      before: The recorded identity, if the run has begun.
     """
     own = _has_own_task(request) or "model" in request.objects
     model = keras_model if own else None
@@ -178,7 +178,7 @@ def of_run(
 
 
 def of_method(request: Request) -> dict[str, Any]:
-    """Returns what is known of the method."""
+    """Returns the method's part of the identity."""
     spec = tff_algos.get(request.run["algorithm"])
     return _of_spec("method", spec, {"builder": spec.builder, "plan": spec.plan})
 
@@ -190,7 +190,7 @@ def of_task(
     data: Mapping[str, str] | None = None,
     before: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns what is known of the task, and of the parts of it that are given."""
+    """Returns the task's part of the identity, as far as its parts are given."""
     found: dict[str, Any] = {}
     given = request.objects.get("task")
     if given is None:
@@ -227,9 +227,10 @@ def of_task(
 
 
 def _draws_anew(request, task, before, now) -> bool:
-    """Returns whether initial weights differ since a model function draws others at each call.
+    """Returns whether initial weights differ only because a model function ignores its seed.
 
-    It should draw them by its seed. As it does not, any of its draws is what is asked for.
+    Such a function draws other weights at each call, so its weights cannot be compared: any draw is
+    accepted.
     """
     weights = model_identity.names_of_weights(now)
     if before.keys() != now.keys() or all(
@@ -243,7 +244,7 @@ def _draws_anew(request, task, before, now) -> bool:
 
 
 def _joined(*identities) -> dict[str, Any]:
-    """Joins what was found of several parts."""
+    """Merges several partial identities."""
     joined: dict[str, Any] = {}
     for identity in identities:
         for name, part in identity.items():
@@ -263,7 +264,7 @@ def _joined(*identities) -> dict[str, Any]:
 def _describer(
     functions: Sequence[str | Callable], places: Iterable[str] = ()
 ) -> code_digests.Describer:
-    # The package of a method or task is the user's, also where it is installed.
+    # The package of a user's method or task is the user's own code, even if it is installed.
     packages = [_module_of(f).split(".")[0] for f in functions if not _is_suites(f)]
     return code_digests.Describer([model_identity.look_at_library_object], packages, places)
 
@@ -314,8 +315,8 @@ def _has_own_task(request) -> bool:
 
 
 def _edited() -> frozenset[str]:
-    """Returns the suite's files that git knows as changed, or not at all; none outside git."""
-    # Hundreds of runs are compared at a time.
+    """Returns the suite's files that git reports as modified or untracked; none outside git."""
+    # Cached for some seconds, since hundreds of runs may be compared in a row.
     return _edited_at(int(time.monotonic() / _SECONDS_OF_A_LOOK))
 
 
@@ -345,9 +346,6 @@ def _counts(task) -> dict[str, int]:
     return found
 
 
-# What differs.
-
-
 def differences(
     before: Mapping[str, Any],
     now: Mapping[str, Any],
@@ -355,14 +353,14 @@ def differences(
     data_now: Mapping[str, str] | None = None,
     history: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Change]:
-    """Returns what differs between what a run was made of and what is there now.
+    """Returns the differences between a recorded identity and the current one.
 
     Args:
-      before: What was recorded, or `BEFORE_VERSIONS`.
-      now: What is there; parts that it lacks are not compared.
-      data_before: Digests of the data then, if they are known.
-      data_now: Digests of the data now, likewise.
-      history: `method` and `task` → the line of each version after the first.
+      before: The recorded identity, or `BEFORE_VERSIONS`.
+      now: The current identity; parts that it lacks are not compared.
+      data_before: Digests of the data at the run's start, if known.
+      data_now: Digests of the current data, if known.
+      history: `method` and `task` → what changed with each version after the first, a line each.
     """
     changes = []
     for kind, compared in (
@@ -378,7 +376,7 @@ def differences(
         told = _of_data(before["data"], now["data"], data_before, data_now)
         changes += [Change("data", told)] if told else []
     if isinstance(before.get("code"), Mapping) and "code" in now:
-        # A constant is told with its values.
+        # A changed constant is reported once, with its values.
         values = before.get("values", {}), now.get("values", {})
         told = {name for name in values[0].keys() & values[1] if values[0][name] != values[1][name]}
         texts = _of_code(before["code"], now["code"], told)
@@ -407,7 +405,7 @@ def _of_models(before, now, kind, history):
     ]
     texts = _of_values(*({k: v for k, v in d.items() if k not in weights} for d in (before, now)))
     if texts:
-        # With other shapes the initial weights are others anyway.
+        # A model with other settings has other initial weights anyway.
         return [f"model: {text}" for text in texts]
     changed = [
         n
@@ -420,7 +418,7 @@ def _of_models(before, now, kind, history):
 
 
 def _of_values(before, now, kind="", history=()):
-    """Returns what differs, with both values where these can be read."""
+    """Describes each difference, with both values if they are readable."""
     texts = []
     for name in dict.fromkeys([*now, *before]):
         was, is_ = before.get(name), now.get(name)
@@ -431,7 +429,7 @@ def _of_values(before, now, kind="", history=()):
         if was is None or is_ is None:
             texts.append(f"{shown} is {'new' if was is None else 'gone'}")
         elif "#" in f"{was}{is_}" and str(was).split("#")[0] == str(is_).split("#")[0]:
-            texts.append(f"{shown} has another content")
+            texts.append(f"{shown} has other content")
         else:
             texts.append(f"{shown} {_read(was)} → {_read(is_)}")
     return texts
@@ -454,14 +452,14 @@ def _of_data(before, now, data_before, data_now):
     if data_before and data_now and fingerprint.whole(data_before) == before.get("digest"):
         names = fingerprint.differences(data_before, data_now)
         return f"data: {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}"
-    return "data: another content (which part differs is not known)"
+    return "data: other content (which part differs is not known)"
 
 
 def _of_code(before, now, told):
     gone = {m: p for m, p in before.items() if m not in now}
     new = {m: p for m, p in now.items() if m not in before}
     for module in list(gone):
-        # A file that has another name by now.
+        # The same content under another name: the file was renamed.
         same = next((m for m in new if new[m] == gone[module]), None)
         if same is not None:
             del gone[module], new[same]
@@ -480,7 +478,7 @@ def _of_code(before, now, told):
 
 
 def _of_suite(before, now):
-    """Returns which of the suite's files differ that are not the suite's, then or now."""
+    """Describes differences in files of the suite that were modified, then or now."""
     was, is_ = before.get("files", {}), now["files"]
     edited = {*before.get("edited", ()), *now["edited"]}
     return [
@@ -492,31 +490,31 @@ def _of_suite(before, now):
 
 
 def in_words(changes: Sequence[Change]) -> str:
-    """Returns differences as the part of a sentence; of many, the first."""
+    """Returns differences as part of a sentence; if there are many, only the first ones."""
     texts = [change.text for change in changes]
     more = f"; and {len(texts) - _MOST_TOLD} more" if len(texts) > _MOST_TOLD else ""
     return "; ".join(texts[:_MOST_TOLD]) + more
 
 
 def what(changes: Sequence[Change]) -> str:
-    """Returns what a run is another one in: `code`, `data` or both."""
+    """Returns what differs, for an error message: `code`, `data` or both."""
     kinds = {change.kind for change in changes}
     return " and ".join(["code"] * bool(kinds - {"data"}) + ["data"] * ("data" in kinds))
 
 
 def ways_on(changes: Sequence[Change], folder: str) -> str:
-    """Returns what a user can do about differences, as a sentence without a full stop."""
-    kept = f"--fresh (this run is then kept as {os.path.basename(outputs.free_place(folder))})"
+    """Returns a user's options on differences, as a sentence without a full stop."""
+    kept = f"--fresh (which keeps this run as {os.path.basename(outputs.free_place(folder))})"
     if any(change.kind == "data" for change in changes):
         return f"restore the data, choose another --experiment_name, or start anew with {kept}"
     return (
-        f"choose another --experiment_name, start anew with {kept}, or keep to this run with "
+        f"choose another --experiment_name, start anew with {kept}, or continue this run with "
         "--accept_code_changes"
     )
 
 
 def history_of(request: Request) -> dict[str, Sequence[str]]:
-    """Returns the lines of the versions of a run's method and task."""
+    """Returns the version histories of a run's method and task."""
     found = {"method": tff_algos.get(request.run["algorithm"]).history}
     if request.run["task"] in tasks.names():
         found["task"] = tasks.get(request.run["task"]).history

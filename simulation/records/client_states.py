@@ -1,14 +1,17 @@
-"""What each client keeps between rounds: in memory up to a size, in a SQLite file beyond it.
+"""The states that clients keep between rounds: in memory up to a size, the rest in a SQLite file.
 
-The file holds versions: the state of a client as of a round. A checkpoint after round r goes with
-the newest version of each client that is not later than r. So nothing has to happen at once: states
-are committed before the checkpoint is written, versions later than the checkpoint that a run goes
-on from are removed when it does, and versions that no kept checkpoint needs after one is written.
-Whenever the process is killed, one of the checkpoints and the states that belong to it are there.
+The file holds versions: the state of a client after a round. A checkpoint of round r belongs to the
+newest version of each client up to round r. So file and checkpoint need no joint transaction:
 
-Each row has a digest of its own, and a checkpoint the sum of the digests of the states that go with
-it: a sum can be kept up to date client by client, and does not depend on the order of clients. The
-file also has the id of its run.
+- States are committed before the checkpoint is written.
+- When a run resumes from a checkpoint, later versions are removed.
+- After a checkpoint is written, versions that no kept checkpoint needs are removed.
+
+Whenever the process is killed, at least one checkpoint and its states remain.
+
+Each row has its own checksum. A checkpoint holds the sum of the checksums of its states. This sum
+can be updated client by client and does not depend on the order of clients. The file also holds the
+id of its run.
 """
 
 import collections
@@ -39,7 +42,7 @@ CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value NOT NULL);
 """
 
 _MODULUS = 1 << 256
-# How long to wait for somebody who reads the file, such as `read_all` or a copy of the run.
+# How long to wait for other readers of the file, such as `read_all` or a copy of the run.
 _SECONDS_FOR_READERS = 600.0
 
 
@@ -51,21 +54,21 @@ class ClientStates:
 
         Args:
           path: The file.
-          initial: State of a client that was in no round yet: a structure of NumPy arrays, whose
-            shapes and dtypes all states have.
-          memory_bytes: Up to this size states are kept in memory.
-          run_id: The run that the file belongs to.
+          initial: State of a client before its first round: a structure of NumPy arrays. All
+            states have its shapes and dtypes.
+          memory_bytes: Bytes of states to keep in memory.
+          run_id: Id of the run that the file belongs to.
 
         Raises:
-          RunError: If the file is damaged, of another run or holds states of another form.
+          RunError: If the file is damaged, belongs to another run or holds states of another form.
           OSError: If it cannot be read or written.
         """
         self._path = path
         self._initial = initial
         self._leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(initial)]
         self._capacity = memory_bytes // max(1, memory.nbytes(self._leaves))
-        # In the order of use: which of the rows has a client's state. A client that is in neither
-        # has its newest state in the file, if any.
+        # Client → row of its state, least recently used first. The newest state of any other client
+        # is in the file, if it has one.
         self._recent: collections.OrderedDict[str, int] = collections.OrderedDict()
         self._unwritten: dict[str, int] = {}
         self._rows = [np.empty((0, *leaf.shape), leaf.dtype) for leaf in self._leaves]
@@ -73,7 +76,7 @@ class ClientStates:
         # Sum of the digests of each client's newest row.
         self._sum = 0
         if os.path.islink(path):
-            # SQLite would write to what it leads to.
+            # SQLite would follow it and write to its target.
             raise RunError(f"{path} is a link; remove it, or choose another --experiment_name.")
         with self._explained():
             self._db = sqlite3.connect(
@@ -89,11 +92,11 @@ class ClientStates:
         try:
             yield
         except UnicodeDecodeError as e:
-            # SQLite's own message, where it quotes what is damaged.
-            raise self._damaged("it has text that is none") from e
+            # From SQLite's own message, which quotes the damaged bytes.
+            raise self._damaged("it holds text that is not UTF-8") from e
         except sqlite3.DatabaseError as e:
-            # Without a code it is text that is none; the plain error is of tables and columns that
-            # are missing. The others are the system's.
+            # Damage to the content: without a code it is text that is not UTF-8, with SQLITE_ERROR
+            # a missing table or column. All other codes are errors of the operating system.
             of_content = getattr(e, "sqlite_errorcode", None) in (None, sqlite3.SQLITE_ERROR)
             if isinstance(e, sqlite3.OperationalError) and not of_content:
                 raise OSError(f"{self._path}: {e}") from e
@@ -108,7 +111,7 @@ class ClientStates:
         insert = "INSERT OR IGNORE INTO facts VALUES ('run_id', ?)"
         self._db.execute(insert, [run_id])
         if self._fact("run_id") != run_id and self._holds_nothing():
-            # Left by a first start that was killed before its folder had the run's id.
+            # A first start was killed before hparams.json held the run's id.
             self._db.execute("DELETE FROM facts")
             self._db.execute(insert, [run_id])
         if self._fact("run_id") != run_id:
@@ -128,7 +131,7 @@ class ClientStates:
         if self._fact("form") != form:
             raise RunError(
                 f"{self._path} holds client states of another form than this version of the "
-                "algorithm has; choose another --experiment_name."
+                "method uses; choose another --experiment_name."
             )
         layout = [
             [name, leaf.shape, leaf.dtype.str]
@@ -137,21 +140,21 @@ class ClientStates:
         layout = json.dumps(layout)
         self._db.execute("INSERT OR IGNORE INTO facts VALUES ('layout', ?)", [layout])
         if self._fact("layout") != layout:
-            raise self._damaged("its description of a state is another one")
+            raise self._damaged("its description of a state does not fit the method's state")
 
     def _fact(self, name):
         row = self._db.execute("SELECT value FROM facts WHERE name = ?", [name]).fetchone()
         return row[0] if row else None
 
     def go_on_from(self, round_num: int, seal: str | None = None) -> None:
-        """Goes back to the states as of a checkpoint; 0 is the start, where there are none.
+        """Goes back to the states as of a checkpoint.
 
         Args:
-          round_num: The checkpoint's round.
-          seal: What `commit` returned for it; `None` leaves states unchecked.
+          round_num: The checkpoint's round; 0 is the start, at which the file holds no states.
+          seal: The checksum that `commit` returned for it; `None` skips the check.
 
         Raises:
-          RunError: If the file lacks rounds that the checkpoint has, or holds other states.
+          RunError: If the file ends before the checkpoint's round, or holds other states.
         """
         self._free.extend(self._recent.values())
         self._recent.clear()
@@ -162,19 +165,19 @@ class ClientStates:
                 raise self._damaged(" ".join(problem.split()))
             last = self._fact("round") or 0
             if not isinstance(last, int):
-                raise self._damaged("its last round is no number")
+                raise self._damaged("its last round is not a number")
             if last < round_num:
                 raise RunError(
-                    f"{self._path} has the clients' states up to round {last} only, but the "
+                    f"{self._path} has client states up to round {last} only, but the "
                     f"checkpoint is of round {round_num}; restore the file, or choose another "
                     "--experiment_name."
                 )
             self._sum, broken = self._sum_as_of(round_num)
             if broken is not None:
-                raise self._damaged(f"the state of client {broken!r} is not what was written")
+                raise self._damaged(f"the state of client {broken!r} has changed")
             if seal is not None and self._seal() != seal:
                 raise RunError(
-                    f"{self._path} does not hold the clients' states that belong to the "
+                    f"{self._path} does not hold the client states of the "
                     f"checkpoint of round {round_num}; restore the file, or choose another "
                     "--experiment_name."
                 )
@@ -183,7 +186,7 @@ class ClientStates:
                 self._db.execute("INSERT OR REPLACE INTO facts VALUES ('round', ?)", [round_num])
 
     def _sum_as_of(self, round_num):
-        """Returns the sum of digests as of a round, and a client whose digest is wrong, if any."""
+        """Returns the sum of checksums as of a round, and the first client with a wrong one."""
         rows = self._db.execute(
             "SELECT client, MAX(round), digest, state FROM states WHERE round <= ? GROUP BY client",
             [round_num],
@@ -199,7 +202,7 @@ class ClientStates:
         return f"{self._sum:064x}"
 
     def read(self, clients: Iterable[str]) -> StackedStates:
-        """Returns the state of each client, NumPy arrays not to be written to."""
+        """Returns the clients' states, stacked: NumPy arrays `[clients, ...]`, to be read only."""
         clients = list(clients)
         read = [
             eager_tensors.empty((len(clients), *leaf.shape), leaf.dtype) for leaf in self._leaves
@@ -218,7 +221,7 @@ class ClientStates:
         return StackedStates(tf.nest.pack_sequence_as(self._initial, read))
 
     def slices(self, clients: Sequence[str]) -> "Slices":
-        """Returns what stands for `read`, of which slices are read when they are taken."""
+        """Returns a lazy form of `read`: slicing it reads the states of those clients."""
         return Slices(self, clients)
 
     def _from_file(self, client):
@@ -229,11 +232,11 @@ class ClientStates:
         return self._leaves if row is None else self._decode(row[0])
 
     def write(self, states: Mapping[str, Any], round_num: int) -> None:
-        """Takes the states of clients as of a round; rounds must not go down."""
+        """Stores states of clients as of a round; `round_num` must not decrease between calls."""
         self.take(list(states), states.values(), round_num)
 
     def take(self, clients: Sequence[str], states: Iterable[Any], round_num: int) -> None:
-        """Takes the state of each of these clients as of a round, as `write` does."""
+        """As `write`, for clients and states that are given separately, in the same order."""
         known = all(client in self._recent for client in clients)
         if not known or not isinstance(states, StackedStates):
             for client, state in zip(clients, states, strict=True):
@@ -261,17 +264,17 @@ class ClientStates:
                 self._free.append(self._recent.pop(c))
 
     def _new_row(self) -> int:
-        """Returns a row that is free, of more rows than there were, as all were taken."""
+        """Returns a free row after enlarging the arrays."""
         number = len(self._rows[0])
         more = min(2 * number + 1, max(1, self._capacity) + 1)
         for of_rows in self._rows:
-            # Nobody else sees the rows, so nobody's memory goes.
+            # No other object refers to these arrays, so reallocation is safe.
             of_rows.resize((more, *of_rows.shape[1:]), refcheck=False)
         self._free.extend(range(more - 1, number, -1))
         return number
 
     def _oldest(self) -> list[str]:
-        """Returns whom to forget: a part at a time, so that states are written out in batches."""
+        """Returns the clients to evict: many at a time, so that states are written in batches."""
         number = len(self._recent) - max(1, self._capacity) + self._capacity // 4
         return [c for c, _ in zip(self._recent, range(number), strict=False)]
 
@@ -298,17 +301,17 @@ class ClientStates:
         try:
             yield
         except BaseException:
-            # On a full disk SQLite may have rolled back by itself.
+            # SQLite rolls back by itself on some errors, such as a full disk.
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
 
     def commit(self, round_num: int) -> str:
-        """Makes all states safe on disk; to be called before the round's checkpoint is written.
+        """Commits all states to disk; to be called before the round's checkpoint is written.
 
         Returns:
-          The seal of all states as of the round, for the checkpoint.
+          The checksum of all states as of the round, for the checkpoint.
         """
         self._write_out()
         with self._explained():
@@ -316,7 +319,7 @@ class ClientStates:
         return self._seal()
 
     def forget_before(self, round_num: int) -> None:
-        """Removes what only checkpoints of earlier rounds would need."""
+        """Removes versions that only checkpoints of earlier rounds would need."""
         with self._explained():
             self._db.execute(
                 "DELETE FROM states WHERE round < (SELECT MAX(round) FROM states AS newer "
@@ -337,7 +340,7 @@ class ClientStates:
 
 
 class Slices:
-    """The states of clients, read by slices."""
+    """The states of clients, read slice by slice."""
 
     def __init__(self, states: ClientStates, clients: Sequence[str]):
         """Initialises for these clients."""
@@ -347,7 +350,7 @@ class Slices:
         return len(self._clients)
 
     def __getitem__(self, part: slice) -> StackedStates:
-        """Returns the states of a part, see `ClientStates.read`."""
+        """Returns the states of some of the clients, see `ClientStates.read`."""
         return self._states.read(self._clients[part])
 
 
@@ -358,26 +361,26 @@ def _digest(client: str, round_num: int, state: bytes) -> bytes:
 
 
 def read_all(path: str) -> dict[str, dict[str, np.ndarray]]:
-    """Reads the newest states in a file without knowing the method, e.g. to compare clients.
+    """Reads the newest states in a file; it does not need the method.
 
     Args:
       path: The file of a run, which may still be in progress.
 
     Returns:
-      Client id → name of a part of its state, as `kept/m/0` for the first array of field `m` of
-      what it keeps, → array.
+      Client id → name of a part of its state → array. The name of the first array of field `m` is
+      `kept/m/0`, for example.
 
     Raises:
-      RunError: If there is no such file, or it is damaged or not one of client states.
+      RunError: If the file does not exist, is damaged or is not a file of client states.
     """
     if not os.path.exists(path):
-        raise RunError(f"There is no {path}: the run's clients keep nothing.")
+        raise RunError(f"There is no {path}: this run's clients keep no state.")
     newest = "SELECT client, state, MAX(round) FROM states GROUP BY client ORDER BY client"
     try:
         address = f"{pathlib.Path(path).absolute().as_uri()}?mode=ro"
         with (
             contextlib.closing(sqlite3.connect(address, uri=True)) as connection,
-            # Closed by itself: an error's traceback keeps it alive, and with it the file's lock.
+            # Closed explicitly: an error's traceback would keep it, and so the file's lock, alive.
             contextlib.closing(connection.cursor()) as db,
         ):
             row = db.execute("SELECT value FROM facts WHERE name = 'layout'").fetchone()
@@ -385,10 +388,12 @@ def read_all(path: str) -> dict[str, dict[str, np.ndarray]]:
         layout = None if row is None else json.loads(row[0])
         if layout is not None:
             return {client: _laid_out(content, layout) for client, content, _ in rows}
-    except Exception as e:  # What damaged content raises is documented nowhere.
+    except Exception as e:  # It is not documented what damaged content can raise.
         reason = " ".join(str(e).split())
         raise RunError(f"{path} cannot be read: {reason or type(e).__name__}.") from e
-    raise RunError(f"{path} is of an older version, which did not say what it holds.")
+    raise RunError(
+        f"{path} cannot be read: the version that wrote it did not record the names of its arrays."
+    )
 
 
 def _laid_out(content, layout):

@@ -1,4 +1,4 @@
-"""Files of a run's folder: how they are written, and how their errors are told."""
+"""Writing the files of a run's folder, and reporting errors of the file system."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from tff_suite.writing import csv_text, open_to_append, write_atomically
 
 @contextlib.contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Turns an operating-system error about files in `path` into one line for the user.
+    """Turns an operating-system error on files in `path` into one line for the user.
 
     Raises:
       RunError: In place of any `OSError`.

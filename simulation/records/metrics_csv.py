@@ -1,7 +1,7 @@
-"""The tables of a run: metrics.csv, a row a round, and client_metrics.csv, a row a client.
+"""The tables of a run: metrics.csv with one row per round, client_metrics.csv with one per client.
 
-`tff.program.CSVFileReleaseManager` was measured and left: it reads and writes the whole file in
-every round (30 ms at 1,000 rows) and takes a line torn by a kill for a row.
+`tff.program.CSVFileReleaseManager` was measured and rejected. It reads and writes the whole file in
+every round (30 ms at 1,000 rows), and accepts a line that a kill has truncated as a row.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ if typing.TYPE_CHECKING:
 
 ROUND = "round_num"
 
-# Columns of clients whose training loss is followed (--track_clients).
+# Prefix of the columns of clients whose training loss is tracked (--track_clients).
 TRACKED = "client_loss/"
 
 _GROUPS = ("train/", "eval/", "fairness/", "noise/", TRACKED, "time/")
@@ -35,14 +35,14 @@ class MetricsCsv:
     """metrics.csv, open for appending. Columns are ordered by group, then by first appearance."""
 
     def __init__(self, path: str, last_round: int):
-        """Opens the file and cuts off what comes after a round.
+        """Opens the file and removes the rows after a round.
 
         Args:
           path: Path of the file.
           last_round: The last round whose row is kept; -1 for none.
 
         Raises:
-          RunError: If the file is not one of metrics or lacks that round.
+          RunError: If the file is not a table of metrics or lacks that round.
           OSError: If it cannot be written.
         """
         self._path = path
@@ -52,7 +52,7 @@ class MetricsCsv:
                 f"{path} is damaged: it lacks rows up to round {last_round}; restore it, or choose "
                 "another --experiment_name."
             )
-        # Columns of later rows only will come again.
+        # Columns that only later rows fill are left out; they appear again with those rows.
         self._columns = [c for c in columns if c == ROUND or any(row[c] for row in rows)]
         rows = [{c: row[c] for c in self._columns} for row in rows]
         self._digest = hashlib.sha256()
@@ -61,7 +61,7 @@ class MetricsCsv:
         self._rewrite(rows)
 
     def append(self, round_num: int, values: Mapping[str, float]) -> None:
-        """Adds a row, in the hands of the operating system when this returns.
+        """Adds a row and passes it to the operating system (see `sync`).
 
         Args:
           round_num: Number of rounds done.
@@ -80,11 +80,11 @@ class MetricsCsv:
         self._digest.update(_row_bytes(row))
 
     def seal(self) -> str:
-        """Returns the digest of all rows, see `rows_digest`."""
+        """Returns the checksum of all rows, see `rows_digest`."""
         return self._digest.hexdigest()
 
     def sync(self) -> None:
-        """Brings all rows to the disk. To be called before a checkpoint that relies on them."""
+        """Flushes all rows to disk; to be called before a checkpoint that relies on them."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -97,13 +97,13 @@ class MetricsCsv:
 
 
 def read_csv(path: str) -> tuple[list[str], list[dict[str, str]]]:
-    """Reads metrics.csv; a last line without its end, torn by a kill, is left out.
+    """Reads metrics.csv; leaves out a last line that a kill has truncated.
 
     Returns:
-      Columns and rows (column → text); `round_num` alone and no rows if there is no file.
+      Columns and rows (column → text); the column `round_num` and no rows if the file is missing.
 
     Raises:
-      RunError: If it cannot be read or is not a file of metrics.
+      RunError: If it cannot be read or is not a table of metrics.
     """
     if not os.path.lexists(path):
         return [ROUND], []
@@ -118,9 +118,9 @@ def read_csv(path: str) -> tuple[list[str], list[dict[str, str]]]:
         raise RunError(f"{path} is damaged: {e}.") from e
     columns, *lines = lines or [[ROUND]]
     if columns[:1] != [ROUND] or not all(map(_is_round, lines)):
-        raise RunError(f"{path} is damaged: it has no column {ROUND} of whole numbers.")
+        raise RunError(f"{path} is damaged: its first column must be {ROUND}, of whole numbers.")
     if len(set(columns)) < len(columns):
-        raise RunError(f"{path} is damaged: it has a column twice.")
+        raise RunError(f"{path} is damaged: two columns have the same name.")
     for line in lines:
         if len(line) != len(columns) or not all(map(_is_number, line)):
             raise RunError(f"{path} is damaged: see the row of round {line[0]}.")
@@ -134,9 +134,9 @@ def read_metrics(path: str) -> "pd.DataFrame":
       `round_num` (int), then float columns, NaN where a row is blank.
 
     Raises:
-      RunError: If it cannot be read or is not a file of metrics.
+      RunError: If it cannot be read or is not a table of metrics.
     """
-    import pandas as pd  # Takes longer to import than a wrong flag to be reported.
+    import pandas as pd  # Slow to import; errors in flags are reported without it.
 
     columns, rows = read_csv(path)
     metrics = pd.DataFrame(rows, columns=columns, dtype=object).replace("", np.nan)
@@ -155,13 +155,13 @@ def _is_number(text) -> bool:
 
 
 def kept_rows(path: str, last_round: int) -> tuple[list[str], list[dict[str, str]]]:
-    """Reads the rows of metrics.csv up to a round, whatever comes after them.
+    """Reads the rows of metrics.csv up to a round; later rows may be damaged.
 
     Raises:
-      RunError: If the file is not one of metrics.
+      RunError: If the file is not a table of metrics.
     """
     try:
-        # Bytes that are no text may be in rows that are not kept; a digest finds others.
+        # Invalid UTF-8 in later rows is harmless; in the kept rows the checksum detects it.
         with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
             text = file.read()
     except FileNotFoundError:
@@ -176,17 +176,17 @@ def kept_rows(path: str, last_round: int) -> tuple[list[str], list[dict[str, str
             rows.append(row)
     if columns[0] != ROUND:
         raise RunError(
-            f"{path} is damaged: it does not begin with a column {ROUND}; restore it, or choose "
+            f"{path} is damaged: its first column must be {ROUND}; restore it, or choose "
             "another --experiment_name."
         )
     return columns, rows
 
 
 def rows_digest(rows: Iterable[Mapping[str, str]]) -> str:
-    """Returns a digest of rows of metrics.csv, hexadecimal.
+    """Returns a checksum of rows of metrics.csv, hexadecimal.
 
-    It does not depend on the order of columns, nor on columns that are blank in these rows, so that
-    a column that comes later changes nothing.
+    It ignores the order of columns, and columns that are blank in these rows. So a column that
+    later rows add does not change it.
 
     Args:
       rows: Rows, column → text.
@@ -210,16 +210,16 @@ def write_client_metrics(
     metrics: Mapping[str, np.ndarray],
     weights: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-    """Writes client_metrics.csv: a row a client.
+    """Writes client_metrics.csv: one row per client.
 
     Args:
       path: Path of the file.
       client_ids: Clients' names.
-      train_sizes: Training examples of each; `None` for clients that only test.
+      train_sizes: Training examples of each; `None` for clients that only have test data.
       test_sizes: Test examples of each.
       metrics: Metric → value of each client, float `[N]`; NaN is left blank.
-      weights: Metric → weight of each client, float `[N]`. With a weight, NaN is written as `nan`:
-        there was something to measure, and the result is not a number.
+      weights: Metric → weight of each client, float `[N]`. A NaN with positive weight is written
+        as `nan`: the client has examples, but the result is not a number.
 
     Raises:
       OSError: If the file cannot be written.
@@ -240,16 +240,17 @@ def write_client_metrics(
 def summarize_rows(
     rows: Sequence[Mapping[str, str]], primary: str, higher_is_better: bool
 ) -> dict[str, Any]:
-    """Summarises metrics.csv: means over last rounds, the best round, mean seconds of a round.
+    """Summarises metrics.csv: means over the last rounds, the best round, mean seconds per round.
 
     Args:
       rows: Rows of metrics.csv.
-      primary: Column of the metric in which the task is compared, e.g. `eval/accuracy`.
-      higher_is_better: Whether more of it is better.
+      primary: Column of the task's primary metric, e.g. `eval/accuracy`.
+      higher_is_better: Whether higher values of it are better.
 
     Returns:
-      `mean_last_50` and `mean_last_100` (column → mean over those of the last rounds that have it;
-      the training loss is what learning rates are tuned on), `best` and `mean_round_seconds`.
+      `mean_last_50` and `mean_last_100` (column → mean over those of the last 50 or 100 rounds that
+      have a value), `best` and `mean_round_seconds`. The columns are the primary metric and the
+      training loss, on which learning rates are tuned.
     """
     trained = [row for row in rows if int(row[ROUND]) > 0]
 

@@ -1,10 +1,10 @@
-"""The model that a run leaves, and weights that one begins with.
+"""The final model of a run, and the initial weights of one.
 
-`model/final.keras` is Keras's own file: `tf.keras.models.load_model` reads it on either stack. It
-reads it without the suite where each layer is Keras's or, as the suite's faster forms, has the name
-of one of Keras's; other layers of the suite take `import tasks.layers.registered` before. Of a
-model that Keras cannot describe, such as one with a layer that does not tell its settings, the
-weights are left, `model/final.weights.h5`.
+`model/final.keras` has Keras's own format: `tf.keras.models.load_model` reads it on either stack.
+It needs only Keras if every layer is a Keras layer or one of the suite's faster versions of these,
+which are saved under the names of Keras's own. For any other layer of the suite, run
+`import tasks.layers.registered` first. If Keras cannot serialise a model, e.g. because a layer
+lacks `get_config`, only the weights are saved, as `model/final.weights.h5`.
 """
 
 import contextlib
@@ -27,12 +27,12 @@ _WHOLE, _WEIGHTS = "final.keras", "final.weights.h5"
 
 
 def write(folder: str, keras_model: Any, weights: Sequence[np.ndarray]) -> str:
-    """Writes a model with other trainable weights.
+    """Writes a model with the given trainable weights.
 
     Args:
       folder: Folder of the experiment.
-      keras_model: Keras's model, which is left as it is.
-      weights: One array a trainable weight.
+      keras_model: The Keras model; its own weights are restored afterwards.
+      weights: One array per trainable weight.
 
     Returns:
       Path of the file.
@@ -61,7 +61,7 @@ def write(folder: str, keras_model: Any, weights: Sequence[np.ndarray]) -> str:
 
 
 def remove(folder: str) -> None:
-    """Removes the model of an earlier end of the run, if there is one."""
+    """Removes the model that an earlier end of the run wrote, if any."""
     for name in (_WHOLE, _WEIGHTS):
         path = os.path.join(folder, FOLDER, name)
         if os.path.exists(path):
@@ -77,28 +77,28 @@ def beginning_with(task: Task, seed: int, path: str) -> Task:
       path: `--initial_weights`: a `.keras` or `.h5` file, the folder of a SavedModel or of a run.
 
     Raises:
-      RunError: If the file cannot be read, or is of another model.
+      RunError: If the file cannot be read, or belongs to another model.
     """
     keras_model, found = task.keras_model_fn(seed), find(path)
     try:
         _read(keras_model, found)
-    except Exception as e:  # Whatever Keras, h5py and zipfile raise for a file that they can't use.
+    except Exception as e:  # Keras, h5py and zipfile raise many types for files they can't read.
         reason = " ".join(str(e).split())[:200]
         raise RunError(
-            f"--initial_weights={path} cannot be taken for the model of {task.name}: {reason}"
+            f"--initial_weights={path} does not fit the model of {task.name}: {reason}"
         ) from e
     weights = keras_model.get_weights()
     if not all(np.all(np.isfinite(w)) for w in weights):
-        raise RunError(f"--initial_weights={path} holds numbers that are not finite.")
+        raise RunError(f"--initial_weights={path} holds NaN or infinite numbers.")
 
     def with_weights(seed):
         made = task.keras_model_fn(seed)
         made.set_weights(weights)
         return made
 
-    # Whose code is looked at.
+    # The identity of the run includes the code of the original function.
     with_weights.__wrapped__ = task.keras_model_fn
-    # A run does not resume with others.
+    # As part of the data, so that a run does not resume with other initial weights.
     digested = {f"initial weight {i}": w for i, w in enumerate(weights)}
     return dataclasses.replace(
         task, keras_model_fn=with_weights, constants={**task.constants, **digested}
@@ -109,11 +109,11 @@ def find(path: str) -> str:
     """Returns the file of weights, or the folder of a SavedModel, that `--initial_weights` names.
 
     Raises:
-      RunError: If there is none.
+      RunError: If it does not exist or has another form.
     """
 
     def refuse(reason):
-        raise RunError(f"--initial_weights={path} cannot be taken: {reason}")
+        raise RunError(f"--initial_weights={path} cannot be used: {reason}")
 
     found = os.path.expanduser(path)
     if not os.path.exists(found):
@@ -130,9 +130,9 @@ def find(path: str) -> str:
 
 
 def load(path: str) -> Any:
-    """Returns the Keras model of a `.keras` file that either stack has written.
+    """Returns the Keras model of a `.keras` file from either stack.
 
-    A file that `write` has made needs only `tf.keras.models.load_model`.
+    For a file that `write` has made, `tf.keras.models.load_model` is enough.
     """
     import tensorflow as tf
 
@@ -165,7 +165,7 @@ def _read(keras_model, path):
 
 
 def _is_of_earlier_version(path):
-    """Returns whether a file names weights by a class that has another name by now."""
+    """Returns whether a file refers to a layer's class by its former name."""
     from tasks.layers import registered
 
     if not zipfile.is_zipfile(path):

@@ -1,22 +1,27 @@
-"""The folder of an experiment: who may write there, and what is written.
+"""The folder of an experiment: its lock, its files and their checksums.
 
     hparams.json         settings in force, versions, device
-    metrics.csv          a row a round; row r describes the model after r rounds
+    metrics.csv          one row per round; row r describes the model after r rounds
     client_metrics.csv   the final model on every client's own test examples
-    summary.json         what the run came to
+    summary.json         results of the finished run
     diverged.json        why the run stopped, if it diverged
     events.out.tfevents… metrics.csv and settings for TensorBoard
     checkpoints/         see `simulation.records.checkpoints`
     model/               the final model, see `simulation.records.models`
-    data_digests.json    what the data were, client by client or file by file
+    data_digests.json    digests of the data, client by client or file by file
     encoding.json        which number stands for which class, category or word of a table
 
-These files belong together, and what has changed since a run wrote it is refused. A run has an id,
-which is in hparams.json, summary.json, every checkpoint and the clients' states. The two JSON files
-are sealed with a digest of their own content. A checkpoint seals the rows of metrics.csv up to its
-round, the clients' states as of it and the data; summary.json the rows and client_metrics.csv.
-TensorBoard's files are written again from metrics.csv at every start, so nothing rests on them;
-data_digests.json only helps to say what of the data differs.
+These files belong together, and a file that has changed since the run wrote it is refused. A run
+has an id, which is in hparams.json, summary.json, every checkpoint and the client states. Fields
+named `seal` and `seals` hold checksums:
+
+- hparams.json and summary.json each hold one of their content.
+- A checkpoint holds those of the rows of metrics.csv up to its round, of the client states after
+  it, and of the data.
+- summary.json holds those of the rows of metrics.csv and of client_metrics.csv.
+
+TensorBoard's files are rewritten from metrics.csv at every start and have none. data_digests.json
+only serves to report which part of the data differs.
 """
 
 import contextlib
@@ -43,13 +48,13 @@ DIVERGED = "diverged.json"
 
 
 class ExperimentFolder:
-    """The folder of one experiment, held by one process at a time.
+    """The folder of one experiment, locked by one process at a time.
 
-    Used as a context manager; the lock ends with the process, however that ends.
+    Used as a context manager. The operating system releases the lock even if the process is killed.
     """
 
     def __init__(self, root: str, name: str):
-        """Initialises for `<root>/<name>`; nothing is touched before the `with` statement."""
+        """Initialises for `<root>/<name>`; only the `with` statement touches the file system."""
         self.path = os.path.join(root, name)
         self._made: list[str] = []
         self._lock = filelock.FileLock(self.file(".lock"))
@@ -60,10 +65,10 @@ class ExperimentFolder:
         return os.path.join(self.path, name)
 
     def __enter__(self):
-        """Makes the folder and takes it for this process.
+        """Makes the folder and locks it for this process.
 
         Raises:
-          RunError: If the folder cannot be written or another process works there.
+          RunError: If the folder cannot be written, or another process has locked it.
         """
         with files.explained(self.path):
             self._make()
@@ -87,23 +92,23 @@ class ExperimentFolder:
         os.makedirs(self.path, exist_ok=True)
 
     def _forget(self):
-        """Removes what was made for a run that was refused, if nothing else is there by now."""
+        """Removes the folders that `_make` has made for a refused run, if they are still empty."""
         if not self._made or os.listdir(self.path) != [".lock"]:
             return
         with contextlib.suppress(OSError):
-            # While it is still held: whoever waits for it learns that the file is another one.
+            # Removed while locked: a process that waits for the lock notices that its file is gone.
             os.remove(self.file(".lock"))
             for folder in self._made:
                 os.rmdir(folder)
 
     def set_aside(self) -> str | None:
-        """Moves what is in the folder beside it; the folder is then empty, and still held.
+        """Moves the contents into a new folder beside this one, which is then empty and locked.
 
         Returns:
-          The path that it has now; `None` if nothing was there.
+          The path of the new folder; `None` if this one was empty.
 
         Raises:
-          RunError: If it cannot be moved, or another process takes the folder meanwhile.
+          RunError: If it cannot be moved, or another process locks the folder meanwhile.
         """
         with files.explained(self.path):
             if not set(os.listdir(self.path)) - {".lock"}:
@@ -127,31 +132,31 @@ class ExperimentFolder:
         may_change: Iterable[str],
         completed: Callable[[Mapping[str, Any]], Mapping[str, Any]],
     ) -> tuple[checkpoints.Checkpoint | None, list[str]]:
-        """Finds what to resume from.
+        """Finds the checkpoint to resume from.
 
         Args:
           settings: Settings in force, by flag.
-          may_change: Flags in which a resumed run may differ.
-          completed: Recorded flags → these and what was in force besides, see
+          may_change: Flags that may change on resumption.
+          completed: Function that adds defaults to recorded flags, see
             `simulation.experiment_flags.completed`.
 
         Returns:
-          The newest whole checkpoint, `None` if the run has none yet, and the paths of newer ones
+          The newest intact checkpoint, `None` if the run has none yet, and the paths of newer ones
           that are damaged.
 
         Raises:
-          RunError: If the folder holds another experiment, or lacks what it should have, or a file
-            is not what the run left there.
+          RunError: If the folder holds another experiment, lacks a file or holds one that has
+            changed since the run wrote it.
         """
         with files.explained(self.path):
             recorded = self.read_hparams()
             checkpoint, damaged = checkpoints.load_newest(self.file("checkpoints"))
-            # Beside a checkpoint, the table is checked against it.
+            # With a checkpoint, `check_seal` checks the table later.
             rows = [] if checkpoint else metrics_csv.read_csv(self.file("metrics.csv"))[1]
         if recorded is None and (checkpoint or rows):
             raise RunError(
-                f"{self.path} holds results but no hparams.json, so they may be another "
-                "experiment's; restore it, or choose another --experiment_name."
+                f"{self.path} holds results but no hparams.json, so they may belong to another "
+                "experiment; restore it, or choose another --experiment_name."
             )
         for found in (recorded and recorded["flags"], checkpoint and checkpoint.settings):
             if found is not None:
@@ -166,32 +171,32 @@ class ExperimentFolder:
         return checkpoint, damaged
 
     def check_seal(self, checkpoint: checkpoints.Checkpoint) -> None:
-        """Checks that a checkpoint and the table that goes with it are this run's, unaltered.
+        """Checks that a checkpoint and its rows of metrics.csv are this run's and unchanged.
 
         Raises:
-          RunError: If they are not, or the run was begun by a version that sealed nothing.
+          RunError: If they are not, or the run was begun by a version without checksums.
         """
         path = self.file("checkpoints")
         found = checkpoint.seal.get("run_id")
         if found is None and self._run_id is None:
             raise RunError(
-                f"{self.path} is of an earlier version, which sealed nothing, so its files cannot "
-                "be trusted; end it with that version, or choose another --experiment_name."
+                f"{self.path} was begun by an earlier version, whose files have no checksums; "
+                "finish the run with that version, or choose another --experiment_name."
             )
         if found != self._run_id:
             raise RunError(
                 f"The checkpoint of round {checkpoint.round_num} in {path} does not belong to the "
-                f"run of {self.file('hparams.json')}; restore what was there, or choose another "
-                "--experiment_name."
+                f"run of {self.file('hparams.json')}; restore this run's checkpoint, or choose "
+                "another --experiment_name."
             )
         lacking = {"client_states.sqlite", "data", "metrics.csv"} - checkpoint.seal.keys()
         if lacking:
             raise RunError(
-                f"The checkpoint of round {checkpoint.round_num} in {path} is damaged: it has no "
-                f"seal of {', '.join(sorted(lacking))}; restore it, or choose another "
+                f"The checkpoint of round {checkpoint.round_num} in {path} is damaged: it lacks "
+                f"the checksum of {', '.join(sorted(lacking))}; restore it, or choose another "
                 "--experiment_name."
             )
-        # A start from round 0 writes row 0 again, so it may have got as far as removing it.
+        # A start from round 0 rewrites row 0; if it was killed then, the row may be missing.
         if checkpoint.round_num:
             with files.explained(self.path):
                 self._check_rows(checkpoint.round_num, checkpoint.seal["metrics.csv"])
@@ -202,19 +207,19 @@ class ExperimentFolder:
             raise RunError(f"{path} is missing; restore it, or choose another --experiment_name.")
         if metrics_csv.rows_digest(metrics_csv.kept_rows(path, round_num)[1]) != seal:
             raise RunError(
-                f"{path} has other rows up to round {round_num} than the run wrote; restore it, or "
-                "choose another --experiment_name."
+                f"{path} was changed: its rows up to round {round_num} are not those that the run "
+                "wrote; restore it, or choose another --experiment_name."
             )
 
     @property
     def run_id(self) -> str:
-        """The id of the run; made at the first start. Nothing that is computed depends on it."""
+        """The run's id, drawn at its first start. Results do not depend on it."""
         if self._run_id is None:
             self._run_id = secrets.token_hex(16)
         return self._run_id
 
     def write_data_digests(self, digests: Mapping[str, str]) -> None:
-        """Writes data_digests.json where it does not have these digests."""
+        """Writes data_digests.json unless it has these digests already."""
         try:
             same = self._read_json("data_digests.json") == digests
         except RunError:
@@ -223,7 +228,7 @@ class ExperimentFolder:
             self.write_json("data_digests.json", digests)
 
     def data_digests(self) -> dict[str, str]:
-        """Returns the content of data_digests.json; nothing if it is missing or damaged."""
+        """Returns the content of data_digests.json; empty if it is missing or damaged."""
         try:
             return self._read_json("data_digests.json") or {}
         except RunError:
@@ -243,18 +248,18 @@ class ExperimentFolder:
             )
 
     def finished_rounds(self) -> int:
-        """Returns the rounds of the run that was brought to its end here; 0 if none was.
+        """Returns the number of rounds of a finished run; 0 if the run is not finished.
 
         To be called after `resume_point`.
 
         Raises:
-          RunError: If summary.json is damaged or was altered.
+          RunError: If summary.json is damaged or was changed.
         """
         with files.explained(self.path):
             summary = self._read_sealed("summary.json")
         if summary is None:
             return 0
-        # Versions that sealed nothing left no seals.
+        # Early versions wrote no checksums.
         kinds = {"finished": bool, "rounds": int, **({"seals": dict} if "seal" in summary else {})}
         if not _has(summary, kinds) or summary["rounds"] < 0:
             raise RunError(f"{self.file('summary.json')} is damaged: parts of it are missing.")
@@ -264,33 +269,34 @@ class ExperimentFolder:
         """Checks the files of a finished run.
 
         Returns:
-          A warning as one line, if there is something to warn of; else nothing.
+          A warning of one line if they cannot be checked; otherwise an empty string.
 
         Raises:
-          RunError: If one is not what the run left there.
+          RunError: If a file has changed since the run wrote it.
         """
         with files.explained(self.path):
             summary = self._read_sealed("summary.json")
             if "seal" not in summary:
-                return f"{self.path} is of an earlier version, which sealed nothing: not checked."
+                return (
+                    f"{self.path} was not checked: the earlier version that wrote it used no "
+                    "checksums."
+                )
             self._check_rows(summary["rounds"], summary["seals"].get("metrics.csv"))
             path = self.file("client_metrics.csv")
             if file_digest(path) != summary["seals"].get("client_metrics.csv", ""):
                 raise RunError(
-                    f"{path} is not what the run wrote; restore it, or remove "
-                    f"{self.file('summary.json')} and run the same command again to have both "
-                    "written again."
+                    f"{path} was changed after the run wrote it; restore it, or remove "
+                    f"{self.file('summary.json')} and run the same command again to rewrite both."
                 )
         return ""
 
     def _read_sealed(self, name):
-        """Reads a file of `write_sealed`, `None` if there is none.
+        """Reads a file of `write_sealed`; `None` if it does not exist.
 
-        One without a seal is let through if it has no id of a run either: it is of an earlier
-        version.
+        A file without both a checksum and a run's id is accepted: an earlier version wrote it.
         """
         again = (
-            "; restore it, or remove it and run the same command again to have it written again."
+            "; restore it, or remove it and run the same command again to rewrite it."
             if name == "summary.json"
             else "; restore it, or choose another --experiment_name."
         )
@@ -302,7 +308,7 @@ class ExperimentFolder:
             return None
         if not is_intact(content):
             raise RunError(
-                f"{self.file(name)} was altered: its content does not go with its seal{again}"
+                f"{self.file(name)} was changed: its content does not match its checksum{again}"
             )
         if name != "hparams.json" and content.get("run_id") != self._run_id:
             raise RunError(f"{self.file(name)} belongs to another run{again}")
@@ -312,7 +318,7 @@ class ExperimentFolder:
         """Returns the content of hparams.json, `None` if there is none.
 
         Raises:
-          RunError: If the file is damaged or was altered.
+          RunError: If the file is damaged or was changed.
         """
         content = self._read_sealed("hparams.json")
         kinds = {"flags": dict, "start": dict, "resumed": list}
@@ -327,18 +333,18 @@ class ExperimentFolder:
         return content
 
     def write_sealed(self, name: str, content: Mapping[str, Any]) -> None:
-        """Writes a JSON file with the run's id and a digest of its content."""
+        """Writes a JSON file with the run's id and a checksum of its content."""
         content = writing.finite_or_none({"run_id": self.run_id, **content})
         self.write_json(name, {**content, "seal": _seal_of(content)})
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        """Writes a JSON file; numbers that are not finite become null."""
+        """Writes a JSON file; NaN and infinite numbers become null."""
         text = writing.json_text(content) + "\n"
         with files.explained(self.path):
             files.write_atomically(self.file(name), text.encode())
 
     def remove(self, *names: str) -> None:
-        """Removes files that may not be there."""
+        """Removes files, as far as they exist."""
         with files.explained(self.path):
             for name in names:
                 if os.path.exists(self.file(name)):
@@ -348,12 +354,12 @@ class ExperimentFolder:
         return read_json(self.file(name))
 
 
-# What the name of a folder ends in that another run has taken the place of.
+# Ending of the folder of a run that `--fresh` has replaced.
 REPLACED = re.compile(r"\.replaced-[0-9]+$")
 
 
 def free_place(path: str) -> str:
-    """Returns where a run's folder can be kept that another run takes the place of."""
+    """Returns the unused path to which `--fresh` moves a run's folder."""
     number = 1
     while os.path.lexists(f"{path}.replaced-{number}"):
         number += 1
@@ -361,10 +367,10 @@ def free_place(path: str) -> str:
 
 
 def read_json(path: str) -> dict[str, Any] | None:
-    """Reads a file of one JSON object; `None` if there is no file.
+    """Reads a file of one JSON object; returns `None` if the file does not exist.
 
     Raises:
-      RunError: If it cannot be read or holds anything else.
+      RunError: If it cannot be read or does not hold a JSON object.
     """
     if not os.path.lexists(path):
         return None
@@ -374,18 +380,18 @@ def read_json(path: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError) as e:
         raise RunError(f"{path} is damaged: {e}.") from e
     if not isinstance(content, dict):
-        raise RunError(f"{path} is damaged: it holds no JSON object.")
+        raise RunError(f"{path} is damaged: it must hold a JSON object.")
     return content
 
 
 def _has(content, kinds) -> bool:
     found = ((content.get(name), kind) for name, kind in kinds.items())
-    # Python takes `true` for a number.
+    # In Python, `True` is an `int`.
     return all(isinstance(v, kind) and (kind is bool or v is not True) for v, kind in found)
 
 
 def file_digest(path: str) -> str | None:
-    """Returns the SHA-256 of a file, hexadecimal, `None` if there is none."""
+    """Returns the SHA-256 of a file, hexadecimal; `None` if the file does not exist."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -394,9 +400,9 @@ def file_digest(path: str) -> str | None:
 
 
 def is_intact(content: Mapping[str, Any]) -> bool:
-    """Returns whether the content of a sealed JSON file goes with its seal.
+    """Returns whether the content of a JSON file matches its checksum.
 
-    What has neither a seal nor the id of a run is of an earlier version, which sealed nothing.
+    Content without both a checksum and a run's id is accepted: an earlier version wrote it.
     """
     if "seal" not in content:
         return "run_id" not in content
@@ -408,11 +414,11 @@ def _seal_of(content):
 
 
 def describe_start(command: Sequence[str], device: str, round_num: int) -> dict[str, Any]:
-    """Returns what else decides the numbers of a run: versions, commit, device, command.
+    """Returns what affects results besides the settings: versions, commit, device, command.
 
     Args:
       command: The command line.
-      device: What TensorFlow computes on.
+      device: The device that TensorFlow uses.
       round_num: Number of rounds done at this start.
     """
     return {
@@ -430,7 +436,7 @@ def describe_start(command: Sequence[str], device: str, round_num: int) -> dict[
 
 
 def _git_commit():
-    """Returns the commit of the code, `+` added if files differ from it; `None` outside git."""
+    """Returns the code's commit, with `+` appended if files differ from it; `None` outside git."""
     folder = os.path.dirname(os.path.abspath(__file__))
     describe = ["git", "-C", folder, "describe", "--always", "--abbrev=40", "--exclude=*"]
     try:

@@ -1,4 +1,4 @@
-"""A profile of some rounds of a run, for TensorBoard."""
+"""Profiles some rounds of a run for TensorBoard."""
 
 import importlib.util
 from collections.abc import Callable
@@ -7,8 +7,9 @@ from simulation import experiment_flags
 from tff_suite import compat
 
 _VIEWER = "tensorboard_plugin_profile"
-# What pip installs to show profiles beside each stack's TensorBoard; few people need it. On the
-# published stack a resolver gives up; on the current one it leaves all that is pinned as it is.
+# What to pass to `pip install` for TensorBoard's Profile tab, per stack. It is optional, as few
+# people need it. On the published stack pip cannot resolve its dependencies; on the current stack
+# it changes no pinned package.
 VIEWERS = {
     compat.PUBLISHED: "--no-deps tensorboard-plugin-profile==2.14.0 gviz-api==1.10.0",
     compat.CURRENT: "tensorboard-plugin-profile==2.21.6",
@@ -16,18 +17,18 @@ VIEWERS = {
 
 
 class Profile:
-    """Has TensorFlow record what it does in some rounds, evaluations between them included.
+    """Runs TensorFlow's profiler during some rounds, including evaluations between them.
 
-    Used as a context manager, at whose end a recording that is under way is written.
+    Used as a context manager. On exit, a profile that is still being recorded is written.
     """
 
     def __init__(self, rounds: str | None, folder: str, say: Callable[[str], None]):
         """Initialises for rounds of a run.
 
         Args:
-          rounds: `--profile`; `None` records nothing.
-          folder: Folder of the run; the profile lies in `plugins/profile` there.
-          say: Takes a line on what was done.
+          rounds: `--profile`; `None` disables it.
+          folder: Folder of the run; the profile goes to `plugins/profile` there.
+          say: Prints or logs a line on what was done.
         """
         self._rounds = experiment_flags.profiled_rounds(rounds) if rounds is not None else None
         self._text, self._folder, self._say = rounds, folder, say
@@ -39,12 +40,12 @@ class Profile:
     def __exit__(self, *_):
         self._stop()
         if self._rounds and not self._done:
-            # A warning, which `simulation.run` passes on, too.
-            told = "no such round was done, so there is no profile."
+            # `simulation.run` passes this on as a warning, too.
+            told = "these rounds were not done, so no profile was written."
             self._say(f"warning: --profile={self._text}: {told}")
 
     def before_round(self, round_num: int) -> None:
-        """Is called before each round, with its number from 1."""
+        """To be called before each round, with its number from 1."""
         if self._rounds is None:
             return
         first, last = self._rounds
@@ -60,7 +61,7 @@ class Profile:
         try:
             tf.profiler.experimental.start(self._folder)
         except tf.errors.OpError as e:
-            self._say(f"warning: --profile={self._text}: no profile can be taken: {e.message}")
+            self._say(f"warning: --profile={self._text}: cannot start the profiler: {e.message}")
             return
         self._recording = True
 
@@ -73,12 +74,12 @@ class Profile:
         try:
             tf.profiler.experimental.stop()
         except tf.errors.OpError as e:
-            self._say(f"warning: --profile={self._text}: it cannot be written: {e.message}")
+            self._say(f"warning: --profile={self._text}: cannot write the profile: {e.message}")
             return
-        told = f"Profile of round {self._text} in {self._folder}/plugins/profile."
+        told = f"Wrote the profile of round {self._text} to {self._folder}/plugins/profile."
         if importlib.util.find_spec(_VIEWER) is None:
             told += (
-                " TensorBoard's Profile tab needs what is not installed: "
-                f"pip install {VIEWERS[compat.stack()]}, or look at it elsewhere."
+                " To see it here, install TensorBoard's Profile tab: "
+                f"pip install {VIEWERS[compat.stack()]}"
             )
         self._say(told)

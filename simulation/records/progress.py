@@ -1,4 +1,4 @@
-"""How a run shows what it is doing: a bar on a terminal, now and then a line elsewhere."""
+"""Progress of a run: a bar on a terminal; elsewhere a line every few seconds."""
 
 import collections
 import sys
@@ -11,18 +11,18 @@ import tqdm
 from tff_suite import command_line
 
 _SECONDS_BETWEEN_LINES = 5.0
-# Rounds by which the time of those to come is estimated.
+# The remaining time is estimated from this many recent rounds.
 _RECENT_ROUNDS = 50
-# As tqdm's own, but always in seconds a round, never in rounds a second.
+# As tqdm's default, but always in seconds per round and never in rounds per second.
 _BAR = (
     "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_inv_fmt}{postfix}]"
 )
 
 
 class Recent:
-    """Seconds of a round, by the last rounds; the first, which traces and compiles, soon drops out.
+    """Mean seconds per round over recent rounds, including evaluations and checkpoints.
 
-    What is done between rounds (evaluations, checkpoints) is in them.
+    The first round, which traces and compiles, is left out once a second one has ended.
     """
 
     def __init__(self):
@@ -31,7 +31,7 @@ class Recent:
         self._has_first = True
 
     def ended(self) -> None:
-        """Tells that a round is over."""
+        """To be called when a round has ended."""
         if self._has_first and len(self._ends) == 2:
             self._ends.popleft()
             self._has_first = False
@@ -44,7 +44,7 @@ class Recent:
 
 
 class _Bar(tqdm.tqdm):
-    """A bar whose rate, and so the time left, is that of recent rounds."""
+    """A bar whose rate and remaining time are based on recent rounds."""
 
     def __init__(self, done, total):
         self._recent = Recent()
@@ -63,7 +63,7 @@ class _Bar(tqdm.tqdm):
 
 
 class Progress:
-    """Progress of a command over its rounds."""
+    """Progress of a command, on standard error."""
 
     def __init__(self, done: int, total: int):
         """Starts at round `done` of `total`."""
@@ -75,7 +75,7 @@ class Progress:
             self._bar = _Bar(done, total)
 
     def update(self, round_num: int, shown: Mapping[str, float]) -> None:
-        """Tells that a round is over.
+        """To be called when a round has ended.
 
         Args:
           round_num: Number of rounds done.
@@ -110,10 +110,10 @@ class Progress:
 
 
 class ProgressInPython:
-    """Progress of a run that a program or a notebook has started: a bar, and Python's warnings."""
+    """Progress of a run in a program or notebook: a bar, and Python's warnings."""
 
     def __init__(self, done: int, total: int, *, shown: bool = True):
-        """Starts at round `done` of `total`; without a bar if it is not to be `shown`."""
+        """Starts at round `done` of `total`; `shown=False` hides the bar."""
         self._bar = _Bar(done, total) if shown else None
 
     def update(self, round_num: int, shown: Mapping[str, float]) -> None:
@@ -124,7 +124,7 @@ class ProgressInPython:
             self._bar.update()
 
     def warn(self, text: str) -> None:
-        """Warns as Python does."""
+        """Issues a Python `RuntimeWarning`."""
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def close(self) -> None:

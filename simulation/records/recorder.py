@@ -1,4 +1,4 @@
-"""What a run leaves while it works and at its end, and who is shown it."""
+"""Writes a run's rows, checkpoints, trackers and progress, and its files at start and end."""
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +17,12 @@ from tff_algos.registry import SIMULATED
 
 
 class Recorder:
-    """Takes what the rounds of a run give: rows, checkpoints, progress.
+    """Records the rounds of a run: rows, checkpoints, progress.
 
-    Used as a context manager, which closes what it has opened.
+    Used as a context manager, which closes the files and trackers that it has opened.
 
     Attributes:
-      kept: Rows of metrics.csv, column → text, that were there when the run resumed.
+      kept: Rows of metrics.csv, column → text, of the rounds before this start.
     """
 
     def __init__(
@@ -37,16 +37,16 @@ class Recorder:
         shown: Mapping[str, str],
         first: Sequence[str] = (),
     ):
-        """Opens the table and its copies.
+        """Opens metrics.csv, TensorBoard's file and the trackers.
 
         Args:
           folder: The folder of the experiment.
-          request: What the user asks for.
-          round_num: Number of rounds done; later rows are dropped.
+          request: The checked settings.
+          round_num: Number of rounds done; later rows are removed.
           data: Digests of the data.
-          client_states: What clients keep, if the method's clients do.
-          progress: Rounds done and to do → the `Progress` that is shown.
-          shown: What to show of a round → the column it is in.
+          client_states: The clients' states; `None` if the method's clients keep none.
+          progress: (rounds done, rounds in total) → the `Progress` that is shown.
+          shown: Name of a number in the progress display → its column of metrics.csv.
           first: Columns that TensorBoard shows before all others.
 
         Raises:
@@ -57,9 +57,9 @@ class Recorder:
         self._data_seal = fingerprint.whole(data)
         self._latest: dict[str, float] = {}
         with files.explained(folder.path):
-            # A start from round 0 writes row 0 again.
+            # A start from round 0 rewrites row 0.
             self._table = metrics_csv.MetricsCsv(folder.file("metrics.csv"), round_num or -1)
-            # A process that was killed between a checkpoint and this left what is too old.
+            # An earlier process may have been killed after a checkpoint and before this step.
             checkpoints.remove_old(folder.file("checkpoints"), round_num)
             self._forget_states()
             self.kept = metrics_csv.read_csv(folder.file("metrics.csv"))[1]
@@ -101,7 +101,7 @@ class Recorder:
                 tracker.write(round_num, values)
 
     def checkpoint(self, round_num: int, leaves: Sequence[np.ndarray]) -> None:
-        """Saves what the run can resume from.
+        """Saves a checkpoint.
 
         Args:
           round_num: Number of rounds done.
@@ -121,13 +121,13 @@ class Recorder:
             self._forget_states()
 
     def _forget_states(self):
-        """Removes what clients kept and only checkpoints that are removed would need."""
+        """Removes client states that only removed checkpoints would need."""
         left = checkpoints.rounds(self._folder.file("checkpoints"))
         if self._client_states and left:
             self._client_states.forget_before(left[0])
 
     def show(self, round_num: int, values: Mapping[str, float]) -> None:
-        """Tells that a round is over, with the latest numbers of what is shown."""
+        """Updates the progress after a round, with the latest value of each number shown."""
         self._latest.update(values)
         shown = {
             name: self._latest[column]
@@ -137,7 +137,7 @@ class Recorder:
         self._progress.update(round_num, shown)
 
     def warn(self, text: str) -> None:
-        """Tells of trouble."""
+        """Shows a warning."""
         self._progress.warn(text)
 
 
@@ -153,11 +153,11 @@ def write_start(
 
     Args:
       folder: The folder of the experiment.
-      request: What the user asks for.
+      request: The checked settings.
       task: The task.
-      start: What is known of this start, from `outputs.describe_start`.
-      identity: What the run is made of, from `simulation.identity`.
-      accepted: What differs in it from what was recorded, and was accepted.
+      start: Description of this start, from `outputs.describe_start`.
+      identity: The run's identity, from `simulation.identity`.
+      accepted: Accepted differences from the recorded identity.
     """
     recorded = folder.read_hparams()
     content = {
@@ -179,7 +179,7 @@ def write_start(
 
 
 def _validation(data):
-    """Counts what settings are chosen by."""
+    """Returns the numbers of validation clients and examples, if any."""
     if data is None:
         return {}
     number = int(np.sum(np.asarray(data.sizes) > 0))
@@ -192,13 +192,13 @@ def accept(
     identity: Mapping[str, Any],
     accepted: Sequence[str],
 ) -> None:
-    """Writes into the hparams.json of a finished run what has changed and was accepted.
+    """Records accepted differences in the hparams.json of a finished run.
 
     Args:
       folder: The folder of the experiment.
       round_num: Number of rounds done.
-      identity: What the run would be made of now; parts not in it stay as they were.
-      accepted: What differs.
+      identity: The current identity; recorded parts that it lacks are kept.
+      accepted: The differences.
     """
     recorded = folder.read_hparams()
     content = {k: v for k, v in recorded.items() if k not in ("run_id", "seal")}
@@ -207,7 +207,7 @@ def accept(
 
 
 def _accepted(recorded, round_num, accepted):
-    """Returns the changes that were accepted, with those of now."""
+    """Returns the recorded accepted changes, with the new ones appended."""
     known = list((recorded or {}).get("accepted_changes", ()))
     if accepted:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -216,7 +216,7 @@ def _accepted(recorded, round_num, accepted):
 
 
 def _names(objects):
-    """Names what was given in Python, of which nothing else can be recorded."""
+    """Returns the names of objects given in Python, which cannot be recorded themselves."""
     return {
         kind: getattr(given, "name" if kind == "task" else "__qualname__", type(given).__name__)
         for kind, given in objects.items()
@@ -241,9 +241,9 @@ def write_results(
       final: Metrics of the final model, by column.
       by_client: Its metrics on every client's own test examples; `None` if clients have none.
       round_num: Number of rounds done.
-      total_rounds: Number of rounds to reach.
-      weights: The metrics' weights, as `by_client`.
-      stopped: Why a callback ended the run before, if one did.
+      total_rounds: `--total_rounds`.
+      weights: The metrics' weights, in the form of `by_client`.
+      stopped: Why a callback ended the run early, if one did.
     """
     with files.explained(folder.path):
         if by_client is not None:
@@ -260,7 +260,7 @@ def write_results(
             "client_metrics.csv": outputs.file_digest(folder.file("client_metrics.csv")),
         },
     }
-    # Last of all: it says that the rest is there.
+    # Written last: it marks the run as finished.
     folder.write_sealed("summary.json", summary)
 
 

@@ -1,7 +1,7 @@
 """The event file of a run, which TensorBoard shows.
 
-`tff.program.TensorBoardReleaseManager` was measured and left: it runs an operation a number (6 ms
-for 30 numbers, as long as some rounds).
+`tff.program.TensorBoardReleaseManager` was measured and rejected. It runs one operation per number:
+6 ms for 30 numbers, as long as some rounds.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any
 
 from simulation.records.metrics_csv import ROUND
 
-# Of an event file: somebody may look at the run.
+# How often to flush the event file, so that TensorBoard can show a running experiment.
 _SECONDS_TO_FLUSH = 10.0
 
 
@@ -22,8 +22,8 @@ class TensorBoard:
     """An event file in the run's folder: the numbers of metrics.csv, and the run's settings.
 
     It lies in the folder itself, since TensorBoard names a run after the folder of its events. The
-    settings fill the HParams tab. No run declares the columns of that tab, so TensorBoard takes
-    those of all runs that it shows.
+    settings fill the HParams tab. The run does not declare that tab's columns, so TensorBoard shows
+    the columns of all runs.
     """
 
     def __init__(
@@ -35,19 +35,19 @@ class TensorBoard:
         first: Sequence[str] = (),
         total_rounds: int | None = None,
     ):
-        """Starts again from the rows of metrics.csv, so that no step is there twice.
+        """Starts anew from the rows of metrics.csv, so that each step appears once.
 
         Args:
           folder: Folder of the run; event files in it are removed.
           rows: Rows kept in metrics.csv.
-          settings: What the HParams tab shows; what is `None` is left out.
-          first: Columns that are shown once more in a group before all others.
-          total_rounds: The round with which the run is a success there.
+          settings: Settings for the HParams tab; those that are `None` are left out.
+          first: Columns to show a second time, in a group before all others.
+          total_rounds: The round after which TensorBoard shows the run as successful.
 
         Raises:
           OSError: If they cannot be written.
         """
-        # Errors before this must come fast.
+        # Imported late, so that errors before this come fast.
         import tensorflow as tf
         from tensorboard.compat.proto import event_pb2
         from tensorboard.plugins.hparams import summary
@@ -58,7 +58,7 @@ class TensorBoard:
             os.remove(path)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
         with _tensorflows_errors():
-            # TensorBoard's own writer has a thread, which on a full disk ends in a traceback.
+            # TensorBoard's own writer uses a thread, which prints a traceback on a full disk.
             self._writer = tf.io.TFRecordWriter(os.path.join(folder, name))
         self._add(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
         self._flush()
@@ -70,7 +70,7 @@ class TensorBoard:
             self.write(int(row[ROUND]), values)
 
     def write(self, round_num: int, values: Mapping[str, float]) -> None:
-        """Writes the scalars of a round, which can be read some time later.
+        """Writes the scalars of a round; they may reach the file some seconds later.
 
         Raises:
           OSError: If these or those of an earlier round cannot be written.
@@ -89,7 +89,7 @@ class TensorBoard:
         from tensorboard.compat.proto import event_pb2
 
         event = event_pb2.Event(wall_time=time.time(), step=step)
-        # The class of the summary may be TensorFlow's own.
+        # The summary's class may be TensorFlow's instead of TensorBoard's.
         event.summary.ParseFromString(summary.SerializeToString())
         self._add(event)
 
@@ -103,7 +103,7 @@ class TensorBoard:
         self._flushed = time.monotonic()
 
     def close(self) -> None:
-        """Brings everything to the event file.
+        """Flushes and closes the event file.
 
         Raises:
           OSError: If it cannot be written.
@@ -118,13 +118,13 @@ class TensorBoard:
 
 
 def first_tag(column: str) -> str:
-    """Returns the tag of a column in the group that TensorBoard, by the alphabet, shows first."""
+    """Returns the tag of a column in the group that TensorBoard shows first, alphabetically."""
     return f"at_a_glance/{column.replace('/', '_')}"
 
 
 @contextlib.contextmanager
 def _tensorflows_errors():
-    """Turns the errors of TensorFlow, which writes the event files, into the system's."""
+    """Turns errors of TensorFlow, which writes the event files, into `OSError`s."""
     import tensorflow as tf
 
     try:

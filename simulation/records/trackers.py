@@ -1,7 +1,7 @@
-"""Where a run's numbers can be shown beside metrics.csv: Weights & Biases and MLflow.
+"""Trackers that can show a run's numbers besides metrics.csv: Weights & Biases and MLflow.
 
-Both are optional (`make venv-tracking`). A resumed run continues the same entry, and no round is
-there twice: what an earlier process has sent is not sent again.
+Both are optional (`make venv-tracking`). A resumed run continues its entry and does not send again
+the rounds that an earlier process has sent.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ _INSTALL = "make venv-tracking, or pip install -r requirements-tracking.txt, bri
 
 
 def require_installed(settings: Mapping[str, Any]) -> None:
-    """Refuses a run before it begins if the package of a tracker that it asks for is missing.
+    """Checks, before a run begins, that the packages of its trackers are installed.
 
     Args:
       settings: The run's settings; `wandb_project` and `mlflow_uri` are read.
 
     Raises:
-      RunError: If it is missing.
+      RunError: If one is missing.
     """
     for kind, package, flag in (
         (WeightsAndBiases, "wandb", "wandb_project"),
@@ -45,18 +45,18 @@ def opened(
     flags: Mapping[str, Any],
     rows: Iterable[Mapping[str, str]],
 ) -> list:
-    """Opens the trackers that a run asks for.
+    """Opens the trackers of a run.
 
     Args:
       settings: The run's settings; `wandb_project` and `mlflow_uri` are read.
-      folder: Folder of the run. By it and the id a resumed run finds its entry: neither a copy of
-        the folder nor a run that begins anew in it continues there.
+      folder: Folder of the run. Folder and id together identify the entry that a resumed run
+        continues; a copy of the folder and a new run in it each get a new entry.
       run_id: The run's id.
       flags: Every setting in force, for the record.
       rows: Rows of metrics.csv that are kept.
 
     Returns:
-      Objects with `write(round_num, values)` and `close()`, which raise a `RunError` as well.
+      Objects with `write(round_num, values)` and `close()`, both of which may raise a `RunError`.
 
     Raises:
       RunError: If a tracker is not installed or can't be reached.
@@ -79,7 +79,7 @@ def opened(
 
 
 class _InOneLine:
-    """A tracker of which whatever goes wrong is a `RunError`: a service can fail at any round."""
+    """Turns all errors of a tracker into `RunError`s, since a service can fail at any round."""
 
     def __init__(self, kind, *arguments):
         self._name = kind.__name__
@@ -92,7 +92,7 @@ class _InOneLine:
             yield
         except ImportError as e:
             raise RunError(f"{self._name} is not installed: {_INSTALL}.") from e
-        except Exception as e:  # Whatever the service's client raises is the user's to read.
+        except Exception as e:  # The user needs to see any error of the service's client.
             told = " ".join(str(e).split())
             raise RunError(f"{self._name} cannot be used: {type(e).__name__}: {told}") from e
 
@@ -120,7 +120,7 @@ class WeightsAndBiases:
             project=project,
             id=identity,
             name=os.path.basename(folder),
-            # Kept on disk there is nothing to continue: its parts join when they are sent.
+            # Offline there is no entry to continue; the parts are joined when they are uploaded.
             resume=None if os.environ.get("WANDB_MODE") == "offline" else "allow",
             dir=folder,
             config=dict(flags),
@@ -139,11 +139,11 @@ class WeightsAndBiases:
 
 
 def _mlflows_name(column: str) -> str:
-    """Returns a column's name with the characters that MLflow allows; others stay as unique."""
+    """Returns a column's name with characters that MLflow allows; it stays unique."""
     name = re.sub(r"[^A-Za-z0-9_. /-]", "_", column)
     if name == column and posixpath.normpath(name) == name:
         return name
-    # Of a path, MLflow takes no empty, single-dot or double-dot part.
+    # MLflow rejects empty, `.` and `..` parts of a path.
     name = re.sub(r"(^|/)\.*(?=/|$)", r"\1_", name)
     return f"{name}_{hashlib.sha256(column.encode()).hexdigest()[:8]}"
 

@@ -146,4 +146,4 @@ def test_what_a_run_does_not_keep_is_one_line(run_folder, capsys):
         cka.of_run(str(run_folder), "kept/v", 10)
     (run_folder / "client_states.sqlite").unlink()
     assert cka.main([str(run_folder), f"--output={run_folder / 'x'}"]) == 1
-    assert "clients keep nothing" in capsys.readouterr().err
+    assert "clients keep no state" in capsys.readouterr().err

@@ -173,7 +173,7 @@ def test_rates_that_all_diverge(tmp_path, few):
 
 
 def test_it_runs_out_of_time(tmp_path, few):
-    with pytest.raises(RunError, match="Out of time while rates were tuned"):
+    with pytest.raises(RunError, match="Out of time while tuning learning rates"):
         run(tmp_path, max_minutes=1e-9)
 
 

@@ -171,7 +171,7 @@ def test_errors_are_the_commands(finished, capfd, changes):
     ("changes", "says"),
     [
         ({"client_batch_size": "3"}, "--client_batch_size='3' must be a whole number"),
-        ({"task": 3}, "found a int"),
+        ({"task": 3}, "not a int"),
         ({"task": own_task(name="toy")}, "toy is the name of a registered task"),
         ({"task": own_task(), "use_synthetic_data": True}, "--use_synthetic_data is not used"),
         ({"task": own_task(), "data_dir": "x"}, "--data_dir is not used by --task=mine"),
@@ -231,7 +231,7 @@ def test_a_task_and_a_model_of_ones_own(tmp_path):
     longer = {"total_rounds": 6, "experiment_name": pathlib.Path(result.folder).name}
     for wrong, says in (
         ({"task": own_task(), "model": network(5, 3)}, "units 4 → 5"),
-        ({"task": own_task()}, "the model was given in Python, is the named one"),
+        ({"task": own_task()}, "the model was given in Python, is given by name"),
         ({"task": own_task(train=tasks.load("toy", seed=7).train), "model": model}, "data"),
     ):
         kept = bytes_of(tmp_path)

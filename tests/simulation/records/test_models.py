@@ -83,10 +83,10 @@ def test_files_that_do_not_fit_are_refused_in_one_line(finished, tmp_path):
     (tmp_path / "text.keras").write_text("no model")
     (tmp_path / "text.txt").write_text("")
     of_another = ["other.keras", "other.weights.h5", "other", "text.h5", "text.keras"]
-    reasons = dict.fromkeys(of_another, "cannot be taken for the model of toy: ")
-    reasons["empty"] = "cannot be taken: the folder holds neither"
-    reasons["text.txt"] = "cannot be taken: a file must end in"
-    reasons["missing.keras"] = "cannot be taken: there is no such file"
+    reasons = dict.fromkeys(of_another, "does not fit the model of toy: ")
+    reasons["empty"] = "cannot be used: the folder holds neither"
+    reasons["text.txt"] = "cannot be used: a file must end in"
+    reasons["missing.keras"] = "cannot be used: there is no such file"
     for name, reason in reasons.items():
         with pytest.raises(RunError, match=reason) as e:
             run(tmp_path, initial_weights=tmp_path / name)

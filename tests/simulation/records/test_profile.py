@@ -36,7 +36,7 @@ def test_a_profile_of_no_round_is_a_warning(tmp_path):
     said = []
     with profile.Profile("3", str(tmp_path), said.append) as profiled:
         profiled.before_round(1)
-    assert said == ["warning: --profile=3: no such round was done, so there is no profile."]
+    assert said == ["warning: --profile=3: these rounds were not done, so no profile was written."]
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_a_profile_is_written_and_changes_no_bit(tmp_path, capfd):
     assert run_experiment.main([*given, "--experiment_name=plain"]) == 0
     assert run_experiment.main([*given, "--experiment_name=seen", "--profile=2-3"]) == 0
     told = capfd.readouterr().out
-    assert f"Profile of round 2-3 in {tmp_path}/seen/plugins/profile." in told
+    assert f"Wrote the profile of round 2-3 to {tmp_path}/seen/plugins/profile." in told
     if importlib.util.find_spec("tensorboard_plugin_profile") is None:
-        assert f"pip install {profile.VIEWERS[compat.stack()]}, or" in told
+        assert f"pip install {profile.VIEWERS[compat.stack()]}" in told
     assert _rows(tmp_path / "seen") == _rows(tmp_path / "plain")
     (found,) = (tmp_path / "seen" / "plugins" / "profile").rglob("*.xplane.pb")
     assert found.stat().st_size > 1000
@@ -75,5 +75,5 @@ def test_a_profile_is_written_and_changes_no_bit(tmp_path, capfd):
         run_experiment.main([*given, "--experiment_name=plain", "--total_rounds=5", "--profile=2"])
         == 0
     )
-    assert "--profile=2: no such round was done" in capfd.readouterr().out
+    assert "--profile=2: these rounds were not done" in capfd.readouterr().out
     assert not (tmp_path / "plain" / "plugins").exists()

@@ -299,7 +299,7 @@ def test_folders_of_earlier_versions_are_not_resumed(tmp_path):
     hparams = {"flags": SETTINGS, "start": {}, "resumed": []}
     (path / "hparams.json").write_text(json.dumps(hparams))
     checkpoints.save(str(path / "checkpoints"), 3, [np.ones(2)], SETTINGS)
-    with pytest.raises(RunError, match="of an earlier version, which sealed nothing"):
+    with pytest.raises(RunError, match="by an earlier version, whose files have no checksums"):
         _go_on(path)
     (path / "summary.json").write_text(json.dumps({"finished": True, "rounds": ROUNDS}))
     with outputs.ExperimentFolder(str(tmp_path), "x") as folder:

@@ -103,6 +103,6 @@ def test_there_is_no_form_over_a_whole_cohort():
     with pytest.raises(HparamError, match="--runtime=vectorized cannot run fedcorr"):
         experiment_flags.parse(arguments.split())
     arguments = arguments.replace("--runtime=vectorized", "--evaluate_improvement")
-    with pytest.raises(HparamError, match="--evaluate_improvement cannot follow fedcorr"):
+    with pytest.raises(HparamError, match="--evaluate_improvement does not support fedcorr"):
         experiment_flags.parse(arguments.split())
     assert runtimes.choose(object()) == ("per_client", "a method in stages")

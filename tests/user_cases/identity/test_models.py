@@ -161,7 +161,7 @@ PAIRS = {
     "an own layer's table": (
         lambda: sequential(Own(3, table=np.arange(3.0))),
         lambda: sequential(Own(3, table=np.arange(3.0) + 1)),
-        "layer 1 (own), table has another content",
+        "layer 1 (own), table has other content",
     ),
     "an own model's number": (
         lambda: built(OwnModel(2.0)),

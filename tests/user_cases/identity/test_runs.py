@@ -275,7 +275,7 @@ def test_changes_of_a_finished_run_are_accepted_or_run_anew(user, command):
     user.write(losses_of_mine=LOSSES.replace("1.0", "2.0"))
     assert command(name)[0] == 2
     code, out, _ = command(name, "--fresh")
-    assert code == 0 and "is kept in" in out and "again.replaced-1" in out
+    assert code == 0 and "Moved the previous run" in out and "again.replaced-1" in out
     assert (user.folder / "results/again.replaced-1/metrics.csv").read_bytes() == old
     assert (folder / "metrics.csv").read_bytes() != old
     assert [r.folder for r in run_folders.find_runs([str(folder)])] == [str(folder)]
@@ -305,7 +305,7 @@ def test_a_run_without_its_data_is_told_and_stays(user, command):
     finally:
         (user.folder / "elsewhere.csv").rename(user.folder / "rows.csv")
     assert code == 0 and "is finished" in out
-    assert "could not be compared with today's data and model" in err and "rows.csv" in err
+    assert "was not compared with the current data and model" in err and "rows.csv" in err
 
 
 def without_identity(folder):
@@ -324,7 +324,7 @@ def test_a_run_of_a_version_that_recorded_no_code(user, command):
     user.write(losses_of_mine=LOSSES.replace("1.0", "2.0"))
     code, out, err = command(name)
     assert code == 0 and "is finished" in out and err.count("\n") == 1
-    assert "begun by a version that recorded no code" in err
+    assert "begun by a version that did not record code" in err
     (user.folder / "rows.csv").write_text(table(899))
     code, _, err = command(name)
     assert code == 2 and "data:" in err, "these were recorded in its checkpoint"
