@@ -1,8 +1,7 @@
 """Methods: federated optimisation algorithms as TFF processes.
 
-`build(name, model, **settings)` gives the iterative process of a published method for a model that
-the caller brings. Names and settings are known without importing TensorFlow; everything else is
-imported on first use.
+`build(name, model, **settings)` returns the iterative process of a published method for your model.
+Names and settings are known without importing TensorFlow; everything else is imported on first use.
 """
 
 import importlib as _importlib

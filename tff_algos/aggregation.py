@@ -1,21 +1,22 @@
-"""One of TFF's aggregators in the place of a method's mean of the clients' updates.
+"""Replaces a method's mean of the clients' updates by one of TFF's aggregators.
 
-Any `tff.aggregators` factory of one value will do, weighted or not: its process is made for updates
-like the model's weights, and the round that a method writes down carries it out by the word
+Any `tff.aggregators` factory of one value works, weighted or unweighted. Its process is created for
+updates with the shapes of the model's weights. The method's round runs it through the primitive
 `tff_algos.method.Federation.aggregate`. The aggregator's state is the last field of the method's
-server state, `aggregator`, in TFF's own structure; its measurements are metrics of the round,
+server state, `aggregator`, in TFF's own structure. Its measurements become metrics of the round,
 `aggregator/<path>`.
 
-A round in which nobody counts, so that the weights of the mean sum to zero, leaves the aggregator's
-state as it was, like everything else at the server but `round_num`. Clients that do not count in
-another round (dropped, or without examples) send zeros with weight zero, as in TFF's own federated
-averaging: a weighted mean leaves them out; but a norm of zero goes into the quantiles that clipping
-and zeroing adapt to, and an aggregator that knows no weights counts them in its denominator. That
-of differential privacy is the number of clients that were expected, whoever came.
+If no client of a round is left, the weights of the mean sum to zero. The aggregator's state then
+stays as it was, like the rest of the server's state except `round_num`.
 
-Secure sums are intrinsics that none of the runtimes here have. They are replaced by clear sums of
-the same integers: a simulation of secure aggregation, which keeps nothing from anybody. A warning
-says so when a process is built.
+In every other round, a client that is left out (dropped, or without examples) sends zeros with
+weight zero, as in TFF's own federated averaging. A weighted mean ignores it. But its norm of zero
+enters the quantiles that clipping and zeroing adapt to, and an unweighted aggregator includes it in
+the denominator. The denominator of differential privacy is always the expected number of clients.
+
+None of the runtimes here has TFF's intrinsics for secure sums. They are replaced by sums in clear
+of the same integers: this simulates secure aggregation and protects no data. A warning says so when
+a process is built.
 """
 
 from __future__ import annotations
@@ -56,25 +57,26 @@ _UNWEIGHTED = tff.aggregators.UnweightedAggregationFactory
 
 
 class Aggregator:
-    """An aggregation process of TFF's for updates of one model.
+    """A TFF aggregation process for updates of one model.
 
     Attributes:
       next: `(state, value[, weight]) -> (state, result, measurements)`, a TFF computation without
         secure intrinsics.
       initial_state: Arrays in the structure of the process's state.
       weighted: Whether it takes clients' weights, float32 scalars.
-      traits: What a method may refuse it for.
+      traits: The properties for which a method may refuse it.
     """
 
     def __init__(self, factory: Any, model: Model):
-        """Makes the process of a factory.
+        """Creates the process of a factory.
 
         Args:
-          factory: A `tff.aggregators` factory, weighted or not.
-          model: The model, whose weights updates are like.
+          factory: A `tff.aggregators` factory, weighted or unweighted.
+          model: The model. Updates have the shapes and dtypes of its weights.
 
         Raises:
-          HparamError: If it is no factory, or makes no process for such updates.
+          HparamError: If `factory` is not a factory of this kind, or cannot create a process for
+            such updates.
         """
         self.weighted = isinstance(factory, _WEIGHTED)
         if not self.weighted and not isinstance(factory, _UNWEIGHTED):
@@ -111,7 +113,7 @@ class Aggregator:
         )
 
     def stateful_draw(self) -> str | None:
-        """Returns the name of an operation that draws from no seed; `None` if there is none."""
+        """Returns the name of an operation that draws without a seed, or `None` if it has none."""
         found = []
 
         def look(block):
@@ -127,9 +129,9 @@ class Aggregator:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Within it TensorFlow does not tell that TFF's secure sums leave their assertions unused.
+    """Silences TensorFlow's warning about unused assertions of TFF's secure sums.
 
-    It tells of each as soon as it is made, be it in a factory or in the process of one.
+    TensorFlow warns whenever a factory, or the process of one, builds such a sum.
     """
     logger = tf.get_logger()
     level = logger.level
@@ -147,7 +149,7 @@ def _draws(op: str) -> bool:
 
 
 def _in_clear(computation: tff.Computation) -> tuple[tff.Computation, bool]:
-    """Returns a computation with clear sums in place of secure ones, and whether it had any."""
+    """Returns a computation with sums in clear instead of secure ones, and whether it had any."""
     block, changed = test_compiler._replace_secure_intrinsics_with_insecure_bodies(
         computation.to_building_block()
     )
@@ -167,7 +169,7 @@ def _in_clear(computation: tff.Computation) -> tuple[tff.Computation, bool]:
 
 
 def _has_dp(state_type: tff.Type) -> bool:
-    """Returns whether a state holds one of a `tff.aggregators.DifferentiallyPrivateFactory`."""
+    """Returns whether a state includes one of `tff.aggregators.DifferentiallyPrivateFactory`."""
     return type_analysis.contains(
         state_type,
         lambda t: getattr(t, "python_container", None) is differential_privacy.DPAggregatorState,
@@ -175,9 +177,9 @@ def _has_dp(state_type: tff.Type) -> bool:
 
 
 def _initial_state(initialize: tff.Computation) -> Any:
-    """Returns what a process starts from, arrays in the Python containers of its type.
+    """Returns a process's initial state, arrays in the Python containers of its type.
 
-    A session of TensorFlow runs it, since a process is built where no runtime is installed.
+    A TensorFlow session computes it, because a process may be built where no runtime is installed.
     """
     local = form_utils.get_state_initialization_computation(initialize)
     proto = computation_impl.ConcreteComputation.get_proto(local).tensorflow
@@ -206,7 +208,7 @@ def pack(type_spec: tff.Type, values: Any) -> Any:
 
     Args:
       type_spec: Type of a structure of tensors.
-      values: Iterator over a value for each tensor, in TFF's order.
+      values: Iterator with one value per tensor, in TFF's order.
     """
     if not isinstance(type_spec, tff.StructType):
         return next(values)
@@ -228,7 +230,7 @@ def unpack(type_spec: tff.Type, value: Any) -> Any:
 
 
 class _Aggregating:
-    """A federation in which an aggregator takes the place of the mean of the updates."""
+    """A federation in which an aggregator replaces the mean of the updates."""
 
     def __init__(self, federation: Federation, aggregator: Aggregator, state: Any):
         self._federation, self._aggregator, self._state = federation, aggregator, state
@@ -246,14 +248,14 @@ class _Aggregating:
 
 
 def with_aggregator(method: Method, aggregator: Aggregator) -> Method:
-    """Returns a method whose mean of updates an aggregator takes the place of.
+    """Returns a method in which an aggregator replaces the mean of the updates.
 
     Args:
       method: A method that has such a mean (`method.mean_of_updates`).
       aggregator: The aggregator.
 
     Returns:
-      The method; its state has the field `aggregator` in addition.
+      The method. Its state has the additional field `aggregator`.
     """
     traced = tf.function(method.initialize, autograph=False).get_concrete_function()
     own_type = type(traced.structured_outputs)
@@ -303,7 +305,7 @@ def with_aggregator(method: Method, aggregator: Aggregator) -> Method:
 
 
 def _scalars(name: str, value: Any) -> list[tuple[str, tf.Tensor]]:
-    """Returns the scalars of a structure of tensors by their paths, as float32."""
+    """Returns the numeric scalars of a structure of tensors by path, as float32."""
     if tf.is_tensor(value):
         is_number = value.shape.rank == 0 and (value.dtype.is_floating or value.dtype.is_integer)
         return [(name, tf.cast(value, tf.float32))] if is_number else []
@@ -318,7 +320,7 @@ def _scalars(name: str, value: Any) -> list[tuple[str, tf.Tensor]]:
 def wrap(
     spec: registry.MethodSpec, settings: Any, own: Any, model: Model, factory: Any
 ) -> Callable[[Method], Method]:
-    """Returns what puts a user's factory into a method.
+    """Returns a function that puts a user's factory into a method.
 
     Args:
       spec: The method's specification.
@@ -328,7 +330,7 @@ def wrap(
       factory: A `tff.aggregators` factory.
 
     Raises:
-      HparamError: If it is no factory, or the method cannot work with it.
+      HparamError: If `factory` is not a factory of this kind, or the method does not support it.
 
     Warns:
       RuntimeWarning: If its secure sums are simulated, or it draws without a seed.

@@ -1,4 +1,4 @@
-"""The settings of aggregators, and which methods they can work with."""
+"""The settings of aggregators, and which methods support them."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,11 +8,11 @@ from tff_suite import hparams as hparams_lib
 
 
 class AggregatorTraits(NamedTuple):
-    """What a method may refuse an aggregator for.
+    """Properties of an aggregator for which a method may refuse it.
 
     Attributes:
-      weighted: Whether it knows clients' weights.
-      is_private: Whether it keeps what a client sends from the server.
+      weighted: Whether it takes clients' weights.
+      is_private: Whether it hides each client's update from the server.
       has_secure_sums: Whether it sums integers, as secure aggregation does.
     """
 
@@ -148,18 +148,19 @@ def check_aggregator(
     aggregator: str | None = None,
     traits: AggregatorTraits | None = None,
 ) -> None:
-    """Refuses an aggregator that a method cannot work with.
+    """Refuses an aggregator that a method does not support.
 
     Args:
       spec: The method.
       training: The training settings, resolved.
       own: The method's own settings, resolved.
-      aggregator: How to call the aggregator in an error; by default the setting `aggregator`.
-      traits: What it is, of an object; by default what that setting's word stands for.
+      aggregator: Name of the aggregator in an error; by default that of the setting `aggregator`.
+      traits: Traits of an aggregator that you pass as an object; by default those of the setting.
 
     Raises:
-      HparamError: If the method has no mean that it could take the place of, needs weights that it
-        does not know or has weights that it cannot sum, or undoes its privacy.
+      HparamError: If the method has no mean that an aggregator could replace. Also if the
+        aggregator ignores weights that the method needs, cannot sum the method's weights, or would
+        lose its privacy because clients send more in clear.
     """
     if traits is None:
         aggregator = f"aggregator={training['aggregator']}"

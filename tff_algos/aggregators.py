@@ -1,10 +1,10 @@
-"""The aggregators that have a name: TFF's own, with what they draw drawn from a seed.
+"""The named aggregators: TFF's own, with all random draws derived from a seed.
 
 `robust` and `secure` are `tff.learning.robust_aggregator` and `secure_aggregator`. `dp` and
-`compressed` are `dp_aggregator` and `compression_aggregator` in every constant, but TFF's noise and
-TFF's rounding come from generators without a seed, so that no run could be repeated; here they are
-pure functions of a seed. At zero noise `dp` is TFF's to the last bit, as is `compressed` for
-tensors that are not quantised.
+`compressed` have the same constants as `dp_aggregator` and `compression_aggregator`. TFF draws
+their noise and rounding without a seed, so no run could be repeated; here both are pure functions
+of a seed. Without noise `dp` is bit-identical to TFF's, and so is `compressed` for tensors that are
+not quantised.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ def build(settings: Mapping[str, Any], seed: int, clients_per_round: int | None)
     """Returns the factory that `aggregator` names.
 
     Args:
-      settings: The training settings, `aggregator` not being `mean`.
-      seed: Seed of what the aggregator draws, at least 0.
-      clients_per_round: How many clients a round has, if that is known.
+      settings: The training settings, with `aggregator` other than `mean`.
+      seed: Seed of the aggregator's random draws, at least 0.
+      clients_per_round: Number of clients per round, if known.
 
     Returns:
       A `tff.aggregators` factory.
 
     Raises:
-      HparamError: If `dp` is not told how many clients to expect, or there is more noise than its
-        adaptive clipping allows with so few clients.
+      HparamError: If `dp` does not know how many clients to expect, or the noise is too large for
+        adaptive clipping with so few clients.
     """
     word = settings["aggregator"]
     zeroing, clipping = settings["aggregator_zeroing"], settings["aggregator_clipping"]
@@ -72,8 +72,8 @@ def build(settings: Mapping[str, Any], seed: int, clients_per_round: int | None)
     if multiplier and multiplier >= largest:
         raise HparamError(
             f"aggregator_noise_multiplier={multiplier:g} must be below {largest:g} for "
-            f"{expected:g} clients a round (twice aggregator_clipped_count_stddev). Lower it, set "
-            f"aggregator_clipped_count_stddev above {multiplier / 2:g}, or fix aggregator_clip."
+            f"{expected:g} clients per round (twice aggregator_clipped_count_stddev). Lower it, "
+            f"set aggregator_clipped_count_stddev above {multiplier / 2:g}, or fix aggregator_clip."
         )
     return dp(
         multiplier,
@@ -92,9 +92,9 @@ def compressed(*, bits: int, threshold: int, seed: Any, zeroing: bool, clipping:
 
     Args:
       bits: Bits of a quantised number, 1 to 16.
-      threshold: Tensors of more numbers than this are quantised.
+      threshold: Tensors with more elements than this are quantised.
       seed: int32 `[2]`.
-      zeroing: Whether updates far larger than those before are zeroed.
+      zeroing: Whether updates far larger than earlier ones are set to zero.
       clipping: Whether updates are clipped.
     """
 
@@ -122,9 +122,9 @@ def _quantization(bits, seed):
 
 @te.core.tf_style_encoding_stage
 class _SeededQuantization(te.core.EncodingStageInterface):
-    """TFF's uniform quantisation; which way a number is rounded is drawn from a seed.
+    """TFF's uniform quantisation, with stochastic rounding from a seed.
 
-    To tell clients and rounds apart, what is to be rounded is part of the seed.
+    The values to round are part of the seed, so that clients and rounds draw different numbers.
     """
 
     ENCODED_VALUES_KEY = "quantized_values"
@@ -157,7 +157,7 @@ class _SeededQuantization(te.core.EncodingStageInterface):
 
 
 def _hash(x: tf.Tensor) -> tf.Tensor:
-    """Returns int32 `[2]` that depend on all bits of a float32 vector and on their order."""
+    """Returns int32 `[2]` that depends on all bits of a float32 vector and on their order."""
     bits = tf.bitcast(x, tf.int32)
     odd = 2 * tf.range(tf.size(bits)) + 1
     mixed = tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, 15))
@@ -181,19 +181,19 @@ def dp(
     1905.03871), as in `tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive`.
 
     Args:
-      noise_multiplier: Standard deviation of the noise over the clipping norm, in all: a part of it
-        is spent on the clipping norm's adaptation. 0 is no noise.
-      clients_per_round: What the noised sum is divided by.
+      noise_multiplier: Total standard deviation of the noise divided by the clipping norm. Adapting
+        the clipping norm uses a part of it. 0 switches the noise off.
+      clients_per_round: The noised sum is divided by this number.
       seed: int32 `[2]`.
-      zeroing: Whether updates far larger than those before are zeroed, before they are clipped.
+      zeroing: Whether updates far larger than earlier ones are set to zero before clipping.
       initial_clip: The clipping norm of the first round.
-      quantile: The share of updates that are not to be clipped.
+      quantile: The target share of updates that are not clipped.
       learning_rate: How fast the clipping norm adapts.
-      count_stddev: Standard deviation of the noise on the count of updates that were not clipped;
-        by default 0.05 `clients_per_round`. Must exceed half of `noise_multiplier`.
+      count_stddev: Standard deviation of the noise on the number of unclipped updates; by default
+        0.05 `clients_per_round`. Must exceed half of `noise_multiplier`.
 
     Raises:
-      ValueError: If there is more noise than so few clients allow.
+      ValueError: If the noise is too large for so few clients.
     """
     multiplier, count_stddev = differential_privacy.adaptive_clip_noise_params(
         noise_multiplier, clients_per_round, count_stddev
@@ -219,15 +219,16 @@ def dp(
 def dp_fixed(
     noise_multiplier: float, clients_per_round: float, *, seed: Any, zeroing: bool, clip: float
 ) -> Any:
-    """Returns the aggregator of `dp` with a clipping norm that never changes.
+    """Returns the aggregator of `dp` with a constant clipping norm.
 
     Without zeroing it is `tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed`.
 
     Args:
-      noise_multiplier: Standard deviation of the noise over the clipping norm. 0 is no noise.
-      clients_per_round: What the noised sum is divided by.
+      noise_multiplier: Standard deviation of the noise divided by the clipping norm. 0 switches the
+        noise off.
+      clients_per_round: The noised sum is divided by this number.
       seed: int32 `[2]`.
-      zeroing: Whether updates far larger than those before are zeroed, before they are clipped.
+      zeroing: Whether updates far larger than earlier ones are set to zero before clipping.
       clip: The clipping norm.
     """
     draws = _Draws()
@@ -253,7 +254,7 @@ def _private(query, clients_per_round, zeroing):
 
 
 class _Draws:
-    """Where the Gaussian sums of a query get their seed: set while its noise is made."""
+    """The source of a query's noise. Its seed is set only while noise is generated."""
 
     def __init__(self):
         self._seed, self._drawn = None, 0
@@ -289,7 +290,7 @@ class _GaussianSum(tfp.GaussianSumQuery):
 
 
 class _SeededState(NamedTuple):
-    """State of TFP's query, and how often noise was made, int32 scalar."""
+    """The state of TFP's query, and the number of noise draws so far, int32 scalar."""
 
     query: Any
     drawn: Any

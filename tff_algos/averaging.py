@@ -1,9 +1,9 @@
 """The round that most methods share: broadcast, local training, mean of updates, server step.
 
-A method with more than one exchange, or another order, writes its round out with the primitives of
-`tff_algos.method.Federation` instead (`write_out`), from the same pieces. In either, the functions
-of a method work on `Vector`s, and what a client found (`ClientResult`) is dropped, counted and kept
-here.
+A method with several exchanges, or another order, instead writes its round with the primitives of
+`tff_algos.method.Federation` (`write_out`), from the same pieces. In both cases the method's
+functions work on `Vector`s. This module handles each `ClientResult`: it drops updates that are not
+finite, computes weights and metrics, and stores client state.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ class Broadcast(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """What a method's client found; `None` stands for the common rule.
+    """What a method's client function returns. `None` in a field selects the default rule.
 
     Attributes:
-      trained: The result of its training.
-      report: What the server is to learn of it, a structure of tensors.
-      weight: Its weight in averages, float32 scalar; by `client_weighting` unless given.
-      finite: Whether its update is finite, bool scalar; by default whether the report is. A client
+      trained: The result of local training.
+      report: What the client sends to the server, a structure of tensors.
+      weight: The client's weight in averages, float32 scalar; by default from `client_weighting`.
+      finite: Whether the update is finite, bool scalar; by default whether the report is. A client
         whose update is not finite is dropped, and its metrics say so.
-      counts: Whether its report counts if it is finite, bool scalar; by default it does.
-      kept: What it is to keep from now on, if clients keep something: a structure of tensors.
-      keeps: Whether it keeps that if it is finite, bool scalar; by default if its report counts.
-        A client without examples keeps what it had.
+      counts: Whether to include a finite report, bool scalar; by default it is included.
+      kept: The client's new state for later rounds, a structure of tensors; only for methods with
+        client state.
+      keeps: Whether to store `kept` if the update is finite, bool scalar; by default if the report
+        is included. A client without examples keeps its old state.
     """
 
     trained: client.LocalResult
@@ -60,13 +61,13 @@ class ClientResult(NamedTuple):
 
 
 class ClientUpdate(NamedTuple):
-    """What a round goes on with of a `ClientResult`.
+    """What the round uses of a `ClientResult`.
 
     Attributes:
-      report: What the server is to learn of it, a structure of tensors; zeros if it is left out.
-      weight: Its weight in averages, float32 scalar; zero if it is left out.
+      report: What the client sends to the server, a structure of tensors; zeros if it is left out.
+      weight: The client's weight in averages, float32 scalar; zero if it is left out.
       metrics: See `client.round_metrics`.
-      client_state: What it keeps, if clients keep something; else empty.
+      client_state: The client's state for later rounds; empty for methods without client state.
     """
 
     report: Any
@@ -76,23 +77,23 @@ class ClientUpdate(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The state after the server's step, and the method's own metrics, float32 scalars by name."""
+    """The state after the server's step, and the method's own metrics by name, float32 scalars."""
 
     state: Any
     metrics: Any
 
 
 def initial_state(model: Model) -> ServerState:
-    """Returns the state before the first round of a method that keeps no more than the model."""
+    """Returns the state before the first round of a method whose state is the model alone."""
     return ServerState(constants(model.initial_weights), tf.constant(0))
 
 
 def keep_optimizer(local: client.LocalTraining) -> Callable:
-    """Returns a decorator for the client's function of a method whose clients may keep theirs.
+    """Returns a decorator that lets a client function keep the client optimizer's state.
 
-    The function takes the client's optimizer as a last argument. With
-    `client_optimizer_state=keep` that continues from what the client kept, and its state after
-    training is kept.
+    The decorated function takes the client's optimizer as its last argument. With
+    `client_optimizer_state=keep` the optimizer continues from the client's stored state, and its
+    state after training is stored.
 
     Args:
       local: How clients train.
@@ -112,7 +113,7 @@ def keep_optimizer(local: client.LocalTraining) -> Callable:
 
 
 def _finished(local: client.LocalTraining, result: ClientResult, values: tuple) -> ClientUpdate:
-    """Drops, counts and keeps; `values` is what the client's function took."""
+    """Returns the `ClientUpdate` of a result; `values` are the client function's arguments."""
     (data,) = (v for v in values if isinstance(v, ClientData))
     client_state = next((v for v in values if isinstance(v, ClientState)), None)
     finite = client.is_finite(result.report) if result.finite is None else result.finite
@@ -159,12 +160,12 @@ def mean_report(federation: Any, update: Any) -> Any:
 
 
 def mean_each(make: Callable, *parts: int | str) -> Callable:
-    """Returns an aggregate for `build` that averages the parts of a report one by one.
+    """Returns an aggregate for `build` that averages the parts of a report separately.
 
     Args:
-      make: Puts a list of means together, as the server takes them.
-      *parts: Fields or places in the report; the first is the update, whose mean is the one that an
-        aggregator may take the place of.
+      make: Combines a list of means into what the server takes.
+      *parts: Field names or positions in the report. The first is the update, whose mean an
+        aggregator may replace.
     """
 
     def aggregate(federation, update):
@@ -188,18 +189,18 @@ def build(
     aggregate: Callable = mean_report,
     **of_method: Any,
 ) -> Method:
-    """Builds a method of one exchange a round.
+    """Builds a method with one exchange per round.
 
     Args:
       model: The model to train.
-      local: How clients train and how much each counts.
-      client_update: `(broadcast, data) -> ClientResult`, with client state
-        `(broadcast, data, client_state)`.
-      server_update: `(state, *aggregates) -> state`, or an `Outcome`; by default the step
-        x ← x + η Δ with the mean report Δ. If no client counts, the state stays as it was, and so
-        does it for a method's own weights of zero; `round_num` moves on by itself.
-      initialize: `() -> state`, a `NamedTuple` with `weights` and `round_num`; by default the
-        model alone.
+      local: How clients train, and how they are weighted.
+      client_update: `(broadcast, data) -> ClientResult`; with client state `(broadcast, data,
+        client_state)`.
+      server_update: `(state, *aggregates) -> state`, or an `Outcome`; by default the step x ← x + η
+        Δ with the mean report Δ. If all weights are zero, whether from dropped clients or from the
+        method's own weights, the state stays as it was. `round_num` is advanced here.
+      initialize: `() -> state`, a `NamedTuple` with `weights` and `round_num`; by default the model
+        alone.
       broadcast: `state -> what clients receive`; by default a `Broadcast`.
       aggregate: `(federation, update) -> aggregates`, a tuple of server values.
       **of_method: Further attributes of `Method`, as for `write_out`.
@@ -237,14 +238,14 @@ def write_out(
     next_round: Callable,
     **of_method: Any,
 ) -> Method:
-    """Builds a method that writes its round out.
+    """Builds a method that writes out its round.
 
     Args:
       model: The model to train.
-      local: How clients train and how much each counts.
+      local: How clients train, and how they are weighted.
       initialize: `() -> state`, a `NamedTuple` with `weights` and `round_num`.
-      next_round: As `Method.next_round`. The functions that it maps take and give `Vector`s, and a
-        function of clients may give a `ClientResult`, whose `ClientUpdate` the round then has.
+      next_round: As `Method.next_round`. The functions that it maps take and return `Vector`s. If a
+        client function returns a `ClientResult`, the round receives its `ClientUpdate`.
       **of_method: Further attributes of `Method`; by default clients keep their optimizer's state
         if the settings say so.
     """
@@ -258,11 +259,13 @@ def write_out(
 
 
 def next_state(before: Any, after: Any, total_weight: tf.Tensor) -> Any:
-    """Ends a round: the new state, or the old one if no client was left; `round_num` moves on.
+    """Ends a round: returns the new state, or the old one if no client was left.
+
+    `round_num` increases by one in both cases.
 
     Args:
       before: The server's state at the start of the round.
-      after: What the round made of it, of the same structure.
+      after: The state that the round computed, of the same structure.
       total_weight: Sum of the weights of the clients that were not dropped.
     """
     state = tf.nest.map_structure(lambda a, b: tf.where(total_weight > 0, a, b), after, before)
@@ -279,14 +282,14 @@ class Gradient(NamedTuple):
 def give_gradient(
     model: Model, local: client.LocalTraining, x: Vector, data: ClientData
 ) -> Gradient:
-    """Returns what a client gives of its whole training set, zeros if that is not finite."""
+    """Returns a client's `Gradient` on its whole training set; zeros if that is not finite."""
     gradient = client.full_loss(model, x, data).gradient
     given = Gradient(gradient, local.client_weight(data))
     return client.zero_unless(client.is_finite(gradient), given)
 
 
 def send_model(local: client.LocalTraining) -> Callable:
-    """Returns `state -> Broadcast`, of the model and the round's client learning rate."""
+    """Returns `state -> Broadcast`, with the model and the round's client learning rate."""
     return lambda state: Broadcast(state.weights, local.learning_rate(state.round_num))
 
 
@@ -307,8 +310,8 @@ def summarize(total: Any) -> collections.OrderedDict:
 
     Returns:
       `OrderedDict` of float32 scalars: the weighted mean of every training metric, then
-      `num_examples`, `num_clients`, `clients_dropped`. Means are NaN if every client was dropped:
-      0 would pass for the best of losses.
+      `num_examples`, `num_clients`, `clients_dropped`. Means are NaN if every client was dropped,
+      because a loss of 0 would look like the best one.
     """
     means = collections.OrderedDict(
         (name, value / weight) for name, (value, weight) in total["training"].items()
@@ -319,7 +322,7 @@ def summarize(total: Any) -> collections.OrderedDict:
 
 
 def summarize_with(total: Any, own: Any) -> collections.OrderedDict:
-    """As `summarize`, with the method's own metrics after the common ones.
+    """As `summarize`, followed by the method's own metrics.
 
     Args:
       total: The sum over clients.

@@ -1,4 +1,4 @@
-"""What clients of many methods do alike: optimizer, learning rate, the loop over batches."""
+"""What the clients of many methods share: optimizer, learning rate, the loop over batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tff_algos.vector import Vector, on_vectors, to_tuples, to_vectors
 
 
 class LocalTraining:
-    """How clients train and how much each counts: the resolved training settings."""
+    """How clients train, and how they are weighted: the resolved training settings."""
 
     def __init__(
         self,
@@ -33,9 +33,9 @@ class LocalTraining:
 
         Args:
           settings: The result of `tff_algos.registry.resolve_training`.
-          optimizer: One of TFF's optimizers in place of the one that the settings name.
-          schedule: Function from the round (float32 scalar, from 0) to the clients' learning rate,
-            in place of the schedule that the settings name.
+          optimizer: A TFF optimizer that replaces the one in the settings.
+          schedule: Function from the round (float32 scalar, from 0) to the clients' learning rate.
+            It replaces the schedule in the settings.
         """
         self._settings, self._optimizer, self._schedule = dict(settings), optimizer, schedule
 
@@ -49,11 +49,12 @@ class LocalTraining:
         client_state: ClientState | None = None,
         builders: Mapping[str, Callable] | None = None,
     ) -> Optimizer:
-        """Returns the clients' optimizer, whose learning rate is still to be set each round.
+        """Returns the clients' optimizer. Its learning rate is set anew in each round.
 
         Args:
-          client_state: If given, it holds the state that a client's optimizer continues from.
-          builders: By name of an optimizer, what the method builds it with instead.
+          client_state: The client's stored state, from which its optimizer continues; by default
+            the optimizer starts afresh.
+          builders: Optimizer name → builder that the method uses in place of TFF's.
         """
         return Optimizer(self._optimizer or self._built(builders or {}), client_state)
 
@@ -80,10 +81,10 @@ class LocalTraining:
         return self._settings["client_optimizer"] == "nesterov"
 
     def client_state(self, model: Model) -> Callable[[], Any] | None:
-        """Returns `Method.client_state` of a method whose clients may keep their optimizer.
+        """Returns `Method.client_state` for a method whose clients may keep their optimizer.
 
-        That is its slots with `client_optimizer_state=keep`, else `None`: they start from zero in
-        every round.
+        With `client_optimizer_state=keep` the stored state is the optimizer's slots. Otherwise this
+        returns `None`, and the slots start from zero in every round.
         """
         if self._settings["client_optimizer_state"] == "reset":
             return None
@@ -125,23 +126,23 @@ class LocalTraining:
 
 
 class Optimizer:
-    """One of TFF's optimizers, on vectors; a client's own may continue from what it kept."""
+    """One of TFF's optimizers, on vectors. It may continue from a client's stored state."""
 
     def __init__(self, optimizer: Any, client_state: ClientState | None = None):
-        """Initialises it.
+        """Initialises the optimizer.
 
         Args:
-          optimizer: TFF's.
-          client_state: If given, it holds the state that the optimizer starts from.
+          optimizer: TFF's optimizer.
+          client_state: The client's stored state, from which the optimizer starts, if given.
         """
         self._optimizer, self._client_state = optimizer, client_state
         self.get_hparams, self.set_hparams = optimizer.get_hparams, optimizer.set_hparams
 
     def start(self, weights: Any, learning_rate: tf.Tensor) -> collections.OrderedDict:
-        """Returns the state before the first step, with a learning rate of its own.
+        """Returns the state before the first step, with the given learning rate.
 
         Args:
-          weights: Tensors or arrays like the weights to be moved.
+          weights: Tensors or arrays with the shapes and dtypes of the weights to train.
           learning_rate: float32 scalar.
         """
         weights = tuple(tf.convert_to_tensor(w) for w in weights)
@@ -162,10 +163,10 @@ class Optimizer:
     def displace(
         self, slots: Any, x: Vector, moved: Vector, gradient: Vector
     ) -> tuple[Any, Vector]:
-        """Takes a step on the displacement x_k - x in place of x_k.
+        """Takes a step on the displacement x_k - x instead of x_k.
 
-        A sum of small steps keeps its digits so, which it would lose next to x. TFF's optimizers
-        take a step from the weights that does not depend on them, except AdamW's decay.
+        This keeps the digits of a sum of small steps, which adding them to x would lose. The steps
+        of TFF's optimizers do not depend on the weights, except for AdamW's decay.
 
         Args:
           slots: The optimizer's state.
@@ -196,11 +197,11 @@ def first_epoch(data: ClientData) -> ClientData:
 
 
 def first_batches(data: ClientData, number: int) -> ClientData:
-    """Returns the client's first epoch up to the minibatch that makes it more than `number`.
+    """Returns the client's first minibatches, up to the one that passes `number` examples.
 
     Args:
       data: The client's data.
-      number: Of examples; a client that has no more of them keeps its whole first epoch.
+      number: Number of examples. A client with no more than that keeps its whole first epoch.
     """
     data = first_epoch(data)
     before = tf.cumsum(tf.reduce_sum(data.mask, axis=1), exclusive=True)
@@ -208,7 +209,7 @@ def first_batches(data: ClientData, number: int) -> ClientData:
 
 
 def none_unless(asked: tf.Tensor, data: ClientData) -> ClientData:
-    """Returns the client's data, without any step if `asked`, the same for all, is false."""
+    """Returns the client's data, or no steps of it if `asked`, equal for all clients, is false."""
     steps = tf.where(asked, tf.shape(data.mask)[0], 0)
     return data._replace(mask=data.mask[:steps])
 
@@ -219,9 +220,10 @@ def num_examples(data: ClientData) -> tf.Tensor:
 
 
 def has_examples(data: ClientData) -> tf.Tensor:
-    """Returns whether the client has a local example, bool scalar.
+    """Returns whether the client has any local example, bool scalar.
 
-    One without any has no part in a round: no weight, and what it keeps stays as it is.
+    A client without examples takes no part in a round: its weight is 0, and its stored state stays
+    as it was.
     """
     return data.num_examples > 0
 
@@ -236,11 +238,11 @@ _STACKED = contextvars.ContextVar("clients are stacked", default=False)
 
 @contextlib.contextmanager
 def stacked_clients() -> Iterator[None]:
-    """While client functions are traced within it, they are made for a block of stacked clients.
+    """Traces client functions for a block of stacked clients while the context is active.
 
-    All clients of a block take as many steps as the longest, so every step must leave alone the
-    clients that have no batch for it. Elsewhere a client's loop ends after its own last batch,
-    which saves a copy of the model a step.
+    All clients of a block take as many steps as the longest one, so a step must not change clients
+    that have no batch for it. Elsewhere a client's loop ends after its last batch, which saves one
+    copy of the model per step.
     """
     token = _STACKED.set(True)
     try:
@@ -254,7 +256,10 @@ _MULTIPLE = 2
 
 
 def _sizes(data: ClientData) -> tf.Tensor:
-    """Returns how many places each step's real examples take, int32 `[steps]`, in pairs."""
+    """Returns the length of each step's batch up to its last real example, rounded up to even.
+
+    The result is int32 `[steps]`.
+    """
     batch_size = tf.shape(data.mask)[1]
     places = tf.where(data.mask > 0, tf.range(1, batch_size + 1), 0)
     last = tf.reduce_max(places, axis=1)
@@ -278,11 +283,11 @@ def for_each_batch(step: Callable, carry: Any, data: ClientData) -> Any:
     """Runs a function over the client's batches in order.
 
     Args:
-      step: `(carry, batch, seed) -> carry`, pure; `seed` is int32 `[2]`, the step's own. Shapes and
-        dtypes of the carry must not change.
+      step: `(carry, batch, seed) -> carry`, pure. `seed`, int32 `[2]`, differs in every step.
+        Shapes and dtypes of the carry must not change.
       carry: Structure of tensors.
-      data: The client's batches. Steps without a real example (padding, after all others) leave the
-        carry as it was. Padding at the end of a minibatch may be left out.
+      data: The client's batches. Steps without a real example (padding, after all others) do not
+        change the carry. `batch` may lack the padding at the end of a minibatch.
 
     Returns:
       The last carry.
@@ -291,7 +296,7 @@ def for_each_batch(step: Callable, carry: Any, data: ClientData) -> Any:
 
 
 def _dense(gradient, weights):
-    """Returns a gradient as tensors whose shapes are known, which not every operation sees to."""
+    """Returns a gradient as dense tensors with static shapes, which some operations do not set."""
     tensors = tuple(map(tf.convert_to_tensor, gradient))
     for tensor, weight in zip(tensors, weights, strict=True):
         tensor.set_shape(weight.shape)
@@ -299,7 +304,7 @@ def _dense(gradient, weights):
 
 
 def _for_each_step(step, carry, data):
-    """As `for_each_batch`, with the number of the step, int32 scalar from 0, as fourth argument."""
+    """As `for_each_batch`, with the step's number, int32 scalar from 0, as the fourth argument."""
     real = tf.reduce_any(data.mask > 0, axis=1)
     stacked = _STACKED.get()
     steps = tf.shape(real)[0] if stacked else num_steps(data)
@@ -324,14 +329,14 @@ def _for_each_step(step, carry, data):
 
 
 def recall(client_state: ClientState, first: Any) -> Any:
-    """Returns what the client kept, or `first`, a structure like it, on its first visit."""
+    """Returns the client's stored state; on its first visit `first`, of the same structure."""
     return tf.nest.map_structure(
         lambda kept, f: tf.where(client_state.visits > 0, kept, f), client_state.kept, first
     )
 
 
 def keep(client_state: ClientState, data: ClientData, finite: tf.Tensor, kept: Any) -> ClientState:
-    """Returns the client's next state: the old one if its update is not finite, or had no data."""
+    """Returns the next client state; the old one if its update is not finite or it has no data."""
     counts = finite & has_examples(data)
     return ClientState(
         client_state.visits + tf.cast(counts, tf.int32),
@@ -340,13 +345,13 @@ def keep(client_state: ClientState, data: ClientData, finite: tf.Tensor, kept: A
 
 
 class LocalResult(NamedTuple):
-    """What local training leaves.
+    """The result of local training.
 
     Attributes:
       weights: The client's weights x_k.
-      metrics: Name → (sum of values, sum of weights), float32 scalars, over the minibatches as they
-        were seen in training.
-      slots: State of the client's optimizer, where there is one.
+      metrics: Name → (sum of values, sum of weights), float32 scalars, over the minibatches as
+        training saw them.
+      slots: State of the client's optimizer; `None` without an optimizer.
     """
 
     weights: Vector
@@ -371,9 +376,9 @@ def train(
       learning_rate: Its learning rate in this round, float32 scalar.
       weights: The broadcast weights x.
       data: The client's data.
-      correct_gradient: `(gradient, weights) -> gradient`, what a method adds to each minibatch
-        gradient (a proximal term, control variates); all are vectors.
-      slots: If given, what the optimizer starts from in place of its own start.
+      correct_gradient: `(gradient, weights) -> gradient` on vectors: adds the method's terms to
+        each minibatch gradient (a proximal term, control variates).
+      slots: Optimizer state to start from; by default the optimizer's initial state.
 
     Returns:
       A `LocalResult`.
@@ -393,7 +398,7 @@ def train(
 
 
 class LocalStep(NamedTuple):
-    """What a client knows in one local step.
+    """The inputs of one local step of a client.
 
     Attributes:
       weights: The client's weights x_k.
@@ -401,9 +406,9 @@ class LocalStep(NamedTuple):
       gradient: ∇f(x_k; b), like the weights.
       gradient_at: `weights -> ∇f(weights; b)`, on the same minibatch with the same dropout.
       num_examples: Real examples of the minibatch, float32 scalar.
-      number: Which of the client's local steps it is, int32 scalar, from 0. All clients' steps of
-        a number are taken at once where clients are stacked, so what depends on it alone is cheap
-        there, unlike a count that is carried from step to step.
+      number: Number of the local step, int32 scalar, from 0. Stacked clients take the same step at
+        the same time. A value that depends on `number` alone is therefore computed once for all of
+        them, unlike a counter in the carry.
     """
 
     weights: Vector
@@ -417,14 +422,14 @@ class LocalStep(NamedTuple):
 def take_steps(
     model: Model, step: Callable, weights: Vector, carry: Any, data: ClientData
 ) -> tuple[LocalResult, Any]:
-    """Trains a client's model by a local step of the method's own, one for every batch.
+    """Trains a client's model with the method's own local step, once per batch.
 
     Args:
       model: The model.
       step: `(LocalStep, carry) -> (weights, carry)`, on vectors and pure; shapes and dtypes must
         not change.
       weights: The weights to start from.
-      carry: What else the method takes from step to step, a structure of tensors.
+      carry: The method's other values that pass from step to step, a structure of tensors.
       data: The client's data.
 
     Returns:
@@ -471,11 +476,11 @@ class FullLoss(NamedTuple):
     """Loss on a client's whole local training set, and its gradient.
 
     Attributes:
-      loss: F_k(x), float32 scalar: the mean over examples (positions, where they have weights),
+      loss: F_k(x), float32 scalar: the mean over examples (positions, if they have weights),
         regularisers included; 0 for a client without examples.
-      gradient: ∇F_k(x). Where training minimises a minibatch's summed loss it is what minibatch
-        gradients are on average, each counting as many times as it has examples, as in TFF's
-        MimeLite: steps and this are then of one scale.
+      gradient: ∇F_k(x). If training minimises a minibatch's summed loss, this is instead the
+        average of the minibatch gradients, each weighted by its number of examples, as in TFF's
+        MimeLite. It thus has the same scale as a local step.
     """
 
     loss: tf.Tensor
@@ -488,7 +493,7 @@ def full_loss(model: Model, weights: Any, data: ClientData, training: bool = Fal
     Args:
       model: The model.
       weights: The weights x at which to evaluate.
-      data: The client's data; its first epoch is read.
+      data: The client's data; only its first epoch is read.
       training: Whether dropout is on, with the seeds of the epoch's first local steps.
 
     Returns:
@@ -530,15 +535,16 @@ def full_loss(model: Model, weights: Any, data: ClientData, training: bool = Fal
 
 
 def objective(model: Model, loss: tf.Tensor, data: ClientData) -> tf.Tensor:
-    """Returns a client's mean loss at the scale of what training minimises.
+    """Returns a client's mean loss at the scale of the training objective.
 
-    That is the loss itself, or times the examples of a minibatch (their mean, each minibatch
-    counting as many times as it has examples) where training minimises a sum.
+    If training minimises a mean, that is the loss itself. If it minimises a sum, the loss is
+    multiplied by the average size of a minibatch, in which each minibatch is weighted by its number
+    of examples.
 
     Args:
       model: The model.
       loss: F_k(x), float32 scalar.
-      data: The client's data; its first epoch is read.
+      data: The client's data; only its first epoch is read.
     """
     if model.loss_reduction != "sum":
         return loss
@@ -554,11 +560,11 @@ def evaluate(
     Args:
       model: The model.
       weights: The weights x at which to evaluate.
-      data: The client's data; its first epoch is read.
+      data: The client's data; only its first epoch is read.
 
     Returns:
-      Name → mean over examples (positions, where they have weights), float32 scalar; `loss` is
-      F_k(x) as in `full_loss`. All are 0 for a client without examples.
+      Name → mean over examples (positions, if they have weights), float32 scalar; `loss` is F_k(x)
+      as in `full_loss`. All are 0 for a client without examples.
     """
     weights = tuple(tf.convert_to_tensor(w) for w in weights)
 
@@ -595,13 +601,13 @@ def metric_names(model: Model) -> list[str]:
 
 
 def is_finite(values: Any) -> tf.Tensor:
-    """Returns whether all numbers of a structure of tensors are finite, bool scalar."""
+    """Returns whether all numbers in a structure of tensors are finite, bool scalar."""
     floats = [v for v in tf.nest.flatten(values) if v.dtype.is_floating]
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in floats])
 
 
 def choose(condition: tf.Tensor, values: Any, others: Any) -> Any:
-    """Returns one of two structures of tensors of the same shapes, by a bool scalar."""
+    """Returns `values` if a bool scalar is true, else `others`, a structure of the same shapes."""
     # Unlike `tf.where`, it takes one whole tensor or the other: ten times faster on large ones.
     return tf.nest.map_structure(
         lambda v, o: tf.raw_ops.Select(condition=condition, x=v, y=o), values, others
@@ -609,12 +615,12 @@ def choose(condition: tf.Tensor, values: Any, others: Any) -> Any:
 
 
 def zero_unless(keep: tf.Tensor, values: Any) -> Any:
-    """Returns a structure of tensors if `keep`, zeros like it otherwise (also where not finite)."""
+    """Returns a structure of tensors if `keep`, else zeros like it, even where it is not finite."""
     return choose(keep, values, tf.nest.map_structure(tf.zeros_like, values))
 
 
 def round_metrics(trained: LocalResult, data: ClientData, finite: tf.Tensor) -> Any:
-    """Returns what a client reports of its training: float32 scalars to be summed.
+    """Returns the training metrics that a client reports: float32 scalars to be summed.
 
     A client that is dropped because its update is not finite reports only that.
 

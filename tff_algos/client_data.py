@@ -1,8 +1,8 @@
 """A client's data for one round, as arrays.
 
-Batches are padded and stacked to `[steps, batch, ...]` with a mask: nothing is baked into graphs,
-the order of examples is a pure function of a seed, and cohorts stack for vectorising. A masked-out
-step changes nothing, a masked-out example weighs nothing.
+Batches are padded and stacked to `[steps, batch, ...]` with a mask. Graphs hold no data, and the
+order of examples is a pure function of a seed. Equal shapes let a cohort be stacked for
+vectorising. A masked-out step changes nothing; a masked-out example has weight zero.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ class Batch(NamedTuple):
 
 
 class ClientData(NamedTuple):
-    """All that one client works on in one round.
+    """All data of one client in one round.
 
     Attributes:
-      x: Inputs, `[steps, batch, ...]`. A minibatch is padded with copies of its own first example,
-        which every model of these examples takes.
-      y: Targets, `[steps, batch, ...]`, likewise.
+      x: Inputs, `[steps, batch, ...]`. A minibatch is padded with copies of its first example, so
+        padding is valid input for every model.
+      y: Targets, `[steps, batch, ...]`, padded likewise.
       mask: float32 `[steps, batch]`, 1 for a real example, 0 for padding.
-      steps_per_epoch: int32 scalar; the first that many steps hold every local example once
-        (unless the round asked for fewer steps than that, or started within an epoch).
-      num_examples: int32 scalar, local examples n_k, those that no step holds included.
+      steps_per_epoch: int32 scalar. The first `steps_per_epoch` steps contain every local example
+        once, unless the round takes fewer steps or starts within an epoch.
+      num_examples: int32 scalar, number of local examples n_k, including those in none of the
+        steps.
       participates: float32 scalar: 1, or 0 for a client that was not drawn for the round and only
         reports its loss (`tff_algos.registry.RoundPlan.losses`).
-      seed: int32 `[2]`, seed of all that is random in the client's work this round (dropout).
-      index: int32 scalar, place of the client among all N training clients, from 0; -1 if unknown,
-        which methods that tell clients apart refuse (`tff_algos.MethodSpec.needs_index`).
+      seed: int32 `[2]`, seed of all random draws in the client's work of this round (dropout).
+      index: int32 scalar, position of the client among all N training clients, from 0; -1 if
+        unknown. Methods that distinguish clients refuse -1 (`tff_algos.MethodSpec.needs_index`).
     """
 
     x: Any
@@ -62,12 +63,12 @@ class ClientData(NamedTuple):
 class Gathered:
     """A client's examples in the order of its steps: an array that is only made when needed.
 
-    `numpy.asarray` makes it; whoever has the place for it already lets `into` fill that, which
-    spares a copy of the data.
+    `numpy.asarray` creates it. If you already have an array to fill, call `into`, which saves a
+    copy of the data.
 
     Attributes:
-      shape: As of the array, `[steps, batch, ...]`.
-      dtype: As of the array.
+      shape: Shape of the array, `[steps, batch, ...]`.
+      dtype: dtype of the array.
     """
 
     __slots__ = ("_rows", "_values", "dtype", "shape")
@@ -77,7 +78,7 @@ class Gathered:
 
         Args:
           values: The examples, `[n, ...]`.
-          rows: Which of them, int64 `[steps, batch]`.
+          rows: Index of the example at each position, int64 `[steps, batch]`.
         """
         self._values, self._rows = values, rows
         self.dtype = values.dtype
@@ -113,23 +114,23 @@ def batch_cohort(
     indices: Sequence[int],
     participates: Sequence[bool] | None = None,
 ) -> list[ClientData]:
-    """Batches the examples of a round's clients: `batch_client` for each, in less time for many.
+    """Batches the examples of a round's clients: `batch_client` for each, but faster for many.
 
     Args:
       examples: x `[n, ...]` and y `[n, ...]` of each client.
       batch_size: As for `batch_client`.
-      epochs: Passes of each client over its data, or of all.
+      epochs: Passes over the data: one number per client, or one for all.
       steps: As for `batch_client`.
       first_step: As for `batch_client`.
       full_batch: As for `batch_client`.
       shuffle: As for `batch_client`.
       order_seeds: `order_seed` of each client, all of one length.
       dropout_seeds: `dropout_seed` of each client, all of one length.
-      indices: Place of each client among all training clients.
-      participates: Whether each client was drawn for the round; all were if that is `None`.
+      indices: Position of each client among all training clients.
+      participates: Whether each client was drawn for the round; `None` if all were.
 
     Returns:
-      For each client NumPy arrays, but that x and y are `Gathered`.
+      One `ClientData` per client. Its x and y are `Gathered`, everything else is NumPy arrays.
 
     Raises:
       ValueError: As `batch_client`.
@@ -196,7 +197,7 @@ def _unshuffled(sizes, layouts) -> Iterator[list[np.ndarray]]:
 
 
 def _rows(n: int, layout: _Layout, orders: list[np.ndarray]) -> np.ndarray:
-    """Returns which example is at each place of each step."""
+    """Returns the index of the example at each position of each step."""
     if len(orders) == 1 and layout.epoch_slots == n:
         (rows,) = orders
     else:
@@ -221,13 +222,13 @@ class _Layout(NamedTuple):
     """How a client's examples are laid out in steps.
 
     Attributes:
-      epochs: Epochs that are begun.
+      epochs: Number of epochs that the steps touch.
       first_epoch: The first of them.
-      epoch_slots: Places for examples in an epoch, padding included.
-      batch_size: Places in a step.
-      steps: Which steps of these epochs are taken.
-      mask: As of `ClientData`.
-      steps_per_epoch: As of `ClientData`.
+      epoch_slots: Positions for examples in an epoch, padding included.
+      batch_size: Positions in a step.
+      steps: Slice of the steps of these epochs that are taken.
+      mask: As in `ClientData`.
+      steps_per_epoch: As in `ClientData`.
     """
 
     epochs: int
@@ -295,26 +296,26 @@ def batch_client(
     Args:
       x: Inputs, `[n, ...]`.
       y: Targets, `[n, ...]`.
-      batch_size: Examples of a minibatch.
-      epochs: Passes over the data, each in an order of its own.
-      steps: If set, exactly that many minibatches instead of whole epochs: the data is repeated,
+      batch_size: Examples per minibatch.
+      epochs: Passes over the data, each in a different order.
+      steps: If set, exactly that many minibatches instead of whole epochs. The data is repeated,
         each time in a new order, or cut short.
-      first_step: Place in the series of these epochs, in minibatches from 0, at which to start;
+      first_step: Position in the series of these epochs at which to start, in minibatches from 0;
         only with `steps`.
-      full_batch: Whether a step takes all local examples at once; `batch_size` and the order then
-        mean nothing.
+      full_batch: Whether a step takes all local examples at once. `batch_size` and the order are
+        then not used.
       shuffle: Whether to shuffle; otherwise the examples stay in order in every epoch.
-      order_seed: Non-negative integers that fix the order, e.g. (seed, round, client); the epoch is
-        added to them.
-      dropout_seed: Non-negative integers that fix what is random in the client's work.
-      index: Place of the client among all training clients, from 0; -1 if unknown.
+      order_seed: Non-negative integers that determine the order, e.g. (seed, round, client); the
+        epoch is appended to them.
+      dropout_seed: Non-negative integers that determine all other random draws of the client.
+      index: Position of the client among all training clients, from 0; -1 if unknown.
       participates: Whether the client was drawn for the round.
 
     Returns:
-      NumPy arrays. A client without examples has no steps.
+      A `ClientData` of NumPy arrays. A client without examples has no steps.
 
     Raises:
-      ValueError: If `x` and `y` differ in length, a size is not positive, or `first_step` comes
+      ValueError: If `x` and `y` differ in length, a size is not positive, or `first_step` is given
         without `steps`.
     """
     (data,) = batch_cohort(
@@ -334,7 +335,7 @@ def batch_client(
 
 
 def check_indices(method: str, num_clients: int, clients: Sequence[ClientData]) -> None:
-    """Refuses a cohort whose clients a method could not tell apart.
+    """Refuses a cohort with missing, invalid or repeated client indices.
 
     Args:
       method: Name of the method.
@@ -342,8 +343,8 @@ def check_indices(method: str, num_clients: int, clients: Sequence[ClientData]) 
       clients: The data of each client of the cohort.
 
     Raises:
-      ValueError: If an index is not one of 0 to N - 1, or two clients have the same; the text names
-        the client by its place in the cohort.
+      ValueError: If an index is not one of 0 to N - 1, or two clients share one. The text names the
+        client by its position in the cohort.
     """
     places: dict[int, int] = {}
     for place, data in enumerate(clients):
@@ -365,19 +366,19 @@ def check_indices(method: str, num_clients: int, clients: Sequence[ClientData]) 
 
 
 def of_model(clients: Sequence[Any], model: Any, round_num: int) -> list[ClientData]:
-    """Returns the clients of a round as a method takes them.
+    """Returns the clients of a round in the form that methods take.
 
     Args:
-      clients: `ClientData`, or a batched `tf.data.Dataset` each, as TFF's algorithms take them and
-        `from_dataset` does. A dataset's client has no index, and draws by its place in the cohort
-        and the round.
+      clients: For each client a `ClientData`, or a batched `tf.data.Dataset` as TFF's algorithms
+        and `from_dataset` take it. The client of a dataset has no index; its random draws depend on
+        its position in the cohort and on the round.
       model: The `tff_algos.Model` they are for. Numbers of another width (float64 inputs, int64
-        labels) become those of its specs, and targets get a last dimension of 1 that its spec has,
-        or lose one that it lacks.
+        labels) are cast to the dtypes of its specs. Targets gain or lose a last dimension of 1 to
+        match its spec.
       round_num: The round, from 0.
 
     Raises:
-      ValueError: If a dataset is refused by `from_dataset`, or numbers or targets do not fit.
+      ValueError: If `from_dataset` refuses a dataset, or numbers or targets do not fit.
     """
     return [_of_model(data, model, round_num, place) for place, data in enumerate(clients)]
 
@@ -435,7 +436,8 @@ def as_pair(element: Any) -> Any:
     """Returns an element of a data set, or its spec, as (x, y) if it is a dictionary of just them.
 
     Args:
-      element: Anything; all else than a mapping with the keys `x` and `y` is returned as it is.
+      element: Any element. Everything but a mapping with exactly the keys `x` and `y` is returned
+        unchanged.
     """
     if isinstance(element, Mapping) and set(element) == {"x", "y"}:
         return element["x"], element["y"]
@@ -452,15 +454,15 @@ def from_dataset(
     """Turns a batched `tf.data.Dataset`, as TFF's examples use, into `ClientData`.
 
     Args:
-      dataset: Finite dataset of batches (x `[b, ...]`, y `[b, ...]`), or dictionaries of x and y;
-        the order is kept. Repeat it for several epochs; the whole is then one pass for methods that
-        ask for one.
-      dropout_seed: Non-negative integers that fix what is random in the client's work.
-      index: Place of the client among all training clients, from 0; -1 if unknown.
+      dataset: Finite dataset of batches (x `[b, ...]`, y `[b, ...]`), or of dictionaries of x and
+        y; the order is kept. For several epochs, repeat it; methods that need one pass then take
+        the whole as one.
+      dropout_seed: Non-negative integers that determine all random draws of the client.
+      index: Position of the client among all training clients, from 0; -1 if unknown.
 
     Raises:
       ValueError: If the dataset is empty (its shapes would be unknown), its batches differ in the
-        shape of an example, or its elements are anything else.
+        shape of an example, or its elements have another form.
     """
     batches = [as_pair(batch) for batch in dataset.as_numpy_iterator()]
     if not batches:

@@ -1,4 +1,4 @@
-"""A process whose clients are TFF sequences: what TFF's own tools around a process ask for."""
+"""A process whose clients are TFF sequences, which TFF's own tools around a process expect."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from tff_algos.process import Next, Process
 
 
 def from_datasets(process: Process, batch_size: int) -> tff.learning.templates.LearningProcess:
-    """Returns a process whose `next` is typed to take a `tf.data.Dataset` of each client.
+    """Returns a process whose `next` has the type of a `tf.data.Dataset` per client.
 
-    `next` of `build`'s processes takes data sets, too, if Python calls it; but its type is that of
-    arrays, and TFF's tools go by types, as `compose_dataset_computation_with_learning_process` of
-    `tff.simulation` does. Here data sets become arrays within TFF.
+    `next` of `build`'s processes also accepts data sets when Python calls it, but its TFF type is
+    that of arrays. TFF's tools go by types, for example
+    `compose_dataset_computation_with_learning_process` of `tff.simulation`. Here data sets become
+    arrays within TFF.
 
     Args:
-      process: The process of a method whose clients keep nothing.
+      process: The process of a method without client state.
       batch_size: The largest number of examples in a batch.
 
     Returns:
-      A process of sequences of batches, pairs (x, y) or dictionaries of x and y, of the dtypes of
-      the model's specs; `next` raises a `ValueError` for a data set of anything else. What a client
-      draws depends on the round and on its examples. Its metrics are the method's, and the
-      model's among them also in `client_work/train`, where TFF's programs look for them.
+      A process of sequences of batches, pairs (x, y) or dictionaries of x and y, with the dtypes of
+      the model's specs. `next` raises a `ValueError` for any other data set. A client's random
+      draws depend on the round and on its examples. The metrics are the method's; those of the
+      model are also in `client_work/train`, where TFF's programs look for them.
 
     Raises:
-      TypeError: If its clients keep something, so that `next` has more than a state and clients.
-      ValueError: If the method tells clients apart, which data sets do not.
+      TypeError: If clients keep state, so that `next` takes more than a state and clients.
+      ValueError: If the method distinguishes clients, since data sets have no client index.
     """
     if not isinstance(process, Process):
         raise TypeError(

@@ -1,12 +1,13 @@
-"""Methods of several processes: which one runs in a round, on what, and what happens in between.
+"""Methods of several processes: which one runs in a round, on which data, and what happens between.
 
 Most methods are one `tff_algos.method.Method`, the same in every round. A method in stages, which
-also finds out things about clients or their labels between rounds, is a `Driver` instead. All that
-it knows is in its state, arrays in a fixed structure, so that a checkpoint of the state is one of
-the whole method. A driver is pure: it keeps nothing from one call to the next.
+also learns about clients or their labels between rounds, is a `Driver` instead. Its whole knowledge
+is in its state, arrays in a fixed structure, so a checkpoint of the state is a checkpoint of the
+method. A driver is pure: it stores nothing between calls.
 
-What a client works on depends on what was found out so far, so the driver says it in two steps:
-`Assignment`s, which are small and can be sent, and the data, which whoever works on them makes.
+A client's data depends on what earlier rounds found out. So the driver describes it in two steps:
+`Assignment`s, which are small and can be sent, and the data, which the executing worker builds from
+them.
 """
 
 from __future__ import annotations
@@ -31,27 +32,27 @@ class Clients(Protocol):
     num_examples: np.ndarray
 
     def labels(self, client: int) -> np.ndarray:
-        """Returns the targets that a client came with, `[n_k, ...]`."""
+        """Returns a client's original targets, `[n_k, ...]`."""
 
     def permutation(self, iteration: int) -> np.ndarray:
         """Returns all clients in an order drawn for an iteration of a stage, int64 `[N]`."""
 
     def sample(self, round_index: int, among: np.ndarray) -> np.ndarray:
-        """Draws the clients of a round, as many as the run asks for or all of `among`."""
+        """Draws the clients of a round: as many as the run samples, or all of `among` if fewer."""
 
     def batches(self, round_index: int, client: int, labels: np.ndarray) -> ClientData:
-        """Returns a client's minibatches of a round, with these targets in place of its own."""
+        """Returns a client's minibatches of a round, with `labels` as targets."""
 
     def in_order(self, client: int, labels: np.ndarray) -> ClientData:
-        """Returns a client's examples once, in their own order, with these targets."""
+        """Returns a client's examples once, in stored order, with `labels` as targets."""
 
 
 class Findings(NamedTuple):
-    """What a driver thinks of the clients' labels.
+    """A driver's current findings on the clients' labels.
 
     Attributes:
-      noisy: bool `[N]`, which clients are held to have labels that are wrong.
-      labels: Targets of all clients' examples, client after client, as they are used now.
+      noisy: bool `[N]`, which clients are believed to have wrong labels.
+      labels: Current targets of all clients' examples, client after client.
     """
 
     noisy: np.ndarray
@@ -59,12 +60,12 @@ class Findings(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """What a client is to do in a round, before its examples are read.
+    """A client's task in a round, before its examples are read.
 
     Attributes:
-      client: Its place among all training clients.
-      labels: Targets of its examples as they are used now, `[n_k, ...]`.
-      facts: What else the driver tells it, a structure of arrays.
+      client: Its position among all training clients.
+      labels: Current targets of its examples, `[n_k, ...]`.
+      facts: Further values from the driver, a structure of arrays.
     """
 
     client: int
@@ -76,9 +77,9 @@ class Round(NamedTuple):
     """A round of one of a driver's processes, as pure functions.
 
     Attributes:
-      method: `next_round` gives as a third what each client finds, a client value, where clients
-        find something; it takes no client states.
-      takes: `tf.TensorSpec`s of a `ClientData` → those of what one client works on.
+      method: The method of the round. If clients return findings, `next_round` returns them third,
+        as a client value. It takes no client states.
+      takes: `tf.TensorSpec`s of a `ClientData` → those of one client's data in this round.
     """
 
     method: Method
@@ -108,10 +109,10 @@ class Driver(Protocol):
         """Returns the state before the first round."""
 
     def cohort(self, state: Any, clients: Clients) -> list[Assignment]:
-        """Returns what each client of the next round is to do."""
+        """Returns the assignment of each client of the next round."""
 
     def data(self, name: str, round_index: int, assignment: Assignment, clients: Clients) -> Any:
-        """Returns what a client works on in a round of a process, as a pure function."""
+        """Returns a client's data in a round of a process. It is a pure function."""
 
     def next(
         self,
@@ -120,17 +121,17 @@ class Driver(Protocol):
         clients: Clients,
         carry_out: CarryOut | None = None,
     ) -> Any:
-        """Runs a round, then what is to be done before the following one.
+        """Runs a round, then the work that precedes the following one.
 
         Args:
           state: The state before it.
           cohort: What `cohort` returned for the state.
           clients: All clients.
-          carry_out: Carries rounds of the processes out; by default TFF does, on data made here.
+          carry_out: Executes rounds of the processes; by default TFF does, on data made here.
 
         Returns:
           A `tff.learning.templates.LearningProcessOutput`.
         """
 
     def findings(self, state: Any) -> Findings | None:
-        """Returns what the state says of clients' labels; `None` if that is nothing."""
+        """Returns what the state says about clients' labels; `None` if nothing."""

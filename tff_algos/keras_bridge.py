@@ -1,14 +1,17 @@
 """Keras 2 models as pure functions of their weights.
 
 `functional_model_from_keras` of TFF only works inside TFF computations and hides the model from
-`tf.vectorized_map`. Here the given tensors stand in for the model's variables while it is called.
-What such a swap would get silently wrong is either made right (weight regularisers are computed on
-the given weights, dropout draws from an explicit seed, frozen weights are constants) or refused by
-name (anything that writes to a variable or draws from a stateful generator, losses added by hand).
+`tf.vectorized_map`. Here the given tensors replace the model's variables while it is called.
 
-A layer that draws random numbers in training takes where it gets them as an argument of its `call`,
-`uniform`: a function of a shape that returns float32 in [0, 1), called once at most. Here it draws
-from an explicit seed; by default, outside the suite, it may be `tf.random.uniform`.
+Some parts of a model would silently go wrong under such a swap. Three of them are corrected: weight
+regularisers are computed on the given weights, dropout draws from an explicit seed, and frozen
+weights are constants. Everything else raises an error that names the part: writing to a variable,
+drawing from a stateful generator, losses added by hand.
+
+A layer that draws random numbers in training takes their source as an argument of its `call`,
+`uniform`. That is a function of a shape that returns float32 in [0, 1), and the layer calls it at
+most once. Here it draws from an explicit seed; outside the suite its default may be
+`tf.random.uniform`.
 
 A layer whose `call` takes `real_examples` gets bool `[batch]` there, false for padding. Its outputs
 for padding are never used, so it may skip that work.
@@ -75,40 +78,42 @@ def from_keras(
 ) -> Model:
     """Makes a pure-function model from a built Keras model with one input.
 
-    The Keras model's weights at this moment become the initial weights. The model itself is never
-    changed and may be shared between threads. A layer with an attribute `prepares_inputs` that is
-    true is one that turns the inputs into what training is about.
+    The Keras model's current weights become the initial weights. The model itself is never changed
+    and may be shared between threads. A layer with a true attribute `prepares_inputs` is taken as
+    one that prepares the inputs for training, for example by cropping images.
 
     Args:
       keras_model: A built Keras 2 model with a single input tensor and a single output.
-      loss: A loss of Keras (its name, function or object), called as `fit` calls it; or a function
-        of your own, `(y, outputs) -> values [batch, ...]` or `(values, weights)`. It gets targets
-        in the shape of `y_spec`. Positions that a Keras mask leaves out of the outputs (padding of
-        an `Embedding` with `mask_zero`, say) weigh nothing, unless the function gives weights.
-      metrics: Metrics by name, or a list of names and objects. Those of Keras are called as
-        `evaluate` calls them and must be means over examples; functions are as for `loss`.
-        Reported as weighted means. `"accuracy"` and `"crossentropy"` are resolved by the shapes of
+      loss: A Keras loss (its name, function or object), called as `fit` calls it. Or your own
+        function, `(y, outputs) -> values [batch, ...]` or `(values, weights)`, which gets targets
+        in the shape of `y_spec`. Positions that a Keras mask excludes from the outputs (for example
+        padding of an `Embedding` with `mask_zero`) have weight 0, unless the function returns
+        weights.
+      metrics: Metrics by name, or a list of names and objects. Keras metrics are called as
+        `evaluate` calls them and must be means over examples; functions are as for `loss`. They are
+        reported as weighted means. `"accuracy"` and `"crossentropy"` are resolved by the shapes of
         targets and outputs, as `compile` does.
-      y_spec: Batch of targets; by default what the loss asks for, where it is one of Keras's, and
-        class labels, int32 `[None]`, for any other. Clients' targets may lack a last dimension of
-        1 that it has, or have one that it lacks.
-      x_spec: Batch of inputs, for a model that does not know it: a subclassed one that was called.
-      loss_reduction: `mean` of the loss over a batch's values (weighted, where they have weights),
-        or `sum`; by default that of a loss object, and the mean of any other.
-      loss_scale: What gradients are multiplied by while they are taken back through the model, in
-        which they vanish below 6e-8 where a layer computes in float16. Weights get them divided by
-        it again, in float32. One that overflows is not finite: its client is dropped and counted.
-      examples: A few inputs and targets of the training data, `[n, ...]` each, as varied as can be.
-        Whether the examples of a batch influence each other is tested on these as well as on
-        made-up ones.
+      y_spec: Spec of a batch of targets. By default it is what a Keras loss expects, and class
+        labels, int32 `[None]`, for any other loss. Clients' targets may have or lack a last
+        dimension of 1.
+      x_spec: Spec of a batch of inputs, for a model that does not know it: a subclassed one that
+        was called.
+      loss_reduction: `mean` of the loss over a batch's values (weighted, if they have weights), or
+        `sum`; by default that of a loss object, and `mean` for any other loss.
+      loss_scale: Factor on gradients during backpropagation, for layers that compute in float16,
+        where gradients below 6e-8 vanish. The weights' gradients are divided by it again, in
+        float32. If a scaled gradient overflows, the client is dropped and reported as dropped.
+      examples: A few inputs and targets of the training data, `[n, ...]` each, as varied as
+        possible. They are used, next to made-up ones, to test whether the examples of a batch
+        influence each other.
 
     Returns:
       A `Model`.
 
     Raises:
-      ModelError: If the model cannot be a pure function of its trainable weights, if what it, the
-        loss or a metric gives for an example depends on the others of its batch, or if the loss or
-        a metric does not take targets of `y_spec`.
+      ModelError: If the model cannot be a pure function of its trainable weights. Also if the value
+        of an output, the loss or a metric for one example depends on the rest of the batch. Also if
+        the loss or a metric does not take targets of `y_spec`.
     """
     if compat.is_keras_3(keras_model):
         raise ModelError(compat.KERAS_3)
@@ -196,8 +201,8 @@ def _refuse_weights(
         computes = not isinstance(layer, tf.keras.layers.InputLayer)
         if computes and layer.compute_dtype == "float16" and loss_scale is None:
             raise ModelError(
-                f"Layer {layer.name!r} computes in float16, in which gradients vanish; give "
-                "from_keras a loss_scale, such as 2.0**10, or make the model with "
+                f"Layer {layer.name!r} computes in float16, in which gradients vanish. Give "
+                "from_keras a loss_scale, such as 2.0**10, or create the model with "
                 "tf.keras.mixed_precision's policy 'float32'."
             )
     for variable in keras_model.trainable_variables:
@@ -210,12 +215,12 @@ def _refuse_weights(
         if variable.constraint is not None:
             raise ModelError(
                 f"Variable {variable.name!r} of model {keras_model.name!r} has a constraint, which "
-                "no method keeps to; make its layer without."
+                "no method supports; create its layer without one."
             )
 
 
 def _as_compile_finds(loss: Any) -> Any:
-    """Returns a loss's object or function, as `compile` finds it."""
+    """Returns a loss's object or function, resolved as `compile` resolves it."""
     if isinstance(loss, str | Mapping):
         try:
             loss = tf.keras.losses.get(loss)
@@ -231,7 +236,7 @@ def _as_compile_finds(loss: Any) -> Any:
 
 
 def _made(what: str, given: Any) -> Any:
-    """Returns an object of a class that was given in its place."""
+    """Returns `given`, or an object of it if it is a class."""
     if not isinstance(given, type):
         return given
     try:
@@ -248,8 +253,8 @@ def _elementwise(loss: Callable) -> Callable:
         loss = LossFunctionWrapper(loss)
     if type(loss).__call__ is not tf.keras.losses.Loss.__call__:
         raise ModelError(
-            f"The loss ({type(loss).__name__}) has a __call__ of its own, so its value is no mean "
-            "or sum over examples: define `call(y_true, y_pred)` instead."
+            f"The loss ({type(loss).__name__}) overrides __call__, so its value need not be a mean "
+            "or sum over examples. Override `call(y_true, y_pred)` instead."
         )
 
     def in_fit(y, outputs):
@@ -277,9 +282,9 @@ def _is_of_keras(function: Any) -> bool:
 
 
 def _without_masked(values, outputs):
-    """Returns values, or (values, weights) that leave out what masks of Keras's do.
+    """Returns values, or (values, weights) with weight 0 where a Keras mask excludes a position.
 
-    These are the outputs' mask and that of the values (`ignore_class`).
+    The masks are that of the outputs and that of the values (`ignore_class`).
     """
     masks = [
         m for m in (losses_utils.get_mask(outputs), losses_utils.get_mask(values)) if m is not None
@@ -367,8 +372,8 @@ def _elementwise_metric(name, metric) -> Callable:
     if isinstance(metric, tf.keras.metrics.Metric) or not callable(metric):
         raise ModelError(
             f"Metric {name!r} ({type(metric).__name__}) is not a mean over examples, so clients' "
-            "values cannot be added up; give a function of (y, outputs) that returns a value, or "
-            "(value, weight), per example, or measure it with Keras on the final weights."
+            "values cannot be added up. Pass a function of (y, outputs) that returns a value or "
+            "(value, weight) per example, or compute it with Keras on the final weights."
         )
     if isinstance(metric, tf.keras.losses.Loss):
         raise ModelError(
@@ -379,7 +384,7 @@ def _elementwise_metric(name, metric) -> Callable:
 
 
 def _is_mean(metric):
-    """Returns whether a metric of Keras's is the mean of a function's values."""
+    """Returns whether a Keras metric is the mean of a function's values."""
     mean, kind = tf.keras.metrics.MeanMetricWrapper, type(metric)
     return (
         isinstance(metric, mean)
@@ -415,7 +420,7 @@ def _by_shapes(names) -> Callable:
 
 
 def _targets_of(loss: Any, outputs: tf.TensorSpec) -> tf.TensorSpec:
-    """Returns the spec of a batch of the targets that a loss asks for."""
+    """Returns the spec of a batch of the targets that a loss expects."""
     function = getattr(loss, "fn", loss)
     of_keras = _is_of_keras(function)
     function = getattr(function, "func", function)
@@ -433,16 +438,18 @@ def _functional(
 ) -> Callable:
     """Returns `(weights, x, training, seed, change, loss_scale, real) -> (outputs, penalty)`.
 
-    With `change`, that is applied to the outputs of the layers that prepare the inputs; with
-    `loss_scale`, the gradient of the outputs by the weights is divided by it; with `real`, bool
-    `[batch]`, layers that can leave out other examples do. The penalty is that of the weights'
-    regularisers, frozen ones' included. Outputs of 16 bits become float32. With `None` for a seed
-    nothing is dropped, and layers that draw in [0, 1) get 0.5.
+    `change` is applied to the outputs of the layers that prepare the inputs. `loss_scale` divides
+    the gradient of the outputs with respect to the weights. `real`, bool `[batch]`, lets layers
+    that support it skip all other examples. All three are optional.
+
+    The penalty is that of the weights' regularisers, including those of frozen weights. Outputs of
+    16 bits become float32. If `seed` is `None`, dropout is off and layers that draw in [0, 1) get
+    0.5.
 
     Args:
       keras_model: The model.
       layers: All its layers.
-      frozen: Non-trainable weights, which become constants; without them they stay variables.
+      frozen: Non-trainable weights, which become constants; by default they stay variables.
     """
     held = _held_variables([keras_model, *layers])
     trainable = [_holders(keras_model, held, v) for v in keras_model.trainable_variables]
@@ -511,7 +518,7 @@ def _holders(keras_model, held, variable):
 
 
 def _with_gradient_times(factor: float, value: tf.Tensor) -> tf.Tensor:
-    """Returns the value, of which the gradient is `factor` times as large."""
+    """Returns the value, with its gradient multiplied by `factor`."""
 
     def times(gradient):
         if isinstance(gradient, tf.IndexedSlices):  # Of an embedding: the rows that were read.
@@ -544,10 +551,10 @@ def _swap(stack, holders, value):
 
 
 def _constants(layers) -> list[tuple[Any, Any, np.ndarray]]:
-    """Returns the tensors that layers hold: in what, at which place, and their values.
+    """Returns the tensors that layers hold, as (holder, key, value).
 
-    Such as the mean of an adapted `Normalization`, or the factor in `0.5 * x` between layers. They
-    belong to the process that made them; a graph of TFF's takes constants only.
+    Examples are the mean of an adapted `Normalization`, or the factor in `0.5 * x` between layers.
+    These tensors belong to the process that made them, but a TFF graph accepts only constants.
     """
     found = []
     for layer in layers:
@@ -585,7 +592,7 @@ def _changed_call(call, change):
 
 
 def _seeded_call(layer, seeds, in_training):
-    """Returns what takes the place of the layer's `call`."""
+    """Returns a replacement for the layer's `call`."""
     if isinstance(layer, tf.keras.layers.Dropout):
         return functools.partial(_dropout_call, layer, seeds, in_training)
     call = layer.call
@@ -663,8 +670,8 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
         if not compat.is_about_a_tensors_value(e):
             raise
         raise ModelError(
-            f"Model {keras_model.name!r} asks for the value of a tensor that has none yet, so "
-            f"it is no function of its weights; replace the layer: {str(e).splitlines()[0]}"
+            f"Model {keras_model.name!r} needs a tensor's value while it is traced, so it is not "
+            f"a pure function of its weights; replace the layer: {str(e).splitlines()[0]}"
         ) from e
     outputs = traced.structured_outputs
     if not isinstance(outputs, tf.TensorSpec) and not tf.is_tensor(outputs):
@@ -684,7 +691,7 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
 
 
 def _refuse_targets(y_spec, outputs_spec, mask_spec, functions):
-    """Refuses functions that don't take such targets, or don't give values for each example.
+    """Refuses functions that do not accept such targets or do not return a value per example.
 
     Args:
       y_spec: Batch of targets.
@@ -729,7 +736,7 @@ def _refuse_targets(y_spec, outputs_spec, mask_spec, functions):
 
 
 def _is_nan_of_nan(loss, y_spec, outputs_spec) -> bool:
-    """Returns whether a loss is no number wherever one of an example's outputs is none."""
+    """Returns whether a loss is NaN for every example with a NaN among its outputs."""
     if not outputs_spec.dtype.is_floating:
         return True
     shape = [4, *(size or 3 for size in outputs_spec.shape[1:])]
@@ -748,13 +755,13 @@ def _is_nan_of_nan(loss, y_spec, outputs_spec) -> bool:
 
 
 def _shapes_of_values(functions, specs, sizes, refuse):
-    """Returns the shapes of what losses and metrics give for batches of two sizes, by name.
+    """Returns the shapes of what losses and metrics return for batches of two sizes, by name.
 
     Args:
       functions: Losses and metrics by name.
       specs: Batches of targets and of outputs, and of the outputs' mask if there is one.
       sizes: Numbers of examples.
-      refuse: Called with the name of one that fails and its error.
+      refuse: Called with the name and the error of a function that fails.
     """
     shapes = {}
 
@@ -789,9 +796,10 @@ def _shown(spec):
 
 
 def _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions, examples):
-    """Refuses what gives other values for an example with others beside it in its batch.
+    """Refuses functions whose value for an example depends on the rest of the batch.
 
-    Looks in training mode and in test mode, without dropout, which draws by an example's place.
+    The test runs in training mode and in test mode. Dropout is off, since it draws by an example's
+    position.
 
     Args:
       keras_model: The model.
@@ -837,14 +845,14 @@ _PARTS = ([0, 1, 2, 3], [0, 1, 4, 5], [0, 1])
 
 
 def _mixed_rows(x, y):
-    """Returns six of two or more examples, whose targets differ if any do."""
+    """Returns a batch of six drawn from two or more examples; targets differ if any do."""
     order = np.argsort(np.asarray(y).reshape(len(y), -1).sum(1), kind="stable")
     rows = order[np.array([0, -1, 1, 2, -2, -3]) % len(order)]
     return np.asarray(x)[rows], np.asarray(y)[rows]
 
 
 def _made_up_inputs(spec):
-    """Yields inputs of six examples; a model may take only some of them."""
+    """Yields inputs of six examples each; a model may accept only some of them."""
     rng, shape = np.random.default_rng(0), (6, *(size or 3 for size in spec.shape[1:]))
     if spec.dtype.is_floating:
         yield rng.normal(size=shape)
@@ -857,7 +865,7 @@ def _made_up_inputs(spec):
 
 
 def _made_up_targets(spec):
-    """Returns targets of six examples: of both of two classes, and of one alone."""
+    """Returns targets of six examples, as two sets: one of two classes, one of a single class."""
     if not (spec.dtype.is_floating or spec.dtype.is_integer or spec.dtype.is_bool):
         return ()
     shape = [size or 3 for size in spec.shape[1:]]
@@ -870,7 +878,7 @@ def _made_up_targets(spec):
 
 
 def _or_none(function, *arguments):
-    """Returns a function's value, or `None` where it does not take what we made up."""
+    """Returns a function's value, or `None` if it does not accept made-up inputs."""
     try:
         return function(*arguments)
     except Exception:  # It is the user's, and may not take every value.
@@ -878,11 +886,11 @@ def _or_none(function, *arguments):
 
 
 def _refuse_unlike(what: str, batches: Sequence[Any]) -> None:
-    """Refuses batches whose first two examples are the same and have other values.
+    """Refuses batches that share their first two examples but differ in the values for them.
 
     Args:
-      what: What gave the values, for the text.
-      batches: Of each batch the values, or the values and weights, or `None`.
+      what: What produced the values, for the message.
+      batches: For each batch the values, or the values and weights, or `None`.
     """
     if any(b is None for b in batches):
         return
@@ -898,9 +906,8 @@ def _refuse_unlike(what: str, batches: Sequence[Any]) -> None:
                 one, two, rtol=1e-3, atol=1e-4 * most, equal_nan=True
             ):
                 raise ModelError(
-                    f"{what} mixes the examples of a batch: the value of one changes with the "
-                    "others, and so with the padding of a client's last batch; compute it from the "
-                    "example alone."
+                    f"{what} mixes the examples of a batch: the value of one depends on the "
+                    "others, even on padding. Compute it from the example alone."
                 )
 
 
@@ -908,11 +915,11 @@ def refuse_stateful_ops(graph: tf.Graph, names: Collection[str]) -> None:
     """Refuses operations that change variables or draw from generators without a seed.
 
     Args:
-      graph: What a model does.
-      names: Names of its layers, for the text.
+      graph: Graph of a model.
+      names: Names of its layers, for the message.
 
     Raises:
-      ModelError: If there is such an operation.
+      ModelError: If the graph has such an operation.
     """
     graph = graph.as_graph_def()
     bodies = {f.signature.name: f.node_def for f in graph.library.function}
@@ -927,8 +934,8 @@ def refuse_stateful_ops(graph: tf.Graph, names: Collection[str]) -> None:
         if "Assign" in node.op:
             raise ModelError(
                 f"Layer {layer!r} changes a variable while it runs ({node.op}), so the model is "
-                "not a function of its trainable weights: replace the layer (BatchNormalization "
-                "by GroupNormalization, say) or set its `trainable` to False."
+                "not a function of its trainable weights. Replace the layer (for example "
+                "BatchNormalization by GroupNormalization) or set its `trainable` to False."
             )
         if "LookupTable" in node.op:
             raise ModelError(

@@ -1,8 +1,8 @@
-"""A method's round in a few words that several runtimes can carry out.
+"""A method's round in a few primitives that several runtimes can execute.
 
-A method writes its round once, as `next_round(federation, state, clients)`, with the words of
-`Federation`: broadcast, map clients, mean, sum, map server. `TffFederation` spells the words as TFF
-intrinsics, which makes the method a TFF computation; another `Federation` may run the very same
+A method writes its round once, as `next_round(federation, state, clients)`, with the primitives of
+`Federation`: broadcast, map clients, mean, sum, map server. `TffFederation` implements them as TFF
+intrinsics, which makes the method a TFF computation. Another `Federation` may run the same
 functions over a whole cohort at once.
 """
 
@@ -22,7 +22,10 @@ APPEND_ROWS = "append_rows_of_client"
 
 
 class Federation(Protocol):
-    """The words of a round. Server and client values are opaque; their fields can be selected."""
+    """The primitives of a round.
+
+    Server and client values are opaque, but their fields can be selected.
+    """
 
     def broadcast(self, value: Any) -> Any:
         """Sends a server value to every client of the cohort."""
@@ -34,32 +37,32 @@ class Federation(Protocol):
         """Applies a pure function of tensors at the server; returns a server value."""
 
     def mean(self, value: Any, weight: Any) -> Any:
-        """Averages a client value (floating point) with float32 scalar weights, to the server.
+        """Averages a client value (floating point) to the server, with float32 scalar weights.
 
-        Sums fold in cohort order. Zero if the weights sum to zero.
+        Sums fold in cohort order. The mean is zero if the weights sum to zero.
         """
 
     def sum(self, value: Any) -> Any:
-        """Sums a client value to the server, in cohort order."""
+        """Sums a client value in cohort order; returns a server value."""
 
     def max(self, value: Any) -> Any:
-        """Takes the largest of a client value to the server, element by element."""
+        """Returns the elementwise maximum of a client value, as a server value."""
 
     def stack(self, value: Any) -> Any:
-        """Brings every client's value to the server: tensors `[K, ...]`, in cohort order."""
+        """Returns every client's value as a server value: tensors `[K, ...]`, in cohort order."""
 
     def aggregate(self, process: Any, state: Any, value: Any, weight: Any) -> Any:
         """Averages a client value by a `tff_algos.aggregation.Aggregator`, one of TFF's.
 
-        All that is TFF's own about it is the computation `process.next`. A runtime carries that out
-        whole: the parts placed at clients run once for each client's value, on whichever side has
-        it, and those at the server once. The state stays with the server.
+        The computation `process.next` is TFF's own, and a runtime executes it as a whole. Its parts
+        placed at clients run once per client, on the machine that holds the client's value; those
+        at the server run once. The state stays at the server.
 
         Args:
           process: The `Aggregator`.
           state: Its state, a server value.
           value: Client value of the type it was made for.
-          weight: Client value, float32 scalars; unused if the aggregator knows no weights.
+          weight: Client value, float32 scalars; not used by an unweighted aggregator.
 
         Returns:
           A server value with fields `state`, `result`, `measurements`.
@@ -67,12 +70,12 @@ class Federation(Protocol):
 
 
 def mean_of_updates(federation: Federation, value: Any, weight: Any) -> Any:
-    """Returns the mean that an aggregator takes the place of, where one was asked for.
+    """Returns the mean that an aggregator replaces, if the user chose one.
 
-    A method calls it once a round, for what its `MethodSpec.aggregated` says.
+    A method calls it once per round, for the mean that its `MethodSpec.aggregated` describes.
 
     Args:
-      federation: The words of the round.
+      federation: The primitives of the round.
       value: Client value like the model's weights.
       weight: As for `Federation.mean`.
     """
@@ -80,12 +83,12 @@ def mean_of_updates(federation: Federation, value: Any, weight: Any) -> Any:
 
 
 class ClientState(NamedTuple):
-    """What one client keeps from a round that it takes part in to the next one.
+    """What one client keeps until the next round in which it takes part.
 
     Attributes:
-      visits: Rounds that it took part in without being dropped, int32 scalar.
-      kept: What the method lets it keep, a structure of tensors; means nothing before the first
-        visit, whose start is the method's to define (`client.recall`).
+      visits: Rounds in which it took part without being dropped, int32 scalar.
+      kept: The state that the method stores, a structure of tensors. It is not used before the
+        first visit, for which the method defines the start (`client.recall`).
     """
 
     visits: Any
@@ -99,15 +102,15 @@ class Method(NamedTuple):
       initialize: `() -> state`, a `NamedTuple` of tensors with a field `weights` (a tuple, in the
         model's order).
       next_round: `(federation, state, clients) -> (state, metrics)`: one round; `clients` is a
-        client value of `ClientData`, `metrics` a server value. With client state
-        `(federation, state, clients, client_states) -> (state, metrics, client_states)`, where
-        `client_states` is a client value of `ClientState`.
-      client_state: `() -> kept`, a structure of tensors of the shapes and dtypes of what each
-        client keeps; `None` if clients keep nothing.
-      personal_weights: `kept -> weights`: the client's own model, which then stands for the
-        server's where clients are evaluated; `None` if there is none.
-      adopt_weights: `state -> state`: what `weights` that a user has set change in the rest of the
-        state, so that the next round starts from them; `None` if nothing.
+        client value of `ClientData`, `metrics` a server value. With client state `(federation,
+        state, clients, client_states) -> (state, metrics, client_states)`, where `client_states` is
+        a client value of `ClientState`.
+      client_state: `() -> kept`, a structure of tensors with the shapes and dtypes of each client's
+        stored state; `None` for a method without client state.
+      personal_weights: `kept -> weights`: the client's own model, on which the client is then
+        evaluated instead of the server's; `None` if there is none.
+      adopt_weights: `state -> state`: adapts the rest of the state after a user has set `weights`,
+        so that the next round starts from them; `None` if nothing else changes.
     """
 
     initialize: Callable[[], Any]
@@ -119,12 +122,12 @@ class Method(NamedTuple):
 
 @contextlib.contextmanager
 def _as_from_eager_code():
-    """Within it functions are traced as if eager code called them, which TFF's graphs hide.
+    """Traces functions as if eager code had called them, which TFF's graphs hide.
 
-    TFF builds graphs as TensorFlow 1 did, and TensorFlow then takes `==` and `!=` between tensors
-    for identity: a user's metric `y == prediction` would be `False` in silence. With an entry on
-    the stack by which TensorFlow knows who asked for a graph, they compare the elements, in the
-    functions of a method as in the model, loss and metrics that these call.
+    TFF builds graphs as TensorFlow 1 did, in which `==` and `!=` between tensors test identity. A
+    user's metric `y == prediction` would silently be `False`. This context adds the stack entry by
+    which TensorFlow recognises eager callers. Tensors are then compared by element, both in a
+    method's functions and in the model, loss and metrics that they call.
     """
     if tf.compat.v1.executing_eagerly_outside_functions():
         yield
@@ -140,13 +143,13 @@ def _as_from_eager_code():
 
 
 def least(dtype: Any) -> float:
-    """Returns what is no larger than any number of a type: with it a maximum may begin."""
+    """Returns a lower bound of all numbers of a type, from which a maximum can start."""
     dtype = tf.as_dtype(dtype)
     return -math.inf if dtype.is_floating else dtype.min
 
 
 class TffFederation:
-    """The words of a round as TFF intrinsics; for use inside a `tff.federated_computation`."""
+    """The primitives of a round as TFF intrinsics; for use inside a `tff.federated_computation`."""
 
     def broadcast(self, value: Any) -> Any:
         """As `Federation.broadcast`."""
@@ -179,7 +182,7 @@ class TffFederation:
         return tff.federated_map(tff.tensorflow.computation(computation, parameter), argument)
 
     def zip(self, value: Any) -> Any:
-        """Returns a value as one that is placed, where it was put together from several."""
+        """Returns a federated value; one that consists of several is zipped."""
         value = tff.to_value(value, None)
         if isinstance(value.type_signature, tff.FederatedType):
             return value
@@ -240,9 +243,9 @@ class TffFederation:
     def stack(self, value: Any) -> Any:
         """As `Federation.stack`.
 
-        TFF has no intrinsic for it. The aggregate grows by concatenation. TFF's worker then copies
-        what is there for every client, which is quadratic in the cohort; the in-process runtime
-        knows the aggregate by `APPEND_ROWS` and stacks once.
+        TFF has no such intrinsic, so the aggregate grows by concatenation. TFF's worker copies the
+        aggregate for every client, which is quadratic in the cohort. The in-process runtime
+        recognises it by `APPEND_ROWS` and stacks once.
         """
         value = self.zip(value)
         value_type = value.type_signature.member

@@ -9,18 +9,18 @@ from tff_suite import palette, specs
 
 
 class RoundPlan(NamedTuple):
-    """What the server asks of the clients in one round.
+    """What the server requests from the clients in one round.
 
     Attributes:
-      cohort: `sampled`: as many clients as the run asks for; `all`: every client; `pooled`: one
+      cohort: `sampled`: as many clients as the run samples; `all`: every client; `pooled`: one
         client that holds the examples of all.
       batches: `minibatch`: epochs of minibatches; `full_batch`: one batch of all local examples.
       local_steps: If set, exactly that many minibatch steps: local data is repeated or cut short.
-      losses: `cohort`: only the cohort takes part; `all`: all other clients do, too, to report
-        their loss (`ClientData.participates` is 0 for them).
-      first_step: If set, rounds share one endless series of a client's epochs, each in an order of
-        its own, and this round's minibatches start at this place of it, counted from 0; else every
-        round starts a new epoch.
+      losses: `cohort`: only the cohort takes part; `all`: all other clients also take part, but
+        only report their loss (`ClientData.participates` is 0 for them).
+      first_step: If set, all rounds share one endless series of a client's epochs, each in a
+        different order. This round's minibatches start at this position of the series, counted from
+        0. Otherwise every round starts a new epoch.
     """
 
     cohort: str = "sampled"
@@ -32,17 +32,18 @@ class RoundPlan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Aggregated:
-    """Which of a method's means an aggregator takes the place of (`tff_algos.aggregation`).
+    """The method's mean that an aggregator may replace (`tff_algos.aggregation`).
 
     Attributes:
-      what: That mean, in words.
-      in_clear: Vectors of the model's size that clients send beside it, which are averaged as ever,
-        or numbers that tell of their updates, such as norms; empty if there are none. Where one of
-        the method's own settings decides, a `By` of it. Aggregators that keep clients' vectors
-        private are refused then.
-      own_weights: What the weights of that mean are if they are more than `client_weighting`, so
-        that an aggregator that knows no weights cannot take its place: `relative`, the largest of a
-        round is 1; `unbounded`, of any size, so that secure sums cannot, either. Else empty.
+      what: Description of that mean.
+      in_clear: What clients send beside it without privacy: vectors of the model's size that are
+        averaged as usual, or numbers that reveal something about their updates, such as norms.
+        Empty if nothing. A `By` if one of the method's own settings decides. Aggregators that keep
+        clients' vectors private are refused if this is not empty.
+      own_weights: How the method's own weights of that mean differ from `client_weighting`, so that
+        an unweighted aggregator cannot replace it. `relative`: the largest weight of a round is 1.
+        `unbounded`: weights have any size, so secure sums are refused as well. Empty if there are
+        no own weights.
     """
 
     what: str = "the mean of the clients' updates x_k - x"
@@ -54,8 +55,8 @@ class RoundCost(NamedTuple):
     """What a round costs a client, with the method's default settings.
 
     Attributes:
-      gradients: Gradients that it computes in a local step. Passes over its whole training set, as
-        for its loss or for a full gradient, are not among them.
+      gradients: Gradients that it computes per local step. Passes over its whole training set, for
+        its loss or a full gradient, are not included.
       down: Vectors of the model's size that it receives.
       up: Vectors of the model's size that it sends.
     """
@@ -74,47 +75,47 @@ class MethodSpec:
       summary: One line for `--help` and the README's table.
       paper: Authors, title, arXiv number.
       display_name: The name as the paper writes it, for tables and figures; `name` if empty.
-      look: Colour and line style in every figure, names of `tff_suite.palette`; without one a
-        figure takes what its other lines leave.
-      builder: `module:function`, imported on first use, or the function itself; of a `SPEC` of a
-        module (see `add_folder`) the function's name alone. It is called with a
+      look: Colour and line style in every figure, names of `tff_suite.palette`. Without one, a
+        figure uses a look that its other lines leave free.
+      builder: `module:function`, imported on first use, or the function itself; in the `SPEC` of a
+        module (see `add_folder`) just the function's name. It is called with a
         `tff_algos.model.Model`, a `tff_algos.client.LocalTraining` and every declared setting by
         name, and returns a `tff_algos.method.Method`.
       hparams: The method's own settings; flags are `--<method>_<name>`.
       client_learning_rate: The method's default for `client_learning_rate`; `None` if the user must
-        give one.
-      server_learning_rate: The method's default for `server_learning_rate`; `None` if there is none
-        that could be right without tuning, so that the user must give one.
-      has_server_step: Whether the server takes a step of its own, so that it has a learning rate;
-        if not, that is 1.
-      client_weighting: The method's default for `client_weighting`, as its paper has it. `None` if
-        the method's formulas fix the weights, so that the user must not set it.
-      client_optimizers: The values of `client_optimizer` that the method can work with, its default
-        first; `None` is any, `sgd` by default. Methods that define the local step themselves take
-        `sgd` only.
+        set it.
+      server_learning_rate: The method's default for `server_learning_rate`; `None` if no value
+        works without tuning, so that the user must set it.
+      has_server_step: Whether the server takes its own step, so that it has a learning rate;
+        otherwise the rate is 1.
+      client_weighting: The method's default for `client_weighting`, as in its paper. `None` if the
+        method's formulas determine the weights, so that the user must not set it.
+      client_optimizers: The values of `client_optimizer` that the method supports, its default
+        first; `None` is any, `sgd` by default. Methods that define the local step themselves
+        support `sgd` only.
       plan: Settings (the resolved `hparams`), round number from 0, total rounds → `RoundPlan`.
         `None` is the common plan in every round.
       draws_clients: Whether the plan of any round has the cohort `sampled`; if not, the user must
-        not set how many clients to draw.
+        not set the number of clients to draw.
       keeps_client_optimizer: Whether clients may keep their optimizer's state between rounds
         (`client_optimizer_state=keep`).
       staged: Whether the builder returns a `tff_algos.driver.Driver` instead: a method of several
-        processes, whose rounds depend on what it has found out. It has no `plan`, and no form over
-        a whole cohort at once.
-      aggregated: Which of its means an aggregator takes the place of; if that is none, why not, as
-        the end of a sentence about the method.
-      takes_server_optimizer: Whether the builder also takes `server_optimizer`, one of TFF's
-        optimizers in place of its server step, or `None`.
+        processes, whose rounds depend on earlier findings. It has no `plan`, and cannot be
+        vectorised over a cohort.
+      aggregated: The mean that an aggregator may replace; if none, the reason, as the end of a
+        sentence about the method.
+      takes_server_optimizer: Whether the builder also takes `server_optimizer`: a TFF optimizer
+        that replaces its server step, or `None`.
       needs_num_clients: Whether the builder also takes `num_clients`, the number of all training
         clients (N in the mathematics).
       needs_index: Whether `ClientData.index` enters the mathematics; only with `needs_num_clients`.
-        A round then refuses a cohort of equal indices, and one that is not below N.
+        A round then refuses a cohort with equal indices, or with an index outside 0 to N - 1.
       measures: Names of what its rounds report besides the training metrics, `num_examples`,
-        `num_clients` and `clients_dropped`; `None` if only a run tells.
-      version: Raised with every change that changes the method's numbers. Runs of another version
-        count as other runs.
-      history: A line on what changed for each version after the first.
-      cost: What a round costs a client; that of federated averaging unless it says otherwise.
+        `num_clients` and `clients_dropped`; `None` if only a run can tell.
+      version: Increased by every change that changes the method's numbers. Runs of different
+        versions are not pooled.
+      history: For each version after the first, one line on what changed.
+      cost: What a round costs a client; by default that of federated averaging.
     """
 
     name: str
@@ -150,7 +151,7 @@ class MethodSpec:
             palette.check(self.name, self.look)
 
     def round_plan(self, settings: dict, round_index: int, total_rounds: int) -> RoundPlan:
-        """Returns what the method asks of the clients in a round.
+        """Returns what the method requests from the clients in a round.
 
         Args:
           settings: The method's own settings, resolved.
@@ -174,5 +175,5 @@ def decay(name: str, default: float, help_text: str, source: str) -> hparams_lib
 
 
 def common_setting(name: str, default: Any, help_text: str, **further: Any) -> hparams_lib.Hparam:
-    """Returns a setting that all methods share: its flag has its own name."""
+    """Returns a setting that all methods share; its flag has no prefix."""
     return hparams_lib.Hparam(name, default, help_text, flag=name, **further)

@@ -1,4 +1,4 @@
-"""A model as pure functions of its weights, the form in which methods use it."""
+"""A model as pure functions of its weights, the form that methods use."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class ModelError(FedError, ValueError):
 
 
 class Forward(NamedTuple):
-    """What one forward pass gives.
+    """The result of one forward pass.
 
     Attributes:
       objective: Scalar that training minimises: mean (or sum) loss of the batch's real examples,
         regularisers included.
-      metrics: Name → (values `[batch]`, weights `[batch]`), float32; `loss` comes first. A value
-        is the weighted *sum* over the positions of an example; a metric over many examples is
-        the sum of values over the sum of weights. Padding has value and weight zero.
+      metrics: Name → (values `[batch]`, weights `[batch]`), float32; `loss` comes first. A value is
+        the weighted *sum* over the positions of an example; a metric over many examples is the sum
+        of values over the sum of weights. Padding has value and weight zero.
     """
 
     objective: tf.Tensor
@@ -38,19 +38,19 @@ class Model(NamedTuple):
       initial_weights: One array per trainable variable, in the model's order.
       x_spec: `tf.TensorSpec` of a batch of inputs, `[None, ...]`.
       y_spec: `tf.TensorSpec` of a batch of targets, `[None, ...]`.
-      forward: `(weights, batch, training, seed) -> Forward`; `seed` is int32 `[2]` and only matters
-        in training.
-      outputs: `(weights, x) -> outputs [batch, ...]`, what the loss is a function of, with dropout
-        off; `None` if the model cannot tell.
-      metric_names: Names of what `forward` measures, in its order; `None` if a forward pass must
-        be traced to know them.
+      forward: `(weights, batch, training, seed) -> Forward`; `seed` is int32 `[2]` and only used in
+        training.
+      outputs: `(weights, x) -> outputs [batch, ...]`, the argument of the loss, with dropout off;
+        `None` if the model does not expose it.
+      metric_names: Names of the metrics of `forward`, in its order; `None` if only tracing a
+        forward pass reveals them.
       forward_on_changed: `(weights, batch, training, seed, change) -> Forward`: as `forward`, but
-        with `change` applied to what the model makes of its inputs first (cropped and scaled images
-        of bytes, say); `None` if a model's inputs are used as they are.
-      loss_reduction: Whether `objective` is the `mean` or the `sum` of what the metric `loss`
-        measures in a batch.
-      loss_scale: What the model multiplies the gradient of `objective` by, and of nothing else,
-        while it goes back through layers of 16 bits; `None` if there is no such factor.
+        `change` is applied to the prepared inputs first, for example to cropped and scaled images.
+        `None` if the model uses its inputs as they are.
+      loss_reduction: Whether `objective` is the `mean` or the `sum` of the metric `loss` over a
+        batch.
+      loss_scale: Factor on the gradient of `objective` alone, while it passes back through layers
+        of 16 bits; `None` if there is no such factor.
       frozen_weights: One array per non-trainable variable, in the model's order. `forward` holds
         them as constants.
     """
@@ -75,17 +75,17 @@ def elementwise(
     Args:
       fn: `(y, outputs) -> values [batch, ...]` or `(values, weights)`.
       y: Targets, `[batch, ...]`.
-      outputs: What the model gives for the batch.
+      outputs: The model's outputs for the batch.
       mask: float32 `[batch]`.
-      differentiated: Whether the sums' gradient will be taken. Positions of weight zero then add
-        zero to it, even where their own is not finite.
+      differentiated: Whether the gradient of the sums will be taken. Positions of weight zero then
+        add zero to it, even if their own gradient is not finite.
 
     Returns:
       Sums of weighted values and sums of weights, each float32 `[batch]`, zero for padding. Values
       of weight zero need not be finite.
 
     Raises:
-      ModelError: If the function does not tell examples apart.
+      ModelError: If the function does not return values for each example.
     """
     result = fn(y, outputs)
     if isinstance(result, tuple) and differentiated:
@@ -114,13 +114,13 @@ def elementwise(
 
 
 def _guarded(outputs: tf.Tensor, weights: Any) -> tf.Tensor:
-    """Returns the outputs with a gradient of 0 where it is not finite and nothing counts.
+    """Returns the outputs, with gradient 0 where it is not finite and all weights are zero.
 
-    Zero times the slope of a function is not zero where that slope is infinite.
+    Zero times the slope of a function is not zero if that slope is infinite.
 
     Args:
       outputs: `[batch, ...]`.
-      weights: Of the values, `[batch, ...]`.
+      weights: Weights of the values, `[batch, ...]`.
     """
     counts = tf.not_equal(tf.cast(weights, tf.float32), 0.0)
     while not outputs.shape[: counts.shape.rank].is_compatible_with(counts.shape):

@@ -1,4 +1,4 @@
-"""SGD with Nesterov momentum as one of TFF's optimizers, which have none.
+"""SGD with Nesterov momentum as a TFF optimizer, since TFF has none.
 
 Sutskever, Martens, Dahl, Hinton: "On the importance of initialization and momentum in deep
 learning", ICML 2013, in the form that takes the gradient at the weights themselves:
@@ -22,7 +22,7 @@ def build_nesterov(
 ) -> tff.learning.optimizers.Optimizer:
     """Builds the optimizer.
 
-    Its state is `learning_rate` and `accumulator`, u, zeros like the weights at first.
+    Its state is `learning_rate` and `accumulator`: u, like the weights and zero at first.
 
     Args:
       learning_rate: η, non-negative.

@@ -25,12 +25,12 @@ class Process(tff.learning.templates.LearningProcess):
     """A `tff.learning.templates.LearningProcess` that also carries the method it was made from.
 
     Attributes:
-      method: The same round as pure functions, for runtimes that don't go through TFF.
+      method: The same round as pure functions, for runtimes that bypass TFF.
       model: The model that is trained.
-      plan: `(round number from 0, total rounds) -> RoundPlan`: what the method asks of the clients
-        in a round, for loops that make the client data.
-      check_clients: `clients -> None`: raises a `ValueError` for a cohort that the method can not
-        work with (`MethodSpec.needs_index`); `next` calls it, on this side of any runtime.
+      plan: `(round number from 0, total rounds) -> RoundPlan`: what the method requests from the
+        clients in a round, for loops that build the client data.
+      check_clients: `clients -> None`: raises a `ValueError` for a cohort that the method does not
+        support (`MethodSpec.needs_index`). `next` calls it before any runtime does.
     """
 
     def __init__(self, method: Method, model: Model, check_clients: Callable, **computations: Any):
@@ -42,9 +42,9 @@ class Process(tff.learning.templates.LearningProcess):
 
 
 class Next(computation_impl.ConcreteComputation):
-    """A process's `next` that looks at the clients before TFF does, and may put others there.
+    """A process's `next` that checks the clients before TFF does, and converts them if needed.
 
-    Within another TFF computation clients are symbols, and no one looks at them.
+    Inside another TFF computation clients are symbolic and not checked.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Next(computation_impl.ConcreteComputation):
         self._look_at = look_at
 
     def __call__(self, *args, **kwargs):
-        """Runs the round; a list or tuple of clients is looked at first."""
+        """Runs the round. A list or tuple of clients is checked first."""
         state = kwargs.get("state", args[0] if args else None)
         clients = kwargs.get("clients", args[1] if len(args) > 1 else None)
         if isinstance(clients, list | tuple):
@@ -77,7 +77,7 @@ class Next(computation_impl.ConcreteComputation):
 
 
 class _WhenUsed(computation_impl.ConcreteComputation):
-    """A computation that is traced when it is first used, if ever."""
+    """A computation that is traced on its first use, if any."""
 
     def __init__(self, make: Callable[[], tff.Computation], type_signature: tff.FunctionType):
         # Not the base class's, which wants what is traced.
@@ -91,10 +91,10 @@ class _WhenUsed(computation_impl.ConcreteComputation):
 
 
 class GetModelWeights(_WhenUsed):
-    """`state -> ModelWeights`: no TFF where the state is there already, whatever its size."""
+    """`state -> ModelWeights`. A state that Python already holds does not pass through TFF."""
 
     def __init__(self, make: Any, type_signature: Any, frozen: Sequence[np.ndarray]):
-        """Initialises from what `_WhenUsed` takes and the non-trainable weights."""
+        """Initialises from the arguments of `_WhenUsed` and the non-trainable weights."""
         super().__init__(make, type_signature)
         self._frozen = frozen
 
@@ -106,10 +106,10 @@ class GetModelWeights(_WhenUsed):
 
 
 class SetModelWeights(computation_impl.ConcreteComputation):
-    """`(state, ModelWeights) -> state`, which refuses other non-trainable weights.
+    """`(state, ModelWeights) -> state`, which refuses to change the non-trainable weights.
 
-    A process holds these as constants. They may be left out, as in TFF's own processes of a model
-    without any.
+    A process holds these as constants. You may leave them out, as in TFF's processes of a model
+    that has none.
     """
 
     def __init__(
@@ -146,10 +146,10 @@ class SetModelWeights(computation_impl.ConcreteComputation):
 
 
 class StackedStates(Sequence):
-    """The states of several clients, held together: entry k is that of client k.
+    """The states of several clients, stacked: entry k is that of client k.
 
     Attributes:
-      stacked: Structure of NumPy arrays `[K, ...]`, not to be written to.
+      stacked: Structure of NumPy arrays `[K, ...]`, read-only.
     """
 
     def __init__(self, stacked: Any):
@@ -165,7 +165,7 @@ class StackedStates(Sequence):
 
 
 class RoundOutput(NamedTuple):
-    """What a round with client state gives: as `LearningProcessOutput`, and each client's state."""
+    """Output of a round with client state: `LearningProcessOutput` plus each client's state."""
 
     state: Any
     metrics: Any
@@ -173,12 +173,12 @@ class RoundOutput(NamedTuple):
 
 
 class StatefulProcess(tff.templates.IterativeProcess):
-    """A `tff.templates.IterativeProcess` whose clients keep something between rounds.
+    """A `tff.templates.IterativeProcess` whose clients keep state between rounds.
 
-    `next` takes `(state, clients, client_states)` and gives a `RoundOutput`; entry k of the lists
-    `client_states` (or `StackedStates`) is the `ClientState` of the client whose data is entry k of
-    `clients`. Which state is whose is for the caller to remember. A client's first is
-    `initial_client_state()`.
+    `next` takes `(state, clients, client_states)` and returns a `RoundOutput`. Entry k of
+    `client_states`, a list or `StackedStates`, is the `ClientState` of the client whose data is
+    entry k of `clients`. The caller tracks which state belongs to which client. A client's first
+    state is `initial_client_state()`.
 
     Attributes:
       method: As in `Process`.
@@ -207,7 +207,7 @@ class StatefulProcess(tff.templates.IterativeProcess):
         self.set_model_weights = set_model_weights
 
     def initial_client_state(self) -> ClientState:
-        """Returns the state of a client that was in no round yet, as NumPy arrays."""
+        """Returns the state of a client before its first round, as NumPy arrays."""
         return initial_client_state(self.method)
 
 
@@ -263,13 +263,13 @@ def to_process(
     Args:
       method: The method.
       model: The model it was built for.
-      check_clients: See `Process`; `None` if the method can work with any clients.
+      check_clients: See `Process`; `None` if the method supports any clients.
 
     Returns:
-      A process whose `next` takes the state at the server and `ClientData` at the clients, and
-      whose output's metrics are a server-placed structure of scalars. Model weights are
-      `tff.learning.models.ModelWeights`, whose non-trainable weights are the model's and stay what
-      they are. With client state, a `StatefulProcess`.
+      A process whose `next` takes the state at the server and `ClientData` at the clients. The
+      metrics of its output are a server-placed structure of scalars. Model weights are
+      `tff.learning.models.ModelWeights`; their non-trainable part is the model's and never changes.
+      With client state, a `StatefulProcess`.
     """
     initial = tf.nest.map_structure(tf.convert_to_tensor, method.initialize())
     state_type = tff.to_type(
@@ -367,21 +367,23 @@ def build(
 
     Args:
       name: A name of `tff_algos.names()`.
-      model: The model: of `tff_algos.from_keras`, a compiled Keras model, a FunctionalModel or
-        VariableModel of `tff.learning.models`, or a function without arguments that makes one.
+      model: The model: the result of `tff_algos.from_keras`, a compiled Keras model, a
+        FunctionalModel or VariableModel of `tff.learning.models`, or a function without arguments
+        that returns one.
       num_clients: Number of all training clients (N), for methods whose mathematics needs it.
-      model_aggregator: A `tff.aggregators` factory, weighted or not, such as
-        `tff.learning.robust_aggregator()`, in the place of the mean of the clients' updates
-        (`tff_algos.aggregation`). The setting `aggregator` names some, which draw from `seed`.
-      server_optimizer: A `tff.learning.optimizers.Optimizer` in the place of FedAvg's server step.
-      clients_per_round: Clients of a round, which `aggregator=dp` expects by default.
-      seed: Seed of what `aggregator=dp` and `compressed` draw, at least 0.
+      model_aggregator: A `tff.aggregators` factory, weighted or unweighted, such as
+        `tff.learning.robust_aggregator()`, that replaces the mean of the clients' updates
+        (`tff_algos.aggregation`). The setting `aggregator` offers some by name, which draw from
+        `seed`.
+      server_optimizer: A `tff.learning.optimizers.Optimizer` that replaces FedAvg's server step.
+      clients_per_round: Clients per round, the default number that `aggregator=dp` expects.
+      seed: Seed of the random draws of `aggregator=dp` and `compressed`, at least 0.
       **settings: Training settings (`tff_algos.TRAINING_HPARAMS`) and the method's own
-        (`tff_algos.get(name).hparams`). `client_optimizer` may also be an object, a
-        `tff.learning.optimizers.Optimizer`; its learning rate then stands for
-        `client_learning_rate` unless that is given. `client_lr_schedule` may also be a function
-        from the round (float32 scalar tensor, from 0) to the learning rate, such as a
-        `tf.keras.optimizers.schedules.LearningRateSchedule`, in place of `client_learning_rate`.
+        (`tff_algos.get(name).hparams`). `client_optimizer` may also be a
+        `tff.learning.optimizers.Optimizer`, whose learning rate is the default for
+        `client_learning_rate`. `client_lr_schedule` may also be a function from the round (float32
+        scalar tensor, from 0) to the learning rate, such as a
+        `tf.keras.optimizers.schedules.LearningRateSchedule`; it replaces `client_learning_rate`.
 
     Returns:
       The process; for a staged method (`MethodSpec.staged`) its driver.
@@ -432,10 +434,10 @@ def build(
 
 
 def _client_optimizer(spec, settings) -> tuple[dict, Any]:
-    """Returns settings of words only, and the clients' optimizer if one of TFF's objects is given.
+    """Returns the settings without objects, and the clients' optimizer if it is a TFF object.
 
     Raises:
-      HparamError: If the method cannot work with it.
+      HparamError: If the method does not support it.
     """
     given = settings.get("client_optimizer")
     if given is None or isinstance(given, str):
@@ -449,19 +451,20 @@ def _client_optimizer(spec, settings) -> tuple[dict, Any]:
         )
     if spec.client_optimizers is not None:
         raise hparams_lib.HparamError(
-            f"{name} is not supported by {spec.name}, whose local step is its own; it takes the "
-            f"words {', '.join(spec.client_optimizers)}."
+            f"{name} is not supported by {spec.name}, which defines its local step; it takes the "
+            f"names {', '.join(spec.client_optimizers)}."
         )
     if settings.get("client_optimizer_state", "reset") == "keep":
         raise hparams_lib.HparamError(
-            f"{name} starts afresh every round; client_optimizer_state=keep wants a word."
+            f"{name} starts afresh every round; client_optimizer_state=keep needs an optimizer's "
+            "name, such as client_optimizer='adam'."
         )
     slots = given.initialize((tf.TensorSpec([1]),))
     rate = slots.get("learning_rate") if isinstance(slots, dict) else None
     if rate is None and isinstance(slots, dict) and "round_num" in slots:
         raise hparams_lib.HparamError(
-            f"{name} is of schedule_learning_rate, which starts anew in every round. Give its "
-            "schedule as client_lr_schedule, a function of the round, and the optimizer inside it."
+            f"{name} comes from schedule_learning_rate, which restarts in every round. Pass the "
+            "inner optimizer, and its schedule as client_lr_schedule, a function of the round."
         )
     if rate is None:
         raise hparams_lib.HparamError(
@@ -473,10 +476,11 @@ def _client_optimizer(spec, settings) -> tuple[dict, Any]:
 
 
 def _client_schedule(settings) -> tuple[dict, Callable | None]:
-    """Returns settings of words only, and the clients' learning rate if that is a function.
+    """Returns the settings without functions, and the clients' learning rate if it is a function.
 
     Raises:
-      HparamError: If a rate is given beside it, or its values are no learning rates.
+      HparamError: If `client_learning_rate` is also set, or the function returns anything but valid
+        learning rates.
     """
     given = settings.get("client_lr_schedule")
     if not callable(given):
@@ -494,8 +498,7 @@ def _server_optimizer(spec, settings, given) -> Any:
     name = f"server_optimizer={type(given).__name__}"
     if not spec.takes_server_optimizer:
         raise hparams_lib.HparamError(
-            f"{name} is not supported by {spec.name}, whose server step is its own; fedavg "
-            "takes it."
+            f"{name} is not supported by {spec.name}, which defines its server step; use fedavg."
         )
     if not isinstance(given, tff.learning.optimizers.Optimizer):
         raise hparams_lib.HparamError(f"{name} must be a tff.learning.optimizers.Optimizer.")
@@ -509,7 +512,7 @@ def _server_optimizer(spec, settings, given) -> Any:
 def _adapter(
     spec, training, own, model, factory, seed, clients_per_round
 ) -> Callable[[Method], Method]:
-    """Returns what puts the aggregator that is asked for into a method."""
+    """Returns a function that puts the chosen aggregator into a method."""
     word = training["aggregator"]
     if factory is None and word == "mean":
         return lambda method: method

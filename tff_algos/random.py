@@ -4,9 +4,9 @@ In graphs all draws go through `tf.raw_ops.StatelessRandomUniform` and
 `StatelessRandomUniformFullInt`: unlike `tf.random.stateless_uniform` they vectorise under
 `tf.vectorized_map`, and TFF's worker, this process's CPU and a GPU draw the same numbers from them.
 
-Outside of graphs seeds are made for many clients at once: `numpy.random.SeedSequence` takes some
-ten microseconds a seed, a cohort needs hundreds of them a round, and all of that time is overhead.
-NumPy promises that the sequence never changes.
+Outside graphs, seeds are computed for many clients at once. `numpy.random.SeedSequence` takes some
+ten microseconds per seed, which is pure overhead, and a cohort needs hundreds per round. NumPy
+promises that the sequence never changes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _LAYER_STRIDE = np.int32(np.uint32(0x85EBCA77).astype(np.int32))
 def fold_in(seed: tf.Tensor, *, step: int | tf.Tensor = 0, layer: int | tf.Tensor = 0) -> tf.Tensor:
     """Derives the seed of a local step or of a layer.
 
-    The step moves the first word and the layer the second, so that no (step, layer) pair shares a
-    seed with another of the same client and round.
+    The step changes the first number and the layer the second. Within a client and round, no two
+    (step, layer) pairs share a seed.
 
     Args:
       seed: int32 `[2]`.
       step: Local step, int32 scalar.
-      layer: Place of the layer in the model, int32 scalar.
+      layer: Position of the layer in the model, int32 scalar.
 
     Returns:
       int32 `[2]`.
@@ -78,8 +78,8 @@ def _bytes(shape, seed: tf.Tensor) -> tf.Tensor:
 def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor, noise_shape: Any = None) -> tf.Tensor:
     """Zeroes entries of `x` with probability `rate` and scales the others by 1 / (1 - rate).
 
-    An entry that is not finite becomes NaN where it would be zeroed. A rate that is a whole number
-    of 256ths, as 1/4 and 1/2 are, takes a byte of random bits an entry, any other rate 32 bits.
+    A zeroed entry that is not finite becomes NaN. Rates that are multiples of 1/256, such as 1/4
+    and 1/2, use 8 random bits per entry; all other rates use 32.
 
     Args:
       x: Floating-point tensor.
@@ -131,7 +131,7 @@ def seed_words(seeds: Sequence[Sequence[int]], number: int) -> np.ndarray:
 
     Args:
       seeds: `[K, n]` non-negative integers, n at least 1.
-      number: Words of each.
+      number: Number of uint32 per seed.
 
     Returns:
       uint32 `[K, number]`.
@@ -167,7 +167,7 @@ def seed_words(seeds: Sequence[Sequence[int]], number: int) -> np.ndarray:
 
 
 class _Known(np.random.bit_generator.ISeedSequence):
-    """A seed whose state is there already."""
+    """A seed sequence with a precomputed state."""
 
     def __init__(self, state: np.ndarray):
         self._state = state

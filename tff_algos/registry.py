@@ -1,6 +1,6 @@
 """The methods by name, known without importing TensorFlow.
 
-What they declare and the settings that they share have modules of their own; this one offers both.
+Method specifications and common settings live in separate modules; this one re-exports them.
 """
 
 import types
@@ -52,7 +52,7 @@ def register(spec: MethodSpec) -> None:
 
 
 def add_folder(package: types.ModuleType) -> None:
-    """Adds what the modules of a package hold as `SPEC` or `SPECS`, without importing TensorFlow.
+    """Registers `SPEC` or `SPECS` of each module of a package, without importing TensorFlow.
 
     Raises:
       ImportError: If a module uses TensorFlow while it is imported.

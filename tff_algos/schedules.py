@@ -10,10 +10,10 @@ from tff_suite.hparams import HparamError
 
 
 def first_rate(schedule: Callable[[Any], Any]) -> float:
-    """Returns the learning rate of round 0, once the function is known to work in a graph.
+    """Returns the learning rate of round 0, after checking that the function works in a graph.
 
     Args:
-      schedule: From the round (float32 scalar, from 0) to the learning rate (scalar).
+      schedule: Function from the round (float32 scalar, from 0) to the learning rate (scalar).
 
     Raises:
       HparamError: If it fails on a tensor, or does not return a finite rate of at least 0.

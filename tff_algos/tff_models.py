@@ -1,10 +1,10 @@
-"""TFF's models as pure functions of their weights, and whatever else `build` takes as a model.
+"""TFF's models as pure functions of their weights, and everything else `build` takes as a model.
 
-A `FunctionalModel` is called on a batch's real examples, since its loss need not be a mean of what
-single examples give. A `VariableModel` is called likewise, with tensors in the place of its
-variables; what it writes to the variables of its metrics is lost, and so are its metrics: they are
-not sums over examples. Both models run in `tff` and `native`; those that TFF made of a Keras model
-are taken apart and run like one that `from_keras` was given (`tff_algos.keras_bridge`).
+A `FunctionalModel` is called on a batch's real examples only, since its loss need not be a mean
+over single examples. A `VariableModel` is called likewise, with tensors in place of its variables.
+Writes to the variables of its metrics are lost, and so are its metrics, which are not sums over
+examples. Both models run in `tff` and `native`. Models that TFF made from a Keras model are
+converted as by `from_keras` (`tff_algos.keras_bridge`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _FUNCTIONAL, _VARIABLE = tff.learning.models.FunctionalModel, tff.learning.model
 
 
 def as_model(model: Any) -> Model:
-    """Returns what `build` was given for a model as a `Model`.
+    """Returns the model argument of `build` as a `Model`.
 
     Args:
       model: A `Model`, a compiled Keras model, a `tff.learning.models.FunctionalModel` or
-        `VariableModel`, or a function without arguments that makes one of them.
+        `VariableModel`, or a function without arguments that returns one of them.
 
     Raises:
-      ModelError: If it is none, or cannot be a pure function of its weights.
+      ModelError: If it is none of these, or cannot be a pure function of its weights.
     """
     if isinstance(model, Model):
         return model
@@ -101,18 +101,18 @@ def _is_function(given):
 def _refuse_loss_weights(keras_model, weights):
     if any(w not in (None, 1) for w in tf.nest.flatten(weights)):
         raise ModelError(
-            f"Keras model {keras_model.name!r} has loss_weights={weights!r}, which no method keeps "
-            "to: leave them out, and have its loss give the weighted values."
+            f"Keras model {keras_model.name!r} has loss_weights={weights!r}, which no method "
+            "supports: leave them out, and let the loss return weighted values."
         )
 
 
 def from_functional(model: tff.learning.models.FunctionalModel) -> Model:
-    """Makes a `Model` of a `tff.learning.models.FunctionalModel`.
+    """Makes a `Model` from a `tff.learning.models.FunctionalModel`.
 
-    Its non-trainable weights stay what they are. Only its loss is measured.
+    Its non-trainable weights never change. The loss is its only metric.
 
     Raises:
-      ModelError: If it was made of a Keras model that `from_keras` refuses.
+      ModelError: If it was made from a Keras model that `from_keras` refuses.
     """
     predict = _closure(model._predict_on_batch_fn)
     if "keras_model" in predict:
@@ -147,14 +147,14 @@ def from_functional(model: tff.learning.models.FunctionalModel) -> Model:
 
 
 def from_variable(model: tff.learning.models.VariableModel) -> Model:
-    """Makes a `Model` of a `tff.learning.models.VariableModel`.
+    """Makes a `Model` from a `tff.learning.models.VariableModel`.
 
-    Its variables at this moment become the initial weights; it is not changed. Only its loss is
-    measured.
+    The current values of its variables become the initial weights; the model itself is not changed.
+    The loss is its only metric.
 
     Raises:
-      ModelError: If a trainable variable is not held by an attribute of the model, itself or in a
-        list, tuple or dictionary, so that no tensor can take its place.
+      ModelError: If no attribute of the model holds a trainable variable, directly or in a list,
+        tuple or dictionary, so that a tensor could replace it.
     """
     if hasattr(model, "_keras_model"):
         return _from_tffs_keras_model(model)
@@ -200,7 +200,7 @@ def from_variable(model: tff.learning.models.VariableModel) -> Model:
 
 
 class _Written:
-    """Stands for a variable that is no weight: what is written to it is lost."""
+    """Replaces a variable that is not a weight; what is written to it is lost."""
 
     def __init__(self, value):
         self._value = value
@@ -303,7 +303,7 @@ def _refuse_stateful_ops(name, loss, weights, x_spec, y_spec):
 
 
 def _forward(loss: Callable) -> Callable:
-    """Returns `Model.forward` of `(weights, x, y, training) -> mean loss of a batch`."""
+    """Returns `Model.forward` for `(weights, x, y, training) -> mean loss of a batch`."""
 
     def forward(weights, batch, training, seed):
         del seed  # It draws nothing, or it had been refused.

@@ -1,7 +1,6 @@
-"""Arguments of TFF's algorithms, and what to give here instead.
+"""Arguments of TFF's algorithms, and their counterparts here.
 
-The names are those of the builders in `tff.learning.algorithms`, of today's and of earlier
-releases.
+The names are those of the builders in `tff.learning.algorithms`, in current and earlier releases.
 """
 
 _CLIENT_OPTIMIZER = (
@@ -41,5 +40,5 @@ _HERE = {
 
 
 def of_argument(name: str) -> str | None:
-    """Returns what to give for an argument of TFF's, as a sentence; `None` if TFF has none."""
+    """Returns the counterpart of a TFF argument as a sentence; `None` for an unknown argument."""
     return f"It is TFF's name; here give {_HERE[name]}." if name in _HERE else None

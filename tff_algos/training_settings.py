@@ -37,7 +37,7 @@ CLIENT_OPTIMIZERS = {
 
 
 def _by_optimizer(name: str, default: float, **others: float | None) -> hparams_lib.By:
-    """Returns a default of the client optimizers that read a setting; `others` name their own."""
+    """Returns a default of the client optimizers that use a setting; `others` name their own."""
     return hparams_lib.By(
         "client_optimizer",
         {
@@ -230,7 +230,7 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:  # noqa: C901
     if settings["client_optimizer"] not in allowed:
         raise hparams_lib.HparamError(
             f"client_optimizer={settings['client_optimizer']} is not supported by {spec.name}, "
-            f"whose local step is its own; it takes {', '.join(allowed)}."
+            f"which defines its local step; it takes {', '.join(allowed)}."
         )
     if settings["client_optimizer_state"] == "keep":
         if not spec.keeps_client_optimizer:

@@ -1,8 +1,7 @@
 """Arithmetic on vectors of the model's dimension, as a paper prints it: `x - eta * m / v.sqrt()`.
 
-A `Vector` lives within the functions of a round. Around them, in TFF's types, in a checkpoint and
-in an optimizer of TFF's, a vector is a plain tuple of tensors; `on_vectors` leads from one to the
-other.
+A `Vector` lives within the functions of a round. Elsewhere a vector is a plain tuple of tensors: in
+TFF's types, in a checkpoint and in TFF's optimizers. `on_vectors` converts between the two.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ import tensorflow as tf
 
 
 class Vector(tuple):
-    """The model x, an update, a gradient, a moment: one tensor per model weight, in its order.
+    """The model x, an update, a gradient or a moment: one tensor per model weight, in its order.
 
-    Operators work tensor by tensor. The other operand is a `Vector` of as many tensors, or a
-    number or a scalar tensor, which goes with each of them. `tf.nest` and `tf.while_loop` take a
-    vector as a tuple, but `+` adds two of them and does not join them.
+    Operators work tensor by tensor. The other operand is a `Vector` with as many tensors, or a
+    number or scalar tensor that is combined with each of them. `tf.nest` and `tf.while_loop` treat
+    a vector as a tuple, but `+` adds two vectors and does not concatenate them.
     """
 
     __slots__ = ()
@@ -28,17 +27,17 @@ class Vector(tuple):
     __array_ufunc__ = None
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        raise TypeError("A Vector is no tensor: its tensors have shapes of their own.")
+        raise TypeError("A Vector is not a tensor: its tensors differ in shape. Use Vector.map.")
 
     def map(self, fn: Callable, *others: Any) -> Vector:
-        """Returns `fn(tensor, ...)` of each tensor, with what stands at its place in the others.
+        """Returns `fn(tensor, ...)` for each tensor, with its counterparts in the other vectors.
 
         Args:
           fn: Function of tensors.
-          *others: Vectors of as many tensors, or numbers or scalar tensors.
+          *others: Vectors with as many tensors, or numbers or scalar tensors.
 
         Raises:
-          ValueError: If a vector has another number of tensors.
+          ValueError: If a vector has a different number of tensors.
         """
         rows = [o if isinstance(o, tuple) else (o,) * len(self) for o in others]
         return Vector(fn(*tensors) for tensors in zip(self, *rows, strict=True))
@@ -74,7 +73,7 @@ class Vector(tuple):
         return self.map(tf.negative)
 
     def sqrt(self) -> Vector:
-        """Returns the roots."""
+        """Returns the square roots."""
         return self.map(tf.sqrt)
 
     def sign(self) -> Vector:
@@ -118,7 +117,7 @@ def filled(like: Any, value: float) -> Vector:
 
 
 def to_vectors(value: Any) -> Any:
-    """Returns a structure whose tuples (or lists) of tensors alone are vectors.
+    """Returns a structure in which tuples (or lists) of only tensors become vectors.
 
     Dictionaries stay as they are: they are the state of TFF's optimizers, or metrics.
     """
@@ -132,7 +131,7 @@ def to_vectors(value: Any) -> Any:
 
 
 def to_tuples(value: Any) -> Any:
-    """Returns a structure whose vectors are plain tuples."""
+    """Returns a structure in which vectors become plain tuples."""
     if isinstance(value, dict):
         return type(value)((name, to_tuples(v)) for name, v in value.items())
     if not isinstance(value, (tuple, list)):
@@ -143,7 +142,7 @@ def to_tuples(value: Any) -> Any:
 
 
 def on_vectors(fn: Callable) -> Callable:
-    """Returns a function that works on vectors within and takes and gives plain tuples."""
+    """Returns a function that uses vectors inside, and takes and returns plain tuples."""
 
     @functools.wraps(fn)
     def function(*values: Any) -> Any:

@@ -411,11 +411,11 @@ PLAIN = {"loss": "sparse_categorical_crossentropy"}
 @pytest.mark.parametrize(
     ("make", "options", "says"),
     [
-        (lambda: of_policy("mixed_float16"), PLAIN, "computes in float16, .* give .* a loss_scale"),
+        (lambda: of_policy("mixed_float16"), PLAIN, "computes in float16, .* Give .* a loss_scale"),
         (lambda: of_policy("float16"), PLAIN | {"loss_scale": 2.0}, "is float16, .*set_floatx"),
         (lambda: of_policy("float64"), PLAIN, "is float64, .*set_floatx.'float32'"),
-        (constrained, PLAIN, "has a constraint, which no method keeps to"),
-        (spectral, PLAIN, "no function of its weights; replace the layer: .*spectral_norm"),
+        (constrained, PLAIN, "has a constraint, which no method supports"),
+        (spectral, PLAIN, "not a pure function of its weights; replace the layer: .*spectral_norm"),
         (looked_up, PLAIN, "Layer 'integer_lookup' reads a table .*; apply it to the data before"),
         (centred, PLAIN, "Model .* mixes the examples of a batch: .* from the example alone"),
         (normalized, {"loss": among_others}, "^The loss mixes the examples of a batch"),

@@ -342,7 +342,7 @@ def test_a_server_optimizer_of_tff_is_tffs_own_averaging(problem):
             {"client_optimizer": O.build_adam(0.1), "client_optimizer_state": "keep"},
             "starts afresh every round",
         ),
-        ("fedadam", {"server_optimizer": O.build_adam(0.1), **RATES}, "fedavg takes it"),
+        ("fedadam", {"server_optimizer": O.build_adam(0.1), **RATES}, "use fedavg"),
         ("fedavg", {"server_optimizer": "adam", **RATES}, "=str must be a tff.learning.optimizers"),
         (
             "fedavg",

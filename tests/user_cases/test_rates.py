@@ -80,7 +80,7 @@ def test_keras_steps_are_rounds(problem):
                     OPTIMIZERS.build_sgdm(0.1), lambda i: 0.1
                 )
             },
-            "starts anew in every round. Give its schedule as client_lr_schedule",
+            "restarts in every round. Pass the inner optimizer, and its schedule as client_lr",
         ),
         (
             {"client_optimizer": tf.keras.optimizers.Adam(0.001)},

@@ -1,8 +1,8 @@
 """Local AdaAlter: clients run Adagrad whose accumulator only moves when the server averages it.
 
 Xie, Koyejo, Gupta, Lin: "Local AdaAlter: Communication-Efficient Stochastic Gradient Descent with
-Adaptive Learning Rates", arXiv 1911.09030, Algorithm 4; a special case of FedOpt in Reddi et al.,
-arXiv 2003.00295, App. B.3.
+Adaptive Learning Rates", arXiv 1911.09030, Algorithm 4. It is a special case of FedOpt (Reddi et
+al., arXiv 2003.00295, App. B.3).
 
   symbol   argument              default    from
   η        client_learning_rate  -          tuned
@@ -16,12 +16,12 @@ arXiv 2003.00295, App. B.3.
              x_k ← x_k - η g / √(A + j ε²) ; A_k ← A_k + g²
     server:  x ← x + η_s Σ p_k (x_k - x) ; A ← Σ p_k A_k
 
-The root takes the synchronised A, not A_k; j starts again every round.
+The root uses the synchronised A, not A_k; j restarts in every round.
 
 Deviations from the paper:
-  * Not checked against its text: update and constants are as described in the survey of the five
-    papers this suite is about.
-  * Clients are sampled and do as many steps as their data gives; the paper's workers all do H.
+  * This file was not checked against the paper's text: update and constants are as described in a
+    survey of the five papers that this suite reproduces.
+  * Clients are sampled and take as many steps as they have batches; the paper's workers all take H.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ SPEC = MethodSpec(
 
 
 class ServerState(NamedTuple):
-    """What the server keeps: the model x and the accumulator A, like it; int32 rounds done."""
+    """The server's state: the model x and the accumulator A, like it; rounds done, int32."""
 
     weights: Vector
     accumulator: Vector

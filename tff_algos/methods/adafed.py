@@ -18,39 +18,38 @@ Mohajer Hamidi, Yang: "AdaFed: Fair Federated Learning via Adaptive Common Desce
              solve A a = F ;  u = Σ a_k g_k ;  d = u / ‖u‖²
              x ← x - η_t d
 
-u is the shortest vector with ⟨g_k, u⟩ = F_k for all k, whatever their order, so that every client
-descends by ⟨g_k, d⟩ = F_k / ‖u‖². Equations 5, 6, 14 and 15 give the same d. All that holds for
-independent g_k, as the paper assumes.
+u is the shortest vector with ⟨g_k, u⟩ = F_k for all k, regardless of their order. So every client
+descends by ⟨g_k, d⟩ = F_k / ‖u‖². Equations 5, 6, 14 and 15 give the same d. All this requires
+linearly independent g_k, as the paper assumes.
 
 Deviations from the paper:
   * The closed form above replaces the orthogonalisation, whose denominators can vanish.
-    `orthogonalization=gram_schmidt` does equations 5 and 6 client by client, keeping directions, on
-    the Gram matrix.
-  * Dependent g_k (more clients than dimensions, equal or opposite updates), which the paper
-    excludes: closed_form takes the shortest u of the least Σ (⟨g_k, u⟩ - F_k)²; gram_schmidt meets
-    the F_k of the clients that do not depend on those before them in the cohort and passes over
-    the others, so that its u depends on their order. The two differ: of two opposite g_k,
-    closed_form weighs one F_k against the other, gram_schmidt follows the first.
-  * Where clients contradict each other u can come out as short as one likes, and u / ‖u‖² as long.
-    The divisor is max(‖u‖, mean F_k / max ‖g_k‖)², so that η_t d is not longer than η_g max ‖g_k‖
-    for min and mean, and goes to 0 with u. For independent g_k, ‖u‖ is never the smaller.
-  * What is dependent is decided beyond rounding. Clients work in float32, where gradients that
-    depend on each other come out independent by 1e-7 and more; a step along that would be along
-    noise. So each g_k counts as known up to an error of `tolerance` l_k,
-    l_k² = ‖g_k‖² + (max_j ‖g_j‖ / 20)²: a gradient much smaller than the terms that it is a sum of
-    is known no better than these. A combination Σ c_k g_k is no direction at all if it is shorter
-    than `tolerance` sqrt(Σ c_k² l_k²), and is one in full from ten times that on. Between the two
-    nothing can be decided; the direction fades in there, and d changes continuously.
-  * g_k is summed step by step apart from x, as x - x_k would have the rounding errors of x.
-  * Algorithm 1, line 9, reports the loss after local training, Theorem 4.1 needs that at the
-    broadcast model. `loss_at`: broadcast; final_model, F_k(x_k); last_epoch, the mean loss of the
-    examples of the last local epoch, each before its step (Remark 5.2).
-  * The paper does not give η_t. `step_rule`: min, η_g min F_k, the bound of Theorem 5.1 except for
-    2/L, which all but stops training once one client fits its data (`step_starved` is then 1: the
-    step is below a thousandth of mean's); mean, η_g mean F_k; constant, η_g; unit, which makes the
-    step η_g times as long as the mean pseudo-gradient.
+    `orthogonalization=gram_schmidt` follows equations 5 and 6 client by client, on the Gram matrix.
+  * The paper excludes dependent g_k (more clients than dimensions, equal or opposite updates).
+    `closed_form` then takes the shortest u among those with the least Σ (⟨g_k, u⟩ - F_k)².
+    `gram_schmidt` satisfies ⟨g_k, u⟩ = F_k only for clients whose g_k is independent of those
+    before it in the cohort, so its u depends on their order. The two differ: for two opposite g_k,
+    `closed_form` balances one F_k against the other, `gram_schmidt` follows the first.
+  * If clients contradict each other, u can be arbitrarily short, and u / ‖u‖² arbitrarily long. The
+    divisor is therefore max(‖u‖, mean F_k / max ‖g_k‖)². Then η_t d is at most η_g max ‖g_k‖ long
+    for `min` and `mean`, and goes to 0 with u. For independent g_k the maximum is always ‖u‖.
+  * The test for dependence allows for rounding. Clients work in float32, where dependent gradients
+    look independent by 1e-7 and more; a step along that difference would follow noise. So each g_k
+    is taken to have an error of `tolerance` l_k, with l_k² = ‖g_k‖² + (max_j ‖g_j‖ / 20)². The
+    second term is there because a gradient is at most as accurate as the terms that it sums. A
+    combination Σ c_k g_k shorter than `tolerance` sqrt(Σ c_k² l_k²) is not used as a direction.
+    From ten times that length on it is used in full. In between its share rises smoothly, so that d
+    changes continuously.
+  * g_k is summed step by step apart from x, because x - x_k would carry the rounding errors of x.
+  * Algorithm 1, line 9, reports the loss after local training; Theorem 4.1 needs the loss at the
+    broadcast model. `loss_at` offers `broadcast`, `final_model` (F_k(x_k)), and `last_epoch`: the
+    mean loss of the examples in the last local epoch, each before its step (Remark 5.2).
+  * The paper does not give η_t. `step_rule=min` is η_g min F_k, the bound of Theorem 5.1 without
+    its factor 2/L. It almost stops training once one client fits its data; `step_starved` is 1 if
+    the step is below a thousandth of that of `mean`. `mean` is η_g mean F_k, `constant` is η_g, and
+    `unit` makes the step η_g times as long as the mean pseudo-gradient.
   * A client with g_k = 0 is left out, like one whose update or loss is not finite.
-  * Every client is one constraint: `client_weighting` has no meaning.
+  * Every client is one constraint, so `client_weighting` is not used.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ SPEC = MethodSpec(
 
 
 class Report(NamedTuple):
-    """What the server learns of a client: g_k = x - x_k, like the weights, and f_k, float32."""
+    """What a client sends: g_k = x - x_k, like the weights, and f_k, float32 scalar."""
 
     gradient: Vector
     loss: tf.Tensor
@@ -240,7 +239,7 @@ def _train(model, local, broadcast, data):
 
 
 def _powers(losses, gamma, counts) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns F_k of the clients that count, in units of the largest, and that unit, float64.
+    """Returns F_k of the included clients, in units of the largest, and that unit, float64.
 
     In these units no power of a loss is out of range.
     """

@@ -24,25 +24,25 @@ TMLCN 2024, arXiv 2301.09357, Algorithm 1 (server) and Algorithm 2 (pseudo-gradi
              m ← b_1 m + (1 - b_1) g ;  v ← b_2 v + (1 - b_2) g²
              x ← x - C η m / (1 - c_m) / (√(v / (1 - c_v)) + ε)
 
-Where powers w_k would come near the ends of float32, every L / L⁰ is divided by the largest of the
-cohort, which cancels. So it goes out to the clients before they are averaged, a small exchange of
-scalars.
+If powers w_k would approach the limits of float32, every L / L⁰ is divided by the largest one of
+the cohort, which cancels. The server sends that number to the clients before they are averaged, a
+small exchange of scalars.
 
 Deviations from the paper:
-  * v is corrected by c_v, where Algorithm 1 prints c_m, and the last line of Algorithm 1 uses
-    η_t = C η, which it computes and then leaves unused: both as in the released code.
+  * Two corrections to Algorithm 1 follow the released code. v is corrected by c_v, where Algorithm
+    1 prints c_m. The last line uses η_t = C η, which Algorithm 1 computes but does not use.
   * Algorithm 2 prints Δ_k ← x_k - x_k; it is x_k - x.
   * `profile=released` follows the released code: weights n_k L^α without division by L⁰
     (`loss_reference=none`), and the step is η instead of C η in the first six server steps
     (`lr_scale_warmup=6`). The decays follow C from the first step on in both.
   * G and L are those of the whole local training set with dropout off. With `grad_sample`, as in
-    the released code, they are those of its first minibatches, as many as make more than that many
-    examples (all, for a client with fewer), with dropout on; L⁰ is of the same examples, with
-    dropout off.
-  * x⁰ is broadcast with x, so that L⁰ needs no memory on the client. Vector that a user sets
-    before the first round are x⁰, too.
-  * C is at least `certainty_floor`: at C ≤ 0 a decay would be 1 or more. A client with ‖G‖ = 0 or
-    ‖Δ‖ = 0, or with L⁰ = 0, counts nothing. If none is left, only the round number moves on.
+    the released code, they are those of the first minibatches that together exceed `grad_sample`
+    examples (all examples, for a client with fewer), with dropout on. L⁰ uses the same examples,
+    with dropout off.
+  * x⁰ is broadcast with x, so that L⁰ needs no memory on the client. Weights that a user sets
+    before the first round also replace x⁰.
+  * C is at least `certainty_floor`, because at C ≤ 0 a decay would be 1 or more. A client with ‖G‖
+    = 0, ‖Δ‖ = 0 or L⁰ = 0 is left out. If none is left, only the round number changes.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class ServerState(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """What every client receives: the model x, x⁰ (or nothing) and the client learning rate η_k."""
+    """What every client receives: the model x, x⁰ (if used) and the client learning rate η_k."""
 
     weights: Vector
     initial: Vector | tuple[()]
@@ -179,7 +179,7 @@ class Broadcast(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What the server averages: U_k, like the weights, and C_k, float32 scalar; and L / L⁰ or L."""
+    """What the server averages: U_k, like the weights; C_k and L / L⁰ (or L), float32 scalars."""
 
     update: Vector
     certainty: tf.Tensor
@@ -274,7 +274,7 @@ def build(
 
 
 def _before_training(model: Model, x: Vector, initial: Vector | tuple[()], data, sample: int):
-    """Returns G, L and L / L⁰, or L again if there is no x⁰."""
+    """Returns G, L and L / L⁰; L again in place of L / L⁰ if there is no x⁰."""
     sampled = client.first_batches(data, sample) if sample else data
     loss, gradient = client.full_loss(model, x, sampled, training=bool(sample))
     ratio = loss
@@ -285,7 +285,7 @@ def _before_training(model: Model, x: Vector, initial: Vector | tuple[()], data,
 
 
 def _take_step(state: ServerState, g, certainty, eta_t, beta1, beta2, epsilon) -> ServerState:
-    """Returns the state after the step of Algorithm 1: Adam whose decays are to the power C."""
+    """Returns the state after a step of Algorithm 1: Adam with decays raised to the power C."""
     b1, b2 = (tf.constant(b, tf.float64) ** tf.cast(certainty, tf.float64) for b in (beta1, beta2))
     c_m, c_v = state.c_m * b1, state.c_v * b2
     m = _mix(b1, state.m, g)
@@ -297,7 +297,7 @@ def _take_step(state: ServerState, g, certainty, eta_t, beta1, beta2, epsilon) -
 
 
 def _adopt_weights(state: ServerState) -> ServerState:
-    """Lets weights that are set before the first round be x⁰, too."""
+    """Also uses weights that are set before the first round as x⁰."""
     first = tf.equal(state.round_num, 0)
     initial = client.choose(first, state.weights, state.initial)
     return state._replace(initial=initial)

@@ -1,8 +1,8 @@
 """AFL: agnostic federated learning, the model for the worst mixture of the clients.
 
 Mohri, Sivek, Suresh: "Agnostic Federated Learning", ICML 2019, arXiv 1902.00146, Algorithm 1
-(Stochastic-AFL), with clients as domains and several local steps as AdaFed (arXiv 2401.04993)
-compares it.
+(Stochastic-AFL), with clients as domains and several local steps, as in AdaFed's comparison (arXiv
+2401.04993).
 
   symbol   argument              default   from
   η_l      client_learning_rate  -         tuned
@@ -15,17 +15,17 @@ compares it.
              λ_0 = 1/N ;  Π projects onto the simplex ;  the reported model is the mean of all x
 
 Deviations from the paper:
-  * g_k = -Δ_k / η_l stands for the gradient, so that several local steps can be taken; the step on
-    x uses the λ from before the round.
-  * The paper's clients all take part (a cohort of all N). In a smaller one only the coordinates
-    of λ of its clients grow before the projection, and λ is not scaled up to the cohort.
+  * g_k = -Δ_k / η_l replaces the gradient, so that clients can take several local steps. The step
+    on x uses the λ from before the round.
+  * In the paper all N clients take part. In a smaller cohort only the coordinates of λ of its
+    clients grow before the projection, and λ is not scaled up to the cohort.
   * Π is the exact projection; the code of arXiv 1905.10497, which compares with AFL, leaves the
     current element out of its cumulative sum.
-  * λ are the weights: `client_weighting` has no meaning.
+  * λ are the weights, so `client_weighting` is not used.
   * The mean is over the models after each server step, without x_0. `weights` of the state, which
     is what evaluation and `get_model_weights` read, is the reported model; training continues from
-    `iterate`. Vector that a user sets become both, and the mean starts again.
-  * A client without examples has no part in the round.
+    `iterate`. Weights that a user sets replace both, and the mean restarts.
+  * A client without examples takes no part in the round.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Broadcast(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What the server learns of each client: its index, int32, and L_k; 0 if it does not count."""
+    """What the server learns of each client: its index, int32, and L_k; 0 if it is left out."""
 
     index: tf.Tensor
     loss: tf.Tensor

@@ -1,6 +1,6 @@
 """Centralized training: one optimizer on all clients' examples together, in shuffled epochs.
 
-The yardstick of Reddi, Charles, et al.: "Adaptive Federated Optimization", ICLR 2021, arXiv
+The reference of Reddi, Charles, et al.: "Adaptive Federated Optimization", ICLR 2021, arXiv
 2003.00295, Table 11 (top row), with SGD, SGD with momentum, Adam, Adagrad and Yogi.
 
   symbol   argument              default   from
@@ -11,18 +11,17 @@ The yardstick of Reddi, Charles, et al.: "Adaptive Federated Optimization", ICLR
     once:    x, s ← initial weights, fresh optimizer state
     round:   each batch of the pooled, shuffled examples: s, x ← optimizer(s, x, ∇f(x; batch))
 
-The examples come as those of one client (`RoundPlan.cohort` is `pooled`), which starts from the
-server's weights and optimizer state and sends both back. A round is an epoch (as many as
-`client_epochs_per_round`), in an order of its own, or `steps_per_round` minibatches: rounds then go
-through the shuffled epochs one after the other, so that where a round ends means nothing to the
-training. Schedules of the learning rate count rounds, as everywhere.
+All examples belong to one client (`RoundPlan.cohort` is `pooled`), which starts from the server's
+weights and optimizer state and sends both back. A round is `client_epochs_per_round` epochs, each
+in a different order, or `steps_per_round` minibatches. In the latter case rounds continue through
+the shuffled epochs, so the training does not depend on where a round ends. Schedules of the
+learning rate count rounds, as everywhere.
 
 Deviations from the paper:
-  * TFF's optimizers: Adagrad has ε inside the root and its accumulator starts at 0.1, Yogi's at
-    1e-6. The paper does not say which it took.
-  * Given several clients, as a user's own loop may, the server takes the mean of what they send
-    back, each counting the same. A client that is not finite at the end, or has no examples, counts
-    nothing.
+  * The optimizers are TFF's: Adagrad has ε inside the root and its accumulator starts at 0.1,
+    Yogi's at 1e-6. The paper does not say which values it used.
+  * If a user's own loop passes several clients, the server takes the plain mean of what they send
+    back. A client whose result is not finite, or that has no examples, is left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Client Adam: each client with its own moments; the "vanilla" method that FedCAda improves.
+"""Client Adam: each client runs Adam with its own moments; the "vanilla" method of FedCAda.
 
 Zhou et al.: "FedCAda: Adaptive Client-Side Optimization for Accelerated and Stable Federated
 Learning", arXiv 2405.11811, Algorithm 1.
@@ -20,11 +20,11 @@ Learning", arXiv 2405.11811, Algorithm 1.
     server:  x ← x + η_g mean(x_k - x)
 
 Deviations from the paper, which has no released code:
-  * The paper does not say what t is. It is the number of the client's own steps, those of its
-    earlier rounds included, as Adam's moments need it; `t_unit=round` counts the client's rounds.
+  * The paper does not define t. Here it is the number of the client's own steps, including earlier
+    rounds, as Adam's moments require; `t_unit=round` counts the client's rounds.
   * `state=reset` starts moments and t from zero in every round; Algorithm 1 starts them once.
   * The gradient is taken at the previous iterate; the printed indices are off by one.
-  * A client whose update is not finite keeps the moments that it had.
+  * A client whose update is not finite keeps its old moments.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ SPEC = MethodSpec(
 
 
 class Moments(NamedTuple):
-    """What a client keeps: m_k and v_k, like the weights, and its steps so far, int32 scalar."""
+    """A client's state: m_k and v_k, like the weights, and its steps so far, int32 scalar."""
 
     m: Vector
     v: Vector

@@ -1,7 +1,7 @@
 """CLIMB: federated averaging under the constraint that no client's loss is far above the mean.
 
 Shen, Cervino, Hassani, Ribeiro: "An Agnostic Approach to Federated Learning with Class Imbalance",
-ICLR 2022, Algorithm 1, as its released code has it; a baseline of FedDA.
+ICLR 2022, Algorithm 1, as in its released code; a baseline of FedDA.
 
   symbol   argument              default   from
   η_l      client_learning_rate  -         tuned (released code: 0.1)
@@ -19,17 +19,17 @@ ICLR 2022, Algorithm 1, as its released code has it; a baseline of FedDA.
       every round:  x ← x + (η_g / K) Σ_{k in S} w_k (x_k - x) ;  K clients in S
       at its end:   λ_k ← clip(λ_k + (η_λ / N) (L_k - mean(L) - ε), 0, lambda_max)
 
-Vector are not scaled to one in the cohort. One model travels each way, and in the first round of a
-block the model to all N clients and N losses back.
+The weights w_k of a cohort are not scaled to sum to one. One model travels each way. In the first
+round of a block the model also goes to all N clients, and N losses come back.
 
 Deviations from the paper:
   * Taken from the released code; the paper's own text was not available.
-  * `losses=seen` asks only the clients that are drawn: L_k is then the loss of the model that
-    client k receives first in the block, mean(L) is over the clients that have an L_k, and the λ_k
-    of the others stay. Algorithm 1 knows all losses.
-  * The code's weight decay (1e-3) and 5 local epochs are for the user to set.
-  * A client without examples, or whose update or loss is not finite, has no part in the round, nor
-    an L_k from it.
+  * With `losses=seen` only drawn clients report a loss, while Algorithm 1 knows all of them. L_k is
+    then the loss of the model that client k receives first in the block. mean(L) is over the
+    clients that have an L_k; the λ_k of the others do not change.
+  * Set the code's weight decay (1e-3) and 5 local epochs yourself if you want them.
+  * A client without examples, or whose update or loss is not finite, takes no part in the round and
+    gets no L_k from it.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class ServerState(NamedTuple):
     Attributes:
       weights: The model x, one tensor per model weight.
       multipliers: λ, float64 `[N]`.
-      losses: L_k of the present block, float64 `[N]`, where there is one.
-      seen: Whether there is one, bool `[N]`.
+      losses: L_k of the current block, float64 `[N]`; only valid where `seen`.
+      seen: Whether the client has an L_k, bool `[N]`.
       round_num: Rounds done, int32 scalar.
     """
 
@@ -138,7 +138,7 @@ class Broadcast(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What the server learns of each client: its index, int32, F_k(x), and 1 if that counts."""
+    """What the server learns of each client: its index, int32, F_k(x), and 1 if that is used."""
 
     index: tf.Tensor
     loss: tf.Tensor
@@ -150,7 +150,7 @@ class ClientUpdate(NamedTuple):
 
     Attributes:
       weighted_delta: w_k (x_k - x), like the weights; zero if dropped or not drawn.
-      number: 1 if it counts among the K, else 0; float32 scalar.
+      number: 1 if it is one of the K, else 0; float32 scalar.
       report: Its `Report`.
       metrics: See `client.round_metrics`; zero if not drawn.
     """
@@ -231,7 +231,7 @@ def build(
 
 
 def _known_losses(state: ServerState, reports: Report) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the L_k of the block and whether there is one; the first report of a block counts."""
+    """Returns the block's L_k and whether each exists; the first report in a block is kept."""
     is_new = (reports.counted > 0) & ~tf.gather(state.seen, reports.index)
     places = tf.boolean_mask(reports.index, is_new)[:, None]
     found = tf.boolean_mask(tf.cast(reports.loss, tf.float64), is_new)
@@ -242,7 +242,7 @@ def _known_losses(state: ServerState, reports: Report) -> tuple[tf.Tensor, tf.Te
 
 
 def _ascend(multipliers, losses, seen, step, epsilon, lambda_max) -> tf.Tensor:
-    """Returns λ after a step of length η_λ / N up the slope of those that have an L_k."""
+    """Returns λ after an ascent step of length η_λ / N for the clients that have an L_k."""
     counts = tf.cast(seen, tf.float64)
     mean = tf.math.divide_no_nan(tf.reduce_sum(counts * losses), tf.reduce_sum(counts))
     slope = losses - mean - epsilon

@@ -1,4 +1,4 @@
-"""Δ-SGD: every client sets the length of its steps by the local smoothness that it meets.
+"""Δ-SGD: every client adapts the length of its steps to the local smoothness.
 
 Kim, Toghani, Uribe, Kyrillidis: "Adaptive Federated Learning with Auto-Tuned Clients", ICLR 2024,
 arXiv 2306.11201, Algorithm 1.
@@ -20,19 +20,20 @@ arXiv 2306.11201, Algorithm 1.
       g_t = ∇f(x_t; b_t) ; g' = ∇f(x_{t-1}; b_t)
     server:  x ← x + η mean(x_k - x)
 
-No rate has to be given: that of the first step is soon forgotten.
+The learning rate needs no tuning: that of the first step is soon forgotten.
 
 Deviations from the paper:
   1. The paper's text could not be read when this was written. The rule was compared with the
-     released code, and the numbers are that code's; of `first_step` and `client_weighting` the
-     paper's form is as later papers have it.
+     released code, and the numbers are that code's. The paper's forms of `first_step` and
+     `client_weighting` are taken from later papers.
   2. `difference=minibatch` takes both gradients on the step's minibatch, as the released code does:
-     two gradients a step. `consecutive` takes g' = ∇f(x_{t-1}; b_{t-1}), which costs none, but
-     the difference of two minibatches is in it.
-  3. The released code's first step is √(1 + δ θ_0) η_0 long, and θ with it: `first_step=grown`.
-  4. Where x_t = x_{t-1} or g_t = g' only the second bound holds, as in the released code.
-  5. The released code adds 1e-8 to the lesser of the bounds. Here nothing is added.
-  6. δ is 0.02 if the released code is told nothing.
+     two gradients per step. `consecutive` takes g' = ∇f(x_{t-1}; b_{t-1}), which costs nothing, but
+     it also contains the difference of two minibatches.
+  3. In the released code the first step has length √(1 + δ θ_0) η_0, and θ grows with it:
+     `first_step=grown`.
+  4. If x_t = x_{t-1} or g_t = g', only the second bound applies, as in the released code.
+  5. The released code adds 1e-8 to the smaller of the bounds. Here nothing is added.
+  6. The default of δ in the released code is 0.02.
   7. `client_weighting=examples` weighs the mean by n_k. η_0 may follow `client_lr_schedule`.
 """
 
@@ -111,7 +112,7 @@ class Last(NamedTuple):
 
     Attributes:
       weights: x_{t-1}, one tensor per model weight.
-      gradient: ∇f(x_{t-1}; b_{t-1}), like the weights; empty where nothing needs it.
+      gradient: ∇f(x_{t-1}; b_{t-1}), like the weights; empty if not needed.
       rate: η_{t-1}, float32 scalar.
       growth: θ_{t-1}, float32 scalar.
     """

@@ -1,4 +1,4 @@
-"""Ditto: beside the common model each client trains one of its own that is held near it.
+"""Ditto: each client also trains a personal model that is held near the common one.
 
 Li, Hu, Beirami, Smith: "Ditto: Fair and Robust Federated Learning Through Personalization", ICML
 2021, arXiv 2012.04221, Algorithms 1 and 2 with FedAvg for the common model; a baseline of AdaFed.
@@ -14,16 +14,16 @@ Li, Hu, Beirami, Smith: "Ditto: Fair and Robust Federated Learning Through Perso
                                      w_k ← w_k - η_l ∇f(w_k; b)
     server:  x ← x + η mean(w_k - x)
 
-x is the broadcast model in both lines. Where clients are evaluated, a client is with its v_k, and
-with x before its first visit.
+x is the broadcast model in both lines. A client is evaluated with its v_k, or with x before its
+first visit.
 
 Deviations from the paper:
   * Both models take the same batches at the same rate, as in the authors' released code; Algorithm
-    2 leaves number and rate of the personal steps open.
-  * That code draws clients with probabilities in proportion to n_k; here all are alike, as the
-    cohorts of this suite are.
-  * A v_k that is not finite is forgotten and v_k stays as it was, which `train/personal_diverged`
-    counts; whether the client is dropped is a matter of w_k alone, so that the common model is
+    2 does not specify the number and rate of the personal steps.
+  * That code draws clients with probabilities proportional to n_k; here they are drawn uniformly,
+    like all cohorts of this suite.
+  * If the new v_k is not finite, the client keeps the old one; `train/personal_diverged` is the
+    number of such clients. Only w_k decides whether the client is dropped, so the common model is
     that of FedAvg for every λ.
 """
 

@@ -19,11 +19,11 @@ Wu, Huang, Hu, Huang: "Faster Adaptive Federated Learning", AAAI 2023, arXiv 221
     server:  x ← x + η_s mean(x_k - x) ; m, v ← means of m_k, v_k
 
 Deviations from the paper:
-  * Clients keep nothing, so a round's first step takes the broadcast m as it is; the code that was
-    read pairs that step with the client's own iterate from before the last average.
-  * Not checked against the paper's text: the update is that of third-party code.
-  * m and v start from full local gradients, in an exchange of its own in every round; after the
-    first round it asks nothing of the clients.
+  * Clients keep nothing, so a round's first step uses the broadcast m unchanged. The third-party
+    code instead pairs that step with the client's iterate from before the last average.
+  * This file was not checked against the paper's text: the update is that of third-party code.
+  * m and v start from full local gradients. Every round has a separate exchange for them, which is
+    empty after the first round.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ServerState(NamedTuple):
 
     Attributes:
       weights: The model x, one tensor per model weight.
-      m: Gradient estimate, like the weights; has no meaning while `updates` is 0.
+      m: Gradient estimate, like the weights; not used while `updates` is 0.
       v: Second moment, likewise.
       updates: Rounds that changed the model, int32 scalar.
       round_num: Rounds done, int32 scalar.
@@ -94,14 +94,14 @@ class ServerState(NamedTuple):
 
 
 class Start(NamedTuple):
-    """The first broadcast of a round: the model x and whether m and v are still to be found."""
+    """The first broadcast of a round: the model x, and whether m and v are still unknown."""
 
     weights: Vector
     is_first: tf.Tensor
 
 
 class StartUpdate(NamedTuple):
-    """The first answer: ∇F_k(x), its square (zeros if not asked for), the weight; 0 if dropped."""
+    """The first answer: ∇F_k(x), its square (zeros unless needed), the weight; 0 if dropped."""
 
     gradient: Vector
     square: Vector

@@ -1,4 +1,4 @@
-"""FedACG: clients start where the server's momentum would lead, and are held near that point.
+"""FedACG: clients start one momentum step ahead of the model, and are held near that point.
 
 Kim, Kim, Han: "Communication-Efficient Federated Learning with Accelerated Client Gradient",
 CVPR 2024, arXiv 2201.03172, Algorithm 1.
@@ -20,12 +20,13 @@ nothing.
 Deviations from the paper:
   1. The paper's local term is β/2 ‖x_k - a‖², whose gradient is β (x_k - a). The released code has
      β ‖x_k - a‖², twice as strong at the same β: `proximal=whole`.
-  2. The paper's text could not be read when this was written: λ and β are those that the released
-     code sets, and the rule was compared with that code.
+  2. The paper's text could not be read when this was written: λ and β are the released code's
+     values, and the rule was compared with that code.
   3. The code's clipping of gradients, its weight decay and its decay of the rate are left out.
   4. `client_weighting=examples` weighs the mean by n_k.
   5. Any client optimizer may take the step on the corrected gradient.
-  6. If no client counts in a round, m and x stay. Vector that a user sets put m back to 0.
+  6. If all clients of a round are left out, m and x do not change. Setting the weights resets m to
+     0.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ SPEC = MethodSpec(
 
 
 class ServerState(NamedTuple):
-    """What the server keeps: the model x and the momentum m, like it; int32 rounds done."""
+    """The server's state: the model x and the momentum m, like it; rounds done, int32."""
 
     weights: Vector
     momentum: Vector

@@ -18,10 +18,11 @@ Algorithm 1 (FedAMS, uncompressed); a baseline of FedCAda.
              x ← x + η [m / (1 - β_1^t)] / (√v̂ / √(1 - β_2^t) + epsilon)
 
 Deviations from the paper:
-  * Bias correction is that of the released code; the paper has none: `bias_correction=false`.
-    The maximum is taken before the correction.
-  * The paper writes v̂ = max(v̂, v, ε), which v̂_0 = ε gives too since v̂ never decreases.
-  * Rounds in which every client was dropped leave everything, t included, as it was.
+  * Bias correction follows the released code, with the maximum taken before the correction. The
+    paper has none: `bias_correction=false`.
+  * The paper writes v̂ = max(v̂, v, ε). Starting from v̂_0 = ε gives the same, since v̂ never
+    decreases.
+  * Rounds in which every client was dropped change nothing, not even t.
 """
 
 from __future__ import annotations

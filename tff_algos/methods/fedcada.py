@@ -21,13 +21,13 @@ Learning", arXiv 2405.11811, Algorithm 2 and the adjustment functions of section
 
 Deviations from the paper, which has no released code:
   * t is the round, counted from 1 and constant within it. `t_unit=step` counts local steps: those
-    of all earlier rounds, each counted by its longest client, and those of this round.
+    of this round, plus for each earlier round those of its longest client.
   * The gradient is taken at the previous iterate; the printed indices are off by one.
   * The options replace the correction (lines 12, 13), not the moments, as their formulas say.
   * `option=none` leaves the moments uncorrected (φ = 0), the ablation "w/o functions".
-  * Table 3 has option 2 in front although the main tables use option 1; the default is the latter.
-  * The paper says that φ always shrinks steps and fades. The factor √(1 + β_2^t) / (1 + β_1^t)
-    exceeds 1 from round 10 on (β_1 = 0.9), and always for β_1 = 0.1.
+  * Option 2 is best in Table 3, but the main tables use option 1, which is the default.
+  * The paper says that φ always shrinks steps, and that its effect fades. The factor √(1 + β_2^t) /
+    (1 + β_1^t) exceeds 1 from round 10 on (β_1 = 0.9), and always for β_1 = 0.1.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ServerState(NamedTuple):
       weights: The model x, one tensor per model weight.
       m: First moment, like the weights.
       v: Second moment, like the weights.
-      steps: Local steps so far, each round counted by its longest client; int32 scalar.
+      steps: Local steps so far, taking each round's longest client; int32 scalar.
       round_num: Rounds done, int32 scalar.
     """
 
@@ -105,7 +105,7 @@ class ServerState(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """What every client receives: x, m, v, the rate η_l, the round and the steps before it."""
+    """What every client receives: x, m, v, the rate η_l, the round, and the steps before it."""
 
     weights: Vector
     m: Vector

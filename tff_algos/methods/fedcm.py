@@ -1,4 +1,4 @@
-"""FedCM: every local step goes partly along the direction in which the server went last.
+"""FedCM: every local step partly follows the server's last direction.
 
 Xu, Wang, Wang, Yao: "FedCM: Federated Learning with Client-level Momentum", arXiv 2106.10874,
 Algorithm 2.
@@ -15,22 +15,22 @@ Algorithm 2.
     client:  x_k ← x ; each batch: x_k ← x_k - η_l (α ∇f(x_k; b) + (1 - α) d)
     server:  Δ = mean(x_k - x) ; x ← x + η Δ ; d ← -Δ / (K η_l)
 
-d is a mean of gradient-like directions: -Δ is what the clients went in K steps of length η_l.
+d is a mean of gradient-like directions: the clients moved by Δ in K steps of length η_l.
 
 Deviations from the paper:
-  1. The paper's text and its authors' code could not be read when this was written. The rule is as
-     later papers and their common code (FL-Simulator) have it, and so is α.
-  2. The paper's η_g multiplies d, so it is K η_l η here.
-  3. In the paper all clients take K steps. Unset, `momentum_steps` is the mean of the steps that
-     the round's clients took, with the weights of Δ. Released codes divide by one fixed number
-     (epochs times the batches of a client of mean size, or of the first client); set it for that.
-  4. d is 0 at first, so the first round's steps are α as long as those of SGD.
-     `first_round=plain` takes whole gradients until there is a d.
-  5. η_l is that of the round that made Δ.
+  1. The paper's text and its authors' code could not be read when this was written. The rule and α
+     are taken from later papers and their common code (FL-Simulator).
+  2. The paper's η_g multiplies d, so it corresponds to K η_l η here.
+  3. In the paper all clients take K steps. By default, K is the mean number of steps of the round's
+     clients, with the weights of Δ. Released codes divide by a fixed number (epochs times the
+     batches of a client of mean size, or of the first client); to do so, set `momentum_steps`.
+  4. d is 0 at first, so the first round's steps are α times as long as those of SGD.
+     `first_round=plain` takes whole gradients until a d exists.
+  5. In d, η_l is that of the round in which Δ was computed.
   6. `client_weighting=examples` weighs the mean by n_k.
   7. Clipping, weight decay and the decay of rates in released codes are left out.
-  8. A client without examples, or whose update is not finite, counts nothing. If no client is
-     left, d stays.
+  8. A client without examples, or whose update is not finite, is left out. If no client is left, d
+     does not change.
 """
 
 from __future__ import annotations

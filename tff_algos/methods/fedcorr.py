@@ -1,8 +1,8 @@
 """FedCorr: finds clients whose labels are noisy, corrects the labels, then trains on all.
 
 Xu, Chen, Quek, Chong: "FedCorr: Multi-Stage Federated Learning for Label Noise Correction", CVPR
-2022, arXiv 2204.04677, Algorithm 1, with the authors' code; also with AdaFed in stages 2 and 3
-(Mohajer Hamidi, Yang, arXiv 2401.04993, Table 19).
+2022, arXiv 2204.04677, Algorithm 1, with the authors' code. It also runs with AdaFed in stages 2
+and 3 (Mohajer Hamidi, Yang, arXiv 2401.04993, Table 19).
 
   symbol  argument              default    from (Clothing1M, AdaFed, App., if not said otherwise)
   -       client_learning_rate  -          tuned
@@ -36,26 +36,27 @@ Xu, Chen, Quek, Chong: "FedCorr: Multi-Stage Federated Learning for Label Noise 
       whose probability is above θ take the label that x gives them.
     Stage 3: FedAvg on all clients.
 
-LID_k, the local intrinsic dimensionality of the client's predictions, is the mean over its examples
-of -k / (Σ_j ln(r_j / (r_k + ε)) + ε) with the distances r_1 ≤ … ≤ r_k from the example's softmax
-outputs to those nearest to them among the client's, ε = 1e-6.
+LID_k is the local intrinsic dimensionality of the client's predictions: the mean over its examples
+of -k / (Σ_j ln(r_j / (r_k + ε)) + ε), with ε = 1e-6. Here r_1 ≤ … ≤ r_k are the distances from the
+example's softmax outputs to the nearest ones among the client's other examples.
 
-It is a driver (`tff_algos.driver`) of three processes: stage 1's, that of stages 2 and 3, and the
-labelling by the global model. Between rounds the driver fits the mixtures.
+FedCorr is a driver (`tff_algos.driver`) of three processes: one for stage 1, one for stages 2 and
+3, and one that labels examples with the global model. Between rounds the driver fits the mixtures.
 
 Deviations from the paper:
-  * Losses are summed over all iterations, as the paper has it; the code starts from zero in each.
+  * Losses are summed over all iterations, as in the paper; the code starts from zero in each.
   * Points whose neighbours are all equally far, so that the estimate is negative or above 1000, are
-    left out of LID_k; the code keeps them. A client of one example, or one whose update is not
-    finite, has no LID in that iteration; the mean over those that it has takes the sum's place.
-    If an l_i is not finite, neither LID_k nor any l_i of that iteration count.
-  * A client of n_k ≤ k examples takes its n_k - 1 neighbours.
-  * The mixtures start from the best split of the sorted values instead of k-means with a draw.
-    Where all values are equal there is one component: nothing noisy.
+    left out of LID_k; the code keeps them. A client with one example, or one whose update is not
+    finite, has no LID in that iteration; the sum of a client's LIDs is therefore replaced by their
+    mean. If an l_i is not finite, the client's LID_k and losses of that iteration are ignored.
+  * A client with n_k ≤ k examples uses its n_k - 1 neighbours.
+  * The mixtures start from the best split of the sorted values instead of a random k-means. If all
+    values are equal, nothing is noisy.
   * The proximal term has no gradient at x_k = x, the first batch of the round; the code leaves it
     out in the first batch of every epoch.
-  * If no client has μ_k ≤ κ, stage 2 takes all.
-  * AdaFed is for stages 2 and 3 only: with one client a round it would be g / f^γ.
+  * If no client has μ_k ≤ κ, stage 2 uses all clients.
+  * AdaFed runs in stages 2 and 3 only: with the single client of a round in stage 1 its step would
+    be g / f^γ.
   * The code's weight decay of 5e-4 is left to the model's regularisers.
 """
 
@@ -195,7 +196,7 @@ _FIRST, _LATER, _LABELLING = "first_stage", "later_stages", "labelling"
 
 
 class State(NamedTuple):
-    """All that the method knows, as NumPy arrays.
+    """The method's whole state, as NumPy arrays.
 
     Attributes:
       weights: The model x, one array per model weight.
@@ -205,7 +206,7 @@ class State(NamedTuple):
       dimensionality: Σ LID_k over iterations, float64 `[N]`.
       visits: Iterations in which the client had a LID_k, int32 `[N]`.
       noise_level: μ_k, float64 `[N]`.
-      noisy: Whether the client is held to be noisy, bool `[N]`.
+      noisy: Whether the client is believed to be noisy, bool `[N]`.
     """
 
     weights: tuple[np.ndarray, ...]
@@ -219,11 +220,11 @@ class State(NamedTuple):
 
 
 class VisitedClient(NamedTuple):
-    """What a client of stage 1 works on.
+    """The data of a client of stage 1.
 
     Attributes:
       training: Its minibatches.
-      whole: Its examples once, in their own order.
+      whole: Its examples once, in stored order.
       noise_level: μ_k, float32 scalar.
     """
 
@@ -233,12 +234,12 @@ class VisitedClient(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a client of stage 1 finds at x_k; all zero if that or its update is not finite.
+    """What a client of stage 1 measures at x_k; all zero if that or its update is not finite.
 
     Attributes:
       dimensionality: LID_k, float32 scalar.
-      points: Examples that it is the mean over, int32 scalar; 0 says that there is no LID_k.
-      losses: l_i in the examples' own order, float32 `[n_k]`.
+      points: Number of examples in its mean, int32 scalar; 0 if the client has no LID_k.
+      losses: l_i in the stored order of examples, float32 `[n_k]`.
     """
 
     dimensionality: Any
@@ -247,12 +248,12 @@ class Measured(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a round is: stage 1 to 3, and whether detection or correction follows it.
+    """The position of a round: stage 1 to 3, and whether detection or correction follows it.
 
     Attributes:
       stage: 1, 2 or 3.
       iteration: Iteration of stage 1, from 0.
-      step: Round of the iteration, from 0.
+      step: Round within the iteration or stage, from 0.
       last: Whether it is the last round of an iteration or of stage 2.
     """
 
@@ -322,16 +323,16 @@ def build(
 
 @dataclasses.dataclass
 class FedCorr:
-    """The driver: which process runs in which round, and what is found out in between.
+    """The driver: which process runs in which round, and what happens in between.
 
     Attributes:
       model: The model that is trained.
-      rounds: As of `Driver`.
+      rounds: As in `Driver`.
       first_stage: `(state, clients) -> (state, metrics, measured at clients)`, see `_first_stage`.
       later_stages: The process of stages 2 and 3.
       labelling: `(weights, clients) -> (weights, nothing, probabilities)`, see `_labelling`.
-      iterations: T_1, as all that follow a setting of the method.
-      stage1_clients: Clients of a round of stage 1.
+      iterations: T_1; this and the following are settings of the method.
+      stage1_clients: Clients per round of stage 1.
       stage2_rounds: T_2.
       relabel_ratio: π.
       confidence: θ.
@@ -374,7 +375,7 @@ class FedCorr:
         return Findings(np.asarray(state.noisy), np.asarray(state.labels))
 
     def place(self, round_index: int, num_clients: int) -> Place:
-        """Returns the stage of a round, from 0, and what follows it."""
+        """Returns the `Place` of a round, counted from 0."""
         per_iteration = -(-num_clients // self.stage1_clients)
         iteration, step = divmod(round_index, per_iteration)
         if iteration < self.iterations:
@@ -461,7 +462,7 @@ class FedCorr:
         return tff.learning.templates.LearningProcessOutput(state, metrics)
 
     def _found(self, state, clients):
-        """Tells noisy clients and their noise levels from what stage 1 measured."""
+        """Determines noisy clients and their noise levels from the measurements of stage 1."""
         known = np.flatnonzero(state.visits)
         mean = state.dimensionality[known] / state.visits[known]
         noisy = np.zeros(len(state.noisy), bool)
@@ -473,7 +474,7 @@ class FedCorr:
         return state._replace(noisy=noisy, noise_level=levels)
 
     def _corrected(self, state, clients, carry_out, everything):
-        """Gives examples of noisy clients the global model's label where that is confident."""
+        """Replaces noisy clients' labels by those of the global model, where it is confident."""
         labels, losses = state.labels.copy(), _by_client(state.losses, clients)
         own = _by_client(labels, clients)
         noisy = [k for k in np.flatnonzero(state.noisy) if len(own[k])]
@@ -497,7 +498,7 @@ def _by_client(values: np.ndarray, clients: Clients) -> list[np.ndarray]:
 
 
 def _recorded(state, cohort, measured, clients):
-    """Adds what the clients of a round of stage 1 measured to their records."""
+    """Adds the measurements of a round of stage 1 to the clients' records."""
     after = state._replace(
         losses=np.array(state.losses),
         dimensionality=np.array(state.dimensionality),
@@ -513,7 +514,7 @@ def _recorded(state, cohort, measured, clients):
 
 
 def _first_stage(model, trained, local, beta, neighbors) -> Method:
-    """Returns stage 1, in whose rounds each `VisitedClient` finds what it has `Measured`."""
+    """Returns the process of stage 1, in which each `VisitedClient` returns its `Measured`."""
 
     def client_update(broadcast: averaging.Broadcast, data, record) -> ClientResult:
         (x, eta), (whole, noise_level) = broadcast, record
@@ -544,7 +545,7 @@ def _visited_spec(data):
 
 
 def _labelling(model) -> Method:
-    """Returns the process in which clients find class probabilities `[n_k, classes]`."""
+    """Returns the process in which clients compute class probabilities `[n_k, classes]`."""
 
     def next_round(federation, weights, clients):
         def scores(weights, data):
@@ -557,7 +558,7 @@ def _labelling(model) -> Method:
 
 
 def _computation(method, state_type, client_type) -> tff.Computation:
-    """Returns a round as a TFF computation, with what clients find."""
+    """Returns a round as a TFF computation, including what clients return."""
 
     @tff.federated_computation(
         tff.FederatedType(state_type, tff.SERVER),

@@ -29,15 +29,15 @@ Optimization", ICML 2022 (arXiv 2207.07223), Algorithm 1 (FedDA+SGDM), Algorithm
 
 Deviations from the paper, which has no released code:
   * s is the round from 1 (the printed exponent starts at 0 and divides by zero); V in it is the new
-    one (eq. 35 has the old). Rounds in which every client was dropped count in neither.
-    `bias_steps` makes s the number of moment updates, T a round.
+    one (eq. 35 has the old). Rounds in which every client was dropped change neither. `bias_steps`
+    makes s the number of moment updates, T per round.
   * G grows with T (its coefficients sum to (T - β_1) / (1 - β_1)). ε is calibrated to this, so it
     is the default; `average_p` divides P_k by the client's steps. m is not rescaled then.
-  * AdaGrad as in Algorithm 2; eq. 39 has V̂ and lacks α. The stray η of eq. 25 is left out.
+  * AdaGrad follows Algorithm 2; eq. 39 has V̂ and lacks α. The extra η of eq. 25 is left out.
   * The proximal term is added to the gradient everywhere; the printed parenthesis puts η on it.
-  * T minibatches: a client with fewer repeats its data, in a new order each time.
-  * In the last `stabilization` of the rounds T is 1 and the gradient that of the whole local set,
-    with the same rates. Whether the published curves use it is unclear; 0 turns it off.
+  * A client with fewer than T minibatches repeats its data, in a new order each time.
+  * In the last share `stabilization` of the rounds, T is 1 and the gradient is that of the whole
+    local set, with the same rates. Whether the published curves use it is unclear; 0 turns it off.
 """
 
 from __future__ import annotations

@@ -16,18 +16,19 @@ Regularization", ICLR 2021, arXiv 2111.04263, Algorithm 1.
              Δ_k = x_k - x ; h_k ← h_k - α Δ_k
     server:  x̄ = x + mean Δ_k ; h ← h - α (|P| / m) mean Δ_k ; x ← x̄ - h / α
 
-|P| is the number of clients that were not dropped. h is the mean of all clients' h_k and starts
-at 0. h / α does not depend on α, so the server's step goes beyond x̄ however small α is: after the
-first round by |P| / m of the mean update. A client keeps 1 M.
+|P| is the number of clients that were not dropped. h is the mean of all clients' h_k and starts at
+0. h / α does not depend on α, so the server's step goes beyond x̄ however small α is: after the
+first round by |P| / m of the mean update. A client keeps one vector of the model's size.
 
 Deviations from the paper:
   1. The paper minimises the local objective exactly. Here clients take steps, as in its
      experiments and its code, so h_k is not exactly the local gradient.
-  2. The released code divides α by n_k / n̄ in a client's steps, with the mean n̄ over all clients;
-     its server is the one above. `mean_examples` is n̄; unset, α is the same for all.
+  2. In a client's steps the released code divides α by n_k / n̄, with the mean n̄ over all clients;
+     its server is the one above. To do so, set `mean_examples` to n̄; by default α is the same for
+     all.
   3. The released code evaluates the mean of the round's models, and that of every client's last
-     model. `reported=mean` reports the former, x̄; clients receive x as before. The latter would
-     take a pass over all clients and is not offered.
+     model. `reported=mean` reports the former, x̄; clients still receive x. The latter would need a
+     pass over all clients and is not offered.
   4. The code's clipping of gradients and its weight decay are left out.
   5. `client_weighting=examples` weighs both means by n_k.
   6. Any client optimizer may take the step on the corrected gradient.
@@ -97,8 +98,8 @@ class ServerState(NamedTuple):
     """What the server keeps between rounds.
 
     Attributes:
-      weights: The model that is reported: x, or x̄ with `reported=mean`.
-      sent: The model x that clients receive, like the weights; empty where it is the reported one.
+      weights: The reported model: x, or x̄ with `reported=mean`.
+      sent: The model x that clients receive, like the weights; empty if it is the reported one.
       h: The mean of all clients' h_k, like the weights.
       round_num: Rounds done, int32 scalar.
     """

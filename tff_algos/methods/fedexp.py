@@ -1,4 +1,4 @@
-"""FedExP: the server goes further the more the clients' updates disagree.
+"""FedExP: the more the clients' updates disagree, the larger the server's step.
 
 Jhunjhunwala, Wang, Joshi: "FedExP: Speeding Up Federated Averaging via Extrapolation", ICLR 2023,
 arXiv 2301.09604, Algorithm 1.
@@ -14,19 +14,19 @@ arXiv 2301.09604, Algorithm 1.
     server:  Δ̄ = mean Δ_k ; η_g = max(1, mean ‖Δ_k‖² / (2 (‖Δ̄‖² + ε)))
              x' ← x ; x ← x + η_g Δ̄ ; reported: (x + x') / 2
 
-η_g is 1 where the updates agree, which is federated averaging. Iterates swing to and fro, so what
-is evaluated is the mean of the last two; clients receive x.
+If the updates agree, η_g is 1, which is federated averaging. Iterates oscillate, so the mean of the
+last two is evaluated; clients receive x.
 
 Deviations from the paper:
   1. The released code has M ε in place of ε, with M clients: `epsilon_times=clients`. It took
      ε = 0.1 for EMNIST.
   2. After the first round the released code reports x itself: `first_reported=iterate`.
-  3. The released code lets η_l fall by 0.998 a round and ε by 0.998², from the first round on.
-     Here ε stays, and η_l follows `client_lr_schedule`.
+  3. In every round the released code multiplies η_l by 0.998 and ε by 0.998². Here ε is constant,
+     and η_l follows `client_lr_schedule`.
   4. The released code weighs all means by n_k: `client_weighting=examples`.
   5. The code's clipping of gradients and its weight decay are left out.
   6. Any client optimizer may take the local step.
-  7. If no client counts in a round, both models stay.
+  7. If all clients of a round are left out, both models stay the same.
   8. The paper's text could not be read when this was written. The rule was compared with the
      authors' code only.
 """
@@ -91,7 +91,7 @@ class ServerState(NamedTuple):
     """What the server keeps between rounds.
 
     Attributes:
-      weights: The model that is reported, one tensor per model weight.
+      weights: The reported model, one tensor per model weight.
       iterate: The model x that clients receive, like the weights.
       updates: Steps taken, int32 scalar.
       round_num: Rounds done, int32 scalar.

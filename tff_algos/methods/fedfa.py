@@ -16,17 +16,17 @@ Huang, Li, Wang, Du, Zhang: "Fairness and Accuracy in Federated Learning", arXiv
     server:  A_k = -log2(a_k / Σ a + 1e-6) ;  R_k = -log2(1 - f_k / Σ f + 1e-6)
              w_k = α A_k / Σ A + β R_k / Σ R ;  m ← γ_s m + Σ w_k Δ_k ;  x ← x + η m
 
-The clients need Σ a and Σ f of the cohort for A_k and R_k, and the sums of those for w_k: two small
-exchanges of scalars before the vectors are sent.
+A client needs Σ a and Σ f of the cohort for its A_k and R_k, and Σ A and Σ R for its w_k. So two
+small exchanges of scalars precede that of vectors.
 
 Deviations from the paper:
-  * Sums are over the cohort, and f_k includes the present round. The server keeps the counts.
-  * The momentum is a heavy ball; of the two public codes one dampens it and subtracts it, and the
-    other divides the raw accuracy by a wrong sum.
+  * Sums are over the cohort, and f_k includes the current round. The server keeps the counts.
+  * The momentum is a heavy ball. One of the two public codes damps and subtracts it; the other
+    divides the raw accuracy by a wrong sum.
   * a_k is that of the trained model, or of the broadcast model (`accuracy_at=broadcast`). If every
     a_k is 0, all A_k are equal.
   * A cohort of one has weight α + β. R_k gives more weight to clients seen often, as printed.
-  * The weights are the method's own: `client_weighting` has no meaning.
+  * The method defines its own weights, so `client_weighting` is not used.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Broadcast(NamedTuple):
 class Standing(NamedTuple):
     """Scalars of a client, or their sums over the cohort, float32.
 
-    All zero for a client that is dropped or has no examples.
+    All are zero for a client that is dropped or has no examples.
 
     Attributes:
       accuracy: a_k, then A_k.
@@ -140,7 +140,7 @@ class Standing(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a client works out: Δ_k, its standing, and its index; zero if it is left out."""
+    """What a client computes: Δ_k, its standing, and its index; zero if it is left out."""
 
     delta: Vector
     standing: Standing
@@ -161,7 +161,7 @@ def build(
     """Builds FedFA; see the module's docstring for the symbols, `num_clients` is N.
 
     Raises:
-      HparamError: If the model has no metric of the name `accuracy_metric`.
+      HparamError: If the model has no metric named `accuracy_metric`.
     """
     offered = client.metric_names(model)
     if accuracy_metric not in offered:

@@ -1,4 +1,4 @@
-"""FedLin: clients correct every gradient by the whole cohort's, asked for first in the same round.
+"""FedLin: clients correct every gradient by the cohort's, computed earlier in the same round.
 
 Mitra, Jaafar, Pappas, Hassani: "Linear Convergence in Federated Learning: Tackling Client
 Heterogeneity and Sparse Gradients", NeurIPS 2021, arXiv 2102.07053, Algorithm 1 without
@@ -16,10 +16,10 @@ compression; a baseline of FedDA.
     server:  x ← x + η_s Σ p_k (x_k - x)
 
 Deviations from the paper:
-  * Not checked against its text: the update is as later papers describe it.
-  * Minibatches by default; with `full_batch` a step takes all of a client's examples, and the steps
-    of a round are its epochs.
-  * Clients are sampled; the paper's all take part. g is the cohort's.
+  * This file was not checked against the paper's text: the update is as later papers describe it.
+  * Steps use minibatches by default. With `full_batch` a step uses all of a client's examples, and
+    a round takes one step per epoch.
+  * Clients are sampled, and g is the cohort's; in the paper all clients take part.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FedLocal: adaptive optimizers on the clients, whose updates are divided by what they scaled them.
+"""FedLocal: clients use adaptive optimizers; their total scaling is divided out of the updates.
 
 Wang, Xu, Garrett, Charles, Liu, Joshi: "Local Adaptivity in Federated Learning: Convergence and
 Consistency", arXiv 2106.02305 (local and joint correction); a baseline of FedDA.
@@ -20,12 +20,12 @@ Consistency", arXiv 2106.02305 (local and joint correction); a baseline of FedDA
     β           0     momentum   0                  β_1
 
 Deviations from the paper:
-  * As in the released code ψ has no bias correction though Adam's and Yogi's own steps have, and
-    SGDM's step is u ← β u + g though A takes (1 - β) of each ψ. Joint correction cancels that.
+  * As in the released code, ψ has no bias correction, although Adam's and Yogi's steps do. Likewise
+    SGDM's step is u ← β u + g, although A takes (1 - β) of each ψ. Joint correction cancels both.
   * The optimizers are TFF's except Adagrad, which is w ← w - η_l g / (√v + ε) with v = 0 at first
     (`client_initial_accumulator`); TFF's has ε inside the root and starts at 0.1. The released code
-    takes Keras's.
-  * With `correction=local` an update has the scale of one step, so the server's rate matters.
+    uses Keras's.
+  * With `correction=local` an update has the scale of one step, so tune the server's rate.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _adagrad(learning_rate, initial_preconditioner_value=0.0, epsilon=1e-7):
 
 
 def _preconditioner(slots, weights: Vector) -> Vector:
-    """Returns ψ, like the weights, of a state of an optimizer."""
+    """Returns ψ of an optimizer's state, like the weights."""
     if "preconditioner" not in slots:
         return weights.map(tf.ones_like)
     return 1.0 / (Vector(slots["preconditioner"]).sqrt() + slots["epsilon"])

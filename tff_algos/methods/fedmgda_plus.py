@@ -1,4 +1,4 @@
-"""FedMGDA+: the common descent direction nearest to an average, from updates of unit length.
+"""FedMGDA+: a common descent direction near the average, from updates of unit length.
 
 Hu, Shaloudegi, Zhang, Yu: "Federated Learning Meets Multi-objective Optimization", IEEE TNSE 2022,
 arXiv 2006.11489, Algorithm 1.
@@ -16,16 +16,17 @@ arXiv 2006.11489, Algorithm 1.
              λ = argmin ‖Σ λ_k h_k‖²  with Σ λ = 1, λ ≥ 0, |λ_k - λ⁰_k| ≤ ε
              x ← x - η Σ λ_k h_k
 
-ε = 0 averages the unit updates, ε = 1 is MGDA. As the updates are of unit length, η alone sets how
-far the server steps.
+ε = 0 averages the unit updates, ε = 1 is MGDA. Because the updates have unit length, η alone scales
+the server's step.
 
 Deviations from the paper:
-  * Codes differ in λ⁰: 1/K (`client_weighting=uniform`, default) or n_k / n (`examples`).
-  * η decays by `server_lr_decay` a server step; without a value from the paper it stays.
+  * Public codes differ in λ⁰: 1/K (`client_weighting=uniform`, default) or n_k / n (`examples`).
+  * η is multiplied by `server_lr_decay` after every server step. The paper gives no value, so by
+    default it is constant.
   * A client with Δ_k = 0 is left out before λ⁰ is formed, like one whose update is not finite.
   * The quadratic programme is solved on the K x K Gram matrix in float64 by an interior-point
-    method, in at most `iterations` steps. Where the Gram matrix is singular λ is not unique, but
-    Σ λ_k h_k is.
+    method, in at most `iterations` steps. If the Gram matrix is singular, λ is not unique, but Σ
+    λ_k h_k is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FedNova: client updates are divided by how far their number of local steps carries them.
+"""FedNova: client updates are normalised by their number of local steps before averaging.
 
 Wang, Liu, Liang, Joshi, Poor: "Tackling the Objective Inconsistency Problem in Heterogeneous
 Federated Optimization", NeurIPS 2020, arXiv 2007.07481, equations 7 to 9 and section 5.
@@ -13,18 +13,18 @@ Federated Optimization", NeurIPS 2020, arXiv 2007.07481, equations 7 to 9 and se
     client:  τ_k steps on ∇f(x_k; b) + μ (x_k - x) ; d_k = (x - x_k) / a_k
     server:  x ← x - η τ_eff Σ p_k d_k,  τ_eff = Σ p_k a_k  (μ > 0: Σ p_k τ_k)
 
-with a_k the L1 norm of the weights that the local steps give to the gradients: τ_k for plain SGD,
-Σ_j (1 - ρ^j) / (1 - ρ) with momentum, Σ_j (1 - ρ^(j+1)) / (1 - ρ) with Nesterov momentum,
-a ← (1 - η_l μ) a + 1 a step with the proximal term.
+a_k is the L1 norm of the weights that the local steps give to the gradients. It is τ_k for plain
+SGD, Σ_j (1 - ρ^j) / (1 - ρ) with momentum, and Σ_j (1 - ρ^(j+1)) / (1 - ρ) with Nesterov momentum.
+With the proximal term every step updates a ← (1 - η_l μ) a + 1.
 
 Deviations from the paper:
   * With momentum and μ > 0 together, the normaliser is that of the released code: the momentum's
     counter is added, then the sum decays by 1 - η_l μ, then 1 is added. The step's true weights
     would not add the 1. The proximal term goes through the momentum buffer, as it does there.
-  * The released runs' weight decay and their two drops of the learning rate are not inherited.
-  * No momentum on the server (the released code's `gmf`).
-  * With `client_optimizer_state=keep` (AdaFedAdam's momentum experiments) a_k still counts from an
-    empty buffer, as if the momentum began in this round.
+  * The weight decay of the released runs, and their two drops of the learning rate, are left out.
+  * The server has no momentum (the released code's `gmf`).
+  * With `client_optimizer_state=keep` (AdaFedAdam's momentum experiments) a_k is still computed for
+    an empty buffer, as if the momentum began in this round.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: "Adaptive Federated Optimization",
 ICLR 2021, arXiv 2003.00295, Algorithm 1 (FedOpt), Algorithm 2 (FedAdagrad, FedAdam, FedYogi) and
-Algorithm 5 (weights of unequal clients). FedAvg and FedAvgM are the cases of a server that takes a
-plain step or one with momentum.
+Algorithm 5 (weights of unequal clients). In FedAvg the server takes a plain step, in FedAvgM one
+with momentum.
 
   symbol   argument              default    from
   η_l      client_learning_rate  -          tuned, Tables 8 and 9
@@ -34,8 +34,8 @@ Deviations from the paper:
     at 0, Adam and Yogi correct bias as Keras does (τ is not scaled by the correction), and v is fed
     with the raw pseudo-gradient. `variant=algorithm2` is Algorithm 2 as printed, with v_{-1} = τ².
   * In `algorithm2`, FedAdagrad has no moving average (β_1 = 0), as App. B.1 uses it.
-  * A client whose update is not finite counts nothing. If no client is left, the round changes
-    neither weights nor optimizer; only the round number moves on.
+  * A client whose update is not finite is left out. If no client is left, the round changes neither
+    weights nor optimizer, only the round number.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Accumulator(NamedTuple):
 def build_fedavg(
     model: Model, local: client.LocalTraining, *, server_optimizer: Any = None
 ) -> Method:
-    """FedAvg: x ← x - η g; with one of TFF's optimizers, its step on g instead."""
+    """FedAvg: x ← x - η g, or the step of one of TFF's optimizers on g."""
     if server_optimizer is not None:
         return build_around(_of_tff(server_optimizer), model, local)
     eta = local.server_learning_rate
@@ -159,7 +159,7 @@ def build_fedavg(
 
 
 def _of_tff(optimizer: tff.learning.optimizers.Optimizer) -> ServerOptimizer:
-    """Returns one of TFF's optimizers, whose learning rate is its own."""
+    """Returns a server optimizer that applies one of TFF's, with its own learning rate."""
 
     def initialize(weights):
         return optimizer.initialize(tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights))

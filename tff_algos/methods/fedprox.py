@@ -15,7 +15,8 @@ MLSys 2020, arXiv 1812.06127, Algorithm 2 (h_k = F_k + μ/2 ‖x_k - x‖², sol
 Deviations from the paper:
   * Clients are weighted by their examples after uniform sampling, as in the released code; the
     paper samples with probability p_k and takes a plain mean (`client_weighting=uniform`).
-  * All clients do the same number of epochs; the paper's γ-inexact solutions are not modelled.
+  * All clients train for the same number of epochs; the paper's γ-inexact solutions are not
+    modelled.
   * Any client optimizer may take the step on the corrected gradient.
 """
 

@@ -19,18 +19,17 @@ and averaged weights.)
     mofedsam   x_k ← x_k - η_l (β s + (1 - β) d)
     server:    Δ = mean(x_k - x) ; x ← x + η Δ ; mofedsam: d ← -Δ / (K η_l)
 
-Both gradients of a step are of the same minibatch and dropout. d is FedCM's direction, 0 at first;
-`fedcm.py` says what its settings are.
+Both gradients of a step use the same minibatch and dropout. d is FedCM's direction, 0 at first;
+`fedcm.py` explains its settings.
 
 Deviations from the paper:
   1. The paper's text and its authors' code could not be read when this was written. The rules are
-     as later papers and their common code (FL-Simulator) have them; ρ and β are that code's
-     defaults.
-  2. Released codes add ε to the norm, 1e-7 in FL-Simulator, 1e-12 in common forms of SAM. With
-     ε = 0 a gradient of zero moves nothing.
-  3. The paper's η_g multiplies d in MoFedSAM, so it is K η_l η here.
-  4. In MoFedSAM's first round d is 0 and a step is β as long as FedSAM's; `first_round=plain`
-     takes FedSAM's steps until there is a d.
+     taken from later papers and their common code (FL-Simulator); ρ and β are that code's defaults.
+  2. Released codes add ε to the norm: 1e-7 in FL-Simulator, 1e-12 in common forms of SAM. With ε =
+     0, a zero gradient adds no perturbation.
+  3. The paper's η_g multiplies d in MoFedSAM, so it corresponds to K η_l η here.
+  4. In MoFedSAM's first round d is 0 and a step is β times as long as FedSAM's. `first_round=plain`
+     takes FedSAM's steps until a d exists.
   5. `client_weighting=examples` weighs the mean by n_k.
   6. Clipping, weight decay and the decay of rates in released codes are left out.
 """
@@ -109,7 +108,7 @@ SPECS = (
 
 
 def sharp_gradient(rho: float, epsilon: float) -> Callable[[client.LocalStep], Vector]:
-    """Returns `client.LocalStep -> s`, the gradient that is taken ρ uphill."""
+    """Returns `client.LocalStep -> s`, the gradient at a distance ρ uphill."""
 
     def gradient(at: client.LocalStep) -> Vector:
         uphill = tf.math.divide_no_nan(rho, at.gradient.norm() + epsilon)

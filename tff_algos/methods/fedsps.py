@@ -15,14 +15,16 @@ equation 4; a baseline of FedCAda.
              x_k ← x_k - γ ∇f(x_k; b)
     server:  x ← x + η mean(x_k - x)
 
-With smoothing, γ_b is the bound of a round's first step, and then 2^(|b| / n_k) times the γ before.
+With smoothing, γ_b bounds only a round's first step. Every later step is bounded by 2^(|b| / n_k)
+times the previous γ.
 
 Deviations from the paper:
-  * Not checked against its text: the rule is as later papers describe it, and c, ℓ*, the smoothing
-    and where it starts are to be taken as provisional.
+  * This file was not checked against the paper's text: the rule is as later papers describe it.
+    Take c, ℓ*, the smoothing and its start as provisional.
   * ‖∇f‖² is at least 1e-12. f is the training objective, regularisers included.
   * γ_b is the client learning rate, so it may follow a schedule over rounds.
-  * A client is dropped if a loss is not finite, whatever the gradient: the rule has no step then.
+  * A client is dropped if a loss is not finite, even if the gradient is finite, because the rule
+    then has no step.
 """
 
 from __future__ import annotations

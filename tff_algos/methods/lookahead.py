@@ -1,7 +1,7 @@
-"""Lookahead: k fast steps of any optimizer on the clients, then a part of the way on the server.
+"""Lookahead: clients take k fast steps of any optimizer; the server goes a part of the way.
 
 Zhang, Lucas, Ba, Hinton: "Lookahead Optimizer: k steps forward, 1 step back", NeurIPS 2019, arXiv
-1907.08610, Algorithm 1; as a special case of FedOpt in Reddi et al., arXiv 2003.00295, App. B.3.
+1907.08610, Algorithm 1. It is a special case of FedOpt (Reddi et al., arXiv 2003.00295, App. B.3).
 
   symbol   argument              default    from
   -        client_learning_rate  -          tuned
@@ -14,15 +14,16 @@ Zhang, Lucas, Ba, Hinton: "Lookahead Optimizer: k steps forward, 1 step back", N
     client:  x_k ← x ; k steps of A on its batches
     server:  x ← x + α Σ p_k (x_k - x)
 
-`state=reset` starts A from zero on every client in every round; with `average` the server takes the
-mean of the clients' slots and they start from it; with `keep` each client continues from its own.
+With `state=reset` A starts from zero on every client in every round. With `average` the server
+averages the clients' slots, and clients start from the mean. With `keep` each client continues from
+its own slots.
 
 Deviations from the paper:
-  * Several clients; Lookahead's one has its optimizer for the whole run, which `keep` is for one
-    client.
+  * There are several clients. The paper trains one model with one optimizer for the whole run,
+    which is `keep` with a single client.
   * A client with fewer than k batches repeats its data, in a new order each time.
   * Averaged slots include Adam's step count.
-  * A client whose update is not finite keeps the slots that it had.
+  * A client whose update is not finite keeps its old slots.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MFL: clients run momentum whose buffer the server averages along with the model.
+"""MFL: clients use momentum, and the server averages its buffer along with the model.
 
 Liu, Chen, Chen, Zhang: "Accelerating Federated Learning via Momentum Gradient Descent", IEEE TPDS
 2020, arXiv 1910.03197, equations 9 to 12; a baseline of FedDA.
@@ -15,10 +15,11 @@ Liu, Chen, Chen, Zhang: "Accelerating Federated Learning via Momentum Gradient D
     server:  x ← x + η_s Σ p_k (x_k - x) ; d ← Σ p_k d_k
 
 Deviations from the paper:
-  * Any client optimizer: FedDA reports MFL with SGDM, Adam and AdaGrad. All its slots are averaged,
-    Adam's step count too, which so need not stay whole when clients do unequal steps.
-  * Minibatches and a sampled cohort; the paper's clients all take part with full gradients.
-  * Not checked against its text: the update is as later papers describe it.
+  * Any client optimizer works: FedDA reports MFL with SGDM, Adam and AdaGrad. All its slots are
+    averaged, including Adam's step count, which may become fractional if clients take unequal
+    numbers of steps.
+  * Clients are sampled and use minibatches; in the paper all take part, with full gradients.
+  * This file was not checked against the paper's text: the update is as later papers describe it.
 """
 
 from __future__ import annotations

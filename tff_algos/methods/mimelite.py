@@ -1,8 +1,8 @@
-"""MimeLite: clients step with the server's optimizer state, which only full gradients move.
+"""MimeLite: clients step with the server's optimizer state, which only full gradients update.
 
 Karimireddy et al.: "Breaking the Centralized Barrier for Cross-Device Federated Learning" (Mime),
 NeurIPS 2021, arXiv 2008.03606, Algorithm 1 (MimeLite: without control variates); a baseline of
-FedDA. As `tff.learning.algorithms.build_weighted_mime_lite`, but for what is said below.
+FedDA. It matches `tff.learning.algorithms.build_weighted_mime_lite`, except as stated below.
 
   symbol   argument              default    from
   η        client_learning_rate  -          tuned
@@ -16,11 +16,11 @@ FedDA. As `tff.learning.algorithms.build_weighted_mime_lite`, but for what is sa
     server:  x ← x + η_s Σ p_k (x_k - x) ; s ← B's state after a step on Σ p_k c_k
 
 Deviations from the paper:
-  * As in TFF, a client's step puts its gradient through one update of the frozen state: with
-    momentum β it is β u + g.
-  * TFF's optimizers: Adagrad has ε inside the root and its accumulator starts at 0.1.
-  * The learning rate is that of the round.
-  * c_k is with dropout off; TFF's is with dropout on.
+  * As in TFF, a client's step applies one optimizer update from the frozen state: with momentum β
+    it follows β u + g.
+  * The optimizers are TFF's: Adagrad has ε inside the root and its accumulator starts at 0.1.
+  * The learning rate is that of the current round.
+  * c_k is computed with dropout off, in TFF with dropout on.
 """
 
 from __future__ import annotations

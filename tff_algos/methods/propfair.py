@@ -16,20 +16,21 @@ Zhang, Malekmohammadi, Chen, Yu: "Proportional Fairness in Federated Learning", 
              x_k ← x_k - η_l s ∇f(x_k; b)
     server:  x ← x + η Σ p_k (x_k - x)
 
-s ∇f is the gradient of -log(M - f), which goes on as a straight line where M - f < ε. M bounds the
-losses that count: it is of the scale of the task's loss, and with a large one all slopes are 1/M,
-which is federated averaging with steps of η_l / M.
+s ∇f is the gradient of -log(M - f), which is continued as a straight line where M - f < ε. Choose M
+at the scale of the task's largest losses. With a much larger M all slopes are about 1/M, which is
+federated averaging with steps of η_l / M.
 
 Deviations from the paper:
   1. The paper's text could not be read when this was written. The rule was compared with the
-     released code, and M, ε and the weights are that code's; that the paper's guard has the slope
-     1/ε is from the code's own name for it (a Huber loss) and from later papers.
+     released code; M, ε and the weights are that code's. The slope 1/ε of the paper's guard is
+     inferred from the code's name for it (a Huber loss) and from later papers.
   2. The released code's default guard has the slope 1/M: `guard=base`.
-  3. f is the minibatch's loss, as in the released code. `loss=round` takes F_k(x) of all local
-     examples once a round, by a pass over them.
-  4. f is what training minimises, regularisers included.
+  3. f is the minibatch's loss, as in the released code. `loss=round` computes F_k(x) on all local
+     examples once per round, in a separate pass.
+  4. f is the training objective, regularisers included.
   5. Any client optimizer may take the step on the scaled gradient.
-  6. A client is dropped if its update or a loss f is not finite: there is no slope then.
+  6. A client is dropped if its update or a loss f is not finite, because the slope is then
+     undefined.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""q-FedAvg: clients of larger loss count more, by the power q of their loss.
+"""q-FedAvg: clients are weighted by the power q of their loss.
 
 Li, Sanjabi, Beirami, Smith: "Fair Resource Allocation in Federated Learning", ICLR 2020, arXiv
 1905.10497, Algorithm 2 (q-FedAvg).
@@ -13,19 +13,19 @@ Li, Sanjabi, Beirami, Smith: "Fair Resource Allocation in Federated Learning", I
              D_k = L^q w ;  h_k = q L^(q-1) ‖w‖² + L^q / η_l
     server:  x ← x - η Σ D_k / Σ h_k
 
-Every D_k and h_k is divided by M^q, M the largest L of the cohort, which cancels: powers of a loss
-alone would leave float32. So M goes out to the clients before D_k and h_k come back, a small
-exchange of scalars. Both are multiplied by η_l, too.
+Every D_k and h_k is divided by M^q, where M is the largest L of the cohort. This cancels, and keeps
+powers of a loss within float32. So M is sent to the clients before D_k and h_k come back, a small
+exchange of scalars. Both are also multiplied by η_l.
 
 Deviations from the paper:
-  * The paper draws clients in proportion to n_k; here the cohort is the run's, which is uniform,
-    and n_k enters nowhere. So `client_weighting` has no meaning.
-  * 1e-10 is added to the loss, as in the authors' code: L^(q-1) must exist.
-  * Where training minimises the sum of a minibatch's losses, L is of that scale, as w is.
+  * The paper draws clients in proportion to n_k. Here the run draws them uniformly, and n_k is not
+    used anywhere; nor is `client_weighting`.
+  * 1e-10 is added to the loss, as in the authors' code, so that L^(q-1) exists.
+  * If training minimises the sum of a minibatch's losses, L has the scale of that sum, as w does.
   * `form=reweight` is x ← x + η Σ L^q Δ_k / Σ L^q, without the estimate of the Lipschitz constant:
     the q-FedAvg rows of AdaFedAdam's tables fit it and not the form above.
-  * A client is dropped if its update or its loss is not finite, or if its loss is negative and has
-    no power q.
+  * A client is dropped if its update or its loss is not finite, or if its loss is negative, which
+    has no power q.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ SPEC = MethodSpec(
 
 
 class Report(NamedTuple):
-    """What local training leaves: -Δ_k, like the weights, and L, float32; zero if left out."""
+    """The result of local training: -Δ_k, like the weights, and L, float32; zero if left out."""
 
     back: Vector
     loss: tf.Tensor

@@ -1,8 +1,8 @@
-"""SCAFFOLD: control variates take the drift of the clients out of their local steps.
+"""SCAFFOLD: control variates remove the clients' drift from their local steps.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: "SCAFFOLD: Stochastic Controlled Averaging for
-Federated Learning", ICML 2020, arXiv 1910.06378, Algorithm 1 with Option II, in the batched form of
-Reddi et al., "Adaptive Federated Optimization", arXiv 2003.00295, Algorithm 6.
+Federated Learning", ICML 2020, arXiv 1910.06378, Algorithm 1 with Option II. The batched form is
+that of Reddi et al., "Adaptive Federated Optimization", arXiv 2003.00295, Algorithm 6.
 
   symbol   argument              default    from
   η_l      client_learning_rate  -          tuned
@@ -16,16 +16,16 @@ Reddi et al., "Adaptive Federated Optimization", arXiv 2003.00295, Algorithm 6.
              c_k⁺ = c_k - c + (x - x_k) / (τ_k η_l) ; Δ_k = x_k - x ; δ_k = c_k⁺ - c_k ; c_k ← c_k⁺
     server:  x ← x + η Σ p_k Δ_k ; c ← c + (K / N) Σ p_k δ_k
 
-τ_k counts the steps taken. K is the number of clients that were not dropped. c = 0 before the first
-round. Model and control variate travel both ways: 2 M up, 2 M down; a client keeps 1 M.
+τ_k is the number of steps taken. K is the number of clients that were not dropped. c = 0 before the
+first round. Model and control variate travel both ways: two vectors of the model's size up, two
+down. A client keeps one.
 
 Deviations from the paper:
-  * Algorithm 6 of Adaptive Federated Optimization prints the update of c_k with the difference the
-    other way round and mixes η with η_l. The form above has the only sign with which the local step
-    removes drift; it is SCAFFOLD's own.
-  * SCAFFOLD starts every c_k at 0; a client's first is c here, as Algorithm 6 has it, so that a
-    first visit is a visit of FedAvg. `first_visit=zero` is SCAFFOLD's.
-  * SCAFFOLD averages Δ_k and δ_k uniformly; `client_weighting=uniform` does.
+  * Algorithm 6 of Adaptive Federated Optimization prints the update of c_k with the opposite sign
+    and confuses η with η_l. The form above is SCAFFOLD's; only its sign removes drift.
+  * A client's first c_k is c, as in Algorithm 6, so that its first visit equals one of FedAvg.
+    SCAFFOLD itself starts every c_k at 0: `first_visit=zero`.
+  * SCAFFOLD averages Δ_k and δ_k uniformly: `client_weighting=uniform`.
   * A client without a step, or whose update is not finite, sends nothing and keeps its c_k.
 """
 
@@ -68,7 +68,7 @@ SPEC = MethodSpec(
 
 
 class ServerState(NamedTuple):
-    """What the server keeps: the model x and the control variate c, like it; int32 rounds done."""
+    """The server's state: the model x and the control variate c, like it; rounds done, int32."""
 
     weights: Vector
     control: Vector

@@ -19,15 +19,15 @@ baseline of FedDA.
              d_k ← ∇f(x⁺; b) + (1 - a_s) (d_k - ∇f(x_k; b)) ; x_k ← x⁺
     server:  x ← x + η_g mean(x_k - x) ; d ← mean d_k
 
-`schedule=decay`: η_s = κ / (w + s)^(1/3), a_s = min(1, c η_s²), with s the local steps so far, each
-earlier round counted by its longest client.
+`schedule=decay`: η_s = κ / (w + s)^(1/3), a_s = min(1, c η_s²), where s is the number of local
+steps so far, taking each earlier round's longest client.
 
 Deviations from the paper:
-  * Not checked against its text: update and schedules are as later papers describe them, and the
-    constants are to be taken as provisional.
-  * The first direction comes from full local gradients, in an exchange of its own in every round;
-    after the first round it asks nothing of the clients.
-  * Clients are sampled; the paper's all take part.
+  * This file was not checked against the paper's text: update and schedules are as later papers
+    describe them. Take the constants as provisional.
+  * The first direction comes from full local gradients. Every round has a separate exchange for
+    them, which is empty after the first round.
+  * Clients are sampled; in the paper all take part.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class ServerState(NamedTuple):
 
     Attributes:
       weights: The model x, one tensor per model weight.
-      d: The direction, like the weights; has no meaning while `steps` is 0.
-      steps: Local steps so far, each round counted by its longest client; int32 scalar.
+      d: The direction, like the weights; not used while `steps` is 0.
+      steps: Local steps so far, taking each round's longest client; int32 scalar.
       round_num: Rounds done, int32 scalar.
     """
 
@@ -110,14 +110,14 @@ class ServerState(NamedTuple):
 
 
 class Start(NamedTuple):
-    """The first broadcast of a round: the model x and whether the first d is still to be found."""
+    """The first broadcast of a round: the model x, and whether d is still unknown."""
 
     weights: Vector
     is_first: tf.Tensor
 
 
 class Broadcast(NamedTuple):
-    """The second broadcast: d, the client learning rate η (κ), the steps before the round."""
+    """The second broadcast: d, the client learning rate η (κ), and the steps before the round."""
 
     d: Vector
     learning_rate: tf.Tensor

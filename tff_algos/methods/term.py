@@ -13,11 +13,11 @@ with clients as groups (its section on fair federated learning).
     server:  w_k = exp(t (L_k - max L)) / Σ_j exp(t (L_j - max L)) ;  x ← x + η Σ w_k Δ_k
 
 Deviations from the paper:
-  * The authors' code divides not by the round's own sum but by a running estimate of the mean,
-    Z ← Z/2 + mean_j exp(t (L_j - max L))/2 from Z = 0: `normalizer=running`, with
-    w_k = exp(t (L_k - max L)) / (K Z). It also averages the weighted updates over K once more,
-    which looks like a slip; `server_learning_rate` = 1/K gives its steps.
-  * Clients count alike except for the tilt, whatever n_k: `client_weighting` has no meaning.
+  * The authors' code divides by a running estimate Z of the mean instead of the round's sum:
+    `normalizer=running`. Then w_k = exp(t (L_k - max L)) / (K Z), with Z ← Z/2 + mean_j exp(t (L_j
+    - max L))/2 from Z = 0. It also averages the weighted updates over K once more, which looks like
+    a mistake; `server_learning_rate` = 1/K reproduces its steps.
+  * Only the tilt weights the clients, not n_k, so `client_weighting` is not used.
   * max L is the largest loss of the clients whose update is finite. It cancels in `softmax`.
 """
 

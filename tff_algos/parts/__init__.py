@@ -1,1 +1,1 @@
-"""What two or three methods share."""
+"""Parts that two or three methods share."""

@@ -59,7 +59,7 @@ class ServerState(NamedTuple):
     Attributes:
       weights: The model x, one tensor per model weight.
       direction: d, like the weights.
-      updates: Rounds whose mean update made a d, int32 scalar.
+      updates: Rounds whose mean update was used for d, int32 scalar.
       round_num: Rounds done, int32 scalar.
     """
 
@@ -98,10 +98,10 @@ def build(
     Args:
       gradient: `client.LocalStep -> gradient`, like the weights.
       model: The model to train.
-      local: How clients train and how much each counts.
+      local: How clients train, and how they are weighted.
       alpha: The gradient's share of a step.
-      momentum_steps: K; `None` if it is the mean of the steps that the round's clients took.
-      first_round: `mixed`, or `plain`: whole gradients until there is a direction.
+      momentum_steps: K; `None` for the mean number of steps of the round's clients.
+      first_round: `mixed`, or `plain`, which uses the whole gradient until a direction exists.
     """
 
     def initialize() -> ServerState:

@@ -1,7 +1,8 @@
 """AdaFed's common descent direction u = Σ a_k g_k, ⟨g_k, u⟩ = F_k, on the Gram matrix of the g_k.
 
-Mohajer Hamidi, Yang: "AdaFed", arXiv 2401.04993. `tff_algos/methods/adafed.py` says what is done
-where the g_k depend on each other, and why. All is float64 and of the cohort's size K.
+Mohajer Hamidi, Yang: "AdaFed", arXiv 2401.04993. `tff_algos/methods/adafed.py` explains what
+happens if the g_k are linearly dependent, and why. Everything is float64 and of the cohort's size
+K.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ def coefficients(
 
 
 def solve(gram: tf.Tensor, targets: tf.Tensor, counts: tf.Tensor, tolerance: float) -> tf.Tensor:
-    """Returns the a of u = Σ a_k g_k: A a = F, in least squares where the g_k are dependent.
+    """Returns the a of u = Σ a_k g_k: A a = F, by least squares if the g_k are dependent.
 
     Args:
-      gram: A, float64 `[K, K]`; rows and columns of clients that do not count are zero.
-      targets: F, float64 `[K]`; zero for clients that do not count.
-      counts: Which clients count, bool `[K]`.
+      gram: A, float64 `[K, K]`; rows and columns of clients that are left out are zero.
+      targets: F, float64 `[K]`; zero for clients that are left out.
+      counts: Which clients are included, bool `[K]`.
       tolerance: See `share_of_real`.
 
     Returns:
-      float64 `[K]`, zero for clients that do not count.
+      float64 `[K]`, zero for clients that are left out.
     """
     inverse = client.zero_unless(counts, tf.math.rsqrt(squared_lengths(gram)))
     alone = tf.linalg.diag(tf.cast(~counts, gram.dtype))
@@ -63,26 +64,26 @@ def solve(gram: tf.Tensor, targets: tf.Tensor, counts: tf.Tensor, tolerance: flo
 
 
 def squared_lengths(gram: tf.Tensor) -> tf.Tensor:
-    """Returns l_k², to which the rounding error of g_k is in proportion, float64 `[K]`.
+    """Returns l_k², float64 `[K]`; the rounding error of g_k is proportional to l_k.
 
-    A gradient cannot be better known than the terms that it is a sum of. How long these were, the
-    longest g_k of the cohort shows.
+    A gradient is at most as accurate as the terms that it sums. The longest g_k of the cohort
+    indicates the length of these terms.
     """
     squares = tf.linalg.diag_part(gram)
     return squares + _TERMS**2 * tf.reduce_max(squares)
 
 
 def share_of_real(square: tf.Tensor, tolerance: float) -> tf.Tensor:
-    """Returns how much a combination Σ c_k g_k is to count for a direction, 0 to 1.
+    """Returns the share, 0 to 1, with which a combination Σ c_k g_k is used as a direction.
 
-    Each g_k is known up to rounding, of unknown direction and a length in proportion to l_k, see
-    `squared_lengths`. A combination says something only where it is longer than what that leaves
-    open of it.
+    Each g_k has a rounding error of unknown direction and of a length proportional to l_k, see
+    `squared_lengths`. A combination carries information only if it is longer than its rounding
+    error.
 
     Args:
       square: ‖Σ c_k g_k‖² / Σ c_k² l_k².
-      tolerance: Relative length at and below which the share is 0; from `_SURE` times that on it is
-        1, and between them it rises smoothly in the logarithm.
+      tolerance: Relative length up to which the share is 0. From `_SURE` times that length on it is
+        1; in between it rises smoothly in the logarithm.
     """
     floor = tf.constant(np.finfo(np.float64).tiny, square.dtype)
     over = tf.math.log(tf.maximum(square, floor) / tolerance**2) / np.log(_SURE**2)
@@ -93,8 +94,9 @@ def share_of_real(square: tf.Tensor, tolerance: float) -> tf.Tensor:
 def gram_schmidt(gram: tf.Tensor, targets: tf.Tensor, tolerance: float) -> tf.Tensor:
     """Returns the a of u = Σ a_k g_k by equations 5 and 6, client after client.
 
-    Row k of the basis holds the coefficients of a direction q_k = Σ_j B_kj g_j of length 1, of less
-    where it may be noise. With it u is made to meet ⟨g_k, u⟩ = F_k and keeps what it met before.
+    Row k of the basis holds the coefficients of a direction q_k = Σ_j B_kj g_j. Its length is 1, or
+    less if it may be noise. Adding a multiple of q_k to u achieves ⟨g_k, u⟩ = F_k and preserves the
+    earlier equations.
 
     Args:
       gram: A, float64 `[K, K]`.

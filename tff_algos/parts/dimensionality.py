@@ -1,7 +1,7 @@
-"""Local intrinsic dimensionality: over how many dimensions points spread, by their neighbours.
+"""Local intrinsic dimensionality: the number of dimensions that points occupy locally.
 
-Its maximum-likelihood estimate of Amsaleg et al. ("Estimating Local Intrinsic Dimensionality", KDD
-2015), as in FedCorr (arXiv 2204.04677).
+It is the maximum-likelihood estimate from nearest neighbours of Amsaleg et al. ("Estimating Local
+Intrinsic Dimensionality", KDD 2015), as in FedCorr (arXiv 2204.04677).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _LARGEST = 1000.0
 def estimate(points: tf.Tensor, neighbors: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the mean of the points' estimates -k / (Σ_j ln(r_j / (r_k + ε)) + ε), ε = 1e-6.
 
-    r_1 ≤ … ≤ r_k are the distances from a point to those nearest to it.
+    r_1 ≤ … ≤ r_k are the distances from a point to its nearest neighbours.
 
     Args:
       points: float32 `[n, dimensions]`.
-      neighbors: k; n - 1 if that is less.
+      neighbors: k; reduced to n - 1 if that is less.
 
     Returns:
       The mean over the points whose estimate is from 0 up to 1000, float32 scalar, and their

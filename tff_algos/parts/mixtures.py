@@ -8,16 +8,16 @@ import numpy as np
 
 
 def larger_component(values: np.ndarray) -> np.ndarray:
-    """Tells which numbers belong to the component of larger mean of a two-component mixture.
+    """Returns which numbers belong to the larger-mean component of a two-component mixture.
 
-    The mixture is scikit-learn's, fitted by EM from the split of the sorted numbers that has the
-    least sum of squares, so that no draw is involved.
+    The mixture is scikit-learn's, fitted by EM. It starts from the split of the sorted numbers with
+    the least sum of squares, so nothing is drawn at random.
 
     Args:
       values: Finite numbers, float64 `[n]`.
 
     Returns:
-      bool `[n]`; all `False` if there are not two different numbers.
+      bool `[n]`; all `False` if all numbers are equal.
     """
     values = np.asarray(values, np.float64)
     if len(values) < 2 or values.min() == values.max():

@@ -1,7 +1,8 @@
 """Mixup: training on convex combinations of the examples of a minibatch.
 
 Zhang, Cisse, Dauphin, Lopez-Paz: "mixup: Beyond Empirical Risk Minimization", ICLR 2018, arXiv
-1710.09412, with α = 1: s ~ Beta(1, 1), uniform on [0, 1), one draw a minibatch, as in its code.
+1710.09412. Here α = 1, so s ~ Beta(1, 1) is uniform on [0, 1), with one draw per minibatch, as in
+its code.
 
     x~ = s x + (1 - s) x[perm] ;  f = s f(x~, y) + (1 - s) f(x~, y[perm])
 """
@@ -25,11 +26,11 @@ def draws(mask: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
     Args:
       mask: float32 `[batch]`, 1 for a real example.
-      seed: int32 `[2]`, the step's.
+      seed: int32 `[2]`, that of the step.
 
     Returns:
-      s, float32 scalar, and for each example its partner's place, int32 `[batch]`: a permutation of
-      the real examples, which come first.
+      s, float32 scalar, and the position of each example's partner, int32 `[batch]`: a permutation
+      of the real examples, which come first.
     """
     share = random.uniform([], random.fold_in(seed, layer=_SHARE))
     places = random.uniform(tf.shape(mask), random.fold_in(seed, layer=_ORDER))
@@ -37,18 +38,18 @@ def draws(mask: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def mixed(model: Model) -> Model:
-    """Returns the model whose training passes mix their minibatch; other passes stay as they are.
+    """Returns a model whose training passes mix their minibatch; other passes are unchanged.
 
-    Training metrics are the same combination of those on both targets. Images of bytes are mixed
-    after the model has cropped, flipped and scaled each, as in the code of Zhang et al. and Xu et
-    al. (FedCorr), whose loaders do that.
+    Training metrics are the same combination of the metrics on both targets. Images of bytes are
+    mixed after the model has cropped, flipped and scaled each of them. The code of Zhang et al. and
+    Xu et al. (FedCorr) does the same, since its loaders prepare the images.
 
     Args:
       model: The model; real examples come before padding in its batches.
 
     Raises:
-      ModelError: If inputs are not floating-point numbers, so that nothing lies between two, and no
-        layer makes such numbers of them.
+      ModelError: If inputs are not floating-point numbers, so that they cannot be mixed, and no
+        layer converts them.
     """
     if model.forward_on_changed is None and not model.x_spec.dtype.is_floating:
         raise ModelError(

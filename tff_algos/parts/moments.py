@@ -29,13 +29,13 @@ def moving_average(beta: float | tf.Tensor, average: Vector, new: Vector) -> Vec
 
 
 def bias_left(beta: float | tf.Tensor, t: tf.Tensor, dtype: tf.DType | None = None) -> tf.Tensor:
-    """Returns 1 - β^t, by which a moving average from 0 is too small after t steps.
+    """Returns 1 - β^t, the factor by which a moving average from 0 is too small after t steps.
 
-    It is worked out in float64: in float32, 1 - 0.99 alone is off by 6e-6.
+    It is computed in float64: in float32, 1 - 0.99 alone is off by 6e-6.
 
     Args:
-      beta: β; a Python number is rounded to float32 first, so that FedOpt's numbers stay as they
-        were recorded. float64 scalars are not.
+      beta: β. A Python number is rounded to float32 first, so that FedOpt's recorded numbers stay
+        valid; a float64 scalar is not rounded.
       t: Number of steps, integer scalar.
       dtype: dtype of the scalar returned; by default float32.
     """

@@ -50,9 +50,9 @@ def build_around(
     """Builds federated averaging around a server optimizer.
 
     Args:
-      server_optimizer: What the server does with the mean update.
+      server_optimizer: How the server applies the mean update.
       model: The model to train.
-      local: How clients train and how much each counts.
+      local: How clients train, and how they are weighted.
     """
 
     def initialize() -> ServerState:

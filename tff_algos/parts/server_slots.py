@@ -1,4 +1,4 @@
-"""The clients' optimizer as the server keeps it between rounds and sends it out with the model."""
+"""The clients' optimizer state, kept by the server between rounds and sent with the model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def initial_state(model: Model, local: client.LocalTraining, averaged: bool) -> 
     Args:
       model: The model to train.
       local: How clients train.
-      averaged: Whether slots will be means over clients, so that all are float32, counts too.
+      averaged: Whether slots will be means over clients, so that all must be float32, even counts.
     """
     rate = local.learning_rate(tf.constant(0))
     slots = local.optimizer().start(model.initial_weights, rate)
@@ -50,10 +50,10 @@ def initial_state(model: Model, local: client.LocalTraining, averaged: bool) -> 
 
 
 def with_settings_of(optimizer: Any, slots: Any, before: Any) -> Any:
-    """Returns slots that are means over clients, with the optimizer's settings as they were.
+    """Returns slots that are means over clients, with the optimizer's settings restored.
 
-    They are in the slots, too (β₁, ε), and equal on all clients; but a mean of equal numbers is
-    rounded, and in some thousand rounds 1 - β₂ would be off by a percent.
+    The slots also hold settings (β₁, ε), which are equal on all clients. But a mean of equal
+    numbers is rounded, and after some thousand rounds 1 - β₂ would be off by a percent.
 
     Args:
       optimizer: The clients' optimizer, one of TFF's.

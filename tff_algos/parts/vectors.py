@@ -1,7 +1,8 @@
-"""Linear algebra on a cohort's vectors at the server, in float64, by operations of TFF's worker.
+"""Linear algebra at the server on a cohort's vectors, in float64.
 
-Vectors come as `Federation.stack` gives them: a tuple of tensors `[K, ...]`, one per model weight,
-of which row k is client k's. Only `gram` and `combine` read them; all else is of size K.
+It uses only operations that TFF's worker has. Vectors come from `Federation.stack`: a tuple of
+tensors `[K, ...]`, one per model weight, in which row k is client k's. Only `gram` and `combine`
+read them; everything else is of size K.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ def _over_blocks(leaf: tf.Tensor, add: Callable, total, start: int = 0, stride: 
 
 
 def dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """Returns ⟨a, b⟩ of two vectors `[K]`, with the bits of `tf.tensordot`.
+    """Returns ⟨a, b⟩ of two vectors `[K]`, bit-identical to `tf.tensordot`.
 
-    That has a dozen operations ask for the shapes first, which takes longer than the product.
+    `tf.tensordot` first runs a dozen operations on the shapes, which take longer than the product.
     """
     return tf.reshape(tf.matmul(tf.expand_dims(a, 0), tf.expand_dims(b, 1)), [])
 
@@ -93,14 +94,15 @@ def box_minimum(
 ) -> tf.Tensor:
     """Minimises λᵀ M λ over Σ λ = 1, λ ≥ 0, |λ_k - c_k| ≤ radius, by a primal-dual interior point.
 
-    It starts at the center, which is inside, and takes Newton steps until float64 has no better.
+    It starts at the center, which is feasible, and takes Newton steps until float64 allows no
+    improvement.
 
     Args:
       matrix: M, float64 `[K, K]`, positive semidefinite with a diagonal of order 1.
-      center: c, float64 `[K]`: positive where clients count, sums to 1.
+      center: c, float64 `[K]`: positive for included clients, sums to 1.
       radius: Half the width of the box; 0 leaves only the center.
-      counts: Which clients count, bool `[K]`; λ_k = 0 elsewhere.
-      iterations: Most Newton steps.
+      counts: Which clients are included, bool `[K]`; λ_k = 0 for the others.
+      iterations: Maximum number of Newton steps.
 
     Returns:
       λ, float64 `[K]`.

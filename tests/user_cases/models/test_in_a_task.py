@@ -197,7 +197,7 @@ REFUSED = {
         lambda: linear(3), NUMBERS, lambda y, p: y - p, {}, "^The loss does not take targets"
     ),
     "no reduction": (linear, NUMBERS, K.Huber(reduction="none"), {}, "'sum_over_batch_size' or"),
-    "call": (linear, NUMBERS, _WithCall(), {}, r"a __call__ of its own.* define `call"),
+    "call": (linear, NUMBERS, _WithCall(), {}, r"overrides __call__.* Override `call"),
     "list": (linear, NUMBERS, ["mse", "mae"], {}, "^loss must be .* found a list"),
     "metric as loss": (linear, NUMBERS, M.MeanSquaredError(), {}, "^loss must be .* found a Mean"),
     "loss as metric": (
