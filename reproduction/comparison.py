@@ -1,8 +1,8 @@
-"""Methods side by side on the same seeds and clients, from Python and from an item's folder.
+"""Compares methods on the same seeds and clients, from Python or from an item's folder.
 
 `simulation.compare` runs methods on a task and returns a `Comparison`; `reproduce.py --compare`
-reads one of the folder of an item's results. Both compare the chosen rows only, by the same numbers
-that the item's table has.
+reads one from the folder of an item's results. Both compare only the chosen point of each grid, by
+the numbers in the item's table.
 """
 
 import dataclasses
@@ -40,30 +40,30 @@ from tasks.task import Task
 from tff_suite import figures, writing
 from tff_suite.hparams import HparamError
 
-# What an item's folder has beside runs.csv, so that its numbers can be compared later.
+# File beside runs.csv in an item's folder, which describes the columns for later comparisons.
 COLUMNS = "columns.json"
-# Of these less is better.
+# Metrics of which lower values are better.
 _LESS = re.compile(r"loss|error|rsd|_std|_kl|angle|perplexity")
 _RATES = ("client_learning_rate", "server_learning_rate")
-# Points of rates that are tried by default.
+# Default number of points of learning rates to try.
 _POINTS = 9
-# What `compare` itself sets.
+# Flags that `compare` itself sets.
 _OF_COMPARE = ("algorithm", "client_datasets_random_seed", "experiment_name", "seed", "task")
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Methods that were run on the same seeds.
+    """Results of methods that were run on the same seeds.
 
     Attributes:
-      title: What was run.
+      title: Name of the task or set-up, and rounds.
       columns: Columns of the table, see docs/items.md; the first one is compared by default.
       runs: A row per run of a chosen row: `row`, `seed`, settings, `rounds`, a column for each of
         `columns`, and `run`, its folder.
-      caveats: What must be said beside every table, as sentences.
-      folder: Where tables and figures were written.
-      settings: Columns of `runs` that hold the settings which were chosen for a row.
-      published: Row → column → the published value, where there is one.
+      caveats: Sentences that must accompany every table.
+      folder: Folder of tables and figures.
+      settings: Columns of `runs` that hold the settings chosen for each row.
+      published: Row → column → the published value, if any.
     """
 
     title: str
@@ -83,7 +83,7 @@ class Comparison:
         """Returns a column of the table, the first one by default.
 
         Raises:
-          RunError: If there is none of this name.
+          RunError: If the table does not have it.
         """
         for column in self.columns:
             if name in (None, column["name"], column["metric"]):
@@ -102,7 +102,7 @@ class Comparison:
         return found
 
     def pairs(self, column: str | None = None) -> list[statistics.Pair]:
-        """Returns how much each method exceeds each earlier one, paired over seeds and clients.
+        """Returns the difference of each method to each earlier one, paired over seeds and clients.
 
         Args:
           column: Name of a column of the table; its first one by default.
@@ -149,12 +149,12 @@ class Comparison:
         return pd.DataFrame(rows)
 
     def plot(self, column: str | None = None, *, width: float | None = None) -> Figure:
-        """Draws a column of metrics.csv over rounds, mean and spread over seeds.
+        """Draws a column of metrics.csv over rounds: mean and standard deviation over seeds.
 
         Args:
           column: Name of a column of the table; its first one by default.
-          width: Inches, 3.25 or 6.75 for one or two columns of a paper; `figures.save` then writes
-            that size with text of 8 points.
+          width: Inches: 3.25 or 6.75 for one or two columns of a paper. `figures.save` then writes
+            the figure in that size, with text of 8 points.
         """
         metric = self.column(column)["metric"]
         parts = []
@@ -171,10 +171,10 @@ class Comparison:
     def to_latex(
         self, caption: str | None = None, label: str = "tab:comparison", rates: bool = False
     ) -> str:
-        """Returns the table as LaTeX, to paste: see `reproduction.latex`.
+        """Returns the table as LaTeX, ready to paste: see `reproduction.latex`.
 
         Args:
-          caption: The caption; by default what was run and what the numbers are.
+          caption: The caption; by default it describes the runs and the numbers.
           label: The label.
           rates: Whether to show the settings that were chosen for each method.
         """
@@ -189,7 +189,7 @@ class Comparison:
         return latex.table(self, better, caption, label, list(self.settings) if rates else None)
 
     def report(self, column: str | None = None) -> str:
-        """Returns table, differences and what they can show, as Markdown."""
+        """Returns the table and the differences, with their statistics explained, as Markdown."""
         chosen = self.column(column)
         lines = [f"## {self.title}: {in_words(chosen)}\n"]
         lines.append(self.table(column).to_markdown(floatfmt=".4g"))
@@ -207,7 +207,7 @@ class Comparison:
 
 
 def in_words(column: Mapping[str, Any]) -> str:
-    """Returns what a column is, and which value of a run it takes."""
+    """Describes a column: its name, its metric and which of a run's values it takes."""
     if "last_rounds" in column:
         which = f"mean of the last {column['last_rounds']} rounds"
     elif "best" in column:
@@ -218,12 +218,15 @@ def in_words(column: Mapping[str, Any]) -> str:
 
 
 def higher_is_better(column: Mapping[str, Any]) -> bool:
-    """Returns whether more of a column is better, as far as its name tells."""
+    """Returns whether higher values of a column are better, judging by its name and scale."""
     return bool(_LESS.search(column["metric"])) == (column.get("scale", 1) < 0)
 
 
 def _of_clients(runs, column) -> dict[str, dict[int, dict[str, float]]]:
-    """Returns row → seed → client → value of the final models; none where a table has another."""
+    """Returns row → seed → client → value of the final models.
+
+    Empty if the column is not the final models' value of a metric on test examples.
+    """
     metric = column["metric"].rpartition("/")[2]
     found: dict[str, dict[int, dict[str, float]]] = {}
     if {"last_rounds", "best", "power"} & column.keys():
@@ -240,10 +243,10 @@ def _of_clients(runs, column) -> dict[str, dict[int, dict[str, float]]]:
 
 
 def write(outcome: study.Outcome, folder: pathlib.Path) -> Comparison:
-    """Writes what `read` reads of a set-up's results, and its table as LaTeX.
+    """Writes a set-up's results in the form that `read` reads, and its table as LaTeX.
 
     Args:
-      outcome: What the set-up came to.
+      outcome: The results.
       folder: The folder.
     """
     setup = outcome.setup
@@ -274,7 +277,7 @@ def write(outcome: study.Outcome, folder: pathlib.Path) -> Comparison:
 
 
 def read(folder: str | os.PathLike) -> Comparison | None:
-    """Reads the comparison of an item's folder; `None` if it is no such folder.
+    """Reads the comparison of an item's folder; `None` if it is not an item's folder.
 
     Raises:
       RunError: If its files are damaged.
@@ -289,7 +292,7 @@ def read(folder: str | os.PathLike) -> Comparison | None:
         runs["run"] = [str((place / path).resolve()) for path in runs.run]
         runs = runs[runs.chosen.astype(str) == "True"].drop(columns=["chosen"])
         for column in known["columns"]:
-            # A column that no run has, since all diverged.
+            # If all runs diverged, the file lacks the column.
             runs[column["name"]] = runs.get(column["name"], np.nan)
         return Comparison(runs=runs.reset_index(drop=True), folder=str(place), **known)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as e:
@@ -305,18 +308,19 @@ def within(folder: str | os.PathLike) -> list[Comparison]:
 def over_tasks(
     comparisons: Sequence[Comparison], column: str | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Compares methods over several tasks, by scores that mean the same on all of them.
+    """Compares methods over several tasks, by scores that are comparable between the tasks.
 
     Args:
       comparisons: One for each task.
       column: Name of the column that is the score; the first one of each by default.
 
     Returns:
-      Method → interquartile mean of its scores, and pair → probability that a run of the one is
-      better than one of the other on a random task, each with a 95 % bootstrap interval.
+      Two tables, each with 95 % bootstrap intervals: method → interquartile mean of its scores, and
+      pair of methods → probability that a run of the first beats one of the second on a random
+      task.
 
     Raises:
-      RunError: If methods have not the same number of finite scores on every task.
+      RunError: If a method does not have the same number of finite scores on every task.
     """
     methods = [row for row in comparisons[0].methods if all(row in c.methods for c in comparisons)]
     sign = 1 if higher_is_better(comparisons[0].column(column)) else -1
@@ -325,7 +329,7 @@ def over_tasks(
         of_tasks = [[*c.values(column)[row].values()] for c in comparisons]
         equal = len({len(some) for some in of_tasks}) == 1
         if not equal or not np.all(np.isfinite(np.array(of_tasks))):
-            raise RunError(f"{row} has not the same number of finite scores on every task.")
+            raise RunError(f"{row} does not have the same number of finite scores on every task.")
         scores[row] = sign * np.array(of_tasks).T
     names = displayed(methods)
     means = {}
@@ -358,26 +362,27 @@ def compare(
 ) -> Comparison:
     """Runs methods on a task, on the same seeds and clients, and compares them.
 
-    The same call again reuses the runs that are done and resumes those that were cut off. Runs of
-    other settings get folders of their own.
+    When you call it again, it reuses completed runs and resumes interrupted ones. Runs with other
+    settings get their own folders.
 
     Args:
-      task: Name of a task, or a user's own.
-      algorithms: Methods; or row → settings of it alone, where a row's first word is its method
-        unless `algorithm` is among the settings.
-      seeds: How many, from 1 on, or which. Each is `seed` and `client_datasets_random_seed`.
-      model: A Keras model in place of the task's, or a function from a seed to one.
-      metric: Column of metrics.csv that is compared; by default that of the task's primary metric.
-      tune: `rates` searches the learning rates of which a method has no default, on validation
-        loss and the first seed: `budget` points from 0.001 to 10, by successive halving. `None`
-        takes those of `settings`.
-      budget: Points that are tried for each method.
-      root_output_dir: Folder of all runs, and of tables and figures in `<task>/comparison`.
-      fresh: Whether to run all anew; what is there is kept beside.
-      jobs: Runs at a time, in processes of their own, of a registered task and methods; by default
-        runs follow one another in this process.
-      **settings: Flags of a run, as for `simulation.run`; those that a method does not use are left
-        out for it, and the caveats say so.
+      task: Name of a task, or a `tasks.task.Task`.
+      algorithms: Names of methods; or row → settings of this row alone. The first word of a row's
+        name is its method, unless its settings include `algorithm`.
+      seeds: Number of seeds (1, 2, …), or the seeds themselves. Each is used as `seed` and as
+        `client_datasets_random_seed`.
+      model: A Keras model that replaces the task's, or a function from a seed to such a model.
+      metric: Column of metrics.csv to compare; by default that of the task's primary metric.
+      tune: `rates` searches the learning rates for which a method has no default, by validation
+        loss on the first seed: `budget` points from 0.001 to 10, by successive halving. `None`
+        takes the rates in `settings`.
+      budget: Number of points to try for each method.
+      root_output_dir: Folder of all runs; tables and figures go to `<task>/comparison` in it.
+      fresh: Whether to run all anew; earlier runs are kept beside the new ones.
+      jobs: Number of runs at a time, each in its own process; needs a registered task and methods.
+        By default runs follow one another in this process.
+      **settings: Flags of a run, as for `simulation.run`. A flag is left out for methods that do
+        not use it, and the caveats say so.
 
     Raises:
       HparamError: If settings are wrong.
@@ -388,18 +393,18 @@ def compare(
     if isinstance(task, Task):
         objects["task"] = task
     if jobs is not None and objects:
-        raise HparamError("jobs does not go with a task or model made in Python; leave it out.")
+        raise HparamError("jobs does not support a task or model made in Python; leave it out.")
     if tune not in (None, "rates"):
         raise HparamError(f"tune={tune!r} must be 'rates' or None.")
     numbers = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(dict.fromkeys(seeds))
     if not numbers:
-        raise HparamError("seeds must name one seed at least.")
+        raise HparamError("seeds must name at least one seed.")
     for flag in _OF_COMPARE:
         if flag in settings:
             raise HparamError(f"compare sets {flag} itself; leave it out.")
     named = algorithms if isinstance(algorithms, Mapping) else {a: {} for a in algorithms}
     if not named:
-        raise HparamError("algorithms must name one method at least.")
+        raise HparamError("algorithms must name at least one method.")
     given = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in settings.items()}
     rows, grid, left_out, requests = {}, {}, {}, []
     for row, own in named.items():
@@ -456,15 +461,15 @@ def compare(
 
 
 def _rates_of(settings) -> list[str]:
-    """Returns the learning rates that a method has no default of, as `--client_learning_rate=tune`.
+    """Returns the learning rates to search: those for which a method has no default.
 
-    A server rate of 1 is part of FedAvg. Searched beside the client rate it would only spread the
-    points thinner, since the two act as their product.
+    A server rate of 1 is part of FedAvg. Searching it beside the client rate would only waste
+    points, since the two act through their product.
     """
     method = settings["algorithm"]
     spec = tff_algos.get(method) if method in tff_algos.names() else None
     if spec is None:
-        return []  # The settings' check names those that there are.
+        return []  # Checking the settings reports it and lists the known methods.
     needs_server_rate = spec.has_server_step and spec.server_learning_rate is None
     needed = spec.client_learning_rate is None, needs_server_rate
     return list(itertools.compress(_RATES, needed))
@@ -473,7 +478,8 @@ def _rates_of(settings) -> list[str]:
 def _used(own, shared, tried, objects):
     """Returns a row's flags, the shared ones that its method does not use, and the request.
 
-    A flag is not used if the run is refused with it, in a line that names it, and not without it.
+    A method does not use a flag if the settings are refused with it, by an error that names it, and
+    accepted without it.
 
     Raises:
       HparamError: If settings are wrong.

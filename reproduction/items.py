@@ -1,9 +1,9 @@
-"""What is to be run, as data: a paper's tables and figures from `papers/<paper>/<item>.toml`.
+"""Items: a paper's tables and figures, described by `papers/<paper>/<item>.toml`, and their runs.
 
-A user's own items are the same files in a folder of their own (`reproduce.py --items=DIR`). `title`
-says what the paper shows there, `[setups.NAME]` is a part of it with its own rows, and what stands
-outside is the default of all set-ups. The fields of a set-up are those of `Setup`, with their types
-and defaults; docs/items.md has their meaning and an example.
+Users keep their own items in the same form in another folder (`reproduce.py --items=DIR`). `title`
+says what the paper shows in the table or figure. `[setups.NAME]` is a part of it with its own rows;
+fields outside these tables are defaults for all set-ups. The fields of a set-up are those of
+`Setup`, with their types and defaults; docs/items.md explains them with an example.
 """
 
 import dataclasses
@@ -29,16 +29,16 @@ from tff_suite.hparams import HparamError, Value
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 PAPERS = REPO / "papers"
-# Where a title begins to speak of what is measured.
+# The part of a title that names the metric.
 _MEASURE = re.compile(r"(?:, |: |^)(?:mean |test )*(?:accuracy|error|recall|squared error)\b")
 
 
 class ReproduceError(FedError):
-    """A request that cannot be met; its text is one line for the user."""
+    """A request that cannot be carried out; its text is one line for the user."""
 
 
 class UsageError(ReproduceError):
-    """A request that names what there is not, or flags that do not go together."""
+    """A request with an unknown name, or with flags that contradict each other."""
 
     exit_code = 2
 
@@ -49,9 +49,9 @@ class Row:
 
     Attributes:
       name: Name of the row.
-      flagfile: Path of the flag file, from the repository's folder; of a user's own item absolute.
-      settings: Flag → value, on top of the file.
-      flags: Flag → text, which the row has beside its file and which its name leaves out.
+      flagfile: Path of the flag file, relative to the repository; absolute for a user's own item.
+      settings: Flag → value of the sweep, which overrides the file.
+      flags: Flag → text of flags that the item gives after the file; the row's name omits them.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Row:
 
     @property
     def on_top(self) -> dict[str, Value]:
-        """All flags that the row sets on top of its file."""
+        """All flags of the row that override its file."""
         return {**self.flags, **self.settings}
 
     @property
@@ -107,7 +107,7 @@ def _is_seeds(value) -> bool:
     return isinstance(value, list) and all(type(seed) is int and seed >= 0 for seed in value)
 
 
-# Key of a column → whether a value will do.
+# Key of a column → function that says whether a value is valid.
 _OF_COLUMN = {
     "name": lambda v: isinstance(v, str),
     "metric": lambda v: isinstance(v, str),
@@ -134,7 +134,7 @@ def _is_list_of_texts(value) -> bool:
 
 
 def _of_keys(known: Mapping[str, Callable[[Any], Any]], needed: Iterable[str] = ()):
-    """Returns whether a value is a table of some keys, each with a value that will do."""
+    """Returns a function that says whether a value is a table of known keys with valid values."""
     return lambda value: (
         isinstance(value, dict)
         and set(needed) <= value.keys() <= known.keys()
@@ -143,12 +143,12 @@ def _of_keys(known: Mapping[str, Callable[[Any], Any]], needed: Iterable[str] = 
 
 
 def _field(kind: str, is_right: Callable[[Any], bool], default: Any = dataclasses.MISSING) -> Any:
-    """Returns a field of a set-up that its file may have.
+    """Returns a field of a set-up that an item's file may set.
 
     Args:
-      kind: What it must be, for the error.
-      is_right: Whether a value of the file is that.
-      default: Its value where the file has none; without one the file must have it.
+      kind: The valid values in words, for errors.
+      is_right: Function that says whether a value is valid.
+      default: Its value if the file does not set it; without a default the file must set it.
     """
     known = {"kind": kind, "is_right": is_right}
     if isinstance(default, dict | list):
@@ -163,14 +163,14 @@ _TEXTS = ("a table of texts", _is_texts)
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """A set-up of an item: docs/items.md has the meaning of the fields that its file may have.
+    """A set-up of an item; docs/items.md explains the fields that its file may set.
 
     Attributes:
       paper: Name of the folder `home`.
       item: Name of the item.
       name: Name of the set-up.
       home: Folder of the item's file.
-      objects: What was given in Python in place of a flag: `task`, `model`.
+      objects: Python objects given in place of a flag: `task`, `model`.
     """
 
     paper: str
@@ -256,7 +256,7 @@ class Setup:
 
     @property
     def heading(self) -> str:
-        """The title without what is measured and how many rounds: a figure's axes say those."""
+        """The title without the metric and the number of rounds, which a figure's axes show."""
         parts = []
         for part in self.title.split("; "):
             kept = _MEASURE.split(part)[0] if _MEASURE.search(part) else part
@@ -265,17 +265,18 @@ class Setup:
         return "; ".join(parts).replace(f", {self.rounds:,} rounds", "")
 
     def named_figures(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """Returns the figures' names, which their files have, each with its line of `figures`."""
+        """Returns the name of each figure, which is also its file's, and its table in `figures`."""
         kinds = enumerate(self.figures)
         return [(f["kind"] + (f"_{i + 1}" if i else ""), f) for i, f in kinds]
 
     def points(self, row: str) -> list[dict[str, Value]]:
-        """Returns the points of the row's grid; one without settings if it has none."""
+        """Returns the points of the row's grid; one empty point if it has no grid."""
         number, seed = self.sample.get("points"), self.sample.get("seed", 0)
         return points.of_space(self.grid.get(row, {}), number, seed)
 
 
-# Field of a set-up's file → what it must be, and whether a value is that. `sweep` becomes rows.
+# Field of a set-up in an item's file → its valid values in words, and the function that checks one.
+# `sweep` is no field of `Setup`: it is expanded into rows.
 FIELDS = {
     **{
         f.name: (f.metadata["kind"], f.metadata["is_right"])
@@ -293,7 +294,7 @@ class Item:
     Attributes:
       paper: Folder under papers/.
       name: Name of the .toml file.
-      title: What the paper shows there.
+      title: What the table or figure shows.
       setups: Name → set-up.
     """
 
@@ -305,7 +306,7 @@ class Item:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PlannedRun:
-    """One run of a row, done or to be done.
+    """One run of a row, whether done or not.
 
     Attributes:
       row: Name of the row.
@@ -313,12 +314,12 @@ class PlannedRun:
       point: The grid's settings of the run; empty without a grid.
       folder: Folder of its results.
       flagfile: Path of its flag file; empty if it has none.
-      flags: Flag → value, on top of the file.
-      rounds: Rounds that it is to reach.
-      protocol_rounds: Rounds of the whole protocol.
-      home: Folder in which modules of `--import` are looked for, too, of a user's own item.
-      objects: What was given in Python in place of a flag: `task`, `model`.
-      kept: Folder of a run of other settings that would have had this one's; `None` without one.
+      flags: Flag → value, which override the file.
+      rounds: Rounds to train.
+      protocol_rounds: Rounds of the protocol, which `rounds` may cut short.
+      home: Folder of a user's own item, in which modules of `--import` are also looked for.
+      objects: Python objects given in place of a flag: `task`, `model`.
+      kept: Folder that this run would have, if a run with other settings is there; else `None`.
     """
 
     row: str
@@ -335,17 +336,17 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        """Name of the run: that of its folder."""
+        """Name of the run's folder."""
         return self.folder.name
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Arguments of `run_experiment.py`, which knows no objects."""
+        """Arguments of `run_experiment.py`; `objects` are left out."""
         file = [f"--flagfile={self.flagfile}"] if self.flagfile else []
         return (*file, *(f"--{flag}={value}" for flag, value in self.flags.items()))
 
     def request(self, **more: Value) -> experiment_flags.Request:
-        """Returns the run's checked settings, and further ones in the place of its own.
+        """Returns the run's checked settings, with those in `more` replaced.
 
         Raises:
           HparamError: If its flags are wrong.
@@ -356,7 +357,7 @@ class PlannedRun:
         return experiment_flags.parse([*self.command, *(f"--{k}={v}" for k, v in more.items())])
 
     def read(self) -> run_folders.RunFolder:
-        """Returns what the run has left so far."""
+        """Returns a reader of the run's folder."""
         return run_folders.opened(self.folder)
 
 
@@ -364,7 +365,7 @@ def load_item(paper: str, item: str) -> Item:
     """Reads `papers/<paper>/<item>.toml`.
 
     Raises:
-      ReproduceError: If there is no such paper or item, or its file is no TOML.
+      ReproduceError: If the paper or item is unknown, or its file is invalid.
     """
     _check_paper(paper)
     path = PAPERS / paper / f"{item}.toml"
@@ -384,7 +385,7 @@ def own_items(folder: str) -> list[Item]:
     """Reads a user's own items: all `.toml` files of a folder, by name.
 
     Raises:
-      ReproduceError: If the folder has none, or one is wrong.
+      ReproduceError: If the folder has none, or one is invalid.
     """
     paths = sorted(pathlib.Path(folder).absolute().glob("*.toml"))
     if not paths:
@@ -396,7 +397,7 @@ def read_item(path: pathlib.Path) -> Item:
     """Reads an item's file.
 
     Raises:
-      ReproduceError: If it is no TOML, or no item; the text names the file and the field.
+      ReproduceError: If it is not valid TOML or not an item; the text names the file and the field.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -404,7 +405,7 @@ def read_item(path: pathlib.Path) -> Item:
         raise ReproduceError(f"{path} cannot be read: {e}") from e
     setups = content.pop("setups", None)
     if not isinstance(setups, dict) or not setups:
-        raise ReproduceError(f"{path}: it has no [setups.NAME].")
+        raise ReproduceError(f"{path}: a table [setups.NAME] is missing.")
     title = content.pop("title", None)
     if not isinstance(title, str):
         raise ReproduceError(f"{path}: title must be a text.")
@@ -420,7 +421,7 @@ def all_items(paper: str | None = None) -> list[Item]:
     """Returns all items of a paper, or of all papers: tables before figures, by their numbers.
 
     Raises:
-      ReproduceError: If there is no such paper, or a file is wrong.
+      ReproduceError: If the paper is unknown, or a file is invalid.
     """
     if paper is not None:
         _check_paper(paper)
@@ -436,17 +437,17 @@ def all_items(paper: str | None = None) -> list[Item]:
     return [load_item(path.parent.name, path.stem) for path in paths]
 
 
-# How a point of a user's own grid is chosen. The papers' items say it, each for itself.
+# Default `selection` of users' own items. The papers' items set it themselves.
 OWN_SELECTION = {"metric": "validation/loss", "last_rounds": 5}
 
 
 def _file_and_flags(home, text) -> list[str]:
-    """Returns a row's flag file, whose name may have blanks, and the flags after it."""
+    """Returns a row's flag file, whose name may have blanks, followed by the row's flags."""
     return [text] if (home / text).is_file() else shlex.split(text) or [""]
 
 
 def _checked(where, home, fields):  # noqa: C901
-    """Refuses fields that are not as docs/items.md has them."""
+    """Refuses fields that do not have the form of docs/items.md."""
 
     def refuse(text):
         raise ReproduceError(f"{where}: {text}")
@@ -487,22 +488,23 @@ def _checked(where, home, fields):  # noqa: C901
     )
     if wide and not fields.get("selection", {}).keys() >= {"metric", "last_rounds"}:
         refuse(
-            "selection is missing: the metric and last_rounds by which a grid's point is chosen."
+            "selection is missing: set the metric and last_rounds by which to choose a grid's "
+            "point."
         )
     if fields.get("search") is not None and not wide:
-        refuse("search has no grid of more than one point.")
-    # An empty table is a search, too.
+        refuse("search needs a grid of more than one point.")
+    # An empty table [search] is a search, too.
     if "search" in fields and "widen" in fields:
-        refuse("widen does not go with search.")
+        refuse("widen cannot be combined with search.")
     if "sample" in fields and "widen" in fields:
-        refuse("widen does not go with sample.")
+        refuse("widen cannot be combined with sample.")
     for seed in fields.get("selection", {}).get("seeds", ()) if rows else ():
         if seed not in fields["seeds"]:
-            refuse(f"selection.seeds: {seed} is none of the set-up's seeds.")
+            refuse(f"selection.seeds: {seed} is not among the set-up's seeds.")
 
 
 def _check_full_rows(where, rows, fields):
-    """Refuses what would be passed over: of rows, or of settings to widen, that there are not."""
+    """Refuses fields that name rows or settings which the set-up does not have."""
     for key, known in (("grid", rows), ("seconds", [*rows, "*"])):
         for row in fields.get(key, {}):
             if row not in known:
@@ -539,14 +541,14 @@ def _setup(path, name, fields) -> Setup:
             rows[full] = Row(full, flagfile, settings, given)
     _check_full_rows(where, rows, fields)
     if "search" in fields:
-        # Also where no field of it is given, which is a search all the same.
+        # An empty table [search] is a search, too.
         fields["search"] = {"factor": 3, **fields["search"]}
     fields = {"folder": f"{item}/{name}", "published": name, **fields}
     return Setup(paper=paper, item=item, name=name, home=home, rows=rows, **fields)
 
 
 def _words(row, settings) -> list[str]:
-    """Returns settings as `gamma=0.1`, without the method's name before it."""
+    """Returns settings as texts such as `gamma=0.1`, without the method's name as a prefix."""
     method = row.split(" ")[0]
     return [
         f"{flag.removeprefix(f'{method}_')}={format_value(value)}"
@@ -555,7 +557,7 @@ def _words(row, settings) -> list[str]:
 
 
 def format_value(value: Value) -> str:
-    """Returns a setting as it is shown and as it names a folder."""
+    """Returns a setting's value as shown in tables and in names of folders."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -597,13 +599,13 @@ def _check_folders(setup, runs):
         if run.command != other.command and run.request().in_force != other.request().in_force:
             raise ReproduceError(
                 f"{setup.item} {setup.name}: {_told(other)} and {_told(run)} would share the "
-                f"folder {run.name}; give them other names, or settings that differ in their "
+                f"folder {run.name}; give them different names, or settings that differ in their "
                 "first six digits."
             )
 
 
 def has_settings(request: experiment_flags.Request, recorded: Mapping[str, Any]) -> bool:
-    """Returns whether a run that recorded some flags has the settings of a request.
+    """Returns whether a recorded run has the settings of a request.
 
     Args:
       request: The request.
@@ -629,14 +631,14 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
     run = PlannedRun(
         row.name, seed, point, pathlib.Path(), flagfile, flags, rounds, whole, home, setup.objects
     )
-    # What the flag file has anyway is not in the name: a sweep then shares a table's runs.
+    # Settings that the flag file already has are not in the name, so sweeps share a table's runs.
     fixed = settings_of_file(row.flagfile) if row.flagfile else {}
     new = {flag: value for flag, value in settings.items() if fixed.get(flag) != value}
     name = "_".join([row.base, *_words(row.name, new)])
     if rounds != whole or ("total_rounds" not in settings and fixed.get("total_rounds") != whole):
         flags["total_rounds"] = rounds
     if rounds != whole and run.request().first_other_plan(rounds, rounds, whole) is not None:
-        # Such a run cannot be resumed for more rounds later, so it is a run of its own.
+        # Such a run cannot be resumed for more rounds later, so it gets its own folder.
         name += f"_rounds={rounds}"
     if setup.selection.get("metric", "").startswith("validation/"):
         given = run.request().run
@@ -650,7 +652,7 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
 
 
 def _in_a_folder(run, folder) -> PlannedRun:
-    """Gives a run its folder; one of its own if that holds a run of other settings."""
+    """Gives a run its folder; appends a digest if that holds a run with other settings."""
     run.flags.update(root_output_dir=str(folder.parent), experiment_name=folder.name)
     run = dataclasses.replace(run, folder=folder)
     try:
@@ -660,7 +662,7 @@ def _in_a_folder(run, folder) -> PlannedRun:
             return run
     except (RunError, HparamError):
         return run  # The run itself says what is damaged or wrong.
-    # Seeds are in the name already, so that all seeds of a row get the same ending.
+    # Seeds are in the name already; without them all seeds of a row get the same digest.
     left_out = {*experiment_flags.MAY_CHANGE, "seed", "client_datasets_random_seed"}
     known = {k: v for k, v in run.request().in_force.items() if k not in left_out}
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
@@ -668,13 +670,13 @@ def _in_a_folder(run, folder) -> PlannedRun:
     return dataclasses.replace(run, folder=folder.with_name(f"{folder.name}.{digest}"), kept=folder)
 
 
-# What a folder's name can hold as it is. No row of a paper has anything else.
+# Characters and names that can be used in folder names as they are, as all papers' rows can.
 _NOT_PLAIN = re.compile(r"[^\w.=+-]+")
 _PLAIN = re.compile(r"[^\s/\x00-\x1f\x7f]{1,150}")
 
 
 def _folder_name(name: str) -> str:
-    """Returns a name for a folder: the name itself if it can be one, else one that is as unique."""
+    """Returns a valid folder name: the name itself if possible, else a short one with a digest."""
     if _PLAIN.fullmatch(name):
         return name
     digest, shown = hashlib.sha256(name.encode()).hexdigest()[:8], _NOT_PLAIN.sub("-", name)
@@ -682,12 +684,12 @@ def _folder_name(name: str) -> str:
 
 
 def absolute(data_dir: str) -> str:
-    """Returns a `--data_dir` as a process in another folder is given it; addresses stay."""
+    """Returns a `--data_dir` as an absolute path; addresses stay as they are."""
     return data_dir if remote.is_address(data_dir) else str(pathlib.Path(data_dir).absolute())
 
 
 def settings_of_file(flagfile: str) -> Mapping[str, Value]:
-    """Returns flag → value of a flag file that is whole; nothing if more flags must be set."""
+    """Returns flag → value of a flag file; empty if a run needs further flags."""
     return _settings_of_file(str(REPO / flagfile), os.stat(REPO / flagfile).st_mtime_ns)
 
 

@@ -1,13 +1,13 @@
-"""Figures of the five papers, from tables of results.
+"""Figures of the papers, from tables of results.
 
     python -m reproduction.plots curves results/synthetic_fedavg --output=figure.png
 
 Every function takes a `pandas.DataFrame` (or arrays) and returns a `matplotlib` figure, which
-`figures.save` writes; `reproduction.run_folders` makes the tables of folders of runs.
+`figures.save` writes. `reproduction.run_folders` makes these tables from folders of runs.
 
 KIND is one of
 
-    curves          a column of metrics.csv over rounds, mean and spread over seeds
+    curves          a column of metrics.csv over rounds, mean and standard deviation over seeds
     density         density of clients' accuracies (AdaFedAdam Fig. 2, AdaFed Fig. 7)
     pareto          mean error of clients against its relative deviation, over a swept setting
                     (AdaFedAdam Fig. 3)
@@ -94,33 +94,34 @@ def curves(
     published_as: str = "published",
     protocol: int | None = None,
 ) -> Figure:
-    """Draws values over rounds: a line per method, the mean over seeds, and a band around it.
+    """Draws values over rounds: one line per method, the mean over seeds, and a band around it.
 
-    The band is one sample standard deviation over seeds (ddof 1) on either side; one seed has none.
-    A line ends where the first of its seeds does.
-    Where most lines lie much closer in the second half of the rounds than all do over all rounds,
-    that half is shown again in a panel of its own, and the legend names the lines that leave it.
-    More than eight lines are shared out over panels, by method where that leaves fewer.
+    The band is one sample standard deviation over seeds (ddof 1) on either side; a single seed has
+    no band. A line ends with the shortest run among its seeds.
+
+    A second panel enlarges the second half of the rounds if most lines are much closer together
+    there than all lines are over all rounds. The legend names the lines that leave it. More than
+    eight lines are distributed over panels, by method if that gives fewer panels.
 
     Args:
       points: Columns `method`, `seed`, `round_num`, `value`, as in metrics.csv.
-      quantity: What the values are.
+      quantity: What the values measure.
       title: Title of the figure.
-      smooth: Each value becomes the mean of that many before and including it, within its seed.
+      smooth: Each value becomes the mean of this many values up to and including it, per seed.
       log: Whether the values' axis is logarithmic.
-      published: Method → the published value, in the unit of the axis; an open mark of the
-        method's shape right of each panel within whose limits it lies.
-      published_as: What the published values are.
-      protocol: The rounds of the protocol, which are said where they differ from those shown.
+      published: Method → the published value, in the unit of the axis. It is drawn as an open mark
+        of the method's shape, to the right of each panel whose limits include it.
+      published_as: Legend text for the published values.
+      protocol: The rounds of the protocol; stated on the axis if fewer are shown.
 
     Raises:
-      RunError: If there is no value, or there are two of a method, a seed and a round.
+      RunError: If `points` is empty, or has two values for a method, seed and round.
     """
     if points.empty:
         raise RunError(f"No run has a value of {quantity.label}.")
     if points.duplicated(["method", "seed", "round_num"]).any():
         raise RunError("Two of the runs have the same settings and the same seed.")
-    # Where one seed diverged or was cut short, the mean of the others is no mean of all.
+    # Beyond the end of one seed, the mean of the others is not comparable with the mean of all.
     ends = points.groupby(["method", "seed"]).round_num.max().groupby("method").min()
     points = points[points.round_num <= points.method.map(ends)]
     points = points.assign(value=quantity.factor * points.value)
@@ -144,7 +145,7 @@ def curves(
             whole.set_yscale("log")
         if published:
             whole.update_datalim([(last, v) for v in published.values()], updatex=False)
-    # Once all is drawn: panels share their limits.
+    # After all drawing, since panels share their limits.
     for whole in axes[: len(panels)]:
         whole.autoscale_view()
         _keep_within(whole, quantity.bounds)
@@ -192,7 +193,7 @@ def _rounds(points, protocol) -> str:
 
 
 def _bands(points) -> list:
-    """Returns the legend's entry that says what bands are, and over how many seeds."""
+    """Returns the legend entry that explains the bands and gives the number of seeds."""
     seeds = points.groupby("method").seed.nunique()
     if seeds.max() == 1:
         return [figures.note("one seed")]
@@ -201,7 +202,7 @@ def _bands(points) -> list:
 
 
 def _means(points, smooth=1) -> dict[str, tuple[pd.Series, pd.Series]]:
-    """Returns method → mean and spread over seeds, by round."""
+    """Returns method → mean and standard deviation over seeds, by round."""
     means = {}
     for method, group in points.groupby("method", sort=False):
         by_seed = group.pivot(index="round_num", columns="seed", values="value").sort_index()
@@ -213,15 +214,16 @@ def _means(points, smooth=1) -> dict[str, tuple[pd.Series, pd.Series]]:
 def _most_within(
     spans: Mapping[str, tuple[float, float]], width: float, share: float = 0.75
 ) -> list[str]:
-    """Returns the most rows that lie in a window of a width, if such a share of all do.
+    """Returns the largest set of rows whose values all lie in some window of a given width.
 
     Args:
-      spans: Row → its least and its largest value.
+      spans: Row → its smallest and its largest value.
       width: The window's width.
-      share: Of the rows, at least.
+      share: Least share of all rows that the set must have.
 
     Returns:
-      Names of rows, of equally many those that lie closest; none if fewer rows lie together.
+      Names of rows; among sets of equal size, the one with the smallest extent. Empty if no set is
+      large enough.
     """
     most, closest = [], np.inf
     for start, _ in spans.values():
@@ -233,27 +235,27 @@ def _most_within(
 
 
 def _extent(spans, rows) -> float:
-    """Returns how far apart the least and the largest value of some rows are."""
+    """Returns the difference between the largest and the smallest value of some rows."""
     return max(spans[row][1] for row in rows) - min(spans[row][0] for row in rows)
 
 
 def _near_in_the_end(means, half) -> list[str]:
-    """Returns the methods whose second halves span less than a quarter of all, if most do."""
+    """Returns the methods whose second halves share a quarter of the full range, if most do."""
     finite = np.concatenate([mean[np.isfinite(mean)] for mean, _ in means.values()])
     late = {method: mean[mean.index >= half] for method, (mean, _) in means.items()}
     spans = {method: (m.min(), m.max()) for method, m in late.items() if len(m)}
     if not finite.size or max(map(len, late.values())) <= 2:
         return []
     near = _most_within(spans, 0.25 * np.ptp(finite))
-    # Of many lines, one that lies off is left out where that enlarges the others twofold.
+    # Leave out outliers among many lines if that enlarges the others at least twofold.
     while closer := _most_within(spans, _extent(spans, near) / 2, share=0.8) if near else []:
         near = closer
-    # Lines that are all at one value have nothing to enlarge.
+    # If all lines are at one value, there is nothing to enlarge.
     return near if len({value for method in near for value in spans[method]}) > 1 else []
 
 
 def _leaves(mean, spread, half, low, high, bounds) -> bool:
-    """Returns whether a mean or its band leaves limits in the second half."""
+    """Returns whether a mean or its band leaves the limits in the second half."""
     spread = spread.fillna(0)
     ends = pd.concat([mean - spread, mean + spread]).dropna()
     ends = ends[ends.index >= half]
@@ -262,7 +264,7 @@ def _leaves(mean, spread, half, low, high, bounds) -> bool:
 
 
 def _told_beyond(beyond, means) -> str:
-    """Returns which lines leave the enlarged panel, in words."""
+    """Returns a note for the legend on the lines that leave the enlarged panel."""
     if len(beyond) > 4:
         return f"{len(beyond)} of {len(means)} lines leave the enlarged panel"
     short = displayed(means)
@@ -270,7 +272,7 @@ def _told_beyond(beyond, means) -> str:
 
 
 def _late_limits(means, near, half, published, bounds) -> tuple[float, float]:
-    """Returns limits for the second half: means, bands and published values of near methods."""
+    """Returns limits for the second half that hold the bands and nearby published values."""
     values = []
     for method in near:
         mean, spread = means[method]
@@ -286,7 +288,7 @@ def _late_limits(means, near, half, published, bounds) -> tuple[float, float]:
 
 
 def _mark_published(axes, published, means):
-    """Draws published values right of a panel: those within its limits, none on another."""
+    """Draws published values right of a panel if within its limits, without overlaps."""
     looks = looks_of(means)
     low, high = axes.get_ylim()
     shown = {m: v for m, v in (published or {}).items() if m in looks and low <= v <= high}
@@ -294,13 +296,13 @@ def _mark_published(axes, published, means):
     for method, value in shown.items():
         place = axes.transData.transform((0, value))
         _, y = axes.transAxes.inverted().transform(place)
-        # A twentieth of a panel's height is more than a mark's.
+        # A twentieth of a panel's height is more than the height of a mark.
         free = (i for i, c in enumerate(columns) if all(abs(y - other) > 0.05 for other in c))
         places[method] = next(free, len(columns))
         if places[method] == len(columns):
             columns.append([])
         columns[places[method]].append(y)
-    # Very many columns are closer to one another, or they would leave the panel no room.
+    # Many columns are set closer together, so that the panel keeps enough space.
     step = min(0.03, 0.7 / max(1, len(columns)))
     for method, value in shown.items():
         axes.plot(
@@ -318,7 +320,7 @@ def _mark_published(axes, published, means):
 
 
 def _keep_within(axes, bounds):
-    """Lets an axis end where its values must, a little beyond where a line may run along it."""
+    """Limits an axis to the possible values, with a small margin for lines that run along it."""
     if bounds:
         low, high = axes.get_ylim()
         margin = 0.01 * (bounds[1] - bounds[0])
@@ -326,10 +328,11 @@ def _keep_within(axes, bounds):
 
 
 def _draw_curves(axes, means, every, looks=None, named=True, beyond=(), bounds=None):
-    """Draws a line a method; those that may leave the panel are `beyond`; bands end at bounds.
+    """Draws one line and band per method.
 
-    Of `every` row of the figure one is told apart in looks and names; names of clients, which
-    `looks` are given of, stay.
+    Looks and short names are chosen such that they differ between all rows in `every`. If `looks`
+    is given, its keys are shown as they are. Methods in `beyond` may leave the panel. Bands are cut
+    off at `bounds`.
     """
     short = {name: name for name in looks} if looks else displayed(every)
     looks = looks or looks_of(every)
@@ -364,19 +367,19 @@ def summary(
     log: Sequence[str] = (),
     foreign: bool = False,
 ) -> Figure:
-    """Draws what rows of a table came to: seeds, means with their spread, published values.
+    """Draws the results of a table's rows: seeds, means with error bars, published values.
 
-    Where most rows lie much closer than all values, the axis is theirs, and what lies beyond it
-    stands as a number at its edge.
+    If most rows are much closer together than all values, the axis shows these rows. Values beyond
+    it are written as numbers at its edge.
 
     Args:
-      table: Columns `row`, `panel` (what the value is), `kind` (`seed`, `mean` or `published`),
-        `value`, `spread` (NaN for none) and `status`, the words where a row has no value. Panels
-        and rows are in the order in which they appear.
+      table: Columns `row`, `panel` (the quantity), `kind` (`seed`, `mean` or `published`), `value`,
+        `spread` (NaN if unknown) and `status`, the text to show if a row has no value. Panels and
+        rows are in order of first appearance.
       title: Title of the figure.
-      published: Name of the published values.
+      published: Legend text for the published values.
       log: Panels whose axis is logarithmic.
-      foreign: Whether published values are of other data, so that no axis need hold them.
+      foreign: Whether the published values come from other data, so that axes need not show them.
     """
     short = displayed(table.row)
     rows = list(short)
@@ -384,7 +387,7 @@ def summary(
     width = 0.8 if len(wanted) > 1 else 1.5
     names = [figures.broken(name) for name in short.values()]
     most = max(name.count("\n") + 1 for name in names)
-    # A row has room for a line and a half.
+    # The height of a row is that of one and a half lines of text.
     height = max(0.5, 0.105 * max(1, most / 1.5) * (len(rows) + 1))
     figure, axes = figures.panels(len(wanted), width=width, height=height, sharey=True)
     looks = looks_of(rows)
@@ -421,19 +424,19 @@ def summary(
 
 
 _LEFT, _RIGHT = "◂", "▸"
-# Inches that a letter of the words at a panel's edge takes, and the most of the panel for them.
+# Inches per letter of the text at a panel's edge, and the largest share of the panel for it.
 _LETTER, _EDGE = 0.06, 0.4
 
 
 def _extents(group) -> pd.DataFrame:
-    """Returns the finite values of a panel with columns `low` and `high`, where their bars end."""
+    """Returns the finite values of a panel; `low` and `high` are the ends of their error bars."""
     group = group[np.isfinite(group.value)]
     spread = group.spread.fillna(0)
     return group.assign(low=group.value - spread, high=group.value + spread)
 
 
 def _shared_limits(group, foreign) -> tuple[float, float] | None:
-    """Returns limits that show most rows where all values would squeeze them; `None` for all."""
+    """Returns limits that show most rows, if showing all would squeeze them; else `None`."""
     values = _extents(group)
     own = values[values.kind != "published"] if foreign else values
     if own.empty:
@@ -452,15 +455,15 @@ def _shared_limits(group, foreign) -> tuple[float, float] | None:
 
 
 def _within(own, limits) -> tuple[pd.DataFrame, list[tuple[str, bool, str, str]]]:
-    """Returns a row's values that limits hold, and what is to be written at the panel's edges.
+    """Splits a row into values within the limits and texts for the panel's edges.
 
     Args:
       own: The row's values.
-      limits: The panel's; `None` if they hold all values.
+      limits: The panel's limits; `None` if they include all values.
 
     Returns:
-      The values, and for each text its side, whether it lies on what is drawn unless there is room
-      for it, its kind (blank for the words where there is no value) and its words.
+      The values, and for each text: its side; whether the panel must be widened for it, as it would
+      cover marks otherwise; its kind (blank for a status); the text.
     """
     values = _extents(own)
     low, high = limits or (-np.inf, np.inf)
@@ -476,7 +479,7 @@ def _within(own, limits) -> tuple[pd.DataFrame, list[tuple[str, bool, str, str]]
 
 
 def _write_at_edges(panel, beyond, looks, width) -> None:
-    """Writes what no mark of a summary's panel can show, and makes room for it."""
+    """Writes texts at the edges of a summary's panel, and widens the panel for them if needed."""
     inches = 3.0 * width
     written = {}
     for place, texts in beyond.items():
@@ -514,7 +517,7 @@ def _write_at_edges(panel, beyond, looks, width) -> None:
 
 
 def _draw_row(panel, place, look, group) -> set[str]:
-    """Draws a row of a summary; returns what it consists of."""
+    """Draws a row of a summary; returns the kinds of marks drawn, for the legend."""
     kinds = set()
     for one in group.itertuples():
         if not np.isfinite(one.value):
@@ -547,20 +550,19 @@ def densities(
 ) -> Figure:
     """Draws the density of clients' values: AdaFedAdam Fig. 2 (bottom), AdaFed Fig. 7.
 
-    A Gaussian kernel density with Scott's bandwidth; what would lie beyond the least or the largest
-    possible value is reflected there. Values that are all equal have no density and are shown as a
-    vertical line.
+    This is a Gaussian kernel density with Scott's bandwidth. Mass beyond the smallest or largest
+    possible value is reflected there. If all values are equal, a vertical line shows them.
 
     Args:
       values: Method → value of each client, finite, as in client_metrics.csv.
-      quantity: What the values are.
+      quantity: What the values measure.
       title: Title of the figure.
     """
     values = {name: quantity.factor * np.asarray(v, float) for name, v in values.items()}
     every = np.concatenate(list(values.values()))
     if not all(map(len, values.values())) or not np.all(np.isfinite(every)):
         raise RunError(
-            f"Not every run has a density of {quantity.label}: values are missing or infinite."
+            f"Cannot draw a density of {quantity.label}: values are missing or infinite."
         )
     figure, axes = figures.panels(width=1.5)
     axes = axes[0, 0]
@@ -595,7 +597,7 @@ def _density(values, at, bounds):
 
 
 def pareto_optimal(mean_error: Sequence[float], rsd: Sequence[float]) -> np.ndarray:
-    """Returns which points no other point beats: less of one of the two and no more of the other.
+    """Returns which points are Pareto-optimal: no other is lower in one and no higher in the other.
 
     Args:
       mean_error: float `[n]`.
@@ -620,15 +622,15 @@ def pareto(
 ) -> Figure:
     """Draws the mean error of clients against its relative deviation: AdaFedAdam Fig. 3 (right).
 
-    Points of a method are joined in the order of its parameter. The Pareto front, those points that
-    no other of the figure beats in both, is a broad grey line behind them. Marks are open, so that
-    of two at one place both are seen.
+    A method's points are joined in the order of its parameter. A broad grey line behind them is the
+    Pareto front of all points in the figure. Marks are open, so that two marks at one place can
+    both be seen.
 
     Args:
-      points: Columns `method`, `parameter` (numbers; NaN for methods without), `mean_error` in
-        percent, `rsd`; one row a setting.
+      points: Columns `method`, `parameter` (number; NaN for methods without one), `mean_error` in
+        percent, `rsd`; one row per setting.
       parameter: Name of the parameter, for the labels beside the points.
-      parameters: Method → name of its parameter, for the legend; labels are then numbers alone.
+      parameters: Method → name of its parameter, for the legend. Labels then show only numbers.
       title: Title of the figure.
     """
     figure, axes = figures.panels(width=1.5, height=1.3)
@@ -697,13 +699,13 @@ def client_losses(
       title: Title of the figure.
       protocol: See `curves`.
     """
-    # Between dollar signs, Matplotlib would read mathematics.
+    # Matplotlib typesets text between dollar signs as mathematics.
     ids = points.client.astype(str).str.replace("$", r"\$", regex=False)
     points = points.assign(client="client " + ids)
     methods, names = list(points.groupby("method", sort=False)), displayed(points.method)
     figure, axes = figures.grid(len(methods), sharey=True)
     clients = list(dict.fromkeys(points.client))
-    # As of one method, so that clients get the palette in its order.
+    # Named like variants of one method, so that clients get the palette's colours in order.
     looks = dict(zip(clients, looks_of(f"client {c}" for c in clients).values(), strict=True))
     for panel, (method, group) in zip(axes, methods, strict=True):
         named = group.assign(method=group.client)
@@ -734,10 +736,10 @@ def direction_norms(
 def best_over_seeds(
     points: pd.DataFrame, by: Sequence[str], higher_is_better: bool
 ) -> pd.DataFrame:
-    """Averages over seeds, then keeps of all settings the best for each value of `by`.
+    """Averages over seeds, then keeps the best of all settings for each value of `by`.
 
     Args:
-      points: Columns of settings, `seed` and `value`; NaN values (diverged) are never the best.
+      points: Columns of settings, `seed` and `value`. A setting with a NaN (diverged) is dropped.
       by: Columns of settings.
       higher_is_better: Whether the largest value is the best.
 
@@ -745,7 +747,7 @@ def best_over_seeds(
       One row for each combination of `by` that has a value.
     """
     settings = [c for c in points.columns if c not in ("seed", "value", "loss")]
-    # A setting at which one seed diverged has no mean.
+    # If one seed diverged, the setting's mean is NaN.
     averaged = points.groupby(settings, sort=False).value.agg(lambda v: v.mean(skipna=False))
     averaged = averaged.reset_index().dropna(subset="value")
     groups = averaged.groupby(list(by), sort=False).value
@@ -764,10 +766,10 @@ def rate_heat_maps(
     """Draws results over client and server learning rates, a panel per method: FedOpt Figs. 5-11.
 
     Args:
-      points: Columns `method`, `seed`, `client_learning_rate`, `server_learning_rate`, `value`;
-        NaN is a run that diverged, shown as a cross; pairs of rates that nobody tried stay blank.
-      label: What the values are, with their unit.
-      higher_is_better: Whether bright should be high.
+      points: Columns `method`, `seed`, `client_learning_rate`, `server_learning_rate`, `value`. NaN
+        stands for a diverged run and is shown as a cross; untried pairs of rates stay blank.
+      label: Name of the values, with their unit.
+      higher_is_better: Whether high values are bright; otherwise low ones are.
       scale: Factor on the values.
       title: Title of the figure.
     """
@@ -800,7 +802,7 @@ def rate_heat_maps(
         for (i, j), value in np.ndenumerate(table.to_numpy()):
             if (table.index[i], table.columns[j]) not in tried:
                 continue
-            # What is not finite has no colour.
+            # Values that are not finite have no colour.
             dark = np.isfinite(value) and np.mean(image.cmap(image.norm(value))[:3]) < 0.5
             panel.text(
                 j,
@@ -833,15 +835,15 @@ def _power(rate: float) -> str:
 def best_server_rates(
     points: pd.DataFrame, *, higher_is_better: bool = True, title: str | None = None
 ) -> Figure:
-    """Draws for each client rate the server rate of the best result: FedOpt Fig. 12.
+    """Draws the best server learning rate for each client learning rate: FedOpt Fig. 12.
 
-    As in the paper, a client rate at which nothing was learnt is left out, if there are losses to
-    tell: one whose best loss is within 10 % of the worst of the method.
+    If losses are known, client rates at which the model did not learn are left out, as in the
+    paper. These are rates whose best loss is within 10 % of the method's worst.
 
     Args:
       points: Columns `method`, `seed`, `client_learning_rate`, `server_learning_rate`, `value`,
         and, if known, `loss`.
-      higher_is_better: Whether a larger value is better.
+      higher_is_better: Whether higher values are better.
       title: Title of the figure.
     """
     lines = {}
@@ -861,12 +863,12 @@ def best_server_rates(
 def tau_curves(
     points: pd.DataFrame, *, ylabel: str, higher_is_better: bool = True, title: str | None = None
 ) -> Figure:
-    """Draws for each τ the best result over the other settings: FedOpt Figs. 3 and 13.
+    """Draws the best result over all other settings for each τ: FedOpt Figs. 3 and 13.
 
     Args:
       points: Columns `method`, `seed`, `tau`, further settings, `value`.
-      ylabel: What the values are, with their unit.
-      higher_is_better: Whether a larger value is better.
+      ylabel: Name of the values, with their unit.
+      higher_is_better: Whether higher values are better.
       title: Title of the figure.
     """
     lines = {}
@@ -882,22 +884,22 @@ def tau_curves(
 def by_setting(
     points: pd.DataFrame, *, setting: str, ylabel: str, title: str | None = None
 ) -> Figure:
-    """Draws results over the values of a setting, mean and sample standard deviation over seeds.
+    """Draws results over the values of a setting: mean and sample standard deviation over seeds.
 
-    The setting's axis has its ticks at the values that were run, and is logarithmic where they
-    span a factor of ten.
+    The setting's axis has its ticks at the values that were run. It is logarithmic if they are
+    positive and span a factor of ten or more.
 
     Args:
-      points: Columns `method`, `seed`, `setting` (numbers) and `value`, NaN where a run diverged:
-        such a setting has no point.
+      points: Columns `method`, `seed`, `setting` (numbers) and `value`. A setting with a NaN
+        (diverged) has no point.
       setting: Name of the setting.
-      ylabel: What the values are, with their unit.
+      ylabel: Name of the values, with their unit.
       title: Title of the figure.
     """
     lines = {}
     for method, group in points.groupby("method", sort=False):
         values = group.groupby("setting").value
-        # A setting at which one seed diverged has no mean.
+        # If one seed diverged, the setting's mean is NaN.
         mean = values.agg(lambda v: v.mean(skipna=False)).dropna()
         lines[method] = mean.index, mean, values.std().loc[mean.index]
     seeds = points.groupby(["method", "setting"]).seed.nunique().max()
@@ -942,7 +944,7 @@ def similarities(
 
     Args:
       matrices: Method → float `[clients, clients]`, in [0, 1] (see `reproduction.cka`).
-      label: What the numbers are.
+      label: Name of the similarity.
       title: Title of the figure.
     """
     figure, axes = figures.grid(len(matrices), width=0.75)
@@ -996,7 +998,7 @@ def _draw(options, runs) -> Figure:
     settings = {"tau": "{method}_tau", **rates} if kind == "tau" else rates
     points = run_folders.grid(runs, column, options.last_rounds, **settings)
     points = points.assign(value=quantity.factor * points.value)
-    # A run that was cut short has fewer, see `run_folders.mean_of_last`.
+    # In shorter runs fewer rounds are averaged, see `run_folders.mean_of_last`.
     ended = [run for run, value in zip(runs, points.value, strict=True) if value == value]
     last = min(options.last_rounds, *(max(1, len(r.rounds) // 2) for r in ended or runs))
     label = f"{quantity.label}, mean of the last {last} rounds"
@@ -1010,7 +1012,7 @@ def _draw(options, runs) -> Figure:
 
 
 def _pareto_points(runs, options) -> pd.DataFrame:
-    """Averages over seeds what the runs of each setting of the swept flag came to."""
+    """Returns mean error and its relative deviation per setting of the swept flag, over seeds."""
     metric = options.column or "accuracy"
     rows = []
     for run in runs:
@@ -1027,7 +1029,7 @@ def _pareto_points(runs, options) -> pd.DataFrame:
             }
         )
     points = pd.DataFrame(rows).groupby(["method", "parameter"], sort=False, dropna=False)
-    # A setting at which one seed diverged has no mean.
+    # If one seed diverged, the setting's mean is NaN.
     return points.agg(lambda v: v.mean(skipna=False)).dropna().reset_index()
 
 
@@ -1046,8 +1048,8 @@ def main(arguments: list[str]) -> int:
     try:
         figure = _draw(options, runs)
         paths = figures.save(figure, options.output, width=options.figure_width)
-    except (ArithmeticError, ValueError) as e:  # Of matplotlib and SciPy: numbers too large.
-        raise RunError(f"These runs give no figure of {options.kind}: {e}") from e
+    except (ArithmeticError, ValueError) as e:  # matplotlib and SciPy, for numbers too large.
+        raise RunError(f"Cannot draw {options.kind} for these runs: {e}") from e
     print("\n".join(paths))
     return 0
 

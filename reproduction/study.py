@@ -1,4 +1,4 @@
-"""A set-up from its plan to what it came to: the one engine of `reproduce.py` and of `compare`."""
+"""Carries out a set-up, from its plan to its results; used by `reproduce.py` and `compare`."""
 
 import dataclasses
 import pathlib
@@ -15,18 +15,18 @@ Point = Mapping[str, Value]
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What is to be run of a set-up.
+    """The part of a set-up to run, and how to run it.
 
     Attributes:
       setup: The set-up.
       rows: The rows to run.
       seeds: The seeds to run.
       root: Folder of all results.
-      resources: Where runs run.
+      resources: Where and how many at a time to run.
       data_dir: Passed to the runs of tasks that read files.
-      max_rounds: Most rounds of a run; `None` is the protocol's.
-      max_minutes: Time for all runs together; `None` is no limit.
-      say: Takes a line on what is done.
+      max_rounds: Most rounds of a run; `None` stands for the protocol's.
+      max_minutes: Minutes for all runs together; `None` for no limit.
+      say: Prints or logs a line on what is done.
     """
 
     setup: Setup
@@ -41,7 +41,7 @@ class Study:
 
     @property
     def folder(self) -> pathlib.Path:
-        """Where tables and figures go."""
+        """The folder of tables and figures."""
         return pathlib.Path(self.root) / self.setup.paper / self.setup.item / self.setup.name
 
     def points(self) -> dict[str, list[Point]]:
@@ -49,7 +49,10 @@ class Study:
         return {row: self.setup.points(row) for row in self.rows}
 
     def tried_seeds(self) -> list[int]:
-        """Returns the seeds on which grids are tried: the rule's, or all if none of it is run."""
+        """Returns the seeds on which grids are tried: those of `selection`, as far as they are run.
+
+        If none of them is run, or no row has a grid, these are all seeds.
+        """
         if all(len(some) == 1 for some in self.points().values()):
             return list(self.seeds)
         of_rule = self.setup.selection.get("seeds", self.seeds)
@@ -58,7 +61,7 @@ class Study:
     def plan(
         self, points: Mapping[str, Sequence[Point]], seeds: Sequence[int], rounds: int | None = None
     ) -> list[PlannedRun]:
-        """Returns the runs of points of rows on seeds, of at most so many rounds."""
+        """Returns the runs of rows' points on seeds, with at most `rounds` rounds each."""
         return items.planned_runs(
             self.setup,
             [row for row in self.rows if row in points],
@@ -70,10 +73,10 @@ class Study:
         )
 
     def planned(self) -> list[PlannedRun]:
-        """Returns all runs; which point is chosen makes no difference to the time.
+        """Returns all runs, to estimate their time: a grid's first point stands for the chosen one.
 
         Raises:
-          ReproduceError: If the set-up shows what its runs do not write.
+          ReproduceError: If the set-up shows metrics that its runs do not write.
           HparamError: If flags of a row are wrong.
         """
         self._checked()
@@ -83,7 +86,7 @@ class Study:
         return [*self.plan(points, tried), *further]
 
     def _checked(self) -> columns.Check:
-        """Checks what settings tell before the first run."""
+        """Checks before the first run what can be checked from settings alone."""
         for line in self._told():
             self.say(line)
         drawing.check(self.setup, self.plan(self.points(), self.tried_seeds()))
@@ -97,22 +100,22 @@ class Study:
             return []
         ours, theirs = (" ".join(map(str, some)) for some in (tried, of_rule))
         return [
-            f"Grids' points are chosen on seed {ours}: of the item's selection.seeds, {theirs}, "
-            "none is run."
+            f"Points of grids are chosen on seed {ours}, since none of the item's "
+            f"selection.seeds ({theirs}) is run."
         ]
 
     def carry_out(self) -> "Outcome":
-        """Runs what is missing, and chooses the points of grids.
+        """Does the missing runs and chooses the points of grids.
 
         Raises:
-          ReproduceError: If the set-up shows what its runs do not write, or runs fail.
+          ReproduceError: If the set-up shows metrics that its runs do not write, or runs fail.
           HparamError: If flags of a row are wrong.
         """
         shown, started = self._checked(), time.monotonic()
         points, tried, told = self.points(), self.tried_seeds(), self._told()
 
         def execute(some, share=1.0):
-            # Grids are run more than once: beyond their edges, and on further seeds.
+            # Called several times: for the grid, for points beyond its edges, for further seeds.
             minutes = self.max_minutes
             if minutes is not None:
                 minutes = share * max(0.0, minutes - (time.monotonic() - started) / 60)
@@ -122,7 +125,8 @@ class Study:
         if self.setup.search:
             if self.max_minutes is not None or self.max_rounds is not None:
                 raise UsageError(
-                    "--budget does not go with [search]: set search.budget, or --full_grid."
+                    "--budget cannot limit an item with [search]; set its search.budget, or pass "
+                    "--full_grid."
                 )
             runs, chosen, found = self._searched(points, tried, execute)
             told += found
@@ -142,7 +146,7 @@ class Study:
         return Outcome(self.setup, runs, chosen, told)
 
     def _searched(self, points, seeds, execute):
-        """Searches the grids of rows; returns runs, chosen points, and what is to be said."""
+        """Searches the grids of rows; returns runs, chosen points, and a sentence per search."""
         wide = [row for row in self.rows if len(points[row]) > 1]
         runs = self.plan({row: points[row] for row in self.rows if row not in wide}, seeds)
         execute(runs)
@@ -156,13 +160,13 @@ class Study:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a set-up came to.
+    """The results of a set-up.
 
     Attributes:
       setup: The set-up.
       runs: All runs.
       chosen: Row → the point of its grid that was chosen.
-      told: What has to be said of how that came about, as sentences.
+      told: Sentences on how the points were chosen.
     """
 
     setup: Setup
@@ -175,7 +179,7 @@ class Outcome:
         return results.records(self.runs, self.setup, self.chosen)
 
     def caveats(self) -> list[str]:
-        """Returns what must be said beside the table, as sentences."""
+        """Returns the sentences that must accompany the table."""
         records = self.records()
         found = results.caveats(records, self.setup)
         found += run_folders.mixtures([run.read() for run in self.runs])

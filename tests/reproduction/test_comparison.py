@@ -104,11 +104,11 @@ def test_the_command_compares_the_chosen_rows_by_the_same_numbers(made, capsys, 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"algorithms": []}, "must name one method"),
+        ({"algorithms": []}, "must name at least one method"),
         ({"algorithms": ["fedavgg"]}, "Did you mean fedavg"),
-        ({"seeds": 0}, "must name one seed"),
+        ({"seeds": 0}, "must name at least one seed"),
         ({"tune": "all"}, "must be 'rates' or None"),
-        ({"jobs": 2}, "jobs does not go with a task"),
+        ({"jobs": 2}, "jobs does not support a task"),
         ({"seed": 3}, "compare sets seed itself"),
         ({"total_rounds": -1}, "total_rounds"),
         ({"total_round": 3}, "total_round"),
@@ -231,7 +231,7 @@ def test_several_tasks_are_compared_as_in_rliable():
     # 2 beats 1; 4 beats 1 and 3: 3 of 4. On the other task all of 4.
     assert better.loc["TERM > FedAvg", "mean"] == 0.875
     fewer = by_hand({"fedavg": [1.0], "term": [2.0]})
-    with pytest.raises(RunError, match="not the same number"):
+    with pytest.raises(RunError, match="not have the same number"):
         comparison.over_tasks([one, fewer])
 
 
@@ -306,7 +306,7 @@ def test_a_changed_flag_file_starts_runs_in_folders_of_their_own(tmp_path):
 def test_rates_are_tuned_on_held_out_examples_of_the_first_seed(tmp_path, capsys):
     result = run(tmp_path, tune="rates", budget=3, total_rounds=3, runtime="auto")
     told = capsys.readouterr().out
-    assert "Grids' points" not in told
+    assert "Points of grids" not in told
     for row in ("fedavg", "qfedavg"):
         of_row = result.runs[result.runs.row == row]
         assert of_row.seed.tolist() == [1, 2]

@@ -107,7 +107,7 @@ fedavg = { client_learning_rate = [0.1, 0.2] }
             "widen.flags: no grid has numbers of client_rate",
         ),
         ("seeds = [1]", "seeds = [1]\nsearch = { factor = 1 }", "search must be a table of factor"),
-        ("[0.1, 0.2] }", "[0.1] }\n[setups.s.search]\nfactor = 2", "search has no grid"),
+        ("[0.1, 0.2] }", "[0.1] }\n[setups.s.search]\nfactor = 2", "search needs a grid"),
         (
             "seeds = [1]",
             "seeds = [1]\nsearch = { restart = 1 }",
@@ -124,28 +124,28 @@ fedavg = { client_learning_rate = [0.1, 0.2] }
         (
             "rounds = 3",
             'rounds = 3\nsample = {points = 2}\nwiden = { times = 1, flags = ["a"] }',
-            "widen does not go with sample",
+            "widen cannot be combined with sample",
         ),
         ('"a.flags"', '"a.flags algorithm=fedavg"', "rows.fedavg: algorithm=fedavg must be --flag"),
         ("rounds = 3", "rounds = 3\nwiden = { times = 1 }", "widen must be a table of times"),
         (
             "rounds = 3",
             'rounds = 3\nsearch = {factor = 2}\nwiden = { times = 1, flags = ["a"] }',
-            "widen does not go with search",
+            "widen cannot be combined with search",
         ),
         (
             "rounds = 3",
             'rounds = 3\nsearch = {}\nwiden = { times = 1, flags = ["client_learning_rate"] }',
-            "widen does not go with search",
+            "widen cannot be combined with search",
         ),
         ("[0.1, 0.2] }", "[0.1, 0.2] }\n[setups.s.search]\nbudget = true", "search must be a"),
         ("seeds = [1]", "seeds = [true]", "seeds must be a list of whole numbers"),
         ("_rounds = 2 }", '_rounds = 2, seeds = ["x"] }', "selection must be a table of metric"),
         ("_rounds = 2 }", "_rounds = 2, seeds = [] }", "selection must be a table of metric"),
-        ("_rounds = 2 }", "_rounds = 2, seeds = [1, 2] }", "selection.seeds: 2 is none of the"),
+        ("_rounds = 2 }", "_rounds = 2, seeds = [1, 2] }", "selection.seeds: 2 is not among"),
         ('title = "S"', "title = 3", "title must be a text, found 3"),
         ('title = "T"', "title = ", "cannot be read"),
-        ("[setups.s", "[other.s", "it has no [setups.NAME]"),
+        ("[setups.s", "[other.s", "a table [setups.NAME] is missing"),
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path, capsys, old, new, says):
@@ -199,7 +199,7 @@ def test_seeds_that_the_rule_has_not_choose_where_no_other_is_run(tmp_path, caps
     rule = WHOLE.replace("last_rounds = 2", "last_rounds = 2, seeds = [1]")
     (tmp_path / "x.toml").write_text(rule.replace("seeds = [1]\n", "seeds = [1, 2]\n"))
     own = [f"--items={tmp_path}", "--item=x", "--dry_run", f"--root_output_dir={tmp_path}"]
-    said = "Grids' points are chosen on seed 4 5: of the item's selection.seeds, 1, none is run.\n"
+    said = "Points of grids are chosen on seed 4 5, since none of the item's selection.seeds (1)"
     # Two points on each seed; on the rule's alone, and then the chosen one on the other.
     for seeds, runs in (("4,5", 4), ("1,5", 3), ("1,2", 3)):
         assert reproduce.main([*own, f"--seeds={seeds}"]) == 0

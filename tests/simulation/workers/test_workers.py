@@ -465,17 +465,17 @@ def refused(**settings):
 
 
 def test_bad_settings_are_one_line_each(monkeypatch):
-    assert "--clients_per_chunk=1 would do" in refused(workers=6)
+    assert "use --clients_per_chunk=1" in refused(workers=6)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     assert "need 4 cores, but there are 2" in refused(workers=4)
     assert refused(cpus_per_worker=0.5) == "--cpus_per_worker is not used without --workers."
     given = dict(task="toy", algorithm="fedadam", total_rounds=1, clients_per_round=4)
     given |= dict(client_batch_size=3, client_learning_rate=0.1, server_learning_rate=0.1)
-    with pytest.raises(HparamError, match=r"--clients_per_chunk is not set; .*=1 would do"):
+    with pytest.raises(HparamError, match=r"--clients_per_chunk is not set; .*=1, for example"):
         experiment_flags.from_python({**given, "workers": 1})
     with pytest.raises(HparamError, match="native"):
         experiment_flags.from_python({**given, "clients_per_chunk": 2, "runtime": "native"})
-    with pytest.raises(HparamError, match="--aggregator=robust: TFF's aggregators are"):
+    with pytest.raises(HparamError, match="--aggregator=robust, which needs all"):
         experiment_flags.from_python({**given, "clients_per_chunk": 2, "aggregator": "robust"})
 
 
