@@ -268,7 +268,7 @@ def _told(setup, records, caveats, folder, named, options) -> str:
     places = [f"--{flag}={getattr(options, flag)}" for flag in flags if flag in options.given]
     rest = [
         *caveats,
-        f"Columns (docs/metrics.md): {results.columns_in_words(setup, names)}",
+        f"Columns (docs/metrics.md): {'; '.join(results.columns_in_words(setup, names))}",
         f"In {folder}: {', '.join(named)}",
     ]
     lines = [textwrap.fill(line, 100, break_long_words=False) for line in rest]

@@ -63,6 +63,7 @@ _COMPARISONS = {
     ast.Gt: (operator.gt, ">"),
     ast.GtE: (operator.ge, ">="),
 }
+_OPPOSITES = {ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt}
 _SIGNS = {ast.Add: 1, ast.Sub: -1}
 
 
@@ -72,7 +73,7 @@ class Verdict(NamedTuple):
     Attributes:
       claim: The line of claims.csv.
       verdict: One of `VERDICTS`.
-      shown: The numbers that it goes by, or why there is none.
+      shown: The numbers that it goes by, or why there is none; a line for each comparison or remark.
       read: The set-ups whose results were read, each with a recorded line.
       outcome: What the results at hand say, also where they decide nothing: one of the other
         verdicts; blank without results.
@@ -336,16 +337,19 @@ def _evaluate(node, data: _Results) -> Any:
         ):
             numbers = [_evaluate(part, data) for part in (left, *rest)]
             pairs = list(zip(ops, numbers, numbers[1:], strict=False))
-            told = numbers[0].told + "".join(
-                f" {_COMPARISONS[type(op)][1]} {right.told}" for op, _, right in pairs
-            )
             truths = [_COMPARISONS[type(op)][0](a.value, b.value) for op, a, b in pairs]
+            # As it is: of a comparison that is false, the opposite.
+            signs = [
+                _COMPARISONS[type(op) if true else _OPPOSITES[type(op)]][1]
+                for (op, _, _), true in zip(pairs, truths, strict=True)
+            ]
+            told = numbers[0].told + "".join(
+                f" {sign} {right.told}" for sign, (_, _, right) in zip(signs, pairs, strict=True)
+            )
             closes = [a.is_close_to(b) for _, a, b in pairs]
             outcome = _all(None if c else t for c, t in zip(closes, truths, strict=True))
             margins = dict.fromkeys(a.told_close_to(b) for _, a, b in pairs if a.is_close_to(b))
-            data.told.append(
-                (outcome, ", ".join([told if all(truths) else f"not {told}", *margins]))
-            )
+            data.told.append((outcome, ", ".join([told, *margins])))
             return outcome
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in (
             *("value", "first", "lowest", "dominated", "range", "soonest"),
@@ -380,7 +384,7 @@ def judge(paper: str, claim: Mapping[str, str]) -> Verdict:
     try:
         outcome = _evaluate(ast.parse(claim["expression"], mode="eval"), data)
     except _NotThereError as why:
-        return Verdict(claim, UNTESTED, "; ".join([str(why), *remark]))
+        return Verdict(claim, UNTESTED, "\n".join([str(why), *remark]))
     except SyntaxError as error:
         raise ReproduceError(
             f"{claim['expression']!r} in claims.csv of {paper}: {error}."
@@ -389,14 +393,14 @@ def judge(paper: str, claim: Mapping[str, str]) -> Verdict:
     # First what decides: of ten comparisons one that is false.
     told = [text for _, text in sorted(data.told, key=lambda one: one[0] is not outcome)]
     more = [f"{len(told) - _SHOWN} more"] if len(told) > _SHOWN else []
-    shown = "; ".join([*told[:_SHOWN], *more, *remark])
+    shown = "\n".join([*told[:_SHOWN], *more, *remark])
     flaws = []
     if any(setup.stand_in for setup, _ in data.read):
         flaws.append("on a stand-in")
     if not all(score.is_whole(setup, record) for setup, record in data.read):
         flaws.append("on fewer rounds or seeds")
     if flaws:
-        told = f"{', '.join(flaws)} {found}: {shown}"
+        told = f"{', '.join(flaws)} {found}:\n{shown}"
         return Verdict(claim, UNTESTED, told, data.read, verdict)
     return Verdict(claim, verdict, shown, data.read, verdict)
 

@@ -178,7 +178,7 @@ def _settings(setup, rows) -> str:
         time = f"{float(seconds):.3g}" if seconds else ""
         lines.append([row, *settings, *place, first["rounds"], first["seeds"], time])
     grid = ["grid"] if chosen else []
-    return _table(lines, ["row", *chosen, *grid, "rounds", "seeds", "s a round"])
+    return _table(lines, ["row", *chosen, *grid, "rounds", "seeds", "s per round"])
 
 
 def _section(item: Item, said: dict[str, str]) -> str:
@@ -256,7 +256,7 @@ def _remarks(item, setup, rows, said) -> str:
 
 
 _CAPTIONS = {
-    "results": "What each row came to",
+    "results": "Final result of each row",
     "curves": "Curves over rounds",
     "density": "Density of clients' values",
     "pareto": "Mean error and its relative deviation",
@@ -276,9 +276,9 @@ def _what_counts(item, setup) -> list[str]:
         return []
     if not setup.counts:
         same = (s for s in item.setups.values() if s.published == setup.published and s.counts)
-        return [f"The scoreboard counts the set-up `{next(same).name}`."]
+        return [f"The scoreboard counts the set-up `{next(same).name}` instead."]
     return [
-        f"The scoreboard counts `{ours}` as the paper's {theirs}; the other form is shown beside."
+        f"The scoreboard compares `{ours}` with the paper's {theirs}. The other form is shown, too."
         for theirs, ours in setup.counted_rows.items()
     ]
 
@@ -297,7 +297,7 @@ def _how(setup, rows) -> str:
         if values:
             lines.append([label, "; ".join(values)])
     if rows:
-        words = results.columns_in_words(setup)
+        words = "<br>".join(results.columns_in_words(setup))
         files = f"[results.csv]({path}/results.csv), [runs.csv]({path}/runs.csv)"
         lines += [["[columns](../../docs/metrics.md)", words], ["files", files]]
     return _table(lines, ["", ""])
@@ -359,7 +359,7 @@ def _claims(paper: str) -> str:
         is_untested = verdict.verdict == claims.UNTESTED
         stand_ins += is_untested and bool(verdict.outcome)
         (untested if is_untested else decided).append(
-            [claim["claim"], claim["source"], f"*{verdict.verdict}*", f"{verdict.shown}{runs}"]
+            [claim["claim"], claim["source"], f"*{verdict.verdict}*", f"{_lines(verdict.shown)}{runs}"]
         )
     names = ["the paper says", "where", "here", "what shows it"]
     parts = [_table(decided, names) if decided else "No claim is decided here."]
@@ -368,6 +368,11 @@ def _claims(paper: str) -> str:
         summary = f"{len(untested)} claims untested here, {tried}"
         parts.append(_fold(summary, [_table(untested, names)]))
     return "\n\n".join(parts)
+
+
+def _lines(text) -> str:
+    """Returns a text as a cell of a table."""
+    return text.replace("\n", "<br>")
 
 
 def _claim_counts(papers: Sequence[str]) -> str:
@@ -399,9 +404,11 @@ def _main_claims(names: Mapping[str, str]) -> str:
             if part.read and not number:
                 # Of a result that decides nothing it stands after how it came out.
                 shown = (
-                    part.shown.partition(": ")[2] if part.verdict == claims.UNTESTED else part.shown
+                    part.shown.partition(":\n")[2]
+                    if part.verdict == claims.UNTESTED
+                    else part.shown
                 )
-                number = f"{part.read[0][1]['column']}: {shown.split('; ')[0]}"
+                number = f"{part.read[0][1]['column']}: {shown.splitlines()[0]}"
         several = " to ".join(dict.fromkeys(map(str, (min(seeds), max(seeds))))) if seeds else ""
         verdict = f"*{main.verdict}*"
         if verdicts := {part.verdict for part in main.parts} - {claims.HOLDS, claims.UNTESTED}:
@@ -471,9 +478,12 @@ def _order_counts() -> str:
 
 
 def _replace(text: str, name: str, content: str) -> str:
+    """Returns a page with a block replaced, or appended; without content the block goes."""
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     block = f"{begin}\n{content}\n{end}"
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.S)
+    if not content:
+        return re.sub(rf"\n*{pattern.pattern}\n", "\n", text, flags=re.S)
     if pattern.search(text):
         return pattern.sub(lambda _: block, text)
     return f"{text.rstrip()}\n\n{block}\n"
@@ -493,8 +503,7 @@ def paper_page(paper: str, text: str) -> str:
     said = {}
     for item in items:
         section = _section(item, said)
-        if "\n" in section:
-            text = _replace(text, item.name, section)
+        text = _replace(text, item.name, section if "\n" in section else "")
     return text
 
 
@@ -506,11 +515,8 @@ def notes_page(paper: str, text: str) -> str:
       text: The notes as they are.
     """
     readings = _readings(all_items(paper))
-    return (
-        _replace(text, "readings", f"## Readings that do not count\n\n{readings}")
-        if readings
-        else text
-    )
+    heading = "## Readings that do not count\n\n" if readings else ""
+    return _replace(text, "readings", heading + readings)
 
 
 def scoreboard_page(text: str) -> str:

@@ -392,7 +392,7 @@ def largest_difference(rows: Sequence[Mapping[str, Any]], setup: Setup) -> str:
     if share <= 0.01:
         return ""
     digits = {c["name"]: c.get("digits", 2) for c in setup.columns}[column]
-    told = f"What differs most{far} is {row}'s {column}: "
+    told = f"The largest difference{far} is {row}'s {column}: "
     told += f"{ours:.{digits}f}, paper {paper:.{digits}f}"
     reason = _of_rows(setup.reasons.get(column, ""), {r["row"] for r in rows}, setup)
     return f"{told}. {reason}" if reason else f"{told}."
@@ -419,8 +419,8 @@ def short_name(row: str, setup: Setup) -> str:
     return " ".join(word for word in row.split() if word not in shared)
 
 
-def columns_in_words(setup: Setup, names: Collection[str] | None = None) -> str:
-    """Returns what the columns of a table are, by the names that docs/metrics.md defines.
+def columns_in_words(setup: Setup, names: Collection[str] | None = None) -> list[str]:
+    """Returns what each column of a table is, by the names that docs/metrics.md defines.
 
     Args:
       setup: The set-up.
@@ -442,7 +442,7 @@ def columns_in_words(setup: Setup, names: Collection[str] | None = None) -> str:
         elif "best" in column:
             metric += f", {column['best']} of the run"
         parts.append(f"{column['name']} {metric}")
-    return "; ".join(parts)
+    return parts
 
 
 def caveats(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
@@ -464,15 +464,15 @@ def caveats(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
         else:
             reached = ", ".join(f"{row} {n} of {protocol}" for row, n, protocol in short)
         lines.append(
-            f"The rounds differ: here are fewer than in the protocol ({reached}), so these numbers "
-            "do not compare with the paper's. Without --budget all are done."
+            f"Fewer rounds than the protocol ({reached}): do not compare these numbers with the "
+            "paper's. Leave out --budget to run them all."
         )
     wide = max((c.get("last_rounds", 1) for c in setup.columns), default=1)
     if any((n + 1) // 2 < wide for _, n, _ in short):
-        lines.append("Means of the last rounds are over no more than the second half of a run.")
+        lines.append("Means of the last rounds cover the second half of a run at most.")
     seeds = {len(r["seeds"].split()) for r in rows}
     if seeds and min(seeds) < len(setup.seeds):
-        lines.append(f"The seeds differ: {len(setup.seeds)} in the protocol, here {min(seeds)}.")
+        lines.append(f"Fewer seeds than the protocol: {min(seeds)} of {len(setup.seeds)}.")
     for row, status in dict.fromkeys((r["row"], r["status"]) for r in rows):
         if status not in ("complete", "partial"):
             lines.append(f"{row}: {status}.")

@@ -232,7 +232,7 @@ def test_results_are_means_over_seeds_with_their_spread(runs, monkeypatch):
     assert first["status"] == "partial: runs of 2 to 3 rounds"
     assert "a: partial: runs of 2 to 3 rounds." in results.caveats(records, SETUP)
     told = results.caveats(records, SETUP)
-    assert told[0].startswith("The rounds differ: here are fewer than in the protocol (a 2 of 3, b")
+    assert told[0].startswith("Fewer rounds than the protocol (a 2 of 3, b")
     assert not any("second half" in line for line in told)
     wide = toy_setup(columns=[{**SETUP.columns[0], "last_rounds": 2}])
     assert "Means of the last rounds" in results.caveats(records, wide)[1]
@@ -437,7 +437,7 @@ def test_the_number_that_differs_most_is_told_with_its_reason(monkeypatch):
     ]
     theirs = {("a", "acc"): {"value": "79"}, ("b", "acc"): {"value": "40"}}
     monkeypatch.setattr(results, "published", lambda setup: theirs)
-    told = "What differs most is b's acc: 30.00, paper 40.00."
+    told = "The largest difference is b's acc: 30.00, paper 40.00."
     assert results.largest_difference(rows, SETUP) == told
     explained = toy_setup(reasons={"acc": "Because."})
     assert results.largest_difference(rows, explained) == f"{told} Because."
@@ -446,10 +446,10 @@ def test_the_number_that_differs_most_is_told_with_its_reason(monkeypatch):
     rows[1]["rounds"] = 2
     assert "a's acc" in results.largest_difference(rows, SETUP)
     rows[0]["rounds"] = 2
-    told = "What differs most, after fewer rounds than the paper's, is b's acc: 30.00, paper 40.00."
+    told = "The largest difference, after fewer rounds than the paper's, is b's acc: 30.00, paper 40.00."
     assert results.largest_difference(rows, SETUP) == told
     assert results.largest_difference([], SETUP) == ""
-    assert results.columns_in_words(SETUP) == "acc `eval/accuracy` x 100"
+    assert results.columns_in_words(SETUP) == ["acc `eval/accuracy` x 100"]
 
 
 def test_what_make_run_shows_has_a_reason_for_the_number_that_differs_most():
@@ -464,7 +464,7 @@ def test_what_make_run_shows_has_a_reason_for_the_number_that_differs_most():
     assert {r["row"] for r in shown} == set(asked["rows"].split(","))
     for compared in (shown, rows):
         told = results.largest_difference(compared, setup)
-        column = re.match(r"What differs most is \w+'s (\w+):", told).group(1)
+        column = re.match(r"The largest difference is \w+'s (\w+):", told).group(1)
         reason = setup.reasons.get(column, "no reason")
         if compared is shown:
             reason = reason[: reason.index(" FedProx is")]
@@ -688,8 +688,8 @@ def test_rows_are_run_and_a_table_comes_out(tmp_path):
     done = reproduce_table5(tmp_path, "--rows=fedavg", "--budget=minutes=0.02")
     assert done.returncode == 0, done.stderr
     assert "| fedavg   | ours" in done.stdout and "| fedavg   | paper" in done.stdout
-    assert "The rounds differ" in done.stdout
-    assert "What differs most, after fewer rounds than the paper's, is fedavg's" in done.stdout
+    assert "Fewer rounds than the protocol" in done.stdout
+    assert "The largest difference, after fewer rounds than the paper's, is fedavg's" in done.stdout
     assert "Columns (docs/metrics.md): avg `fairness/accuracy_avg_t` x 100; std" in done.stdout
     (header,) = [line for line in done.stdout.splitlines() if line.startswith("| method")]
     cells = [cell.strip() for cell in header.strip("|").split("|")]
@@ -709,8 +709,8 @@ def test_rows_are_run_and_a_table_comes_out(tmp_path):
         assert (folder / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
     with open(folder / "curves.csv", newline="") as f:
         assert {r["method"] for r in csv.DictReader(f)} == {"fedavg"}
-    assert "The rounds differ" in (folder / "table.md").read_text()
-    assert "% The rounds differ" in (folder / "table.tex").read_text()
+    assert "Fewer rounds than the protocol" in (folder / "table.md").read_text()
+    assert "% Fewer rounds than the protocol" in (folder / "table.tex").read_text()
     with open(folder / "results.csv", newline="") as f:
         assert {r["status"] for r in csv.DictReader(f)} == {"partial"}
 

@@ -197,9 +197,10 @@ def of_markdown(kind: str, place: str, text: str) -> Iterator[Passage]:
                 skipped.add(column)
             if column in skipped:
                 continue
-            words = "".join(_inline(child) for child in token.children)
-            if words.strip():
-                yield Passage(kind, place, line, words)
+            # A line of a table's cell is a passage.
+            for words in "".join(_inline(child) for child in token.children).splitlines():
+                if words.strip():
+                    yield Passage(kind, place, line, words)
         elif token.type == "table_close":
             column, skipped = 0, set()
 

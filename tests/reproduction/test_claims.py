@@ -241,11 +241,11 @@ def judge(expression):
     ("expression", "verdict", "shown"),
     [
         ('value("a", "avg") > value("b", "avg")', "holds", "a 3 > b 2"),
-        ('value("b", "avg") > value("a", "avg")', "does not", "not b 2 > a 3"),
-        ('value("a", "avg") - value("b", "avg") <= 0.8', "does not", "not a 3 - b 2 = 1 <= 0.8"),
+        ('value("b", "avg") > value("a", "avg")', "does not", "b 2 <= a 3"),
+        ('value("a", "avg") - value("b", "avg") <= 0.8', "does not", "a 3 - b 2 = 1 > 0.8"),
         ('value("b", "avg") < value("c", "avg") + -0.5', "holds", "b 2 < c 2.95 + -0.5 = 2.45"),
         ('1 < value("b", "avg") < 3', "holds", "1 < b 2 < 3"),
-        ('1 < value("b", "avg") < 1.5', "does not", "not 1 < b 2 < 1.5"),
+        ('1 < value("b", "avg") < 1.5', "does not", "1 < b 2 >= 1.5"),
         (
             'value("c", "avg") < value("a", "avg")',
             "inconclusive",
@@ -269,7 +269,7 @@ def judge(expression):
         (
             "1 < 2 and " + " and ".join(['value("a", "avg") > value("b", "avg")'] * 3),
             "holds",
-            "1 < 2; a 3 > b 2; 2 more",
+            "1 < 2\na 3 > b 2\n2 more",
         ),
     ],
 )
@@ -475,7 +475,7 @@ def test_what_is_not_the_whole_protocol_decides_nothing(recorded, change):
     assert judge('value("a", "avg") > value("b", "avg")').verdict == "holds"
     found = judge('first("a", "avg")')
     assert found.verdict == "untested here"
-    assert found.shown.startswith("on fewer rounds or seeds it is inconclusive: a 3, c 2.95")
+    assert found.shown.startswith("on fewer rounds or seeds it is inconclusive:\na 3, c 2.95")
 
 
 @pytest.mark.parametrize(

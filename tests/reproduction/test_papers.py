@@ -398,6 +398,14 @@ def test_what_is_written_by_hand_stays():
     assert readme._replace("# T\n", "x", "new") == "# T\n\n<!-- begin x -->\nnew\n<!-- end x -->\n"
 
 
+def test_a_block_without_content_goes():
+    """A reading that counts by now leaves the notes."""
+    text = "# T\n\n<!-- begin x -->\nold\n<!-- end x -->\n"
+    assert readme._replace(text, "x", "") == "# T\n"
+    assert readme._replace(text + "\nafter\n", "x", "") == "# T\n\nafter\n"
+    assert readme._replace("# T\n", "x", "") == "# T\n"
+
+
 def test_a_recorded_table_marks_what_differs(monkeypatch):
     line = {"row": "fedavg", "seeds": "1 2 3", "rounds": "1000", "status": "complete"}
     rows = [
@@ -433,8 +441,8 @@ def test_a_column_that_is_another_reading_stands_beside_the_same_number(monkeypa
 def test_a_page_says_which_set_up_and_row_count():
     page = (items.PAPERS / "adafedadam" / "README.md").read_text()
     notes = (items.PAPERS / "adafedadam" / "notes.md").read_text()
-    assert "- The scoreboard counts the set-up `momentum_reset`." in notes
-    assert "- The scoreboard counts `qfedavg` as the paper's qfedavg; the other form is" in page
+    assert "- The scoreboard counts the set-up `momentum_reset` instead." in notes
+    assert "- The scoreboard compares `qfedavg` with the paper's qfedavg." in page
 
 
 # methods.md, section 6; what shows no experiment (notation, statistics of data, architectures, the
