@@ -387,41 +387,46 @@ def _claim_counts(papers: Sequence[str]) -> str:
 
 
 def _main_claims(names: Mapping[str, str]) -> str:
-    """Returns a line a paper: its main claim, the verdict and what that goes by.
+    """Returns a line for each paper: its main claim, the verdict and what decides it.
 
     Args:
       names: Folder under papers/ → the paper's name.
     """
-    lines = []
-    for paper, name in names.items():
-        main = claims.main_claim(paper)
-        data, seeds, number = {}, set(), ""
-        for part in main.parts:
-            for setup, record in part.read:
-                what = ", ".join(record["data"].split(", ")[:2])
-                data[what + ", stand-in" * bool(setup.stand_in)] = None
-                seeds.add(len(record["seeds"].split()))
-            if part.read and not number:
-                # Of a result that decides nothing it stands after how it came out.
-                shown = (
-                    part.shown.partition(":\n")[2]
-                    if part.verdict == claims.UNTESTED
-                    else part.shown
-                )
-                number = f"{part.read[0][1]['column']}: {shown.splitlines()[0]}"
-        several = " to ".join(dict.fromkeys(map(str, (min(seeds), max(seeds))))) if seeds else ""
-        verdict = f"*{main.verdict}*"
-        if verdicts := {part.verdict for part in main.parts} - {claims.HOLDS, claims.UNTESTED}:
-            verdict += "".join(
-                f"<br>{part.verdict}: {part.claim['claim']}"
-                for part in main.parts
-                if part.verdict in verdicts
+    claimed = {paper: _main_claim(paper) for paper in names}
+    lines = [[f"[{names[p]}]({p}/README.md)", *told.values()] for p, told in claimed.items()]
+    return _table(lines, ["paper", *next(iter(claimed.values()))])
+
+
+def _main_claim(paper: str) -> dict[str, str]:
+    """Returns heading → a paper's main claim, the verdict and what decides it."""
+    main = claims.main_claim(paper)
+    data, seeds, number = {}, set(), ""
+    for part in main.parts:
+        for setup, record in part.read:
+            what = ", ".join(record["data"].split(", ")[:2])
+            data[what + ", stand-in" * bool(setup.stand_in)] = None
+            seeds.add(len(record["seeds"].split()))
+        if part.read and not number:
+            # Of a result that decides nothing it stands after how it came out.
+            shown = (
+                part.shown.partition(":\n")[2] if part.verdict == claims.UNTESTED else part.shown
             )
-        link = f"[{name}]({paper}/README.md)"
-        lines.append([link, main.sentence, verdict, "<br>".join(data), several, number])
-    return _table(
-        lines, ["paper", "main claim", "verdict", "data", "seeds", "the number behind it"]
-    )
+            number = f"{part.read[0][1]['column']}: {shown.splitlines()[0]}"
+    several = " to ".join(dict.fromkeys(map(str, (min(seeds), max(seeds))))) if seeds else ""
+    verdict = f"*{main.verdict}*"
+    if verdicts := {part.verdict for part in main.parts} - {claims.HOLDS, claims.UNTESTED}:
+        verdict += "".join(
+            f"<br>{part.verdict}: {part.claim['claim']}"
+            for part in main.parts
+            if part.verdict in verdicts
+        )
+    return {
+        "main claim": main.sentence,
+        "verdict": verdict,
+        "data": "<br>".join(data),
+        "seeds": several,
+        "the number behind it": number,
+    }
 
 
 def _counts_of_claims(paper) -> Counter:
@@ -497,6 +502,7 @@ def paper_page(paper: str, text: str) -> str:
       text: The README as it is.
     """
     items = all_items(paper)
+    text = _replace(text, "main", _table(_main_claim(paper).items(), ["", ""]))
     text = _replace(text, "overview", _overview(items))
     text = _replace(text, "claims", _claims(paper))
     text = _replace(text, "order", _order(items))

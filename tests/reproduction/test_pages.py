@@ -228,6 +228,10 @@ def test_the_papers_page_opens_with_a_row_a_paper():
         assert list(row)[1:] == names and all(row.values()), paper
         main = claims.main_claim(paper)
         assert row["main claim"] == main.sentence and main.verdict in row["verdict"]
+        opening, _, block = page.partition("<!-- begin main -->")
+        assert "\n## " not in opening
+        block = block.partition("<!-- end main -->")[0]
+        assert all(f"| {name} | {row[name]} |" in block for name in names)
     headings = re.findall(r"(?m)^## (.*)", SCOREBOARD)
     assert headings[:3] == ["What was easy", "What was hard", "What is missing"]
 
