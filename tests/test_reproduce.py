@@ -467,7 +467,7 @@ def test_what_make_run_shows_has_a_reason_for_the_number_that_differs_most():
         column = re.match(r"The largest difference is \w+'s (\w+):", told).group(1)
         reason = setup.reasons.get(column, "no reason")
         if compared is shown:
-            reason = reason[: reason.index(" FedProx is")]
+            reason = reason[: reason.index(" With the mu")]
         assert told.endswith(reason), told
     for recorded in (rows, score.recorded(setups["synthetic_splits"])):
         (tail,) = [r for r in recorded if (r["row"], r["column"]) == ("fedadam", "worst30")]
