@@ -73,7 +73,8 @@ class Verdict(NamedTuple):
     Attributes:
       claim: The line of claims.csv.
       verdict: One of `VERDICTS`.
-      shown: The numbers that it goes by, or why there is none; a line for each comparison or remark.
+      shown: The numbers that it goes by, or why there is none; a line for each comparison and
+        remark.
       read: The set-ups whose results were read, each with a recorded line.
       outcome: What the results at hand say, also where they decide nothing: one of the other
         verdicts; blank without results.

@@ -358,8 +358,9 @@ def _claims(paper: str) -> str:
         runs = f" [runs]({path})" if (PAPERS / paper / path).exists() else ""
         is_untested = verdict.verdict == claims.UNTESTED
         stand_ins += is_untested and bool(verdict.outcome)
+        shown = f"{_lines(verdict.shown)}{runs}"
         (untested if is_untested else decided).append(
-            [claim["claim"], claim["source"], f"*{verdict.verdict}*", f"{_lines(verdict.shown)}{runs}"]
+            [claim["claim"], claim["source"], f"*{verdict.verdict}*", shown]
         )
     names = ["the paper says", "where", "here", "what shows it"]
     parts = [_table(decided, names) if decided else "No claim is decided here."]
