@@ -380,7 +380,7 @@ def largest_difference(rows: Sequence[Mapping[str, Any]], setup: Setup) -> str:
     """
     theirs = published(setup)
     whole = [r for r in rows if not _is_short(r)]
-    rows, far = (whole, "") if whole else (rows, ", after fewer rounds than the paper's,")
+    rows, far = (whole, "") if whole else (rows, ", after fewer rounds,")
     differences = []
     for r in rows:
         found = theirs.get((setup.published_rows.get(r["row"], r["row"]), r["column"]))

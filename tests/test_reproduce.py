@@ -446,7 +446,7 @@ def test_the_number_that_differs_most_is_told_with_its_reason(monkeypatch):
     rows[1]["rounds"] = 2
     assert "a's acc" in results.largest_difference(rows, SETUP)
     rows[0]["rounds"] = 2
-    told = "The largest difference, after fewer rounds than the paper's, is b's acc: 30.00, paper 40.00."
+    told = "The largest difference, after fewer rounds, is b's acc: 30.00, paper 40.00."
     assert results.largest_difference(rows, SETUP) == told
     assert results.largest_difference([], SETUP) == ""
     assert results.columns_in_words(SETUP) == ["acc `eval/accuracy` x 100"]
@@ -689,7 +689,7 @@ def test_rows_are_run_and_a_table_comes_out(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "| fedavg   | ours" in done.stdout and "| fedavg   | paper" in done.stdout
     assert "Fewer rounds than the protocol" in done.stdout
-    assert "The largest difference, after fewer rounds than the paper's, is fedavg's" in done.stdout
+    assert "The largest difference, after fewer rounds, is fedavg's" in done.stdout
     assert "Columns (docs/metrics.md): avg `fairness/accuracy_avg_t` x 100; std" in done.stdout
     (header,) = [line for line in done.stdout.splitlines() if line.startswith("| method")]
     cells = [cell.strip() for cell in header.strip("|").split("|")]
