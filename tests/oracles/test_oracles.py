@@ -12,6 +12,7 @@ from tests.oracles import (
     cohort,
     delta_sgd,
     fedacg,
+    fedadamw,
     fedcm,
     feddyn,
     fedexp,
@@ -621,6 +622,42 @@ def test_fedacgs_server_by_hand():
     )
     np.testing.assert_allclose(m[0], [2, 1])
     np.testing.assert_allclose(x[0], [3, 2])
+
+
+def test_fedadamws_client_by_hand():
+    """beta1 = beta2 = 1/2, epsilon = 0, alpha = 1/2, lambda = 1/2, lr = 1/2, d = (4, 8), x = 0.
+
+    g = (3, -1): m_hat / sqrt(v_hat) = (1, -1), x_k = -(1/2) [(1, -1) + (2, 4)] = (-3/2, -3/2) ;
+    g = (0, -4): m = (3/4, -9/4), m_hat = (1, -3), v = (9/4, 33/4), v_hat = (3, 11),
+    x_k <- x_k - (1/2) [(1/sqrt(3), -3/sqrt(11)) + (2, 4) -+ (3/4, 3/4)], + as printed.
+    From v_bar = (1, 1) after one step, v_hat of the first is (5, 1) / (3/4); "common" has
+    m_hat = (2/3) g of it.
+    """
+    zero, d = (np.zeros(2),), (np.array([4.0, 8.0]),)
+    settings = {"alpha": 0.5, "beta1": 0.5, "beta2": 0.5, "epsilon": 0.0, "weight_decay": 0.5}
+    settings |= {"bias_steps": "separate", "decay_sign": "adamw"}
+
+    def after(batches, v=(0.0, 0.0), steps=0, **other):
+        client = _Line(batches=batches)
+        taken = settings | other
+        (delta,), (v,) = fedadamw.client_update(zero, client, d, (np.array(v),), steps, **taken)
+        return delta, v
+
+    delta, v = after((0,))
+    np.testing.assert_allclose(delta, [-3 / 2, -3 / 2])
+    np.testing.assert_allclose(v, [9 / 2, 1 / 2])
+    adam = np.array([1 / math.sqrt(3) + 2, -3 / math.sqrt(11) + 4])
+    delta, v = after((0, 1))
+    np.testing.assert_allclose(delta, -3 / 2 - (adam - 3 / 4) / 2)
+    np.testing.assert_allclose(v, [9 / 4, 33 / 4])
+    delta, _ = after((0, 1), decay_sign="printed")
+    np.testing.assert_allclose(delta, -3 / 2 - (adam + 3 / 4) / 2)
+    second = np.array([3 / math.sqrt(20 / 3), -1 / math.sqrt(4 / 3)])
+    delta, v = after((0,), (1.0, 1.0), 1)
+    np.testing.assert_allclose(delta, -(second + [2, 4]) / 2)
+    np.testing.assert_allclose(v, [5, 1])
+    delta, _ = after((0,), (1.0, 1.0), 1, bias_steps="common")
+    np.testing.assert_allclose(delta, -(second * 2 / 3 + [2, 4]) / 2)
 
 
 def test_fedexps_rate_by_hand():
