@@ -7,6 +7,7 @@ from tests.oracles import (
     delta_sgd,
     fafed,
     fedacg,
+    fedadamw,
     fedams,
     fedcada,
     fedcm,
@@ -255,6 +256,33 @@ CASES: dict[str, list[Case]] = {
         case_of(propfair.run, client_lr=0.2, base=1.3, epsilon=0.3, guard="base"),
         case_of(propfair.run, base=1.6, epsilon=0.4, loss="round", weighting="uniform"),
     ],
+    "fedadamw": [
+        case_of(
+            fedadamw.run,
+            client_lr=0.05,
+            beta1=0.6,
+            beta2=0.8,
+            epsilon=0.01,
+            weight_decay=0.3,
+            alpha=0.4,
+            server_learning_rate=0.8,
+            halved=True,
+        ),
+        case_of(
+            fedadamw.run,
+            client_lr=0.05,
+            beta1=0.7,
+            beta2=0.9,
+            epsilon=0.02,
+            weight_decay=0.2,
+            second_moment="full",
+            bias_steps="common",
+            decay_sign="printed",
+            counted_steps=3.5,
+            weighting="examples",
+        ),
+        case_of(fedadamw.run, client_lr=0.01),
+    ],
     "fedams": [
         case_of(
             fedams.run,
@@ -420,6 +448,7 @@ _FEDDA = [
     ),
     ("alpha * local.learning_rate(state.round_num)", "alpha"),
 ]
+_FEDADAMW_STATE = "ServerState(x, d, v_bar, state.steps + steps, state.round_num)"
 _MOFEDSAM = "client_momentum.build(gradient, model, local, beta, momentum_steps, first_round)"
 _UPHILL = "tf.math.divide_no_nan(rho, at.gradient.norm() + epsilon)"
 _FEDSAM = [
@@ -602,6 +631,37 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ('whole if loss == "round" else at.loss', "at.loss"),
         ("slope(f) * at.gradient", "-slope(f) * at.gradient"),
         ("slope(f) * at.gradient", "at.gradient"),
+    ],
+    "fedadamw": [
+        WEIGHT,
+        *RATE,
+        ("moving_average(beta1, m, at.gradient)", "beta1 * m + at.gradient"),
+        ("moving_average(beta2, v, at.gradient**2)", "beta2 * v + at.gradient**2"),
+        ("j if separate else t", "j"),
+        ("j if separate else t", "t"),
+        (
+            "bias_left(tf.constant(beta2, tf.float64), t)",
+            "bias_left(tf.constant(beta2, tf.float64), j)",
+        ),
+        ("v_hat.sqrt() + epsilon", "(v_hat + epsilon).sqrt()"),
+        ("alpha * d", "-alpha * d"),
+        ("alpha * d", "d"),
+        ("pull * at.weights", "-pull * at.weights"),
+        ("pull * at.weights", "pull * x"),
+        ('weight_decay if decay_sign == "adamw" else -weight_decay', "weight_decay"),
+        ("at.weights - eta * direction", "at.weights + eta * direction"),
+        ("zeros(x) + v_bar", "zeros(x)"),
+        ('v if second_moment == "full" else v.map(tf.reduce_mean)', "v.map(tf.reduce_mean)"),
+        ("v.map(tf.reduce_mean)", "v.map(tf.reduce_max)"),
+        ("counted_steps or taken", "taken"),
+        ("(-delta).over(steps * local.learning_rate(state.round_num))", "(-delta).over(steps)"),
+        (
+            "(-delta).over(steps * local.learning_rate(state.round_num))",
+            "delta.over(steps * local.learning_rate(state.round_num))",
+        ),
+        (_FEDADAMW_STATE, _FEDADAMW_STATE.replace("d,", "state.direction,")),
+        (_FEDADAMW_STATE, _FEDADAMW_STATE.replace("v_bar", "state.second_moment")),
+        (_FEDADAMW_STATE, _FEDADAMW_STATE.replace("state.steps + steps", "state.steps")),
     ],
     "fedams": [
         ("moving_average(beta1, slots.m, delta)", "beta1 * slots.m - (1.0 - beta1) * delta"),

@@ -686,8 +686,9 @@ def test_private_words_are_taken_where_nothing_goes_in_clear(word, name, setting
 CASES_IN_CLEAR = [(name, {}) for name in AGGREGATED]
 CASES_IN_CLEAR += [("lookahead", {"state": "average"}), ("lookahead", {"state": "keep"})]
 CASES_IN_CLEAR += [("fedlocal", {"correction": "local"}), ("client_adam", {"state": "reset"})]
-# Whose clients send a number in clear that tells of their update, its squared norm.
-NUMBER_IN_CLEAR = {"fedexp"}
+CASES_IN_CLEAR += [("fedadamw", {"second_moment": "full"})]
+# Whose clients send numbers in clear that tell of their update: its squared norm, means of blocks.
+NUMBERS_IN_CLEAR = [("fedexp", {}), ("fedadamw", {})]
 
 
 @pytest.mark.quick_cases("scaffold*", "lookahead*", "fedlocal*")
@@ -706,14 +707,15 @@ def test_methods_say_what_goes_in_clear(problem, monkeypatch, name, settings):
     words = {name: word(name) for name in ("mean", "sum", "max", "stack")}
     words["mean_of_updates"] = plain.mean
     monkeypatch.setattr(eager, "EagerFederation", type("Listening", (plain,), words))
+    only_numbers = (name, settings) in NUMBERS_IN_CLEAR
     settings = {**shared.settings(name), **settings}
     model = toy.plain_model(problem)
     list(toy.run_eagerly(name, problem, model, toy.COHORTS[:1], **settings))
     in_clear = registry.get(name).aggregated.in_clear
     if isinstance(in_clear, hparams.By):
         in_clear = in_clear.of(toy.resolve(name, settings)[1][in_clear.setting])
-    assert bool(in_clear) or name not in NUMBER_IN_CLEAR
-    sends_vectors = bool(in_clear) and name not in NUMBER_IN_CLEAR
+    assert in_clear or not only_numbers
+    sends_vectors = bool(in_clear) and not only_numbers
     assert heard and any(v.shape.rank for v in heard) == sends_vectors
 
 

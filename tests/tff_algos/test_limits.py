@@ -12,6 +12,7 @@ import tff_algos
 from simulation.rounds import cohorts
 from tasks.task import ArrayFederatedData
 from tests.oracles import (
+    client_adam,
     client_optimizers,
     fedcm,
     fedda,
@@ -418,6 +419,7 @@ def test_adaalters_first_round_and_one_step(problem):
         "fedsam",
         "mofedsam",
         "delta_sgd",
+        "fedadamw",
     ],
 )
 def test_a_local_step_of_its_own_takes_no_other_optimizer(problem, name):
@@ -668,6 +670,68 @@ def test_a_gradient_of_zero_moves_nothing(problem, name, settings):
     still = problem_lib.Problem(clients, sure)
     states = states_of(still, name, **settings)
     assert_same(states, [sure] * 4, atol=0)
+
+
+def test_fedadamws_first_round_is_adam_on_the_clients(problem):
+    """v̄ = d = 0; without weight decay."""
+    cohorts, adam = toy.COHORTS[:1], {"beta1": 0.6, "beta2": 0.8, "epsilon": 0.01}
+    states = states_of(problem, "fedadamw", cohorts, weight_decay=0.0, alpha=9.0, **adam)
+    orders = toy.batch_orders(problem, cohorts)
+    run = client_adam.run(problem, orders, cohorts, client_lr=0.2, state="reset", **adam)
+    assert_same(states, run.weights)
+
+
+def test_fedadamw_that_keeps_all_of_v_is_adam_over_one_step_a_round(problem):
+    """One client, β_1 = 0: the moments' bias and v go on from round to round."""
+    cohorts, plan, rate = [(4,)] * 3, steps_plan(1, full=True), 0.05
+    settings = {"beta1": 0.0, "beta2": 0.8, "epsilon": 0.01, "weight_decay": 0.0, "alpha": 0.0}
+    states = states_of(
+        problem, "fedadamw", cohorts, plan, client_learning_rate=rate, second_moment="full",
+        **settings,
+    )  # fmt: skip
+    x, v, want = problem.initial_weights, rounds.zeros(problem.initial_weights), []
+    for t in range(1, 4):
+        g = full_gradient(problem, x, [4])
+        v = rounds.each(lambda v, g: 0.8 * v + 0.2 * g**2, v, g)
+        scale = rounds.each(lambda v, t=t: np.sqrt(v / (1 - 0.8**t)) + 0.01, v)
+        x = rounds.each(lambda x, g, s: x - rate * g / s, x, g, scale)
+        want.append(x)
+    assert_same(states, want)
+
+
+def test_fedadamws_block_means_are_the_means_of_all_of_v(problem):
+    states = {
+        kind: states_of(problem, "fedadamw", toy.COHORTS[:1], second_moment=kind)[0]
+        for kind in ("block_means", "full")
+    }
+    assert_same([states["block_means"]], [states["full"].weights], atol=0)
+    pairs = zip(states["block_means"].second_moment, states["full"].second_moment, strict=True)
+    for mean, v in pairs:
+        assert np.shape(mean) == () and np.std(v) > 0
+        np.testing.assert_allclose(mean, np.mean(v), rtol=1e-5)
+
+
+def test_fedadamw_of_a_large_epsilon_is_fedcm(problem):
+    """m̂ = g, and √v̂ is lost next to ε: x_k ← x_k - η (g / ε + α d), of which α = 0.7 is FedCM's
+    1 - α."""
+    states = states_of(
+        problem, "fedadamw", client_learning_rate=0.06e5, epsilon=1e5, beta1=0.0, alpha=0.7,
+        weight_decay=0.0,
+    )  # fmt: skip
+    orders = toy.batch_orders(problem, toy.COHORTS)
+    run = fedcm.run(problem, orders, toy.COHORTS, client_lr=0.2, alpha=0.3)
+    assert_same(states, run.weights, atol=5e-5)
+
+
+@pytest.mark.parametrize(("sign", "factor"), [("adamw", 0.9), ("printed", 1.1)])
+def test_fedadamws_decay_alone_scales_the_weights(problem, sign, factor):
+    """No gradient: by 1 - η λ in a step, or by 1 + η λ as printed."""
+    sure = (problem.initial_weights[0], np.array([1000.0, 0.0, 0.0]))
+    clients = [(x, np.zeros_like(y)) for x, y in problem.clients]
+    still = problem_lib.Problem(clients, sure)
+    settings = {"weight_decay": 0.5, "alpha": 0.0, "decay_sign": sign}
+    states = states_of(still, "fedadamw", [(2, 3)], steps_plan(3), **settings)
+    assert_same(states, [rounds.each(lambda w: w * factor**3, sure)], atol=1e-4)
 
 
 @pytest.mark.parametrize("reported", ["server", "mean"])
