@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tff_suite import command_line, parser
+from tff_suite import command_line, parser, tables
 
 PARSER = parser.Parser(__doc__)
 PARSER.flag("models", help="Models, separated by commas. Unset: all.")
 PARSER.flag("turns", 20, "Turns of each side.", minimum=1)
 PARSER.flag("csv", help="File to write the records to.", path=True)
+tables.add_flag(PARSER)
 
 if __name__ == "__main__":
     command_line.begin(PARSER)
@@ -113,16 +114,9 @@ def main(arguments: list[str]) -> int:
     """Runs the benchmark, prints a Markdown table, writes a CSV."""
     options = PARSER.parse(arguments)
     runtimes.configure_threads()
-    print(
-        "| model | parameters | clients | tff, ms | vectorized, ms | of tff | processor's | auto |"
-    )
-    print("| --- " * 8 + "|")
-    records = []
-    for name in options.models.split(",") if options.models else MODELS:
-        records.append(measure(name, options.turns))
-        print(f"| {' | '.join(map(str, records[-1].values()))} |", flush=True)
-    if options.csv:
-        common.write_csv(options.csv, records)
+    with common.report(options) as table:
+        for name in options.models.split(",") if options.models else MODELS:
+            table.add(measure(name, options.turns))
     return 0
 
 

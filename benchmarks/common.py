@@ -1,5 +1,6 @@
 """What the benchmarks share: the workloads, and the machine in words."""
 
+import contextlib
 import csv
 import datetime
 import os
@@ -11,6 +12,7 @@ import tasks
 import tff_algos
 from simulation.rounds.cohorts import cohort_data
 from tff_algos.registry import RoundPlan
+from tff_suite import tables
 
 
 class Workload(NamedTuple):
@@ -20,6 +22,22 @@ class Workload(NamedTuple):
     clients: int
     batch_size: int
     learning_rate: float
+
+
+@contextlib.contextmanager
+def report(options: Any, heads: Mapping[str, str] | None = None) -> Iterator[tables.Table]:
+    """Gives a table to add records to; writes them to `--csv`, also if measuring ends early.
+
+    Args:
+      options: The command's flags, `csv` and `json` among them.
+      heads: As of `tff_suite.tables.Table`.
+    """
+    with tables.printed(options.json, heads) as table:
+        try:
+            yield table
+        finally:
+            if options.csv and table.records:
+                write_csv(options.csv, table.records)
 
 
 def write_csv(path: str, records: Sequence[Mapping[str, Any]]) -> None:

@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 
-from tff_suite import command_line, parser
+from tff_suite import command_line, parser, tables
 
 PARSER = parser.Parser(__doc__)
 PARSER.flag("workloads", "w1,w2,w3,w4,w5,w6", "Workloads, separated by commas.")
@@ -19,6 +19,7 @@ PARSER.flag("rounds", 5, "Rounds measured.", minimum=1)
 PARSER.flag("examples", 10_000, "Examples to evaluate on.", minimum=1)
 PARSER.flag("data_dir", help="Folder of real data.", path=True)
 PARSER.flag("csv", help="File to write the records to.", path=True)
+tables.add_flag(PARSER)
 
 if __name__ == "__main__":
     command_line.begin(PARSER)
@@ -76,14 +77,9 @@ def main(arguments: list[str]) -> int:
     """Runs the benchmark, prints a Markdown table, writes a CSV."""
     options = PARSER.parse(arguments)
     runtimes.configure_threads()
-    print("| workload | runtime | training us | evaluation us | of training |")
-    print("| --- | --- | --- | --- | --- |")
-    records = []
-    for name in options.workloads.split(","):
-        records.append(measure(name, options.rounds, options.examples, options.data_dir))
-        print(f"| {' | '.join(map(str, records[-1].values()))} |", flush=True)
-    if options.csv:
-        common.write_csv(options.csv, records)
+    with common.report(options) as table:
+        for name in options.workloads.split(","):
+            table.add(measure(name, options.rounds, options.examples, options.data_dir))
     return 0
 
 

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from unittest import mock
 
-from tff_suite import command_line, compat, parser
+from tff_suite import command_line, compat, parser, tables
 
 PARSER = parser.Parser(__doc__)
 PARSER.flag("methods", help="Methods, separated by commas; blank for none. Unset: all.")
@@ -36,6 +36,8 @@ PARSER.flag(
     "Precision of the tasks' models.",
     choices=("float32", "mixed_float16", "mixed_bfloat16"),
 )
+
+tables.add_flag(PARSER)
 
 if __name__ == "__main__":
     command_line.begin(PARSER)
@@ -420,6 +422,15 @@ def of_tasks(
             yield f"fedavg on {name}, vectorized", rounds["vectorized"]
 
 
+_HEADS = {
+    "graph": "graph",
+    "kinds": "kinds",
+    "on_host": "on the host",
+    "with_copies": "on the CPU with copies",
+    "in_loops": "of these in loops",
+}
+
+
 @command_line.reported
 def main(arguments: list[str]) -> int:
     """Prints a table; returns the exit code."""
@@ -427,21 +438,20 @@ def main(arguments: list[str]) -> int:
     if not tf.test.is_built_with_cuda():
         print("This TensorFlow was built without CUDA and knows no GPU kernels.", file=sys.stderr)
         return 1
-    print("| graph | kinds | on the host | on the CPU with copies | of these in loops |")
-    print("| --- | --- | --- | --- | --- |")
     failed = False
     methods = tff_algos.names() if options.methods is None else options.methods.split(",")
     models = tasks.names() if options.tasks is None else options.tasks.split(",")
     tasks_of = functools.partial(of_tasks, precision=options.precision)
-    with runtimes.installed("tff"):
+    with runtimes.installed("tff"), tables.printed(options.json, _HEADS) as table:
         for of, names in ((of_methods, methods), (tasks_of, models)):
             for what, found in of(list(filter(None, names))):
                 kinds = {(o.name, o.dtypes): o.place for o in found}
                 host = sum(where != GPU for where in kinds.values())
                 sides = [lacking(found, in_loop) for in_loop in (False, True)]
                 failed = failed or bool(sides[1])
-                words = " | ".join(", ".join(names) or "none" for names in sides)
-                print(f"| {what} | {len(kinds)} | {host} | {words} |", flush=True)
+                copied, of_loops = (", ".join(names) or "none" for names in sides)
+                counts = {"kinds": len(kinds), "on_host": host}
+                table.add({"graph": what, **counts, "with_copies": copied, "in_loops": of_loops})
     return 1 if failed else 0
 
 

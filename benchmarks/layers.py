@@ -20,13 +20,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 from unittest import mock
 
-from tff_suite import command_line, parser
+from tff_suite import command_line, parser, tables
 
 PARSER = parser.Parser(__doc__)
 PARSER.flag("layers", help="Layers, separated by commas. Unset: all.")
 PARSER.flag("starts", 5, "Processes.", minimum=1)
 PARSER.flag("turns", 10, "Turns of each side.", minimum=1)
 PARSER.flag("csv", help="File to write the records to.", path=True)
+tables.add_flag(PARSER)
 PARSER.flag("child", False)
 
 if __name__ == "__main__":
@@ -145,12 +146,9 @@ def main(arguments: list[str]) -> int:
         runtimes.configure_threads()
         print(json.dumps({name: ratio(LAYERS[name], options.turns) for name in names}))
         return 0
-    records = measure(names, options.starts, options.turns)
-    print("| layer | workload | of the other's time | least | greatest |\n" + "| --- " * 5 + "|")
-    for record in records:
-        print(f"| {' | '.join(map(str, record.values()))} |")
-    if options.csv:
-        common.write_csv(options.csv, records)
+    with common.report(options) as table:
+        for record in measure(names, options.starts, options.turns):
+            table.add(record)
     return 0
 
 

@@ -16,12 +16,13 @@ import subprocess
 import sys
 import time
 
-from tff_suite import command_line, parser
+from tff_suite import command_line, parser, tables
 
 PARSER = parser.Parser(__doc__)
 PARSER.flag("data_dir", help="Folder with the tasks' folders of data.", path=True)
 PARSER.flag("tasks", help="Tasks, separated by commas. Unset: all.")
 PARSER.flag("csv", help="File to write the records to.", path=True)
+tables.add_flag(PARSER)
 PARSER.flag("child")
 
 if __name__ == "__main__":
@@ -101,24 +102,18 @@ def main(arguments: list[str]) -> int:
     import tasks
     from benchmarks import common
 
-    print(f"{common.machine()}\n")
-    records = []
-    for name in options.tasks.split(",") if options.tasks else tasks.names():
-        command = [sys.executable, "-m", "benchmarks.loading", f"--child={name}"]
-        if options.data_dir:
-            command.append(f"--data_dir={os.path.abspath(options.data_dir)}")
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            print(f"{name}: {reason}", file=sys.stderr)
-            continue
-        record = json.loads(done.stdout.strip().splitlines()[-1])
-        if not records:
-            print("| " + " | ".join(record) + " |\n" + "| --- " * len(record) + "|")
-        records.append(record)
-        print("| " + " | ".join(map(str, record.values())) + " |", flush=True)
-    if options.csv and records:
-        common.write_csv(options.csv, records)
+    with common.report(options) as table:
+        table.say(f"{common.machine()}\n")
+        for name in options.tasks.split(",") if options.tasks else tasks.names():
+            command = [sys.executable, "-m", "benchmarks.loading", f"--child={name}"]
+            if options.data_dir:
+                command.append(f"--data_dir={os.path.abspath(options.data_dir)}")
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+                print(f"{name}: {reason}", file=sys.stderr)
+                continue
+            table.add(json.loads(done.stdout.strip().splitlines()[-1]))
     return 0
 
 

@@ -15,12 +15,15 @@ import statistics
 import tempfile
 import time
 
-from tff_suite import command_line, parser
+from tff_suite import command_line, parser, tables
 
 PARSER = parser.Parser(__doc__)
 PARSER.flag("clients", 342_477, "Users in the large database.", minimum=1)
 PARSER.flag("rounds", 200, "Rounds of 50 users.", minimum=1)
 PARSER.flag("folder", help="Where to write the databases. Unset: a temporary folder.", path=True)
+
+PARSER.flag("csv", help="File to write the records to.", path=True)
+tables.add_flag(PARSER)
 
 if __name__ == "__main__":
     command_line.begin(PARSER)
@@ -104,25 +107,32 @@ def measure(folder: str, rounds: int) -> tuple[float, float, list[int]]:
 def main(arguments: list[str]) -> int:
     """Runs the benchmark and prints the result."""
     options = PARSER.parse(arguments)
-    print(common.machine())
-    medians = []
-    for clients in (max(_WORKLOAD.clients, options.clients // 100), options.clients):
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            started = time.perf_counter()
-            examples = write(folder, clients)
-            written = time.perf_counter() - started
-            size = os.path.getsize(os.path.join(folder, "stackoverflow.sqlite")) / 2**20
-            opened, median, memory = measure(folder, options.rounds)
-        medians.append(median)
-        print(
-            f"{clients:,} clients, {examples:,} examples, {size:,.0f} MiB (written in "
-            f"{written:.1f} s): task after {opened:.2f} s; data of a round of {_WORKLOAD.clients} "
-            f"clients {median:.1f} ms; memory {memory[0] / 2**20:.0f} MiB after a tenth of "
-            f"{options.rounds} rounds, {memory[-1] / 2**20:.0f} MiB after the last "
-            f"({memory[-1] / memory[0] - 1:+.1%})",
-            flush=True,
+    with common.report(options) as table:
+        table.say(f"{common.machine()}; rounds of {_WORKLOAD.clients} clients\n")
+        for clients in (max(_WORKLOAD.clients, options.clients // 100), options.clients):
+            with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+                started = time.perf_counter()
+                examples = write(folder, clients)
+                written = time.perf_counter() - started
+                size = os.path.getsize(os.path.join(folder, "stackoverflow.sqlite"))
+                opened, median, memory = measure(folder, options.rounds)
+            table.add(
+                {
+                    "clients": clients,
+                    "examples": examples,
+                    "mib": round(size / 2**20, 1),
+                    "written_seconds": round(written, 1),
+                    "task_seconds": round(opened, 2),
+                    "data_of_a_round_ms": round(median, 1),
+                    "memory_mib_after_a_tenth": round(memory[0] / 2**20),
+                    "memory_mib_after_all": round(memory[-1] / 2**20),
+                    "growth": round(memory[-1] / memory[0] - 1, 3),
+                }
+            )
+        few, all_of_them = (record["data_of_a_round_ms"] for record in table.records)
+        table.say(
+            f"\na round's data, full over a hundredth of the clients: {all_of_them / few:.2f}"
         )
-    print(f"a round's data, full over a hundredth of the clients: {medians[1] / medians[0]:.2f}")
     return 0
 
 

@@ -10,8 +10,9 @@ over processes counts shared pages twice; growth shows all the same.
 """
 
 import gc
+import sys
 
-from tff_suite import command_line, parser
+from tff_suite import command_line, parser, tables
 from tff_suite.hparams import HparamError
 
 PARSER = parser.Parser(__doc__)
@@ -22,6 +23,7 @@ PARSER.flag(
     "runtime", "auto", "The run's --runtime.", choices=("auto", "tff", "native", "vectorized")
 )
 PARSER.flag("csv", help="File to write the records to.", path=True)
+tables.add_flag(PARSER)
 
 if __name__ == "__main__":
     command_line.begin(PARSER)
@@ -75,7 +77,6 @@ def main(arguments: list[str]) -> int:
     process, cohorts = _process_and_cohorts(options.workload, options.rounds)
     readings = {}
     runtime = runtimes.choose(process)[0] if options.runtime == "auto" else options.runtime
-    print(f"runtime {runtime}")
     with runtimes.installed(runtime):
         process = runtimes.bind(process)
         state = process.initialize()
@@ -84,20 +85,20 @@ def main(arguments: list[str]) -> int:
             if i in (options.from_round, options.rounds) or i % 100 == 0:
                 gc.collect()
                 readings[i] = resident_bytes()
-                print(f"round {i}: {readings[i] / 2**20:.1f} MiB", flush=True)
+                print(f"round {i}: {readings[i] / 2**20:.1f} MiB", file=sys.stderr, flush=True)
     first, last = readings[options.from_round], readings[options.rounds]
-    print(f"growth from round {options.from_round} to {options.rounds}: {last / first - 1:+.2%}")
-    if options.csv:
-        record = {
-            "workload": options.workload,
-            "runtime": runtime,
-            "from_round": options.from_round,
-            "to_round": options.rounds,
-            "first_mib": round(first / 2**20, 1),
-            "last_mib": round(last / 2**20, 1),
-            "growth": round(last / first - 1, 5),
-        }
-        common.write_csv(options.csv, [record])
+    with common.report(options) as table:
+        table.add(
+            {
+                "workload": options.workload,
+                "runtime": runtime,
+                "from_round": options.from_round,
+                "to_round": options.rounds,
+                "first_mib": round(first / 2**20, 1),
+                "last_mib": round(last / 2**20, 1),
+                "growth": round(last / first - 1, 5),
+            }
+        )
     return 0
 
 

@@ -12,7 +12,7 @@ FedAvg's. Settings are the methods' defaults, with a learning rate where one mus
 import os
 import time
 
-from tff_suite import command_line, parser
+from tff_suite import command_line, parser, tables
 
 PARSER = parser.Parser(__doc__)
 PARSER.flag("workloads", "w4,w6", "Workloads, separated by commas.")
@@ -20,6 +20,7 @@ PARSER.flag("methods", help="Methods, separated by commas. Unset: all but staged
 PARSER.flag("turns", 5, "Turns of each side.", minimum=1)
 PARSER.flag("data_dir", help="Folder of real data.", path=True)
 PARSER.flag("csv", help="File to write the records to.", path=True)
+tables.add_flag(PARSER)
 
 if __name__ == "__main__":
     command_line.begin(PARSER)
@@ -182,16 +183,15 @@ def main(arguments: list[str]) -> int:
     methods = [n for n in tff_algos.names() if not tff_algos.get(n).staged]
     methods = options.methods.split(",") if options.methods else methods
     runtimes.configure_threads()
-    names = ["workload", "method", "runtime", "s a round", "of fedavg", "processor", "work"]
-    print(f"| {' | '.join(names)} |\n|{' --- |' * len(names)}")
-    records = []
-    for workload in options.workloads.split(","):
-        for r in measure(workload, methods, options.turns, options.data_dir):
-            records.append(r)
-            shown = [v for k, v in r.items() if k != "note"] + [r.get("note", "")]
-            print(f"| {' | '.join(map(str, shown))} |", flush=True)
-            if options.csv:
-                common.write_csv(options.csv, records)
+    heads = {
+        **{"workload": "workload", "method": "method", "runtime": "runtime"},
+        **{"seconds": "s per round", "of_fedavg": "of fedavg"},
+        **{"processor_of_fedavg": "processor", "work_of_fedavg": "work", "note": "note"},
+    }
+    with common.report(options, heads) as table:
+        for workload in options.workloads.split(","):
+            for record in measure(workload, methods, options.turns, options.data_dir):
+                table.add(record)
     return 0
 
 

@@ -15,11 +15,12 @@ import statistics
 import tempfile
 import time
 
-from tff_suite import command_line, parser
+from tff_suite import command_line, parser, tables
 
 PARSER = parser.Parser(__doc__)
 PARSER.flag("workloads", "w7,w8,w9,w10", "Workloads, separated by commas.")
 PARSER.flag("csv", help="File to write the records to.", path=True)
+tables.add_flag(PARSER)
 
 if __name__ == "__main__":
     command_line.begin(PARSER)
@@ -120,14 +121,10 @@ def main(arguments: list[str]) -> int:
     options = PARSER.parse(arguments)
     runtimes.configure_threads()
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    every = []
-    for name in options.workloads.split(","):
-        every += shares(name)
-    print("| workload | processor s | operations | number | share |\n|" + " --- |" * 5)
-    for record in every:
-        print(f"| {' | '.join(map(str, record.values()))} |")
-    if options.csv:
-        common.write_csv(options.csv, every)
+    with common.report(options) as table:
+        for name in options.workloads.split(","):
+            for record in shares(name):
+                table.add(record)
     return 0
 
 

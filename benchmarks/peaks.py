@@ -23,11 +23,12 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tff_suite import command_line, parser
+from tff_suite import command_line, parser, tables
 
 PARSER = parser.Parser(__doc__)
 PARSER.flag("cases", help="Cases, separated by commas. Unset: all.")
 PARSER.flag("csv", help="File to write the records to.", path=True)
+tables.add_flag(PARSER)
 PARSER.flag("one")
 
 if __name__ == "__main__":
@@ -224,6 +225,23 @@ def in_a_process_of_its_own(case: Case) -> dict:
         return json.loads(output.read().splitlines()[-1])
 
 
+def record_of(case: Case) -> dict:
+    """Returns the record of a case."""
+    found = in_a_process_of_its_own(case)
+    grown = found["peak"] - found["before"]
+    return {
+        "what": case.workload or "dense",
+        **{name: getattr(case, name) for name in ("runtime", "method", "clients")},
+        "chunk": case.chunk or "",
+        "threads": case.threads,
+        "model_mib": round(found["model"] / 2**20, 1),
+        "before_mib": round(found["before"] / 2**20),
+        "grown_mib": round(grown / 2**20),
+        "least_mib": round(found["least"] / 2**20),
+        "of_least": round(grown / found["least"], 2),
+    }
+
+
 @command_line.reported
 def main(arguments: list[str]) -> int:
     """Runs the benchmark and prints a Markdown table."""
@@ -232,27 +250,10 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(measure(Case(*json.loads(options.one)))))
         return 0
     chosen = options.cases.split(",") if options.cases else [case.name for case in CASES]
-    records = []
-    for case in CASES:
-        if case.name not in chosen:
-            continue
-        found = in_a_process_of_its_own(case)
-        grown = found["peak"] - found["before"]
-        record = {
-            "what": case.workload or "dense",
-            **{name: getattr(case, name) for name in ("runtime", "method", "clients")},
-            "chunk": case.chunk or "",
-            "threads": case.threads,
-            "model_mib": round(found["model"] / 2**20, 1),
-            "before_mib": round(found["before"] / 2**20),
-            "grown_mib": round(grown / 2**20),
-            "least_mib": round(found["least"] / 2**20),
-            "of_least": round(grown / found["least"], 2),
-        }
-        records.append(record)
-        print(f"| {' | '.join(map(str, record.values()))} |", flush=True)
-        if options.csv:
-            common.write_csv(options.csv, records)
+    with common.report(options) as table:
+        for case in CASES:
+            if case.name in chosen:
+                table.add(record_of(case))
     return 0
 
 

@@ -36,13 +36,14 @@ import tempfile
 import threading
 import time
 
-from tff_suite import command_line, parser
+from tff_suite import command_line, parser, tables
 from tff_suite.hparams import HparamError
 
 PARSER = parser.Parser(__doc__)
 PARSER.positional("part", "what to measure")
 PARSER.flag("turns", 7, "Turns of each side.", minimum=1)
 PARSER.flag("csv", help="File to write the records to.", path=True)
+tables.add_flag(PARSER)
 PARSER.flag("workloads", "w1,w4,w6", "Workloads of the machinery, separated by commas.")
 PARSER.flag("data_dir", help="Folder of MNIST and its writers, for w6.", path=True)
 # Of the processes that `memory` and `cores` start.
@@ -614,15 +615,9 @@ def main(arguments: list[str]) -> int:
         return 0
     if given.part == "one_core":
         _one_core(given.core)
-    records = []
-    for record in _PARTS[given.part](given.turns):
-        records.append(record)
-        numbers = (
-            f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items()
-        )
-        print("  ".join(numbers), flush=True)
-    if given.csv:
-        common.write_csv(given.csv, records)
+    with common.report(given) as table:
+        for record in _PARTS[given.part](given.turns):
+            table.add({k: float(f"{v:.4g}") if type(v) is float else v for k, v in record.items()})
     return 0
 
 

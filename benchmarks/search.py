@@ -11,12 +11,13 @@ import os
 import tempfile
 import time
 
-from tff_suite import command_line, parser
+from tff_suite import command_line, parser, tables
 
 PARSER = parser.Parser(__doc__)
 PARSER.flag("items", "benchmarks/sweeps", "Folder of items.", path=True)
 PARSER.flag("folder", help="Where the runs go. Unset: a temporary folder.", path=True)
 PARSER.flag("csv", help="File to write the records to.", path=True)
+tables.add_flag(PARSER)
 
 if __name__ == "__main__":
     command_line.begin(PARSER)
@@ -84,15 +85,11 @@ def _point(point) -> str:
 def main(arguments: list[str]) -> int:
     """Runs the benchmark, prints the records, writes a CSV; returns the exit code."""
     options = PARSER.parse(arguments)
-    records = []
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, common.report(options) as table:
         for item in items.own_items(options.items):
             for setup in item.setups.values():
-                records += measure(setup, options.folder or temporary)
-    for record in records:
-        print("\n".join(f"{name}: {value}" for name, value in record.items()), flush=True)
-    if options.csv:
-        common.write_csv(options.csv, records)
+                for record in measure(setup, options.folder or temporary):
+                    table.add(record)
     return 0
 
 

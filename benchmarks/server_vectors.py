@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 
-from tff_suite import command_line, parser
+from tff_suite import command_line, parser, tables
 
 PARSER = parser.Parser(__doc__)
 PARSER.positional("row", "of a process that measures one row", many=True, required=False)
@@ -28,6 +28,7 @@ PARSER.flag("runtimes", "tff,vectorized", "Runtimes, separated by commas.")
 PARSER.flag("model", "cnn", "The model.", choices=("cnn", "mlp"))
 PARSER.flag("methods", "fedavg,adafed,fedmgda_plus", "Methods, separated by commas.")
 PARSER.flag("rounds", 2, "Rounds measured.", minimum=1)
+tables.add_flag(PARSER)
 
 if __name__ == "__main__":
     command_line.begin(PARSER)
@@ -174,24 +175,28 @@ def main(arguments: list[str]) -> int:
         name, runtime, model_name, number, rounds = options.row
         print(json.dumps(measure(name, runtime, model_name, int(number), int(rounds))))
         return 0
-    print(f"{common.machine()}; {options.clients} clients, {options.model}\n")
-    print(
-        "| runtime | method | peak MiB | above FedAvg | round s | of processor | server s | "
-        "of processor | of the round |"
-    )
-    print("| --- |" + " --- |" * 8)
-    for runtime in options.runtimes.split(","):
-        base = None
-        for name in options.methods.split(","):
-            row = _in_its_own_process(name, runtime, options.model, options.clients, options.rounds)
-            base = base or row["peak"]
-            (wall, cpu), (server_wall, server_cpu) = row["round"], row["server"]
-            print(
-                f"| {runtime} | {name} | {row['peak'] / 2**20:.0f} | "
-                f"{(row['peak'] - base) / 2**20:+.0f} | {wall:.2f} | {cpu:.2f} | "
-                f"{server_wall:.2f} | {server_cpu:.2f} | {server_cpu / cpu:.1%} |",
-                flush=True,
-            )
+    with tables.printed(options.json) as table:
+        table.say(f"{common.machine()}; {options.clients} clients, {options.model}\n")
+        for runtime in options.runtimes.split(","):
+            base = None
+            for name in options.methods.split(","):
+                work = name, runtime, options.model, options.clients, options.rounds
+                row = _in_its_own_process(*work)
+                base = base or row["peak"]
+                (wall, cpu), (server_wall, server_cpu) = row["round"], row["server"]
+                table.add(
+                    {
+                        "runtime": runtime,
+                        "method": name,
+                        "peak_mib": round(row["peak"] / 2**20),
+                        "above_fedavg_mib": round((row["peak"] - base) / 2**20),
+                        "round_seconds": round(wall, 2),
+                        "round_processor_seconds": round(cpu, 2),
+                        "server_seconds": round(server_wall, 2),
+                        "server_processor_seconds": round(server_cpu, 2),
+                        "server_share_of_processor": round(server_cpu / cpu, 3),
+                    }
+                )
     return 0
 
 

@@ -32,7 +32,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from tff_suite import command_line, parser
+from tff_suite import command_line, parser, tables
 
 PARSER = parser.Parser(__doc__)
 PARSER.flag("workloads", help="Workloads, separated by commas. Unset: all.")
@@ -42,6 +42,7 @@ PARSER.flag("starts", 3, "Times that each side is started.", minimum=1)
 PARSER.flag("base", "tff_worker", "The side that ratios are to.")
 PARSER.flag("data_dir", help="Folder of real data.", path=True)
 PARSER.flag("csv", help="File to write the records to.", path=True)
+tables.add_flag(PARSER)
 
 if __name__ == "__main__":
     command_line.begin(PARSER)
@@ -266,24 +267,17 @@ def main(arguments: list[str]) -> int:
     """Runs the benchmark, prints a Markdown table, writes a CSV."""
     options = PARSER.parse(arguments)
     data_dir = options.data_dir and os.path.abspath(options.data_dir)
-    print(f"{common.machine()}; medians of {options.starts} starts, {options.turns} turns each\n")
     base = "TFF's worker" if options.base == "tff_worker" else options.base
-    names = ["workload", "side", *(title.format(base=base) for title in _COLUMNS.values())]
-    print(f"| {' | '.join(names)} |\n|{' --- |' * len(names)}")
-    every = []
-    for workload in options.workloads.split(",") if options.workloads else list(_WORKLOADS):
-        sides = options.sides.split(",") if options.sides else [*SIDES, *PEERS]
-        work = workload, sides, options.turns, options.starts, data_dir, options.base
-        for r in measure(*work):
-            every.append(r)
-            if "note" in r:
-                empty = " |" * (len(_COLUMNS) - 1)
-                print(f"| {r['workload']} | {r['side']} | {r['note']} |{empty}")
-                continue
-            values = [r["workload"], r["side"], *(r[name] for name in _COLUMNS)]
-            print(f"| {' | '.join(map(str, values))} |", flush=True)
-    if options.csv:
-        common.write_csv(options.csv, every)
+    titles = {name: title.format(base=base) for name, title in _COLUMNS.items()}
+    heads = {"workload": "workload", "side": "side", **titles, "note": "note"}
+    with common.report(options, heads) as table:
+        turns = f"medians of {options.starts} starts, {options.turns} turns each"
+        table.say(f"{common.machine()}; {turns}\n")
+        for workload in options.workloads.split(",") if options.workloads else list(_WORKLOADS):
+            sides = options.sides.split(",") if options.sides else [*SIDES, *PEERS]
+            work = workload, sides, options.turns, options.starts, data_dir, options.base
+            for record in measure(*work):
+                table.add(record)
     return 0
 
 

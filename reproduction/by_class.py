@@ -35,6 +35,7 @@ from reproduction import run_folders
 from simulation.errors import RunError
 from simulation.measures import fairness
 from tasks.task import Task
+from tff_suite import writing
 
 # Test examples that the model takes at once.
 _BATCH = 500
@@ -133,7 +134,7 @@ def main(arguments: list[str]) -> int:
     table = pd.DataFrame(rows)
     table.to_csv(options.output, index=False, float_format="%.7g")
     if options.json:
-        print(table.to_json(orient="records", indent=2))
+        print(writing.json_text(table.to_dict(orient="records")))
         return 0
     means = table.groupby("method", sort=False).mean().drop(columns="seed")
     print((100 * means[["avg", "std", "worst05", "best05"]]).round(2).to_string())

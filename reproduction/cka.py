@@ -15,13 +15,14 @@ prints the mean over pairs of different clients.
 import os
 from collections.abc import Sequence
 
-from tff_suite import command_line, parser
+from tff_suite import command_line, parser, tables
 
 PARSER = parser.Parser(__doc__)
 PARSER.positional("run", "folder of a run", many=True)
 PARSER.flag("output", help="File to write, as PNG and as PDF.", required=True, path=True)
 PARSER.flag("clients", 10, "Clients to compare.", minimum=2)
 PARSER.flag("part", "kept/m", "What to compare.")
+tables.add_flag(PARSER)
 
 if __name__ == "__main__":
     command_line.begin(PARSER)
@@ -135,13 +136,15 @@ def main(arguments: list[str]) -> int:
     """
     options = PARSER.parse(arguments)
     runs = [run_folders.read_run(folder) for folder in options.run]
-    matrices = {}
+    matrices, table = {}, tables.Table(options.json)
     for run, label in zip(runs, run_folders.labels(runs), strict=True):
         name = f"{label}, seed {run.flags['seed']}"
         matrices[name] = of_run(run.folder, options.part, options.clients)
         pairs = matrices[name][~np.eye(len(matrices[name]), dtype=bool)]
-        print(f"{name}: mean over pairs {np.nanmean(pairs):.3f}")
-    print("\n".join(figures.save(plots.similarities(matrices), options.output)))
+        table.add({"run": name, "mean_over_pairs": round(float(np.nanmean(pairs)), 3)})
+    files = figures.save(plots.similarities(matrices), options.output)
+    table.say("\n" + "\n".join(files))
+    table.end()
     return 0
 
 

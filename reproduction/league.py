@@ -17,11 +17,12 @@ from reproduction import items, results, search
 from reproduction.items import PlannedRun, ReproduceError, Setup
 from simulation.records import outputs
 from tff_algos import registry
-from tff_suite import command_line, parser, writing
+from tff_suite import command_line, parser, tables, writing
 
 PARSER = parser.Parser(__doc__)
 PARSER.flag("root", "results/reproduce", "Folder of all results.", path=True)
 PARSER.flag("folder", help="The league's folder. Unset: league/.", path=True)
+tables.add_flag(PARSER)
 
 LEAGUE = items.REPO / "league"
 BASELINE = "fedavg"
@@ -278,16 +279,18 @@ def main(arguments: list[str]) -> int:
     path = folder / "studies.csv"
     rows = [list(records[0]), *(record.values() for record in records)]
     writing.write_atomically(path, writing.csv_text(rows).encode())
-    print(f"{len(records)} studies in {path}")
-    for measure in MEASURES:
-        costs = costs_of(records, measure)
-        if not costs:
-            print(f"No method has all studies of the workloads that {BASELINE} has ended.")
-            break
-        areas = area(costs)
-        best = sorted(areas, key=areas.get, reverse=True)[:5]
-        told = ", ".join(f"{method} {areas[method]:.2f}" for method in best)
-        print(f"{measure} to the target, area under the profile: {told}")
+    costs = {measure: costs_of(records, measure) for measure in MEASURES}
+    areas = {measure: area(of) for measure, of in costs.items() if of}
+    with tables.printed(options.json) as results_:
+        results_.say(f"{len(records)} studies in {path}\n")
+        if not areas:
+            results_.say(f"No method has all studies of the workloads that {BASELINE} has ended.")
+            return 0
+        results_.say("Area under the profile of what a method took to the target:\n")
+        first = areas[MEASURES[0]]
+        for method in sorted(first, key=first.get, reverse=True):
+            found = {measure: round(of[method], 4) for measure, of in areas.items()}
+            results_.add({"method": method, **found})
     return 0
 
 

@@ -17,10 +17,11 @@ import tokenize
 REPO = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO))
 
-from tff_suite import command_line, parser
+from tff_suite import command_line, parser, tables
 
 PARSER = parser.Parser(__doc__)
 PARSER.flag("commit", help="What to compare with. Unset: nothing.")
+tables.add_flag(PARSER)
 
 SUITE = ("reproduction", "simulation", "tasks", "tff_algos", "tff_suite")
 
@@ -69,19 +70,22 @@ def counted(commit: str | None) -> collections.Counter:
 @command_line.reported
 def main(arguments: list[str]) -> int:
     """Prints the counts; returns the exit code."""
-    commit = PARSER.parse(arguments).commit
+    options = PARSER.parse(arguments)
+    commit = options.commit
     here = counted(None)
     there = counted(commit) if commit else collections.Counter()
     folders = sorted({folder for folder, _ in [*here, *there]})
     rows = [(folder, [folder]) for folder in folders] + [("the suite", SUITE)]
-    print(f"{'':16}{'lines':>8}{'code':>8}" + (f"{'change':>10}{'of code':>9}" if commit else ""))
-    for title, parts in rows:
-        now, before = (
-            [sum(of[part, kind] for part in parts) for kind in ("all", "code")]
-            for of in (here, there)
-        )
-        change = "".join(f"{a - b:+10}" for a, b in zip(now, before, strict=True))
-        print(f"{title:16}{now[0]:8}{now[1]:8}" + (change if commit else ""))
+    with tables.printed(options.json) as table:
+        for title, parts in rows:
+            now, before = (
+                [sum(of[part, kind] for part in parts) for kind in ("all", "code")]
+                for of in (here, there)
+            )
+            record = {"folder": title, "lines": now[0], "code": now[1]}
+            if commit:
+                record |= {"change": now[0] - before[0], "change_of_code": now[1] - before[1]}
+            table.add(record)
     return 0
 
 

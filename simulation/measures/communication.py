@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tff_suite import command_line, imports, parser
+from tff_suite import command_line, imports, parser, tables
 from tff_suite.hparams import HparamError
 
 PARSER = parser.Parser(__doc__)
 PARSER.positional("method", "methods; by default all", many=True, required=False)
+tables.add_flag(PARSER)
 
 if __name__ == "__main__":
     command_line.begin(PARSER)
@@ -181,16 +182,17 @@ def main(arguments: list[str]) -> int:
     """Prints the cost of methods; see the module's docstring."""
     # A method of several processes sends what these do, each of which is in the table.
     known = [name for name in tff_algos.names() if not tff_algos.get(name).staged]
-    names = PARSER.parse(arguments).method or known
+    options = PARSER.parse(arguments)
+    names = options.method or known
     for name in names:
         if name not in known:
             told = parser.said_of_unknown("method", name, known)
             raise HparamError(f"{told} Known: {', '.join(known)}.")
-    print("| method | down | up |")
-    print("| --- | --- | --- |")
-    for name in names:
-        down, up = measure_method(name).in_models()
-        print(f"| `{name}` | {down:.2f} M | {up:.2f} M |", flush=True)
+    heads = {"method": "method", "down": "down, M", "up": "up, M"}
+    with tables.printed(options.json, heads) as table:
+        for name in names:
+            down, up = measure_method(name).in_models()
+            table.add({"method": name, "down": round(down, 2), "up": round(up, 2)})
     return 0
 
 

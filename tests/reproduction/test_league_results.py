@@ -159,4 +159,9 @@ def test_the_command_writes_a_table(folder, tmp_path, capsys):
     assert league.main([f"--root={root}", f"--folder={folder}"]) == 0
     header, line = (folder / "studies.csv").read_text().splitlines()
     assert header.startswith("workload,study,method,point") and line.startswith("toy,study1,fedavg")
-    assert "area under the profile: fedavg 1.00" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "| method | rounds | gradients | vectors |" in told
+    assert "| fedavg | 1.0 | 1.0 | 1.0 |" in told
+    assert league.main([f"--root={root}", f"--folder={folder}", "--json"]) == 0
+    record = {"method": "fedavg", **dict.fromkeys(league.MEASURES, 1.0)}
+    assert json.loads(capsys.readouterr().out) == [record]

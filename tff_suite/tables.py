@@ -1,0 +1,71 @@
+"""Tables that commands print: rows of Markdown as they come, or JSON with `--json`.
+
+    PARSER = parser.Parser(__doc__)
+    tables.add_flag(PARSER)
+
+    with tables.printed(options.json, {"method": "method", "down": "down, M"}) as table:
+        table.add({"method": "fedavg", "down": 1.0})
+
+JSON is a list of the records. Numbers in it that are not finite are null.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tff_suite import parser, writing
+
+
+def add_flag(of: parser.Parser) -> None:
+    """Adds `--json` to a command that prints a table."""
+    of.flag("json", False, "Print the table as JSON.")
+
+
+class Table:
+    """A table that is being printed.
+
+    Attributes:
+      records: The records so far.
+    """
+
+    def __init__(self, as_json: bool, heads: Mapping[str, str] | None = None):
+        """Initialises; nothing is printed before the first record.
+
+        Args:
+          as_json: Whether to print nothing but JSON, at the end.
+          heads: Key of a record → title of its column; the keys of the first record by default.
+            Other keys are in the JSON only.
+        """
+        self._as_json, self._heads = as_json, heads
+        self.records: list[Mapping[str, Any]] = []
+
+    def say(self, text: str) -> None:
+        """Prints what stands beside the table; not with JSON."""
+        if not self._as_json:
+            print(text, flush=True)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Prints a record as a row; the titles before the first."""
+        if not self.records:
+            self._heads = self._heads or {key: key for key in record}
+            self.say(f"| {' | '.join(self._heads.values())} |\n|{' --- |' * len(self._heads)}")
+        self.records.append(record)
+        assert self._heads is not None
+        self.say(f"| {' | '.join(_cell(record.get(key, '')) for key in self._heads)} |")
+
+    def end(self) -> None:
+        """Prints the JSON, if that is asked for."""
+        if self._as_json:
+            print(writing.json_text(self.records))
+
+
+def _cell(value: Any) -> str:
+    return str(value).replace("|", r"\|")
+
+
+@contextlib.contextmanager
+def printed(as_json: bool, heads: Mapping[str, str] | None = None) -> Iterator[Table]:
+    """Gives a table whose records are printed; the arguments are as of `Table`."""
+    table = Table(as_json, heads)
+    yield table
+    table.end()
