@@ -515,7 +515,8 @@ class Experiment:
             warn=lambda text: opened.warn(text),
         )
         if measured.note:
-            caller.say(measured.note)
+            # Where ids are the user's own, they may be what is wrong.
+            (caller.warn if "task" in self.request.objects else caller.say)(measured.note)
         told = self._callbacks(caller)
         cure = self._missing or loop.CURE
         standing = self._standing(process)

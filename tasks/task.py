@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from tasks import functions
 from tff_suite.errors import FedError
 
 # Characters of an error text at its beginning and at its end that are always shown.
@@ -310,6 +311,8 @@ class Task:
     def __post_init__(self) -> None:
         """Checks the task; of each set one client's examples are read, those of the smallest.
 
+        Loss and metrics are called on placeholders if TensorFlow is imported (`tasks.functions`).
+
         Raises:
           ValueError: If something cannot be right: one line that says what and how to mend it.
         """
@@ -318,6 +321,11 @@ class Task:
             train = _check_data("train", self.train)
             if train is None:
                 raise TaskError("no client of train has an example; check its rows.")
+            for what, function in (
+                ("loss", self.loss),
+                *((f"metrics: {name}", metric) for name, metric in self.metrics.items()),
+            ):
+                _refuse(functions.fault(what, function, train.y, train.y_dtype))
             for part in ("test", "validation"):
                 data = getattr(self, part)
                 form = None if data is None else _check_data(part, data)
@@ -328,6 +336,11 @@ class Task:
                 _check_clean(self.clean_train, self.train)
         except TaskError as e:
             raise TaskError(f"Task {self.name!r}: {e}") from None
+
+
+def _refuse(fault: str) -> None:
+    if fault:
+        raise TaskError(fault)
 
 
 def _kind(value: Any) -> str:
@@ -343,6 +356,8 @@ def _check_settings(task: Task) -> None:
             f"keras_model_fn must be a function from a seed to a new model, found a {_kind(make)}; "
             "write lambda seed: build_model(seed)."
         )
+    if make is not None:
+        _refuse(functions.fault_of_model_fn(make))
     if not (isinstance(task.loss, str) or callable(task.loss)):
         raise TaskError(
             f"loss must be one function of (y, outputs) or the name of a loss of Keras's, found a "

@@ -284,6 +284,10 @@ class Evaluations:
         return staged.label_noise(findings, given, true)
 
 
+# Clients that are named in a line.
+_SHOWN = 5
+
+
 def _matched(test: FederatedData, train: FederatedData) -> tuple[np.ndarray, list[str]]:
     """Matches clients by their ids.
 
@@ -299,9 +303,14 @@ def _matched(test: FederatedData, train: FederatedData) -> tuple[np.ndarray, lis
 
 def _note(task: Task, only_test: Sequence[str]) -> str:
     number = int(np.count_nonzero(np.asarray(task.test.sizes)))
+    named = ", ".join(map(repr, only_test[:_SHOWN]))
+    more = f" and {len(only_test) - _SHOWN} more" if len(only_test) > _SHOWN else ""
+    cure = ""
+    if len(only_test) == number:
+        cure = " If they are the training clients, give them the same client_ids."
     return (
-        f"{len(only_test)} of {number} test clients do not train (e.g. {only_test[0]!r}), so the "
-        "columns fairness/..._t, which weight clients by training examples, are left out."
+        f"{len(only_test)} of {number} test clients do not train ({named}{more}), so the columns "
+        f"fairness/..._t, which weight clients by training examples, are left out.{cure}"
     )
 
 

@@ -1,7 +1,12 @@
 """Data and tasks made in Python that cannot be right are refused when they are made."""
 
 import dataclasses
+import functools
+import pathlib
 import pickle
+import subprocess
+import sys
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -12,6 +17,7 @@ import simulation
 from tasks import partitions
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
 
+REPO = pathlib.Path(__file__).resolve().parents[2]
 X, Y = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6, dtype=np.int32) % 2
 ROWS = [[0, 1], [2, 3, 4, 5]]
 
@@ -151,6 +157,13 @@ class Federated:
         return self._x[: self.sizes[index]], self._y[: self.sizes[index]]
 
 
+class OneNumber(tf.keras.losses.Loss):
+    """A loss of a user's own class."""
+
+    def call(self, y, z):
+        return tf.reduce_mean(cross_entropy(y, z))
+
+
 WIDE = np.zeros((6, 3), np.float32)
 
 
@@ -179,6 +192,8 @@ WIDE = np.zeros((6, 3), np.float32)
         ({"central_test": (X, Y)}, "central_test must be .* found a tuple"),
         ({"keras_model_fn": model(0)}, "keras_model_fn .* found a Sequential; write lambda seed"),
         ({"keras_model_fn": 3}, "keras_model_fn .* found a int"),
+        ({"keras_model_fn": lambda: model(0)}, "keras_model_fn must take a seed"),
+        ({"loss": OneNumber()}, "loss gives one number for the whole batch"),
         ({"loss": None}, "loss must be one function .* found a NoneType"),
         ({"loss": ["mse"]}, "loss must be one function .* found a list"),
         ({"loss": {"out": "mse"}}, "loss must be one function .* found a dict"),
@@ -262,16 +277,112 @@ def test_test_clients_in_another_order_are_matched_by_id(tmp_path, algorithm):
     assert tables[0].train_examples.tolist() == [1, 2, 3]
 
 
-def test_columns_that_are_left_out_are_said(tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr(simulation.in_python, "_say", said.append)
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (NAMES[1:], "1 of 2 test clients do not train ('c'), so the columns"),
+        (["x", "y"], "2 of 2 test clients do not train ('x', 'y')"),
+        (
+            [f"new {k}" for k in range(7)],
+            "('new 0', 'new 1', 'new 2', 'new 3', 'new 4' and 2 more)",
+        ),
+    ],
+)
+def test_test_clients_that_do_not_train_are_named_before_the_first_round(tmp_path, names, says):
+    rows = [PARTS[k % 3] for k in range(len(names))]
     own = task(
         train=ArrayFederatedData(X, Y, PARTS[:2], NAMES[:2]),
-        test=ArrayFederatedData(X, Y, PARTS[1:], NAMES[1:]),
+        test=ArrayFederatedData(X, Y, rows, names),
     )
-    result = simulation.run(task=own, root_output_dir=tmp_path, experiment_name="run", **SETTINGS)
+    rounds = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        result = simulation.run(
+            task=own,
+            root_output_dir=tmp_path,
+            experiment_name="run",
+            callbacks=[lambda done: rounds.append(len(told))],
+            **SETTINGS,
+        )
+    (line,) = [str(w.message) for w in told if "do not train" in str(w.message)]
+    assert says in line and "are left out" in line and rounds == [len(told)]
+    assert ("give them the same client_ids" in line) == (not set(names) & set(NAMES))
     assert not any(c.endswith("_t") for c in result.rounds)
-    (told,) = [line for line in said if "left out" in line]
-    assert told.startswith("1 of 2 test clients do not train (e.g. 'c')")
     table = pd.read_csv(f"{result.folder}/client_metrics.csv", index_col=0)
-    assert table.train_examples.isna().tolist() == [False, True]
+    assert table.train_examples.isna().tolist() == [name not in NAMES[:2] for name in names]
+
+
+def one_number(y, z):
+    return tf.reduce_mean(cross_entropy(y, z))
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (one_number, "gives one number for the whole batch.* axis=-1"),
+        (functools.partial(one_number), "gives one number"),
+        (lambda y, z: (one_number(y, z), 1.0), "gives one number"),
+        (lambda y, z: 0.0, "gives one number"),
+        (tf.function(one_number), "gives one number"),
+        (lambda y: y, r"must be a function of \(y, outputs\)"),
+    ],
+)
+@pytest.mark.parametrize("what", ["loss", "metrics"])
+def test_functions_of_a_batch_are_refused_when_the_task_is_made(what, function, says):
+    given = {"loss": function} if what == "loss" else {"metrics": {"accuracy": function}}
+    named = "loss" if what == "loss" else "metrics: accuracy"
+    with pytest.raises(DataError, match=f"Task 'mine': {named} {says}") as error:
+        task(**given)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["AUC", "Precision", "MeanIoU", "F1Score", "R2Score"])
+def test_metrics_that_need_the_batch_are_refused_when_the_task_is_made(kind):
+    options = {"num_classes": 2} if kind == "MeanIoU" else {}
+    metric = getattr(tf.keras.metrics, kind)(**options)
+    with pytest.raises(DataError, match=rf"metrics: accuracy \({kind}\) is not a mean over"):
+        task(metrics={"accuracy": metric})
+
+
+def needs_outputs_of_three(y, z):
+    return tf.reduce_sum(tf.ensure_shape(z, [None, 3]), -1)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        cross_entropy,
+        "mse",
+        tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        tf.keras.losses.sparse_categorical_crossentropy,
+        functools.partial(tf.keras.losses.sparse_categorical_crossentropy, from_logits=True),
+        needs_outputs_of_three,
+        lambda y, z: (cross_entropy(y, z), tf.ones_like(y)),
+        lambda y, z: z.numpy().mean(),  # Only a run can tell.
+        lambda *both: cross_entropy(*both),
+    ],
+)
+def test_functions_that_may_be_right(function):
+    task(loss=function)
+    if not isinstance(function, tf.keras.losses.Loss):
+        task(metrics={"accuracy": function})
+
+
+def test_functions_that_are_looked_at_run_nothing(tmp_path):
+    """Else TensorFlow's threads and devices could no longer be set when the run starts."""
+    code = """
+import numpy as np
+import tensorflow as tf
+from tasks.task import ArrayFederatedData, Task
+from tensorflow.python.eager import context
+
+def loss(y, z):
+    called.append(z.shape)
+    return tf.reduce_sum(tf.square(y - z), -1)
+
+called = []
+data = ArrayFederatedData(np.zeros((4, 2), np.float32), np.zeros((4, 1), np.float32), [[0], [1]])
+Task("mine", data, data, None, lambda seed: None, loss, {"mine": loss}, "mine")
+assert called and not context.context()._initialized
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=REPO, check=True, timeout=200)

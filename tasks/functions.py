@@ -1,0 +1,88 @@
+"""What shows to be wrong with a task's functions before there is a model or a number.
+
+A user's own loss and metrics are traced on placeholders, in a graph that is thrown away: no
+operation runs, so TensorFlow's devices and threads stay as they are. Where TensorFlow is not
+imported yet, nothing is traced. A run checks all of this again, with the model, when it starts.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tff_suite import compat
+
+# A batch in padded form has rows that do not count, so no mean over it is right.
+_CURE = "it return one value per example, without tf.reduce_mean or with axis=-1"
+
+
+def fault_of_model_fn(make: Callable) -> str:
+    """Returns what is wrong with a `keras_model_fn`; blank if nothing shows."""
+    if not _takes(make, 1):
+        return "keras_model_fn must take a seed: def build_model(seed)."
+    return ""
+
+
+def fault(what: str, function: Any, y: tuple[int, ...], y_dtype: np.dtype) -> str:
+    """Returns what is wrong with a loss or a metric; blank if nothing shows.
+
+    Args:
+      what: How to name it: `loss` or `metrics: accuracy`.
+      function: The loss or metric; what is not a user's own function or a metric of Keras's is left
+        to the run.
+      y: Shape of one example's target.
+      y_dtype: Dtype of targets.
+    """
+    kinds = {kind.__name__ for kind in type(function).__mro__ if compat.is_of_keras(kind)}
+    if "Metric" in kinds and "MeanMetricWrapper" not in kinds and what != "loss":
+        return (
+            f"{what} ({type(function).__name__}) is not a mean over examples, so clients' values "
+            "cannot be added up; give a function of (y, outputs) that returns a value, or (value, "
+            "weight), per example, or measure it with Keras on the final weights."
+        )
+    if "Loss" in kinds and not compat.is_of_keras(type(function)):
+        function = getattr(function, "call", function)
+    elif kinds or isinstance(function, str | type):
+        return ""
+    if compat.is_of_keras(getattr(function, "func", function)):
+        return ""
+    if not _takes(function, 2):
+        return f"{what} must be a function of (y, outputs); give it two arguments."
+    if _gives_one_number(function, y, y_dtype):
+        return f"{what} gives one number for the whole batch, padding included; let {_CURE}."
+    return ""
+
+
+def _takes(function, number) -> bool:
+    """Returns whether a function can be called with so many arguments, as far as it says."""
+    try:
+        inspect.signature(function).bind(*range(number))
+    except TypeError:
+        return False
+    except ValueError:  # Of a builtin, which does not say.
+        return True
+    return True
+
+
+def _gives_one_number(function, y, y_dtype) -> bool:
+    """Returns whether a function of a batch loses its examples, whatever the outputs' shape."""
+    tf = sys.modules.get("tensorflow")
+    if not hasattr(tf, "__internal__"):
+        return False
+    # As a run casts them.
+    dtype = np.float32 if y_dtype.kind == "f" else y_dtype
+    ranks = []
+    for shape in ([None, *y, None], [None, *y]):
+        with tf.__internal__.FuncGraph("looked_at").as_default():
+            targets = tf.compat.v1.placeholder(dtype, [None, *y])
+            outputs = tf.compat.v1.placeholder(tf.float32, shape)
+            try:
+                values = function(targets, outputs)
+                values = values[0] if isinstance(values, tuple) else values
+                ranks.append(tf.convert_to_tensor(values).shape.rank)
+            except Exception:
+                # The model may have outputs of another shape, and a function may not be traceable.
+                continue
+    return bool(ranks) and all(rank == 0 for rank in ranks)
