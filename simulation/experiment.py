@@ -128,14 +128,13 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
         try:
             request = tuning.settle(request, caller)
         except tuning.StoppedError as e:
-            if e.signal is None:
-                raise RunError(
-                    "Out of time while tuning learning rates; run the same command again to resume."
-                ) from e
-            caller.say(
-                f"Stopped by {e.signal.name} while tuning learning rates; run the same command "
-                "again to resume."
-            )
+            why = f"Stopped by {e.signal.name}" if e.signal else "Out of time"
+            told = f"{why} while tuning learning rates; run the same command again to resume."
+            if caller.takes_weights:
+                # There are none, nor a folder with a result.
+                raise RunError(told) from e
+            # As of a run that a signal or the end of its time stops: it resumes, and is no failure.
+            caller.say(told)
             return Outcome("", None, e.signal)
     settings = request.run
     trackers.require_installed(settings)
@@ -148,14 +147,14 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
                 caller.say(f"Moved the previous run from {folder.path} to {kept}.")
         request = _settled(request, folder)
         point = _resume_point(request, folder)
-        stopped = _stopped(request, folder)
+        stopped = _stopped(request, folder, caller)
         if point.finished == settings["total_rounds"] or stopped:
             warning = folder.check_results()
             if warning:
                 caller.warn(warning)
             if not caller.takes_weights:  # Else `_work` loads everything and checks it then.
                 _check_finished(request, folder, point, caller)
-            how = f"it stopped at {stopped}"
+            how = f"stopped early, {stopped}"
             if not stopped:
                 how = f"all {settings['total_rounds']} rounds are done"
             caller.say(f"{folder.path} is finished ({how}): nothing to do.")
@@ -177,10 +176,11 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
             _check_same_plans(request, point.checkpoint)
         if settings["initial_weights"] is not None:
             models.find(settings["initial_weights"])
-        return _work(request, folder, point, caller, started)
+        is_over = bool(point.finished == settings["total_rounds"] or stopped)
+        return _work(request, folder, point, caller, started, is_over)
 
 
-def _work(request, folder, point, caller, started) -> Outcome:
+def _work(request, folder, point, caller, started, is_over) -> Outcome:
     """Does the part of a run that needs TensorFlow."""
     imports.import_tensorflow()
     settings = request.run
@@ -190,8 +190,6 @@ def _work(request, folder, point, caller, started) -> Outcome:
         experiment = Experiment(request, folder, point, caller)
         command_line.stops_raise()
         stack.enter_context(runtimes.installed(experiment.request.run["runtime"]))
-        total_rounds = request.run["total_rounds"]
-        is_over = point.finished == total_rounds or _stopped(request, folder)
         if is_over and point.finished == point.checkpoint.round_num:
             return Outcome(folder.path, experiment.restored_weights())
         with _unfit_examples_explained(settings["task"]):
@@ -262,16 +260,22 @@ def _resume_point(request: Request, folder: outputs.ExperimentFolder) -> _Point:
     return _Point(checkpoint, damaged, finished)
 
 
-def _stopped(request: Request, folder: outputs.ExperimentFolder) -> str:
-    """Says where the finished run in a folder met `--stop_at`; empty if it did not."""
+def _stopped(request: Request, folder: outputs.ExperimentFolder, caller: Caller) -> str:
+    """Says why a finished run would stop where it is; empty if it goes on, or is not finished.
+
+    Only what stopped it before, or could, is asked: `--stop_at` and the caller's callbacks.
+    """
     condition = request.run["stop_at"]
-    if condition is None:
-        return ""
     summary = outputs.read_json(folder.file("summary.json")) or {}
     if not summary.get("finished") or summary.get("rounds") > request.run["total_rounds"]:
         return ""
+    given = [] if condition is None else [callbacks.StopAt(condition)]
+    if "stopped" in summary:
+        given = [*(c for c in caller.callbacks if isinstance(c, callbacks.Callback)), *given]
+    if not given:
+        return ""
     rows = [callbacks.numbers(row) for row in metrics_csv.read_csv(folder.file("metrics.csv"))[1]]
-    return callbacks.StopAt(condition).begin(rows) or ""
+    return next(filter(None, (callback.begin(rows) for callback in given)), "")
 
 
 def _unmeasured(request: Request, folder: outputs.ExperimentFolder) -> str:
@@ -567,7 +571,7 @@ class Experiment:
                 if told.failure is not None:
                     raise told.failure
         if told.reason is not None:
-            caller.say(f"Stopped at {told.reason}.")
+            caller.say(f"Stopped early: {told.reason}.")
         elif round_num < settings["total_rounds"]:
             caller.say(f"Out of time. {self._how_to_resume(round_num)}")
         return Outcome(folder.path, self._all_weights(weights))

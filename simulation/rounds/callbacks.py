@@ -66,7 +66,7 @@ class Callback:
     """
 
     def begin(self, past: Sequence[tuple[int, Mapping[str, float]]]) -> str | None:
-        """Is called before the first round of a start.
+        """Is called before the first round of a start, and to learn whether a run is over.
 
         Args:
           past: (number, metrics) of the rounds done, of a run that resumes.

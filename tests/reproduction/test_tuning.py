@@ -172,7 +172,14 @@ def test_rates_that_all_diverge(tmp_path, few):
         run(tmp_path, server_learning_rate=1e38, total_rounds=3)
 
 
-def test_it_runs_out_of_time(tmp_path, few):
+def test_it_runs_out_of_time(tmp_path, few, capsys):
+    """As a run does: the command succeeds and says how to go on; in Python there is no result."""
+    settings = {k: v for k, v in TOY.items() if k != "progress"}
+    settings |= {"total_rounds": 2, "root_output_dir": tmp_path, "max_minutes": 1e-9}
+    assert run_experiment.main([f"--{k}={v}" for k, v in settings.items()]) == 0
+    told = capsys.readouterr()
+    assert "Out of time while tuning learning rates; run the same command again to" in told.out
+    assert not told.err.strip() and not (tmp_path / "toy_fedavg").exists()
     with pytest.raises(RunError, match="Out of time while tuning learning rates"):
         run(tmp_path, max_minutes=1e-9)
 

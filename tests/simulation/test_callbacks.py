@@ -124,7 +124,15 @@ def test_early_stopping_goes_on_where_it_was(tmp_path):
         run(tmp_path / "parts", callbacks=[stops(), interrupts], **settings)
     parts = run(tmp_path / "parts", callbacks=[stops()], **settings)
     assert_same_run(pathlib.Path(parts.folder), pathlib.Path(whole.folder))
-    # Without the callback, the rounds that are left are done.
+    before = bytes_of(tmp_path / "parts")
+    again = run(tmp_path / "parts", callbacks=[stops(), Journal()], **settings)
+    assert bytes_of(tmp_path / "parts") == before, "a run that stopped is finished"
+    assert again.summary == parts.summary and again.rounds.equals(parts.rounds)
+    assert all(map(np.array_equal, again.weights, parts.weights))
+    # Without the callback, or with more patience, the rounds that are left are done.
+    patient = simulation.EarlyStopping("eval/loss", patience=6)
+    longer = run(tmp_path / "parts", callbacks=[patient], **settings)
+    assert longer.summary["rounds"] == 6 and longer.summary["finished"]
     assert run(tmp_path / "parts", **settings).summary["rounds"] == 9
 
 
@@ -156,10 +164,11 @@ def test_a_target_by_the_command(tmp_path, capsys):
     assert run_experiment.main(arguments) == 0
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["rounds"] == 0 and summary["stopped"] == "eval/loss<1e+09 after round 0"
-    assert "Stopped at eval/loss<1e+09 after round 0." in capsys.readouterr().out
+    assert "Stopped early: eval/loss<1e+09 after round 0." in capsys.readouterr().out
     before = bytes_of(tmp_path)
     assert run_experiment.main(arguments) == 0
-    assert "is finished: it stopped at" in capsys.readouterr().out
+    said = "is finished (stopped early, eval/loss<1e+09 after round 0): nothing to do."
+    assert said in capsys.readouterr().out
     assert bytes_of(tmp_path) == before
     # Another target is a target still to be met.
     assert run_experiment.main([*arguments, "--stop_at=eval/loss<-1"]) == 0
