@@ -272,7 +272,7 @@ def _told(setup, records, caveats, folder, named, options) -> str:
         f"In {folder}: {', '.join(named)}",
     ]
     lines = [textwrap.fill(line, 100, break_long_words=False) for line in rest]
-    commands = [f"  {command}" for command in results.what_next(records, setup, places)]
+    commands = results.what_next(records, setup, places)
     return "\n".join(["", setup.title, "", table, "", *lines, "Next:", *commands])
 
 

@@ -46,17 +46,24 @@ def main(arguments: list[str]) -> int:
       The exit code, see docs/exit_codes.md.
     """
     code, settings = _train(arguments)
-    if code == 0:
-        folder = os.path.join(settings["root_output_dir"], settings["experiment_name"])
-        command_line.say(_NEXT.format(folder=shlex.quote(folder), python=command_line.python()))
+    folder = os.path.join(settings["root_output_dir"], settings["experiment_name"])
+    if code == 0 and os.path.exists(os.path.join(folder, "summary.json")):
+        command_line.say(_what_next(folder))
     return code
 
 
-# What a finished run ends with.
-_NEXT = """Results are in {folder}. Next:
-  plot:     {python} -m reproduction.plots curves {folder} --output=curves.png
-  compare:  {python} reproduce.py --compare {folder} OTHER_RUN
-  go on:    the same command with more --total_rounds"""
+def _what_next(folder) -> str:
+    """Returns what a run that has results ends with."""
+    plot = ["-m", "reproduction.plots", "curves", folder, "--output=curves.png"]
+    compare = ["reproduce.py", "--compare", folder, "OTHER_RUN"]
+    return "\n".join(
+        [
+            f"Results are in {shlex.quote(folder)}. Next:",
+            command_line.to_try("plot:", [command_line.python(), *plot]),
+            command_line.to_try("compare:", [command_line.python(), *compare]),
+            "  go on:    the same command with more --total_rounds",
+        ]
+    )
 
 
 def _train(arguments):

@@ -4,7 +4,6 @@ import csv
 import io
 import pathlib
 import re
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -312,7 +311,7 @@ def format_table(
 def what_next(
     rows: Sequence[Mapping[str, Any]], setup: Setup, places: Sequence[str] = ()
 ) -> list[str]:
-    """Returns two commands to try after a table.
+    """Returns two commands to try after a table, each as lines of at most 100 characters.
 
     Args:
       rows: `records`.
@@ -323,17 +322,17 @@ def what_next(
     is_own = setup.home.parent != PAPERS
     of_item = f"--items={setup.home}" if is_own else f"--paper={setup.paper}"
     parts = [of_item, f"--item={setup.item}", f"--setup={setup.name}", *places]
-    command = " ".join([f"{command_line.python()} reproduce.py", *map(shlex.quote, parts)])
-    rows_flag = shlex.quote("--rows=" + ",".join(ran))
-    same = "" if len(ran) == len(setup.rows) else f" {rows_flag}"
+    command = [command_line.python(), "reproduce.py", *parts]
+    same = [] if len(ran) == len(setup.rows) else [f"--rows={','.join(ran)}"]
     other = next((row for row in setup.rows if row not in ran), None)
     tries = []
     if any(_is_short(r) for r in rows):
-        tries.append(f"all rounds:      {command}{same}")
+        tries.append(("all rounds:", [*command, *same]))
     if other is not None:
-        tries.append(f"another method:  {command} {shlex.quote('--rows=' + other)}")
-    tries.append(f"all columns:     {command}{same} --all_columns")
-    return [*tries, f"other tables:    {command_line.python()} reproduce.py --list"][:2]
+        tries.append(("another method:", [*command, f"--rows={other}"]))
+    tries.append(("all columns:", [*command, *same, "--all_columns"]))
+    tries.append(("other tables:", [command_line.python(), "reproduce.py", "--list"]))
+    return [command_line.to_try(title, words, 19) for title, words in tries[:2]]
 
 
 _FIXED = (

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -694,10 +695,13 @@ def test_rows_are_run_and_a_table_comes_out(tmp_path):
     (header,) = [line for line in done.stdout.splitlines() if line.startswith("| method")]
     cells = [cell.strip() for cell in header.strip("|").split("|")]
     assert cells == ["method", "", "rounds", "avg", "std", "worst30"]
-    commands = done.stdout.split("Next:\n")[1].splitlines()
-    of = f"--setup=synthetic --root_output_dir={tmp_path}"
-    assert [line.split(of)[1].strip() for line in commands] == ["--rows=fedavg", "--rows=fedadam"]
-    told = [line for line in done.stdout.splitlines() if line not in commands]
+    text = done.stdout.split("Next:\n")[1]
+    commands = [shlex.split(c.split(":", 1)[1]) for c in text.replace("\\\n", " ").splitlines()]
+    of = ["--setup=synthetic", f"--root_output_dir={tmp_path}"]
+    for command, row in zip(commands, ("fedavg", "fedadam"), strict=True):
+        assert command[-3:] == [*of, f"--rows={row}"]
+    assert max(map(len, text.splitlines())) <= max(100, len(str(tmp_path)) + 50)
+    told = [line for line in done.stdout.splitlines() if line not in text]
     assert max(map(len, told)) <= 100 + len(str(tmp_path))
     assert not any(name in " ".join(told) for name in ("q-FedAvg", "qfedavg", "AdaFedAdam"))
     again = reproduce_table5(tmp_path, "--rows=fedavg", "--budget=minutes=0.02", "--json")

@@ -301,10 +301,12 @@ def test_tensorboard_shows_runs_by_name_with_their_settings_and_what_matters_fir
 def what_next(folder):
     """The last lines of a run."""
     python = command_line.python()
+    plot = [python, "-m", "reproduction.plots", "curves", str(folder), "--output=curves.png"]
+    compare = [python, "reproduce.py", "--compare", str(folder), "OTHER_RUN"]
     return [
         f"Results are in {folder}. Next:",
-        f"  plot:     {python} -m reproduction.plots curves {folder} --output=curves.png",
-        f"  compare:  {python} reproduce.py --compare {folder} OTHER_RUN",
+        *command_line.to_try("plot:", plot).splitlines(),
+        *command_line.to_try("compare:", compare).splitlines(),
         "  go on:    the same command with more --total_rounds",
     ]
 
@@ -315,7 +317,8 @@ def test_a_run_names_its_numbers_and_ends_with_what_to_do_next(tmp_path, capfd):
     out = capfd.readouterr().out
     (line,) = [line for line in out.splitlines() if line.startswith("round 4/4 ")]
     assert re.fullmatch(r"round 4/4  train_loss \S+  test_accuracy \S+  .* s/round  .* left", line)
-    assert out.splitlines()[-4:] == what_next(tmp_path / "synthetic_fedavg")
+    wanted = what_next(tmp_path / "synthetic_fedavg")
+    assert out.splitlines()[-len(wanted) :] == wanted
     assert run_experiment.train(arguments) == 0
     out = capfd.readouterr().out
     assert len(out.splitlines()) == 1, "a sweep has what is next of its own"

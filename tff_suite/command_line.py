@@ -26,16 +26,19 @@ import contextlib
 import errno
 import functools
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from tff_suite.errors import FedError
 
 _LONGEST_LINE = 2000
+# Of what a user is told to try.
+_WIDTH = 100
 # What asks a process to stop: Ctrl-C, `kill` and the end of a terminal.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _came: list[signal.Signals] = []
@@ -146,6 +149,38 @@ def python() -> str:
     """Returns how to call this interpreter in a command that a user is told to try."""
     path = os.path.relpath(sys.executable) if sys.executable else ".."
     return "python" if path.startswith("..") else path
+
+
+def to_try(title: str, arguments: Sequence[str], column: int = 12) -> str:
+    r"""Returns a command that a user is told to try, as lines that can be pasted into a shell.
+
+    A command too long for a line is broken between arguments, with a backslash.
+
+    Args:
+      title: What it is for, in front of the command.
+      arguments: Its words, unquoted. The paths among them are shortened where another name is.
+      column: Where the command begins.
+    """
+    words, lines = [shlex.quote(_short(argument)) for argument in arguments], [""]
+    for i, word in enumerate(words):
+        room = _WIDTH - column - (2 if i + 1 < len(words) else 0)
+        if lines[-1].strip() and len(f"{lines[-1]} {word}") > room:
+            lines[-1] += " \\"
+            lines.append("  ")
+        lines[-1] += word if not lines[-1].strip() else f" {word}"
+    head, *more = lines
+    return "\n".join([f"  {title}".ljust(column) + head, *(" " * column + line for line in more)])
+
+
+def _short(argument: str) -> str:
+    """Returns an argument, and if it has a path, that as seen from the working directory."""
+    flag, equals, path = "", "", argument
+    if argument.startswith("--"):
+        flag, equals, path = argument.partition("=")
+    if not os.path.isabs(path):
+        return argument
+    near = os.path.relpath(path)
+    return f"{flag}{equals}{near}" if len(near) < len(path) and near[:2] != ".." else argument
 
 
 def handle_stops(handler: Callable[[int, Any], None]) -> dict[int, Any]:

@@ -132,3 +132,28 @@ def test_methods_say_whether_they_draw_clients():
         plans = [spec.plan(settings, r, 40) for r in range(40)] if spec.plan else [None]
         draws = any(plan is None or plan.cohort == "sampled" for plan in plans)
         assert spec.draws_clients == draws, name
+
+
+@pytest.mark.parametrize("length", [5, 40, 70, 90, 200])
+@pytest.mark.parametrize("number", [0, 1, 3, 8])
+def test_a_command_to_try_fits_the_line_and_is_the_same_command(length, number):
+    flags = [f"--f{i}={'x' * length}" for i in range(number)]
+    words = ["python", "reproduce.py", "--rows=a b", *flags]
+    told = command_line.to_try("try:", words)
+    assert told.startswith("  try:      python reproduce.py")
+    for line in told.splitlines():
+        assert len(line) <= 100 or max(map(len, line.split())) > 84, "but for a longer word"
+    done = subprocess.run(
+        ["sh", "-c", told.replace("  try:      python", "printf '%s\\n' python", 1)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == words
+
+
+def test_paths_in_a_command_to_try_are_short_where_they_can_be(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["a", str(tmp_path / "runs" / "one"), f"--root_output_dir={tmp_path}/runs", "/etc/x"]
+    told = command_line.to_try("try:", words)
+    assert told == "  try:      a runs/one --root_output_dir=runs /etc/x"
