@@ -136,7 +136,9 @@ def by_hand(values, **more):
         for row, some in values.items()
         for seed, v in enumerate(some, 1)
     ]
-    return comparison.Comparison("T", [ACCURACY, LOSS], pd.DataFrame(rows), [], "nowhere", **more)
+    more = {"caveats": [], **more}
+    runs = pd.DataFrame(rows)
+    return comparison.Comparison("T", [ACCURACY, LOSS], runs, folder="nowhere", **more)
 
 
 def parsed(text):
@@ -258,6 +260,52 @@ def test_a_dry_run_measures_what_it_has_no_figure_for_or_says_unknown(
             run.folder.mkdir()
             (run.folder / "metrics.csv").write_text("round_num,time/round_seconds\n1,9\n2,0.5\n")
         if not works:
+def cells_by_parser(text):
+    """Returns rows of cells of a LaTeX table, by a parser that tolerates no fault."""
+    latexwalker = pytest.importorskip("pylatexenc.latexwalker", reason="`make venv` installs it")
+    macrospec = pytest.importorskip("pylatexenc.macrospec")
+    rules = [macrospec.std_macro(f"{name}rule", False, 0) for name in ("top", "mid", "bottom")]
+    rules.append(macrospec.std_macro("multicolumn", False, 3))
+    known = latexwalker.get_default_latex_context_db()
+    known.add_context_category("booktabs", macros=rules, prepend=True)
+    walker = latexwalker.LatexWalker(text, latex_context=known, tolerant_parsing=False)
+
+    def inner(nodes, name):
+        (found,) = [n for n in nodes if getattr(n, "environmentname", "") == name]
+        return found.nodelist
+
+    rows, cells = [], [""]
+    for node in inner(inner(walker.get_latex_nodes()[0], "table"), "tabular"):
+        if getattr(node, "specials_chars", "") == "&":
+            cells.append("")
+        elif getattr(node, "macroname", "") == "\\":
+            rows.append([cell.strip() for cell in cells])
+            cells = [""]
+        elif not getattr(node, "macroname", "").endswith("rule"):
+            cells[-1] += node.latex_verbatim()
+    assert cells == [""] or not cells[0].strip()
+    return rows
+
+
+def test_a_parser_of_latex_finds_the_same_cells():
+    values = {"fedavg": [80.0, 82.0, 81.0], "term": [50.0, 51.0, 52.0], "afl": [np.nan] * 3}
+    found = by_hand(
+        values,
+        published={"fedavg": {"accuracy (%)": 85.25}},
+        settings=["client_learning_rate"],
+        caveats=["50 % of {x} & $ more_or_less"],
+    )
+    found.runs["client_learning_rate"] = 0.1
+    text = found.to_latex(caption="of a 95 % {interval} & ~more^ \\ #1", rates=True)
+    _, rows = parsed(text)
+    wide = re.compile(r"\\multicolumn\{2\}\{c\}\{(.*)\}")
+    read = []
+    for cells in cells_by_parser(text):
+        of_row = [[m[1], ""] if (m := wide.fullmatch(cell)) else [cell] for cell in cells]
+        read.append([cell for some in of_row for cell in some])
+    assert read == rows and len(rows) == 4
+
+
             raise items.ReproduceError("runs failed")
 
     monkeypatch.setattr(reproduce.sweep, "execute", execute)
