@@ -31,7 +31,7 @@ if __name__ == "__main__":
 
 import tabulate
 
-from reproduction import changes, items, needs, readme, results, score, search, sweep
+from reproduction import items, needs, readme, results, score, search, sweep
 from reproduction.items import ReproduceError, UsageError
 from simulation import experiment_flags, supervisor
 from tasks.formats import remote
@@ -218,7 +218,6 @@ def reproduce(
         address=options.ray_address,
         storage=options.storage,
         retries=options.retries,
-        fresh=options.fresh,
     )
     asked = study.Study(
         setup,
@@ -229,11 +228,19 @@ def reproduce(
         options.data_dir,
         max_rounds,
         max_minutes,
+        fresh=options.fresh,
     )
     if options.dry_run:
-        _dry_run(setup, asked.planned(), resources)
+        _dry_run(asked)
         return
-    outcome, folder = asked.carry_out(), asked.folder
+    try:
+        outcome, folder = asked.carry_out(), asked.folder
+    except study.OutOfTimeError as e:
+        # As of runs that --budget cuts short: what is done is kept, so this is no failure.
+        print(f"{setup.item} {setup.name}: {e}")
+        if options.json:
+            _answers.append({**_named(setup), "stopped": str(e)})
+        return
     records, caveats = outcome.records(), outcome.caveats()
     results.write_csv(folder / "results.csv", records)
     comparison.write(outcome, folder)
@@ -309,12 +316,12 @@ def _draw(setup, options) -> None:
                 shutil.copy(drawn, target)
 
 
-def _dry_run(setup, runs, resources) -> None:
+def _dry_run(asked) -> None:
+    setup, runs, resources = asked.setup, asked.planned(), asked.resources
     told_data = needs.told_data(setup, FLAGS.data_dir)
     nearest = {name: needs.of_row(setup, row) for name, row in setup.rows.items()}
     nearest = {row: (found.seconds, found.workload) for row, found in nearest.items() if found}
-    compared = sweep.compare(runs, resources)
-    rows = sweep.estimate(runs, setup.seconds, nearest, compared.changed.keys())
+    rows = sweep.estimate(runs, setup.seconds, nearest, asked.places.to_start_over(runs))
     without = {e.row for e in rows if e.seconds is None and e.rounds}
     if without:
         found = sweep.measure([run for run in runs if run.row in without], resources)
@@ -335,7 +342,6 @@ def _dry_run(setup, runs, resources) -> None:
     print(f"{setup.paper} {setup.item} {setup.name}: {setup.title}\n")
     headers = ["row", "runs to do", "rounds to do", "s a round", "which are", "hours"]
     print(tabulate.tabulate(table, headers, tablefmt="github", disable_numparse=True))
-    print("".join(f"\n{line}" for line in sweep.tell(compared)))
     known = sum(e.rounds * e.seconds for e in rows if e.seconds is not None) / 3600
     unknown = sum(e.rounds for e in rows if e.seconds is None)
     jobs = resources.jobs or max(1, int(len(os.sched_getaffinity(0)) / resources.cpus))
@@ -515,7 +521,6 @@ def main(arguments: list[str]) -> int:
     if not FLAGS.item:
         needed = "--item" if FLAGS.items else "--paper and --item"
         raise UsageError(f"{needed} must be set; --list shows what there is.")
-    changes.start_over()
     (item,) = _asked_items()
     # So that what is printed is JSON alone.
     with contextlib.redirect_stdout(sys.stderr) if FLAGS.json else contextlib.nullcontext():

@@ -26,43 +26,42 @@ PARSER.positional("asked", "JSON file of the runs, as reproduce.py writes it")
 PARSER.positional("answered", "JSON file to write")
 
 
+class Change(NamedTuple):
+    """What a run is another one in than the code and data that are there now.
+
+    Attributes:
+      text: What differs, in words.
+      digest: Digest of what is there now, see `identity.digest`.
+    """
+
+    text: str
+    digest: str
+
+
 class Compared(NamedTuple):
     """What was found out about runs.
 
     Attributes:
-      changed: Run → what differs, in words; only runs of which something does.
+      changed: Run → what differs; only runs of which something does.
       unknown: Runs of the user's own code by a version that recorded none.
       unread: Run → why its data could not be compared.
     """
 
-    changed: dict[PlannedRun, str]
+    changed: dict[PlannedRun, Change]
     unknown: list[PlannedRun]
     unread: dict[PlannedRun, str]
-
-
-# What is said to differ of runs that are started anew for no other reason.
-FRESH = "--fresh"
-# Runs that were compared, or made, since `start_over`.
-_settled: set[str] = set()
-
-
-def start_over() -> None:
-    """Lets all runs be compared again."""
-    _settled.clear()
 
 
 def compare(
     runs: Sequence[PlannedRun],
     apart: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] | None = None,
-    fresh: bool = False,
 ) -> Compared:
     """Compares runs with the code and data that are there now.
 
     Args:
-      runs: Runs, begun or not. Each is compared once; further calls pass over it.
+      runs: Runs, begun or not.
       apart: Does `look_at` in another place; by default in a process on this machine. Runs with
         objects are looked at in this process, which alone has these.
-      fresh: Whether every run that was begun before counts as changed.
 
     Raises:
       ReproduceError: If the process fails.
@@ -76,12 +75,6 @@ def compare(
             continue  # The run itself says what is damaged.
         known = (recorded or {}).get("identity", identity.BEFORE_VERSIONS)
         if not recorded or not rows or not isinstance(known, Mapping):
-            continue
-        if recorded.get("run_id", "") in _settled:
-            continue
-        _settled.add(recorded.get("run_id") or str(run.folder))
-        if fresh:
-            found.changed[run] = FRESH
             continue
         request = run.request()
         if "identity" not in recorded and identity.is_own(request):
@@ -102,20 +95,10 @@ def compare(
         answers |= dict(zip(heavy, told, strict=True))
     for run, answer in answers.items():
         if answer["changes"]:
-            found.changed[run] = answer["changes"]
+            found.changed[run] = Change(answer["changes"], answer["digest"])
         if answer["unread"]:
             found.unread[run] = answer["unread"]
     return found
-
-
-def forget(run: PlannedRun) -> None:
-    """Notes that a run was just made, or gone on with, by the code that is there now."""
-    try:
-        recorded = run.read().recorded
-    except RunError:
-        return
-    if recorded and recorded.get("run_id"):
-        _settled.add(recorded["run_id"])
 
 
 def look_at(
@@ -128,7 +111,8 @@ def look_at(
       requests: Of each run its settings; by default those of `command`.
 
     Returns:
-      Of each run `changes` and `unread`, in words; empty where there is nothing to tell.
+      Of each run `changes` and `unread`, in words and empty where there is nothing to tell, and
+      the `digest` of what is there now.
     """
     known: dict[str, identity.Looked] = {}
     answers = []
@@ -145,9 +129,10 @@ def look_at(
             )
         except (AttributeError, TypeError, ValueError) as e:
             told = f"{folder.file('hparams.json')} is damaged: {' '.join(str(e).split())}"
-            answers.append({"changes": "", "unread": told})
+            answers.append({"changes": "", "unread": told, "digest": ""})
             continue
-        answers.append({"changes": identity.in_words(changes), "unread": looked.unread})
+        told, digest = identity.in_words(changes), identity.digest(looked.identity)
+        answers.append({"changes": told, "unread": looked.unread, "digest": digest})
     return answers
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -325,7 +326,13 @@ def _of_items(tables, column) -> str:
     """Returns the comparison of each item's chosen rows, and over all of them if there are more."""
     parts = [table.report(column) for table in tables]
     methods = set.intersection(*(set(table.methods) for table in tables))
-    if len(tables) > 1 and len(methods) > 1:
+    # Of one task several calls of `simulation.compare` may have tables.
+    places = {_of_task(table.folder) for table in tables}
+    if len(places) < len(tables):
+        parts.append(
+            "Several of these tables are of one task: name a folder of each to pool tasks."
+        )
+    elif len(tables) > 1 and len(methods) > 1:
         means, better = comparison.over_tasks(tables, column)
         parts.append(
             "## Over all of these\n\nInterquartile mean of the scores, and how probable it is "
@@ -334,6 +341,12 @@ def _of_items(tables, column) -> str:
             f"{means.to_markdown(floatfmt='.4g')}\n\n{better.to_markdown(floatfmt='.3g')}"
         )
     return "\n\n".join(parts)
+
+
+def _of_task(folder) -> str:
+    """Returns a comparison's folder without the digest that tells calls apart."""
+    parent, name = os.path.split(folder)
+    return os.path.join(parent, name.partition(".")[0])
 
 
 def _table(rows) -> str:

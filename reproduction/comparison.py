@@ -6,8 +6,10 @@ the numbers in the item's table.
 """
 
 import dataclasses
+import hashlib
 import itertools
 import json
+import math
 import os
 import pathlib
 import re
@@ -37,11 +39,13 @@ from simulation import experiment_flags
 from simulation.errors import RunError
 from simulation.measures import columns as columns_lib
 from tasks.task import Task
-from tff_suite import figures, writing
+from tff_suite import command_line, figures, writing
 from tff_suite.hparams import HparamError
 
 # File beside runs.csv in an item's folder, which describes the columns for later comparisons.
 COLUMNS = "columns.json"
+# What a call of `compare` asked for, in the folder of its table.
+_ASKED = "asked.json"
 # Metrics of which lower values are better.
 _LESS = re.compile(r"loss|error|rsd|_std|_kl|angle|perplexity")
 _RATES = ("client_learning_rate", "server_learning_rate")
@@ -203,7 +207,8 @@ class Comparison:
                 "t-test, after Holm's correction over all pairs."
             )
         lines.append(f"\n{statistics.told_of_seeds(self.runs.groupby('row').seed.nunique().min())}")
-        return "\n".join([*lines, *(f"\n{line}" for line in self.caveats)])
+        lines += [f"\n{line}" for line in self.caveats]
+        return "\n".join([*lines, f"\nFiles: {self.folder}"])
 
 
 def in_words(column: Mapping[str, Any]) -> str:
@@ -355,6 +360,7 @@ def compare(
     metric: str | None = None,
     tune: str | None = None,
     budget: int = _POINTS,
+    max_minutes: float | None = None,
     root_output_dir: str | os.PathLike = "results/compare",
     fresh: bool = False,
     jobs: int | None = None,
@@ -363,7 +369,7 @@ def compare(
     """Runs methods on a task, on the same seeds and clients, and compares them.
 
     When you call it again, it reuses completed runs and resumes interrupted ones. Runs with other
-    settings get their own folders.
+    settings, code or data get their own folders, and so does the table of another call.
 
     Args:
       task: Name of a task, or a `tasks.task.Task`.
@@ -377,7 +383,10 @@ def compare(
         loss on the first seed: `budget` points from 0.001 to 10, by successive halving. `None`
         takes the rates in `settings`.
       budget: Number of points to try for each method.
-      root_output_dir: Folder of all runs; tables and figures go to `<task>/comparison` in it.
+      max_minutes: Minutes for all runs together, shared equally; `None` for no limit. The same call
+        resumes what was cut short, and the caveats say how many rounds are done.
+      root_output_dir: Folder of all runs. The table goes to `<task>/comparison` in it; if that has
+        the table of another call, to `<task>/comparison.` and a digest (`Comparison.folder`).
       fresh: Whether to run all anew; earlier runs are kept beside the new ones.
       jobs: Number of runs at a time, each in its own process; needs a registered task and methods.
         By default runs follow one another in this process.
@@ -386,9 +395,11 @@ def compare(
 
     Raises:
       HparamError: If settings are wrong.
-      ReproduceError: If runs fail.
+      ReproduceError: If runs fail, or `max_minutes` ended the search of rates.
       tasks.task.DataError: If data is missing or damaged.
     """
+    if max_minutes is not None and not 0 < max_minutes < math.inf:
+        raise HparamError(f"max_minutes={max_minutes} must be above 0.")
     objects = {"model": model} if model is not None else {}
     if isinstance(task, Task):
         objects["task"] = task
@@ -446,8 +457,10 @@ def compare(
         published="comparison",
         objects=objects,
     )
-    resources = sweep_lib.Resources(here=jobs is None, jobs=jobs, fresh=fresh)
-    asked = study.Study(setup, list(rows), numbers, str(place), resources)
+    resources = sweep_lib.Resources(here=jobs is None, jobs=jobs)
+    asked = study.Study(
+        setup, list(rows), numbers, str(place), resources, max_minutes=max_minutes, fresh=fresh
+    )
     outcome = asked.carry_out()
     methods = [request.run["algorithm"] for request in requests]
     told = [
@@ -456,8 +469,42 @@ def compare(
         if not flag.startswith(tuple(f"{method}_" for method in methods))
     ]
     outcome = dataclasses.replace(outcome, told=[*outcome.told, *told])
-    results.write_csv(asked.folder / "results.csv", outcome.records())
-    return write(outcome, asked.folder)
+    folder = _folder_of(outcome, requests, asked.folder)
+    results.write_csv(folder / "results.csv", outcome.records())
+    found = write(outcome, folder)
+    command_line.say(f"The table is in {folder} (table.tex, results.csv, runs.csv).")
+    return found
+
+
+def _folder_of(outcome, requests, first) -> pathlib.Path:
+    """Returns where the table of a call goes, and notes there what was asked.
+
+    That is `first`, or `first.<digest>` if `first` has the table of another call or of other runs.
+    """
+    left_out = experiment_flags.MAY_CHANGE - {"total_rounds"}
+    asked = {
+        "columns": outcome.setup.columns,
+        "settings": {
+            row: {k: v for k, v in request.in_force.items() if k not in left_out}
+            for row, request in zip(outcome.setup.rows, requests, strict=True)
+        },
+        "tuned": outcome.setup.grid,
+        "runs": sorted(run.name for run in outcome.runs),
+    }
+    text = f"{json.dumps(asked, indent=1, sort_keys=True)}\n"
+    folder = first
+    if (first / COLUMNS).exists() and _text_of(first / _ASKED) != text:
+        folder = first.with_name(f"{first.name}.{hashlib.sha256(text.encode()).hexdigest()[:8]}")
+    folder.mkdir(parents=True, exist_ok=True)
+    writing.write_atomically(folder / _ASKED, text.encode())
+    return folder
+
+
+def _text_of(path) -> str | None:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError):
+        return None
 
 
 def _rates_of(settings) -> list[str]:

@@ -319,7 +319,8 @@ class PlannedRun:
       protocol_rounds: Rounds of the protocol, which `rounds` may cut short.
       home: Folder of a user's own item, in which modules of `--import` are also looked for.
       objects: Python objects given in place of a flag: `task`, `model`.
-      kept: Folder that this run would have, if a run with other settings is there; else `None`.
+      kept: Folder that this run would have, if a run with other settings, code or data is there;
+        else `None`.
     """
 
     row: str
@@ -359,6 +360,16 @@ class PlannedRun:
     def read(self) -> run_folders.RunFolder:
         """Returns a reader of the run's folder."""
         return run_folders.opened(self.folder)
+
+    def beside(self, digest: str) -> "PlannedRun":
+        """Returns the run with a folder of its own, beside the one that another run keeps.
+
+        Args:
+          digest: What that folder's name ends in: a digest of what differs.
+        """
+        folder = self.folder.with_name(f"{self.folder.name}.{digest}")
+        flags = {**self.flags, "experiment_name": folder.name}
+        return dataclasses.replace(self, folder=folder, flags=flags, kept=self.folder)
 
 
 def load_item(paper: str, item: str) -> Item:
@@ -648,13 +659,12 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
     if data_dir and not setup.objects.get("task") and _needs_data(run):
         flags["data_dir"] = absolute(data_dir)
     folder = pathlib.Path(root).absolute() / setup.paper / setup.folder / f"{name}_seed{seed}"
-    return _in_a_folder(run, folder)
-
-
-def _in_a_folder(run, folder) -> PlannedRun:
-    """Gives a run its folder; appends a digest if that holds a run with other settings."""
     run.flags.update(root_output_dir=str(folder.parent), experiment_name=folder.name)
-    run = dataclasses.replace(run, folder=folder)
+    return in_its_folder(dataclasses.replace(run, folder=folder))
+
+
+def in_its_folder(run: PlannedRun) -> PlannedRun:
+    """Returns the run, with a folder of its own if its folder holds a run of other settings."""
     try:
         recorded = run.read().recorded or {}
         flags = recorded.get("flags")
@@ -666,8 +676,7 @@ def _in_a_folder(run, folder) -> PlannedRun:
     left_out = {*experiment_flags.MAY_CHANGE, "seed", "client_datasets_random_seed"}
     known = {k: v for k, v in run.request().in_force.items() if k not in left_out}
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
-    run.flags["experiment_name"] = f"{folder.name}.{digest}"
-    return dataclasses.replace(run, folder=folder.with_name(f"{folder.name}.{digest}"), kept=folder)
+    return run.beside(digest)
 
 
 # Characters and names that can be used in folder names as they are, as all papers' rows can.

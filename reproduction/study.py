@@ -1,16 +1,22 @@
 """Carries out a set-up, from its plan to its results; used by `reproduce.py` and `compare`."""
 
 import dataclasses
+import functools
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from reproduction import columns, drawing, items, results, run_folders, search, sweep
-from reproduction.items import PlannedRun, Setup, UsageError
+from reproduction import columns, drawing, items, places, results, run_folders, search, sweep
+from reproduction.items import PlannedRun, ReproduceError, Setup, UsageError
+from simulation.records import outputs
 from tff_suite import command_line
 from tff_suite.hparams import Value
 
 Point = Mapping[str, Value]
+
+
+class OutOfTimeError(ReproduceError):
+    """A search that the end of its time stopped; the same call resumes it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +33,7 @@ class Study:
       max_rounds: Most rounds of a run; `None` stands for the protocol's.
       max_minutes: Minutes for all runs together; `None` for no limit.
       say: Prints or logs a line on what is done.
+      fresh: Whether to start all runs over; earlier ones are kept beside.
     """
 
     setup: Setup
@@ -38,6 +45,12 @@ class Study:
     max_rounds: int | None = None
     max_minutes: float | None = None
     say: Callable[[str], None] = command_line.say
+    fresh: bool = False
+
+    @functools.cached_property
+    def places(self) -> places.Places:
+        """The folders of runs, by what is there now."""
+        return places.Places(self.resources, self.fresh, self.say)
 
     @property
     def folder(self) -> pathlib.Path:
@@ -61,7 +74,14 @@ class Study:
     def plan(
         self, points: Mapping[str, Sequence[Point]], seeds: Sequence[int], rounds: int | None = None
     ) -> list[PlannedRun]:
-        """Returns the runs of rows' points on seeds, with at most `rounds` rounds each."""
+        """Returns the runs of rows' points on seeds, with at most `rounds` rounds each.
+
+        Raises:
+          ReproduceError: See `places.Places.of`.
+        """
+        return self.places.of(self._by_settings(points, seeds, rounds))
+
+    def _by_settings(self, points, seeds, rounds=None) -> list[PlannedRun]:
         return items.planned_runs(
             self.setup,
             [row for row in self.rows if row in points],
@@ -89,7 +109,7 @@ class Study:
         """Checks before the first run what can be checked from settings alone."""
         for line in self._told():
             self.say(line)
-        drawing.check(self.setup, self.plan(self.points(), self.tried_seeds()))
+        drawing.check(self.setup, self._by_settings(self.points(), self.tried_seeds()))
         shown = columns.Check(self.setup)
         shown.before()
         return shown
@@ -119,14 +139,17 @@ class Study:
             minutes = self.max_minutes
             if minutes is not None:
                 minutes = share * max(0.0, minutes - (time.monotonic() - started) / 60)
+            self.places.start_over(some)
             sweep.execute(some, self.resources, minutes, shown.after)
+            if minutes is not None and self.setup.search:
+                self._check_reached(some)
 
         others = [seed for seed in self.seeds if seed not in tried]
         if self.setup.search:
-            if self.max_minutes is not None or self.max_rounds is not None:
+            if self.max_rounds is not None:
                 raise UsageError(
-                    "--budget cannot limit an item with [search]; set its search.budget, or pass "
-                    "--full_grid."
+                    "--budget=rounds=N cannot limit an item with [search]; set its search.budget, "
+                    "or pass --full_grid."
                 )
             runs, chosen, found = self._searched(points, tried, execute)
             told += found
@@ -144,6 +167,19 @@ class Study:
             execute(further)
         runs = list({run.folder: run for run in [*runs, *further]}.values())
         return Outcome(self.setup, runs, chosen, told)
+
+    def _check_reached(self, runs) -> None:
+        """Refuses to choose among runs of a search that the end of the time cut short."""
+        short = [
+            run
+            for run in runs
+            if not (run.folder / outputs.DIVERGED).exists() and not sweep.is_done(run)
+        ]
+        if short:
+            raise OutOfTimeError(
+                f"Out of time: {len(short)} of {len(runs)} runs of this step of the search have "
+                "rounds left, so no point is chosen; start again to resume."
+            )
 
     def _searched(self, points, seeds, execute):
         """Searches the grids of rows; returns runs, chosen points, and a sentence per search."""

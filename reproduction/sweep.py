@@ -15,10 +15,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from reproduction import board, changes, storage
+from reproduction import board, storage
 from reproduction.items import REPO, PlannedRun, ReproduceError, has_settings
 from simulation import cluster
 from simulation.errors import DivergedError, RunError
@@ -50,7 +50,6 @@ class Resources:
       retries: How often a run that failed or was lost is started again.
       here: Whether runs run in this process, one after the other, and not as Ray tasks: as they
         must with tasks, models or methods that only this process has.
-      fresh: Whether to start all runs anew that an earlier call has begun; those are kept beside.
     """
 
     cpus: float = 1
@@ -61,7 +60,6 @@ class Resources:
     storage: str | None = None
     retries: int = 2
     here: bool = False
-    fresh: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,10 +119,6 @@ def execute(
     Raises:
       ReproduceError: If Ray can't be reached, or runs failed; a run that diverges is no failure.
     """
-    if resources.storage:
-        for run in runs:
-            storage.pull(_url(resources, run), run.folder, results_only=True)
-    _start_changed_anew(runs, resources)
     missing = []
     for run in runs:
         if not is_done(run):
@@ -146,7 +140,7 @@ def execute(
                 _run_here(missing, outcomes, shown, deadline, check)
                 break
             left = [run for run in missing if run not in outcomes]
-            with _ray(resources) as ray, contextlib.suppress(_NodeLost):
+            with with_ray(resources) as ray, contextlib.suppress(_NodeLost):
                 _Sweep(ray, resources, shown, deadline, check).run(left, outcomes)
                 break
         else:
@@ -155,8 +149,6 @@ def execute(
                 f"{resources.retries + 1} times; start again to resume."
             )
     outcomes = {run: outcomes[run] for run in missing}
-    for run in missing:
-        changes.forget(run)
     for run, outcome in outcomes.items():
         if outcome.code == DIVERGED:
             print(f"{run.name} diverged; the others continued.", flush=True)
@@ -171,13 +163,13 @@ def execute(
 
 
 def _tell_reused(runs, missing) -> None:
-    """Says how many runs are done, and which are of other settings than those that are there."""
+    """Says how many runs are done, and which are others than those that are there."""
     done, moved = len(runs) - len(missing), [run for run in missing if run.kept]
     told = [f"{done} of {len(runs)} runs are done already and reused"] if done else []
     if moved:
         told.append(
-            f"{len(moved)} have other settings than before and get folders of their own "
-            f"({moved[0].name}); the earlier ones are kept"
+            f"{len(moved)} have other settings, code or data than before and get folders of their "
+            f"own ({moved[0].name}); the earlier ones are kept"
         )
     if told:
         command_line.say(f"{'; '.join(told)}.")
@@ -207,71 +199,6 @@ def _run_here(missing, outcomes, shown, deadline, check) -> None:
         shown.refresh()
         if check and outcomes[run].code == 0:
             check(run)
-
-
-def compare(runs: Sequence[PlannedRun], resources: Resources) -> changes.Compared:
-    """Compares runs with today's code and data, where runs run.
-
-    Raises:
-      ReproduceError: If that fails.
-    """
-    if resources.here:
-        return changes.compare(runs, changes.look_at, resources.fresh)
-    if not resources.address:
-        return changes.compare(runs, fresh=resources.fresh)
-
-    def on_the_cluster(jobs):
-        with _ray(resources) as ray:
-            task = ray.remote(max_calls=1)(_look_at).options(num_cpus=resources.cpus)
-            return ray.get(task.remote(str(REPO), jobs))
-
-    return changes.compare(runs, on_the_cluster, resources.fresh)
-
-
-def _look_at(repository, jobs):
-    os.chdir(repository)
-    if repository not in sys.path:
-        sys.path.insert(0, repository)
-    return changes.look_at(jobs)
-
-
-def _start_changed_anew(runs, resources) -> None:
-    """Moves runs of other code or data aside, and tells what cannot be compared."""
-    found = compare(runs, resources)
-    for run in found.changed:
-        with outputs.ExperimentFolder(str(run.folder.parent), run.name) as folder:
-            folder.set_aside()
-        if resources.storage:
-            storage.set_aside(_url(resources, run))
-    for told in tell(found):
-        command_line.say(told)
-
-
-def tell(found: changes.Compared) -> list[str]:
-    """Returns what has to be said of runs that were compared, as lines."""
-    lines = []
-    for reason in dict.fromkeys(found.changed.values()):
-        some = [run for run, other in found.changed.items() if other == reason]
-        why = "there already" if reason == changes.FRESH else f"of other code or data ({reason})"
-        lines.append(
-            f"{_named(some)} {why}: run anew; the earlier results are "
-            f"kept beside, as {some[0].name}.replaced-N."
-        )
-    if found.unknown:
-        lines.append(
-            f"{_named(found.unknown)} by a version that recorded no code: taken as they are, since "
-            "changes since then cannot be seen."
-        )
-    for reason in dict.fromkeys(found.unread.values()):
-        some = [run for run, other in found.unread.items() if other == reason]
-        lines.append(f"{_named(some)} not compared with today's data and model: {reason}")
-    return lines
-
-
-def _named(runs) -> str:
-    if len(runs) == 1:
-        return f"{runs[0].name} is"
-    return f"{len(runs)} runs ({runs[0].name}, ...) are"
 
 
 class Estimate(NamedTuple):
@@ -356,7 +283,7 @@ def measure(runs: Sequence[PlannedRun], resources: Resources) -> dict[str, float
             path = pathlib.Path(folder, f"run{i}")
             short.append(dataclasses.replace(run, folder=path, flags=flags, rounds=2, kept=None))
         try:
-            execute(short, dataclasses.replace(resources, storage=None, fresh=False))
+            execute(short, dataclasses.replace(resources, storage=None))
         except ReproduceError as e:
             print(f"warning: {e}", file=sys.stderr)
         seconds = {run.row: run.read().values("time/round_seconds")[1].tolist() for run in short}
@@ -364,7 +291,7 @@ def measure(runs: Sequence[PlannedRun], resources: Resources) -> dict[str, float
 
 
 @contextlib.contextmanager
-def _ray(resources):
+def with_ray(resources: Resources) -> Iterator[Any]:
     """Connects to Ray, or starts it on this machine; what it started ends with this process."""
     cores = len(os.sched_getaffinity(0))
     if not resources.address and resources.cpus > cores:
@@ -427,7 +354,7 @@ class _Sweep:
                         waiting.insert(0, (run, tries + 1))
                         continue
                 if self._resources.storage:
-                    storage.pull(_url(self._resources, run), run.folder, results_only=True)
+                    storage.pull(url_of(run, self._resources), run.folder, results_only=True)
                 ended[run] = outcome
                 self._shown.ended(run, outcome.said)
                 if self._check and outcome.code == 0:
@@ -454,7 +381,7 @@ class _Sweep:
             # As if all that is left came in waves that fill the room.
             minutes = (self._deadline - time.monotonic()) / 60 / -(-left // room)
             command.append(f"--max_minutes={max(minutes, 0.01):.3f}")
-        url = _url(self._resources, run) if self._resources.storage else None
+        url = url_of(run, self._resources) if self._resources.storage else None
         return self._task.remote(str(REPO), command, str(run.folder), url, run.home)
 
     def _outcome(self, reference) -> Outcome:
@@ -481,7 +408,8 @@ def _rounds_beyond(run) -> dict[str, int]:
     return {"total_rounds": done} if done > run.rounds else {}
 
 
-def _url(resources, run) -> str:
+def url_of(run: PlannedRun, resources: Resources) -> str:
+    """Returns where the storage keeps a run."""
     return storage.join(resources.storage, *run.folder.parts[-4:])
 
 

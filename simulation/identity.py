@@ -16,6 +16,7 @@ The suite's own unmodified methods and tasks are compared by their versions only
 """
 
 import functools
+import hashlib
 import json
 import os
 import subprocess
@@ -487,6 +488,26 @@ def _of_suite(before, now):
         if path in edited
         if was.get(path) != is_.get(path)
     ]
+
+
+def digest(now: Mapping[str, Any]) -> str:
+    """Returns a short digest of what `differences` compares, equal where it finds no difference.
+
+    Initial weights count by their norm and sum to four digits, as other machines differ in the last
+    bits.
+
+    Args:
+      now: What a run would be made of.
+    """
+    model = dict(now.get("model", {}))
+    for name in model_identity.names_of_weights(model):
+        *shapes, _, norm, total = model[name].split(" ")
+        model[name] = f"{shapes} {float(norm):.3e} {float(total):.3e}"
+    suite = now.get("suite", {"files": {}, "edited": ()})
+    known = {name: now.get(name) for name in ("method", "task", "code", "values", "data")}
+    known |= {"model": model, "suite": {path: suite["files"].get(path) for path in suite["edited"]}}
+    text = json.dumps(known, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def in_words(changes: Sequence[Change]) -> str:

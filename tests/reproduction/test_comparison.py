@@ -5,7 +5,6 @@ import io
 import json
 import pathlib
 import re
-import shutil
 
 import numpy as np
 import pandas as pd
@@ -18,9 +17,10 @@ from scipy import stats
 import reproduce
 import simulation
 import tasks
-from reproduction import board, changes, comparison, items, latex, sweep
+from reproduction import board, comparison, items, latex, places, sweep
 from simulation.errors import RunError
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
+from tests.tff_algos import toy
 from tff_suite.hparams import HparamError
 
 SETTINGS = {
@@ -66,7 +66,7 @@ def test_the_numbers_are_those_of_the_runs(made):
     assert pair.p == pytest.approx(stats.ttest_rel(*(list(v.values()) for v in values)).pvalue)
     assert pair.clients is not None and pair.clients.low <= pair.clients.high
     assert {p.name for p in (root / "mine" / "comparison").iterdir()} == {
-        *("columns.json", "results.csv", "runs.csv", "table.tex")
+        *("asked.json", "columns.json", "results.csv", "runs.csv", "table.tex")
     }
     figure = result.plot(width=3.25)
     words = {t.get_text() for t in figure.findobj(Text)}
@@ -81,7 +81,7 @@ def test_the_same_call_reuses_runs_and_other_settings_get_folders_of_their_own(m
     changed = {"algorithms": ["fedavg"], "seeds": [1], "qfedavg_q": None}
     changed["client_learning_rate"] = 0.1
     other = run(root, **changed)
-    assert "1 have other settings than before" in capsys.readouterr().out
+    assert "1 have other settings, code or data than before" in capsys.readouterr().out
     (folder,) = other.runs.run
     assert re.fullmatch(r"fedavg_seed1\.\w{8}", pathlib.Path(folder).name)
     assert run(root, **changed).runs.run.tolist() == [folder]
@@ -89,16 +89,81 @@ def test_the_same_call_reuses_runs_and_other_settings_get_folders_of_their_own(m
     assert run(root).runs.run.tolist() == before.runs.run.tolist(), "and back again"
 
 
+def scaled(task, factor):
+    """A task of other data: a wrapper over the examples of each client."""
+    parts = [task.train.examples(k) for k in range(len(task.train.client_ids))]
+    ends = np.cumsum(task.train.sizes)
+    rows = np.split(np.arange(ends[-1]), ends[:-1])
+    x, y = (np.concatenate(column) for column in zip(*parts, strict=True))
+    data = tasks.task.ArrayFederatedData(x * np.float32(factor), y, rows)
+    return dataclasses.replace(task, train=data, test=data)
+
+
+def other_loss(y, outputs):
+    return 2.0 * toy.cross_entropy(y, outputs)
+
+
+def test_each_state_of_settings_code_and_data_has_its_own_runs_and_table(tmp_path, capsys):
+    """Nothing is overwritten, each change is told, and one that is taken back finds its runs."""
+    states = {
+        "first": {},
+        "settings": {"client_learning_rate": 0.1},
+        "data": {"task": scaled(own_task(), 0.5)},
+        "more data": {"task": scaled(own_task(), 0.25)},
+        "code": {"task": dataclasses.replace(own_task(), loss=other_loss)},
+        "both": {"task": scaled(own_task(), 0.5), "client_learning_rate": 0.1},
+        "longer": {"total_rounds": 3},
+    }
+    says = {"data": "of other code or data (data:", "code": "of other code or data (loss "}
+
+    def contents():
+        return {p: p.read_bytes() for p in tmp_path.rglob("*.*") if p.is_file()}
+
+    def compared(state, **more):
+        own = {"algorithms": ["fedavg"], "seeds": 1, "qfedavg_q": None, **states[state]}
+        found = run(tmp_path, **own, **more)
+        return found, capsys.readouterr().out
+
+    made, folders = {}, set()
+    for state in states:
+        before = contents()
+        found, told = compared(state)
+        assert says.get(state, "") in told and f"The table is in {found.folder} (" in told
+        if state != "longer":
+            assert contents().items() >= before.items(), f"{state} overwrote something"
+            assert found.runs.run[0] not in made
+            made[found.runs.run[0]] = state
+        assert found.folder not in folders
+        folders.add(found.folder)
+    before = contents()
+    for state in list(states)[1:-1]:
+        found, told = compared(state)
+        assert "1 of 1 runs are done already and reused." in told
+        assert made[found.runs.run[0]] == state and found.folder in folders
+    assert contents().keys() == before.keys() and not list(tmp_path.rglob("*.replaced-*"))
+    found, told = compared("data", fresh=True)
+    assert "is there already: run anew" in told
+    assert len(list(tmp_path.rglob("*.replaced-1"))) == 1
+    assert "are done already" in compared("data")[1], "afresh only once"
+
+
 def test_the_command_compares_the_chosen_rows_by_the_same_numbers(made, capsys, tmp_path):
     root, _ = made
     result = run(root)
     capsys.readouterr()
     out = f"--root_output_dir={tmp_path}"
-    assert reproduce.main(["--compare", str(root / "mine"), out]) == 0
+    assert reproduce.main(["--compare", str(root / "mine" / "comparison"), out]) == 0
     told = capsys.readouterr().out
-    assert told.strip() == result.report().strip()
+    assert told.strip() == result.report().strip() and f"Files: {result.folder}" in told
     assert "(eval/accuracy, final model)" in told and "q-FedAvg - FedAvg" in told
     assert "With 2 seeds a 95 % interval is ± 12.7 standard errors: take 5 seeds" in told
+    other = run(root, algorithms=["fedavg"], qfedavg_q=None)
+    assert other.folder != result.folder
+    capsys.readouterr()
+    assert reproduce.main(["--compare", str(root / "mine"), out]) == 0
+    told = capsys.readouterr().out
+    assert f"Files: {result.folder}\n" in told and f"Files: {other.folder}\n" in told
+    assert "tables are of one task" in told and "Over all" not in told, "calls are no tasks"
 
 
 @pytest.mark.parametrize(
@@ -195,6 +260,52 @@ def test_a_table_of_latex_can_be_pasted():
     assert "seconds" not in found.to_latex()
 
 
+def cells_by_parser(text):
+    """Returns rows of cells of a LaTeX table, by a parser that tolerates no fault."""
+    latexwalker = pytest.importorskip("pylatexenc.latexwalker", reason="`make venv` installs it")
+    macrospec = pytest.importorskip("pylatexenc.macrospec")
+    rules = [macrospec.std_macro(f"{name}rule", False, 0) for name in ("top", "mid", "bottom")]
+    rules.append(macrospec.std_macro("multicolumn", False, 3))
+    known = latexwalker.get_default_latex_context_db()
+    known.add_context_category("booktabs", macros=rules, prepend=True)
+    walker = latexwalker.LatexWalker(text, latex_context=known, tolerant_parsing=False)
+
+    def inner(nodes, name):
+        (found,) = [n for n in nodes if getattr(n, "environmentname", "") == name]
+        return found.nodelist
+
+    rows, cells = [], [""]
+    for node in inner(inner(walker.get_latex_nodes()[0], "table"), "tabular"):
+        if getattr(node, "specials_chars", "") == "&":
+            cells.append("")
+        elif getattr(node, "macroname", "") == "\\":
+            rows.append([cell.strip() for cell in cells])
+            cells = [""]
+        elif not getattr(node, "macroname", "").endswith("rule"):
+            cells[-1] += node.latex_verbatim()
+    assert cells == [""] or not cells[0].strip()
+    return rows
+
+
+def test_a_parser_of_latex_finds_the_same_cells():
+    values = {"fedavg": [80.0, 82.0, 81.0], "term": [50.0, 51.0, 52.0], "afl": [np.nan] * 3}
+    found = by_hand(
+        values,
+        published={"fedavg": {"accuracy (%)": 85.25}},
+        settings=["client_learning_rate"],
+        caveats=["50 % of {x} & $ more_or_less"],
+    )
+    found.runs["client_learning_rate"] = 0.1
+    text = found.to_latex(caption="of a 95 % {interval} & ~more^ \\ #1", rates=True)
+    _, rows = parsed(text)
+    wide = re.compile(r"\\multicolumn\{2\}\{c\}\{(.*)\}")
+    read = []
+    for cells in cells_by_parser(text):
+        of_row = [[m[1], ""] if (m := wide.fullmatch(cell)) else [cell] for cell in cells]
+        read.append([cell for some in of_row for cell in some])
+    assert read == rows and len(rows) == 4
+
+
 def test_settings_are_shown_only_if_asked_for():
     found = by_hand({"fedavg": [1.0, 2.0]}, settings=["client_learning_rate"])
     found.runs["client_learning_rate"] = 0.1
@@ -260,52 +371,6 @@ def test_a_dry_run_measures_what_it_has_no_figure_for_or_says_unknown(
             run.folder.mkdir()
             (run.folder / "metrics.csv").write_text("round_num,time/round_seconds\n1,9\n2,0.5\n")
         if not works:
-def cells_by_parser(text):
-    """Returns rows of cells of a LaTeX table, by a parser that tolerates no fault."""
-    latexwalker = pytest.importorskip("pylatexenc.latexwalker", reason="`make venv` installs it")
-    macrospec = pytest.importorskip("pylatexenc.macrospec")
-    rules = [macrospec.std_macro(f"{name}rule", False, 0) for name in ("top", "mid", "bottom")]
-    rules.append(macrospec.std_macro("multicolumn", False, 3))
-    known = latexwalker.get_default_latex_context_db()
-    known.add_context_category("booktabs", macros=rules, prepend=True)
-    walker = latexwalker.LatexWalker(text, latex_context=known, tolerant_parsing=False)
-
-    def inner(nodes, name):
-        (found,) = [n for n in nodes if getattr(n, "environmentname", "") == name]
-        return found.nodelist
-
-    rows, cells = [], [""]
-    for node in inner(inner(walker.get_latex_nodes()[0], "table"), "tabular"):
-        if getattr(node, "specials_chars", "") == "&":
-            cells.append("")
-        elif getattr(node, "macroname", "") == "\\":
-            rows.append([cell.strip() for cell in cells])
-            cells = [""]
-        elif not getattr(node, "macroname", "").endswith("rule"):
-            cells[-1] += node.latex_verbatim()
-    assert cells == [""] or not cells[0].strip()
-    return rows
-
-
-def test_a_parser_of_latex_finds_the_same_cells():
-    values = {"fedavg": [80.0, 82.0, 81.0], "term": [50.0, 51.0, 52.0], "afl": [np.nan] * 3}
-    found = by_hand(
-        values,
-        published={"fedavg": {"accuracy (%)": 85.25}},
-        settings=["client_learning_rate"],
-        caveats=["50 % of {x} & $ more_or_less"],
-    )
-    found.runs["client_learning_rate"] = 0.1
-    text = found.to_latex(caption="of a 95 % {interval} & ~more^ \\ #1", rates=True)
-    _, rows = parsed(text)
-    wide = re.compile(r"\\multicolumn\{2\}\{c\}\{(.*)\}")
-    read = []
-    for cells in cells_by_parser(text):
-        of_row = [[m[1], ""] if (m := wide.fullmatch(cell)) else [cell] for cell in cells]
-        read.append([cell for some in of_row for cell in some])
-    assert read == rows and len(rows) == 4
-
-
             raise items.ReproduceError("runs failed")
 
     monkeypatch.setattr(reproduce.sweep, "execute", execute)
@@ -374,19 +439,33 @@ def test_runs_of_a_registered_task_may_run_at_a_time(tmp_path):
     assert len(result.runs) == 2 and result.runs[result.columns[0]["name"]].notna().all()
 
 
-def test_fresh_sets_what_is_there_aside(made, tmp_path):
-    """Each run once: what a search has just made is not made again by its next rung."""
-    shutil.copytree(made[0], tmp_path / "copy")
+def test_fresh_sets_what_is_there_aside_once(tmp_path):
+    """What a search has just made is not made again by its next rung."""
     runs = [
-        items.PlannedRun("fedavg", 1, {}, path, "", {}, 2, 2, objects={"task": own_task()})
-        for path in sorted((tmp_path / "copy" / "mine").glob("fedavg_seed[12]"))
+        items.PlannedRun("fedavg", s, {}, tmp_path / f"run{s}", "", {}, 2, 2) for s in (1, 2, 3)
     ]
-    changes.start_over()
-    found = changes.compare(runs, fresh=True)
-    assert set(found.changed) == set(runs) and set(found.changed.values()) == {changes.FRESH}
-    assert "are there already: run anew" in sweep.tell(found)[0]
-    assert not changes.compare(runs, fresh=True).changed
-    changes.start_over()
+
+    def begin(run):
+        run.folder.mkdir(exist_ok=True)
+        (run.folder / "hparams.json").write_text('{"flags": {}}')
+
+    def begun():
+        return {path.parent.name for path in tmp_path.glob("*/hparams.json")}
+
+    for run_ in runs[:2]:
+        begin(run_)
+    said = []
+    found = places.Places(sweep.Resources(), True, said.append)
+    assert found.of(runs) == runs, "not compared"
+    assert found.to_start_over(runs) == runs[:2]
+    assert begun() == {"run1", "run2"}, "a dry run moves nothing"
+    found.start_over(runs)
+    assert begun() == {"run1.replaced-1", "run2.replaced-1"}
+    assert "2 runs (run1, ...) are there already: run anew" in said[0]
+    begin(runs[0])
+    found.start_over(runs)
+    assert begun() == {"run1", "run1.replaced-1", "run2.replaced-1"}
+    assert places.Places(sweep.Resources(), False, said.append).to_start_over(runs) == []
 
 
 def test_a_sweep_tells_the_time_left_and_its_table_goes_when_it_is_stopped(tmp_path, monkeypatch):

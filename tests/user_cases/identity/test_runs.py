@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -17,7 +18,7 @@ import run_experiment
 import simulation
 import tasks
 import tff_algos
-from reproduction import changes, items, run_folders, sweep
+from reproduction import changes, items, places, run_folders
 from simulation import experiment_flags, identity
 from simulation.errors import ChangedError
 from simulation.records import outputs
@@ -583,15 +584,12 @@ def planned(user, command, tmp_path):
         forget()
         (run,) = items.planned_runs(setup, ["fedavg"], {"fedavg": [{}]}, [1], root=str(tmp_path))
         assert run_experiment.main([*run.command]) == 0
-    changes.start_over()
     with at(user), contextlib.chdir(REPO):
         yield user, run
-    changes.start_over()
 
 
 def found_by(run, apart=changes.look_at):
     forget()
-    changes.start_over()
     return changes.compare([run], apart)
 
 
@@ -601,20 +599,20 @@ def test_a_sweep_compares_its_runs(planned):
     user.write(task_of_mine=TASK.replace("Loads it.", "Loads."))
     assert not found_by(run).changed
     user.write(task_of_mine=TASK.replace('Dense(32, "relu"', 'Dense(64, "tanh"'))
-    assert "units 32 → 64" in found_by(run).changed[run]
+    assert "units 32 → 64" in found_by(run).changed[run].text
     user.write(task_of_mine=TASK)
     (user.folder / "rows.csv").write_text(table(899))
-    assert "2,426 → 899" in found_by(run).changed[run]
+    assert "2,426 → 899" in found_by(run).changed[run].text
     (user.folder / "rows.csv").write_text(table())
     without_identity(run.folder)
     found = found_by(run)
     assert found.unknown == [run] and not found.changed
-    assert "recorded no code" in sweep.tell(found)[0]
+    assert "recorded no code" in places.told(found)[0]
 
 
-def test_a_sweep_runs_anew_what_is_of_other_code(planned, tmp_path, capfd):
+def test_a_sweeps_run_of_other_code_gets_a_folder_of_its_own(planned, tmp_path, capfd):
     user, run = planned
-    old = (run.folder / "metrics.csv").read_bytes()
+    old = {path: path.read_bytes() for path in run.folder.glob("*.*")}
     user.write(task_of_mine=TASK.replace('Dense(32, "relu"', 'Dense(64, "tanh"'))
     forget()
     flags = [f"--items={user.folder}", "--item=of_mine", f"--root_output_dir={tmp_path}"]
@@ -624,9 +622,10 @@ def test_a_sweep_runs_anew_what_is_of_other_code(planned, tmp_path, capfd):
     assert reproduce.main(flags) == 0
     out = capfd.readouterr().out
     assert "done already" not in out and "[1/1 done]" in out and "units 32 → 64" in out
-    kept = run.folder.with_name(f"{run.name}.replaced-1")
-    assert (kept / "metrics.csv").read_bytes() == old
-    assert (run.folder / "metrics.csv").read_bytes() != old
+    (new,) = run.folder.parent.glob(f"{run.name}.*")
+    assert re.fullmatch(r"\.\w{8}", new.suffix) and new.name in out
+    assert (new / "summary.json").exists()
+    assert {path: path.read_bytes() for path in old} == old
 
 
 def test_a_table_of_several_versions_says_so(of_the_suite, tmp_path):

@@ -1,0 +1,145 @@
+"""The folders of a sweep's runs: those of other settings, code or data get folders of their own.
+
+A run's folder has its row, settings and seed as its name. If that folder holds a run of other
+settings, `.` and a digest of the settings follow (`items.in_its_folder`). If the run there is of
+other code or data, `.` and a digest of what is there now follow. So no run takes the place of
+another, and a change that is taken back finds its runs again.
+"""
+
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Collection, Sequence
+
+from reproduction import changes, items, storage, sweep
+from reproduction.items import REPO, PlannedRun
+from simulation.errors import RunError
+from simulation.records import outputs
+
+
+class Places:
+    """Where the runs of one call lie; each is compared with today's code and data once."""
+
+    def __init__(self, resources: sweep.Resources, fresh: bool, say: Callable[[str], None]):
+        """Initialises; nothing is compared yet.
+
+        Args:
+          resources: Where runs run.
+          fresh: Whether to start over all runs that are there. They are then not compared.
+          say: Takes a line on what was found.
+        """
+        self._resources, self._fresh, self._say = resources, fresh, say
+        # Folder by name and settings → ending of the folder that the run has; blank for that one.
+        self._endings: dict[pathlib.Path, str] = {}
+        self._pulled: set[pathlib.Path] = set()
+        self._started_over: set[pathlib.Path] = set()
+
+    def of(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+        """Returns the runs, each with the folder where it goes, and tells which are others now.
+
+        Raises:
+          ReproduceError: If runs cannot be compared, or the storage cannot be read.
+        """
+        runs = [self._brought(run) for run in runs]
+        new = [run for run in runs if run.folder not in self._endings]
+        self._endings |= dict.fromkeys((run.folder for run in new), "")
+        if not self._fresh:
+            found = self._compared(new)
+            for run, change in found.changed.items():
+                self._endings[run.folder] = change.digest
+            for line in told(found):
+                self._say(line)
+        return [
+            self._brought(run.beside(ending)) if (ending := self._endings[run.folder]) else run
+            for run in runs
+        ]
+
+    def _brought(self, run) -> PlannedRun:
+        """Brings what the storage has in a run's folder, which may be a run of other settings."""
+        if not self._resources.storage or run.folder in self._pulled:
+            return run
+        self._pulled.add(run.folder)
+        storage.pull(sweep.url_of(run, self._resources), run.folder, results_only=True)
+        found = items.in_its_folder(run)
+        return run if found.folder == run.folder else self._brought(found)
+
+    def _compared(self, runs) -> changes.Compared:
+        if self._resources.here:
+            return changes.compare(runs, changes.look_at)
+        if not self._resources.address:
+            return changes.compare(runs)
+
+        def on_the_cluster(jobs):
+            with sweep.with_ray(self._resources) as ray:
+                task = ray.remote(max_calls=1)(_look_at).options(num_cpus=self._resources.cpus)
+                return ray.get(task.remote(str(REPO), jobs))
+
+        return changes.compare(runs, on_the_cluster)
+
+    def to_start_over(self, runs: Sequence[PlannedRun]) -> Collection[PlannedRun]:
+        """Returns the runs that are there and that `start_over` would set aside."""
+        if not self._fresh:
+            return []
+        new = [run for run in runs if run.folder not in self._started_over]
+        return [run for run in new if _has_begun(run)]
+
+    def start_over(self, runs: Sequence[PlannedRun]) -> None:
+        """Sets aside what earlier calls left of the runs, if all are to start over.
+
+        Raises:
+          RunError: If another process is at one.
+        """
+        old = self.to_start_over(runs)
+        for run in old:
+            with outputs.ExperimentFolder(str(run.folder.parent), run.name) as folder:
+                folder.set_aside()
+            if self._resources.storage:
+                storage.set_aside(sweep.url_of(run, self._resources))
+        self._started_over |= {run.folder for run in runs}
+        if old:
+            self._say(
+                f"{_named(old)} there already: run anew; the earlier results are kept beside, as "
+                f"{old[0].name}.replaced-N."
+            )
+
+
+def _has_begun(run) -> bool:
+    try:
+        return bool(run.read().recorded)
+    except RunError:
+        return True
+
+
+def _look_at(repository, jobs):
+    os.chdir(repository)
+    if repository not in sys.path:
+        sys.path.insert(0, repository)
+    return changes.look_at(jobs)
+
+
+def told(found: changes.Compared) -> list[str]:
+    """Returns what has to be said of runs that were compared, as lines."""
+    lines = []
+    by_reason: dict[str, list[PlannedRun]] = {}
+    for run, change in found.changed.items():
+        by_reason.setdefault(change.text, []).append(run)
+    for reason, some in by_reason.items():
+        lines.append(
+            f"{_named(some)} of other code or data ({reason}): kept as they are; today's run goes "
+            f"to a folder of its own, {some[0].beside(found.changed[some[0]].digest).name}."
+        )
+    if found.unknown:
+        lines.append(
+            f"{_named(found.unknown)} by a version that recorded no code: taken as they are, since "
+            "changes since then cannot be seen."
+        )
+    for why in dict.fromkeys(found.unread.values()):
+        some = [run for run, other in found.unread.items() if other == why]
+        lines.append(f"{_named(some)} not compared with today's data and model: {why}")
+    return lines
+
+
+def _named(runs) -> str:
+    if len(runs) == 1:
+        return f"{runs[0].name} is"
+    return f"{len(runs)} runs ({runs[0].name}, ...) are"
