@@ -26,7 +26,7 @@ class Workload(NamedTuple):
 
 @contextlib.contextmanager
 def report(options: Any, heads: Mapping[str, str] | None = None) -> Iterator[tables.Table]:
-    """Gives a table to add records to; writes them to `--csv`, also if measuring ends early.
+    """Opens a table for records; writes them to `--csv`, also if the benchmark fails halfway.
 
     Args:
       options: The command's flags, `csv` and `json` among them.

@@ -362,10 +362,10 @@ class PlannedRun:
         return run_folders.opened(self.folder)
 
     def beside(self, digest: str) -> "PlannedRun":
-        """Returns the run with a folder of its own, beside the one that another run keeps.
+        """Returns the run with another folder, since a different run has this one.
 
         Args:
-          digest: What that folder's name ends in: a digest of what differs.
+          digest: Digest of what differs, appended to the folder's name.
         """
         folder = self.folder.with_name(f"{self.folder.name}.{digest}")
         flags = {**self.flags, "experiment_name": folder.name}
@@ -659,12 +659,12 @@ def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
     if data_dir and not setup.objects.get("task") and _needs_data(run):
         flags["data_dir"] = absolute(data_dir)
     folder = pathlib.Path(root).absolute() / setup.paper / setup.folder / f"{name}_seed{seed}"
-    run.flags.update(root_output_dir=str(folder.parent), experiment_name=folder.name)
-    return in_its_folder(dataclasses.replace(run, folder=folder))
+    flags |= {"root_output_dir": str(folder.parent), "experiment_name": folder.name}
+    return in_its_folder(dataclasses.replace(run, folder=folder, flags=flags))
 
 
 def in_its_folder(run: PlannedRun) -> PlannedRun:
-    """Returns the run, with a folder of its own if its folder holds a run of other settings."""
+    """Returns the run, with another folder if its folder holds a run with other settings."""
     try:
         recorded = run.read().recorded or {}
         flags = recorded.get("flags")

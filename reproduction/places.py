@@ -1,15 +1,15 @@
-"""The folders of a sweep's runs: those of other settings, code or data get folders of their own.
+"""Finds the folder of each run of a sweep; changed settings, code or data lead to another folder.
 
-A run's folder has its row, settings and seed as its name. If that folder holds a run of other
-settings, `.` and a digest of the settings follow (`items.in_its_folder`). If the run there is of
-other code or data, `.` and a digest of what is there now follow. So no run takes the place of
-another, and a change that is taken back finds its runs again.
+A run's folder is named by its row, settings and seed. If that folder holds a run with other
+settings, `.` and a digest of the settings are appended (`items.in_its_folder`). If that run has
+other code or data, `.` and a digest of today's are appended. So no run replaces another, and if you
+take a change back, its runs are found again.
 """
 
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from reproduction import changes, items, storage, sweep
 from reproduction.items import REPO, PlannedRun
@@ -18,24 +18,24 @@ from simulation.records import outputs
 
 
 class Places:
-    """Where the runs of one call lie; each is compared with today's code and data once."""
+    """The folders of the runs of one call; compares each run with today's code and data once."""
 
     def __init__(self, resources: sweep.Resources, fresh: bool, say: Callable[[str], None]):
-        """Initialises; nothing is compared yet.
+        """Initialises without comparing anything yet.
 
         Args:
-          resources: Where runs run.
-          fresh: Whether to start over all runs that are there. They are then not compared.
-          say: Takes a line on what was found.
+          resources: Where to run.
+          fresh: Whether to start all existing runs over, instead of comparing them.
+          say: Prints a line on what was found.
         """
         self._resources, self._fresh, self._say = resources, fresh, say
-        # Folder by name and settings → ending of the folder that the run has; blank for that one.
+        # Folder by name and settings → digest to append to it, blank if the run has that folder.
         self._endings: dict[pathlib.Path, str] = {}
         self._pulled: set[pathlib.Path] = set()
         self._started_over: set[pathlib.Path] = set()
 
     def of(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-        """Returns the runs, each with the folder where it goes, and tells which are others now.
+        """Returns the runs, each with its folder, and says which code or data changed.
 
         Raises:
           ReproduceError: If runs cannot be compared, or the storage cannot be read.
@@ -55,7 +55,7 @@ class Places:
         ]
 
     def _brought(self, run) -> PlannedRun:
-        """Brings what the storage has in a run's folder, which may be a run of other settings."""
+        """Copies a run's folder from the storage; it may hold a run with other settings."""
         if not self._resources.storage or run.folder in self._pulled:
             return run
         self._pulled.add(run.folder)
@@ -76,18 +76,18 @@ class Places:
 
         return changes.compare(runs, on_the_cluster)
 
-    def to_start_over(self, runs: Sequence[PlannedRun]) -> Collection[PlannedRun]:
-        """Returns the runs that are there and that `start_over` would set aside."""
+    def to_start_over(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+        """Returns the existing runs that `start_over` would move aside."""
         if not self._fresh:
             return []
         new = [run for run in runs if run.folder not in self._started_over]
         return [run for run in new if _has_begun(run)]
 
     def start_over(self, runs: Sequence[PlannedRun]) -> None:
-        """Sets aside what earlier calls left of the runs, if all are to start over.
+        """Moves the runs of earlier calls aside, if all runs start over.
 
         Raises:
-          RunError: If another process is at one.
+          RunError: If another process uses one.
         """
         old = self.to_start_over(runs)
         for run in old:
@@ -98,7 +98,7 @@ class Places:
         self._started_over |= {run.folder for run in runs}
         if old:
             self._say(
-                f"{_named(old)} there already: run anew; the earlier results are kept beside, as "
+                f"{_named(old)} there already: run anew; the earlier results are kept as "
                 f"{old[0].name}.replaced-N."
             )
 
@@ -118,15 +118,15 @@ def _look_at(repository, jobs):
 
 
 def told(found: changes.Compared) -> list[str]:
-    """Returns what has to be said of runs that were compared, as lines."""
+    """Returns lines on what comparing runs found."""
     lines = []
     by_reason: dict[str, list[PlannedRun]] = {}
     for run, change in found.changed.items():
         by_reason.setdefault(change.text, []).append(run)
     for reason, some in by_reason.items():
         lines.append(
-            f"{_named(some)} of other code or data ({reason}): kept as they are; today's run goes "
-            f"to a folder of its own, {some[0].beside(found.changed[some[0]].digest).name}."
+            f"{_named(some)} of other code or data ({reason}): kept; today's run gets its own "
+            f"folder, {some[0].beside(found.changed[some[0]].digest).name}."
         )
     if found.unknown:
         lines.append(

@@ -16,7 +16,7 @@ Point = Mapping[str, Value]
 
 
 class OutOfTimeError(ReproduceError):
-    """A search that the end of its time stopped; the same call resumes it."""
+    """A search that ran out of time; the same call resumes it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Study:
 
     @functools.cached_property
     def places(self) -> places.Places:
-        """The folders of runs, by what is there now."""
+        """Finds the runs' folders."""
         return places.Places(self.resources, self.fresh, self.say)
 
     @property
@@ -169,7 +169,7 @@ class Study:
         return Outcome(self.setup, runs, chosen, told)
 
     def _check_reached(self, runs) -> None:
-        """Refuses to choose among runs of a search that the end of the time cut short."""
+        """Refuses to choose among runs of a search that ran out of time."""
         short = [
             run
             for run in runs
@@ -177,8 +177,8 @@ class Study:
         ]
         if short:
             raise OutOfTimeError(
-                f"Out of time: {len(short)} of {len(runs)} runs of this step of the search have "
-                "rounds left, so no point is chosen; start again to resume."
+                f"Out of time: {len(short)} of {len(runs)} runs of this step of the search are "
+                "unfinished, so no point is chosen; run the same command again to resume."
             )
 
     def _searched(self, points, seeds, execute):

@@ -168,8 +168,8 @@ def _tell_reused(runs, missing) -> None:
     told = [f"{done} of {len(runs)} runs are done already and reused"] if done else []
     if moved:
         told.append(
-            f"{len(moved)} have other settings, code or data than before and get folders of their "
-            f"own ({moved[0].name}); the earlier ones are kept"
+            f"{len(moved)} have other settings, code or data than before and get their own folders "
+            f"({moved[0].name}); the earlier ones are kept"
         )
     if told:
         command_line.say(f"{'; '.join(told)}.")

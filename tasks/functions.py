@@ -1,8 +1,8 @@
-"""What shows to be wrong with a task's functions before there is a model or a number.
+"""Checks a task's loss, metrics and model function without building the model.
 
-A user's own loss and metrics are traced on placeholders, in a graph that is thrown away: no
-operation runs, so TensorFlow's devices and threads stay as they are. Where TensorFlow is not
-imported yet, nothing is traced. A run checks all of this again, with the model, when it starts.
+Your own functions are traced on placeholders, in a graph that is discarded. No operation runs, so
+TensorFlow's devices and threads can still be configured. If TensorFlow is not imported yet, nothing
+is traced. A run checks the functions again, with the model, when it starts.
 """
 
 import inspect
@@ -14,24 +14,23 @@ import numpy as np
 
 from tff_suite import compat
 
-# A batch in padded form has rows that do not count, so no mean over it is right.
+# Batches are padded, so a mean over all rows is wrong.
 _CURE = "it return one value per example, without tf.reduce_mean or with axis=-1"
 
 
 def fault_of_model_fn(make: Callable) -> str:
-    """Returns what is wrong with a `keras_model_fn`; blank if nothing shows."""
+    """Returns what is wrong with a `keras_model_fn`; blank if nothing is found."""
     if not _takes(make, 1):
         return "keras_model_fn must take a seed: def build_model(seed)."
     return ""
 
 
 def fault(what: str, function: Any, y: tuple[int, ...], y_dtype: np.dtype) -> str:
-    """Returns what is wrong with a loss or a metric; blank if nothing shows.
+    """Returns what is wrong with a loss or a metric; blank if nothing is found.
 
     Args:
       what: How to name it: `loss` or `metrics: accuracy`.
-      function: The loss or metric; what is not a user's own function or a metric of Keras's is left
-        to the run.
+      function: The loss or metric. Names and Keras's own losses are checked by the run only.
       y: Shape of one example's target.
       y_dtype: Dtype of targets.
     """
@@ -56,19 +55,19 @@ def fault(what: str, function: Any, y: tuple[int, ...], y_dtype: np.dtype) -> st
 
 
 def _takes(function, number) -> bool:
-    """Returns whether a function can be called with so many arguments, as far as it says."""
+    """Returns whether a function accepts a number of arguments, as far as its signature tells."""
     try:
         inspect.signature(function).bind(*range(number))
     except TypeError:
         return False
-    except ValueError:  # Of a builtin, which does not say.
+    except ValueError:  # A builtin without a signature.
         return True
     return True
 
 
 def _gives_one_number(function, y, y_dtype) -> bool:
-    """Returns whether a function of a batch loses its examples, whatever the outputs' shape."""
-    tf = sys.modules.get("tensorflow")
+    """Returns whether a function returns a scalar for a batch, for each plausible output shape."""
+    tf: Any = sys.modules.get("tensorflow")
     if not hasattr(tf, "__internal__"):
         return False
     # As a run casts them.

@@ -22,14 +22,14 @@ def add_flag(of: parser.Parser) -> None:
 
 
 class Table:
-    """A table that is being printed.
+    """A table whose records are printed one by one.
 
     Attributes:
       records: The records so far.
     """
 
     def __init__(self, as_json: bool, heads: Mapping[str, str] | None = None):
-        """Initialises; nothing is printed before the first record.
+        """Initialises without printing anything yet.
 
         Args:
           as_json: Whether to print nothing but JSON, at the end.
@@ -40,7 +40,7 @@ class Table:
         self.records: list[Mapping[str, Any]] = []
 
     def say(self, text: str) -> None:
-        """Prints what stands beside the table; not with JSON."""
+        """Prints a line outside the table, unless JSON is printed."""
         if not self._as_json:
             print(text, flush=True)
 
@@ -54,7 +54,7 @@ class Table:
         self.say(f"| {' | '.join(_cell(record.get(key, '')) for key in self._heads)} |")
 
     def end(self) -> None:
-        """Prints the JSON, if that is asked for."""
+        """Prints the JSON, if requested."""
         if self._as_json:
             print(writing.json_text(self.records))
 
@@ -65,7 +65,7 @@ def _cell(value: Any) -> str:
 
 @contextlib.contextmanager
 def printed(as_json: bool, heads: Mapping[str, str] | None = None) -> Iterator[Table]:
-    """Gives a table whose records are printed; the arguments are as of `Table`."""
+    """Opens a table and prints it; the arguments are those of `Table`."""
     table = Table(as_json, heads)
     yield table
     table.end()

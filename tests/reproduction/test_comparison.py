@@ -81,7 +81,10 @@ def test_the_same_call_reuses_runs_and_other_settings_get_folders_of_their_own(m
     changed = {"algorithms": ["fedavg"], "seeds": [1], "qfedavg_q": None}
     changed["client_learning_rate"] = 0.1
     other = run(root, **changed)
-    assert "1 have other settings, code or data than before" in capsys.readouterr().out
+    assert (
+        "1 have other settings, code or data than before and get their own"
+        in capsys.readouterr().out
+    )
     (folder,) = other.runs.run
     assert re.fullmatch(r"fedavg_seed1\.\w{8}", pathlib.Path(folder).name)
     assert run(root, **changed).runs.run.tolist() == [folder]

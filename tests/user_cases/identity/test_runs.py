@@ -610,7 +610,7 @@ def test_a_sweep_compares_its_runs(planned):
     assert "recorded no code" in places.told(found)[0]
 
 
-def test_a_sweeps_run_of_other_code_gets_a_folder_of_its_own(planned, tmp_path, capfd):
+def test_a_sweeps_run_with_other_code_gets_its_own_folder(planned, tmp_path, capfd):
     user, run = planned
     old = {path: path.read_bytes() for path in run.folder.glob("*.*")}
     user.write(task_of_mine=TASK.replace('Dense(32, "relu"', 'Dense(64, "tanh"'))
