@@ -242,7 +242,8 @@ def _remarks(item, setup, rows, said) -> str:
     typed = [{**r, "rounds": int(r["rounds"]) if r["rounds"] else ""} for r in rows]
     for r in typed:
         r["protocol_rounds"] = int(r.get("protocol_rounds") or setup.rounds)
-    told = [*results.caveats(typed, setup), *_what_counts(item, setup)]
+    told = [*results.caveats(typed, setup), *results.told_versions(rows, setup)]
+    told += _what_counts(item, setup)
     if setup.reasons:
         told += filter(None, [results.largest_difference(typed, setup)])
     if setup.counts and score.indiscriminate(setup):

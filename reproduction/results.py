@@ -9,10 +9,14 @@ from typing import Any
 
 import tabulate
 
+import tasks
 import tff_algos
 from reproduction import run_folders
-from reproduction.items import PAPERS, PlannedRun, ReproduceError, Setup, format_value
-from tff_suite import command_line, writing
+from reproduction.items import PAPERS, REPO, PlannedRun, ReproduceError, Setup, format_value
+from tff_suite import command_line, parser, specs, writing
+
+# Columns of results.csv and runs.csv for the versions of a row's method and task.
+_VERSIONS = ("method_version", "task_version")
 
 
 def selection_value(
@@ -180,15 +184,55 @@ def records(
 
 
 def _circumstances(runs) -> dict[str, str]:
-    """Returns data, device and commit of runs, as they recorded them."""
-    found = {"data": {}, "device": {}, "commit": {}}
+    """Returns data, device, commit and versions of runs, as they recorded them."""
+    found = {name: {} for name in ("data", "device", "commit", *_VERSIONS)}
     for run in runs:
         circumstances = run.read().circumstances
         if circumstances is not None:
             found["data"][circumstances.data] = None
             found["device"][circumstances.device] = None
             found["commit"][(circumstances.commit or "unknown")[:8]] = None
+            for kind, version in run.read().versions.items():
+                found[f"{kind}_version"][str(version)] = None
     return {name: "; ".join(values) for name, values in found.items()}
+
+
+def told_versions(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
+    """Returns which recorded rows are of another version of their method or task than today's.
+
+    Rows that were recorded before there were versions are of version 1.
+
+    Args:
+      rows: `records`.
+      setup: The set-up.
+    """
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for row in dict.fromkeys(r["row"] for r in rows):
+        if row not in setup.rows:
+            continue
+        record = next(r for r in rows if r["row"] == row)
+        given = [f"--flagfile={REPO / setup.rows[row].flagfile}"]
+        given += [f"--{flag}={value}" for flag, value in setup.rows[row].on_top.items()]
+        for kind, flag in (("method", "algorithm"), ("task", "task")):
+            versions = found.setdefault((kind, "".join(parser.values_of(flag, given)[-1:])), {})
+            versions.setdefault(record.get(f"{kind}_version") or "1", []).append(row)
+    lines = []
+    for (kind, name), versions in found.items():
+        registry = tff_algos if kind == "method" else tasks
+        if name not in registry.names():
+            continue
+        spec = registry.get(name)
+        if versions.keys() == {str(spec.version)}:
+            continue
+        told = [f"{version} in {', '.join(some)}" for version, some in versions.items()]
+        shown = "; ".join(told) if len(told) > 1 else next(iter(versions))
+        oldest = min(int(v) for of in versions for v in of.split("; ") if v.isdigit())
+        changes = specs.changes(spec.history, oldest, spec.version)
+        lines.append(
+            f"Version of {kind} {name}: {shown}. Today's version is {spec.version}"
+            + (f": {' '.join(changes)}" if changes else ".")
+        )
+    return lines
 
 
 def grid_records(
@@ -212,6 +256,7 @@ def grid_records(
         if circumstances is not None:
             record["device"] = circumstances.device
             record["commit"] = (circumstances.commit or "")[:8]
+            record |= {f"{kind}_version": v for kind, v in run.read().versions.items()}
         record["chosen"] = run.point == chosen[run.row]
         result.append(record)
     return result
@@ -342,6 +387,7 @@ _FIXED = (
         "data",
         "device",
         "commit",
+        *_VERSIONS,
         "rounds",
         "protocol_rounds",
         "status",

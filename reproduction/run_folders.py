@@ -1,6 +1,7 @@
 """Folders of finished or unfinished runs, read once for all figures and tables made of them."""
 
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -10,10 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import tasks
+import tff_algos
 from simulation import experiment_flags
 from simulation.errors import RunError
 from simulation.records import metrics_csv, outputs
 from tasks import fingerprint
+from tff_suite import specs
 from tff_suite.hparams import Value
 
 if typing.TYPE_CHECKING:
@@ -121,6 +125,12 @@ class RunFolder:
         made = " made up" if flags.get("use_synthetic_data") else ""
         data = f"{flags['task']}{made}, {clients:,} clients, {examples:,} training examples"
         return Circumstances(data, device, commit)
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """The versions of the run's `method` and `task`; 1 where the run recorded none."""
+        made_of = _part(self.recorded, "identity")
+        return {kind: _part(made_of, kind).get("version", 1) for kind in ("method", "task")}
 
     @functools.cached_property
     def data_digest(self) -> str | None:
@@ -279,38 +289,34 @@ def _is_replaced(path, within) -> bool:
     return any(outputs.REPLACED.search(part) or part.endswith(".tuning") for part in parts)
 
 
-def mixtures(runs: Sequence[RunFolder]) -> list[str]:
-    """Returns in which versions of code, data, method and task runs differ, as lines.
+def mixtures(runs: Sequence[RunFolder], names: Sequence[str] | None = None) -> list[str]:
+    """Returns in which versions of code, data, method and task runs differ, and which, as lines.
 
     Only what should be the same is compared: the versions of one method or task, one file of code,
-    the data of one task with equal settings and seed. What has changed in a run and was accepted is
-    told as well.
+    the data of one task with equal settings and seed.
 
     Args:
       runs: Runs of one table.
+      names: What the table calls each run; by default `labels`.
     """
-    found: dict[str, dict[str, int]] = {}
+    begun = [isinstance((run.recorded or {}).get("flags"), dict) for run in runs]
+    some = list(itertools.compress(runs, begun))
+    known = labels(some) if names is None else itertools.compress(names, begun)
+    found: dict[str, dict[str, dict[str, list[int]]]] = {}
     without, accepted = 0, {}
-    for run in runs:
+    for run, name in zip(some, known, strict=True):
         recorded = run.recorded or {}
-        if not isinstance(recorded.get("flags"), dict):
-            continue
         made_of = recorded.get("identity")
         if not isinstance(made_of, dict):
             without, made_of = without + 1, {}
         for what, version in _versions(run, made_of):
-            of_what = found.setdefault(what, {})
-            of_what[version] = of_what.get(version, 0) + 1
+            of_version = found.setdefault(what, {}).setdefault(version, {})
+            of_version.setdefault(name, []).append(run.flags["seed"])
         changes = recorded.get("accepted_changes")
         for change in changes if isinstance(changes, list) else ():
             texts = "; ".join(map(str, _part(change, "changes", list)))
             accepted[texts] = accepted.get(texts, 0) + 1
-    mixed = []
-    for what, versions in found.items():
-        if len(versions) > 1:
-            named = not any(len(version) > 12 for version in versions)
-            told = ", ".join(f"{v} ({n} runs)" for v, n in versions.items()) if named else ""
-            mixed.append(f"{what.partition(chr(0))[0]} {told}".strip())
+    mixed = [_mixture(what, versions) for what, versions in found.items() if len(versions) > 1]
     told = "; ".join(dict.fromkeys(mixed))
     lines = [f"The runs are not all of one version: {told}."] if mixed else []
     if without and without < len(runs):
@@ -320,6 +326,38 @@ def mixtures(runs: Sequence[RunFolder]) -> list[str]:
         for texts, n in accepted.items()
     ]
     return lines
+
+
+# Rows of a table that a line names.
+_MOST_NAMED = 4
+
+
+def _mixture(what, versions) -> str:
+    """Returns which versions of something there are, in which runs, and what has changed."""
+    told = []
+    what, _, is_data = what.partition("\0")
+    for version, of in versions.items():
+        shown = version if len(version) <= 12 else "another" if told else "one"
+        # Data depend on the seed, and differ with it for one reason.
+        some = [n if is_data else f"{n} (seed {_listed(seeds)})" for n, seeds in of.items()]
+        if len(some) > _MOST_NAMED:
+            some[_MOST_NAMED - 1 :] = [f"{len(some) - _MOST_NAMED + 1} more"]
+        told.append(f"{shown} in {', '.join(some)}")
+    lines = _history(what, [int(v) for v in versions if v.isdigit()])
+    return f"{what} {'; '.join(told)}" + (f" ({' '.join(lines)})" if lines else "")
+
+
+def _listed(seeds) -> str:
+    return " ".join(map(str, dict.fromkeys(seeds)))
+
+
+def _history(what, versions) -> Sequence[str]:
+    """Returns what has changed from the earliest version of a method or task to the latest."""
+    kind, _, name = what.removesuffix(", version").partition(" ")
+    registry = {"method": tff_algos, "task": tasks}.get(kind)
+    if registry is None or name not in registry.names() or not versions:
+        return ()
+    return specs.changes(registry.get(name).history, min(versions), max(versions))
 
 
 def _part(content, name, kind=dict):
@@ -333,8 +371,7 @@ def _versions(run, made_of) -> Iterator[tuple[str, str]]:
     flags = run.flags
     task = flags.get("task", "")
     for kind, name in (("method", run.method), ("task", task)):
-        version = _part(made_of, kind).get("version", 1)
-        yield f"{kind} {name}, version", str(version)
+        yield f"{kind} {name}, version", str(run.versions[kind])
     for module, parts in _part(made_of, "code").items():
         yield f"code of {module}", json.dumps(parts, sort_keys=True)
     of_task = {k: v for k, v in flags.items() if k.startswith(f"{task}_")}

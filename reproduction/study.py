@@ -218,6 +218,8 @@ class Outcome:
         """Returns the sentences that must accompany the table."""
         records = self.records()
         found = results.caveats(records, self.setup)
-        found += run_folders.mixtures([run.read() for run in self.runs])
+        found += run_folders.mixtures(
+            [run.read() for run in self.runs], [run.row for run in self.runs]
+        )
         difference = results.largest_difference(records, self.setup)
         return [*found, *self.told, *filter(None, [difference])]

@@ -34,7 +34,7 @@ from simulation.experiment_flags import Request
 from simulation.records import outputs
 from tasks import fingerprint
 from tasks.task import Task
-from tff_suite import code_digests, imports
+from tff_suite import code_digests, imports, specs
 from tff_suite.errors import FedError
 
 # Stands in for the identity of runs that recorded none: they predate versions.
@@ -391,7 +391,7 @@ def _of_versions(before, now, kind, history):
     was, version = before.get("version"), now["version"]
     if was == version:
         return []
-    lines = history[was - 1 : version - 1] if isinstance(was, int) and was < version else ()
+    lines = specs.changes(history, was, version)
     return [f"{kind}: version {was} → {version}" + (f" ({'; '.join(lines)})" if lines else "")]
 
 

@@ -250,6 +250,25 @@ def test_results_are_means_over_seeds_with_their_spread(runs, monkeypatch):
     assert grid[0]["selection"] == 2.0
 
 
+def test_results_have_the_versions_of_their_runs(runs):
+    for run in runs:
+        flags = {"task": "synthetic", "algorithm": "fedavg", "seed": run.seed}
+        recorded = {
+            "flags": flags,
+            "num_clients": 1,
+            "num_training_examples": 1,
+            "start": {"device": "CPU", "git_commit": None},
+            "identity": {"method": {"version": run.seed}, "task": {"version": 4}},
+        }
+        (run.folder / "hparams.json").write_text(json.dumps(recorded))
+    chosen = results.choose(runs, SETUP)
+    records = results.records(runs, SETUP, chosen)
+    assert {(r["method_version"], r["task_version"]) for r in records} == {("1; 2", "4")}
+    assert "version" not in results.format_table(records, SETUP), "no setting"
+    grid = results.grid_records(runs, SETUP, chosen)
+    assert [r["method_version"] for r in grid] == [run.seed for run in runs]
+
+
 @pytest.mark.parametrize(
     ("column", "value"),
     [

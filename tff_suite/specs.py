@@ -50,6 +50,17 @@ def check_history(spec: Any) -> None:
         )
 
 
+def changes(history: Sequence[str], was: Any, now: int) -> Sequence[str]:
+    """Returns the lines of a `history` from one version to a later one; none if it is not later.
+
+    Args:
+      history: A line for each version after the first.
+      was: The earlier version, as a file has it.
+      now: The later version.
+    """
+    return history[was - 1 : now - 1] if isinstance(was, int) and 0 < was < now else ()
+
+
 def _named(module: types.ModuleType, spec: Any, functions: Sequence[str]) -> dict[str, str]:
     given = {field: getattr(spec, field) for field in functions}
     return {

@@ -1,5 +1,6 @@
 """Any runs side by side."""
 
+import dataclasses
 import json
 import re
 
@@ -7,6 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import tasks
+import tff_algos
 from reproduction import compare, load_runs, run_folders
 from simulation.errors import RunError
 
@@ -178,6 +181,42 @@ def test_what_differs_beside_flags_is_told(tmp_path, one, other, says):
     text = reported(tmp_path)
     (told,) = text.split("## What else differs\n\n")[1].split("\n\n")[0].splitlines()
     assert re.search(says, told)
+
+
+def of_version(folder, **versions):
+    """Says of which version the method or task of a run was."""
+    path = folder / "hparams.json"
+    recorded = json.loads(path.read_text())
+    made_of = recorded.setdefault("identity", {})
+    made_of |= {kind: {"version": version} for kind, version in versions.items()}
+    path.write_text(json.dumps(recorded))
+
+
+@pytest.mark.parametrize("kind", ["method", "task"])
+def test_other_versions_are_told_with_the_runs_and_the_change(tmp_path, monkeypatch, kind):
+    registry, name = (tff_algos, "fedavg") if kind == "method" else (tasks, "synthetic")
+    spec = dataclasses.replace(registry.get(name), version=2, history=("All numbers doubled.",))
+    monkeypatch.setattr(registry, "get", lambda _: spec)
+    for seed, version in ((1, 1), (2, 2)):
+        folder = tmp_path / f"s{seed}"
+        write_run(folder, "fedavg", seed, [0, 1])
+        start(folder, (10, 100))
+        of_version(folder, **{"method": 1, "task": 1, kind: version})
+    text = reported(tmp_path, "s1", "s2")
+    assert (
+        f"The runs are not all of one version: {kind} {name}, version 1 in fedavg (seed 1); "
+        "2 in fedavg (seed 2) (All numbers doubled.)." in text
+    )
+    told = json.loads(compare.as_json([str(tmp_path)], None))["caveats"]
+    assert any("2 in fedavg (seed 2)" in line for line in told)
+
+
+def test_equal_versions_are_not_told(tmp_path):
+    for seed in (1, 2):
+        write_run(tmp_path / f"s{seed}", "fedavg", seed, [0, 1])
+        start(tmp_path / f"s{seed}", (10, 100))
+        of_version(tmp_path / f"s{seed}", method=2, task=3)
+    assert "not all of one version" not in reported(tmp_path, "s1", "s2")
 
 
 def test_data_that_follow_the_seed_are_not_told(tmp_path):

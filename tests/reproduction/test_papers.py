@@ -1,6 +1,7 @@
 """The pages of papers/ are what the data beside them say."""
 
 import csv
+import dataclasses
 import itertools
 import os
 import pathlib
@@ -11,6 +12,8 @@ import pytest
 from matplotlib import image
 
 import reproduce
+import tasks
+import tff_algos
 from reproduction import drawing, items, readme, results, score
 from tests import canvas
 from tff_suite import compat, figures
@@ -22,6 +25,26 @@ def test_the_pages_are_up_to_date():
     """If this fails: python reproduce.py --write_readmes."""
     stale = [str(path) for path, text in readme.pages().items() if path.read_text() != text]
     assert not stale
+
+
+@pytest.mark.parametrize("kind", ["method", "task"])
+def test_a_page_says_which_rows_are_of_another_version(monkeypatch, kind):
+    rows = score.recorded(SETUP)
+    assert rows and results.told_versions(rows, SETUP) == []
+    registry, name = (tff_algos, "fedadam") if kind == "method" else (tasks, "synthetic")
+    get = registry.get
+    later = dataclasses.replace(get(name), version=3, history=("One.", "Two."))
+    monkeypatch.setattr(registry, "get", lambda n: later if n == name else get(n))
+    told = f"Version of {kind} {name}: 1. Today's version is 3: One. Two."
+    assert results.told_versions(rows, SETUP) == [told]
+    assert f"- {told}\n" in readme.paper_page(SETUP.paper, "")
+    newer = [{**r, f"{kind}_version": "3"} if r["row"] == "fedadam" else r for r in rows]
+    if kind == "method":
+        assert results.told_versions(newer, SETUP) == []
+    else:
+        (line,) = results.told_versions(newer, SETUP)
+        assert "3 in fedadam" in line and line.endswith("Today's version is 3: One. Two.")
+        assert "1 in fedavg, " in line
 
 
 def test_every_published_number_belongs_to_an_item():

@@ -645,7 +645,9 @@ def test_a_table_of_several_versions_says_so(of_the_suite, tmp_path):
     data = [copy(n, data={"digest": n}) for n in ("e", "f")]
     assert run_folders.mixtures([same, same]) == []
     (line,) = run_folders.mixtures([same, method])
-    assert "method fedavg, version 1 (1 runs), 2 (1 runs)" in line
+    assert "method fedavg, version 1 in fedavg (seed 0); 2 in fedavg (seed 0)." in line
+    (line,) = run_folders.mixtures([same, method], ["ours", "theirs"])
+    assert "version 1 in ours (seed 0); 2 in theirs (seed 0)." in line
     assert "code of mine.py" in run_folders.mixtures(code)[0]
     assert "data of synthetic" in run_folders.mixtures(data)[0]
     assert run_folders.mixtures([same, copy("g", identity=None)]) == [
