@@ -175,8 +175,14 @@ site: venv  ## build the documentation's pages into site/
 	$(BIN)/mkdocs build --strict
 	@echo "To read them, search included: $(BIN)/python -m http.server --directory site"
 
-release: venv  ## check, tag and build a release (VERSION=0.2.0)
-	$(BIN)/python tools/release.py $(VERSION)
+# Checked before anything is installed: $(error) is one line and exit code 2.
+QUOTED_VERSION = '$(subst ','\'',$(VERSION))'
+IS_VERSION = $(shell printf %s $(QUOTED_VERSION) | grep -qxE '(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*)){2}' && echo yes)
+define NO_VERSION
+VERSION=$(VERSION) is not a version; write one like make release VERSION=0.2.0
+endef
+release: $(if $(filter release,$(MAKECMDGOALS)),$(if $(IS_VERSION),,$(error $(NO_VERSION)))) venv  ## check, tag and build a release (VERSION=0.2.0)
+	$(BIN)/python tools/release.py $(QUOTED_VERSION)
 
 clean:  ## remove the virtual environments and caches; results stay
 	rm -rf $(VENV) .venv .venv-published .venv-313 $(PEER_VENVS) $(LOCK) .pytest_cache .ruff_cache .mypy_cache .hypothesis

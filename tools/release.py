@@ -24,13 +24,20 @@ PARSER = parser.Parser(__doc__)
 PARSER.positional("version", "the version, such as 0.2.0")
 
 CHECKS = (("make", "lint"), ("make", "test"), ("make", "site"))
-_VERSION = re.compile(r"\d+\.\d+\.\d+")
+# The Makefile has it, too, so that a wrong version installs nothing.
+VERSION = r"(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*)){2}"
 _UNRELEASED = "## Unreleased\n"
 _BUILD = "from setuptools import build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')"
 
 
 class ReleaseError(errors.FedError):
     """A release that cannot be made; the text is one line."""
+
+
+class VersionError(ReleaseError):
+    """A version that is none, or exists already."""
+
+    exit_code = 2
 
 
 def release(
@@ -51,13 +58,14 @@ def release(
       The files built.
 
     Raises:
-      ReleaseError: If the version is not a new one, the tree is not clean, or a check fails.
+      VersionError: If the version is malformed or not a new one.
+      ReleaseError: If the tree is not clean, or a check fails.
     """
-    if not _VERSION.fullmatch(version):
-        raise ReleaseError(f"{version!r} is not a version; write one like 0.2.0.")
+    if not re.fullmatch(VERSION, version):
+        raise VersionError(f"{version!r} is not a version; write one like 0.2.0.")
     tag = f"v{version}"
     if _git(folder, "tag", "--list", tag):
-        raise ReleaseError(f"The tag {tag} exists; choose another version.")
+        raise VersionError(f"The tag {tag} exists; choose another version.")
     _refuse_changes(folder)
     changelog = folder / "CHANGELOG.md"
     if not _entries(changelog.read_text()):
