@@ -75,6 +75,8 @@ class TaskSpec:
       version: Raised with every change of the task that changes numbers: data, model, loss or
         metrics. Runs of another version count as other runs.
       history: A line on what changed for each version after the first.
+      known_problems: What is wrong with the data here or with what they can show, a line each.
+      used_for: Who uses or publishes the data, with the source, a line each.
     """
 
     name: str
@@ -92,6 +94,8 @@ class TaskSpec:
     tfds: Any = None
     version: int = 1
     history: Sequence[str] = ()
+    known_problems: Sequence[str] = ()
+    used_for: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         specs.check_history(self)

@@ -115,6 +115,8 @@ class MethodSpec:
       version: Increased by every change that changes the method's numbers. Runs of different
         versions are not pooled.
       history: For each version after the first, one line on what changed.
+      known_problems: What goes wrong with the method, and how to notice or avoid it, a line each.
+      used_for: Who uses the method for what, with the source, a line each.
       cost: What a round costs a client; by default that of federated averaging.
     """
 
@@ -142,6 +144,8 @@ class MethodSpec:
     cost: RoundCost = RoundCost()
     version: int = 1
     history: Sequence[str] = ()
+    known_problems: Sequence[str] = ()
+    used_for: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         specs.check_history(self)

@@ -129,7 +129,7 @@ TRAINING_HPARAMS = (
         0,
         "Rounds of linear warm-up, on top of any schedule: the rate is multiplied by "
         "min(1, (r + 1) / client_lr_warmup_steps).",
-        source="none: 0 is no warm-up",
+        source="choice: without warm-up",
         minimum=0,
     ),
     common_setting(

@@ -6,6 +6,7 @@ import html
 import importlib.util
 import pathlib
 import re
+import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -98,6 +99,40 @@ def _history(spec) -> str:
     else:
         lines.insert(1, "")
     return "\n".join(lines)
+
+
+def _known_problems(spec) -> list[str]:
+    """Returns the section on known problems; nothing if there are none."""
+    if not spec.known_problems:
+        return []
+    lines = "\n".join(f"- {_prose(problem)}" for problem in spec.known_problems)
+    return ["## Known problems", lines]
+
+
+def _used_for(spec, uses: Sequence[Use], other: str) -> list[str]:
+    """Returns the section on who uses a method or task for what; nothing if nobody is known.
+
+    Args:
+      spec: The method or task.
+      uses: The rows of the papers that choose it.
+      other: What else a row chooses, `algorithm` or `task`.
+    """
+    lines = []
+    for paper in dict.fromkeys(use.setup.paper for use in uses):
+        of_paper = [use for use in uses if use.setup.paper == paper]
+        items_ = ", ".join(dict.fromkeys(f"`{use.item.name}`" for use in of_paper))
+        others = sorted({use.chosen[other] for use in of_paper if other in use.chosen})
+        beside = ", ".join(f"`{name}`" for name in others)
+        lines.append(f"- [{_title(paper)}](../papers/{paper}/README.md): {items_}; with {beside}.")
+    lines += [f"- {_prose(line)}" for line in spec.used_for]
+    return ["## Used for", "\n".join(lines)] if lines else []
+
+
+@functools.cache
+def _title(paper: str) -> str:
+    """Returns the name of a paper, the title of its page."""
+    page = _REPO / "papers" / paper / "README.md"
+    return page.read_text().splitlines()[0].removeprefix("# ")
 
 
 def _deviations(lines: Sequence[str]) -> str:
@@ -222,10 +257,13 @@ def _results(uses: Sequence[Use]) -> Iterator[str]:
         picture = score.recorded_folder(setup) / "curves.png"
         if picture.exists():
             yield f"![Curves of this set-up](../{picture.relative_to(_REPO).as_posix()})"
+        yield from map(_prose, results.told_versions(score.recorded(setup), setup))
+        rows = list(dict.fromkeys(rows))
+        chosen = "" if len(rows) == len(setup.rows) else shlex.quote(f"--rows={','.join(rows)}")
         yield (
             f"    .venv/bin/python reproduce.py --paper={setup.paper} --item={use.item.name} \\\n"
-            f"        --setup={setup.name} --rows={','.join(dict.fromkeys(rows))}"
-        )
+            f"        --setup={setup.name} {chosen}"
+        ).rstrip()
 
 
 def method_page(name: str) -> str:
@@ -267,6 +305,8 @@ def method_page(name: str) -> str:
             _logged(spec),
             "## Deviations from the paper",
             deviations or "None.",
+            *_known_problems(spec),
+            *_used_for(spec, uses, _BY_TASK),
             "## Cost",
             "Per client, with default settings:",
             f"- gradients in a local step: {cost.gradients}\n"
@@ -314,6 +354,8 @@ def task_page(name: str) -> str:
             "\n".join(f"- `{m}`" for m in metrics) if metrics else "The loaded task decides.",
             "## Settings",
             _settings(spec, {}) if spec.hparams else "It has no settings.",
+            *_known_problems(spec),
+            *_used_for(spec, uses, _BY_METHOD),
             "## Run it",
             f"    .venv/bin/python run_experiment.py --task={name} --algorithm=fedavg --help",
             "## Results",

@@ -309,7 +309,10 @@ def _settings() -> Iterator[Passage]:
     yield from of_settings("tff_algos/training_settings.py", tff_algos.registry.TRAINING_HPARAMS)
     for package, folder in ((tff_algos, "tff_algos/methods"), (tasks, "tasks/datasets")):
         for name in package.names():
-            yield from of_settings(f"{folder}: {name}", package.get(name).hparams)
+            spec = package.get(name)
+            yield from of_settings(f"{folder}: {name}", spec.hparams)
+            for line in (*spec.known_problems, *spec.used_for, *spec.history):
+                yield Passage("reference", f"{folder}: {name}", 0, _without_code(line))
 
 
 def _sections() -> dict[str, str]:

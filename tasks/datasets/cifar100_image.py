@@ -63,6 +63,8 @@ SPEC = TaskSpec(
     ),
     metrics=("accuracy",),
     tfds=cifar.CIFAR100.tfds,
+    known_problems=("It was run on subsets only: 10,000 training and 2,000 test images.",),
+    used_for=("FedJAX ships TFF's clients of it.",),
 )
 
 

@@ -174,6 +174,7 @@ SPEC = TaskSpec(
     ),
     metrics=_metrics,
     tfds=_TFDS,
+    known_problems=("AdaFed does not give the scale of its pixels. `pixels` has both readings.",),
 )
 
 

@@ -160,6 +160,12 @@ SPEC = TaskSpec(
     ),
     metrics=("accuracy",),
     tfds=_TFDS,
+    known_problems=(
+        "In the sample at hand a client has two to eleven test tweets, so chance hides "
+        "differences in fairness.",
+        "AdaFedAdam does not say which 697 accounts it took.",
+    ),
+    used_for=("LEAF publishes it (arXiv 1812.01097).",),
 )
 
 

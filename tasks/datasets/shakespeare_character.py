@@ -193,6 +193,14 @@ SPEC = TaskSpec(
         ),
     ),
     metrics=("accuracy",),
+    known_problems=(
+        "With `roles=tff` the play text gives 707 clients and TFF's file 715: TFF's file was "
+        "made from a later edition.",
+    ),
+    used_for=(
+        "LEAF publishes it (arXiv 1812.01097).",
+        "FedJAX ships TFF's clients of it.",
+    ),
 )
 
 

@@ -92,6 +92,9 @@ WORD_METRICS = (
 )
 TAG_METRICS = ("recall_at_5", "precision")
 
+_KNOWN_PROBLEMS = ("It was tested on small files in TFF's form only.",)
+_USED_FOR = ("FedJAX ships the same clients.",)
+
 SPECS = (
     TaskSpec(
         name="stackoverflow_word",
@@ -104,6 +107,8 @@ SPECS = (
         clients=settings.at_most(342_477, 10),
         hparams=(*_stackoverflow(), settings.text_init("keras", "FedOpt (TFF)")),
         metrics=WORD_METRICS,
+        known_problems=_KNOWN_PROBLEMS,
+        used_for=_USED_FOR,
     ),
     TaskSpec(
         name="stackoverflow_tag",
@@ -128,6 +133,8 @@ SPECS = (
             settings.init("keras", "FedOpt (TFF)"),
         ),
         metrics=TAG_METRICS,
+        known_problems=_KNOWN_PROBLEMS,
+        used_for=_USED_FOR,
     ),
 )
 

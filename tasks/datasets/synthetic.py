@@ -99,6 +99,7 @@ SPEC = TaskSpec(
         settings.init("torch", "AdaFedAdam (PyTorch)"),
     ),
     metrics=("accuracy",),
+    used_for=("LEAF publishes its generator (arXiv 1812.01097).",),
 )
 
 

@@ -32,6 +32,7 @@ SPEC = TaskSpec(
         init=settings.init("torch", "AdaFed (PyTorch)"),
     ),
     metrics=("accuracy",),
+    known_problems=("It was tested on small files in the publisher's form only.",),
 )
 
 

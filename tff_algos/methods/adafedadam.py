@@ -142,6 +142,10 @@ SPEC = MethodSpec(
     aggregated=Aggregated("the mean of the normalised updates", own_weights="unbounded"),
     measures=("certainty", "certainty_clamped"),
     cost=RoundCost(down=2),
+    known_problems=(
+        "In `vectorized`, a run of one chunk can differ from a run without chunks in the last "
+        "bits.",
+    ),
 )
 
 # Above 1 / it and below it a power times a number of examples, and a sum of such, are float32's.

@@ -71,6 +71,7 @@ SPEC = MethodSpec(
     needs_index=True,
     aggregated="adds up updates by the weights of a mixture, and averages none",
     measures=(),
+    used_for=("FedJAX ships a variant, agnostic federated averaging.",),
 )
 
 

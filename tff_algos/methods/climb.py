@@ -108,6 +108,10 @@ SPEC = MethodSpec(
     plan=_plan,
     aggregated="adds up updates by multipliers that it needs each client's loss for",
     measures=("largest_lambda",),
+    known_problems=(
+        "With `losses=all`, the default, each block begins with a pass over the data of all "
+        "clients.",
+    ),
 )
 
 

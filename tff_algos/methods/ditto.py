@@ -67,6 +67,11 @@ SPEC = MethodSpec(
     aggregated=Aggregated(),
     measures=("personal_diverged",),
     cost=RoundCost(gradients=2),
+    known_problems=(
+        "Before its first visit a client is evaluated with the common model. With few rounds, "
+        "most clients are.",
+    ),
+    used_for=("NVIDIA FLARE ships it.",),
 )
 
 

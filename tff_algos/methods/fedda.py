@@ -141,6 +141,10 @@ def _spec(display_name, look, summary, *hparams):
         ),
         measures=(),
         cost=RoundCost(down=2, up=2),
+        known_problems=(
+            "`stabilization` sets which rounds come last by the number of all rounds. Once these "
+            "have begun, a run cannot be given more rounds.",
+        ),
     )
 
 

@@ -91,6 +91,9 @@ SPEC = MethodSpec(
     needs_num_clients=True,
     aggregated=Aggregated(),
     measures=(),
+    known_problems=(
+        "The server's step goes beyond the mean of the clients' models however small `alpha` is.",
+    ),
 )
 
 

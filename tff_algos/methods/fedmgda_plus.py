@@ -84,6 +84,10 @@ SPEC = MethodSpec(
     client_weighting="uniform",
     aggregated="needs each client's own update at the server",
     measures=("direction_norm", "largest_weight"),
+    known_problems=(
+        "The server holds one vector of the model's size per client of the cohort, also with "
+        "`--clients_per_chunk`.",
+    ),
 )
 
 

@@ -62,6 +62,7 @@ SPEC = MethodSpec(
     keeps_client_optimizer=True,
     aggregated=Aggregated("the mean of the normalised updates d_k"),
     measures=(),
+    used_for=("Flower has a baseline that reproduces its paper.",),
 )
 
 

@@ -83,7 +83,11 @@ _MOMENTUM = decay(
 )
 
 
-def _spec(display_name, look, summary, hparams=(), server_learning_rate=None):
+_SHIPPED = "Flower ships it as the strategy {}."
+_FLAMBY = "FLamby benchmarks it on medical data (arXiv 2210.04620)."
+
+
+def _spec(display_name, look, summary, hparams=(), server_learning_rate=None, used_for=(_FLAMBY,)):
     name = display_name.lower()
     return MethodSpec(
         name=name,
@@ -97,6 +101,7 @@ def _spec(display_name, look, summary, hparams=(), server_learning_rate=None):
         keeps_client_optimizer=True,
         aggregated=Aggregated(),
         measures=(),
+        used_for=(*used_for, _SHIPPED.format(display_name)),
     )
 
 
@@ -108,8 +113,13 @@ SPECS = (
             "Federated averaging: the server takes the mean client update.",
             (),
             1.0,
+            ("Google's Gboard trains next-word prediction with it (arXiv 1811.03604).", _FLAMBY),
         ),
         takes_server_optimizer=True,
+        known_problems=(
+            "If clients take unequal numbers of steps, it ends at the optimum of another objective "
+            "than the clients' common loss (FedNova, arXiv 2007.07481).",
+        ),
     ),
     _spec(
         "FedAvgM",
@@ -117,10 +127,17 @@ SPECS = (
         "Federated averaging with server momentum.",
         (_MOMENTUM,),
         1.0,
+        (),
     ),
     _spec("FedAdagrad", ("green", "dashed"), "Adagrad on the server.", (_TAU, _VARIANT)),
     _spec("FedAdam", ("blue", "solid"), "Adam on the server.", (*_MOMENTS, _TAU, _VARIANT)),
-    _spec("FedYogi", ("orange", "dashed"), "Yogi on the server.", (*_MOMENTS, _TAU, _VARIANT)),
+    _spec(
+        "FedYogi",
+        ("orange", "dashed"),
+        "Yogi on the server.",
+        (*_MOMENTS, _TAU, _VARIANT),
+        used_for=(_FLAMBY, "FedScale has it as the aggregator fed-yogi."),
+    ),
 )
 
 

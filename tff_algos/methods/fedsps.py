@@ -72,6 +72,10 @@ SPEC = MethodSpec(
     client_optimizers=("sgd",),
     aggregated=Aggregated(),
     measures=(),
+    known_problems=(
+        "`c` decides whether it learns: on Fashion-MNIST with 100 unlike clients, `c=0.5` "
+        "reached 85.7 %, and `c=0.1` with a rate of 5 stayed at chance.",
+    ),
 )
 
 

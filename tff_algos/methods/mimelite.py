@@ -43,6 +43,7 @@ SPEC = MethodSpec(
     aggregated=Aggregated(in_clear="their full gradients"),
     measures=(),
     cost=RoundCost(down=2, up=2),
+    used_for=("FedJAX and TFF ship it.",),
 )
 
 

@@ -90,6 +90,10 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     aggregated=Aggregated(),
     measures=(),
+    known_problems=(
+        "A loss above `base` pulls with the guard's slope alone. Set `base` above the task's "
+        "initial loss.",
+    ),
 )
 
 

@@ -74,6 +74,11 @@ SPEC = MethodSpec(
     keeps_client_optimizer=True,
     aggregated="divides a sum of weighed updates by a sum of what weighs them",
     measures=(),
+    known_problems=(
+        "The default form is its authors'. The rows of AdaFedAdam's tables fit "
+        "`form=reweight`, and not the default.",
+    ),
+    used_for=("Flower ships it as the strategy QFedAvg.",),
 )
 
 

@@ -64,6 +64,14 @@ SPEC = MethodSpec(
     aggregated=Aggregated(in_clear="the changes of their control variates"),
     measures=(),
     cost=RoundCost(down=2, up=2),
+    known_problems=(
+        "A client's first visit equals one of FedAvg. With many clients and few rounds, most "
+        "visits are first visits.",
+    ),
+    used_for=(
+        "FLamby benchmarks it on medical data (arXiv 2210.04620).",
+        "NVIDIA FLARE and pfl-research ship it.",
+    ),
 )
 
 
