@@ -1,8 +1,8 @@
 """Tasks: what is learnt, on which clients' data, and how it is measured.
 
-A task knows no algorithm. `tasks.load(name, **settings)` gives its federated data, model, loss and
-metrics as one `tasks.task.Task`; `tasks.from_frame` and `tasks.from_arrays` make one of a user's
-own table or arrays.
+A task is independent of algorithms. `tasks.load(name, **settings)` returns its federated data,
+model, loss and metrics as one `tasks.task.Task`. `tasks.from_frame` and `tasks.from_arrays` make a
+task from your own table or arrays.
 """
 
 import dataclasses as _dataclasses
@@ -41,7 +41,8 @@ def load(
       data_dir: Folder with the task's data files, or an fsspec address of one; `None` lets the task
         use its cache or download.
       seed: Seed of initial weights and of partitions that are drawn at random.
-      use_synthetic_data: Whether to make data of the true shape and types instead of reading any.
+      use_synthetic_data: Whether to generate data of the true shape and types instead of reading
+        files.
       **settings: The task's own settings; see `tasks.get(name).hparams`.
 
     Returns:
@@ -49,7 +50,7 @@ def load(
 
     Raises:
       HparamError: If the task or a setting is unknown or a value is out of range.
-      tasks.task.DataError: If data is missing or damaged; the text says how to fix it.
+      tasks.task.DataError: If data is missing or damaged; the message says how to fix it.
     """
     spec = get(name)
     resolved = spec.resolve(settings, use_synthetic_data)

@@ -1,8 +1,8 @@
-"""What a task's data are, in digests: by them a resumed run recognises the data it began with.
+"""Digests of a task's data, by which a resumed run recognises the data it began with.
 
-Data in memory are read byte by byte. Files from which examples are read whenever they are needed
-(databases, memory maps) count as a whole, and their digests are kept in a cache: a file whose path,
-size, time of change and inode are those of the cache is trusted to hold what it held.
+Data in memory is read byte by byte. Files that are read again for every access (databases, memory
+maps) are digested as a whole, and their digests are cached. A file with the path, size,
+modification time and inode of its cache entry is trusted to be unchanged.
 """
 
 import contextlib
@@ -38,15 +38,15 @@ _YOUNG_NS = 2_000_000_000
 
 
 def of_task(task: Task, trust_cache: bool = True) -> dict[str, str]:
-    """Returns the digests of all that a run's numbers take from a task's data.
+    """Returns the digests of all data that a run's numbers depend on.
 
     Args:
       task: The task.
-      trust_cache: Whether files that look unchanged are not read again.
+      trust_cache: Whether to skip reading files that look unchanged.
 
     Returns:
-      What it is, in words → digest: each client of which something is in memory, the list of
-      clients with their sizes, the central test, constants and files.
+      Description → digest: each client with data in memory, the list of clients with their sizes,
+      the central test, constants and files.
 
     Raises:
       DataError: If a file cannot be read.
@@ -70,7 +70,7 @@ def of_task(task: Task, trust_cache: bool = True) -> dict[str, str]:
 
 
 def _of_tasks_files(paths, trust_cache: bool) -> dict[str, str]:
-    """Returns the digests of the files that a task's code reads by itself, by their names."""
+    """Returns the digests of the files that a task's code reads itself, by name."""
     paths = [paths] if isinstance(paths, str | os.PathLike) else paths
     paths = sorted({os.path.abspath(path) for path in paths})
     names = [os.path.basename(path) for path in paths]
@@ -82,12 +82,12 @@ def _of_tasks_files(paths, trust_cache: bool) -> dict[str, str]:
 
 
 def whole(digests: Mapping[str, str]) -> str:
-    """Returns one digest for all of them."""
+    """Returns one digest of all given digests."""
     return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Returns what differs, in words."""
+    """Returns the descriptions of what differs."""
     names = [*now, *(name for name in before if name not in now)]
     return [name for name in names if before.get(name) != now.get(name)]
 
@@ -121,7 +121,7 @@ def _digest(arrays: Sequence[Any]) -> str:
 
 
 def _short(digest) -> str:
-    """Returns 64 bits of a digest: enough to notice damage, for a hundred thousand clients."""
+    """Returns 64 bits of a digest: enough to notice damage among a hundred thousand clients."""
     return digest.hexdigest()[:16]
 
 
@@ -149,7 +149,7 @@ def _digests_of(paths, trust_cache) -> list[str]:
 
 
 def cache_folder() -> pathlib.Path:
-    """Returns the suite's folder among the user's caches, which may not be there yet."""
+    """Returns the suite's folder in the user's cache, which may not exist yet."""
     folder = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return pathlib.Path(folder, "tff_algos")
 
@@ -160,7 +160,7 @@ def cache_path() -> pathlib.Path:
 
 
 class _Cache:
-    """The cache; one that cannot be read or written is done without. Used as a context manager."""
+    """The cache of digests, a context manager. If it cannot be read or written, it stays unused."""
 
     def __enter__(self):
         self._new = []

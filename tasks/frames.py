@@ -1,7 +1,7 @@
-"""Tasks made of a user's own table or arrays.
+"""Tasks made from your own table or arrays.
 
-`from_frame` takes a table of pandas, `from_arrays` arrays. Both return a `tasks.task.Task`, and
-both check before a run what can be checked. Features are scaled only if `standardize` says so.
+`from_frame` takes a pandas table, `from_arrays` takes arrays. Both return a `tasks.task.Task`, and
+check as much as possible before a run. Features are scaled only if `standardize` says so.
 """
 
 import collections
@@ -64,51 +64,51 @@ def from_frame(
     seed: int = 0,
     name: str = "frame",
 ) -> Task:
-    """Makes a task of a table.
+    """Makes a task from a table.
 
     Inputs are float32 `[n, number of features]`, int32 `[n, text_length]` of word numbers (0 is
     padding, 1 a word outside the vocabulary), or float32 `[n, height, width, channels]` in [0, 1].
-    Targets are class numbers, int32 `[n]`, or float32 `[n, 1]`. The task's `encoding` says which
-    number stands for which class, category or word; a run keeps it in `encoding.json`.
+    Targets are class numbers, int32 `[n]`, or float32 `[n, 1]`. The task's `encoding` maps numbers
+    to classes, categories or words; a run keeps it in `encoding.json`.
 
     Args:
-      df: A row for each example.
-      user: Column of users, who are the clients; `None` where `partition` draws clients.
-      target: Column of what is learnt.
-      model: Makes a built Keras model from a seed. With the loss that the target decides it gives
-        logits, one for each class, or one number.
+      df: One row per example.
+      user: Column of users, who are the clients; `None` if `partition` draws clients.
+      target: Column of targets.
+      model: Makes a built Keras model from a seed. With the default loss it returns logits, one for
+        each class, or one number.
       features: Columns of inputs; by default all other columns of numbers. Columns of text or
         categories are one-hot encoded.
-      text: Column of text, in place of `features`; words are numbered by how often training rows
-        have them.
+      text: Column of text, in place of `features`; words are numbered by frequency in training
+        rows.
       image: Column of paths of images, in place of `features`; all of one size.
-      id: Column of names of rows, which must differ, also from those of `test_frame`.
-      target_type: `category` or `number`; by default text, categories and booleans are
-        categories, and numbers are numbers.
+      id: Column of row names, which must differ, also from those of `test_frame`.
+      target_type: `category` or `number`; by default text, categories and booleans are categories,
+        and numbers are numbers.
       loss: As in `Task`; by default cross-entropy for categories, squared error for numbers.
       metrics: As in `Task`, the primary one first; by default accuracy, or mean squared and mean
-        absolute error. With a `loss` of the caller's the loss alone, by default.
+        absolute error. If you pass `loss`, the default is that loss alone.
       higher_is_better: Whether more of the first of `metrics` is better.
-      test: Share of each client's rows that are its test, drawn by `seed` and the client's id; not
+      test: Share of each client's rows used as its test, drawn by `seed` and the client's id; not
         used with `test_frame`.
-      test_frame: A table of test rows. Its users are clients' own tests where it has the column
-        `user`; all its rows are the central test.
+      test_frame: A table of test rows. If it has the column `user`, its users are clients' own
+        tests; all its rows are the central test.
       validation: Share of each client's training rows to choose settings by, or a table of them.
-      partition: How clients are drawn where there is no `user`: `dirichlet` (label proportions) or
-        `shards` (sorted by label), of categories; `iid`.
+      partition: How clients are drawn without `user`: `dirichlet` (label proportions) or `shards`
+        (sorted by label), both for categories; or `iid`.
       num_clients: Number of clients to draw.
       alpha: Concentration of `dirichlet`, above 0.
-      shards_per_client: Shards of a client with `shards`.
+      shards_per_client: Shards per client with `shards`.
       standardize: Whether features are shifted and scaled to mean 0 and standard deviation 1 over
-        all training rows. A server would have to learn both from its clients.
-      vocabulary_size: Most words of `text` that have a number.
-      text_length: Words of a text that are kept.
-      image_dir: Folder that paths of images start from.
+        all training rows. A real server would have to learn both from its clients.
+      vocabulary_size: Maximum number of words of `text` that have a number.
+      text_length: Number of words kept of each text.
+      image_dir: Folder to which paths of images are relative.
       seed: Seed of partition and splits, 0 or more.
-      name: Name of the task, none of a registered one.
+      name: Name of the task, different from all registered ones.
 
     Raises:
-      ValueError: If something cannot be right, in one line that says how to mend it.
+      ValueError: If something is wrong; the message is one line that says how to fix it.
     """
     table = _Table(df, "df", user, target, id)
     if sum(part is not None for part in (features, text, image)) > 1:
@@ -166,13 +166,13 @@ def from_arrays(
     seed: int = 0,
     name: str = "arrays",
 ) -> Task:
-    """Makes a task of arrays; what is not said here is as in `from_frame`.
+    """Makes a task from arrays; everything not described here is as in `from_frame`.
 
     Args:
       x: Inputs of the model, numbers `[n, ...]`, which are not changed.
       y: Targets `[n]`: classes (text, booleans, or numbers with `target_type="category"`) or
         numbers.
-      users: User of each row, `[n]`; `None` where `partition` draws clients.
+      users: User of each row, `[n]`; `None` if `partition` draws clients.
       model: See `from_frame`.
       target_type: See `from_frame`.
       loss: See `from_frame`.
@@ -231,7 +231,7 @@ def _of_arrays(what: str, x: Any, y: Any, users: Any = None) -> "_Table":
 
 
 class _Partition(NamedTuple):
-    """How clients are drawn where a table has no users; see `from_frame`."""
+    """How to draw clients for a table without users; see `from_frame`."""
 
     partition: str | None
     num_clients: int | None
@@ -239,7 +239,7 @@ class _Partition(NamedTuple):
     shards_per_client: int
 
     def draw(self, y: np.ndarray, is_category: bool, seed: int) -> dict[str, np.ndarray]:
-        """Returns the rows of each client, by its id."""
+        """Returns client id → rows."""
         if self.partition is None:
             raise TaskError(
                 "name the column of users with user=, or have clients drawn with "
@@ -269,18 +269,18 @@ class _Partition(NamedTuple):
 
 
 def _count(name: str, value: Any, least: int = 1) -> int:
-    """Returns a whole number that is large enough."""
+    """Returns a whole number after checking that it is at least `least`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise TaskError(f"{name}={value!r} must be a whole number, {least} or more.")
     return int(value)
 
 
 class _Table:
-    """A table with names for what is wrong in it.
+    """A table that names itself in error messages.
 
     Attributes:
-      what: How it is called in errors.
-      x: Inputs, where they are not columns.
+      what: Its name in error messages.
+      x: Inputs, if they are not columns.
     """
 
     x: np.ndarray
@@ -303,16 +303,16 @@ class _Table:
                 self.require(column, role)
         used = [c for c in (user, target, id) if c is not None]
         if len(set(used)) < len(used):
-            raise TaskError("user, target and id must be columns of their own.")
+            raise TaskError("user, target and id must be three different columns.")
 
     def require(self, column: str, role: str) -> None:
-        """Refuses a column that is not there."""
+        """Refuses a missing column."""
         if column not in self.frame.columns:
             known = ", ".join(map(str, self.frame.columns[:20]))
             raise TaskError(f"{role}: {self.what} has no column {column!r}; it has {known}.")
 
     def values(self, name: str) -> list[Any]:
-        """Returns a column's values, none of which may be missing."""
+        """Returns a column's values after checking that none is missing."""
         self.complete(name)
         return self.frame[name].tolist()
 
@@ -331,7 +331,7 @@ class _Table:
 
 
 def _check_ids(tables: Sequence[_Table]) -> None:
-    """Refuses rows of the same name, in a table or in two of them."""
+    """Refuses rows of the same name, within one table or in two."""
     seen: dict[Any, str] = {}
     for table in tables if tables[0].id else ():
         for row, name in enumerate(table.values(table.id)):
@@ -344,7 +344,7 @@ def _check_ids(tables: Sequence[_Table]) -> None:
 
 
 def _columns(table: _Table, target: str, features: Sequence[str] | None) -> list[str]:
-    """Returns the columns of inputs: those named, or all others of numbers."""
+    """Returns the columns of inputs: those named, or all other columns of numbers."""
     from pandas.api import types
 
     if features is None:
@@ -358,8 +358,8 @@ def _columns(table: _Table, target: str, features: Sequence[str] | None) -> list
             )
         if left_out:
             _warn(
-                f"columns that are no numbers are left out: {', '.join(left_out)}; name them in "
-                "features to have them."
+                f"non-numeric columns are left out: {', '.join(left_out)}; name them in features "
+                "to include them."
             )
         return columns
     if isinstance(features, str) or not features:
@@ -375,10 +375,10 @@ def _columns(table: _Table, target: str, features: Sequence[str] | None) -> list
 
 
 class _Target:
-    """What is learnt.
+    """The target column.
 
     Attributes:
-      classes: Values of the classes in the order of their numbers; `None` of numbers.
+      classes: Values of the classes in the order of their numbers; `None` for numbers.
     """
 
     def __init__(self, table: _Table, name: str, target_type: str | None, has_loss: bool):
@@ -419,12 +419,12 @@ class _Target:
         try:
             values = column.to_numpy(np.float32)
         except (TypeError, ValueError) as e:
-            raise TaskError(f"{table.what}: target {self.name!r} is no number: {e}") from e
+            raise TaskError(f"{table.what}: target {self.name!r} is not a number: {e}") from e
         return values if self._has_loss else values[:, None]
 
 
 def _categories(column: Any) -> list[Any]:
-    """Returns the values of a column of categories that occur, in their order."""
+    """Returns the values that occur in a column of categories, in their order."""
     if hasattr(column.dtype, "categories"):
         return [v for v in column.cat.categories.tolist() if (column == v).any()]
     values = column.unique().tolist()
@@ -437,7 +437,7 @@ def _categories(column: Any) -> list[Any]:
 
 
 def _codes(table: _Table, name: str, values: Sequence[Any]) -> np.ndarray:
-    """Returns the place of each of a column's values, int32 `[n]`."""
+    """Returns the position of each of a column's values, int32 `[n]`."""
     place = {value: k for k, value in enumerate(values)}
     found = table.frame[name].tolist()
     unknown = sorted({str(v) for v in found if v not in place})
@@ -475,7 +475,7 @@ class _Features:
         self._standardize, self._mean, self._deviation = standardize, None, None
 
     def fit(self, table: _Table, rows: np.ndarray) -> None:
-        """Takes from training rows what they decide."""
+        """Learns means, deviations and categories from training rows."""
         if self._standardize:
             x = self.take(table)[rows].astype(np.float64)
             self._mean, deviation = x.mean(0), x.std(0)
@@ -495,7 +495,7 @@ class _Features:
                 try:
                     part = table.frame[name].to_numpy(np.float64)[:, None]
                 except (TypeError, ValueError) as e:
-                    raise TaskError(f"{table.what}: column {name!r} is no number: {e}") from e
+                    raise TaskError(f"{table.what}: column {name!r} is not a number: {e}") from e
             parts.append(part)
         x = np.concatenate(parts, axis=1)
         if self._mean is not None:
@@ -507,7 +507,7 @@ class _Features:
         return x
 
     def encoding(self) -> dict[str, Any]:
-        """Returns what the inputs are, for the record."""
+        """Describes the inputs, for the record."""
         found = {"features": list(map(str, self._columns))}
         if self._categories:
             found["categories"] = {str(k): _for_json(v) for k, v in self._categories.items()}
@@ -556,7 +556,7 @@ class _Texts:
         return [_WORD.findall(text.lower()) for text in texts]
 
     def encoding(self) -> dict[str, Any]:
-        """Returns what the inputs are, for the record."""
+        """Describes the inputs, for the record."""
         return {"text": self._name, "words": self._words, "first_word": _UNKNOWN + 1}
 
 
@@ -568,7 +568,7 @@ class _Images:
         self._name, self._folder, self._shape = name, os.path.expanduser(folder), None
 
     def fit(self, table: _Table, rows: np.ndarray) -> None:
-        """Takes nothing from training rows."""
+        """Learns nothing from training rows."""
 
     def take(self, table: _Table) -> np.ndarray:
         """Returns the images of a table's rows, uint8 `[n, height, width, channels]`."""
@@ -580,7 +580,7 @@ class _Images:
             place = f"{table.what}: column {self._name!r}, row {row}"
             if not isinstance(path, str | os.PathLike):
                 raise TaskError(
-                    f"{place} has {path!r}, which is no path; from_arrays takes arrays."
+                    f"{place} has {path!r}, which is not a path; from_arrays takes arrays."
                 )
             path = os.path.join(self._folder, path)
             try:
@@ -610,7 +610,7 @@ class _Images:
         return x / np.float32(255)
 
     def encoding(self) -> dict[str, Any]:
-        """Returns what the inputs are, for the record."""
+        """Describes the inputs, for the record."""
         return {"image": self._name, "shape": list(self._shape or ())}
 
 
@@ -620,15 +620,15 @@ def _size(shape: Sequence[int]) -> str:
 
 
 class _Arrays:
-    """Inputs that are numbers already."""
+    """Inputs that are already numbers."""
 
     transform = None
 
     def fit(self, table: _Table, rows: np.ndarray) -> None:
-        """Takes nothing from training rows."""
+        """Learns nothing from training rows."""
 
     def take(self, table: _Table) -> np.ndarray:
-        """Returns the inputs as they are."""
+        """Returns the inputs unchanged."""
         x = table.x
         if x.dtype.kind not in "biuf":
             raise TaskError(f"{table.what}: x must be numbers, found {x.dtype}.")
@@ -641,12 +641,12 @@ class _Arrays:
         return x
 
     def encoding(self) -> dict[str, Any]:
-        """Returns what the inputs are, for the record."""
+        """Describes the inputs, for the record."""
         return {}
 
 
 class _Choices(NamedTuple):
-    """What `from_frame` and `from_arrays` have in common."""
+    """The arguments that `from_frame` and `from_arrays` share."""
 
     name: str
     model: Callable[[int], Any]
@@ -737,7 +737,7 @@ def _task(  # noqa: C901
 
 
 def _measured(choices: _Choices) -> dict[str, Any]:
-    """Returns loss and metrics: the caller's, or what the target decides."""
+    """Returns loss and metrics: the caller's, or the target's defaults."""
     is_category = choices.target.is_category
     loss, metrics, higher = choices.loss, choices.metrics, choices.higher_is_better
     if loss is None:
@@ -806,7 +806,7 @@ def _by_user(table: _Table) -> dict[str, np.ndarray]:
 
 
 def _report_users(table: _Table, parts: Mapping[str, np.ndarray], y: np.ndarray | None) -> None:
-    """Says which users are not as they may have been meant."""
+    """Warns about users that may not be what the caller intended."""
     column = table.frame[table.user]
     if hasattr(column.dtype, "categories"):
         without = [str(u) for u in column.cat.categories if str(u) not in parts]
@@ -846,7 +846,7 @@ def _warn(text: str) -> None:
 
 
 def _levels() -> int:
-    """Returns how many frames of this file a warning passes, so that it names the caller's line."""
+    """Returns how many frames of this file a warning must skip to name the caller's line."""
     frame, level = sys._getframe(1), 1
     while frame is not None and frame.f_code.co_filename == __file__:
         frame, level = frame.f_back, level + 1

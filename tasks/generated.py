@@ -1,4 +1,4 @@
-"""Made-up images of the true shape and type for `--use_synthetic_data`; they can be learnt."""
+"""Generated images of the true shape and type for `--use_synthetic_data`; they can be learnt."""
 
 import numpy as np
 
@@ -8,13 +8,13 @@ _ADVICE = "ask for fewer clients"
 
 
 def grey_images(num_examples: int, num_classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Makes images that each show their class as a blurred pattern, on black, with noise.
+    """Generates images that each show their class as a blurred pattern, on black, with noise.
 
-    The patterns depend on the class only, so that sets of different seeds belong together.
+    The patterns depend on the class only, so sets with different seeds match.
 
     Args:
       num_examples: Number of images.
-      num_classes: Number of classes; each occurs equally often up to one.
+      num_classes: Number of classes; their numbers of images differ by at most one.
       seed: Seed of the order of classes and of the noise.
 
     Returns:
@@ -42,11 +42,11 @@ def _require_room(num_examples, bytes_each):
 def colour_images(
     num_examples: int, num_classes: int, size: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Makes colour images that each show their class as a coarse pattern with noise.
+    """Generates colour images that each show their class as a coarse pattern with noise.
 
     Args:
       num_examples: Number of images.
-      num_classes: Number of classes; each occurs equally often up to one.
+      num_classes: Number of classes; their numbers of images differ by at most one.
       size: Height and width in pixels, a multiple of 8.
       seed: Seed of the order of classes and of the noise; patterns depend on the class only.
 

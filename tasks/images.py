@@ -1,10 +1,10 @@
 """`cifar10_image`, `cifar100_image`, `cinic10` and `tiny_imagenet`: colour images among clients.
 
-What the four tasks share: their settings, how images are assigned to clients, models. A task's own
-defaults, and where its images are read, are in its file in `tasks/datasets/`.
+The four tasks share their settings, the assignment of images to clients, and the models. Each
+task's own defaults, and the source of its images, are in its file in `tasks/datasets/`.
 
-Clients hold images as bytes, uint8 `[n, height, width, 3]`; labels are int32 `[n]`. Cropping,
-flipping and scaling belong to the model, see `tasks.models.image_models`.
+Clients hold images as bytes, uint8 `[n, height, width, 3]`; labels are int32 `[n]`. The model
+crops, flips and scales them, see `tasks.models.image_models`.
 """
 
 from __future__ import annotations
@@ -113,13 +113,13 @@ def hparams(
     """Returns the settings of a task of colour images.
 
     Args:
-      partitions: Partitions on offer.
-      partition: The default, and where it is from.
-      num_clients: Default number of clients, and where it is from.
-      alpha: Default concentration, and where it is from.
+      partitions: The available partitions.
+      partition: The default, and its source.
+      num_clients: Default number of clients, and its source.
+      alpha: Default concentration, and its source.
       size: Height and width of an image.
       distorted: Whether resnet18 crops and flips at random by default.
-      validation: What is said of the papers' validation images.
+      validation: Text on the papers' validation images.
       init: The setting of initial weights.
       own: Settings that only this task has.
     """
@@ -240,15 +240,16 @@ _SMALLEST_CROP = {"vgg11": 32, "vgg11_dense": 32, "three_convolutions": 8, "simp
 
 
 def check(task: str, size: int, chosen: Mapping[str, Any]) -> None:
-    """Refuses settings of colour images that do not go together.
+    """Refuses contradictory settings of colour images.
 
     Args:
       task: Name of the task.
       size: Height and width of an image.
-      chosen: The settings by name; `partition=auto` allows all that one of its meanings does.
+      chosen: The settings by name; `partition=auto` allows everything that one of its meanings
+        allows.
 
     Raises:
-      HparamError: If they do not go together.
+      HparamError: If they contradict each other.
     """
     if chosen["partition"] == "tff" and (
         chosen["client_tests"] != "none" or chosen["num_validation"]
@@ -278,7 +279,7 @@ class Assigned(NamedTuple):
 
 
 def synthetic(num_classes: int, size: int, num_clients: int) -> tuple[Images, Images]:
-    """Makes training and test images of the true shape and types, enough for the clients."""
+    """Generates training and test images of the true shape and types, enough for the clients."""
     num_train = max(20 * num_clients, 20 * num_classes)
     return tuple(
         Images(*generated.colour_images(n, num_classes, size, seed))

@@ -1,8 +1,8 @@
-"""Training labels made wrong on purpose, for methods that correct or resist label noise.
+"""Deliberately wrong training labels, for methods that correct or resist label noise.
 
-Of a share of the clients, drawn at random, a share of the training labels is drawn again, uniformly
-from all classes of the training data, so that of C classes a label stays right
-with probability 1/C. Tests stay as they are.
+A share of the clients, drawn at random, is noisy. In a noisy client a share of the training labels
+is redrawn uniformly from all classes of the training data. With C classes a redrawn label stays
+right with probability 1/C. Tests do not change.
 """
 
 import dataclasses
@@ -40,15 +40,15 @@ _CLIENTS, _LABELS = 101, 102
 
 
 class NoisyLabels:
-    """Federated data with some labels drawn again; every draw is a function of seed and client."""
+    """Federated data with some labels redrawn; every draw is a function of seed and client."""
 
     def __init__(self, data: FederatedData, noisy_clients: float, label_noise: float, seed: int):
-        """Initialises from the true data; all of it is read once, for its classes.
+        """Initialises from the true data, reading all of it once to find its classes.
 
         Args:
           data: Data whose targets are class numbers, `[n]`.
           noisy_clients: Share of the clients, rounded to a whole number of them.
-          label_noise: Share of such a client's labels, rounded to a whole number of them.
+          label_noise: Share of a noisy client's labels, rounded to a whole number of them.
           seed: Seed of the draws, 0 or more.
         """
         self._data = data
@@ -65,7 +65,7 @@ class NoisyLabels:
         self.files = task_lib.files(data)
 
     def held_in_memory(self, index: int) -> Sequence[np.ndarray]:
-        """See `tasks.task.held_in_memory`; the true labels, of which the noisy ones are made."""
+        """See `tasks.task.held_in_memory`; returns the true labels, not the noisy ones."""
         return task_lib.held_in_memory(self._data, index)
 
     def examples(self, index: int) -> Examples:
@@ -91,8 +91,8 @@ def add(task: Task, noisy_clients: float, label_noise: float | None, seed: int) 
       seed: Seed of the draws.
 
     Returns:
-      The task with noisy `train` and the true data as `clean_train`, or as it was if there are no
-      noisy clients.
+      The task with noisy `train` and the true data as `clean_train`; the unchanged task if it has
+      no noisy clients.
     """
     if not noisy_clients:
         return task

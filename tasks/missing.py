@@ -14,7 +14,7 @@ _SHOWN = 5
 
 
 def in_training(task: Task) -> str | None:
-    """Says in a line which training examples have missing values; `None` if none has."""
+    """Returns a line that names the training examples with missing values; `None` if none."""
     found = _of_clients(task.train, "training")
     return found and (
         f"{found}; a client whose update is not finite is dropped, so remove these examples or "
@@ -23,7 +23,7 @@ def in_training(task: Task) -> str | None:
 
 
 def in_tests(task: Task) -> list[str]:
-    """Says in a line each which test examples have missing values: clients' and the central."""
+    """Returns lines that name the test examples with missing values: clients' and central ones."""
     lines = []
     if task.test is not None:
         lines.append(_of_clients(task.test, "test"))
@@ -68,7 +68,7 @@ def _of_clients(data: FederatedData, which: str) -> str | None:
 
 
 def _is_missing(values) -> np.ndarray:
-    """Returns which examples have a number that is not finite, bool `[n]`."""
+    """Returns which examples contain a number that is not finite, bool `[n]`."""
     dtype = getattr(values, "dtype", None)
     # Pictures that are read when they are used are not read for this.
     if dtype is not None and np.dtype(getattr(dtype, "as_numpy_dtype", dtype)).kind != "f":

@@ -1,8 +1,8 @@
-"""Who gets which examples: pure functions of labels, parameters and a seed.
+"""Assignment of examples to clients: pure functions of labels, parameters and a seed.
 
 A partition is a list with one int64 array of row numbers for each client, in ascending order;
-`by_user` also names the clients. Rows are assigned without repetition, so no example belongs to two
-clients.
+`by_user` also names the clients. Rows are assigned without repetition, so an example never belongs
+to two clients.
 """
 
 import hashlib
@@ -28,13 +28,13 @@ def by_user(users: Sequence[Any]) -> dict[str, np.ndarray]:
     """Gives each user's rows to one client.
 
     Args:
-      users: The user of each row, text or numbers, `[n]`: a list, an array or a column of pandas's.
+      users: The user of each row, text or numbers, `[n]`: a list, an array or a pandas column.
 
     Returns:
-      Name of each user, as text → rows, users in ascending order.
+      Name of each user, as text → rows; users in ascending order.
 
     Raises:
-      ValueError: If users are missing values, or of several types.
+      ValueError: If a user is missing, or users have several types.
     """
     rows: dict[Any, list[int]] = {}
     values = users.tolist() if hasattr(users, "tolist") else list(users)
@@ -86,7 +86,8 @@ def dirichlet_by_class(
       num_clients: Number of clients.
       alpha: Concentration, above 0; 0.1 leaves most clients with one to three main classes.
       seed: Seed of the partition, 0 or more.
-      min_size: Fewest rows of a client. With 0 the first draw is taken, and clients may be empty.
+      min_size: Minimum number of rows per client. With 0 the first draw is used, and clients may be
+        empty.
 
     Returns:
       Rows of each client.
@@ -118,7 +119,7 @@ def dirichlet_by_class(
 
 
 def least_size(num_examples: int, num_clients: int, min_share: float) -> int:
-    """Returns the fewest rows of a client that a task's `min_share` stands for.
+    """Returns the minimum number of rows per client for a task's `min_share`.
 
     Args:
       num_examples: Number of rows.
@@ -126,7 +127,7 @@ def least_size(num_examples: int, num_clients: int, min_share: float) -> int:
       min_share: Share of the average number of rows, in [0, 1).
 
     Returns:
-      That share, but two at least: one to train on and one to test. 0 for a share of 0.
+      That share, but at least two: one to train on and one to test. 0 for a share of 0.
     """
     return max(2, math.ceil(num_examples / num_clients * min_share)) if min_share else 0
 
@@ -134,12 +135,12 @@ def least_size(num_examples: int, num_clients: int, min_share: float) -> int:
 def dirichlet_by_client(
     labels: np.ndarray, sizes: Sequence[int], alpha: float, seed: int
 ) -> list[np.ndarray]:
-    """Draws each client's examples from label proportions of its own, Dir(alpha, ..., alpha).
+    """Draws each client's examples from its own label proportions, Dir(alpha, ..., alpha).
 
     FedOpt's federated CIFAR-10 (Reddi et al. 2021, App. C.1, after Hsu et al. 2019): 500 clients of
-    100 examples, alpha = 0.1. Examples are drawn one by one without replacement; a class that is
-    used up is left out, and the other proportions are scaled to sum to 1. Rows beyond the sum of
-    the sizes are not assigned.
+    100 examples, alpha = 0.1. Examples are drawn one by one without replacement; a class without
+    remaining examples is left out, and the other proportions are scaled to sum to 1. Rows beyond
+    the sum of the sizes are not assigned.
 
     Args:
       labels: Classes, whole numbers `[n]`.
@@ -168,12 +169,12 @@ def pachinko(
     """Assigns rows by Pachinko allocation over coarse and fine labels.
 
     FedOpt's federated CIFAR-100 (Reddi et al. 2021, App. F, Algorithms 7 and 8): 500 clients of 100
-    examples, alpha = 0.1, beta = 10. Client after client draws proportions of the coarse labels
-    from Dir(alpha) and, for each coarse label, of its fine labels from Dir(beta), then its examples
-    one by one: a coarse label, one of its fine labels, and a row of that label at random. A label
-    that is used up is left out from then on, and the client's other proportions are scaled to sum
-    to 1. Where they are all 0 in floating point, which Dir(0.1) allows, the labels left are equally
-    likely; the paper says nothing of this case.
+    examples, alpha = 0.1, beta = 10. Each client in turn draws proportions of the coarse labels
+    from Dir(alpha) and, for each coarse label, of its fine labels from Dir(beta). It then draws its
+    examples one by one: a coarse label, one of its fine labels, and a row of that label at random.
+    A label without remaining rows is left out from then on, and the client's other proportions are
+    scaled to sum to 1. If these are all 0 in floating point, which Dir(0.1) allows, the remaining
+    labels are equally likely; the paper does not cover this case.
 
     Args:
       coarse: Coarse labels, whole numbers `[n]`.
@@ -222,7 +223,7 @@ def pachinko(
 
 
 def equal_sizes(num_examples: int, num_clients: int) -> list[int]:
-    """Returns clients' sizes, all the same and as large as can be.
+    """Returns clients' sizes, all equal and as large as possible.
 
     Args:
       num_examples: Number of rows.
@@ -237,7 +238,7 @@ def equal_sizes(num_examples: int, num_clients: int) -> list[int]:
 
 
 def lognormal_sizes(num_examples: int, num_clients: int, sigma: float, seed: int) -> list[int]:
-    """Returns clients' sizes in proportions drawn from exp(N(0, sigma^2)), two at least.
+    """Returns clients' sizes in proportions drawn from exp(N(0, sigma^2)), each at least two.
 
     Args:
       num_examples: Number of rows, which the sizes sum to.
@@ -246,7 +247,7 @@ def lognormal_sizes(num_examples: int, num_clients: int, sigma: float, seed: int
       seed: Seed of the sizes, 0 or more.
 
     Raises:
-      HparamError: If there are fewer than two rows for a client.
+      HparamError: If there are fewer than two rows per client.
     """
     rest = num_examples - 2 * num_clients
     if rest < 0:
@@ -261,11 +262,11 @@ def lognormal_sizes(num_examples: int, num_clients: int, sigma: float, seed: int
 def classes_each(
     labels: np.ndarray, num_clients: int, classes_per_client: int, seed: int
 ) -> list[np.ndarray]:
-    """Gives each client some classes and divides a class in equal parts to those who have it.
+    """Gives each client some classes, and divides a class equally among the clients that have it.
 
-    Classes are chosen at random, so that each goes to nearly as many clients as any other; with
-    enough clients every row is assigned. In AdaFed's skewed FEMNIST each of 100 clients has five of
-    ten classes.
+    Classes are chosen at random, but all go to nearly the same number of clients. With enough
+    clients every row is assigned. In AdaFed's skewed FEMNIST each of 100 clients has five of ten
+    classes.
 
     Args:
       labels: Classes, whole numbers `[n]`.
@@ -310,14 +311,15 @@ def some_classes_dirichlet(
 ) -> list[np.ndarray]:
     """Gives each client some classes and divides each class in shares drawn from a Dirichlet.
 
-    The partition of FedCorr (Xu et al. 2022): client k has class c with a probability, and clients
-    without any class draw again; each row of a class goes to one of the clients that have it, drawn
-    with shares from Dir(alpha, ..., alpha). Rows of a class that no client has are not assigned.
+    The partition of FedCorr (Xu et al. 2022). Each client has each class with probability
+    `class_probability`, and clients without any class draw again. Each row of a class goes to one
+    of the clients that have it, drawn with shares from Dir(alpha, ..., alpha). Rows of a class that
+    no client has are not assigned.
 
     Args:
       labels: Classes, whole numbers `[n]`.
       num_clients: Number of clients.
-      class_probability: Probability that a client has a class, p in the paper, in (0, 1].
+      class_probability: Probability with which a client has a class, p in the paper, in (0, 1].
       alpha: Concentration of the shares, above 0.
       seed: Seed of the partition, 0 or more.
 
@@ -414,7 +416,7 @@ def split_train_test(
     """Splits each client's rows at random into train and test.
 
     Of n rows, floor((1 - test_fraction) n) are train, but at least one, as in LEAF's split by
-    sample. A client's split depends on its index, its rows and the seed only.
+    sample. A client's split depends only on its index, its rows and the seed.
 
     Args:
       parts: Rows of each client.
@@ -437,7 +439,7 @@ def split_train_test(
 def split_by_id(
     parts: Mapping[str, np.ndarray], fraction: float, seed: int, purpose: str
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Splits each client's rows at random by its id, whichever other clients there are.
+    """Splits each client's rows at random by its id, independently of the other clients.
 
     Of n rows, floor((1 - fraction) n) stay, but at least one.
 
@@ -445,7 +447,7 @@ def split_by_id(
       parts: Client id → its rows.
       fraction: Share of the rows that are held out, in [0, 1).
       seed: Seed of the split, 0 or more.
-      purpose: What they are held out for; each purpose has draws of its own.
+      purpose: Why they are held out; each purpose has independent draws.
 
     Returns:
       Client id → rows that stay, and client id → rows held out.
@@ -472,10 +474,10 @@ def tests_alike(
       labels: Classes of the training rows, whole numbers `[n]`.
       parts: Training rows of each client.
       test_labels: Classes of the test rows, whole numbers `[m]`.
-      seed: Seed of which rows go where, 0 or more.
+      seed: Seed of the assignment, 0 or more.
 
     Returns:
-      Test rows of each client; those of few training rows may have none.
+      Test rows of each client; clients with few training rows may have none.
     """
     labels, test_labels = _classes(labels), _classes(test_labels)
     rng = _rng(_TESTS, seed)
@@ -512,7 +514,7 @@ def hold_out(num_examples: int, num_held_out: int, seed: int) -> tuple[np.ndarra
 
 
 def _classes(labels: np.ndarray) -> np.ndarray:
-    """Returns labels as an array `[n]`; a row without a label would go to no client.
+    """Returns labels as an array `[n]`, after checking that every row has one.
 
     Raises:
       ValueError: If they have another shape, or one is missing.
@@ -534,7 +536,7 @@ def _classes(labels: np.ndarray) -> np.ndarray:
 
 
 def _place(shares: np.ndarray, coin: float) -> int:
-    """Returns a place drawn with probabilities in proportion to `shares`, by a coin in [0, 1)."""
+    """Returns a position drawn with probabilities proportional to `shares`, by a coin in [0, 1)."""
     ends = np.cumsum(shares)
     if not ends[-1] > 0:
         ends = np.arange(1, len(shares) + 1)
@@ -543,7 +545,7 @@ def _place(shares: np.ndarray, coin: float) -> int:
 
 
 def _apportion(shares: np.ndarray, total: int) -> np.ndarray:
-    """Returns whole numbers that sum to `total`, each within one of its share of it."""
+    """Returns whole numbers that sum to `total`, each within one of its exact share."""
     ends = np.floor(np.cumsum(shares) * total + 1e-9).astype(np.int64)
     ends[-1] = total
     return np.diff(ends, prepend=0)

@@ -1,14 +1,15 @@
-"""Shows how a task's training examples lie with its clients: figure and table.
+"""Shows how a task's training examples are distributed over its clients: figure and table.
 
     python -m tasks.plot --task=synthetic --output=partition.png --synthetic_alpha=0.5
 
-The figure has three panels: the share of each label in a client's examples (AdaFedAdam Fig. 6),
-how many clients are how large, and how many hold how many labels (FedOpt Fig. 14). Labels are
-classes, tokens of text, tags or the classes of a mask; tasks whose targets are none of them have
-the second only, and a line says so.
-What it shows lies beside it as CSV: a row a client, with its examples and, of up to 100 labels,
-how many it has of each. The flags of the task are those of `run_experiment.py`; `--help` with
-`--task` shows them.
+The figure has three panels. The first shows the share of each label in a client's examples
+(AdaFedAdam Fig. 6). The others are histograms of client sizes, and of the number of labels per
+client (FedOpt Fig. 14). Labels are classes, tokens of text, tags or the classes of a mask. Tasks
+with other targets have the second panel only, and a line says so.
+
+The numbers behind the figure are written beside it as CSV: one row per client, with its number of
+examples and its count of each label, up to 100 labels. The task's flags are those of
+`run_experiment.py`; `--help` with `--task` shows them.
 """
 
 import os
@@ -42,15 +43,15 @@ _NOT_TOLD = ("num_clients",)
 
 
 class Partition(NamedTuple):
-    """What clients hold.
+    """The distribution of examples over clients.
 
     Attributes:
       client_ids: Names of the clients shown.
       sizes: Examples of each, int64 `[N]`.
-      labels: The labels that occur, ascending, int64 `[L]`; `None` if targets are no labels.
+      labels: The labels that occur, ascending, int64 `[L]`; `None` if targets are not labels.
       counts: Examples (positions, for tokens) of each client with each label, int64 `[N, L]`, or
         `None`.
-      note: How targets were read, in one line; blank where each example has one label.
+      note: How targets were interpreted, in one line; blank if each example has one label.
     """
 
     client_ids: list[str]
@@ -71,29 +72,29 @@ def _is_whole(y: np.ndarray) -> bool:
 
 
 def _ends_in_zeros(y: np.ndarray) -> bool:
-    """Returns whether each row `[n, T]` has zeros at its end only, as padded tokens have."""
+    """Returns whether each row `[n, T]` has zeros only at its end, like padded tokens."""
     later = np.maximum.accumulate(y[:, ::-1] != 0, axis=1)[:, ::-1]
     return not np.any(later & (y == 0))
 
 
 class _Labels(NamedTuple):
-    """How targets are read as labels.
+    """How targets are interpreted as labels.
 
     Attributes:
       of: Targets of a client → the labels of its examples, each as often as it occurs; `None` if
-        targets are no labels.
-      note: What is counted, in one line; blank where each example has one label.
+        targets are not labels.
+      note: What is counted, in one line; blank if each example has one label.
     """
 
     of: Callable[[np.ndarray], np.ndarray] | None
     note: str = ""
 
 
-_NO_LABELS = "Targets are no labels, so only the sizes of clients are shown."
+_NO_LABELS = "Targets are not labels, so only the sizes of clients are shown."
 
 
 def _reading(targets: Sequence[np.ndarray]) -> _Labels:
-    """Decides by the targets of all clients, so that all are read alike.
+    """Determines from the targets of all clients how to interpret them, alike for all.
 
     Args:
       targets: The targets of each client that has examples, `[n, ...]`.
@@ -114,19 +115,23 @@ def _reading(targets: Sequence[np.ndarray]) -> _Labels:
         note = "A label is the place of the 1 in the targets' last dimension."
         return _Labels(lambda y: np.ravel(y.argmax(axis=-1)), note)
     if rank == 2 and all(map(_ends_in_zeros, targets)):
-        return _Labels(lambda y: y[y != 0], "Each position of a row counts; 0 at its end is none.")
+        return _Labels(lambda y: y[y != 0], "Each position of a row counts, except 0 at its end.")
     return _Labels(np.ravel, "Each position of the targets counts.")
 
 
 def partition(data: FederatedData, clients: np.ndarray) -> Partition:
     """Counts the labels of clients.
 
-    Labels are numbers `[n]` or `[n, 1]` (whole ones, also as floats), columns of ones and zeros
-    `[n, L]`, tokens `[n, T]`, where zeros at the end of rows are padding, or masks `[n, ..., L]`.
+    Labels have one of four forms:
+
+    - Numbers `[n]` or `[n, 1]`, whole ones, also as floats.
+    - Columns of ones and zeros `[n, L]`.
+    - Tokens `[n, T]`, where zeros at the end of rows are padding.
+    - Masks `[n, ..., L]`.
 
     Args:
       data: Clients' examples.
-      clients: Which clients to count, int `[N]`.
+      clients: Indices of the clients to count, int `[N]`.
     """
     targets, sizes = [], np.asarray(data.sizes)[clients]
     ids = [data.client_ids[k] for k in clients]
@@ -152,7 +157,8 @@ def draw(shown: Partition, title: str | None = None, most: float | None = None) 
     Args:
       shown: The partition.
       title: Title of the figure.
-      most: The share of a label, in percent, at which colours end; by default the largest.
+      most: The share of a label, in percent, at the end of the colour scale; by default the
+        largest.
     """
     figure, axes = figures.panels(1 if shown.counts is None else 3, width=0.9)
     panels = list(axes[0])
@@ -184,7 +190,7 @@ def draw(shown: Partition, title: str | None = None, most: float | None = None) 
 
 
 def _histogram(panel, numbers, words):
-    """Draws how many clients have which number, with bins that hold whole numbers."""
+    """Draws how many clients have each number, with bins that hold whole numbers."""
     low, high = int(np.min(numbers)), int(np.max(numbers))
     # Of few clients, most of many bins would be empty.
     most = int(np.clip(len(numbers), _FEWEST_BINS, _MOST_BINS))
@@ -198,11 +204,11 @@ def _histogram(panel, numbers, words):
 
 
 def write_csv(shown: Partition, path: str) -> None:
-    """Writes what each client holds, a row a client.
+    """Writes the counts, one row per client.
 
     Args:
       shown: The partition.
-      path: Path of the file; its folder is there.
+      path: Path of the file, in an existing folder.
 
     Raises:
       OSError: If the file cannot be written.
@@ -216,11 +222,11 @@ def write_csv(shown: Partition, path: str) -> None:
 
 
 def table(shown: Partition, max_rows: int = 100) -> str:
-    """Returns the counts as text: a row a client, then smallest, median and largest.
+    """Returns the counts as text: one row per client, then smallest, median and largest.
 
     Args:
       shown: The partition.
-      max_rows: Up to this number of clients have a row of their own.
+      max_rows: Clients have separate rows only up to this number of clients.
     """
     columns = {"examples": shown.sizes}
     if shown.counts is not None:
@@ -250,11 +256,11 @@ def table(shown: Partition, max_rows: int = 100) -> str:
 
 
 def as_json(shown: Partition, files: Sequence[str]) -> str:
-    """Returns what each client holds as JSON: `clients`, `labels`, `note` and `files`.
+    """Returns the counts as JSON: `clients`, `labels`, `note` and `files`.
 
     Args:
       shown: The partition.
-      files: Paths of what was written.
+      files: Paths of the files written.
     """
     counts = shown.counts if shown.counts is not None else [None] * len(shown.sizes)
     clients = [
@@ -268,7 +274,7 @@ def as_json(shown: Partition, files: Sequence[str]) -> str:
 
 
 def _parser(spec: tasks.TaskSpec | None) -> parser.Parser:
-    """Returns the flags of the command, with those of the task that is shown."""
+    """Returns the flags of the command, including those of the chosen task."""
     made = parser.Parser(__doc__)
     made.flag("task", help="Task to show.", required=True)
     made.flag("output", help="File to write, as PNG and as PDF.", required=True, path=True)

@@ -2,10 +2,10 @@
 
     python -m tasks.prepare --task=femnist --source=leaf/data/femnist/data
 
-`--source` is the folder of the files as their publisher ships them; what is made goes to
-`--data_dir`, which is the same folder by default, and `run_experiment.py --data_dir=...` reads it
-there. The command may be interrupted at any moment and run again: it resumes where it stopped, and
-a set that is not whole is never taken for one. Run again on a finished set, it checks it.
+`--source` is the folder with the publisher's files. The result goes to `--data_dir`, by default the
+same folder, from which `run_experiment.py --data_dir=...` reads it. You may interrupt the command
+at any moment: run again, it resumes where it stopped, and an incomplete set is never used. On a
+finished set, the command checks it.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The tasks by name: what each one lets its user set, known without importing TensorFlow."""
+"""The tasks by name, with their settings, known without importing TensorFlow."""
 
 import dataclasses
 import types
@@ -11,7 +11,7 @@ from tff_suite import specs
 
 
 class _Numbers:
-    """The texts 0, 1, ... without making all of them."""
+    """The texts 0, 1, ..., made on access."""
 
     def __init__(self, number: int):
         self._numbers = range(number)
@@ -25,11 +25,11 @@ class _Numbers:
 
 
 class Clients(NamedTuple):
-    """What is known of a task's clients without reading data.
+    """Facts on a task's clients that are known without reading data.
 
     Attributes:
-      number: Number of clients; no data give more.
-      ids: Their ids; `None` where only the data tell.
+      number: Number of clients, or an upper bound of it.
+      ids: Their ids; `None` if only the data determines them.
     """
 
     number: int
@@ -48,35 +48,36 @@ class TaskSpec:
     Attributes:
       name: Name of the task, the value of `--task`.
       summary: One line for `--help` and the README's table.
-      loader: `module:function`, imported on first use, or the function itself; of a `SPEC` of a
-        module (see `add_folder`) the function's name alone. It is called with
-        `data_dir` (str or None), `seed` (int; initial weights and partitions derive from it),
-        `use_synthetic_data` (bool) and every declared setting by name, and returns a
-        `tasks.task.Task`. A `partition_seed` that is not set comes as the run's seed. The task's
-        `settings` need only hold what the data have decided; `tasks.load` adds the others.
+      loader: `module:function`, imported on first use, or the function itself; in the `SPEC` of a
+        module (see `add_folder`) just the function's name. It is called with `data_dir` (str or
+        None), `seed` (int; initial weights and partitions derive from it), `use_synthetic_data`
+        (bool) and every declared setting by name, and returns a `tasks.task.Task`. An unset
+        `partition_seed` is passed as the run's seed. The task's `settings` need only hold values
+        that the data determined; `tasks.load` adds the others.
       hparams: The task's settings; flags are `--<task>_<name>`.
-      needs_data: Whether the task reads files (so that `--data_dir` means something to it).
-      preparer: Named or given as the loader is, if `python -m tasks.prepare` can make the
-        task's data faster to load. It is called with the folder of the raw files and the folder to
-        make them in, and returns a `tasks.formats.prepared.Outcome`.
+      needs_data: Whether the task reads files, so that it uses `--data_dir`.
+      preparer: A function, or its name as for `loader`, if `python -m tasks.prepare` can make the
+        task's data faster to load. It is called with the folder of the raw files and the output
+        folder, and returns a `tasks.formats.prepared.Outcome`.
       class_labels: Whether the training targets are class numbers `[n]`. The settings of
-        `tasks.label_noise` are then added to `hparams`; `tasks.load` acts on them, not the loader.
-      check: Called with all settings by name and raises `HparamError` where they do not go
-        together, beyond what `tff_suite.hparams.By` says; must not import TensorFlow.
-      check_data: Called with all settings by name unless the data are synthetic; raises
-        `HparamError` where a setting that says what to read is missing; must not import TensorFlow.
+        `tasks.label_noise` are then added to `hparams`; `tasks.load` applies them, not the loader.
+      check: Called with all settings by name; raises `HparamError` if they contradict each other in
+        ways that `tff_suite.hparams.By` does not cover. Must not import TensorFlow.
+      check_data: Called with all settings by name unless the data is synthetic; raises
+        `HparamError` if a setting that says what to read is missing. Must not import TensorFlow.
       clients: Called with all settings by name and `use_synthetic_data`; returns the `Clients`, or
-        `None` if only the data tell; must not import TensorFlow.
-      metrics: Names of the task's metrics, the primary one first; or a function from all settings
-        by name to them, which must not import TensorFlow. `None` if only the loaded task tells.
-      own_code: Whether a setting names code of the user's. Then changes of loss, metrics and model
-        are recognised as those of a user's own task.
-      tfds: The `tasks.formats.tfds.Set` that will do in place of the publisher's files, if any.
-      version: Raised with every change of the task that changes numbers: data, model, loss or
-        metrics. Runs of another version count as other runs.
-      history: A line on what changed for each version after the first.
-      known_problems: What is wrong with the data here or with what they can show, a line each.
-      used_for: Who uses or publishes the data, with the source, a line each.
+        `None` if only the data determines them. Must not import TensorFlow.
+      metrics: Names of the task's metrics, the primary one first; or a function that returns them
+        from all settings by name, and must not import TensorFlow. `None` if only the loaded task
+        knows.
+      own_code: Whether a setting names the user's own code. Changes of loss, metrics and model are
+        then detected as for a user's own task.
+      tfds: The `tasks.formats.tfds.Set` that can replace the publisher's files, if any.
+      version: Increased by every change that changes the task's numbers: in data, model, loss or
+        metrics. Runs of different versions are not pooled.
+      history: For each version after the first, one line on what changed.
+      known_problems: One line per problem with the data here, or with what it can show.
+      used_for: One line per user or publisher of the data, with the source.
     """
 
     name: str
@@ -106,15 +107,15 @@ class TaskSpec:
     def resolve(
         self, given: Mapping[str, hparams_lib.Value], synthetic: bool = True
     ) -> dict[str, hparams_lib.Value]:
-        """Returns all settings by name: those given, checked alone and together, and defaults.
+        """Returns all settings by name: the given ones, after all checks, and defaults.
 
         Args:
-          given: Settings by name; `None` is one that is not given.
-          synthetic: Whether no data are to be read.
+          given: Settings by name; `None` means not given.
+          synthetic: Whether the data is generated instead of read.
 
         Raises:
-          HparamError: If a name is unknown, a value is refused, settings do not go together, or one
-            is missing that says what to read.
+          HparamError: If a name is unknown, a value is refused, settings contradict each other, or
+            one that says what to read is missing.
         """
         settings = hparams_lib.resolve(self.name, self.hparams, given)
         if self.check is not None:
@@ -126,20 +127,20 @@ class TaskSpec:
     def settled(
         self, settings: Mapping[str, hparams_lib.Value], **found: hparams_lib.Value
     ) -> dict[str, hparams_lib.Value]:
-        """Returns settings again, once the data have shown what `auto` stands for.
+        """Returns the settings after the data has determined what `auto` means.
 
         Args:
-          settings: What `resolve` returned; what it left open (`None`) is filled in or refused.
-          **found: What the data have shown.
+          settings: What `resolve` returned; open values (`None`) are filled in or refused.
+          **found: Values that the data determined.
 
         Raises:
-          HparamError: If a setting was given that is not used beside what was found.
+          HparamError: If a given setting is not used with those values.
         """
         given = {name: v for name, v in {**settings, **found}.items() if v is not None}
         return self.resolve(given)
 
     def metrics_with(self, settings: Mapping[str, hparams_lib.Value]) -> Sequence[str] | None:
-        """Returns the names of the metrics with these settings; `None` if they are not known."""
+        """Returns the names of the metrics with these settings; `None` if they are unknown."""
         return self.metrics(settings) if callable(self.metrics) else self.metrics
 
     def load_fn(self) -> Callable:
@@ -166,7 +167,7 @@ def register(spec: TaskSpec) -> None:
 
 
 def add_folder(package: types.ModuleType) -> None:
-    """Adds what the modules of a package hold as `SPEC` or `SPECS`, without importing TensorFlow.
+    """Registers `SPEC` or `SPECS` of each module of a package, without importing TensorFlow.
 
     Raises:
       ImportError: If a module uses TensorFlow while it is imported.

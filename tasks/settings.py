@@ -1,4 +1,4 @@
-"""Settings that several data sets have, and what is known of their clients without data."""
+"""Settings that several data sets share, and facts on their clients that need no data."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,12 +13,12 @@ CONCENTRATIONS = {"minimum": 1e-5, "maximum": 1e12}
 
 
 def generated(settings: Mapping[str, Value], synthetic: bool) -> Clients:
-    """Clients that the suite makes, as many as are asked for."""
+    """Returns `Clients` for generated data, as many as `num_clients` requests."""
     return Clients.numbered(settings["num_clients"])
 
 
 def at_most(published: int, made: int) -> Callable[[Mapping[str, Value], bool], Clients]:
-    """Clients of a published set: the first number, and the second with `use_synthetic_data`."""
+    """Returns `Clients` of a published set: `published`, or `made` with `use_synthetic_data`."""
 
     def clients(settings, synthetic):
         number = made if synthetic else published
@@ -28,7 +28,7 @@ def at_most(published: int, made: int) -> Callable[[Mapping[str, Value], bool], 
 
 
 def init(default: str, source: str) -> Hparam:
-    """Returns the setting of initial weights, with its default and where that is from."""
+    """Returns the setting of initial weights, with its default and the source of that."""
     return Hparam(
         name="init",
         default=default,
@@ -46,8 +46,8 @@ def text_init(default: str, source: str, lstm_kernel: str = "Glorot's uniform ru
 
     Args:
       default: The default.
-      source: Where it is from.
-      lstm_kernel: How Keras's scheme draws the LSTM's input weights, in words.
+      source: Its source.
+      lstm_kernel: Description of how Keras's scheme draws the LSTM's input weights.
     """
     return Hparam(
         name="init",
@@ -62,11 +62,11 @@ def text_init(default: str, source: str, lstm_kernel: str = "Glorot's uniform ru
 
 
 def partition_seed(what: str, default: By | None = None) -> Hparam:
-    """Returns the setting of a seed that is the run's where it is not set.
+    """Returns the setting of a seed that defaults to the run's seed.
 
     Args:
-      what: What it is the seed of.
-      default: Beside which other settings nothing is drawn by it, if there are such.
+      what: Description of what it is the seed of.
+      default: The other settings with which the seed is not used, if any.
     """
     return Hparam(
         name="partition_seed",
@@ -82,7 +82,7 @@ def partition_seed(what: str, default: By | None = None) -> Hparam:
 def with_partition_seed(
     hparams: Sequence[Hparam], settings: Mapping[str, Value], seed: int
 ) -> dict[str, Value]:
-    """Returns settings in which a `partition_seed` that is used and not set is the run's seed."""
+    """Returns the settings, with the run's seed as `partition_seed` if that is used but not set."""
     unset = any(
         h.name == "partition_seed" and h.is_used(settings) and settings[h.name] is None
         for h in hparams

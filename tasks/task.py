@@ -1,4 +1,4 @@
-"""The vocabulary of a task: clients' examples, federated data, model, loss, metrics."""
+"""The types that describe a task: clients' examples, federated data, model, loss, metrics."""
 
 import collections
 import dataclasses
@@ -16,17 +16,16 @@ _HALF = 1000
 
 
 class DataError(FedError):
-    """Data that is missing, damaged or not what it should be.
+    """Data that is missing, damaged or otherwise unusable.
 
-    The text is one line: which file, what is wrong, where to get it and which flag points at it.
+    The message is one line: which file, what is wrong, where to get it and which flag points at it.
     """
 
     def __init__(self, text: str):
-        r"""Makes a line of a text, into which names and contents of files may have got.
+        r"""Makes one line from a text that may contain names and contents of files.
 
         Args:
-          text: What is wrong; a line feed in it becomes `\n`, and of very long ones the middle is
-            left out.
+          text: What is wrong. A line feed in it becomes `\n`; a very long text loses its middle.
         """
         line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
         if len(line) > 2 * _HALF:
@@ -35,7 +34,7 @@ class DataError(FedError):
 
 
 class TaskError(DataError, ValueError):
-    """A task, or data made in Python, that cannot be right: a `ValueError` of one line."""
+    """An invalid task, or invalid data made in Python: a `ValueError` of one line."""
 
 
 class _Examples(NamedTuple):
@@ -54,7 +53,7 @@ class Examples(_Examples):
     __slots__ = ()
 
     def __new__(cls, x: Any, y: Any) -> "Examples":
-        """Makes a pair of arrays, or of what stands for arrays; nothing is read or converted.
+        """Makes a pair of arrays or array-like objects; nothing is read or converted.
 
         Raises:
           ValueError: If both have a length and the lengths differ.
@@ -70,7 +69,7 @@ class Examples(_Examples):
 
 
 def _length(values: Any) -> int | None:
-    """Returns the number of rows; `None` if it is open or `values` is no array."""
+    """Returns the number of rows; `None` if it is unknown or `values` is not an array."""
     try:
         return values.shape[0]
     except AttributeError:
@@ -82,11 +81,12 @@ def _length(values: Any) -> int | None:
 class FederatedData(Protocol):
     """Clients' examples, read client by client.
 
-    Data may also have `files` and `held_in_memory`, see the functions of these names; without them
-    a run reads all examples once when it starts, to recognise the data when it is resumed.
+    Data may also have the attributes `files` and `held_in_memory`; see the functions of these
+    names. Without them, a run reads all examples once at its start, so that it recognises the data
+    when it resumes.
 
     Attributes:
-      client_ids: Name of each client, in a fixed order; a client's place in it is its index.
+      client_ids: Name of each client, in a fixed order; a client's position in it is its index.
       sizes: int64 `[number of clients]`, examples of each client.
     """
 
@@ -98,11 +98,11 @@ class FederatedData(Protocol):
 
 
 def files(data: Any) -> tuple[str, ...]:
-    """Returns the files that data or an array are read from whenever they are used.
+    """Returns the files from which data or an array are read on every access.
 
     Args:
-      data: Federated data, or something that stands for an array. It says so with an attribute
-        `files` (paths); a NumPy memory map says so itself.
+      data: Federated data, or an array-like object. An attribute `files` (paths) names the files; a
+        NumPy memory map knows its own.
     """
     if isinstance(data, np.memmap):
         # Arrays that NumPy makes of a map are of its class, too, but lie in memory.
@@ -113,9 +113,9 @@ def files(data: Any) -> tuple[str, ...]:
 def held_in_memory(data: FederatedData, index: int) -> Sequence[np.ndarray]:
     """Returns the arrays in memory that, with the data's files, make up a client's examples.
 
-    By default those are the examples themselves, or nothing where there are files. Data whose
-    compact form is smaller than the examples, or that are partly in files, have a method
-    `held_in_memory(index)`.
+    By default these are the examples themselves, or nothing if there are files. Data defines a
+    method `held_in_memory(index)` if its compact form is smaller than the examples, or if it is
+    partly in files.
     """
     own = getattr(data, "held_in_memory", None)
     if own is not None:
@@ -124,7 +124,7 @@ def held_in_memory(data: FederatedData, index: int) -> Sequence[np.ndarray]:
 
 
 class ArrayFederatedData:
-    """Federated data held as one array per feature and a list of rows for each client.
+    """Federated data held as one array per feature, with a list of rows for each client.
 
     Attributes:
       files: See the function of this name.
@@ -144,16 +144,15 @@ class ArrayFederatedData:
           x: Inputs of all clients, `[n, ...]`, in their compact form (e.g. uint8 pixels).
           y: Targets, `[n, ...]`.
           rows: For each client the rows of `x` and `y` that are its examples, int `[n_k]`, each
-            from 0 to n - 1. A row may belong to several clients. One that a client has twice counts
-            twice, as in a sample with replacement.
-          client_ids: Clients' names, as text (numbers become text); their indices by default.
-          transform: Turns a client's `x` from the compact form into the model's input when the
-            client is read (e.g. uint8 to float32 in [0, 1]), so that only the compact form stays
-            in memory.
+            from 0 to n - 1. A row may belong to several clients. A row listed twice for a client is
+            used twice, as in a sample with replacement.
+          client_ids: Clients' names, as text (numbers become text); by default their indices.
+          transform: Turns a client's `x` from the compact form into the model's input on access,
+            e.g. uint8 into float32 in [0, 1]. Only the compact form stays in memory.
 
         Raises:
-          ValueError: If `x` and `y` differ in length, rows are not whole numbers from 0 to n - 1 in
-            one list a client, or ids are missing or as many as other clients have.
+          ValueError: If `x` and `y` differ in length, or rows are not one list per client of whole
+            numbers from 0 to n - 1. Also if ids are missing values or not one per client.
         """
         x, y = _as_array(x), _as_array(y)
         number = _length(Examples(x, y).y)
@@ -183,14 +182,14 @@ class ArrayFederatedData:
         return Examples(self._transform(x) if self._transform else x, self._y[rows])
 
     def held_in_memory(self, index: int) -> Sequence[np.ndarray]:
-        """See `tasks.task.held_in_memory`; of an array in a file it is the client's rows."""
+        """See `tasks.task.held_in_memory`; for an array in a file, the client's row numbers."""
         rows = self._rows[index]
         arrays = zip((self._x, self._y), self._in_files, strict=True)
         return [rows if in_files else array[rows] for array, in_files in arrays]
 
 
 def _as_array(values: Any) -> Any:
-    """Returns what can be indexed by rows; arrays stay what they are, also those in files."""
+    """Returns something that can be indexed by rows; arrays stay unchanged, even those in files."""
     if hasattr(values, "to_numpy"):
         # Rows of a table of pandas's go by its index, which need not be in order.
         return values.to_numpy()
@@ -224,13 +223,13 @@ _TOGETHER = 4096
 def _checked_rows(
     rows: Sequence[np.ndarray], number: int, client_ids: Sequence[str]
 ) -> list[np.ndarray]:
-    """Returns clients' rows as int64 `[n_k]`, if each is one of the `number` rows there are."""
+    """Returns clients' rows as int64 `[n_k]`, after checking them against the `number` of rows."""
     for name, of_client in zip(client_ids, rows, strict=True):
         if of_client.ndim != 1:
             found = "one number" if of_client.ndim == 0 else f"shape {list(of_client.shape)}"
             raise TaskError(
-                f"rows of client {name!r} must be a flat list, found {found}; give each client a "
-                "list of its own."
+                f"rows of client {name!r} must be a flat list, found {found}; give each client "
+                "its own list."
             )
         # Of a mask, what is true would be row 1, and all else row 0.
         if of_client.size and of_client.dtype.kind not in "iu":
@@ -260,35 +259,35 @@ ElementwiseFn = Callable[[Any, Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Everything a method needs to learn and to be measured.
+    """Everything that a method needs to train and to be evaluated.
 
     Attributes:
       name: Name of the task.
       train: Clients' training examples.
-      test: Clients' own test examples; `None` if clients have none. A client that trains, too, is
-        known by its id, in whatever order. Others may test as well (e.g. writers held out).
-      central_test: Test examples that belong to no client; `None` if there are none.
-      keras_model_fn: Makes the model, built, with initial weights that are a pure function of the
-        seed given: `keras_model_fn(seed) -> tf.keras.Model`; `None` if the caller of
-        `simulation.run` brings the model, or the task is not run (`tasks.plot`).
-      loss: Training loss: of Keras (name, function or object) or an elementwise function.
+      test: Clients' own test examples; `None` if clients have none. A client that also trains is
+        recognised by its id, in any order. Further clients may only test (e.g. held-out writers).
+      central_test: Test examples that belong to no client; `None` without any.
+      keras_model_fn: Makes the built model: `keras_model_fn(seed) -> tf.keras.Model`. Its initial
+        weights are a pure function of the seed. `None` if the caller of `simulation.run` passes the
+        model, or the task is not run (`tasks.plot`).
+      loss: Training loss: a Keras loss (name, function or object) or an elementwise function.
       metrics: Metrics by name, in the same forms, each reported as a weighted mean.
       primary_metric: The key of `metrics` in which the papers compare methods on this task; or
         `loss`.
       higher_is_better: Whether more of the primary metric is better.
       loss_reduction: `mean` over the examples of a batch, or `sum` (TFF's tag prediction). By
-        default what the `reduction` of a Keras loss object says, else the mean.
+        default the `reduction` of a Keras loss object, or else the mean.
       settings: The settings in force, for the record.
-      clean_train: `train` as it was before its labels were made noisy, for reports only; `None` if
-        they were not.
-      validation: Examples, by client, to choose settings by. They are no training examples; the
-        clients may be those of `train` or others. `None` if there are none.
-      constants: Arrays beside the examples that the numbers depend on, by what they are, such as
-        vectors of words that are not learnt.
-      files: Paths of files that the task's code reads by itself, such as a table of class weights.
-        A run with another content of them is another run.
-      encoding: How columns of a table became numbers, such as the text of each class; what JSON
-        can hold. A run keeps it in `encoding.json`.
+      clean_train: `train` before its labels were made noisy, for reports only; `None` without label
+        noise.
+      validation: Examples, by client, to choose settings by. They are not training examples; the
+        clients may be those of `train` or others. `None` without any.
+      constants: Further arrays on which the numbers depend, by description, such as frozen word
+        vectors.
+      files: Paths of files that the task's code reads itself, such as a table of class weights. If
+        their content changes, a run does not resume.
+      encoding: How columns of a table became numbers, such as the text of each class, as JSON
+        values. A run keeps it in `encoding.json`.
     """
 
     name: str
@@ -309,12 +308,12 @@ class Task:
     encoding: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Checks the task; of each set one client's examples are read, those of the smallest.
+        """Checks the task, reading the examples of the smallest client of each set.
 
         Loss and metrics are called on placeholders if TensorFlow is imported (`tasks.functions`).
 
         Raises:
-          ValueError: If something cannot be right: one line that says what and how to mend it.
+          ValueError: If something is wrong; the message is one line that says how to fix it.
         """
         try:
             _check_settings(self)
@@ -374,7 +373,7 @@ def _check_settings(task: Task) -> None:
 
 
 def _is_model(make: Any) -> bool:
-    """Returns whether what is called with a seed is itself a model, which can be called, too."""
+    """Returns whether something callable with a seed is itself a model, which is also callable."""
     return not isinstance(make, type) and hasattr(make, "trainable_weights")
 
 
@@ -410,7 +409,7 @@ def _check_metrics(task: Task) -> None:
 
 
 class _Form(NamedTuple):
-    """Shapes of one example and kinds of numbers, of inputs and targets."""
+    """Shape of one example and kind of number, of inputs and of targets."""
 
     x: tuple[int, ...]
     y: tuple[int, ...]
@@ -485,7 +484,7 @@ def _central(examples: Any) -> _Form | None:
 
 
 def _check_alike(part: str, found: _Form | None, train: _Form) -> None:
-    """Refuses test examples that the model of the training examples could not take."""
+    """Refuses test examples that do not fit the model of the training examples."""
     if found is None:
         return
     for what, own, wanted in (("inputs", found.x, train.x), ("targets", found.y, train.y)):

@@ -1,1 +1,1 @@
-"""The tasks, a file each."""
+"""The tasks, one file each."""

@@ -1,8 +1,8 @@
 """`cifar100_image`: CIFAR-100 (Krizhevsky 2009) among TFF's clients or generated ones.
 
-FedOpt (Reddi et al. 2021) and FedDA take TFF's file, 500 clients of 100 images by Pachinko
-allocation, which `partition=pachinko` repeats without the file; AdaFed has fewer and larger
-clients. See `tasks.images`.
+FedOpt (Reddi et al. 2021) and FedDA use TFF's file: 500 clients of 100 images, drawn by Pachinko
+allocation. `partition=pachinko` repeats the allocation without the file. AdaFed has fewer and
+larger clients. See `tasks.images`.
 """
 
 from __future__ import annotations

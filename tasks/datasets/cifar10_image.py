@@ -1,8 +1,8 @@
 """`cifar10_image`: CIFAR-10 (Krizhevsky 2009) among generated clients.
 
-FedOpt (Reddi et al. 2021) draws 500 clients of 100 images each from label proportions of their own;
-AdaFedAdam, AdaFed and FedCAda have fewer and larger clients, made in other ways. All of it is
-settings, see `tasks.images`.
+FedOpt (Reddi et al. 2021) draws 500 clients of 100 images each, every client with its own label
+proportions. AdaFedAdam, AdaFed and FedCAda have fewer and larger clients, made in other ways.
+Settings select between them; see `tasks.images`.
 """
 
 from __future__ import annotations

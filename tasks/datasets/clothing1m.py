@@ -1,7 +1,7 @@
-"""`clothing1m`: a million pictures of clothes with labels that are often wrong, 14 kinds.
+"""`clothing1m`: a million pictures of clothes in 14 classes, with labels that are often wrong.
 
 Clothing1M (Xiao et al. 2015) in the setting of FedCorr (Xu et al. 2022), which AdaFed's Table 19
-takes over: 500 clients, ResNet-50 with weights trained on ImageNet. The 10,526 test pictures have
+adopts: 500 clients, ResNet-50 with weights trained on ImageNet. The 10,526 test pictures have
 checked labels.
 """
 
@@ -133,9 +133,9 @@ def load(
 ) -> Task:
     """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
-    x is uint8 `[n, 256, 256, 3]`, decoded when it is read, of which the model cuts 224x224 out;
-    y is int32. The central test is the test pictures, which are also assigned to the clients, so
-    that a client's tests have the labels that its training pictures have.
+    x is uint8 `[n, 256, 256, 3]`, decoded on access; the model crops it to 224x224. y is int32. The
+    central test is the official test pictures. They are also assigned to the clients, so that each
+    client's tests have the labels of its training pictures.
 
     Raises:
       HparamError: If the partition is impossible.
@@ -189,7 +189,7 @@ def load(
 def prepare(source: str, data_dir: str) -> prepared.Outcome:
     """Makes a prepared set of pictures of 256x256, for `tasks.prepare`.
 
-    They are compressed as JPEG again, with quality 95.
+    They are recompressed as JPEG, with quality 95.
 
     Raises:
       DataError: If a file is missing or damaged.
@@ -209,13 +209,13 @@ def read_weights(path: str) -> dict[str, list[np.ndarray]]:
     """Reads a file of weights as Keras saves it.
 
     Args:
-      path: HDF5 file with a group for each layer, of weights or of a whole model.
+      path: HDF5 file with a group for each layer: a file of weights, or of a whole model.
 
     Returns:
       The weights of each layer by the layer's name, in Keras's order.
 
     Raises:
-      DataError: If the file cannot be read or is not of that form.
+      DataError: If the file cannot be read or does not have that form.
     """
     import h5py  # Slow to import, and needed nowhere else in this module.
 
@@ -236,7 +236,7 @@ def _weight(dataset: Any) -> np.ndarray:
 
 
 class Pictures:
-    """Pictures that are decoded when they are read; stands for a uint8 array `[n, 256, 256, 3]`.
+    """Pictures that are decoded on access; they replace a uint8 array `[n, 256, 256, 3]`.
 
     Slices and arrays of row numbers give NumPy arrays.
 
@@ -257,7 +257,7 @@ class Pictures:
         Args:
           num_pictures: Number of pictures.
           picture: Returns the picture in a row, uint8 `[256, 256, 3]`; called by several threads.
-          files: The files that it reads.
+          files: The files that `picture` reads.
         """
         self.shape = (num_pictures, _SIDE, _SIDE, 3)
         self.dtype = np.dtype(np.uint8)
@@ -391,7 +391,7 @@ def _smaller(
 
 
 def _synthetic(num_pictures: int, seed: int) -> Examples:
-    """Makes pictures that are grey patterns, enlarged."""
+    """Generates pictures that are grey patterns, enlarged."""
     images, labels = generated.grey_images(num_pictures, _NUM_CLASSES, seed)
 
     def picture(row: int) -> np.ndarray:

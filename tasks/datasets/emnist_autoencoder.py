@@ -1,8 +1,8 @@
 """`emnist_autoencoder`: handwritten characters compressed to 30 numbers and restored.
 
-FedOpt's EMNIST AE (Reddi et al. 2021) on TFF's Federated EMNIST, 3,400 writers; MNIST's digits by
-their writers can stand in for it. The data are those of `emnist_character` or `mnist_writers` with
-pixels inverted, and the target of an example is the example itself.
+FedOpt's EMNIST AE (Reddi et al. 2021) on TFF's Federated EMNIST, 3,400 writers. MNIST's digits, by
+writer, can replace it. The data is that of `emnist_character` or `mnist_writers` with inverted
+pixels. The target of an example is the example itself.
 """
 
 from __future__ import annotations
@@ -98,8 +98,9 @@ def load(
 ) -> Task:
     """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
-    x and y are one and the same float32 `[n, 784]` in [0, 1], 0.0 for the background. The central
-    test is all writers' test examples together, with `source=mnist` the digits of 297 others.
+    x and y are the same array, float32 `[n, 784]` in [0, 1], 0.0 for the background. The central
+    test is all writers' test examples together; with `source=mnist`, the digits of 297 other
+    writers.
 
     Raises:
       DataError: If a file is missing or damaged and cannot be downloaded.

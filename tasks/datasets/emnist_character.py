@@ -1,7 +1,7 @@
-"""`emnist_character`: Federated EMNIST as TFF has it, 3,400 writers and 62 characters.
+"""`emnist_character`: TFF's Federated EMNIST, 3,400 writers and 62 characters.
 
 FedOpt's EMNIST CR (Reddi et al. 2021): 671,585 training and 77,483 test examples, every writer with
-some of both. The data are read from TFF's own file or its older HDF5 files.
+some of both. The data comes from TFF's own file or its older HDF5 files.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ SPEC = TaskSpec(
 def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, init: str) -> Task:
     """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
-    `data_dir` holds TFF's file, unpacked or as TFF ships it; without `data_dir` TFF's cache is read
-    and filled by a download. Writers are read one by one; only the central test, all writers'
-    test examples together as in FedOpt, is held in memory (243 MB). Pixels are float32 in [0, 1],
-    1.0 for the background; labels are 0-9 digits, 10-35 capitals, 36-61 small letters.
+    `data_dir` holds TFF's file, unpacked or as TFF ships it. Without `data_dir` the task uses TFF's
+    cache, and downloads the file if needed. Writers are read one by one. Only the central test is
+    held in memory (243 MB): all writers' test examples together, as in FedOpt. Pixels are float32
+    in [0, 1], 1.0 for the background; labels are 0-9 digits, 10-35 capitals, 36-61 small letters.
 
     Raises:
       DataError: If the file is missing or damaged and cannot be downloaded.
@@ -87,12 +87,12 @@ def open_file(
     """Opens TFF's file of 62 classes.
 
     Args:
-      data_dir: Its folder; `None` means TFF's cache, which is filled by a download.
+      data_dir: Its folder; `None` means TFF's cache, downloading the file if needed.
       advice: Where to get the file and how to point at it, for error texts; `None` means TFF's
         address.
 
     Returns:
-      Training and test examples of each writer, as `parse` gives them.
+      Training and test examples of each writer, in the form of `parse`.
 
     Raises:
       DataError: If the file is missing or damaged and cannot be downloaded.
@@ -102,10 +102,10 @@ def open_file(
 
 
 def parse(features: Mapping[str, np.ndarray]) -> Examples:
-    """Returns examples as the task has them.
+    """Returns examples in the task's form.
 
     Args:
-      features: `pixels` `[n, 28, 28]` and `label` `[n]`, as they are in TFF's file.
+      features: `pixels` `[n, 28, 28]` and `label` `[n]`, as in TFF's file.
 
     Returns:
       x float32 `[n, 28, 28, 1]` and y int32 `[n]`.
@@ -121,7 +121,7 @@ def parse(features: Mapping[str, np.ndarray]) -> Examples:
 
 
 def _synthetic() -> tuple[ArrayFederatedData, ArrayFederatedData, Examples]:
-    """Makes ten writers of the true shapes and types, with 24 to 96 training examples."""
+    """Generates ten writers of the true shapes and types, with 24 to 96 training examples."""
     train_sizes = np.arange(24, 97, 8)
     test_sizes = train_sizes // 8
     client_ids = [f"synthetic{i}" for i in range(len(train_sizes))]

@@ -1,7 +1,7 @@
 """`fashion_mnist`: Fashion-MNIST (Xiao et al. 2017) divided among clients.
 
-After FedCAda's protocol, or after that of AFL and q-FFL, which AdaFed follows: three clients of one
-class each.
+The partition follows FedCAda, or AFL and q-FFL (and AdaFed after them): three clients of one class
+each.
 """
 
 from __future__ import annotations
@@ -192,11 +192,10 @@ def load(
 ) -> Task:
     """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
-    The training set is assigned to the clients, each client's share is split into its own train and
-    test, and the official test set is the central test. With `partition=class` a client has its
-    class's official training images to train on and its official test images as its test, labels
-    number the clients' classes, and an accuracy of each class is added. Images are float32
-    `[side, side, 1]`, see `pixels`.
+    The training set is divided among the clients, and each client's share is split into train and
+    test. The official test set is the central test. With `partition=class` a client has its class's
+    official training and test images. Labels are then the clients' positions, and an accuracy for
+    each class is added. Images are float32 `[side, side, 1]`, see `pixels`.
 
     Raises:
       HparamError: If the partition is impossible.
@@ -241,7 +240,7 @@ def load(
 
 
 def _assigned(images, labels, partition, chosen, scale) -> dict[str, Any]:
-    """Returns clients' training and test examples, both of the training set."""
+    """Returns clients' training and test examples, both from the training set."""
     seed, test_fraction = chosen["partition_seed"], chosen["test_fraction"]
     parts = _parts(labels, partition, chosen, seed)
     client_ids = [str(i) for i in range(len(parts))]
@@ -253,7 +252,7 @@ def _assigned(images, labels, partition, chosen, scale) -> dict[str, Any]:
 
 
 def _parts(labels, partition, chosen, seed) -> list[np.ndarray]:
-    """Returns the rows of each client, which its train and test are made of."""
+    """Returns the rows of each client, before the split into train and test."""
     num_clients = chosen["num_clients"]
     if partition == "iid":
         return partitions.iid(len(labels), num_clients, seed)
@@ -273,7 +272,7 @@ def _of_classes(train, test, client_ids, scale) -> dict[str, Any]:
 
 
 def _one_class_each(images, labels, classes, client_ids, scale) -> ArrayFederatedData:
-    """Returns clients of one class each, whose labels are the clients' places."""
+    """Returns clients of one class each; labels are the clients' positions."""
     rows = partitions.one_class_each(labels, classes)
     places = np.full(_NUM_CLASSES, -1, np.int32)
     places[classes] = np.arange(len(classes))
@@ -296,7 +295,7 @@ def _unit(images: np.ndarray) -> np.ndarray:
 
 
 def _standardized(images: np.ndarray) -> np.ndarray:
-    """Returns float32 pixels from bytes, of mean 0 and deviation 1 over the training images."""
+    """Returns float32 pixels from bytes, with mean 0 and deviation 1 over the training images."""
     return (_unit(images) - np.float32(_MEAN)) / np.float32(_DEVIATION)
 
 
@@ -304,10 +303,10 @@ _Labelled = tuple[np.ndarray, np.ndarray]
 
 
 def _read(data_dir: str | None) -> tuple[_Labelled, _Labelled, dict[str, Any]]:
-    """Reads training and test images with their labels, and says where TFDS has them, if it does.
+    """Returns training and test images with their labels, and TFDS's folder if they come from it.
 
-    They are looked for in `data_dir` if it is given, as idx files and as TFDS's folder; otherwise
-    in Keras's cache and in TFDS's, and are then downloaded as `tf.keras.datasets` does.
+    With `data_dir`, the function looks there for idx files and for TFDS's folder. Otherwise it
+    looks in Keras's cache and in TFDS's, and then downloads the files as `tf.keras.datasets` does.
 
     Raises:
       DataError: If a file is missing or damaged, or cannot be downloaded.
@@ -336,7 +335,7 @@ def _read(data_dir: str | None) -> tuple[_Labelled, _Labelled, dict[str, Any]]:
 
 
 def _keras_file(name: str) -> str:
-    """Returns the path of a file in Keras's cache, downloaded if need be."""
+    """Returns the path of a file in Keras's cache, after downloading it if needed."""
     try:
         return tf.keras.utils.get_file(name, _ORIGIN + name, cache_subdir=f"datasets/{_KERAS}")
     except Exception as error:  # Keras raises plain Exception for a failed download.

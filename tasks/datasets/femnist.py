@@ -1,8 +1,8 @@
-"""`femnist`: handwritten characters by their writers, as LEAF or TFF prepared them.
+"""`femnist`: handwritten characters by their writers, as prepared by LEAF or TFF.
 
-AdaFedAdam (Ju et al. 2024) takes all writers and an MLP; AdaFed (Mohajer Hamidi and Yang 2024) 500
-writers, or a skewed partition of ten letters, and the CNN of Ditto (Li et al. 2021). LEAF has 3,550
-writers and 805,263 examples, TFF 3,400 and 749,068, both from NIST Special Database 19.
+AdaFedAdam (Ju et al. 2024) uses all writers and an MLP. AdaFed (Mohajer Hamidi and Yang 2024) uses
+500 writers, or a skewed partition of ten letters, and the CNN of Ditto (Li et al. 2021). LEAF has
+3,550 writers and 805,263 examples, TFF 3,400 and 749,068, both from NIST Special Database 19.
 """
 
 from __future__ import annotations
@@ -160,10 +160,10 @@ def load(
     Pixels are float32 in [0, 1], 1.0 for the background; labels 0-9 are digits, 10-35 capitals and
     36-61 small letters, or 0-9 the letters a-j of `partition=skewed`. The central test is all
     clients' test examples together. A prepared set (`tasks.prepare`) is read from disk client by
-    client, LEAF's own files are held in memory.
+    client; LEAF's own files are held in memory.
 
     Raises:
-      HparamError: If settings do not go together or there are not as many clients as asked for.
+      HparamError: If settings contradict each other, or there are fewer clients than `num_clients`.
       DataError: If a file is missing or damaged.
     """
     del seed  # It comes as partition_seed.
@@ -203,7 +203,7 @@ def load(
 
 
 def prepare(source: str, data_dir: str) -> prepared.Outcome:
-    """Makes a prepared set of LEAF's files, for `tasks.prepare`.
+    """Makes a prepared set from LEAF's files, for `tasks.prepare`.
 
     Raises:
       DataError: If a file is missing or damaged.
@@ -212,7 +212,7 @@ def prepare(source: str, data_dir: str) -> prepared.Outcome:
 
 
 def _convert(x: Sequence[Any], y: Sequence[Any]) -> Mapping[str, np.ndarray]:
-    """Returns LEAF's pixels, which are bytes divided by 255, as those bytes."""
+    """Returns LEAF's pixels as bytes; LEAF stores bytes divided by 255."""
     if any(type(label) is not int for label in y):
         raise ValueError("labels that are not whole numbers")
     if y and not (0 <= min(y) and max(y) < _NUM_CLASSES):
@@ -232,7 +232,7 @@ def _convert(x: Sequence[Any], y: Sequence[Any]) -> Mapping[str, np.ndarray]:
 
 
 class _Writers:
-    """Writers' examples, those of all parts of the source together, read writer by writer."""
+    """Writers' examples from all parts of the source together, read writer by writer."""
 
     def __init__(self, parts: Mapping[str, FederatedData]):
         self.client_ids = sorted(set().union(*(data.client_ids for data in parts.values())))
@@ -255,7 +255,7 @@ class _Writers:
         return sorted(own[0])
 
     def sizes(self, client: str) -> dict[str, int]:
-        """Returns how many examples a writer has in each part."""
+        """Returns a writer's number of examples in each part."""
         return {
             name: int(data.sizes[index[client]])
             for name, data, index in self._parts
@@ -272,7 +272,7 @@ class _Writers:
         return sum((task_lib.files(data) for _, data, _ in self._parts), ())
 
     def held_in_memory(self, client: str) -> list[np.ndarray]:
-        """Returns what is in memory of a writer's examples, part after part."""
+        """Returns the arrays in memory of a writer's examples, part after part."""
         own = [task_lib.held_in_memory(d, i[client]) for _, d, i in self._parts if client in i]
         return [array for arrays in own for array in arrays]
 
@@ -308,7 +308,7 @@ class _SomeExamples:
 
 
 def _drawn(client_ids: Sequence[str], num_clients: int | None, seed: int) -> Sequence[str]:
-    """Returns this number of clients drawn at random, or all, in their order."""
+    """Returns `num_clients` clients drawn at random, or all, in their original order."""
     if num_clients is None:
         return client_ids
     if num_clients > len(client_ids):
@@ -323,7 +323,7 @@ def _drawn(client_ids: Sequence[str], num_clients: int | None, seed: int) -> Seq
 def _split(
     writers: _Writers, client_ids: Sequence[str], split: str, test_fraction: float | None, seed: int
 ) -> tuple[_SomeExamples, _SomeExamples]:
-    """Returns writers' training and test examples, split here or as the source has them."""
+    """Returns writers' training and test examples, split here or as in the source."""
     if split == "local":
         every = [np.arange(sum(writers.sizes(client).values())) for client in client_ids]
         train, test = partitions.split_train_test(every, test_fraction, seed)
@@ -343,7 +343,7 @@ def _pooled(data: FederatedData) -> Examples:
 
 
 def _read(data_dir: str | None, source: str) -> tuple[_Writers, dict[str, str]]:
-    """Returns the writers, and which source they are from, for the record."""
+    """Returns the writers, and the name of their source for the record."""
     if source in ("auto", "leaf") and data_dir is not None:
         read = leaf.read("femnist", data_dir, _ARRAYS, _convert, _ADVICE, _NUM_CLASSES)
         if read is not None:
@@ -376,7 +376,7 @@ def _scaled(images: np.ndarray) -> np.ndarray:
 
 
 def _synthetic() -> _Writers:
-    """Makes twelve writers of the true shapes and types, with 150 to 425 examples."""
+    """Generates twelve writers of the true shapes and types, with 150 to 425 examples."""
     sizes = np.arange(150, 450, 25)
     images, labels = generated.grey_images(sizes.sum(), _NUM_CLASSES, seed=0)
     rows = np.split(np.arange(len(labels)), np.cumsum(sizes)[:-1])

@@ -1,10 +1,10 @@
 """`mnist_writers`: MNIST's digits partitioned by the people who wrote them.
 
-MNIST was drawn from NIST Special Database 19, as Federated EMNIST was, and QMNIST (Yadav and Bottou
-2019) found every digit's writer again: 539 writers in the training set, 297 others in the test set.
-So the task has natural clients and can stand in for the digits of Federated EMNIST where that set
-cannot be downloaded. What differs: MNIST's digits are size-normalised and centred, there are fewer
-writers, and fewer digits of each.
+MNIST was drawn from NIST Special Database 19, as Federated EMNIST was. QMNIST (Yadav and Bottou
+2019) recovered every digit's writer: 539 writers in the training set, 297 others in the test set.
+So the task has natural clients, and can replace the digits of Federated EMNIST where you cannot
+download that set. There are differences: MNIST's digits are size-normalised and centred, and there
+are fewer writers with fewer digits each.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def load(
 
     Raises:
       DataError: If a file is missing or damaged.
-      HparamError: If there are fewer writers than clients are asked for.
+      HparamError: If there are fewer writers than `num_clients`.
     """
     del seed  # It comes as partition_seed.
     origin = {}
@@ -149,7 +149,7 @@ def load(
 
 
 def _white_background(images: np.ndarray) -> np.ndarray:
-    """Returns float32 pixels in [0, 1], 1.0 for the background, from bytes with 0 for it."""
+    """Returns float32 pixels in [0, 1] from bytes, inverting them so that the background is 1.0."""
     return np.subtract(1, images / np.float32(255), dtype=np.float32)
 
 
@@ -157,15 +157,15 @@ _PREFIXES = {"train": "train", "test": "t10k"}
 
 
 def _idx_paths(part: str, data_dir: str) -> dict[str, str | None]:
-    """Returns the paths of images and labels of a part by name; `None` where there is no file."""
+    """Returns the paths of a part's images and labels by name; `None` for a missing file."""
     names = (f"{_PREFIXES[part]}-images-idx3-ubyte", f"{_PREFIXES[part]}-labels-idx1-ubyte")
     return {name: idx.find(data_dir, "mnist", name, _ADVICE) for name in names}
 
 
 def _tfds_folder(data_dir: str) -> str | None:
-    """Returns TFDS's folder if the images are read from there: `data_dir` has no file of theirs.
+    """Returns TFDS's folder, or `None` if `data_dir` has the images as idx files.
 
-    TFDS's cache counts although a folder is named: that has the writers, which TFDS has not.
+    TFDS's cache is used even if `data_dir` is given: that folder has the writers, which TFDS lacks.
     """
     if any(any(_idx_paths(part, data_dir).values()) for part in _PREFIXES):
         return None
@@ -191,7 +191,7 @@ def _read(
 
 
 def _read_writers(part: str, data_dir: str, labels: np.ndarray) -> np.ndarray:
-    """Returns the writer's id of every image, in the images' order."""
+    """Returns the writer's id for every image, in the images' order."""
     parents = (os.path.join(data_dir, "mnist"), data_dir)
     prepared = [os.path.join(parent, "writers.npz") for parent in parents]
     path = files.find(prepared, _ADVICE)

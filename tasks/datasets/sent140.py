@@ -1,18 +1,21 @@
-"""`sent140`: whether a tweet is glad or sad, by the account that sent it.
+"""`sent140`: whether a tweet is positive or negative, by the account that sent it.
 
-AdaFedAdam (Ju et al. 2024) takes LEAF's Sent140 (Caldas et al. 2018; tweets of Go et al. 2009,
-labelled by their emoticons), 697 accounts, and two LSTM layers on frozen GloVe vectors. How many
-tweets its accounts have at least is not published; of the full set, 877 accounts have more than 50
-and 604 more than 60.
+AdaFedAdam (Ju et al. 2024) uses LEAF's Sent140 (Caldas et al. 2018), tweets of Go et al. (2009)
+labelled by their emoticons. It has 697 accounts, and two LSTM layers on frozen GloVe vectors. The
+minimum number of tweets of its accounts is not published. In the full set, 877 accounts have more
+than 50 tweets and 604 more than 60.
 
-The tweets can come from TFDS's `sentiment140`, too, training and test split together, and then
-make the accounts that LEAF's scripts (`preprocess/`) make of the same two files: by the sender's
-name, in ascending order; glad is polarity 4 and sad any other, neutral tweets of the test file
-included; and a text that is not ASCII has LEAF's spelling, which reads its own UTF-8 as Latin-1.
-Deviations from LEAF's files: TFDS keeps neither the order nor the ids of tweets, so that those of
-an account are put in the order of split, polarity and time, as the publisher has them; two of one
-second stand in TFDS's order. LEAF's split into train and test is a draw of its scripts, which TFDS
-does not have: `split=source` is refused.
+The tweets can also come from TFDS's `sentiment140`, training and test split together. The task then
+builds the same accounts as LEAF's scripts (`preprocess/`) do:
+
+- Accounts are the senders' names, in ascending order.
+- Polarity 4 is positive and any other is negative, including the neutral tweets of the test file.
+- A text that is not ASCII has LEAF's spelling: LEAF reads its own UTF-8 as Latin-1.
+
+Two things differ from LEAF's files. TFDS keeps neither the order nor the ids of tweets, so an
+account's tweets are sorted by split, polarity and time, as the publisher has them. Tweets of the
+same second keep TFDS's order. LEAF's split into train and test is drawn by its scripts, and TFDS
+does not have it: `split=source` is refused.
 """
 
 from __future__ import annotations
@@ -187,10 +190,11 @@ def load(
     """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     x is int32 `[n, 25]`: a tweet's first 25 words, 0 for padding at the end; y is int32, 1 for
-    glad. The central test is all clients' test examples together.
+    positive. The central test is all clients' test examples together.
 
     Raises:
-      HparamError: If settings do not go together, or there are no such accounts or too few words.
+      HparamError: If settings contradict each other, no account has enough tweets, or there are too
+        few words.
       DataError: If the tweets or the word vectors are missing or damaged.
     """
     del seed  # It comes as partition_seed.
@@ -247,7 +251,7 @@ def load(
 
 
 def prepare(source: str, data_dir: str) -> prepared.Outcome:
-    """Makes a prepared set of LEAF's files, for `tasks.prepare`.
+    """Makes a prepared set from LEAF's files, for `tasks.prepare`.
 
     Raises:
       DataError: If a file is missing or damaged.
@@ -256,30 +260,30 @@ def prepare(source: str, data_dir: str) -> prepared.Outcome:
 
 
 def split_words(tweet: str) -> list[str]:
-    """Returns a tweet's words as LEAF splits them, in small letters, which LEAF's are not.
+    """Returns a tweet's words as LEAF splits them, but in lower case.
 
-    GloVe's vectors of six billion words are of small letters only.
+    GloVe's vectors from six billion words are in lower case only.
     """
     return _WORD.findall(tweet.lower())
 
 
 def read_vectors(path: str, words: Set[str], size: int) -> tuple[list[str], np.ndarray]:
-    """Reads the vectors of some words from a text file of GloVe's.
+    """Reads the vectors of some words from a GloVe text file.
 
-    A line is a word, which may have blanks in it, and its numbers. A first line of two whole
-    numbers, as word2vec and fastText write it, is no word. Of a word that is there twice, the first
-    vector counts. The file may be compressed by gzip or be in a ZIP archive.
+    A line is a word, which may contain blanks, and its numbers. A first line of two whole numbers,
+    as word2vec and fastText write it, is skipped. If a word occurs twice, the first vector is used.
+    The file may be compressed by gzip or be in a ZIP archive.
 
     Args:
       path: The file.
-      words: The words wanted.
-      size: Numbers of a vector.
+      words: The words to look for.
+      size: Numbers per vector.
 
     Returns:
       The words found, in the file's order, and their vectors, float32 `[words found, size]`.
 
     Raises:
-      DataError: If the file cannot be read or is not of that form, or has none of the words.
+      DataError: If the file cannot be read, does not have that form, or has none of the words.
     """
     found = {}
     with files_lib.reading(path, _VECTORS_ADVICE), _open_vectors(path, size) as file:
@@ -307,7 +311,7 @@ def read_vectors(path: str, words: Set[str], size: int) -> tuple[list[str], np.n
 
 @contextlib.contextmanager
 def _open_vectors(path: str, size: int) -> Iterator[BinaryIO]:
-    """Opens a file of vectors, unpacked; of an archive the one text file, or that of the size."""
+    """Opens a file of vectors, unpacked; in an archive, its only text file or that of this size."""
     if not zipfile.is_zipfile(path):
         with files_lib.open_plain_or_gzip(path) as file:
             yield file
@@ -342,10 +346,10 @@ class _Words:
             yield from self._tweets[int(row)]
 
     def tokens(self, place: Mapping[str, int]) -> np.ndarray:
-        """Returns tokens of all tweets, int32 `[n, 25]`; of those of no client, zeros.
+        """Returns the tokens of all tweets, int32 `[n, 25]`; zeros for tweets of no client.
 
-        0 is padding, 1 to V are the vocabulary's words, V + 1 is any other word, and all of a tweet
-        that has no word.
+        0 is padding, 1 to V are the vocabulary's words, and V + 1 is any other word. A tweet
+        without words consists of V + 1.
         """
         other = len(place)
         tokens = np.zeros((self._total, LENGTH), np.int32)
@@ -358,7 +362,7 @@ class _Words:
 def _rows_of_accounts(
     tweets: prepared.Prepared, min_examples: int, use_synthetic_data: bool
 ) -> dict[str, np.ndarray]:
-    """Returns the rows of each account with enough tweets, and says how many accounts these are."""
+    """Returns the rows of each account with enough tweets, and prints the number of accounts."""
     rows = tweets.rows_of_clients(*tweets.parts)
     rows = {client: own for client, own in rows.items() if len(own) >= min_examples}
     if not rows:
@@ -375,7 +379,7 @@ def _rows_of_accounts(
 def _frozen(
     words: Set[str], data_dir: str | None, embedding_file: str | None, use_synthetic_data: bool
 ) -> tuple[list[str], np.ndarray]:
-    """Returns the words that have a vector, and their vectors between two of zeros."""
+    """Returns the words that have a vector, and the vectors with a zero vector before and after."""
     if use_synthetic_data:
         vocabulary = sorted(words)
         vectors = np.random.default_rng(0).normal(0, 0.4, (len(vocabulary), _SIZE))
@@ -387,7 +391,7 @@ def _frozen(
 def _trained(
     words: _Words, train_rows: Sequence[np.ndarray], size: int, use_synthetic_data: bool
 ) -> Sequence[str]:
-    """Returns the words that most accounts have; made-up tweets may have fewer."""
+    """Returns the words that most accounts use; generated tweets may have fewer."""
     vocabulary = text.by_users(words.of(own) for own in train_rows)
     if len(vocabulary) < size and not use_synthetic_data:
         raise HparamError(
@@ -399,7 +403,7 @@ def _trained(
 def _rows_of_source(
     tweets: prepared.Prepared, accounts: Sequence[str]
 ) -> tuple[list[str], list[str], list[np.ndarray], list[np.ndarray]]:
-    """Returns the accounts that train, those that are tested, and the tweets of both."""
+    """Returns the training accounts, the tested accounts, and the tweets of both."""
     parts = [tweets.rows_of_clients(part) for part in ("train", "test")]
     train, test = ({c: own[c] for c in accounts if len(own.get(c, ()))} for own in parts)
     if not (train and test):
@@ -415,7 +419,7 @@ def _rows_of_source(
 def _convert(x: Sequence[Any], y: Sequence[Any]) -> Mapping[str, Any]:
     """Returns LEAF's tweets: x is id, date, query, account, text, and `training` or `test`.
 
-    The last tells from which of the publisher's two files a tweet is; some copies lack it.
+    The last field names the publisher's file that has the tweet; some copies lack it.
     """
     if any(type(label) is not int or label not in (0, 1) for label in y):
         raise ValueError("labels that are not 0 or 1")
@@ -426,7 +430,7 @@ def _convert(x: Sequence[Any], y: Sequence[Any]) -> Mapping[str, Any]:
 
 
 def _read(data_dir: str | None, source: str) -> tuple[prepared.Prepared, str, str]:
-    """Returns the tweets, which source they are from, and the file or folder."""
+    """Returns the tweets, the name of their source, and its file or folder."""
     tweets, found, path = _find_and_read(data_dir, source)
     if not len(tweets.arrays["y"]):
         raise DataError(f"{path} has no tweets; {_ADVICE}")
@@ -460,15 +464,15 @@ def _find_and_read(data_dir: str | None, source: str) -> tuple[prepared.Prepared
 
 
 def _paths(data_dir: str, *names: str) -> list[str]:
-    """Returns where files are looked for, the most preferred path first."""
+    """Returns the paths at which to look for files, in order of preference."""
     folders = (os.path.join(data_dir, "sent140"), data_dir)
     return [os.path.join(folder, name) for folder in folders for name in names]
 
 
 def _tfds_folder(data_dir: str | None) -> str | None:
-    """Returns TFDS's folder, which is downloaded if no folder is named; `None` if there is none.
+    """Returns TFDS's folder, downloading it if `data_dir` is not given; `None` if there is none.
 
-    TFDS's cache counts although a folder is named: that may be where the words' vectors are.
+    TFDS's cache is used even if `data_dir` is given, which may only hold the words' vectors.
     """
     if data_dir is not None:
         return tfds.find(_TFDS, data_dir) or tfds.find_in_cache(_TFDS)
@@ -476,7 +480,7 @@ def _tfds_folder(data_dir: str | None) -> str | None:
 
 
 def _read_tfds(folder: str) -> Iterator[prepared.Rows]:
-    """Yields the accounts of TFDS's set as LEAF makes them of the publisher's two files."""
+    """Yields the accounts of TFDS's set, built as LEAF does from the publisher's two files."""
     parts = [tfds.read(_TFDS, folder, split) for split in ("train", "test")]
     with files_lib.decoding(folder, _TFDS.advice, "is not TFDS's sentiment140"):
         is_test = np.repeat([False, True], [len(part["user"]) for part in parts])
@@ -502,7 +506,7 @@ def _sortable(date: bytes) -> bytes:
 
 
 def _read_lines(path: str) -> Iterator[prepared.Rows]:
-    """Yields the accounts of a compressed file with a JSON object a tweet."""
+    """Yields the accounts of a compressed file with one JSON object per tweet."""
     accounts = {}
     with files_lib.reading(path, _ADVICE), gzip.open(path, "rt", encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
@@ -535,7 +539,7 @@ def _vectors_path(data_dir: str | None, embedding_file: str | None) -> str:
 
 
 def _synthetic() -> prepared.Source:
-    """Makes twelve accounts of 12 to 34 tweets, in which some words tell the label."""
+    """Generates twelve accounts of 12 to 34 tweets, in which some words reveal the label."""
     glad, sad = (["love", "great", "yay"], ["sad", "miss", "ugh"])
     others = "i am at home now with you and the dog , it is late today".split()
 

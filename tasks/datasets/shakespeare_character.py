@@ -1,10 +1,11 @@
-"""`shakespeare_character`: the next character in what a role of Shakespeare's says.
+"""`shakespeare_character`: the next character in the lines of a role of Shakespeare's.
 
-FedOpt's and TFF's task (Reddi et al. 2021): 715 roles, speeches cut into sequences of 80 characters
-with the character after each as target. AdaFed and FedCAda use LEAF's form of it: windows of 80
-characters with the one character after the window as target. See `tasks.formats.shakespeare_text`
-for the rules by which a role is a client. LEAF's own JSON files hold such windows, too; they are
-made of a later edition of the text, and some samples of LEAF's mix the roles (`-s iid`).
+FedOpt's and TFF's task (Reddi et al. 2021) has 715 roles. Speeches are cut into sequences of 80
+characters, with the character after each as its target. AdaFed and FedCAda use LEAF's form: windows
+of 80 characters, with the character after the window as the only target.
+`tasks.formats.shakespeare_text` has the rules by which a role becomes a client. LEAF's own JSON
+files also hold such windows. They come from a later edition of the text, and some of LEAF's samples
+mix the roles (`-s iid`).
 """
 
 from __future__ import annotations
@@ -209,10 +210,10 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, **chosen:
 
     Tokens are int32, x `[n, 80]`; y is `[n, 80]` with `examples=sequences` and `[n]` with
     `examples=windows`. The central test is the test examples of all clients together, or all
-    examples of the clients held out.
+    examples of held-out clients.
 
     Raises:
-      HparamError: If settings do not go together or there are not as many roles as asked for.
+      HparamError: If settings contradict each other, or there are fewer roles than `num_clients`.
       DataError: If a file is missing or damaged.
     """
     del seed  # It comes as partition_seed.
@@ -270,7 +271,7 @@ class _Client(NamedTuple):
 
 
 class _TokenData:
-    """Federated data made from each client's rows of tokens when it is read."""
+    """Federated data that is built from a client's rows of tokens on access."""
 
     def __init__(self, client_ids: Sequence[str], tokens: Sequence[np.ndarray], every: bool):
         self.client_ids = client_ids
@@ -286,7 +287,7 @@ class _TokenData:
 
 
 def _examples(tokens: np.ndarray, every: bool) -> Examples:
-    """Returns inputs and the next token after every position or after the last one only."""
+    """Returns inputs, and the next token after every position or only after the last."""
     tokens = tokens.astype(np.int32)
     return Examples(tokens[:, :-1], tokens[:, 1:] if every else tokens[:, -1])
 
@@ -306,7 +307,7 @@ def sequences(speech: bytes) -> np.ndarray:
 
 
 def windows(text: bytes) -> np.ndarray:
-    """Returns every 81 characters that follow each other in a text, as LEAF's codes.
+    """Returns every run of 81 consecutive characters of a text, in LEAF's codes.
 
     Args:
       text: The characters.
@@ -321,7 +322,7 @@ def windows(text: bytes) -> np.ndarray:
 
 
 def _table(characters: bytes, first: int, other: int) -> np.ndarray:
-    """Returns the code of each byte: place in `characters` plus `first`, or `other`."""
+    """Returns the code of each byte: its position in `characters` plus `first`, or `other`."""
     table = np.full(256, other, np.uint8)
     table[np.frombuffer(characters, np.uint8)] = np.arange(first, first + len(characters))
     return table
@@ -337,9 +338,9 @@ def _pack(speeches: Sequence[bytes]) -> np.ndarray:
 
 
 def _split_speeches(role: shakespeare_text.Role, test_fraction: float) -> _Client:
-    """Makes sequences; the last speeches of the play are test, at least one unless there are none.
+    """Makes sequences; the last speeches are the test: at least one of several, if any is wanted.
 
-    As in the code with which McMahan et al. and TFF made their files.
+    The code with which McMahan et al. and TFF made their files does the same.
     """
     speeches = ["\n".join(lines).encode("latin-1") for lines in role.speeches]
     num_test = int(test_fraction * len(speeches) + 1e-9)
@@ -357,7 +358,7 @@ def _split_windows(role: shakespeare_text.Role, test_fraction: float) -> _Client
 
 
 def _source(data_dir: str | None, chosen: Mapping[str, Any]) -> str:
-    """Returns which source is read, `tff`, `text` or `leaf`."""
+    """Returns the name of the source to read: `tff`, `text` or `leaf`."""
     if chosen["source"] != "auto":
         return chosen["source"]
     if (chosen["roles"], chosen["examples"]) != ("tff", "sequences"):
@@ -367,7 +368,7 @@ def _source(data_dir: str | None, chosen: Mapping[str, Any]) -> str:
 
 
 def _text_or_leaf(data_dir: str | None, chosen: Mapping[str, Any]) -> str:
-    """Returns `leaf` if the settings fit LEAF's files and they are there without the text."""
+    """Returns `leaf` if the settings fit LEAF's files and only these exist, else `text`."""
     form = chosen["roles"], chosen["examples"]
     if data_dir is None or form != ("leaf", "windows") or shakespeare_text.find(data_dir):
         return "text"
@@ -375,7 +376,7 @@ def _text_or_leaf(data_dir: str | None, chosen: Mapping[str, Any]) -> str:
 
 
 def _tested(clients: Mapping[str, _Client], drawn: Sequence[str]) -> list[str]:
-    """Returns whose tests belong to the training clients, see `leaf.tested`."""
+    """Returns the clients to test, see `leaf.tested`."""
     train = [name for name, client in clients.items() if len(client.train)]
     test = sorted(name for name, client in clients.items() if len(client.test))
     return leaf.tested(drawn, train, test)
@@ -408,7 +409,7 @@ def _choose(
 
 
 def _read_tff(data_dir: str | None) -> dict[str, _Client]:
-    """Reads all clients of TFF's file; as sequences they are a few megabytes."""
+    """Reads all clients of TFF's file; as sequences they take a few megabytes."""
     parts = []
     for data in tffs.open_clients(_TFFS, data_dir, _speeches):
         parts.append({name: _pack(data.examples(k).x) for k, name in enumerate(data.client_ids)})
@@ -420,7 +421,7 @@ def _read_tff(data_dir: str | None) -> dict[str, _Client]:
 
 
 def _speeches(features: Mapping[str, np.ndarray]) -> Examples:
-    """Returns speeches, bytes `[n]`, as x; y is a row of zeros for the form."""
+    """Returns speeches, bytes `[n]`, as x; y is a dummy row of zeros."""
     speeches = features["snippets"]
     return Examples(speeches, np.zeros(len(speeches), np.int32))
 
@@ -428,7 +429,7 @@ def _speeches(features: Mapping[str, np.ndarray]) -> Examples:
 def _read_leaf(
     data_dir: str | None, split: str, test_fraction: float
 ) -> tuple[dict[str, _Client], str]:
-    """Reads all clients of LEAF's files, split as there or by time; returns the folder, too."""
+    """Reads all clients of LEAF's files, split as stored or by time; also returns the folder."""
     if data_dir is None:
         raise DataError(f"shakespeare_character with source=leaf needs --data_dir: {_LEAF_ADVICE}")
     read = leaf.read("shakespeare", data_dir, _WINDOWS, _convert, _LEAF_ADVICE, left_out=LENGTH - 1)
@@ -491,7 +492,7 @@ def _read_text(data_dir: str | None, rule: str) -> list[shakespeare_text.Role]:
 
 
 def _synthetic() -> list[shakespeare_text.Role]:
-    """Makes ten roles that say the same few words in orders of their own."""
+    """Generates ten roles that say the same few words, each in a different order."""
     words = "the king and queen of a fair land speak to thee my good lord".split()
     roles = []
     for k in range(10):

@@ -1,12 +1,12 @@
 """`stackexchange`: a small stand-in for Stack Overflow on posts of up to six sites.
 
 Math Educators, spring 2014, has 360 users, 1,896 posts, 19,840 sentences and 148 tags. With
-`sites=all` five more sites join: 1,657 users and 6,723 posts. This suffices to run FedOpt's
-next-word and tag prediction on natural users and text without TFF's 342,477. It does not suffice to
-compare numbers with theirs. Each account of a site is a client of its own.
+`sites=all` five more sites join: 1,657 users and 6,723 posts. This is enough to run FedOpt's
+next-word and tag prediction on natural users and text, without the 342,477 users of TFF's file. It
+is not enough to compare numbers with the paper's. Each account of each site is one client.
 
-Models, examples and metrics are those of `tasks.datasets.stackoverflow`, with vocabularies made
-from the training posts. As there, an answer has its question's tags and title.
+Models, examples and metrics are those of `tasks.datasets.stackoverflow`, with vocabularies built
+from the training posts. As there, an answer inherits its question's tags and title.
 """
 
 from __future__ import annotations
@@ -145,13 +145,13 @@ def load(
 ) -> Task:
     """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
-    Clients are users, in the order of their ids, or with `sites=all` of site and id, such as
-    `beer/28`. A user's posts, not their sentences, are split
-    into train and test, at least one into train. The central test is all users' test sentences.
-    x and y are those of `stackoverflow_word` or `stackoverflow_tag`.
+    Clients are users, ordered by id; with `sites=all` by site and id, such as `beer/28`. The split
+    into train and test keeps a user's posts whole, and puts at least one post into train. The
+    central test is all users' test sentences. x and y are those of `stackoverflow_word` or
+    `stackoverflow_tag`.
 
     Raises:
-      HparamError: If there are not as many words or tags as asked for.
+      HparamError: If there are fewer words than `vocab_size` or fewer tags than `num_tags`.
       DataError: If the file is missing or damaged.
     """
     del seed  # It comes as partition_seed.
@@ -191,7 +191,7 @@ def load(
 
 
 def _next_word(words: Sequence[str], init: str) -> tuple[Callable, dict[str, Any]]:
-    """Returns how posts become examples, and model, loss and metrics as fields of `Task`."""
+    """Returns a function from posts to examples, and fields of `Task` for model and measures."""
     make = functools.partial(stackoverflow.word_examples, place=text.places(words))
     model_fn = functools.partial(
         models.word_lstm,
@@ -203,7 +203,7 @@ def _next_word(words: Sequence[str], init: str) -> tuple[Callable, dict[str, Any
 
 
 def _tags(words: Sequence[str], tags: Sequence[str], init: str) -> tuple[Callable, dict[str, Any]]:
-    """Returns the same for tags."""
+    """Returns the same for tag prediction."""
     make = functools.partial(
         stackoverflow.tag_examples, words=text.places(words), tags=text.places(tags)
     )
@@ -275,5 +275,5 @@ def _checked(post: Any, types: Mapping[str, type]) -> dict[str, Any]:
     for key, kind in types.items():
         files.entry(post, key, kind)
     if not all(isinstance(tag, str) for tag in post["tags"]):
-        raise ValueError("a tag that is no text")
+        raise ValueError("a tag that is not text")
     return post

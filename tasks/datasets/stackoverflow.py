@@ -1,10 +1,12 @@
 """`stackoverflow_word` and `stackoverflow_tag`: posts of 342,477 users of Stack Overflow.
 
-FedOpt's SO NWP and SO LR (Reddi et al. 2021), from TFF's own files: `stackoverflow.sqlite`, of
-which users are read one by one, and the counts of words and tags that its vocabularies come from.
-An example is a sentence. FedOpt keeps at most 1,000 sentences of a user and looks at 10,000 test
-sentences during training; the test split, 16,586,035 sentences later than the training ones, is
-never read as a whole, and users have no tests of their own.
+FedOpt's SO NWP and SO LR (Reddi et al. 2021), from TFF's own files. Users are read one by one from
+`stackoverflow.sqlite`. Vocabularies come from TFF's counts of words and tags. An example is a
+sentence.
+
+FedOpt keeps at most 1,000 sentences per user and evaluates on 10,000 test sentences during
+training. The test split has 16,586,035 sentences, later than the training ones. It is never read as
+a whole, and users have no separate tests.
 """
 
 from __future__ import annotations
@@ -200,8 +202,8 @@ def load_tag(
 ) -> Task:
     """Loads `stackoverflow_tag`; see `SPEC` for the settings and `tasks.load` for more.
 
-    x is float32 `[n, vocab_size]`, the share of each word in a sentence and its question's title; y
-    is float32 `[n, num_tags]`, 1 for each tag. The central test's x is dense only where it is read.
+    x is float32 `[n, vocab_size]`, the share of each word in a sentence and its question's title. y
+    is float32 `[n, num_tags]`, 1 for each tag. The central test's x becomes dense only on access.
 
     Raises:
       DataError: If a file is missing or damaged and cannot be downloaded.
@@ -238,10 +240,11 @@ def load_tag(
 
 
 def prepare(source: str, data_dir: str) -> prepared.Outcome:
-    """Unpacks TFF's files and counts what is in it, for `tasks.prepare`.
+    """Unpacks TFF's files and counts their examples, for `tasks.prepare`.
 
     Raises:
-      DataError: If a file is missing or damaged, or there are not as many examples as announced.
+      DataError: If a file is missing or damaged, or the number of examples differs from the
+        announced one.
     """
     found = tffs.find(_TFFS, source)
     if found is None:
@@ -265,10 +268,10 @@ def prepare(source: str, data_dir: str) -> prepared.Outcome:
 
 
 def _unpacked(found: str, data_dir: str) -> tuple[str, bool]:
-    """Unpacks what `tffs.find` found, if it is packed.
+    """Unpacks the file that `tffs.find` found, if it is packed.
 
     Returns:
-      The database or the training clients' HDF5 file, and whether it was unpacked now.
+      The database or the training clients' HDF5 file, and whether this call unpacked it.
     """
     in_h5 = os.path.isdir(found) or found.endswith(".tar.bz2")
     name = f"{_TFFS.h5}_train.h5" if in_h5 else _TFFS.sqlite
@@ -286,7 +289,7 @@ def _unpacked(found: str, data_dir: str) -> tuple[str, bool]:
 
 
 def word_measures(vocab_size: int) -> dict[str, Any]:
-    """Returns loss and metrics of next-word prediction, as fields of `Task`; none counts padding.
+    """Returns loss and metrics of next-word prediction, as fields of `Task`; all ignore padding.
 
     Args:
       vocab_size: Number of words, without special tokens.
@@ -308,7 +311,7 @@ def word_measures(vocab_size: int) -> dict[str, Any]:
 def tag_measures() -> dict[str, Any]:
     """Returns loss and metrics of tag prediction, as fields of `Task`.
 
-    The loss is summed over a batch, as in TFF, which is why FedOpt's client rate is 100.
+    The loss is summed over a batch, as in TFF. Hence FedOpt's client rate of 100.
     """
     return {
         "loss": losses.binary_cross_entropy,
@@ -332,7 +335,7 @@ def tag_examples(
 
 
 class _Dense:
-    """Federated data with compact bags of words, made dense client by client."""
+    """Federated data with compact bags of words, which become dense client by client."""
 
     def __init__(self, data: FederatedData):
         self.client_ids = data.client_ids
@@ -356,7 +359,7 @@ def _open(
 
 
 def _posts(features: Mapping[str, np.ndarray]) -> list[text.Post]:
-    """Returns posts as they are in TFF's file, their words split as TFF does."""
+    """Returns posts in the form of TFF's file, with words split as TFF does."""
     return [
         text.Post(words.split(b" "), title.split(), tags.split(b"|"))
         for words, title, tags in zip(*(features[name] for name in _TFFS.features), strict=True)
@@ -364,7 +367,7 @@ def _posts(features: Mapping[str, np.ndarray]) -> list[text.Post]:
 
 
 def _vocabulary(data_dir: str | None, size: int) -> list[bytes]:
-    """Returns the words that most users have, the first first.
+    """Returns the words that most users have, most frequent first.
 
     TFF's file has a line for each word, with the number of users, in descending order.
     """
@@ -376,9 +379,9 @@ def _vocabulary(data_dir: str | None, size: int) -> list[bytes]:
 
 
 def _tag_vocabulary(data_dir: str | None, size: int) -> list[bytes]:
-    """Returns the tags that most users have, the first first.
+    """Returns the tags that most users have, most frequent first.
 
-    TFF's file is a JSON object of tags and numbers of users, in no order.
+    TFF's file is a JSON object of tags and numbers of users, unordered.
     """
     source, content = _read(data_dir, _TAGS)
     with files.decoding(source, _ADVICE, "is not a JSON object of tags and counts"):
@@ -397,7 +400,7 @@ def _enough(entries: list[bytes], size: int, source: str, setting: str) -> list[
 
 
 def _read(data_dir: str | None, name: str) -> tuple[str, bytes]:
-    """Returns where a file of counts is and what is in it, unpacked in memory if need be."""
+    """Returns the path and content of a file of counts, unpacked in memory if needed."""
     if data_dir is None:
         path = files.keras_path(name)
         if not os.path.isfile(path):
@@ -427,7 +430,7 @@ def _read(data_dir: str | None, name: str) -> tuple[str, bytes]:
 def _synthetic(
     make: Callable[[Sequence[text.Post]], Examples], words: list[bytes], tags: list[bytes]
 ) -> tuple[FederatedData, Examples]:
-    """Makes ten users, and the examples of an eleventh as the central test."""
+    """Generates ten users, and the examples of an eleventh as the central test."""
     users = text.synthetic(11, words, tags)
     client_ids = [f"synthetic{k}" for k in range(10)]
     return text.federated(users[:10], client_ids, make), make(users[10])

@@ -1,8 +1,8 @@
 """`synthetic`: clients of generated examples, by LEAF's generator or FedProx's.
 
-Both draw a softmax regression and an input distribution for each client and label the client's
-inputs with it. 60 inputs, 10 classes, as in AdaFedAdam (Ju et al. 2024), whose published rows fit
-LEAF's generator and not FedProx's.
+Both draw a softmax regression and an input distribution for each client, and label the client's
+inputs by that regression. There are 60 inputs and 10 classes, as in AdaFedAdam (Ju et al. 2024),
+whose published rows fit LEAF's generator and not FedProx's.
 """
 
 from __future__ import annotations
@@ -154,18 +154,18 @@ def load(
 def leaf_clients(num_clients: int, seed: int, max_examples: int = 1000) -> list[Examples]:
     """Generates clients as LEAF does (Caldas et al. 2018, `data/synthetic`), draw for draw.
 
-    What `main.py -num-tasks <num_clients> -num-classes 10 -num-dim 60 -seed <seed>` writes, with
-    LEAF's one cluster of models. Client k has `min(floor(s) + 5, max_examples)` examples with
-    s ~ lognormal(3, 2), a centre of inputs v_k ~ N(B_k, I) with B_k ~ N(0, 1), and the model
-    W_k = Q u_k, where all clients share Q (normal entries) and u_k ~ N(mu, 0.1^2) is one number.
-    The label is the largest entry of x W_k (with a bias) plus N(0, 0.1^2) noise: the current LEAF
-    applies its softmax to each example. The first release applied it across the examples of a
-    client and so gave other labels.
+    The result equals that of `main.py -num-tasks <num_clients> -num-classes 10 -num-dim 60 -seed
+    <seed>`, with LEAF's one cluster of models. Client k has `min(floor(s) + 5, max_examples)`
+    examples with s ~ lognormal(3, 2). The centre of its inputs is v_k ~ N(B_k, I) with B_k ~ N(0,
+    1). Its model is W_k = Q u_k, where all clients share Q (normal entries) and u_k ~ N(mu, 0.1^2)
+    is one number. The label is the largest entry of x W_k (with a bias) plus N(0, 0.1^2) noise.
+    LEAF's current version applies its softmax to each example; the first release applied it across
+    the examples of a client, which gave different labels.
 
     Args:
       num_clients: Number of clients.
       seed: LEAF's seed; its own default is 931231.
-      max_examples: Most examples of a client; 1000 in LEAF.
+      max_examples: Maximum number of examples per client; 1000 in LEAF.
 
     Returns:
       Each client's examples: x float32 `[n, 60]`, y int32 `[n]`.
@@ -195,15 +195,15 @@ def alpha_beta_clients(
     """Generates clients of Synthetic(alpha, beta) (Li et al. 2020, FedProx).
 
     Client k has floor(s) + 50 examples with s ~ lognormal(4, 2), a model with entries N(u_k, 1),
-    u_k ~ N(0, alpha^2), and inputs around v_k with entries N(B_k, 1), B_k ~ N(0, beta^2).
-    alpha and beta are standard deviations, as in the authors' code; the paper writes N(0, alpha).
-    As published, alpha changes no label: u_k adds the same number to an example's score of every
-    class. The draws are not those of the authors' files.
+    u_k ~ N(0, alpha^2), and inputs around v_k with entries N(B_k, 1), B_k ~ N(0, beta^2). alpha and
+    beta are standard deviations, as in the authors' code; the paper writes N(0, alpha). As
+    published, alpha does not change any label: u_k adds the same number to an example's score of
+    every class. The draws differ from those in the authors' files.
 
     Args:
       num_clients: Number of clients.
       seed: Seed of the examples, 0 or more.
-      max_examples: Most examples of a client, or `None`.
+      max_examples: Maximum number of examples per client, or `None`.
       alpha: Standard deviation of u_k.
       beta: Standard deviation of B_k.
 
@@ -226,7 +226,7 @@ def alpha_beta_clients(
 
 
 def _require_room(sizes: np.ndarray) -> None:
-    """Refuses what would not fit: float32 inputs, once by client and once together."""
+    """Refuses data that would not fit into memory: float32 inputs, by client and again together."""
     memory.require(
         8 * _NUM_INPUTS * float(sizes.sum()),
         f"Making {sizes.sum():,} examples of {len(sizes):,} clients",

@@ -1,6 +1,6 @@
-"""`table`: a user's own CSV file, a row for each example; see `tasks.frames`.
+"""`table`: your own CSV file, one row per example; see `tasks.frames`.
 
-With `use_synthetic_data` it is a small table of 12 users that the suite makes.
+With `use_synthetic_data` it is a small generated table of 12 users.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LINEAR = "linear"
 
 
 def _metrics(given):
-    """Returns the metrics' names; of `auto` only the table tells."""
+    """Returns the metrics' names; for `auto` only the table determines them."""
     names = {
         "category": ("accuracy",),
         "number": ("mse", "mae"),
@@ -244,7 +244,7 @@ def _read(flag: str, path: str, as_written: Sequence[str]) -> pd.DataFrame:
     Args:
       flag: Name of the flag that gave the path.
       path: The path.
-      as_written: Columns whose values stay text, `007` and `NA` as well; an empty one is missing.
+      as_written: Columns whose values stay text, even `007` and `NA`; an empty value is missing.
 
     Raises:
       DataError: If it cannot be read.
@@ -266,14 +266,14 @@ def _read(flag: str, path: str, as_written: Sequence[str]) -> pd.DataFrame:
         reason = e.strerror or e
         raise DataError(f"{flag}={path} cannot be read: {reason}; name a CSV file") from e
     except ValueError as e:  # Of pandas's errors, and of text that is not UTF-8.
-        raise DataError(f"{flag}={path} is no CSV file: {' '.join(str(e).split())}") from e
+        raise DataError(f"{flag}={path} is not a CSV file: {' '.join(str(e).split())}") from e
 
 
 def _function(named: str) -> Callable:
-    """Returns the function that `module:function` names; the module may lie in the working folder.
+    """Returns the function that `module:function` names; the module may be in the working folder.
 
     Raises:
-      HparamError: If there is none.
+      HparamError: If there is no such function.
     """
     module, colon, name = named.partition(":")
     if not (module and colon and name):
@@ -287,7 +287,7 @@ def _function(named: str) -> Callable:
 
 @contextlib.contextmanager
 def _told_on_standard_error() -> Iterator[None]:
-    """Prints warnings as the command does."""
+    """Prints warnings to standard error, in the style of the command."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
         yield
@@ -296,7 +296,7 @@ def _told_on_standard_error() -> Iterator[None]:
 
 
 def _synthetic() -> pd.DataFrame:
-    """Makes 12 users of 10 to 32 rows with four numbers, which tell one of three kinds."""
+    """Generates 12 users with 10 to 32 rows; four numbers determine one of three classes."""
     import pandas as pd
 
     rng = np.random.default_rng(0)

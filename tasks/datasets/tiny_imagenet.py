@@ -39,7 +39,7 @@ SPEC = TaskSpec(
 def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, **chosen: Any) -> Task:
     """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
-    The official test images have no labels; the 10,000 validation images take their place.
+    The official test images have no labels, so the 10,000 validation images replace them.
 
     Raises:
       HparamError: If settings do not go together, or the partition is impossible.

@@ -1,4 +1,4 @@
-"""Files that data sets come in, and how they are read."""
+"""File formats of data sets, and their readers."""
 
 import warnings as _warnings
 

@@ -1,7 +1,7 @@
-"""Reads CIFAR-10 and CIFAR-100 (Krizhevsky 2009) in every form in which they are handed out.
+"""Reads CIFAR-10 and CIFAR-100 (Krizhevsky 2009) in all of their published forms.
 
-That is: the pickles and the binary files of the authors, unpacked or in their archives; the same as
-Keras keeps them; and TFDS's folders. TFF's federated form is in `tasks.formats.cifar100_clients`.
+These are: the authors' pickles and binary files, unpacked or in their archives; Keras's copies of
+them; and TFDS's folders. TFF's federated form is in `tasks.formats.cifar100_clients`.
 """
 
 import io
@@ -27,7 +27,7 @@ class Images(NamedTuple):
     Attributes:
       images: uint8 `[n, height, width, 3]`: red, green, blue.
       labels: int32 `[n]`.
-      coarse: int32 `[n]`, CIFAR-100's 20 coarse labels; `None` where there are none.
+      coarse: int32 `[n]`, CIFAR-100's 20 coarse labels; `None` for CIFAR-10.
     """
 
     images: np.ndarray
@@ -40,15 +40,15 @@ class Kind(NamedTuple):
 
     Attributes:
       name: Subfolder of `data_dir` to look in first.
-      stem: What the names of the authors' archives begin with.
+      stem: Start of the names of the authors' archives.
       pickles: The authors' folder of pickles, which is also Keras's name for it.
       binaries: The authors' folder of binary files.
       train: Names of the training files, without ending.
       test: Name of the test file, without ending.
       label_keys: In the pickles, the keys of the label and of the coarse label, if there is one.
       num_classes: Number of classes.
-      sha256: Of the archive of pickles.
-      tfds: The set as TFDS has it.
+      sha256: SHA-256 of the archive of pickles.
+      tfds: TFDS's version of the set.
     """
 
     name: str
@@ -79,7 +79,7 @@ _FIRST = {
 
 
 def _tfds(name: str, first: Mapping[str, Sequence[int]], **classes: int) -> tfds.Set:
-    """Returns a set as TFDS has it; no digest of all labels in the authors' order is known."""
+    """Returns TFDS's version of a set; no digest of all labels in the authors' order is known."""
     features = {"id": ("object", ()), "image": ("uint8", SHAPE)}
     return tfds.Set(
         name=name,
@@ -126,7 +126,7 @@ def read(kind: Kind, data_dir: str | None) -> tuple[Images, Images, dict[str, An
         TFDS's, then Keras's download.
 
     Returns:
-      Training and test images, in the authors' order, and where TFDS has them, if it does.
+      Training and test images, in the authors' order, and TFDS's folder if they come from it.
 
     Raises:
       DataError: If files are missing or damaged, or cannot be downloaded.
@@ -182,7 +182,7 @@ def _read_authors(kind: Kind, path: str, ending: str) -> tuple[Images, Images]:
     """Reads the authors' files.
 
     Args:
-      kind: Which set.
+      kind: The set.
       path: Their folder or archive.
       ending: Empty for the pickles, `.bin` for the binary files.
     """
@@ -204,7 +204,7 @@ def _members(path: str, names: Sequence[str], advice: str) -> Iterator[tuple[str
     """Yields name and content of files in a folder or an archive.
 
     Raises:
-      DataError: If one is missing or the archive is damaged.
+      DataError: If a file is missing or the archive is damaged.
     """
     if os.path.isdir(path):
         for name in names:
@@ -267,7 +267,7 @@ def _checked(rows: np.ndarray, labels: Sequence[np.ndarray], kind: Kind) -> Imag
     """Returns images with int32 labels, decoded when the labels are known to be theirs.
 
     Raises:
-      ValueError: If there are none, or labels are not as many or out of range.
+      ValueError: If there are no images, or labels differ from them in number or are out of range.
     """
     ranges = {"labels": kind.num_classes, "coarse labels": _NUM_COARSE}
     for (name, limit), own in zip(ranges.items(), labels, strict=False):

@@ -1,4 +1,4 @@
-"""Reads TFF's federated form of CIFAR-100: a database or, before it, two HDF5 files."""
+"""Reads TFF's federated form of CIFAR-100: a database or, in older releases, two HDF5 files."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -26,8 +26,8 @@ class FederatedCifar100(NamedTuple):
 
     Attributes:
       train: 500 clients' training images, x uint8 `[n, 32, 32, 3]`, y int32 `[n]`, fine labels.
-      test: 100 other clients' test images; ids begin with `test`.
-      central_test: All test images, clients one after the other.
+      test: Test images of 100 other clients; ids begin with `test`.
+      central_test: All test images, client after client.
     """
 
     train: FederatedData
@@ -36,7 +36,7 @@ class FederatedCifar100(NamedTuple):
 
 
 def has_tffs(data_dir: str | None) -> bool:
-    """Returns whether there is TFF's file; without a folder TFF's cache or a download has it."""
+    """Returns whether TFF's file exists; always, without a folder: TFF's cache can fetch it."""
     return data_dir is None or tffs.find(_TFFS, data_dir) is not None
 
 
@@ -45,7 +45,8 @@ def read_tffs(data_dir: str | None) -> FederatedCifar100:
 
     Args:
       data_dir: Folder of `cifar100.sqlite`, unpacked or as TFF ships it, or of TFF's older HDF5
-        files, unpacked or in their archive; `None` means TFF's cache, which a download fills.
+        files, unpacked or in their archive; `None` means TFF's cache, downloading the file if
+        needed.
 
     Raises:
       DataError: If a file is missing or damaged, or cannot be downloaded.

@@ -1,4 +1,4 @@
-"""Downloads a publisher's file: with a bar, whole or not at all, resuming where it was cut off."""
+"""Downloads a publisher's file, with a progress bar; an interrupted download resumes."""
 
 import base64
 import fcntl
@@ -20,21 +20,21 @@ _SECONDS = 60
 
 
 def fetch(url: str, path: str, advice: str, sha256: str | None = None) -> None:
-    """Downloads a file, unless it is there; `path` appears only when it is whole.
+    """Downloads a file unless it exists; `path` appears only once the file is complete.
 
-    What has come of a download that was cut off is `<path>.part`, which the next call continues
-    if the server has still the same file (`<path>.part.etag`). Size and MD5 are checked if the
-    server tells them, as Google's does.
+    An interrupted download leaves `<path>.part`. The next call continues it if the server still has
+    the same file (`<path>.part.etag`). Size and MD5 are checked if the server sends them, as
+    Google's does.
 
     Args:
-      url: Where it is.
-      path: Where it goes.
-      advice: Where else to get the file and how to point at it, for error texts.
-      sha256: Its SHA-256, if that is known; a file at `path` that has another is downloaded again.
+      url: Address of the file.
+      path: Where to save it.
+      advice: Where else to get the file and how to point at it, for error messages.
+      sha256: Its SHA-256, if known; an existing file with a different one is downloaded again.
 
     Raises:
-      DataError: If it cannot be downloaded, is not what was announced, or another process downloads
-        it.
+      DataError: If it cannot be downloaded, is not the announced file, or another process is
+        downloading it.
     """
     if os.path.isfile(path) and (sha256 is None or _digest(path, "sha256").hexdigest() == sha256):
         return
@@ -61,7 +61,7 @@ def fetch(url: str, path: str, advice: str, sha256: str | None = None) -> None:
 
 
 def _receive(url: str, part: str, target: BinaryIO) -> str | None:
-    """Downloads what is missing to the end of an open file; returns the whole's MD5 if told."""
+    """Appends the missing rest to an open file; returns the whole's MD5 if the server sent it."""
     import tqdm  # Slow to import, and seldom needed.
 
     # One byte is asked for again: a server refuses to send none.
@@ -108,7 +108,7 @@ def _etag(part: str) -> str | None:
 
 
 def _remember(part: str, etag: str | None) -> None:
-    """Keeps the server's name for this content, which has to be a strong one to resume by."""
+    """Stores the server's ETag of this content; only a strong one allows resuming."""
     if etag is None or etag.startswith("W/"):
         _remove_if_there(f"{part}.etag")
     else:

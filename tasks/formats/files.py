@@ -1,9 +1,8 @@
-"""Reading files that somebody else made: what is wrong with one is a `DataError` that names it.
+"""Reading files from other sources: every fault becomes a `DataError` that names the file.
 
-Every reader of the suite finds its files with `find`, opens and decodes them inside `reading` (or,
-for a part of a file that is open already, `decoding`), and takes what it did not write itself out
-of them with the functions below, which trust no number that a file announces. None of this needs
-TensorFlow.
+A reader finds its files with `find`. It opens and decodes them inside `reading`, or inside
+`decoding` for a part of an open file. It extracts values with the functions below, which do not
+trust any number that a file announces. None of this needs TensorFlow.
 """
 
 import contextlib
@@ -38,10 +37,10 @@ def check_folder(path: str, flag: str) -> None:
 
     Args:
       path: The folder.
-      flag: Name of the flag, for error texts.
+      flag: Name of the flag, for error messages.
 
     Raises:
-      DataError: If it is none or may not be read.
+      DataError: If it is not a folder or may not be read.
     """
     try:
         with os.scandir(path) as entries:
@@ -59,10 +58,10 @@ def check_folder(path: str, flag: str) -> None:
 
 
 def exists(path: str, advice: str) -> bool:
-    """Returns whether there is anything at a path, be it a link that leads nowhere.
+    """Returns whether anything is at a path, even a link whose target is missing.
 
     Raises:
-      DataError: If that cannot be known, because a folder above it may not be looked into.
+      DataError: If a folder above it may not be read, so that this cannot be determined.
     """
     try:
         os.lstat(path)
@@ -74,20 +73,20 @@ def exists(path: str, advice: str) -> bool:
 
 
 def find(paths: Iterable[str], advice: str) -> str | None:
-    """Returns the first path that is a file; failing that, the first where anything else is.
+    """Returns the first path that is a file; failing that, the first at which anything else exists.
 
-    `reading` says of the latter what it is: "missing" would send its owner to look for a file that
-    is there, as a folder of that name, a link that leads nowhere or something else.
+    In the second case `reading` says what it is. A message "missing" would mislead the user if a
+    folder of that name, a broken link or something else exists.
 
     Args:
-      paths: Where to look, the most preferred first.
-      advice: Where to get the file and how to point at it, for error texts.
+      paths: Where to look, in order of preference.
+      advice: Where to get the file and how to point at it, for error messages.
 
     Returns:
-      The path, or `None` if there is nothing at any of them.
+      The path, or `None` if nothing exists at any of them.
 
     Raises:
-      DataError: If a folder may not be looked into.
+      DataError: If a folder may not be read.
     """
     there = [path for path in paths if exists(path, advice)]
     return next(filter(os.path.isfile, there), there[0] if there else None)
@@ -100,26 +99,26 @@ def missing(
     ending: str = "",
     known: Iterable[str] = (),
 ) -> DataError:
-    """Returns the error for a file that is in none of the places where it may be.
+    """Returns the error for a file that is in none of its possible places.
 
-    Files with a similar name in those folders are named: another letter case, a typing mistake or
-    another release of the file is easily overlooked.
+    The error names files with similar names in those folders: another letter case, a typing mistake
+    or another release of the file is easily overlooked.
 
     Args:
       path: Where the file should be.
-      advice: Where to get the file and how to point at it, for error texts.
+      advice: Where to get the file and how to point at it, for error messages.
       others: Further paths at which it would have been found.
-      ending: Endings that the name may also have, as the text shows them, e.g. `[.gz]`.
-      known: Names of the set's other files, which are not meant.
+      ending: Endings that the name may also have, as the message shows them, e.g. `[.gz]`.
+      known: Names of the set's other files, which are not suggested.
     """
     found = but_there_is([path, *others], known)
     return DataError(f"{path}{ending} is missing{found}; {advice}")
 
 
 def similar(name: str, names: Iterable[str]) -> list[str]:
-    """Returns up to three names that are like a name, the most similar first; case is ignored.
+    """Returns up to three names similar to a name, the most similar first; case is ignored.
 
-    Names that differ in digits alone, such as `part_1` and `part_2`, are different files.
+    Names that differ only in digits, such as `part_1` and `part_2`, are different files.
     """
     pattern = re.sub(r"\d", "0", name)
     by_lower = {}
@@ -131,7 +130,7 @@ def similar(name: str, names: Iterable[str]) -> list[str]:
 
 
 def but_there_is(paths: Iterable[str], known: Iterable[str] = ()) -> str:
-    """Returns `, but FOLDER has NAMES` for a path beside which there are similar names, else ""."""
+    """Returns `, but FOLDER has NAMES` for the first path with similar names beside it, else ""."""
     known = set(known)
     for path in dict.fromkeys(paths):
         folder, name = os.path.split(path.rstrip(os.sep))
@@ -148,10 +147,10 @@ def but_there_is(paths: Iterable[str], known: Iterable[str] = ()) -> str:
 
 
 def check_regular(path: str) -> None:
-    """Checks that a path leads to a file that can be read without waiting for anybody.
+    """Checks that a path leads to a regular file, which can be read without blocking.
 
     Raises:
-      OSError: If it leads nowhere.
+      OSError: If nothing exists there.
       ValueError: If it leads to a folder, a pipe, a socket or a device.
     """
     mode = os.stat(path).st_mode
@@ -162,7 +161,7 @@ def check_regular(path: str) -> None:
 
 
 def keras_path(*parts: str) -> str:
-    """Returns where Keras's cache has a file of a data set, or would have it."""
+    """Returns the path that a data set's file has, or would have, in Keras's cache."""
     return os.path.join(os.path.expanduser("~"), ".keras", "datasets", *parts)
 
 
@@ -172,12 +171,12 @@ def reading(path: str, advice: str, what: str = "cannot be read") -> Iterator[No
 
     Args:
       path: The file.
-      advice: Where to get the file and how to point at it, for error texts.
-      what: What is said of a file whose content makes trouble.
+      advice: Where to get the file and how to point at it, for error messages.
+      what: How the error describes a file whose content cannot be decoded.
 
     Raises:
-      DataError: If it is no regular file (to open a pipe could wait for ever), if it is missing or
-        may not be read, or if anything at all is raised inside; see `decoding`.
+      DataError: If it is not a regular file (opening a pipe could block for ever), is missing or
+        may not be read. Also if anything is raised inside; see `decoding`.
     """
     with decoding(path, advice):
         check_regular(path)
@@ -187,16 +186,16 @@ def reading(path: str, advice: str, what: str = "cannot be read") -> Iterator[No
 
 @contextlib.contextmanager
 def decoding(name: str, advice: str, what: str = "cannot be read") -> Iterator[None]:
-    """A context in which the content of something that has a name is decoded.
+    """A context in which named content is decoded.
 
-    What decoders raise on content that they were not made for is documented nowhere and differs
-    between versions: any exception counts, the recursion limit and memory included. The exceptions
-    of the suite itself, which say what they mean, pass.
+    Which exceptions decoders raise on unexpected content is undocumented and differs between
+    versions. So any exception is converted, including those of the recursion limit and of memory.
+    The suite's own exceptions already have a clear message and pass through.
 
     Args:
-      name: The file, or what part of it is decoded.
-      advice: Where to get the file and how to point at it, for error texts.
-      what: What is said of it.
+      name: The file, or the part of it that is decoded.
+      advice: Where to get the file and how to point at it, for error messages.
+      what: How the error describes it.
 
     Raises:
       DataError: If anything is raised inside.
@@ -213,7 +212,7 @@ def decoding(name: str, advice: str, what: str = "cannot be read") -> Iterator[N
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns what an exception says, in one line."""
+    """Returns an exception's message in one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     said = " ".join(str(error).split())
@@ -230,14 +229,14 @@ def reason_of(error: BaseException) -> str:
 
 
 def read_at_most(stream: BinaryIO, limit: int = MAX_BYTES) -> bytes:
-    """Reads a stream to its end; memory grows with what it holds, not with what it announces.
+    """Reads a stream to its end; memory grows with its content, not with its announced size.
 
     Args:
       stream: The stream.
-      limit: Most bytes that there may be.
+      limit: Maximum number of bytes.
 
     Raises:
-      ValueError: If there are more.
+      ValueError: If it is longer.
     """
     chunks, left = [], limit
     while chunk := stream.read(min(_CHUNK, left + 1)):
@@ -253,15 +252,15 @@ def read_member(archive: tarfile.TarFile, member: tarfile.TarInfo, limit: int = 
 
     Args:
       archive: The archive.
-      member: Which file.
-      limit: Most bytes that it may have.
+      member: The file's entry.
+      limit: Maximum number of bytes.
 
     Raises:
-      ValueError: If it is no file, has holes (a few bytes can announce any number of zeros), is
-        larger, or has fewer bytes than the archive announces.
+      ValueError: If it is not a regular file, is sparse (a few bytes can announce any number of
+        zeros), is larger than `limit`, or has fewer bytes than the archive announces.
     """
     if not member.isfile() or member.issparse() or not 0 <= member.size <= limit:
-        raise ValueError(f"{member.name} in it is no plain file of at most {limit:,} bytes")
+        raise ValueError(f"{member.name} in it is not a regular file of at most {limit:,} bytes")
     data = read_at_most(archive.extractfile(member), limit)
     if len(data) != member.size:
         raise ValueError(f"{member.name} in it is cut off")
@@ -271,7 +270,8 @@ def read_member(archive: tarfile.TarFile, member: tarfile.TarInfo, limit: int = 
 def open_plain_or_gzip(path: str) -> BinaryIO:
     """Opens a file for reading, unpacked if it is gzip-compressed.
 
-    The content decides: browsers unpack files and leave `.gz` in the name, or the other way round.
+    The content decides, not the name: browsers may unpack a file and keep `.gz` in its name, or the
+    reverse.
     """
     with open(path, "rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
@@ -279,10 +279,10 @@ def open_plain_or_gzip(path: str) -> BinaryIO:
 
 
 def json_of(text: str | bytes) -> Any:
-    """Returns what a JSON text says.
+    """Returns the value of a JSON text.
 
     Raises:
-      ValueError: If it is not JSON; NaN and infinities, which Python would take, are not.
+      ValueError: If it is not JSON. NaN and infinities, which Python would accept, are refused.
     """
     return json.loads(text, parse_constant=_refuse_constant)
 
@@ -292,10 +292,10 @@ def _refuse_constant(name: str) -> None:
 
 
 def entry(record: Any, key: str, kind: type | tuple[type, ...]) -> Any:
-    """Returns an entry of a JSON object, if it has one of that type; `true` is not a number.
+    """Returns an entry of a JSON object, which must have that type; `true` is not a number.
 
     Raises:
-      ValueError: If it does not.
+      ValueError: If the entry is missing or has another type.
     """
     if not isinstance(record, dict):
         raise ValueError(f"a {type(record).__name__} where an object belongs")
@@ -313,14 +313,14 @@ def check_client_id(client_id: Any) -> str:
     """Returns a client's name.
 
     Raises:
-      ValueError: If it is no text, is empty, or cannot be written to a file.
+      ValueError: If it is not text, is empty, or cannot be written to a file.
     """
     if not isinstance(client_id, str) or not client_id:
         raise ValueError(f"a client's name that is {client_id!r:.80}")
     try:
         client_id.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"a client's name that is no text: {client_id!r:.80}") from error
+        raise ValueError(f"a client's name that is not text: {client_id!r:.80}") from error
     return client_id
 
 
@@ -328,12 +328,12 @@ def check_labels(labels: np.ndarray, num_classes: int, what: str = "labels") -> 
     """Checks that labels are class numbers.
 
     Args:
-      labels: The labels, `[n]`; there may be none.
-      num_classes: They must be below it.
-      what: What they are called in the error text.
+      labels: The labels, `[n]`, possibly empty.
+      num_classes: The labels must be below it.
+      what: Name of the labels in the message.
 
     Raises:
-      ValueError: If they are no whole numbers in a row, or out of range.
+      ValueError: If they are not a one-dimensional array of whole numbers, or are out of range.
     """
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ValueError(f"{what} of shape {labels.shape} and type {labels.dtype}")
@@ -344,17 +344,17 @@ def check_labels(labels: np.ndarray, num_classes: int, what: str = "labels") -> 
 
 
 def read_npz(path: str, wanted: Mapping[str, int | None]) -> dict[str, np.ndarray]:
-    """Reads arrays of whole numbers, one-dimensional, of an `.npz` file.
+    """Reads one-dimensional arrays of whole numbers from an `.npz` file.
 
     Args:
       path: The file.
-      wanted: The arrays' names, and how many numbers each must hold, or `None` if that is open.
+      wanted: Name of each array → its length, or `None` for any length.
 
     Returns:
       The arrays by name.
 
     Raises:
-      Exception: If the file is not such; for use inside `reading`.
+      Exception: If the file does not match; for use inside `reading`.
     """
     arrays = {}
     with zipfile.ZipFile(path) as archive:
@@ -370,11 +370,11 @@ def read_npy(stream: BinaryIO, shape: Sequence[int | None], kinds: str) -> np.nd
 
     Args:
       stream: The stream, which ends with the array.
-      shape: The shape that it must have; `None` where a length is open.
-      kinds: NumPy's letters of the kinds of type that it may have, e.g. `iu`.
+      shape: The shape that it must have; `None` for any length.
+      kinds: NumPy's letters for the allowed kinds of type, e.g. `iu`.
 
     Raises:
-      ValueError: If the array is another one, or the stream holds fewer or more bytes than its
+      ValueError: If the array does not match, or the stream holds fewer or more bytes than its
         header announces.
     """
     version = np.lib.format.read_magic(stream)
@@ -400,17 +400,17 @@ DEFLATE = 1100
 
 
 def check_dataset(dataset: Any, kinds: str) -> None:
-    """Checks an HDF5 dataset before it is read, which takes the memory that it announces.
+    """Checks an HDF5 dataset before it is read, since reading allocates the announced size.
 
     Args:
-      dataset: What a file has by the name of a dataset.
-      kinds: NumPy's letters of the kinds of type that it may have, e.g. `iu`.
+      dataset: The entry in the file that should be a dataset.
+      kinds: NumPy's letters for the allowed kinds of type, e.g. `iu`.
 
     Raises:
-      ValueError: If it is none, of another type, or announces more than can be in it.
+      ValueError: If it is not a dataset, has another type, or announces more than it can hold.
     """
     if not hasattr(dataset, "dtype") or dataset.dtype.kind not in kinds:
-        raise ValueError(f"{dataset.name} is no dataset of the right type")
+        raise ValueError(f"{dataset.name} is not a dataset of the right type")
     stored = dataset.id.get_storage_size()
     size = memory.nbytes(dataset)
     if size > stored * DEFLATE:

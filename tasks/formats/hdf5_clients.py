@@ -1,8 +1,8 @@
 """Reads the HDF5 files in which TFF published its data sets until 2021, client by client.
 
 Such a file has a group `examples`; in it a group per client; in that a dataset per feature, one row
-per example. Each split has a file of its own, `<stem>_train.h5` and `<stem>_test.h5`, and both
-come in `<stem>.tar.bz2`.
+per example. Each split has a separate file, `<stem>_train.h5` and `<stem>_test.h5`, and both come
+in `<stem>.tar.bz2`.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class Feature(NamedTuple):
 
 
 class Hdf5FederatedData:
-    """Federated data in one of TFF's HDF5 files; nothing but names and sizes is kept in memory.
+    """Federated data in one of TFF's HDF5 files; only names and sizes are kept in memory.
 
     The file is opened for each read, so that any thread and any process may read.
 
@@ -59,13 +59,13 @@ class Hdf5FederatedData:
         Args:
           path: The file.
           features: The features to read, by name.
-          make: Turns features of examples, each `[n, ...]`, into arrays; raises `ValueError` on
-            what it refuses.
+          make: Turns features of examples, each `[n, ...]`, into arrays; raises `ValueError` for
+            invalid ones.
           advice: Where to get the file and how to point at it, for error texts.
-          max_examples: If set, only that many examples of a client are read, the first in the file.
+          max_examples: If set, only the first that many examples of each client are read.
 
         Raises:
-          DataError: If the file is no such file, is cut off, or has no clients.
+          DataError: If the file does not have this form, is cut off, or has no clients.
         """
         self._path = path
         self.files = (path,)
@@ -92,7 +92,7 @@ class Hdf5FederatedData:
         """Returns the examples of the client at `index`, in the file's order.
 
         Raises:
-          DataError: If they cannot be read or are not as many as announced.
+          DataError: If they cannot be read or their number differs from the announced one.
         """
         with files.decoding(self._path, self._advice), _clients(self._path) as clients:
             return self._read(clients, index)
@@ -101,7 +101,8 @@ class Hdf5FederatedData:
         """Returns the examples of all clients together, clients in order.
 
         Raises:
-          DataError: If they cannot be read or a client's are not as many as announced.
+          DataError: If they cannot be read or a client's number of examples differs from the
+            announced one.
         """
         with files.decoding(self._path, self._advice), _clients(self._path) as clients:
             parts = [self._read(clients, index) for index in range(len(self.client_ids))]
@@ -126,7 +127,7 @@ class Hdf5FederatedData:
 
 @contextlib.contextmanager
 def _clients(path: str) -> Iterator[Any]:
-    """Opens a file and gives its group of clients."""
+    """Opens a file and returns its group of clients."""
     import h5py  # Only this form needs it.
 
     # Many network file systems refuse locks; nobody writes here.
@@ -135,7 +136,7 @@ def _clients(path: str) -> Iterator[Any]:
 
 
 def _number(clients: Any, client_id: str, feature: str) -> int:
-    """Returns how many examples a client announces."""
+    """Returns the number of examples that a client announces."""
     import h5py
 
     # Ten times as fast as h5py's own objects, which counts with Stack Overflow's clients.
@@ -149,13 +150,14 @@ def _check(dataset: Any, feature: Feature, number: int) -> None:
     """Checks a dataset before it is read.
 
     Raises:
-      ValueError: If it is none, of another type or shape, or announces more than can be in it.
+      ValueError: If it is not a dataset, has another type or shape, or announces more than it can
+        hold.
     """
     import h5py
 
     files.check_dataset(dataset, {"bytes": "SO", "int64": "iu", "float32": "f"}[feature.kind])
     if feature.kind == "bytes" and h5py.check_string_dtype(dataset.dtype) is None:
-        raise ValueError(f"{dataset.name} is no dataset of strings")
+        raise ValueError(f"{dataset.name} is not a dataset of strings")
     # Some writers keep numbers as a column.
     shapes = [(number, *feature.shape)] + ([] if feature.shape else [(number, 1)])
     if dataset.shape not in shapes:
@@ -179,16 +181,16 @@ def _values(dataset: Any, feature: Feature, number: int) -> np.ndarray:
 
 
 def find(stem: str, folder: str, data_dir: str, advice: str) -> str | None:
-    """Returns the folder of a set's two files, or the path of their archive; `None` if neither is.
+    """Returns the folder of a set's two files, or the path of their archive; `None` without either.
 
     Args:
-      stem: What the names of the files begin with, e.g. `fed_emnist`.
+      stem: Start of the files' names, e.g. `fed_emnist`.
       folder: Subfolder of `data_dir` to look in first.
       data_dir: Folder to look in.
-      advice: Where to get the files and how to point at them, for error texts.
+      advice: Where to get the files and how to point at them, for error messages.
 
     Raises:
-      DataError: If a folder may not be looked into.
+      DataError: If a folder may not be read.
     """
     for parent in (os.path.join(data_dir, folder), data_dir):
         if any(files.exists(path, advice) for path in _paths(parent, stem)):
@@ -200,16 +202,16 @@ def find(stem: str, folder: str, data_dir: str, advice: str) -> str | None:
 
 
 def locate(stem: str, folder: str, data_dir: str, advice: str) -> list[str] | None:
-    """Returns the paths of a set's training and test file, unpacked beside the archive if need be.
+    """Returns the paths of a set's training and test file, unpacking the archive if needed.
 
     Args:
-      stem: What the names of the files begin with, e.g. `fed_emnist`.
+      stem: Start of the files' names, e.g. `fed_emnist`.
       folder: Subfolder of `data_dir` to look in first.
       data_dir: Folder to look in.
-      advice: Where to get the files and how to point at them, for error texts.
+      advice: Where to get the files and how to point at them, for error messages.
 
     Returns:
-      The paths, of which one may be missing; `None` if there is nothing of the set.
+      The paths, of which one may be missing; `None` if there is neither file nor archive.
 
     Raises:
       DataError: If the archive is damaged or cannot be unpacked.
@@ -227,21 +229,21 @@ def _paths(folder: str, stem: str) -> list[str]:
 
 
 def unpack(archive: str, folder: str, advice: str) -> list[str]:
-    """Unpacks the two files of an archive; each appears only when it is whole.
+    """Unpacks the two files of an archive; each appears only once it is complete.
 
-    What an interrupted call leaves is `<path>.part`, which the next call overwrites.
+    An interrupted call leaves `<path>.part`, which the next call overwrites.
 
     Args:
       archive: The archive as TFF shipped it.
       folder: Where to put the files.
-      advice: Where to get the archive and how to point at it, for error texts.
+      advice: Where to get the archive and how to point at it, for error messages.
 
     Returns:
       The paths of the training and the test file.
 
     Raises:
-      DataError: If the archive is damaged or lacks a file, the disk refuses, or another process
-        unpacks it.
+      DataError: If the archive is damaged or lacks a file, the disk refuses, or another process is
+        unpacking it.
     """
     stem = os.path.basename(archive).removesuffix(".tar.bz2")
     paths = _paths(folder, stem)
@@ -284,7 +286,7 @@ def unpack(archive: str, folder: str, advice: str) -> list[str]:
 def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, part: str) -> None:
     """Writes a member of an archive to a file."""
     if not member.isfile() or member.issparse():
-        raise ValueError(f"{member.name} in it is no plain file")
+        raise ValueError(f"{member.name} in it is not a regular file")
     source, written = tar.extractfile(member), 0
     with open(part, "wb") as target:
         while chunk := source.read(_CHUNK):

@@ -1,4 +1,4 @@
-"""Reads idx files, the format of MNIST and its kin, plain or gzip-compressed."""
+"""Reads idx files, the format of MNIST and related sets, plain or gzip-compressed."""
 
 import hashlib
 import os
@@ -24,11 +24,11 @@ def find(data_dir: str, folder: str, name: str, advice: str) -> str | None:
     Args:
       data_dir: Folder to look in.
       folder: Subfolder to look in first.
-      name: Name of the file without `.gz`; the compressed file is taken where both exist.
+      name: Name of the file without `.gz`; if both exist, the compressed file is used.
       advice: Where to get the file and how to point at it, for error texts.
 
     Raises:
-      DataError: If a folder may not be looked into.
+      DataError: If a folder may not be read.
     """
     return files.find(_paths(data_dir, folder, name), advice)
 
@@ -39,10 +39,10 @@ def missing(
     """Returns the error for a file that `find` does not find, see `files.missing`.
 
     Args:
-      data_dir: See `find`, as for `folder`, `name` and `advice`.
-      folder: See there.
-      name: See there.
-      advice: See there.
+      data_dir: See `find`.
+      folder: See `find`.
+      name: See `find`.
+      advice: See `find`.
       known: Names of the set's files.
     """
     paths = _paths(data_dir, folder, name)
@@ -51,10 +51,11 @@ def missing(
 
 
 def _paths(data_dir: str, folder: str, name: str) -> list[str]:
-    """Returns where a file is looked for, the most preferred path first.
+    """Returns the paths at which to look for a file, in order of preference.
 
-    Besides the publisher's name there are `train-images.idx3-ubyte`, as some unpackers write it, a
-    folder of the file's name with the file in it (Kaggle), and torchvision's folders `raw`.
+    Besides the publisher's name these include `train-images.idx3-ubyte`, as some unpackers write
+    it, a folder of the file's name that contains the file (Kaggle), and torchvision's folders
+    `raw`.
     """
     raw = [os.path.join(name, "raw") for name in _TORCHVISIONS.get(folder, ())]
     parents = [os.path.join(data_dir, parent) for parent in (folder, "", *raw, "raw")]
@@ -102,16 +103,17 @@ def read_labelled_images(
     num_classes: int = 10,
     published: tuple[int, str] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Reads a pair of idx files as MNIST has them.
+    """Reads a pair of idx files in MNIST's form.
 
     Args:
       images_path: 28x28 grey images.
       labels_path: Their labels.
-      advice: Where to get the files and how to point at them, for error texts.
+      advice: Where to get the files and how to point at them, for error messages.
       num_classes: Labels must be below it.
-      published: Number of the publisher's labels, and the SHA-256 of them, a byte each. As many
-        others are refused, and more: sets of the same form have files of the same names, and
-        EMNIST's images are transposed. Fewer are a part.
+      published: Number of the publisher's labels, and the SHA-256 of them, a byte each. The same
+        number of different labels is refused, and so are more labels: sets of the same form have
+        files of the same names, and EMNIST's images are transposed. Fewer labels are accepted as a
+        part of the set.
 
     Returns:
       Images uint8 `[n, 28, 28, 1]` and labels int32 `[n]`.

@@ -5,9 +5,9 @@ files for each of CIFAR-10's classes. Tiny ImageNet has `train/<class>/images/*.
 of 200 classes, `val/images/*.JPEG` with `val/val_annotations.txt`, `wnids.txt` with the classes,
 and test images without labels, which are not read. A tree is a folder or the publisher's archive.
 
-Programs that read one folder a class need Tiny ImageNet's validation images sorted, and many
-scripts do that: into `val/<class>/`, `val/<class>/images/` or `val/images/<class>/`. They are read
-there, too. Folders and files may be links.
+Programs that read one folder per class need Tiny ImageNet's validation images sorted. Many scripts
+do that, into `val/<class>/`, `val/<class>/images/` or `val/images/<class>/`. These places are read,
+too. Folders and files may be links.
 """
 
 import collections
@@ -43,11 +43,11 @@ class Kind(NamedTuple):
       task: Name of its task, also the subfolder of `data_dir` to look in first.
       folder: Name of the tree's folder.
       archive: Name of the publisher's archive.
-      url: Where the archive is.
-      md5: Of the archive.
+      url: Address of the archive.
+      md5: MD5 of the archive.
       size: Height and width of an image, in pixels.
       num_classes: Number of classes.
-      published: Published numbers of images, in all and by part.
+      published: Published numbers of images, in total and by part.
       files: `(tree, advice) -> part -> list of (file, label)`.
     """
 
@@ -77,18 +77,18 @@ class Kind(NamedTuple):
 
 
 class _Tree:
-    """Files by their paths below the tree's root, which is the folder that has `train`."""
+    """Files by their paths below the tree's root, which is the folder that contains `train`."""
 
     def __init__(self, path: str, sizes: Mapping[str, int], read: Callable[[str], bytes]):
         """Initialises the tree.
 
         Args:
-          path: What it is called in error texts.
+          path: Its name in error messages.
           sizes: Size of every file by its path, with `/` between folders.
-          read: Reads the file of a path.
+          read: Reads the file at a path.
 
         Raises:
-          ValueError: If there is no `train`.
+          ValueError: If `train` is missing.
         """
         inside = re.compile("(?:^|.*?/)(?=train/)")
         roots = {m.group() for m in map(inside.match, sizes) if m}
@@ -109,7 +109,7 @@ class _Tree:
         return self._read(name)
 
     def below(self, folder: str) -> list[str]:
-        """Returns the files below a folder in the order of their names."""
+        """Returns the files below a folder, ordered by name."""
         return sorted(name for name in self.sizes if name.startswith(folder + "/"))
 
 
@@ -119,11 +119,11 @@ def read(kind: Kind, data_dir: str | None) -> dict[str, Images]:
     Args:
       kind: `CINIC10` or `TINY_IMAGENET`.
       data_dir: Folder with the prepared set, the tree or the archive; `None` means Keras's cache,
-        which Keras's download fills.
+        downloading the archive if needed.
 
     Returns:
-      Images by part, in the order of classes, then of files' names; of a prepared set read-only
-      maps of the files, else in memory.
+      Images by part, ordered by class, then by file name. Those of a prepared set are read-only
+      memory maps; others are in memory.
 
     Raises:
       DataError: If files are missing or damaged, or cannot be downloaded.
@@ -181,7 +181,7 @@ def _there(kind: Kind, data_dir: str) -> str | None:
 
 
 def _changing(path: str) -> list[str]:
-    """Returns the archive, or a tree's folders whose times tell of images that came or went."""
+    """Returns paths whose times reveal added or removed images: an archive, or a tree's folders."""
     if not os.path.isdir(path):
         return [path]
     folders = [os.path.join(path, part) for part in ("train", "valid", "val", "test")]
@@ -202,7 +202,7 @@ def _download(kind: Kind) -> str:
 
 
 def _source(kind: Kind, path: str) -> prepared.Source:
-    """Returns a tree as the source of a set; a piece is a class of a part."""
+    """Returns a tree as the source of a set; a piece is one class in one part."""
     with files_lib.decoding(path, kind.advice):
         tree = _open(path)
         parts = kind.files(tree, kind.advice)
@@ -258,9 +258,9 @@ def _decode(data: bytes, size: int) -> np.ndarray:
             ).numpy()
     # TensorFlow fails to decode its own message when it quotes bytes that are not text.
     except (tf.errors.OpError, UnicodeDecodeError, struct.error) as error:
-        raise ValueError("it is no whole PNG or JPEG image") from error
+        raise ValueError("it is not a complete PNG or JPEG image") from error
     if shape is None:
-        raise ValueError("it is no whole PNG or JPEG image")
+        raise ValueError("it is not a complete PNG or JPEG image")
     raise ValueError(f"its shape is {tuple(map(int, shape))} and not {(size, size)}")
 
 
@@ -309,7 +309,7 @@ def _open_zip(path: str) -> _Tree:
 
 
 def _open_tar(path: str) -> _Tree:
-    """Opens a compressed archive; its files are held in memory, since it can't be read in parts."""
+    """Opens a compressed archive; its files stay in memory, since it has no random access."""
     print(f"Reading {path}", file=sys.stderr)
     contents = {}
     with tarfile.open(path) as archive:
@@ -383,7 +383,7 @@ def _jpegs(tree: _Tree, folder: str) -> list[str]:
 
 
 def _validation(tree: _Tree, labels: Mapping[str, int], advice: str) -> list[tuple[str, int]]:
-    """Returns the validation images with their labels, in the order of the images' names."""
+    """Returns the validation images with their labels, ordered by the images' names."""
     files = {}
     for file in _jpegs(tree, "val"):
         name = file.rsplit("/", 1)[1]
@@ -422,7 +422,7 @@ def _validation(tree: _Tree, labels: Mapping[str, int], advice: str) -> list[tup
 
 
 def _annotations(tree: _Tree, labels: Mapping[str, int], advice: str) -> dict[str, int]:
-    """Returns the labels of validation images by name; empty if there is no such list."""
+    """Returns the labels of validation images by name; empty if the list is missing."""
     annotated = {}
     if _ANNOTATIONS not in tree.sizes:
         return annotated

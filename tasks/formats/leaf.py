@@ -1,14 +1,15 @@
 """Reads LEAF's JSON files of users' examples (Caldas et al. 2018), file by file.
 
-LEAF's scripts leave a folder `data` with one folder a step: `all_data/`, then `sampled_data/`
-(`-s`), `rem_user_data/` (`-k`), and `train/` and `test/` (`-t`). Each step reads what the latest
-one before it has left, so the latest is what the user asked for. A file has `users`, `num_samples`
-and `user_data` (user -> `x`, `y`); users with all of their examples are in one file of each folder.
-What else it has, such as `hierarchies` and `raw`, is not used.
+LEAF's scripts leave a folder `data` with one folder per step: `all_data/`, then `sampled_data/`
+(`-s`), `rem_user_data/` (`-k`), and `train/` and `test/` (`-t`). Each step reads the output of the
+step before it, so the latest folder is what the user requested. A file has `users`, `num_samples`
+and `user_data` (user -> `x`, `y`). In each folder a user is in only one file, with all of its
+examples. Other entries, such as `hierarchies` and `raw`, are not used.
 
-LEAF's own files differ from that in two ways. Its first splits by sample leave users without
-examples in `user_data` that `users` does not list. Its later split of Shakespeare leaves 79 windows
-out, which reach from the tests into the training text, and announces them among the tests.
+LEAF's own files differ from that in two ways. Its early splits by sample leave users without
+examples in `user_data` that `users` does not list. Its later split of Shakespeare omits 79 windows
+that reach from the tests into the training text, but still includes them in the announced number of
+tests.
 """
 
 import functools
@@ -34,8 +35,8 @@ class Found(NamedTuple):
 
     Attributes:
       folder: The folder that LEAF calls `data`.
-      parts: Paths of the files by the folder in which they are: `train` and `test`, or another.
-      unread: Folders of earlier steps that are there, too.
+      parts: Folder name (`train` and `test`, or another) → paths of its files.
+      unread: Existing folders of earlier steps.
     """
 
     folder: str
@@ -49,16 +50,16 @@ class Found(NamedTuple):
 
 
 def find(data_dir: str, task: str, advice: str) -> Found | None:
-    """Returns LEAF's files of the latest step that its scripts have made, `None` without any.
+    """Returns the files of the latest step that LEAF's scripts ran, or `None` without any.
 
     Args:
-      data_dir: The folder that LEAF calls `data`, or one above it: LEAF's of the data set, or that
-        of all data sets.
+      data_dir: The folder that LEAF calls `data`, or one above it: LEAF's folder of the data set,
+        or that of all data sets.
       task: Name of the data set.
-      advice: Where to get the files and how to point at them, for error texts.
+      advice: Where to get the files and how to point at them, for error messages.
 
     Raises:
-      DataError: If a folder may not be looked into, or has one of `train` and `test` only.
+      DataError: If a folder may not be read, or has only one of `train` and `test`.
     """
     for folder in _folders(data_dir, task):
         found = {s: _json_files(os.path.join(folder, s), advice) for s in (*_PARTS, *_UNSPLIT)}
@@ -79,12 +80,12 @@ def find(data_dir: str, task: str, advice: str) -> Found | None:
 
 
 def missing(data_dir: str, task: str, what: str, advice: str) -> DataError:
-    """Returns the error for LEAF's files that are not there, see `files.missing`.
+    """Returns the error for missing LEAF files, see `files.missing`.
 
     Args:
-      data_dir: Where they were looked for.
+      data_dir: Where they should be.
       task: Name of the data set.
-      what: What else was looked for, in words, or empty.
+      what: Other possible sources that are also missing, as text, or empty.
       advice: Where to get the files and how to point at them.
     """
     paths = [os.path.join(f, s) for f in _folders(data_dir, task) for s in (*_PARTS, *_UNSPLIT)]
@@ -106,14 +107,14 @@ def source(
     advice: str,
     left_out: int = 0,
 ) -> prepared.Source:
-    """Returns LEAF's files as the source of a set, a piece each.
+    """Returns LEAF's files as the source of a set, one piece per file.
 
     Args:
-      found: What `find` returns.
+      found: The result of `find`.
       arrays: The arrays that `convert` makes.
-      convert: Makes rows of a user's examples.
-      advice: Where to get the files and how to point at them, for error texts.
-      left_out: So many examples fewer than announced a user of `test` may have.
+      convert: Converts a user's examples to rows.
+      advice: Where to get the files and how to point at them, for error messages.
+      left_out: A user of `test` may have up to this many examples fewer than announced.
     """
     pieces = []
     for step, paths in found.parts.items():
@@ -138,14 +139,14 @@ def read(
     num_classes: int | None = None,
     left_out: int = 0,
 ) -> tuple[prepared.Prepared, str] | None:
-    """Reads the prepared set of LEAF's files in a folder, else the files, and says which it was.
+    """Reads the prepared set in a folder, else LEAF's files, and prints which it was.
 
     Args:
       task: Name of the data set.
       data_dir: See `find`.
-      arrays: See `source`, as for `convert`, `advice` and `left_out`.
-      convert: See there.
-      advice: See there.
+      arrays: See `source`.
+      convert: See `source`.
+      advice: See `source`.
       num_classes: See `prepared.read`.
       left_out: See `source`.
 
@@ -153,7 +154,8 @@ def read(
       The examples, and the set's folder or the first one of the files; `None` if there is neither.
 
     Raises:
-      DataError: If a file is damaged, or the set was made of other files than those beside it.
+      DataError: If a file is damaged, or the set was made from different files than those beside
+        it.
     """
     folder = prepared.find(data_dir, task, advice)
     found = find(data_dir, task, advice)
@@ -183,7 +185,7 @@ def _steps(found: Found) -> str:
 
 
 def _say(task: str, what: str, made: prepared.Prepared) -> None:
-    """Says what is read, and how many users and examples are in it."""
+    """Prints what is read, and its number of users and examples."""
     counts = []
     for part, clients in made.parts.items():
         sizes = [len(rows) for rows in clients.values()]
@@ -200,7 +202,7 @@ def _number(count: int, what: str) -> str:
 
 
 def tested(drawn: Sequence[str], train: Collection[str], test: Sequence[str]) -> list[str]:
-    """Returns the clients to test, where the files are already split into train and test.
+    """Returns the clients to test if the files are already split into train and test.
 
     Args:
       drawn: The clients chosen to train.
@@ -208,8 +210,8 @@ def tested(drawn: Sequence[str], train: Collection[str], test: Sequence[str]) ->
       test: All clients with tests.
 
     Returns:
-      The chosen clients, some of them perhaps without tests. If some clients have tests only
-      (LEAF's `-t user`): these and the chosen ones that have tests, in the order of `test`.
+      The chosen clients, possibly some without tests. But if some clients have only tests (LEAF's
+      `-t user`): these, and those chosen clients that have tests, in the order of `test`.
     """
     chosen, train = set(drawn), set(train)
     if train.issuperset(test):
@@ -226,15 +228,15 @@ def prepare(
     advice: str,
     published: Mapping[str, int],
 ) -> prepared.Outcome:
-    """Makes a prepared set of LEAF's files, for `tasks.prepare`.
+    """Makes a prepared set from LEAF's files, for `tasks.prepare`.
 
     Args:
       task: Name of the data set.
       source_dir: Where LEAF's files are, see `find`.
-      data_dir: Where the set goes.
-      arrays: See `source`, as for the two that follow.
-      convert: See there.
-      advice: See there.
+      data_dir: Where to put the set.
+      arrays: See `source`.
+      convert: See `source`.
+      advice: See `source`.
       published: See `prepared.write`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Unpickles plain values and arrays of numbers from files that anybody may have written."""
+"""Unpickles plain values and arrays of numbers from untrusted files."""
 
 import pickle
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _DTYPES = ("b1", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8
 
 
 class _Dtype:
-    """Stands for the pickled type of an array of numbers."""
+    """Replaces the pickled type of an array of numbers."""
 
     def __init__(self, name: str | bytes, *_: Any):
         name = name.decode() if isinstance(name, bytes) else name
@@ -26,7 +26,7 @@ class _Dtype:
 
 
 class Array:
-    """Stands for a pickled array, whose own restoring would trust what it is given.
+    """Replaces a pickled array, since NumPy's own unpickling trusts its input.
 
     Attributes:
       values: The array.
@@ -46,7 +46,7 @@ class Array:
 def _frombuffer(
     content: bytes | bytearray, dtype: _Dtype, shape: Sequence[int], order: str
 ) -> Array:
-    """Returns an array as NumPy pickles it from protocol 5 on."""
+    """Returns an array in the form that NumPy pickles from protocol 5 on."""
     if not isinstance(content, bytes | bytearray) or order not in ("C", "F"):
         raise ValueError("it has an array of objects")
     array = Array()
@@ -55,7 +55,7 @@ def _frombuffer(
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """Returns bytes as Python 3 pickles them for Python 2."""
+    """Returns bytes in the form that Python 3 pickles for Python 2."""
     if encoding != "latin1":
         raise ValueError(f"it has bytes as {encoding!r:.20}")
     return text.encode("latin1")
@@ -67,7 +67,7 @@ def _scalar(dtype: _Dtype, content: bytes) -> int:
 
 # The one written in Python: a flipped bit in a memo's number makes the other take gigabytes.
 class PlainUnpickler(pickle._Unpickler):
-    """Unpickles Python's own values, and arrays as stand-ins; calls nothing of anybody else's."""
+    """Unpickles Python's built-in values, and arrays as `Array`; calls no other code."""
 
     _STAND_INS: ClassVar = {
         ("_codecs", "encode"): _encode,
@@ -86,10 +86,10 @@ class PlainUnpickler(pickle._Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        """Returns what stands for a class or function.
+        """Returns the replacement of a class or function.
 
         Raises:
-          ValueError: If it is of anybody else's.
+          ValueError: If there is no replacement for it.
         """
         module = compat.numpy_1(module)
         if (module, name) not in self._STAND_INS:
@@ -97,7 +97,7 @@ class PlainUnpickler(pickle._Unpickler):
         return self._STAND_INS[module, name]
 
     def get_extension(self, code: int) -> Any:
-        """Refuses what is named by a number.
+        """Refuses extension codes, which name a class by a number.
 
         Raises:
           ValueError: Always.

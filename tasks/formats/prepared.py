@@ -1,9 +1,12 @@
 """Sets of examples in a form that loads at once: raw arrays on disk, mapped into memory.
 
-A set is a folder `<task>.prepared` with one raw little-endian file per array and `manifest.json`,
-which has every file's type, shape, size and SHA-256, and which rows belong to which client. It is
-written by `write`, piece by piece, in a folder `<task>.preparing` with a journal: a process that is
-killed at any moment resumes after the last whole piece, and only a whole set gets its final name.
+A set is a folder `<task>.prepared` with one raw little-endian file per array and `manifest.json`.
+The manifest has every file's type, shape, size and SHA-256, and says which rows belong to which
+client.
+
+`write` makes the set piece by piece in a folder `<task>.preparing` with a journal. A process that
+is killed at any moment resumes after the last complete piece. Only a complete set gets its final
+name.
 """
 
 import glob
@@ -29,7 +32,7 @@ _RAGGED = "bytes"
 
 
 class Array(NamedTuple):
-    """What an array of a set is.
+    """Type and shape of an array of a set.
 
     Attributes:
       dtype: NumPy's name of the type; `None` for byte strings of unequal length.
@@ -45,7 +48,7 @@ class Rows(NamedTuple):
 
     Attributes:
       part: Name of the part, e.g. `train`.
-      client: Name of the client; the empty name in sets without clients.
+      client: Name of the client; empty in sets without clients.
       arrays: The rows of every array: `[n, ...]`, or n byte strings.
     """
 
@@ -58,8 +61,8 @@ class Piece(NamedTuple):
     """A piece of the raw files that is read as a whole.
 
     Attributes:
-      name: What it is called, e.g. the file's path below the source folder.
-      size: Its size, for the progress bar, and to see that it has not changed.
+      name: Its name, e.g. the file's path below the source folder.
+      size: Its size, for the progress bar, and to detect changes.
       read: Reads it; raises `DataError` if it is damaged.
     """
 
@@ -75,7 +78,7 @@ class Source(NamedTuple):
       arrays: The set's arrays by name.
       pieces: The raw files' pieces in order. All rows of a client in one part come from one piece;
         without clients, all rows of one part follow each other.
-      unit: What the pieces' sizes count, for the progress bar.
+      unit: Unit of the pieces' sizes, for the progress bar.
     """
 
     arrays: Mapping[str, Array]
@@ -84,17 +87,17 @@ class Source(NamedTuple):
 
     @property
     def made_of(self) -> list:
-        """Name and size of each piece, as a set's manifest keeps them."""
+        """Name and size of each piece, as in a set's manifest."""
         return [[piece.name, piece.size] for piece in self.pieces]
 
 
 class Outcome(NamedTuple):
-    """What `python -m tasks.prepare` made, or found.
+    """What `python -m tasks.prepare` made or found.
 
     Attributes:
       path: The file or folder that the task reads.
-      new: Whether it was made now.
-      counts: What is in it by name, beside the number that was published, or `None`.
+      new: Whether this call made it.
+      counts: Name → number found, and the published number or `None`.
     """
 
     path: str
@@ -133,14 +136,14 @@ class Prepared(NamedTuple):
 
     Attributes:
       arrays: The arrays by name, `[rows, ...]`: read-only memory maps, or in memory.
-      parts: For each part the rows of each client, which follow each other.
+      parts: For each part the rows of each client, which are consecutive.
     """
 
     arrays: Mapping[str, np.ndarray | Ragged]
     parts: Mapping[str, Mapping[str, range]]
 
     def rows_of_clients(self, *parts: str) -> dict[str, np.ndarray]:
-        """Returns the rows of each client in some parts together, int64, in the order of parts."""
+        """Returns each client's rows in some parts together, int64, in the order of parts."""
         rows = {}
         for part in parts:
             for client, own in self.parts.get(part, {}).items():
@@ -157,18 +160,18 @@ def find(data_dir: str, task: str, advice: str) -> str | None:
       advice: Where to get the files and how to point at them, for error texts.
 
     Raises:
-      DataError: If `data_dir` may not be looked into.
+      DataError: If `data_dir` may not be read.
     """
     path = os.path.join(data_dir, f"{task}.prepared")
     return path if files_lib.exists(path, advice) else None
 
 
 def warn_if_older(folder: str, raw: Iterable[str]) -> None:
-    """Warns of raw files beside a set that were changed after it was made: the set is read.
+    """Warns that raw files beside a set changed after it was made; the set is still used.
 
     Args:
       folder: The set's folder.
-      raw: Paths of raw files, or of folders in which some would have been added or removed.
+      raw: Paths of raw files, or of folders in which files may have been added or removed.
     """
     try:
         made = os.path.getmtime(os.path.join(folder, _MANIFEST))
@@ -184,7 +187,7 @@ def warn_if_older(folder: str, raw: Iterable[str]) -> None:
 
 
 def made_of(folder: str, advice: str) -> list:
-    """Returns name and size of each piece that a set was made of.
+    """Returns name and size of each piece from which a set was made.
 
     Raises:
       DataError: If the manifest is missing or damaged.
@@ -203,14 +206,14 @@ def read(
 
     Args:
       folder: The set's folder.
-      advice: How to fix it, for error texts.
+      advice: How to fix it, for error messages.
       arrays: The arrays that it must have.
-      parts: If set, the parts that it must have, each of one client without a name.
+      parts: If set, the parts that it must have, each with one unnamed client.
       num_classes: If set, the array `y` holds labels below it.
 
     Raises:
-      DataError: If the manifest is damaged, a file is missing or of another size, the set is not
-        one of those arrays and parts, or what is read is out of range.
+      DataError: If the manifest is damaged, a file is missing or has another size, or values are
+        out of range. Also if the set does not have those arrays and parts.
     """
     manifest = _read_manifest(folder, advice)
     path = os.path.join(folder, _MANIFEST)
@@ -262,7 +265,7 @@ def verify(folder: str, advice: str, arrays: Mapping[str, Array]) -> dict[str, A
       The manifest.
 
     Raises:
-      DataError: If a file differs; it is named.
+      DataError: If a file differs; the message names it.
     """
     read(folder, advice, arrays)
     manifest = _read_manifest(folder, advice)
@@ -276,7 +279,7 @@ def verify(folder: str, advice: str, arrays: Mapping[str, Array]) -> dict[str, A
 
 
 def in_memory(source: Source) -> Prepared:
-    """Reads raw files into memory as the set that `write` would make of them.
+    """Reads raw files into memory as the set that `write` would make from them.
 
     Raises:
       DataError: If a file is damaged or a client is in two pieces of one part.
@@ -302,23 +305,23 @@ def in_memory(source: Source) -> Prepared:
 def write(
     source: Source, data_dir: str, task: str, published: Mapping[str, int] | None = None
 ) -> Outcome:
-    """Makes a set of raw files; what an earlier, interrupted call has made is kept.
+    """Makes a set from raw files; work of an earlier, interrupted call is kept.
 
-    A set that is there is checked and left as it is.
+    An existing set is checked and left unchanged.
 
     Args:
       source: The raw files.
       data_dir: Folder to make the set in.
       task: Name of the task.
-      published: Published numbers of examples (`examples`), of all clients (`clients`) and of each
-        part's examples (by the part's name), to be shown beside those reached.
+      published: Published numbers of examples (`examples`), of clients (`clients`) and of each
+        part's examples (by the part's name), to be printed beside those found.
 
     Returns:
-      The set's folder and what is in it.
+      The set's folder and its counts.
 
     Raises:
-      DataError: If a raw file or the set is damaged or made of other files, if the disk refuses, or
-        if another process makes the set.
+      DataError: If a raw file or the set is damaged, the set was made from different files, the
+        disk refuses, or another process is making the set.
     """
     final = os.path.join(data_dir, f"{task}.prepared")
     advice = f"remove {final} and run the same command again"
@@ -359,7 +362,7 @@ def _counts(
 
 
 class _Writer:
-    """Makes a set in a folder of its own, which is renamed at the end."""
+    """Makes a set in a separate folder, which is renamed at the end."""
 
     def __init__(self, source: Source, folder: str):
         self._source = source
@@ -396,7 +399,7 @@ class _Writer:
         self._finish(clients.counts, final)
 
     def _go_on(self) -> list[dict[str, Any]]:
-        """Returns what is done, after cutting off what was written since; else starts again."""
+        """Returns the finished pieces, truncating later writes; starts afresh if there are none."""
         pieces = self._source.made_of
         try:
             done = self._done(pieces)
@@ -417,7 +420,7 @@ class _Writer:
         return done
 
     def _done(self, pieces: Sequence[Sequence]) -> list[dict[str, Any]]:
-        """Returns the journal's lines if they are those of these pieces and files, else none."""
+        """Returns the journal's lines if they match these pieces and files, else an empty list."""
         done = []
         paths = [self._folder, *glob.glob(f"{glob.escape(self._folder)}/*")]
         if any(map(writing.is_link, paths)):
@@ -507,7 +510,7 @@ def _little(dtype: str | None) -> str:
 
 
 class _Clients:
-    """How many rows of each client of each part come one after the other."""
+    """The numbers of rows of clients in parts, in the order in which they were written."""
 
     def __init__(self, counts: Iterable[Sequence] = ()):
         self.counts = [tuple(count) for count in counts]

@@ -1,8 +1,9 @@
 """Data at an fsspec address (s3://, gs://, hf://, ...): a copy of its folder on this machine.
 
-Readers map files into memory and open databases, so they need files. The folder is copied once, as
-a whole, into the user's cache, under a name made of the address and of what its store says of each
-file (path, size, and checksum or time of change): other content there is another copy.
+Readers need files, because they map them into memory and open databases. So the whole folder is
+copied once into the user's cache. The copy's name derives from the address and from what the store
+reports of each file: path, size, and checksum or modification time. If the content at the address
+changes, a new copy is made.
 """
 
 import contextlib
@@ -27,19 +28,20 @@ _VERSION = (
 
 
 def is_address(path: str) -> bool:
-    """Returns whether a path is an address, as `s3://bucket/folder` is."""
+    """Returns whether a path is an address, such as `s3://bucket/folder`."""
     return "://" in path or "::" in path
 
 
 def folder(address: str, flag: str) -> str:
-    """Returns a folder of this machine that holds what the one at an address holds.
+    """Returns a local folder with the content of the folder at an address.
 
     Args:
-      address: A path, which is returned as it is, or an address.
-      flag: Name of the flag that gave it, for error texts.
+      address: An address, or a path, which is returned unchanged.
+      flag: Name of the flag that gave it, for error messages.
 
     Raises:
-      DataError: If there is no such folder, it cannot be read, or there is no room for a copy.
+      DataError: If the folder does not exist or cannot be read, or the disk has no space for a
+        copy.
     """
     if not is_address(address):
         return address
@@ -52,14 +54,14 @@ def folder(address: str, flag: str) -> str:
 
 
 def names(address: str, flag: str) -> list[str]:
-    """Returns the paths of all files below an address, of which nothing is copied.
+    """Returns the paths of all files below an address, without copying anything.
 
     Args:
       address: An address.
-      flag: Name of the flag that gave it, for error texts.
+      flag: Name of the flag that gave it, for error messages.
 
     Raises:
-      DataError: If there is no such folder, or it cannot be read.
+      DataError: If the folder does not exist or cannot be read.
     """
     with _reached(address, flag) as (system, root):
         return list(_listing(system, root))
@@ -70,7 +72,7 @@ def _reached(address, flag):
     """Yields the file system of an address and the path there.
 
     Raises:
-      DataError: In place of all that is raised meanwhile.
+      DataError: In place of any exception raised inside.
     """
     try:
         import fsspec  # Which would make the start of every run slower.
@@ -84,7 +86,7 @@ def _reached(address, flag):
 
 
 def _copy(address, system, root) -> str:
-    """Returns the copy, which is made if it is not there."""
+    """Returns the path of the copy, making it if needed."""
     import filelock
 
     listing = _listing(system, root)
@@ -107,10 +109,10 @@ def _copy(address, system, root) -> str:
 
 
 def _listing(system, root) -> dict[str, Mapping[str, Any]]:
-    """Returns what the store says of each file, by path below the folder.
+    """Returns what the store reports of each file, by path below the folder.
 
     Raises:
-      DataError: If there is none, or it is a file.
+      DataError: If the folder does not exist, or is a file.
     """
     found = {}
     for path, info in sorted(system.find(root, detail=True).items()):

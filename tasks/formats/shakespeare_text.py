@@ -1,11 +1,11 @@
-"""Speaking roles from the text of Shakespeare's plays: who says what, and who counts as a client.
+"""Speaking roles in the text of Shakespeare's plays, and the rules by which a role is a client.
 
 The text is Project Gutenberg's 100th (January 1994), from which McMahan et al. (2017) and LEAF
 (Caldas et al. 2018) made their clients. In it a work begins at the line "by William Shakespeare",
-its title above; a speech begins with two spaces, the speaker's name, a full stop and a space, and
-continues in lines indented by four. In *The Comedy of Errors* the indentation is missing, so that
-what stands between two speeches counts as the end of the first, as it does in LEAF. A client is a
-role in one play. The published counts come from three ways of dropping small roles:
+below its title. A speech begins with two spaces, the speaker's name, a full stop and a space, and
+continues in lines indented by four. *The Comedy of Errors* lacks the indentation, so all text
+between two speeches belongs to the first one, as in LEAF. A client is a role in one play. The
+published counts come from three ways of dropping small roles:
 
   ========  =========  =======  ====================================================================
   rule      published  reached  clients
@@ -19,25 +19,24 @@ role in one play. The published counts come from three ways of dropping small ro
                                 of another under six titles
   ========  =========  =======  ====================================================================
 
-LEAF's 4,226,158 windows are 4,226,160 here. TFF made its clients from a later edition of this etext
-(June 2018, from *All's Well That Ends Well* to the first act of *Titus Andronicus*), in which most
-plays had been set again. Three things follow.
+LEAF has 4,226,158 windows; here there are 4,226,160. TFF made its clients from a later edition of
+this etext, of June 2018. It runs from *All's Well That Ends Well* to the first act of *Titus
+Andronicus*, and most of its plays have a new layout. Three things follow.
 
-A speech is found by the form of 1994 only, so plays that were set again add nothing. The plays in
-the old form have mostly lost their title lines; their roles are filed under the last title that is
-left, and equal names under one title are one client: Othello speaks in *Much Ado About Nothing*.
-`TFF_GROUPS` is that grouping. TFF's reader has no special case for *The Comedy of Errors*, so that
-what looks like a speech there is a client with a strange name (`OF_EPHESUS`).
+Only speeches in the form of 1994 are found, so plays with the new layout add nothing. Most plays in
+the old form have lost their title lines. Their roles are filed under the last remaining title, and
+equal names under one title are one client: Othello speaks in *Much Ado About Nothing*. `TFF_GROUPS`
+is that grouping. TFF's reader has no special case for *The Comedy of Errors*. Text there that looks
+like a speech becomes a client with a strange name (`OF_EPHESUS`).
 
-A client is kept if its text has more than 80 characters, however few its speeches.
+A client is kept if its text has more than 80 characters, even if it has few speeches.
 
 An example is not a speech: TFF cuts after the *first line* of each speech, so that n speeches make
 n + 1 examples, the last of which may be empty.
 
 The same rule gives 707 clients on the text of 1994, whose lines differ here and there; 663 of them
-have exactly TFF's examples. Which examples TFF holds out is random with an unknown seed,
-floor((s + 12) / 10) of a client's s; from this text the last ones are held out, see
-`test_fraction`.
+have exactly TFF's examples. TFF holds out floor((s + 12) / 10) of a client's s examples, at random
+with an unknown seed. From this text the last ones are held out, see `test_fraction`.
 
 `python -m tasks.formats.shakespeare_text --data_dir=...` prints the counts.
 """
@@ -109,7 +108,7 @@ ADVICE = (
 
 
 class Role(NamedTuple):
-    """What one role says in one play.
+    """The lines of one role in one play.
 
     Attributes:
       play: Title of the play.
@@ -132,22 +131,22 @@ class Role(NamedTuple):
         return sum(map(len, self.speeches))
 
     def running_text(self) -> str:
-        """Returns all lines as one text, as LEAF cuts windows from: blanks for line ends."""
+        """Returns all lines as one text, joined by blanks, from which LEAF cuts windows."""
         text = "".join(f"{line} " for speech in self.speeches for line in speech)
         return re.sub(r"   *", " ", text)
 
 
 def find(data_dir: str) -> str | None:
-    """Returns the path of the text in `data_dir` or its subfolder `shakespeare`, if it is there.
+    """Returns the path of the text in `data_dir` or its subfolder `shakespeare`, if it exists.
 
     Raises:
-      DataError: If a folder may not be looked into.
+      DataError: If a folder may not be read.
     """
     return files.find(paths(data_dir), ADVICE)
 
 
 def paths(data_dir: str) -> list[str]:
-    """Returns where the text is looked for, the most preferred path first."""
+    """Returns the paths at which to look for the text, in order of preference."""
     folders = (os.path.join(data_dir, "shakespeare"), data_dir)
     return [os.path.join(folder, name) for folder in folders for name in _FILES]
 
@@ -159,7 +158,7 @@ def read(path: str) -> str:
       path: The file, compressed if its name ends in `.gz`.
 
     Raises:
-      DataError: If it cannot be read or is not the whole text in the edition of 1994.
+      DataError: If it cannot be read or is not the complete text in the edition of 1994.
     """
     with files.reading(path, ADVICE), files.open_plain_or_gzip(path) as file:
         text = files.read_at_most(file).decode("latin-1")
@@ -172,14 +171,14 @@ def read(path: str) -> str:
     if num_plays != _NUM_PLAYS or twice or num_ends < len(works):
         raise DataError(
             f"{path} is cut off, has a play twice or is another edition: {num_plays} of "
-            f"{_NUM_PLAYS} plays have speeches in the form of the edition of 1994, and "
-            f"{num_ends} of {len(works)} works an end; {ADVICE}"
+            f"{_NUM_PLAYS} plays have speeches as in 1994, and {num_ends} of {len(works)} works "
+            f"have an end. {ADVICE}"
         )
     return text
 
 
 def parse(text: str) -> list[Role]:
-    """Finds all roles of all plays; the sonnets and the poem are passed over.
+    """Finds all roles of all plays; the sonnets and the poem are skipped.
 
     Args:
       text: The whole text.
@@ -236,15 +235,14 @@ def _parse_play(title: str, lines: Sequence[str], start: int) -> list[Role]:
 
 
 def roles(text: str, rule: str) -> list[Role]:
-    """Returns the clients by one of the published rules, see the module's text.
+    """Returns the clients by one of the published rules, see the module's docstring.
 
     Args:
       text: The whole text.
       rule: `tff`, `leaf` or `mcmahan`.
 
     Returns:
-      Roles in the order of their first speeches; by the rule `tff` what `speeches` holds are TFF's
-      examples.
+      Roles in the order of their first speeches. With `tff`, `speeches` are TFF's examples.
     """
     if rule == "tff":
         return [_cut_as_tff(r) for r in _parse_as_tff(text) if len(r.running_text()) > _WINDOW]
@@ -259,7 +257,7 @@ def roles(text: str, rule: str) -> list[Role]:
 
 
 def _parse_as_tff(text: str) -> list[Role]:
-    """Finds roles as TFF's reader does: in one go, whatever stands between two speeches."""
+    """Finds roles as TFF's reader does: in one pass, ignoring any text between two speeches."""
     group_of = {play: group for group, plays in TFF_GROUPS.items() for play in plays}
     speech_begins = re.compile(r"  ([a-zA-Z][a-zA-Z ]*)\. (.*)")
     speeches = collections.defaultdict(list)
@@ -302,7 +300,7 @@ PARSER.flag("data_dir", help="Folder of t8.shakespeare.txt[.gz].", required=True
 
 @command_line.reported
 def main(arguments: list[str]) -> int:
-    """Prints the number of clients of each rule beside the published one; returns an exit code."""
+    """Prints each rule's number of clients beside the published one; returns an exit code."""
     data_dir = PARSER.parse(arguments).data_dir
     path = find(data_dir)
     if path is None:

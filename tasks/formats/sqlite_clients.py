@@ -22,7 +22,7 @@ _CHUNK = 1024
 
 
 class SqliteFederatedData:
-    """Federated data in one split of a file as TFF publishes them; nothing is kept in memory.
+    """Federated data in one split of one of TFF's sqlite files; examples are not kept in memory.
 
     Such a file has a table `examples` (split_name, client_id, serialized_example_proto: a
     `tf.train.Example`) and a table `client_metadata` (client_id, split_name, num_examples). It is
@@ -47,12 +47,12 @@ class SqliteFederatedData:
         Args:
           path: The sqlite file.
           split: Value of `split_name`, e.g. `all_train`.
-          parse: Turns serialised examples into arrays; raises `ValueError` on what it refuses.
+          parse: Turns serialised examples into arrays; raises `ValueError` for invalid ones.
           advice: Where to get the file and how to point at it, for error texts.
-          max_examples: If set, only that many examples of a client are read, the first in the file.
+          max_examples: If set, only the first that many examples of each client are read.
 
         Raises:
-          DataError: If the file is no such database, is cut off, or lacks the split.
+          DataError: If the file is not such a database, is cut off, or lacks the split.
         """
         self._path = path
         self.files = (path,)
@@ -85,7 +85,7 @@ class SqliteFederatedData:
         """Returns the examples of the client at `index`, in the file's order.
 
         Raises:
-          DataError: If they cannot be read or are not as many as announced.
+          DataError: If they cannot be read or their number differs from the announced one.
         """
         client_id = self.client_ids[index]
         rows = self._query(
@@ -100,7 +100,8 @@ class SqliteFederatedData:
         """Returns the examples of all clients together, clients in order.
 
         Raises:
-          DataError: If they cannot be read or a client's are not as many as announced.
+          DataError: If they cannot be read or a client's number of examples differs from the
+            announced one.
         """
         found = collections.Counter()
         chunks = list(self._parsed_chunks(found))
@@ -113,7 +114,7 @@ class SqliteFederatedData:
         )
 
     def _parsed_chunks(self, found: collections.Counter) -> Iterator[Examples]:
-        """Yields all clients' examples and counts those of each in `found`."""
+        """Yields all clients' examples, and counts each client's in `found`."""
         with self._cursor() as cursor:
             rows = cursor.execute(
                 "SELECT serialized_example_proto, client_id FROM examples WHERE split_name = ? "
@@ -135,7 +136,7 @@ class SqliteFederatedData:
         """Counts the split's examples in the file, one by one.
 
         Raises:
-          DataError: If they are not as many as are announced for its clients.
+          DataError: If the number differs from the total announced for its clients.
         """
         rows = self._query("SELECT COUNT(*) FROM examples WHERE split_name = ?", (self._split,))
         ((count,),) = rows
@@ -179,14 +180,14 @@ def _number(value: Any) -> int:
 
 
 def locate(name: str, folder: str, data_dir: str | None, advice: str) -> str:
-    """Returns the path of one of TFF's sqlite files, unpacked or downloaded if need be.
+    """Returns the path of one of TFF's sqlite files, after unpacking or downloading if needed.
 
     Args:
       name: Name of the file, e.g. `shakespeare.sqlite`.
       folder: Subfolder of `data_dir` to look in first.
-      data_dir: Where the file is, unpacked or as TFF ships it; `None` means TFF's cache, into which
-        the file is downloaded if need be.
-      advice: Where to get the file and how to point at it, for error texts.
+      data_dir: Where the file is, unpacked or as TFF ships it; `None` means TFF's cache,
+        downloading the file if needed.
+      advice: Where to get the file and how to point at it, for error messages.
 
     Raises:
       DataError: If the file is missing or damaged and cannot be downloaded.
@@ -214,16 +215,16 @@ def locate(name: str, folder: str, data_dir: str | None, advice: str) -> str:
 
 
 def find(name: str, folder: str, data_dir: str, advice: str) -> str | None:
-    """Returns where a file is, or will be once `<path>.lzma` is unpacked; `None` if it is nowhere.
+    """Returns a file's path, possibly still to be unpacked from `<path>.lzma`; `None` if missing.
 
     Args:
       name: Name of the file, e.g. `shakespeare.sqlite`.
       folder: Subfolder of `data_dir` to look in first.
       data_dir: Folder to look in.
-      advice: Where to get the file and how to point at it, for error texts.
+      advice: Where to get the file and how to point at it, for error messages.
 
     Raises:
-      DataError: If a folder may not be looked into.
+      DataError: If a folder may not be read.
     """
     parents = (os.path.join(data_dir, folder), data_dir)
     found = files.find((os.path.join(p, name + e) for p in parents for e in ("", ".lzma")), advice)
@@ -231,17 +232,17 @@ def find(name: str, folder: str, data_dir: str, advice: str) -> str | None:
 
 
 def unpack(packed: str, path: str, advice: str) -> None:
-    """Unpacks TFF's compressed file; `path` appears only when it is whole.
+    """Unpacks TFF's compressed file; `path` appears only once it is complete.
 
-    What an interrupted call leaves is `<path>.part`, which the next call overwrites.
+    An interrupted call leaves `<path>.part`, which the next call overwrites.
 
     Args:
       packed: The file as TFF ships it.
       path: The file to make.
-      advice: Where to get the file and how to point at it, for error texts.
+      advice: Where to get the file and how to point at it, for error messages.
 
     Raises:
-      DataError: If the file is damaged, the disk refuses, or another process unpacks it.
+      DataError: If the file is damaged, the disk refuses, or another process is unpacking it.
     """
     part = f"{path}.part"
     with files.reading(packed, advice):
@@ -293,7 +294,7 @@ def _decompress(packed: str, target: BinaryIO) -> None:
 def check_complete(path: str, advice: str) -> None:
     """Checks that a file is an sqlite database and has all the pages that its header announces.
 
-    An interrupted download leaves a file that opens without complaint and fails later.
+    An interrupted download leaves a file that opens without an error and fails later.
 
     Args:
       path: The file.

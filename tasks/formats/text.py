@@ -1,7 +1,8 @@
 """Words of posts as numbers: vocabularies, rows of tokens, bags of words, sentences.
 
-As in TFF's Stack Overflow tasks. With a vocabulary of V words, token 0 is padding, 1 to V are the
-words, V + 1 is any other word, V + 2 begins a sentence and V + 3 ends it.
+The numbers are those of TFF's Stack Overflow tasks. With a vocabulary of V words, token 0 is
+padding and 1 to V are the words. V + 1 is any other word, V + 2 begins a sentence and V + 3 ends
+it.
 """
 
 import collections
@@ -17,7 +18,7 @@ NUM_SPECIAL_TOKENS = 4
 
 
 class Post(NamedTuple):
-    """A sentence of a post, with what is known of the post.
+    """A sentence of a post, with data on the post.
 
     Attributes:
       words: The sentence's words, with punctuation marks.
@@ -31,7 +32,7 @@ class Post(NamedTuple):
 
 
 def places(vocabulary: Iterable[Hashable]) -> dict[Hashable, int]:
-    """Returns the place of each word in a vocabulary, from 0."""
+    """Returns the position of each word in a vocabulary, from 0."""
     return {word: place for place, word in enumerate(vocabulary)}
 
 
@@ -56,7 +57,7 @@ def next_words(
     Args:
       sentences: Words of each sentence.
       place: The vocabulary.
-      length: Words of an example.
+      length: Words per example.
 
     Returns:
       x and y, int32 `[n, length]`; y is x one position on.
@@ -72,11 +73,11 @@ def next_words(
 
 
 class BagsOfWords:
-    """Bags of words that take up memory for the words they hold, and are dense when read.
+    """Bags of words that are stored sparsely and become dense on access.
 
-    Stands for a float32 array `[n, number of words]` with the share of each word among a text's
-    words of the vocabulary, as in TFF: zeros for a text without any. Slices and arrays of row
-    numbers give NumPy arrays.
+    They replace a float32 array `[n, number of words]`. An entry is the share of a word among those
+    words of a text that are in the vocabulary, as in TFF; a text without any has zeros. Slices and
+    arrays of row numbers give NumPy arrays.
 
     Attributes:
       shape: Shape of the array.
@@ -101,7 +102,7 @@ class BagsOfWords:
 
     @classmethod
     def joined(cls, parts: Sequence["BagsOfWords"], limit: int) -> "BagsOfWords":
-        """Returns the bags of one or more, one after the other, the first `limit` of them."""
+        """Returns one or more bags concatenated, cut off after the first `limit` rows."""
         whole = cls([], {})
         whole._rows = [row for part in parts for row in part._rows][:limit]
         whole.shape = (len(whole._rows), parts[0].shape[1])
@@ -140,12 +141,9 @@ def tag_vectors(tags: Iterable[Sequence[Hashable]], place: Mapping[Hashable, int
 
 
 def by_users(words_of_users: Iterable[Iterable[str]]) -> list[str]:
-    """Returns all words in the order of how many users have them, then of the alphabet.
+    """Returns all words, ordered by the number of users who have them, then alphabetically.
 
-    TFF's Stack Overflow vocabularies count users, too.
-
-    Args:
-      words_of_users: All words of each user, with or without repetition.
+    TFF's Stack Overflow vocabularies also count users.
     """
     users = collections.Counter()
     for words in words_of_users:
@@ -154,17 +152,18 @@ def by_users(words_of_users: Iterable[Iterable[str]]) -> list[str]:
 
 
 def sentences(text: str) -> list[list[str]]:
-    """Splits a text into sentences and these into words, after the description of TFF's data.
+    """Splits a text into sentences and these into words, as in the description of TFF's data.
 
-    Small letters; other signs than ASCII's are dropped, a web address becomes `<url>`, a
-    punctuation mark is a word of its own, except apostrophes and hyphens within a word. A sentence
-    ends at a full stop, a question or exclamation mark before a blank, and at a line's end.
+    Words are in lower case. Characters outside ASCII are dropped, and a web address becomes
+    `<url>`. A punctuation mark is a separate word, except apostrophes and hyphens within a word. A
+    sentence ends at a full stop, question mark or exclamation mark before a blank, and at a line's
+    end.
 
     Args:
       text: The text, without markup.
 
     Returns:
-      Words of each sentence that has any.
+      The words of each non-empty sentence.
     """
     text = re.sub(r"https?://\S+", " <url> ", text.lower())
     text = text.replace("\u2019", "'").encode("ascii", "ignore").decode()
@@ -180,12 +179,12 @@ def federated(
     client_ids: Sequence[str],
     make: Callable[[Sequence[Post]], Examples],
 ) -> ArrayFederatedData:
-    """Makes federated data, held in memory, of users' posts.
+    """Makes federated data, held in memory, from users' posts.
 
     Args:
       users: Sentences of each user.
       client_ids: Name of each user.
-      make: Makes examples of sentences.
+      make: Converts sentences to examples.
     """
     x, y = make([post for posts in users for post in posts])
     ends = np.cumsum([len(posts) for posts in users])
@@ -195,7 +194,7 @@ def federated(
 def synthetic(
     num_users: int, vocabulary: Sequence[Hashable], tags: Sequence[Hashable]
 ) -> list[list[Post]]:
-    """Makes posts of true form in which words follow a rule and tell the tags.
+    """Generates posts of the true form, in which words follow a rule and determine the tags.
 
     Args:
       num_users: Number of users; the k-th has 8 + 4 k sentences.

@@ -1,8 +1,8 @@
 """Reads the folders of TensorFlow Datasets (TFDS), and puts examples back in the publisher's order.
 
-TFDS shuffles a set when it writes it: an example has a key, and the examples of a split lie in the
-order of the MD5 sums of the split's name and the key. Where the key is the example's place in the
-publisher's files, that order can be undone. TFDS itself is imported when a set is read, no sooner.
+TFDS shuffles a set when it writes it: an example has a key, and a split is sorted by the MD5 sums
+of the split's name and the key. If the key is the example's position in the publisher's files, that
+order can be undone. TFDS itself is imported only when a set is read.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _CHUNK = 1024
 
 
 class Set(NamedTuple):
-    """A set as TFDS has it.
+    """A set in TFDS.
 
     Attributes:
       name: Its name there.
@@ -32,9 +32,9 @@ class Set(NamedTuple):
       features: Name of each feature that is read → type and shape of an example's, e.g. `("uint8",
         (28, 28, 1))`; texts are `("object", ())`.
       classes: Name of each feature that is a class number → number of classes.
-      labels: Split → SHA-256 of the publisher's labels in their order, a byte each. Where it is not
-        known, every class must occur equally often.
-      first: Split → the publisher's first labels, where only these are known.
+      labels: Split → SHA-256 of the publisher's labels in their order, one byte each. If it is
+        unknown, every class must occur equally often.
+      first: Split → the publisher's first labels, if only these are known.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Set(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """How to come by the set."""
+        """How to get the set."""
         return (
             f'remove it and make it again with tensorflow_datasets.load("{self.name}:'
             f'{self.version}"), whose folder --data_dir may name'
@@ -64,10 +64,10 @@ class Set(NamedTuple):
 
 
 def find(of: Set, data_dir: str) -> str | None:
-    """Returns the folder of a set below `data_dir`, or `None` if TFDS has nothing of it there.
+    """Returns the folder of a set below `data_dir`, or `None` if TFDS has no version of it there.
 
     Raises:
-      DataError: If there are other versions only, or a folder may not be looked into.
+      DataError: If only other versions exist, or a folder may not be read.
     """
     path = os.path.join(data_dir, of.folder)
     if files.exists(path, of.advice):
@@ -92,13 +92,13 @@ def find(of: Set, data_dir: str) -> str | None:
 
 
 def cache() -> str:
-    """Returns the folder in which TFDS keeps sets where nobody says otherwise."""
+    """Returns the folder in which TFDS keeps sets by default."""
     named = os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
     return os.path.expanduser(named)
 
 
 def find_in_cache(of: Set) -> str | None:
-    """Returns the folder of a set in TFDS's cache, `None` if it is not there in this version."""
+    """Returns the folder of a set in TFDS's cache; `None` if this version is not cached."""
     path = os.path.join(cache(), of.folder)
     return path if files.exists(path, of.advice) else None
 
@@ -107,7 +107,7 @@ def download(of: Set) -> str:
     """Lets TFDS download and write a set into its cache, as TFRecords; returns the folder.
 
     Raises:
-      DataError: If it cannot.
+      DataError: If that fails.
     """
     advice = f"make it elsewhere and set --data_dir, or TFDS_DATA_DIR, to the folder of {of.name}"
     with files.decoding(f"TFDS's {of.name}", advice, "cannot be downloaded"):
@@ -119,7 +119,7 @@ def download(of: Set) -> str:
 
 
 def record(of: Set, folder: str) -> dict[str, Any]:
-    """Returns what a run's `hparams.json` says of a set: settings of a task."""
+    """Returns the entries on a set in a run's `hparams.json`: settings of a task."""
     return {"tfds": f"{of.name}:{of.version}", "tfds_path": os.path.abspath(folder)}
 
 
@@ -127,16 +127,16 @@ def read_images(of: Set, folder: str, split: str) -> dict[str, np.ndarray]:
     """Reads a split of a set whose examples are numbered, in the publisher's order.
 
     Args:
-      of: The set. If it has a feature `id`, that is split and number, `train_00000`; otherwise
-        TFDS's order is undone.
+      of: The set. A feature `id` has the form `train_00000`, split and number. Without one, TFDS's
+        order is undone.
       folder: Its folder, see `find`.
       split: Name of the split.
 
     Returns:
-      Arrays `[n, ...]` by name of feature but `id`; class numbers are int32.
+      Arrays `[n, ...]` by name of feature, without `id`; class numbers are int32.
 
     Raises:
-      DataError: If it is damaged, or not the publisher's.
+      DataError: If it is damaged, or differs from the publisher's set.
     """
     arrays = read(of, folder, split)
     with files.decoding(folder, of.advice, f"is not TFDS's {of.name} in its split {split!r}"):
@@ -175,7 +175,7 @@ def _check_labels(of: Set, split: str, labels: np.ndarray) -> None:
 
 
 def read(of: Set, folder: str, split: str) -> dict[str, np.ndarray]:
-    """Reads a split in the order in which TFDS has it, from TFRecord or ArrayRecord files.
+    """Reads a split in TFDS's order, from TFRecord or ArrayRecord files.
 
     Args:
       of: The set.
@@ -186,7 +186,7 @@ def read(of: Set, folder: str, split: str) -> dict[str, np.ndarray]:
       Arrays `[n, ...]` by name of feature; texts are bytes.
 
     Raises:
-      DataError: If a file is missing or damaged, or the set is another one.
+      DataError: If a file is missing or damaged, or the folder holds another set.
     """
     _check_description(of, folder)
     with files.decoding(folder, of.advice, f"is damaged in its split {split!r}"):
@@ -203,7 +203,7 @@ def read(of: Set, folder: str, split: str) -> dict[str, np.ndarray]:
 
 
 def _check_description(of: Set, folder: str) -> None:
-    """Checks that a set's files can be read, and what it says of itself, before TFDS acts on it."""
+    """Checks that a set's files are readable, and its description, before TFDS acts on it."""
     with files.decoding(folder, of.advice):
         names = sorted(os.listdir(folder))
         folder.encode()  # TensorFlow takes no other path.
@@ -229,7 +229,7 @@ def _json(path: str) -> Any:
 
 
 def _check_classes(described: Any) -> None:
-    """Checks that features are of TFDS's own types: TFDS imports whatever module they name."""
+    """Checks that features have TFDS's own types, since TFDS imports any module that they name."""
     if isinstance(described, dict):
         name = described.get("pythonClassName", "tensorflow_datasets.")
         if not isinstance(name, str) or not name.startswith("tensorflow_datasets."):
@@ -241,10 +241,10 @@ def _check_classes(described: Any) -> None:
 
 
 def _chunks(of: Set, folder: str, split: str) -> Iterator[Mapping[str, np.ndarray]]:
-    """Yields decoded examples, some at a time.
+    """Yields decoded examples in batches.
 
     Raises:
-      Exception: If they cannot be read or are of other types.
+      Exception: If they cannot be read or have other types.
     """
     import tensorflow_datasets
 
@@ -268,7 +268,7 @@ def _chunks(of: Set, folder: str, split: str) -> Iterator[Mapping[str, np.ndarra
 def _of_array_records(builder, split: str) -> "tf.data.Dataset":
     """Returns the decoded examples of a split, as `as_dataset` does for other files.
 
-    TFDS has no such form for ArrayRecord files; the one that it has decodes an example at a time in
+    TFDS has no such function for ArrayRecord files. Its own one decodes example by example in
     Python, which takes five times as long.
     """
     import tensorflow_datasets

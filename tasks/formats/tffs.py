@@ -1,7 +1,7 @@
-"""TFF's federated data sets, in the database that TFF ships now or the HDF5 files of before 2021.
+"""TFF's federated data sets, in TFF's current database or in the HDF5 files from before 2021.
 
-A task says what a set is called and which features its examples have; `open_clients` finds the
-files in either form and gives training and test clients that are read one by one.
+A task gives a set's names and the features of its examples. `open_clients` finds the files in
+either form and returns training and test clients, which are read one by one.
 """
 
 import os
@@ -24,10 +24,10 @@ class Published(NamedTuple):
     Attributes:
       folder: Subfolder of `data_dir` to look in first.
       sqlite: Name of the database.
-      h5: What the names of the HDF5 files begin with; `<h5>.tar.bz2` is their archive.
+      h5: Start of the names of the HDF5 files; `<h5>.tar.bz2` is their archive.
       features: Features of an example, by name.
-      example: What an example is, in words, for error texts.
-      advice: Where to get the set and how to point at it, for error texts.
+      example: Description of an example, for error messages.
+      advice: Where to get the set and how to point at it, for error messages.
       splits: Names of the training and the test split in the database.
     """
 
@@ -41,10 +41,10 @@ class Published(NamedTuple):
 
 
 def find(published: Published, data_dir: str) -> str | None:
-    """Returns where a set is in a folder, in whichever form; `None` if it is not there.
+    """Returns the path of a set in a folder, in either form; `None` if it does not exist.
 
     Raises:
-      DataError: If a folder may not be looked into.
+      DataError: If a folder may not be read.
     """
     of_set = published.folder, data_dir, published.advice
     found = sqlite_clients.find(published.sqlite, *of_set)
@@ -57,17 +57,16 @@ def open_clients(
     """Opens a set.
 
     Args:
-      published: Which set.
+      published: The set.
       data_dir: Where the files are, unpacked or as TFF ships them, the database first; `None` means
-        TFF's cache, into which the database is downloaded if need be.
-      make: Turns features of examples, each `[n, ...]`, into arrays; raises `ValueError` on what
-        it refuses.
-      max_examples: If set, only that many examples of a training client are read, the first in the
-        file.
+        TFF's cache, downloading the database if needed.
+      make: Turns features of examples, each `[n, ...]`, into arrays; raises `ValueError` for
+        invalid ones.
+      max_examples: If set, only the first that many examples of each training client are read.
 
     Returns:
-      Training and test clients, with a method `pooled` for all examples together. Both have the
-      same list of names where the names are the same.
+      Training and test clients, with a method `pooled` for all examples together. If their names
+      are equal, they share one list of names.
 
     Raises:
       DataError: If a file is missing or damaged and cannot be downloaded.
@@ -112,10 +111,10 @@ def _split(published, path, split, make, max_examples) -> FederatedData:
 
 
 def columns(published: Published, serialized: Sequence[bytes]) -> dict[str, np.ndarray]:
-    """Returns features of examples as they are in the database.
+    """Returns the features of examples from the database.
 
     Args:
-      published: Which set.
+      published: The set.
       serialized: `tf.train.Example` protos.
 
     Returns:
@@ -140,11 +139,11 @@ def columns(published: Published, serialized: Sequence[bytes]) -> dict[str, np.n
 
 
 def some(data: FederatedData, num_examples: int, seed: int) -> Iterator[Examples]:
-    """Yields clients' examples in random order of clients, until there are enough.
+    """Yields the examples of clients in random order, until there are enough.
 
     Args:
       data: The clients.
-      num_examples: How many in all at least, if there are as many.
+      num_examples: Minimum total number of examples, unless the data has fewer.
       seed: Seed of the order, 0 or more.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Keras layers: those that run over a whole cohort at once, and what some models need beside.
+"""Keras layers that run over a whole cohort at once, and further layers of some models.
 
-Their classes are made from Keras's, so a layer's module is imported when it is first used,
-`layers.lstm.LSTM`: tasks are known, and flags are checked, before TensorFlow is loaded.
+They derive from Keras's classes, so import a layer's module when you first use it, as in
+`layers.lstm.LSTM`. Tasks are known, and flags are checked, before TensorFlow is loaded.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Keeps AutoGraph away from layers that have no use for it."""
+"""Keeps AutoGraph away from layers that do not need it."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import tensorflow as tf
 
 
 class AsWritten:
-    """A Keras layer, the first base class of ours, whose `call` is run as it is written.
+    """A Keras layer whose `call` runs as written; put it first among the base classes.
 
-    Where a model is put together, Keras has AutoGraph rewrite the `call` of every layer that is not
-    its own, for the sake of `if` and `while` on tensors, of which our layers have none. With 40 of
-    our layers, as ResNet-18 has, that took two fifths of the time in which the model was made.
+    When a model is built, Keras has AutoGraph rewrite the `call` of every layer that is not its
+    own. That serves `if` and `while` on tensors, which our layers do not use. For ResNet-18, with
+    40 of our layers, it took two fifths of the time to build the model.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

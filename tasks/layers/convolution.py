@@ -1,15 +1,15 @@
-"""Convolution that is fast for small images, and whose bias has its gradient written out.
+"""Convolution that is fast for small images, with a written-out gradient of the bias.
 
-At the end of a deep network images have few pixels and kernels many numbers: ResNet-18 has three of
-3x3 pixels and 512 x 512 channels for images of a single pixel. In the forward pass and in both
-gradients oneDNN first writes such a kernel again in an order of its own, and multiplies it with the
-padding. Here a convolution that gives few pixels is one product of patches with the kernel as it
-lies, without the parts that meet padding only, with which ResNet-18 trains in 0.6 of the time
+At the end of a deep network, images have few pixels and kernels many numbers. ResNet-18 has three
+kernels of 3x3 pixels and 512 x 512 channels for images of a single pixel. In the forward pass and
+in both gradients, oneDNN first copies such a kernel into its own layout, and also multiplies it
+with the padding. Here a convolution with few output pixels is one product of patches with the
+unchanged kernel, without the parts that meet only padding. ResNet-18 then trains in 0.6 of the time
 (`benchmarks/layers.py`).
 
-TensorFlow hands the gradients of a convolution's filter and bias to oneDNN as one operation, which
-sums the bias's one number after the other. With a sum of its own the EMNIST CNN trains in 0.95 of
-the time.
+TensorFlow passes the gradients of a convolution's filter and bias to oneDNN as one operation, which
+sums the bias's gradient number by number. With a separate sum the EMNIST CNN trains in 0.95 of the
+time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _FEW = 9  # Pixels of an output.
 class Conv2D(as_written.AsWritten, tf.keras.layers.Conv2D):
     """Keras's convolution, with equal weights, and faster on a CPU.
 
-    Outputs of more than nine pixels are equal to Keras's; others, and all gradients, up to the
-    order of float32 sums. With a GPU in the machine, with channels first, or with inputs of more
-    dimensions, the layer runs Keras's own code.
+    Outputs of more than nine pixels equal Keras's exactly. Smaller outputs, and all gradients, are
+    equal up to the order of float32 sums. With a GPU in the machine, with channels first, or with
+    inputs of more dimensions, the layer runs Keras's own code.
     """
 
     def call(self, inputs: Any) -> Any:
@@ -54,7 +54,7 @@ class Conv2D(as_written.AsWritten, tf.keras.layers.Conv2D):
         return outputs if self.activation is None else self.activation(outputs)
 
     def _product(self, x):
-        """Returns the convolution if it gives few pixels, else `None`."""
+        """Returns the convolution if its output has few pixels, else `None`."""
         height, width = x.shape[1:3]
         plain = self.groups == 1 and max(self.dilation_rate) == 1
         if not plain or height is None or width is None:
@@ -70,16 +70,16 @@ class Conv2D(as_written.AsWritten, tf.keras.layers.Conv2D):
 
 
 def _met(inputs: int, size: int, stride: int, padding: str) -> np.ndarray:
-    """Returns which input every place of a kernel meets at every output, along one direction.
+    """Returns the input under each kernel position for each output, along one direction.
 
     Args:
-      inputs: How many there are.
-      size: Of the kernel.
-      stride: Of the outputs.
+      inputs: Number of inputs.
+      size: Size of the kernel.
+      stride: Stride of the outputs.
       padding: `same` or `valid`.
 
     Returns:
-      `[outputs, size]`; -1 is padding.
+      Indices of inputs, `[outputs, size]`; -1 is padding.
     """
     if padding == "same":
         outputs = -(-inputs // stride)
@@ -95,9 +95,9 @@ def _convolve(x: tf.Tensor, kernel: tf.Tensor, rows: np.ndarray, columns: np.nda
 
     Args:
       x: `[batch, height, width, channels]`.
-      kernel: `[kernel's height, its width, channels, filters]`.
-      rows: What `_met` gives for the rows.
-      columns: What `_met` gives for the columns.
+      kernel: `[kernel height, kernel width, channels, filters]`.
+      rows: Result of `_met` for the rows.
+      columns: Result of `_met` for the columns.
 
     Returns:
       `[batch * outputs, filters]`.
@@ -141,7 +141,7 @@ def _convolve(x: tf.Tensor, kernel: tf.Tensor, rows: np.ndarray, columns: np.nda
 
 
 def _take(values: tf.Tensor, places: np.ndarray) -> tf.Tensor:
-    """Returns the values `[batch, n, channels]` at places `[...]`, zeros at -1."""
+    """Returns the values `[batch, n, channels]` at positions `[...]`, zeros at -1."""
     if np.any(places < 0):
         values = tf.pad(values, [[0, 0], [1, 0], [0, 0]])
         places = places + 1

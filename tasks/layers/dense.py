@@ -1,8 +1,8 @@
 """Dense layer whose gradient for its inputs is computed in blocks of the kernel.
 
-For that gradient oneDNN first writes the whole kernel again, transposed. A block of it stays in the
-cache meanwhile, with which the EMNIST CNN (9,216 inputs, 128 units) trains in 0.97 of the time
-(`benchmarks/layers.py`). A kernel with many units gains nothing.
+For that gradient oneDNN first writes a transposed copy of the whole kernel. A block of the kernel
+stays in the processor's cache meanwhile. The EMNIST CNN (9,216 inputs, 128 units) then trains in
+0.97 of the time (`benchmarks/layers.py`). A kernel with many units gains nothing.
 """
 
 from typing import Any
@@ -17,9 +17,9 @@ _BLOCK_NUMBERS = 2**16  # 256 KiB of float32, a quarter of a core's second-level
 class Dense(as_written.AsWritten, tf.keras.layers.Dense):
     """Keras's dense layer, with equal outputs, and a faster backward pass on a CPU.
 
-    Gradients are Keras's up to the order of float32 sums. With a GPU in the machine, with other
-    inputs than floats `[batch, features]`, or with a kernel of one block, the layer runs Keras's
-    own code.
+    Gradients are Keras's up to the order of float32 sums. The layer runs Keras's own code if the
+    machine has a GPU, if inputs are not floats `[batch, features]`, or if the kernel is a single
+    block.
     """
 
     def call(self, inputs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""What is done to images before a model sees them, as the first layer of it.
+"""Preprocessing of images, as the first layer of a model.
 
-Clients then hold bytes, a quarter of the memory, and distortion is drawn again in every step of
-training.
+Clients can then hold bytes, which take a quarter of the memory, and random distortion is drawn anew
+in every training step.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,10 @@ _IMAGENET_MEANS = (103.939, 116.779, 123.68)  # Blue, green, red.
 
 
 class PrepareImages(as_written.AsWritten, tf.keras.layers.Layer):
-    """Crops, flips and scales images, as FedOpt (Reddi et al. 2021, App. C.1) does CIFAR's.
+    """Crops, flips and scales images, as FedOpt (Reddi et al. 2021, App. C.1) does for CIFAR.
 
-    In training with `distort` a square is cut out at random and flipped left to right with
-    probability 1/2, each image for itself; else the square in the centre is cut out.
+    In training with `distort`, a square is cut out at a random position and flipped left to right
+    with probability 1/2, separately for each image. Otherwise the central square is cut out.
     """
 
     prepares_inputs = True  # See `tff_algos.from_keras`.
@@ -28,9 +28,9 @@ class PrepareImages(as_written.AsWritten, tf.keras.layers.Layer):
 
         Args:
           crop: Height and width of the square, in pixels.
-          distort: Whether to cut and flip at random in training.
+          distort: Whether to crop and flip at random in training.
           scaling: `standardize` subtracts an image's mean and divides by its standard deviation,
-            over all pixels and channels; `unit` divides by 255; `imagenet` turns RGB into BGR and
+            over all pixels and channels. `unit` divides by 255. `imagenet` turns RGB into BGR and
             subtracts ImageNet's mean of each channel, as `tf.keras.applications.resnet` does.
           **kwargs: As for every Keras layer.
 

@@ -1,4 +1,4 @@
-"""Initial weights by no rule of Keras's."""
+"""Initial weights that follow none of Keras's rules."""
 
 from collections.abc import Callable
 
@@ -6,17 +6,17 @@ import tensorflow as tf
 
 
 class Zeros(tf.keras.initializers.Initializer):
-    """Gives the weights of any function, for which files of the model name Keras's zeros.
+    """Takes initial weights from any function; a saved model names Keras's zeros instead.
 
-    A file holds the weights themselves, so nothing is lost; and Keras, which looks initialisers up
-    by the name of their class, loads it without the suite.
+    The file holds the weights themselves, so nothing is lost. Keras looks initialisers up by class
+    name, so it can load the file without the suite.
     """
 
     def __init__(self, weights: Callable):
         """Initialises the initialiser.
 
         Args:
-          weights: Function of a shape and `dtype` that gives a tensor, such as an initialiser.
+          weights: Function of a shape and `dtype` that returns a tensor, such as an initialiser.
         """
         self._weights = weights
 

@@ -1,14 +1,16 @@
-"""An LSTM layer whose backward pass is written out, in the place of Keras's.
+"""An LSTM layer with a written-out backward pass, as a replacement of Keras's.
 
-TensorFlow differentiates a loop over time step by step: what each step of the forward loop computed
-goes through one stack per tensor, and each step adds its share to the recurrent weight's gradient,
-a tensor of that weight's size. Here the forward loop keeps gates and cell states in one array, the
-factors of the chain rule are computed for all steps at once, and the recurrent weight's gradient is
-one matrix product after the loop. The operations are those that `tf.vectorized_map` can turn into
-operations over a cohort, which Keras's layer does not allow.
+TensorFlow differentiates a loop over time step by step. Every tensor of the forward loop is pushed
+onto a stack, and each step adds its share to the recurrent weight's gradient, a tensor of that
+weight's size.
 
-Sequences that are padded are sorted by their length, for one client at a time: a step then takes
-those first ones that are not over yet, and the loop ends with the longest.
+Here the forward loop keeps gates and cell states in one array. The factors of the chain rule are
+then computed for all steps at once, and the recurrent weight's gradient is one matrix product after
+the loop. Unlike Keras's layer, this one uses only operations that `tf.vectorized_map` can vectorise
+over a cohort.
+
+For one client at a time, padded sequences are sorted by length. A step then processes only the
+sequences that have not ended, and the loop ends with the longest.
 """
 
 from collections.abc import Callable
@@ -41,15 +43,15 @@ _LARGE = 512
 class LSTM(as_written.AsWritten, tf.keras.layers.LSTM):
     """Keras's LSTM, with equal weights, outputs and gradients, and a faster backward pass on a CPU.
 
-    Weights: `kernel` `[inputs, 4 * units]`, `recurrent_kernel` `[units, 4 * units]` and `bias`
-    `[4 * units]`, gates in Keras's order (input, forget, cell, output). The state starts at zero.
-    With a GPU in the machine, but not over several clients at once, the layer runs Keras's own
-    code, which runs cuDNN's there.
+    Weights: `kernel` `[inputs, 4 * units]`, `recurrent_kernel` `[units, 4 * units]` and `bias` `[4
+    * units]`, gates in Keras's order (input, forget, cell, output). The state starts at zero. If
+    the machine has a GPU, the layer runs Keras's own code, and so cuDNN's, except over several
+    clients at once.
 
-    With a mask, sequences must be padded at the end, as cuDNN wants it; otherwise all outputs at
-    real positions are NaN. The first position counts as real. Outputs at padding mean nothing
-    (Keras itself repeats the last real output there on a CPU and gives zeros on a GPU); on a CPU,
-    for one client at a time, outputs carry the rows of `tasks.layers.sequences`. Without
+    With a mask, sequences must be padded at the end, as cuDNN requires; otherwise all outputs at
+    real positions are NaN. The first position is always treated as real. Do not use outputs at
+    padding: Keras itself repeats the last real output there on a CPU and gives zeros on a GPU. On a
+    CPU, for one client at a time, outputs carry the rows of `tasks.layers.sequences`. Without
     `return_sequences` the output is that of the last real step.
     """
 
@@ -62,7 +64,7 @@ class LSTM(as_written.AsWritten, tf.keras.layers.LSTM):
             regularisers, `unit_forget_bias`, `name` and so on.
 
         Raises:
-          ValueError: If an argument asks for what this layer does not do (dropout, say).
+          ValueError: If an argument requests an unsupported feature, such as dropout.
         """
         for name, value in _SETTLED.items():
             if kwargs.get(name, value) != value:
@@ -82,7 +84,7 @@ class LSTM(as_written.AsWritten, tf.keras.layers.LSTM):
         Args:
           inputs: `[batch, time, inputs]`.
           mask: bool `[batch, time]`, False at padding, or `None`.
-          training: Without effect.
+          training: Not used.
           initial_state: Must be `None`.
           real_examples: Bool `[batch]`, False for padding, or `None`. With a mask, only the first
             position of a padding example is computed.
@@ -188,7 +190,7 @@ def _run(x: tf.Tensor, recurrent: tf.Tensor, scan: Callable, before: Callable) -
 
 
 def _steps_a_turn(steps: int | None) -> int:
-    """Returns how many steps a turn of TensorFlow's loop does, which costs something of its own."""
+    """Returns the number of time steps per loop iteration, which amortises its fixed cost."""
     return next(n for n in (5, 4, 3, 2, 1) if (steps or 1) % n == 0)
 
 
@@ -235,10 +237,10 @@ def _scan(
 
 
 class _Sorted:
-    """Sequences by their length, the longest first, as rows `[rows, ...]` without their padding.
+    """Sequences sorted by length, the longest first, as rows `[rows, ...]` without padding.
 
-    The rows are those of the first step, then those of the second, and so on. The steps of a turn
-    have as many rows as the first of them, and a sequence has one at least.
+    The rows of the first time step come first, then those of the second, and so on. The steps of
+    one loop iteration all have as many rows as its first step. Every sequence has at least one row.
     """
 
     def __init__(self, mask: tf.Tensor, block: int):
@@ -246,7 +248,7 @@ class _Sorted:
 
         Args:
           mask: bool `[batch, time]`, False at padding.
-          block: How many steps a turn of the loop does, a divisor of `time`.
+          block: Number of time steps per loop iteration, a divisor of `time`.
         """
         time = mask.shape[1] or tf.shape(mask)[1]
         lengths = tf.maximum(tf.reduce_sum(tf.cast(mask, tf.int32), axis=1), 1)
@@ -280,7 +282,7 @@ class _Sorted:
     def scan(
         self, step: Callable, inputs: tf.Tensor, units: int, width: int, backwards: bool = False
     ) -> tf.Tensor:
-        """Does what `_scan` does, with inputs `[rows, inputs]` and outputs `[rows, width]`."""
+        """As `_scan`, with inputs `[rows, inputs]` and outputs `[rows, width]`."""
         array = tf.TensorArray(
             inputs.dtype, self._turns, element_shape=[None, width], infer_shape=False
         )

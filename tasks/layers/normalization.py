@@ -1,8 +1,8 @@
-"""Normalisation that clients can have: by fixed statistics, or by those of an example's channels.
+"""Normalisation for federated learning: by fixed statistics, or over groups of channels.
 
-Keras's group normalisation weighs every number with a mask of ones, and TensorFlow differentiates
-what follows operation by operation. With the gradient written out ResNet-18 trains in 0.9 of the
-time (`benchmarks/layers.py`), and its graph is made in much less.
+Keras's group normalisation multiplies every number by a mask of ones, and TensorFlow differentiates
+the result operation by operation. With a written-out gradient ResNet-18 trains in 0.9 of the time
+(`benchmarks/layers.py`), and its graph is built much faster.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tasks.layers import as_written
 class GroupNormalization(as_written.AsWritten, tf.keras.layers.GroupNormalization):
     """Keras's group normalisation, with equal weights, in fewer operations.
 
-    Outputs and gradients are Keras's up to the order of float32 sums. With a mask, without scale or
-    offset, along another axis than the last, in 16 bits, or with inputs of unknown size, the layer
-    runs Keras's own code.
+    Outputs and gradients are Keras's up to the order of float32 sums. The layer runs Keras's own
+    code with a mask, without scale or offset, along any axis but the last, in 16 bits, or with
+    inputs of unknown size.
     """
 
     def call(self, inputs: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
@@ -27,10 +27,10 @@ class GroupNormalization(as_written.AsWritten, tf.keras.layers.GroupNormalizatio
 
         Args:
           inputs: `[batch, ..., channels]`.
-          mask: bool, of the inputs' shape or one that goes with it; `None`: all count.
+          mask: bool, of the inputs' shape or one that broadcasts to it; `None` includes everything.
 
         Returns:
-          Of the inputs' shape.
+          A tensor of the inputs' shape.
         """
         last = self.axis in (-1, inputs.shape.rank - 1)
         known = None not in inputs.shape[1:]
@@ -52,7 +52,7 @@ def _normalize(groups: int, epsilon: float):
         width = channels // groups
 
         def mean_of_group(sums):
-            """Returns at each channel the mean of its group, of sums over places by channel."""
+            """Returns for each channel its group's mean, from sums over positions by channel."""
             by_group = tf.reshape(sums, [-1, groups, width])
             means = tf.reduce_sum(by_group, 2, keepdims=True) / float(places * width)
             return tf.reshape(means * tf.ones([width]), [-1, 1, channels])
@@ -75,10 +75,10 @@ def _normalize(groups: int, epsilon: float):
 
 
 class FixedBatchNormalization(as_written.AsWritten, tf.keras.layers.BatchNormalization):
-    """Batch normalisation by the statistics it starts with, in training as well.
+    """Batch normalisation by its initial statistics, even in training.
 
-    Scale and offset are trained. Statistics of a batch would have to be averaged between clients,
-    which are not alike; fixed, the layer is a function of its weights and of one example.
+    Scale and offset are trained. Batch statistics would have to be averaged over heterogeneous
+    clients. With fixed statistics, the layer is a function of its weights and of one example.
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:

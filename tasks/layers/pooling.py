@@ -1,12 +1,12 @@
-"""Max-pooling over windows that do not overlap, with a backward pass of its own.
+"""Max-pooling over windows that do not overlap, with a separate backward pass.
 
-TensorFlow's own gradient of max-pooling on a CPU looks for the largest number of every window
-again, one window after the other; with it a client of the EMNIST CNN trains a fifth longer
-(`benchmarks/layers.py`). oneDNN's is faster, but TensorFlow puts it in only if it comes across the
-pooling before the gradient, and inside a loop that is a matter of chance, other in every process.
-So the gradient is a function apart that pools again, which leaves nothing to chance. Where
-TensorFlow goes without oneDNN, and over several clients at once, it is a few elementwise
-operations.
+On a CPU, TensorFlow's own gradient of max-pooling searches every window for its largest number
+again. With it a client of the EMNIST CNN trains a fifth longer (`benchmarks/layers.py`). oneDNN's
+gradient is faster. But TensorFlow substitutes it only if it visits the pooling before the gradient,
+and inside a loop that order is random and differs between processes.
+
+So here the gradient is a separate function that pools again, which makes the order certain. Without
+oneDNN, and over several clients at once, it is a few elementwise operations.
 """
 
 from typing import Any
@@ -20,9 +20,9 @@ from tff_suite.compat import pywrap_util_port  # Knows whether oneDNN is in use.
 class MaxPool2D(as_written.AsWritten, tf.keras.layers.MaxPooling2D):
     """Keras's max-pooling, with equal outputs and gradients, and a faster backward pass on a CPU.
 
-    For windows that tile the image: `strides` equal to `pool_size`, `padding="valid"`, channels
-    last. Where several numbers of a window are the largest, the gradient goes to the first of them,
-    as in TensorFlow. With a GPU in the machine the layer runs Keras's own code.
+    Windows must tile the image: `strides` equal to `pool_size`, `padding="valid"`, channels last.
+    If several numbers of a window are the largest, the gradient goes to the first of them, as in
+    TensorFlow. If the machine has a GPU, the layer runs Keras's own code.
     """
 
     def __init__(self, pool_size: int | tuple[int, int] = (2, 2), **kwargs: Any):

@@ -1,8 +1,8 @@
-"""Makes `tf.keras.models.load_model` know layers of the suite that Keras has no like of.
+"""Lets `tf.keras.models.load_model` find the suite's layers that have no Keras counterpart.
 
-`import tasks.layers.registered` is all. Keras looks a layer of a file up by the name of its class.
-Our faster forms have the names of Keras's layers, as which they are loaded, with or without the
-suite.
+Just `import tasks.layers.registered`. Keras looks up a saved layer by its class name. Our faster
+versions have the names of Keras's layers, so Keras loads its own in their place, with or without
+the suite.
 """
 
 import tensorflow as tf
@@ -11,7 +11,7 @@ from tasks.layers import as_written, images, normalization
 
 
 class SparseInputDense(as_written.AsWritten, tf.keras.layers.Dense):
-    """A plain dense layer: what `sparse_inputs.Dense` was called in files of earlier versions."""
+    """A plain dense layer: the name of `sparse_inputs.Dense` in files of earlier versions."""
 
 
 LAYERS = (images.PrepareImages, normalization.FixedBatchNormalization, SparseInputDense)

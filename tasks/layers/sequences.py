@@ -1,9 +1,9 @@
-"""Sequences without their padding: what is computed at the positions that count, and only there.
+"""Sequences without their padding: computes values at real positions only.
 
-A tensor `[batch, time, ...]` can carry its rows: the numbers of its real positions, one after the
-other. What knows of them (`lstm.LSTM`, `Dense`, the losses for classes) takes the rows and hands
-rows on; whatever else takes the tensor, whose padding is zero. In a graph that is made only where
-somebody takes it.
+A tensor `[batch, time, ...]` can carry its rows: the values at its real positions, one after the
+other. Layers and losses that know of rows (`lstm.LSTM`, `Dense`, the losses for classes) take the
+rows and pass rows on. All others take the tensor, whose padding is zero. In a graph the tensor is
+computed only if something uses it.
 """
 
 from typing import Any, NamedTuple
@@ -14,11 +14,12 @@ from tasks.layers import as_written
 
 
 class Rows(NamedTuple):
-    """What a tensor `[batch, time, ...]` holds at some of its positions.
+    """The values of a tensor `[batch, time, ...]` at some of its positions.
 
     Attributes:
       values: `[rows, ...]`.
-      places: The row's example times the time steps of one, plus its time step, int32 `[rows]`.
+      places: Flat position of each row: its example times the number of time steps, plus its time
+        step, int32 `[rows]`.
     """
 
     values: tf.Tensor
@@ -26,12 +27,12 @@ class Rows(NamedTuple):
 
 
 def rows_of(sequences: tf.Tensor) -> Rows | None:
-    """Returns the rows that a tensor carries; elsewhere it is zero. `None`: it carries none."""
+    """Returns the rows that a tensor carries, or `None`. A tensor with rows is zero elsewhere."""
     return getattr(sequences, "_rows", None)
 
 
 def take(sequences: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of `[batch, time, ...]` at some places, `[rows, ...]`."""
+    """Returns the rows of `[batch, time, ...]` at some positions, `[rows, ...]`."""
     return tf.gather(tf.reshape(sequences, [-1, *sequences.shape[2:]]), places)
 
 
@@ -51,10 +52,10 @@ def spread(rows: Rows, like: tf.Tensor) -> tf.Tensor:
 
 
 class Dense(as_written.AsWritten, tf.keras.layers.Dense):
-    """Keras's dense layer, which computes only the rows of inputs that carry them.
+    """Keras's dense layer, which computes only the rows if its inputs carry rows.
 
-    Its outputs are zero at other positions, and carry rows in turn. Of inputs without rows they are
-    Keras's.
+    Its outputs are then zero at other positions, and carry rows in turn. For inputs without rows,
+    outputs are Keras's.
     """
 
     def call(self, inputs: Any) -> Any:

@@ -1,8 +1,8 @@
-"""A dense layer for inputs that are mostly zeros, as bags of words are, held as dense arrays.
+"""A dense layer for inputs that are mostly zeros, such as bags of words, held as dense arrays.
 
-The products with a batch of them, forward and backward, skip the zeros: a round of the tag
-regression with 30 words of 10,000 takes half the time (W2 of `benchmarks.speed`). Where one number
-in ten or more is not zero, a plain dense layer is faster.
+The products with a batch of such inputs, forward and backward, skip the zeros. A round of the tag
+regression, with 30 words out of 10,000, takes half the time (W2 of `benchmarks.speed`). If a tenth
+or more of the numbers are not zero, a plain dense layer is faster.
 """
 
 from typing import Any
@@ -15,8 +15,8 @@ from tasks.layers import as_written, vectorizable
 class Dense(as_written.AsWritten, tf.keras.layers.Dense):
     """Keras's dense layer, with equal weights, outputs and gradients up to the order of sums.
 
-    With a GPU in the machine, over several clients at once, and with other inputs than floats
-    `[batch, inputs]`, it runs Keras's own code.
+    It runs Keras's own code if the machine has a GPU, over several clients at once, and if inputs
+    are not floats `[batch, inputs]`.
     """
 
     def call(self, inputs: Any) -> Any:

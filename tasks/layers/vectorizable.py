@@ -1,7 +1,7 @@
-"""Whether layers must keep to operations that `tf.vectorized_map` can turn into ones over a cohort.
+"""Whether layers must use only operations that `tf.vectorized_map` can vectorise.
 
-Some layers have a faster form for one client at a time, in operations that have no form over
-several: cuDNN's, or those whose result's shape depends on the values.
+Some layers have a faster form for one client at a time. It uses operations that cannot be
+vectorised: cuDNN's, or those whose output shape depends on the values.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ _required = contextvars.ContextVar("vectorizable operations required", default=F
 
 @contextlib.contextmanager
 def only() -> Iterator[None]:
-    """Makes the layers called inside keep to operations that have a form over several clients."""
+    """Makes layers that are called inside use only vectorisable operations."""
     token = _required.set(True)
     try:
         yield
@@ -22,5 +22,5 @@ def only() -> Iterator[None]:
 
 
 def required() -> bool:
-    """Returns whether a layer that is called now must keep to such operations."""
+    """Returns whether a layer that is called now must use only vectorisable operations."""
     return _required.get()

@@ -1,1 +1,1 @@
-"""Keras models of the tasks, and their losses."""
+"""Keras models of the tasks, with their losses."""

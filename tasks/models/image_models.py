@@ -1,8 +1,8 @@
-"""Keras models for colour images, and what is done to the images before.
+"""Keras models for colour images, and their preprocessing.
 
-Models take float32 and give logits; a seed alone decides the initial weights. `of_bytes` puts the
-preprocessing in front of one, so that clients hold bytes, a quarter of the memory, and distortion
-is drawn again in every step of training.
+Models take float32 and return logits; only the seed determines the initial weights. `of_bytes` puts
+the preprocessing in front of a model. Clients then hold bytes, a quarter of the memory, and random
+distortion is drawn anew in every training step.
 """
 
 from __future__ import annotations
@@ -60,22 +60,22 @@ def resnet50(
     weights: Mapping[str, Sequence[np.ndarray]] | None = None,
     init: str = "torch",
 ) -> tf.keras.Model:
-    """Makes Keras's ResNet-50 with fixed batch statistics and a dense layer of its own.
+    """Makes Keras's ResNet-50 with fixed batch statistics and a new last dense layer.
 
-    With 14 classes 23,563,278 trainable parameters, and 53,120 fixed statistics. AdaFed and FedCorr
-    train PyTorch's, whose batch normalisation uses the batch's statistics in training.
+    With 14 classes it has 23,563,278 trainable parameters, and 53,120 fixed statistics. AdaFed and
+    FedCorr train PyTorch's, whose batch normalisation uses the batch's statistics in training.
 
     Args:
-      seed: Seed of the initial weights: of the last layer, and of all if there are no `weights`.
+      seed: Seed of the initial weights: of the last layer, or of all layers without `weights`.
       input_shape: Height, width and channels.
       num_classes: Number of classes.
-      weights: Weights of each layer by name, as in Keras's own file; those of a last layer of
-        theirs are not used. `None` draws all at random, which is for made-up data only.
+      weights: Weights of each layer by name, as in Keras's own file; those of the file's last layer
+        are not used. `None` draws all at random, which is for generated data only.
       init: Initial weights of the last layer, `torch` or `keras`, see `tasks.settings`.
 
     Returns:
-      A built model, float32 `[B, *input_shape]`, prepared as `imagenet`, to logits
-      `[B, num_classes]`.
+      A built model, float32 `[B, *input_shape]`, prepared as for `imagenet`, to logits `[B,
+      num_classes]`.
 
     Raises:
       DataError: If a layer's weights are missing or of another shape.
@@ -109,7 +109,7 @@ def resnet50(
 
 
 def _drawn(layer: tf.keras.layers.Layer, rng: np.random.Generator) -> list[np.ndarray]:
-    """Returns random weights for a layer of ResNet-50, with which the signal keeps its size."""
+    """Returns random weights for a layer of ResNet-50 that preserve the signal's scale."""
     first, *others = layer.get_weights()
     if first.ndim == 4:
         # What comes first are pixels, some 64 times larger than what comes later.
@@ -131,19 +131,19 @@ def resnet18(
 ) -> tf.keras.Model:
     """Makes a ResNet-18 with group normalisation instead of batch normalisation.
 
-    In its form with pre-activation (He et al. 2016b), as TFF has it, which FedOpt used: 11,181,642
+    It is TFF's model with pre-activation (He et al. 2016b), which FedOpt used: 11,181,642
     parameters with 10 classes, 11,227,812 with 100. A 7x7 convolution of stride 2 and 3x3
     max-pooling of stride 2 are followed by four stages of two blocks with 64, 128, 256 and 512
-    filters. TFF's model ends in a softmax; this one gives the logits before it.
+    filters. TFF's model ends in a softmax; this one returns the logits before it.
 
     Args:
       seed: Seed of the initial weights.
       input_shape: Height, width and channels of an image.
       num_classes: Number of classes.
-      groups: Groups of each normalisation, a divisor of 64. FedOpt says 2, TFF has 32.
+      groups: Groups of each normalisation, a divisor of 64. FedOpt states 2, TFF has 32.
       strides: `usual` halves height and width at the start of stages two to four; `tff` does not.
       l2: Factor of the squared weights of convolutions and the dense layer in the loss. FedOpt
-        names none, TFF has 1e-4.
+        states none, TFF has 1e-4.
       init: `torch`, or `keras` with He's normal rule for convolutions and N(0, 0.01) for the dense
         layer, as in TFF; see `tasks.settings`.
 
@@ -230,7 +230,7 @@ def conv_net(
       * `THREE_CONVOLUTIONS`, `same`, `hidden=(512,)`: as many parameters as the network in
         AdaFedAdam's released code, 2,473,610.
       * `SIMPLE_CNN`, `valid`, `hidden=(64,)`: FedCAda's three convolutions and two dense layers,
-        whose widths it leaves open, 122,570.
+        whose widths are not published, 122,570.
 
     Args:
       seed: Seed of the initial weights.

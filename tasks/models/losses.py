@@ -1,11 +1,11 @@
 """Losses and metrics, element by element: `(y_true [B], y_pred [B, ...]) -> values [B]`.
 
-A function may also give `(values, weights)`, both `[B, ...]`: of sequences, whose padding weighs 0,
-and of metrics that are ratios. Models give logits. Every function is plain TensorFlow, so that it
-traces in a `tf.function` and vectorises over a cohort with `tf.vectorized_map`.
+A function may also return `(values, weights)`, both `[B, ...]`: for sequences, whose padding has
+weight 0, and for metrics that are ratios. Models return logits. Every function is plain TensorFlow,
+so it traces in a `tf.function` and vectorises over a cohort with `tf.vectorized_map`.
 
-A metric here may take logits that are not numbers for any class. `from_keras` makes every metric of
-an example NaN whose loss is.
+A metric may treat NaN logits as any class. `from_keras` makes every metric of an example NaN if its
+loss is NaN.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _require_classes(y_pred):
 
 
 def _of_rows(fn: Callable, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-    """Returns `fn` of classes `[B, T]` and of logits that carry rows, 0 where there is none."""
+    """Applies `fn` to classes `[B, T]` and logits that carry rows; 0 where there is no row."""
     logits, places = layers.sequences.rows_of(y_pred)
     values = fn(layers.sequences.take(y_true, places), logits)
     return layers.sequences.spread(layers.sequences.Rows(values, places), y_true)
@@ -63,7 +63,8 @@ def _of_rows(fn: Callable, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
 def _of_many_classes(y: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Returns the cross-entropy of classes `[n]` and logits `[n, number of classes]`.
 
-    On a CPU TensorFlow takes exponentials one by one, in the loss and in its gradient.
+    It exists because TensorFlow computes exponentials one by one on a CPU, in the loss and in its
+    gradient.
     """
     at_label = tf.stack([tf.range(tf.shape(y)[0]), tf.cast(y, tf.int32)], axis=1)
 
@@ -85,7 +86,7 @@ def _of_many_classes(y: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 def sparse_accuracy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     """Returns 1 where the largest logit is that of the true class, else 0.
 
-    Of equal logits the first counts as the largest.
+    Of equal logits the first is treated as the largest.
 
     Args:
       y_true: Classes, whole numbers `[B, ...]`.
@@ -163,9 +164,9 @@ def absolute_error(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
 def sequence_cross_entropy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the cross-entropy at each position of sequences padded with 0 at the end.
 
-    A position weighs 1 where the model's *input* is a token, as in TFF, whose loss takes its mask
-    from there: the first position, and each one whose predecessor has a target. So the first
-    padding after a sequence is a target, too, which `masked_accuracy` leaves out.
+    A position has weight 1 if the model's *input* there is a token, as in TFF, whose loss uses the
+    mask of the inputs. These are the first position, and each one whose predecessor has a target.
+    So the first padding after a sequence is also a target, which `masked_accuracy` leaves out.
 
     Args:
       y_true: Tokens, whole numbers `[B, T]`; 0 is padding.
@@ -180,10 +181,10 @@ def sequence_cross_entropy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tuple[tf.Ten
 
 
 def masked_accuracy(*left_out: int) -> Callable:
-    """Makes the accuracy over the positions of sequences whose target is not left out.
+    """Makes the accuracy over those positions of sequences whose target is included.
 
     Args:
-      *left_out: Tokens that do not count as targets, e.g. 0 for padding.
+      *left_out: Tokens that are not targets, e.g. 0 for padding.
 
     Returns:
       A function of tokens `[B, T]` and logits `[B, T, number of tokens]` that returns hits and
@@ -216,7 +217,7 @@ def binary_cross_entropy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
 def precision(y_true: tf.Tensor, y_pred: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns which of the labels predicted with a probability above 1/2 are true.
 
-    Where nothing is predicted there is no precision; Keras's metric says 0 there.
+    If nothing is predicted, precision is undefined; Keras's metric reports 0 there.
 
     Args:
       y_true: Zeros and ones, float `[B, number of labels]`.
@@ -233,7 +234,7 @@ def recall_at(k: int) -> Callable:
     """Makes the share of true labels that are among the k with the largest logits.
 
     Args:
-      k: Number of labels that are predicted for an example.
+      k: Number of labels predicted per example.
 
     Returns:
       A function of zeros and ones `[B, number of labels]` and logits of the same shape that returns

@@ -1,4 +1,4 @@
-"""Keras models of the tasks: they give logits, and a seed alone decides the initial weights."""
+"""Keras models of the tasks. They return logits, and only the seed determines initial weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tasks import layers
 
 
 class _Initial:
-    """Hands each layer its own explicitly seeded initialisers, in the order of asking."""
+    """Gives each layer its own explicitly seeded initialisers, in the order of the calls."""
 
     def __init__(self, scheme: str, seed: int):
         if scheme not in ("torch", "keras"):
@@ -28,7 +28,7 @@ class _Initial:
         """Returns `kernel_initializer` and `bias_initializer` of a layer.
 
         Args:
-          fan_in: Inputs that one output of the layer sees.
+          fan_in: Number of inputs of each output of the layer.
           kernel: Class of the kernel's initialiser under `keras`; Glorot's uniform by default.
         """
         kernel_seed, bias_seed = self._next_seed(), self._next_seed()
@@ -82,7 +82,7 @@ class _Initial:
 
 
 def _sum_of(*parts: Callable) -> Callable:
-    """Returns the sum of independent initialisers, itself one."""
+    """Returns an initialiser that is the sum of independent initialisers."""
 
     def initializer(shape, dtype=None, **kwargs):
         return tf.add_n([part(shape, dtype=dtype, **kwargs) for part in parts])
@@ -121,7 +121,7 @@ def mlp(
     """Makes a multi-layer perceptron with ReLU between its dense layers.
 
     The defaults are the Fashion-MNIST model of FedCAda (three layers) and AdaFed (two hidden
-    layers), 784-200-200-10 with 199,210 parameters; both papers leave the width open.
+    layers), 784-200-200-10 with 199,210 parameters; neither paper states the width.
 
     Args:
       seed: Seed of the initial weights.
@@ -151,7 +151,7 @@ def emnist_cnn(seed: int, *, num_classes: int = 62, init: str = "keras") -> tf.k
     Two 3x3 convolutions without padding (32 and 64 filters), 2x2 max-pooling, dropout 0.25, a dense
     layer of 128 units, dropout 0.5: 1,206,590 parameters with 62 classes, 1,199,882 with 10. As in
     TFF, which produced the paper's numbers, ReLU follows both convolutions and the 128 units; the
-    table prints it after the second convolution only. TFF's model ends in a softmax; this one gives
+    table has it after the second convolution only. TFF's model ends in a softmax; this one returns
     the logits before it.
 
     Args:
@@ -182,9 +182,9 @@ def emnist_cnn(seed: int, *, num_classes: int = 62, init: str = "keras") -> tf.k
 def femnist_cnn(seed: int, *, num_classes: int = 62, init: str = "torch") -> tf.keras.Model:
     """Makes the FEMNIST CNN of Ditto (Li et al. 2021), which AdaFed uses.
 
-    Two 5x5 convolutions with zero padding (16 and 32 filters), each with ReLU and 2x2 max-pooling,
-    dropout 0.25, a dense layer of 128 units with ReLU, dropout 0.5: 222,078 parameters with 62
-    classes, 215,370 with 10.
+    Two 5x5 convolutions with zero padding (16 and 32 filters), each with ReLU and 2x2 max-pooling.
+    Then dropout 0.25, a dense layer of 128 units with ReLU, and dropout 0.5. It has 222,078
+    parameters with 62 classes, 215,370 with 10.
 
     Args:
       seed: Seed of the initial weights.
@@ -253,8 +253,8 @@ def shakespeare_lstm(
 ) -> tf.keras.Model:
     """Makes a next-character model: embedding of 8, LSTM layers, dense.
 
-    With the defaults TFF's and FedOpt's (Table 5, 820,522 parameters): the next character after
-    each position, padding (0) masked. With `vocab_size=80, next_of_each=False` LEAF's: the
+    The defaults give TFF's and FedOpt's model (Table 5, 820,522 parameters): the next character
+    after each position, padding (0) masked. `vocab_size=80, next_of_each=False` gives LEAF's: the
     character after the window (AdaFed: two layers, 817,872 parameters; FedCAda and AdaFed's second
     setup: one layer, 292,560).
 
@@ -303,12 +303,12 @@ def sent140_lstm(
 ) -> tf.keras.Model:
     """Makes the Sent140 model of AdaFedAdam: word vectors, two LSTM layers, dense layer of 2.
 
-    241,002 trainable parameters on frozen vectors, 300 more a token on trained ones. Padding (0) is
-    masked.
+    It has 241,002 trainable parameters with frozen vectors; trained vectors add 300 per token.
+    Padding (0) is masked.
 
     Args:
       seed: Seed of the initial weights.
-      vocab_size: Number of tokens, padding and the unknown word included.
+      vocab_size: Number of tokens, including padding and the unknown word.
       length: Tokens of an example.
       vectors: Frozen word vectors, float32 `[vocab_size, embedding_size]`; `None`: trained.
       embedding_size: Size of a word's vector.
@@ -386,7 +386,7 @@ def tag_regression(
 ) -> tf.keras.Model:
     """Makes the tag prediction of FedOpt and TFF, a logistic regression of 5,000,500 parameters.
 
-    TFF's model ends in a sigmoid; this one gives the logits before it.
+    TFF's model ends in a sigmoid; this one returns the logits before it.
 
     Args:
       seed: Seed of the initial weights.

@@ -291,7 +291,7 @@ def with_value(column, value, row=3):
         (None, {"features": ["a"], "text": "kind"}, "give one of features, text and image"),
         (None, {"text": "a"}, "column 'a' has 0.0 in row 0; it must be text"),
         (None, {"text": "who", "standardize": True}, "standardize is used with features only"),
-        (None, {"user": "kind"}, "user, target and id must be columns of their own"),
+        (None, {"user": "kind"}, "user, target and id must be three different columns"),
         (
             frame().drop(columns="who"),
             {"user": None},
@@ -384,7 +384,7 @@ def test_arrays_that_cannot_be_right(x, y, users, says):
             frame(who=["Ann", "ann ", "bob", "cy"] * 6),
             "differ in capitals or blanks only count as others: 'Ann' and 'ann '",
         ),
-        (frame(note=["x", "y"] * 12), "columns that are no numbers are left out: note"),
+        (frame(note=["x", "y"] * 12), "non-numeric columns are left out: note"),
     ],
 )
 def test_what_may_be_meant_otherwise_is_said_by_name(df, says):

@@ -111,7 +111,7 @@ def test_all_clients_targets_are_read_alike():
 )
 def test_targets_that_are_no_labels_are_said(y):
     shown = plot.partition(federated(y, [3, 1, 2]), np.arange(3))
-    assert shown.counts is None and shown.note.startswith("Targets are no labels")
+    assert shown.counts is None and shown.note.startswith("Targets are not labels")
 
 
 @pytest.mark.parametrize("name", ["NA", "1e5", ' "a", b', "two\nlines", "é\r"])

@@ -131,7 +131,11 @@ def test_users_whose_names_look_like_something_else(here, name):
         ({"table_text": "kind"}, 2, "model=linear takes features; name a model of text."),
         ({"table_alpha": 1}, 2, "alpha is not used with partition=user"),
         ({"table_path": "tabel.csv"}, 1, "--table_path=tabel.csv cannot be read: No such file"),
-        ({"table_path": "models_of_mine.py"}, 1, "--table_path=models_of_mine.py is no CSV file"),
+        (
+            {"table_path": "models_of_mine.py"},
+            1,
+            "--table_path=models_of_mine.py is not a CSV file",
+        ),
         ({"table_path": "."}, 1, "--table_path=. cannot be read: Is a directory"),
         ({"table_user": "whom"}, 1, "user: df has no column 'whom'; it has who, a, b, kind"),
         ({"table_model": "model"}, 2, "--table_model=model must be linear or my_module:function."),
