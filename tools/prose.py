@@ -29,7 +29,16 @@ LONGEST_HELP = 200  # Characters: two lines of a terminal.
 MOST_SENTENCES_OF_AN_ERROR = 2
 
 # Kinds of text that must be free of faults. The others are on their way.
-ENFORCED = ("readme", "changelog", "tutorials", "how-to", "reference", "development", "help")
+ENFORCED = (
+    "readme",
+    "changelog",
+    "tutorials",
+    "how-to",
+    "reference",
+    "development",
+    "papers",
+    "help",
+)
 KINDS = {
     "readme": "README.md and CONTRIBUTING.md",
     "changelog": "CHANGELOG.md",
