@@ -72,8 +72,8 @@ _COLUMNS = {
         "layer": "layer",
         "workload": "workload",
         "of_other": "client's training, of the other's time",
-        "least": "least",
-        "greatest": "greatest",
+        "least": "lowest",
+        "greatest": "highest",
     },
     "operations": {
         "workload": "workload",
@@ -87,7 +87,7 @@ _COLUMNS = {
         "parameters": "parameters",
         "clients": "clients",
         "of_tff": "time, of tff",
-        "processor_of_tff": "processor's time, of tff",
+        "processor_of_tff": "processor time, of tff",
         "auto": "auto takes",
     },
     "loading": {
@@ -103,9 +103,9 @@ _COLUMNS = {
         "workload": "workload",
         "method": "method",
         "runtime": "runtime",
-        "seconds": "s a round",
+        "seconds": "s per round",
         "of_fedavg": "time, of fedavg",
-        "processor_of_fedavg": "processor's time, of fedavg",
+        "processor_of_fedavg": "processor time, of fedavg",
         "work_of_fedavg": "work, of fedavg",
     },
 }
@@ -139,10 +139,10 @@ def _table(records: list[dict], columns: dict[str, str]) -> list[str]:
 def _speed(records: list[dict]) -> str:
     columns = {
         "side": "side",
-        "seconds": "s a round",
+        "seconds": "s per round",
         "range": "by start",
         "of_base": "of TFF's worker",
-        "processor_of_base": "processor's time, of the worker's",
+        "processor_of_base": "processor time, of the worker's",
         "of_floor": "of the floor",
         "start_up_seconds": "start-up to first round, s",
         "memory_mib": "memory, MiB",

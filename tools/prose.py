@@ -35,6 +35,7 @@ ENFORCED = (
     "tutorials",
     "how-to",
     "reference",
+    "explanation",
     "development",
     "papers",
     "help",
