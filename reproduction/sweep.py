@@ -1,9 +1,10 @@
-"""Running what is missing, as Ray tasks: on the cores of one machine or on a cluster.
+"""Runs what is missing as Ray tasks, on the cores of one machine or on a cluster.
 
-Every run is a task with declared CPUs, GPUs and memory, and does in a process of its own what
-`run_experiment.py` does with the run's flags. So what is done is passed over, what was cut off goes
-on from its last checkpoint, and a worker or machine that is lost costs the rounds since then: the
-task is started again, wherever there is room. What a run prints is in `log.txt` in its folder.
+Every run is a task with declared CPUs, GPUs and memory. It does what `run_experiment.py` does with
+the run's flags. Without GPUs a process does up to eight runs, one after the other. A finished run
+is skipped, and a run that was cut off resumes from its last checkpoint. A lost worker or machine
+costs the rounds since then: the task starts again, wherever there is room. What a run prints is in
+`log.txt` in its folder.
 """
 
 import contextlib
@@ -34,6 +35,9 @@ LOG = "log.txt"
 # How the source of an estimate begins that no run of the set-up has given.
 NEAREST = "nearest measured"
 _SECONDS_BETWEEN_PUSHES = 20.0
+# To start a process and import TensorFlow takes longer than a small run does. Each run leaves its
+# graphs in memory, some 10 MB for a small model.
+_RUNS_OF_A_PROCESS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,8 +321,9 @@ class _Sweep:
         self._shown = shown
         self._deadline = deadline
         self._check = check
-        # A process is used once: TensorFlow's threads and graphs are not handed on.
-        self._task = ray.remote(max_calls=1, max_retries=0)(_task).options(
+        # TensorFlow gives a GPU's memory back only when its process ends.
+        calls = 1 if resources.gpus else _RUNS_OF_A_PROCESS
+        self._task = ray.remote(max_calls=calls, max_retries=0)(_task).options(
             num_cpus=resources.cpus,
             num_gpus=resources.gpus,
             **({"memory": resources.memory} if resources.memory else {}),
@@ -416,14 +421,14 @@ def url_of(run: PlannedRun, resources: Resources) -> str:
 def _task(
     repository: str, command: list[str], folder: str, url: str | None, home: str = ""
 ) -> Outcome:
-    """Does a run in this process, which does nothing else; what it prints goes to its log."""
+    """Does a run in this process, one at a time; what it prints goes to its log."""
     os.chdir(repository)
     if repository not in sys.path:
         sys.path.insert(0, repository)
-    if home:
+    if home and home not in sys.path:
         sys.path.append(home)
     path = pathlib.Path(folder)
-    cores = cluster.take_cores()
+    cluster.take_cores()
     if url:
         storage.pull(url, path)
     path.mkdir(parents=True, exist_ok=True)
@@ -439,7 +444,6 @@ def _task(
         code = run_experiment.train(command)
     sys.stdout.flush()
     sys.stderr.flush()
-    del cores
     return Outcome(code, last_line(path))
 
 

@@ -1,6 +1,7 @@
 """Ray on this machine or on a cluster: how it is reached, and that nothing of it stays behind."""
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -8,7 +9,7 @@ import tempfile
 import threading
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from simulation import supervisor
@@ -145,11 +146,12 @@ def _quiet():
         os.close(before)
 
 
-def take_cores() -> list[socket.socket]:
-    """Keeps a process of Ray to cores that no other has, as many as it declared.
+@functools.cache
+def take_cores() -> Sequence[socket.socket]:
+    """Keeps a process of Ray to cores that no other has, as many as it first declared.
 
     Returns:
-      What keeps others of this machine from them while it is there.
+      What keeps others of this machine from them until this process ends.
     """
     import ray
 

@@ -140,7 +140,7 @@ def work(folder):
 
 try:
     command_line.stops_raise()
-    with sweep._ray(sweep.Resources()) as ray:
+    with sweep.with_ray(sweep.Resources()) as ray:
         task = ray.remote(work).options(num_cpus=1)
         going = [task.remote(sys.argv[1]) for _ in range(int(ray.available_resources()["CPU"]))]
         if sys.argv[2] == "wait":
@@ -189,7 +189,7 @@ def test_ray_of_a_sweep(tmp_path, how):
 
 
 def test_cores_are_shared_by_all_sweeps_of_a_machine():
-    """A core is one run's until it ends, and then anybody's; no folder is made for it."""
+    """A core is one process's until that ends, and then anyone's; no folder is made for it."""
     script = (
         "import os, sys, types\nsys.path.insert(0, '.')\n"
         "context = types.SimpleNamespace(get_assigned_resources=lambda: {'CPU': 1})\n"

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -134,7 +135,9 @@ class Connection:
 
 def connect_to(monkeypatch, connections):
     connections = iter(connections)
-    monkeypatch.setattr(sweep, "_ray", lambda resources: contextlib.nullcontext(next(connections)))
+    monkeypatch.setattr(
+        sweep, "with_ray", lambda resources: contextlib.nullcontext(next(connections))
+    )
 
 
 def test_a_sweep_goes_on_through_another_machine(monkeypatch, tmp_path, flagfile):
@@ -260,3 +263,41 @@ def test_a_lost_machine_and_a_killed_driver_change_no_result(tmp_path, flagfile)
     ]
     assert any(start["round_num"] > 0 for starts in resumed for start in starts)
     assert results(disturbed) == results(whole)
+
+
+# Ray itself is not needed for what a task does.
+_TASKS = """
+import sys, types
+sys.path.insert(0, '.')
+context = types.SimpleNamespace(get_assigned_resources=lambda: {'CPU': 1})
+sys.modules['ray'] = types.SimpleNamespace(get_runtime_context=lambda: context)
+from reproduction import sweep
+root, *names = sys.argv[1:]
+flags = {
+    'mixed': ['--algorithm=scaffold', '--precision=mixed_bfloat16', '--seed=3'],
+    'wrong': ['--algorithm=fedadam', '--server_learning_rate=-1'],
+    'plain': ['--algorithm=fedadam', '--server_learning_rate=0.1'],
+}
+common = ['--task=synthetic', '--synthetic_num_clients=6', '--total_rounds=3',
+          '--clients_per_round=3', '--client_batch_size=10', '--client_learning_rate=0.01']
+codes = []
+for name in names:
+    own = [f'--root_output_dir={root}/p/i/s', f'--experiment_name={name}']
+    codes.append(sweep._task('.', common + flags[name] + own, f'{root}/p/i/s/{name}', None).code)
+sys.exit(codes != [2 if name == 'wrong' else 0 for name in names])
+"""
+
+
+def test_what_a_process_ran_before_changes_no_result(tmp_path):
+    def ran(root, *names):
+        command = [sys.executable, "-c", _TASKS, str(root), *names]
+        subprocess.run(command, cwd=REPO, check=True, timeout=250)
+        return root
+
+    after_others = ran(tmp_path / "after", "mixed", "wrong", "plain")
+    logs = [folder(after_others) / name / sweep.LOG for name in ("mixed", "wrong", "plain")]
+    assert ["server_learning_rate" in log.read_text() for log in logs] == [False, True, False]
+    shutil.rmtree(folder(after_others) / "mixed")
+    shutil.rmtree(folder(after_others) / "wrong")
+    alone = results(ran(tmp_path / "alone", "plain"))
+    assert results(after_others) == alone and len(alone["plain"][0]) == 4
