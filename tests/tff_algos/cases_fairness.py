@@ -245,9 +245,12 @@ MUTATIONS = {
             "state.weights - (step * d).cast(state.weights)",
             "state.weights + (step * d).cast(state.weights)",
         ),
-        ("losses**gamma", "losses"),
+        (
+            "tf.math.divide_no_nan(losses, largest) ** gamma",
+            "tf.math.divide_no_nan(losses, largest)",
+        ),
         ("u.over(divisor)", "u"),
-        ("1.0 / unit", "tf.ones_like(unit)"),
+        ("1.0 / powers.unit", "tf.ones_like(powers.unit)"),
         (
             "inverse * tf.linalg.matvec(axes, tf.where(real > 0, w / lengths, tf.zeros_like(w)))",
             "tf.linalg.matvec(axes, tf.where(real > 0, w / lengths, tf.zeros_like(w)))",
@@ -264,8 +267,8 @@ MUTATIONS = {
         ),
         ("at.number >= before_last", "at.number >= 0"),
         (
-            "tf.maximum(tf.cast(reports.loss, tf.float64), loss_floor)",
-            "tf.cast(reports.loss, tf.float64)",
+            "tf.maximum(tf.cast(losses, tf.float64), loss_floor)",
+            "tf.cast(losses, tf.float64)",
         ),
         ROUND,
     ],

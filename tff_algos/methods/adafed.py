@@ -57,16 +57,15 @@ from __future__ import annotations
 import collections
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
 from tff_algos.method import Method
 from tff_algos.model import Model
-from tff_algos.parts import common_descent, vectors
+from tff_algos.parts import common_descent, displacement, vectors
 from tff_algos.registry import MethodSpec
-from tff_algos.vector import Vector, zeros
+from tff_algos.vector import Vector
 from tff_suite.hparams import Hparam
 
 SPEC = MethodSpec(
@@ -167,7 +166,7 @@ def build(
     """Builds AdaFed (Algorithm 1); see the module's docstring for the symbols."""
 
     def client_update(broadcast: averaging.Broadcast, data):
-        trained, moved, last_epoch_loss = _train(model, local, broadcast, data)
+        trained, moved, last_epoch_loss = displacement.train(model, local, broadcast, data)
         if loss_at == "last_epoch":
             loss = last_epoch_loss
         else:
@@ -179,38 +178,25 @@ def build(
         reports, weights = stacked
         gram = vectors.gram(reports.gradient)
         counts = (weights > 0) & (tf.linalg.diag_part(gram) > 0)
-        number = tf.reduce_sum(tf.cast(counts, tf.float64))
-        losses = tf.maximum(tf.cast(reports.loss, tf.float64), loss_floor)
-        targets, unit = _powers(losses, gamma, counts)
-        a = common_descent.coefficients(gram, targets, counts, tolerance, orthogonalization)
+        powers = common_descent.powers(reports.loss, counts, gamma=gamma, loss_floor=loss_floor)
+        a = common_descent.coefficients(gram, powers.of_each, counts, tolerance, orthogonalization)
         u = vectors.combine(a, reports.gradient)
-        smallest = tf.reduce_min(tf.where(counts, targets, targets.dtype.max))
-        smallest = client.zero_unless(number > 0, smallest)
-        mean = tf.math.divide_no_nan(tf.reduce_sum(targets), number)
-        square = u.squared_norm()
-        longest = tf.reduce_max(tf.linalg.diag_part(gram))
-        divisor = tf.maximum(square, tf.math.divide_no_nan(mean**2, longest))
-        d = u.over(divisor)
-        length = tf.math.divide_no_nan(tf.sqrt(square), divisor)
-        # Of updates whose sum is zero, rounding may leave less than nothing.
-        square_of_sum = tf.maximum(tf.reduce_sum(gram), 0.0)
-        mean_gradient = tf.math.divide_no_nan(tf.sqrt(square_of_sum), number)
+        d, length, mean_gradient = common_descent.direction(u, gram, powers)
         factor = {
-            "min": smallest,
-            "mean": mean,
-            "constant": 1.0 / unit,
+            "min": powers.smallest,
+            "mean": powers.mean,
+            "constant": 1.0 / powers.unit,
             "unit": tf.math.divide_no_nan(mean_gradient, length),
         }[step_rule]
         # A cohort of which nobody moved takes no step.
-        step = client.zero_unless(number > 0, local.server_learning_rate * factor)
+        step = client.zero_unless(powers.number > 0, local.server_learning_rate * factor)
         x = state.weights - (step * d).cast(state.weights)
-        starved = (step_rule == "min") & (smallest < 1e-3 * mean)
         metrics = collections.OrderedDict(
-            direction_norm=length / unit,
-            step_size=step * unit,
-            min_loss_power=smallest * unit,
-            mean_loss_power=mean * unit,
-            step_starved=starved,
+            direction_norm=length / powers.unit,
+            step_size=step * powers.unit,
+            min_loss_power=powers.smallest * powers.unit,
+            mean_loss_power=powers.mean * powers.unit,
+            step_starved=(step_rule == "min") & (powers.smallest < 1e-3 * powers.mean),
         )
         metrics = tf.nest.map_structure(lambda v: tf.cast(v, tf.float32), metrics)
         return averaging.Outcome(state._replace(weights=x), metrics)
@@ -218,40 +204,3 @@ def build(
     return averaging.build(
         model, local, client_update, server_update, aggregate=averaging.stack_reports
     )
-
-
-def _train(model, local, broadcast, data):
-    """Trains as `client.train` does.
-
-    Returns:
-      The `client.LocalResult`, the displacement x_k - x, and the mean loss of the last local epoch.
-    """
-    x, eta = broadcast
-    optimizer = local.optimizer()
-    before_last = client.num_steps(data) - data.steps_per_epoch
-
-    def step(at, carry):
-        slots, moved, loss, number = carry
-        # Summed apart from x: next to it float32 would cut off the digits that tell dependent
-        # updates from independent ones.
-        slots, moved = optimizer.displace(slots, x, moved, at.gradient)
-        examples = tf.where(at.number >= before_last, at.num_examples, 0.0)
-        # A loss that is not finite must not hide behind 0 examples: it spoils the weights as well.
-        loss += tf.where(examples > 0, at.loss * examples, 0.0)
-        return x + moved, (slots, moved, loss, number + examples)
-
-    slots = optimizer.start(x, eta)
-    carry = (slots, zeros(x), tf.zeros([]), tf.zeros([]))
-    trained, (_, moved, loss, number) = client.take_steps(model, step, x, carry, data)
-    return trained, moved, tf.math.divide_no_nan(loss, number)
-
-
-def _powers(losses, gamma, counts) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns F_k of the included clients, in units of the largest, and that unit, float64.
-
-    In these units no power of a loss is out of range.
-    """
-    largest = tf.reduce_max(client.zero_unless(counts, losses))
-    losses = tf.math.divide_no_nan(losses, largest)
-    targets = client.zero_unless(counts, losses**gamma)
-    return targets, tf.clip_by_value(largest**gamma, np.finfo(np.float64).tiny, tf.float64.max)

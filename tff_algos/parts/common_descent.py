@@ -1,22 +1,91 @@
 """AdaFed's common descent direction u = Σ a_k g_k, ⟨g_k, u⟩ = F_k, on the Gram matrix of the g_k.
 
 Mohajer Hamidi, Yang: "AdaFed", arXiv 2401.04993. `tff_algos/methods/adafed.py` explains what
-happens if the g_k are linearly dependent, and why. Everything is float64 and of the cohort's size
-K.
+happens if the g_k are linearly dependent, and why. Everything is float64 and, but for
+`direction`, of the cohort's size K.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tff_algos import client
 from tff_algos.parts import vectors
+from tff_algos.vector import Vector
 
 # From how many times the tolerance on a combination of updates is taken at its full length.
 _SURE = 10.0
 # The least length of the terms that an update is a sum of, relative to the longest update.
 _TERMS = 0.05
+
+
+class Powers(NamedTuple):
+    """The F_k = f_k^γ of a cohort in units of the largest, float64.
+
+    In these units no power of a loss is out of range.
+
+    Attributes:
+      of_each: F_k, `[K]`, zero for clients that do not count.
+      number: How many clients count, scalar.
+      smallest: The least F_k of these, scalar; 0 if nobody counts.
+      mean: Their mean F_k, scalar.
+      unit: The largest F_k in its own unit, scalar, not above float64's range.
+    """
+
+    of_each: tf.Tensor
+    number: tf.Tensor
+    smallest: tf.Tensor
+    mean: tf.Tensor
+    unit: tf.Tensor
+
+
+def powers(losses: tf.Tensor, counts: tf.Tensor, *, gamma: float, loss_floor: float) -> Powers:
+    """Returns the F_k = max(f_k, floor)^γ.
+
+    Args:
+      losses: f_k, float32 `[K]`.
+      counts: Which clients count, bool `[K]`.
+      gamma: γ.
+      loss_floor: The least loss of a client.
+    """
+    number = tf.reduce_sum(tf.cast(counts, tf.float64))
+    losses = tf.maximum(tf.cast(losses, tf.float64), loss_floor)
+    largest = tf.reduce_max(client.zero_unless(counts, losses))
+    of_each = client.zero_unless(counts, tf.math.divide_no_nan(losses, largest) ** gamma)
+    smallest = tf.reduce_min(tf.where(counts, of_each, of_each.dtype.max))
+    return Powers(
+        of_each,
+        number,
+        client.zero_unless(number > 0, smallest),
+        tf.math.divide_no_nan(tf.reduce_sum(of_each), number),
+        tf.clip_by_value(largest**gamma, np.finfo(np.float64).tiny, tf.float64.max),
+    )
+
+
+def direction(u: Vector, gram: tf.Tensor, cohort: Powers) -> tuple[Vector, tf.Tensor, tf.Tensor]:
+    """Returns d = u / max(‖u‖, mean F_k / max ‖g_k‖)² and the lengths that a step goes by.
+
+    For independent g_k, ‖u‖ is never the smaller.
+
+    Args:
+      u: Σ a_k g_k, in float64.
+      gram: A, float64 `[K, K]`.
+      cohort: The F_k.
+
+    Returns:
+      d in float64, ‖d‖ and the length of the mean g_k, float64 scalars.
+    """
+    square = u.squared_norm()
+    longest = tf.reduce_max(tf.linalg.diag_part(gram))
+    divisor = tf.maximum(square, tf.math.divide_no_nan(cohort.mean**2, longest))
+    length = tf.math.divide_no_nan(tf.sqrt(square), divisor)
+    # Of updates whose sum is zero, rounding may leave less than nothing.
+    square_of_sum = tf.maximum(tf.reduce_sum(gram), 0.0)
+    mean_gradient = tf.math.divide_no_nan(tf.sqrt(square_of_sum), cohort.number)
+    return u.over(divisor), length, mean_gradient
 
 
 def coefficients(
