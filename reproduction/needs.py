@@ -6,7 +6,6 @@ the examples of a round times the seconds that an example of the nearest measure
 training; methods that compute more than FedAvg take longer than that.
 """
 
-import dataclasses
 import functools
 import glob
 import os
@@ -18,244 +17,13 @@ from typing import Any, NamedTuple
 import tasks
 from reproduction.items import REPO, Row, Setup
 from simulation import experiment_flags
+from tasks import DataFiles
 from tasks.formats import remote, tfds
 from tasks.task import DataError
 from tff_suite import parser
 from tff_suite.hparams import HparamError
 
 MACHINE = "two cores of an AMD EPYC"
-
-_TFF = "https://storage.googleapis.com/tff-datasets-public"
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Data:
-    """Files that a task reads.
-
-    Attributes:
-      name: What they are, in words.
-      source: How to get them, as a request.
-      files: Patterns of files below `--data_dir`, any of which shows that they are there.
-      examples: Training examples that the publisher states.
-      clients: Number of clients where the settings do not tell it.
-      cached: What a run without `--data_dir` looks for below the home folder before it downloads.
-      tfds_set: The set of TensorFlow Datasets that will do as well.
-      tfds_cache: When that is read from TFDS's own cache: `never`; `alone`, without `--data_dir`;
-        `beside`, where that folder has only what TFDS has not; `always`.
-      beside: Patterns of files below `--data_dir`, one of which must be there, too.
-    """
-
-    name: str
-    source: str
-    files: tuple[str, ...]
-    examples: int
-    clients: int = 0
-    cached: tuple[str, ...] = ()
-    tfds_set: tfds.Set | None = None
-    tfds_cache: str = "never"
-    beside: tuple[str, ...] = ()
-
-
-def _in_tffs_forms(folder: str, sqlite: str, stem: str) -> tuple[str, ...]:
-    """Returns TFF's database, its HDF5 files and their archive, in a folder or where it lies."""
-    names = (f"{sqlite}.sqlite*", f"{stem}_train.h5", f"{stem}.tar.bz2")
-    return (*names, *(f"{folder}/{name}" for name in names))
-
-
-_EMNIST = Data(
-    "TFF's Federated EMNIST",
-    f"let TFF download it, or get {_TFF}/emnist_all.sqlite.lzma",
-    _in_tffs_forms("emnist", "emnist_all", "fed_emnist"),
-    671_585,
-    3_400,
-    cached=(".tff/emnist_all.sqlite", ".tff/emnist_all.sqlite.lzma"),
-)
-_STACK_OVERFLOW = Data(
-    "TFF's Stack Overflow",
-    f"let TFF download it, or get {_TFF}/stackoverflow.sqlite.lzma and the counts beside it",
-    _in_tffs_forms("stackoverflow", "stackoverflow", "stackoverflow"),
-    # 135,818,730 sentences of 342,477 users, of whom each gives 1,000 at most.
-    342_477 * 300,
-    342_477,
-    cached=(".tff/stackoverflow.sqlite", ".tff/stackoverflow.sqlite.lzma"),
-)
-_CIFAR100 = Data(
-    "the whole CIFAR-100",
-    f"let TFF download it, or get {_TFF}/cifar100.sqlite.lzma",
-    (
-        *_in_tffs_forms("cifar100", "cifar100", "fed_cifar100"),
-        "cifar-100-*",
-        "cifar100/cifar-100-*",
-    ),
-    50_000,
-    # Without a folder TFF's partition is taken, which no other form has.
-    cached=(".tff/cifar100.sqlite", ".tff/cifar100.sqlite.lzma"),
-    tfds_set=tasks.get("cifar100_image").tfds,
-)
-_CIFAR100_IMAGES = dataclasses.replace(
-    _CIFAR100,
-    source="get https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz, 169 MB",
-    files=("cifar-100-*", "cifar100/cifar-100-*"),
-    cached=(".keras/datasets/cifar-100-python.tar.gz",),
-    tfds_cache="alone",
-)
-_SHAKESPEARE = _in_tffs_forms("shakespeare", "shakespeare", "shakespeare")
-_PLAY_TEXT = ("t8.shakespeare.txt*", "shakespeare/t8.shakespeare.txt*")
-DATA = {
-    "cifar10_image": Data(
-        "the whole CIFAR-10",
-        "get https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz, 170 MB",
-        (
-            "cifar-10-*",
-            "data_batch_1*",
-            "cifar10/cifar-10-*",
-            "cifar10/data_batch_1*",
-        ),
-        50_000,
-        cached=(".keras/datasets/cifar-10-batches-py.tar.gz",),
-        tfds_set=tasks.get("cifar10_image").tfds,
-        tfds_cache="alone",
-    ),
-    "cifar100_image": _CIFAR100,
-    "cinic10": Data(
-        "CINIC-10",
-        "get https://datashare.ed.ac.uk/handle/10283/3192, 650 MB",
-        ("CINIC-10*", "cinic10*"),
-        90_000,
-    ),
-    "clothing1m": Data(
-        "Clothing1M and ResNet-50's ImageNet weights",
-        "ask for it as https://github.com/Cysu/noisy_label says",
-        ("noisy_train_key_list.txt", "clothing1m*"),
-        1_000_000,
-    ),
-    "emnist_autoencoder": _EMNIST,
-    "emnist_character": _EMNIST,
-    "fashion_mnist": Data(
-        "Fashion-MNIST",
-        "let Keras download it, or get the idx files of "
-        "https://github.com/zalandoresearch/fashion-mnist",
-        ("fashion*mnist/*-ubyte*", "train-images?idx3-ubyte*", "FashionMNIST/raw/*-ubyte*"),
-        60_000,
-        cached=(".keras/datasets/fashion-mnist/train-images-idx3-ubyte.gz",),
-        tfds_set=tasks.get("fashion_mnist").tfds,
-        tfds_cache="alone",
-    ),
-    "femnist": Data(
-        "LEAF's FEMNIST",
-        "make it with https://github.com/TalwalkarLab/leaf (data/femnist/preprocess.sh)",
-        ("femnist*", "all_data_*.json"),
-        805_263 * 8 // 10,
-        3_550,
-    ),
-    "mnist_writers": Data(
-        "MNIST and QMNIST's writers",
-        "get the files of https://github.com/cvdfoundation/mnist and "
-        "https://github.com/facebookresearch/qmnist",
-        ("mnist/*images?idx3-ubyte*", "*images?idx3-ubyte*", "MNIST/raw/*images-idx3-ubyte*"),
-        60_000,
-        539,
-        tfds_set=tasks.get("mnist_writers").tfds,
-        tfds_cache="beside",
-        beside=(
-            "mnist/writers.npz",
-            "writers.npz",
-            "mnist/qmnist-train-labels-*",
-            "qmnist-train-labels-*",
-        ),
-    ),
-    "sent140": Data(
-        "LEAF's whole Sent140 and GloVe's vectors",
-        "make it with https://github.com/TalwalkarLab/leaf (data/sent140/preprocess.sh), and get "
-        "https://nlp.stanford.edu/data/glove.6B.zip",
-        (
-            "sent140.prepared",
-            "sent140/data",
-            "sent140/train",
-            "sent140/rem_user_data",
-            "sent140/sampled_data",
-            "sent140/all_data",
-        ),
-        56_000,
-        697,
-        tfds_set=tasks.get("sent140").tfds,
-        tfds_cache="always",
-        beside=(
-            "glove.6B.300d.txt*",
-            "glove.6B.zip",
-            "sent140/glove.6B.300d.txt*",
-            "sent140/glove.6B.zip",
-        ),
-    ),
-    "shakespeare_character": Data(
-        "TFF's Shakespeare, or the play text",
-        f"let TFF download it, or get {_TFF}/shakespeare.sqlite.lzma",
-        (*_SHAKESPEARE, *_PLAY_TEXT),
-        34_863,
-        715,
-        cached=(".tff/shakespeare.sqlite", ".tff/shakespeare.sqlite.lzma"),
-    ),
-    "stackexchange": Data(
-        "posts of Math Educators, spring 2014",
-        "set --data_dir to the folder of matheducators_2014_posts.jsonl.gz, made of "
-        "https://archive.org/details/stackexchange",
-        (
-            "matheducators_2014_posts.jsonl.gz",
-            "stackexchange/matheducators_2014_posts.jsonl.gz",
-        ),
-        15_660,
-        360,
-    ),
-    "stackoverflow_tag": _STACK_OVERFLOW,
-    "stackoverflow_word": _STACK_OVERFLOW,
-    "tiny_imagenet": Data(
-        "Tiny ImageNet",
-        "get http://cs231n.stanford.edu/tiny-imagenet-200.zip, 240 MB",
-        ("tiny-imagenet-200*", "tiny_imagenet*"),
-        100_000,
-    ),
-}
-# What a task reads in place of that by one of its settings.
-_BY_SETTING = {
-    ("emnist_autoencoder", "source", "mnist"): DATA["mnist_writers"],
-    ("cifar100_image", "partition", "tff"): dataclasses.replace(
-        _CIFAR100,
-        files=tuple(name for name in _CIFAR100.files if "cifar-100-" not in name),
-        tfds_set=None,
-    ),
-    ("shakespeare_character", "source", "tff"): dataclasses.replace(
-        DATA["shakespeare_character"],
-        name="TFF's Shakespeare",
-        files=_SHAKESPEARE,
-        examples=37_784,
-    ),
-    ("shakespeare_character", "source", "text"): Data(
-        "the play text",
-        "get t8.shakespeare.txt of January 1994",
-        _PLAY_TEXT,
-        34_863,
-        715,
-    ),
-    **{
-        ("cifar100_image", "partition", partition): _CIFAR100_IMAGES
-        for partition in ("pachinko", "multinomial", "dirichlet", "iid", "shards", "classes")
-    },
-    ("sent140", "source", "lines"): Data(
-        "a tenth of LEAF's sample of Sent140",
-        "set --data_dir to the folder of sent140_k30_test_part.jsonl.gz",
-        ("sent140/sent140_k30_test_part.jsonl.gz", "sent140_k30_test_part.jsonl.gz"),
-        5_644,
-        877,
-    ),
-}
-
-
-# What will do for a set-up that says that its data are not the paper's.
-_BY_STAND_IN = {
-    "cifar10_image": dataclasses.replace(DATA["cifar10_image"], name="CIFAR-10 or a part of it"),
-    "cifar100_image": dataclasses.replace(_CIFAR100_IMAGES, name="CIFAR-100 or a part of it"),
-    "femnist": dataclasses.replace(DATA["femnist"], name="LEAF's FEMNIST or a part of it"),
-}
 
 
 class Measured(NamedTuple):
@@ -338,7 +106,7 @@ def _of_flags(flagfile, settings):
     except HparamError:
         return None
     run, name = request.run, request.run["task"]
-    if name not in DATA and name != "synthetic":
+    if not tasks.get(name).data and name != "synthetic":
         return None
     nearest = measured(name, dict(request.task))
     return RowNeeds(_examples(request, run, name) * nearest.seconds, nearest.workload)
@@ -376,22 +144,19 @@ def _flags(flagfile) -> Mapping[str, str]:
     return dict(flag.removeprefix("--").split("=", 1) for flag in flags if "=" in flag)
 
 
-def _read_by(flags: Mapping[str, Any]) -> Data | None:
+def _read_by(flags: Mapping[str, Any], stand_in: bool = False) -> DataFiles | None:
     """Returns what runs with these flags read; `None` for no files, or a task of others."""
-    task = flags.get("task")
-    for (name, setting, value), needed in _BY_SETTING.items():
-        if name == task and flags.get(f"{task}_{setting}") == value:
-            return needed
-    return DATA.get(task)
+    if flags.get("task") not in tasks.names():
+        return None
+    spec = tasks.get(flags["task"])
+    settings = {h.name: flags.get(h.flag_name(spec.name)) for h in spec.hparams}
+    return spec.data_with(settings, stand_in)
 
 
-def data(setup: Setup) -> list[Data]:
+def data(setup: Setup) -> list[DataFiles]:
     """Returns the data that a set-up reads, each once."""
-    found = []
-    for row in setup.rows.values():
-        flags = {**_flags(row.flagfile), **row.on_top}
-        instead = _BY_STAND_IN.get(flags.get("task")) if setup.stand_in else None
-        found.append(instead or _read_by(flags))
+    flags = [{**_flags(row.flagfile), **row.on_top} for row in setup.rows.values()]
+    found = [_read_by(of_row, bool(setup.stand_in)) for of_row in flags]
     return list(dict.fromkeys(filter(None, found)))
 
 
@@ -409,7 +174,7 @@ def paths_at(address: str) -> frozenset[str]:
     return frozenset(paths - {"."})
 
 
-def found(needed: Data, data_dir: str | None = None) -> str | None:
+def found(needed: DataFiles, data_dir: str | None = None) -> str | None:
     """Returns a path at which data seem to lie, `None` if there is none; files are not opened.
 
     Raises:
@@ -531,8 +296,10 @@ def told(setup: Setup) -> str:
 def page_of_data() -> str:
     """Returns where the data of each task are from, as lines of Markdown."""
     names = {}
-    for task, needed in DATA.items():
-        names.setdefault(needed, []).append(f"`{task}`")
+    for task in tasks.names():
+        needed = tasks.get(task).data_with({})
+        if needed is not None:
+            names.setdefault(needed, []).append(f"`{task}`")
     return "\n".join(
         f"- {', '.join(some)}: {needed.name}; {needed.source}." for needed, some in names.items()
     )

@@ -14,6 +14,7 @@ from tasks import datasets as _datasets
 from tasks import label_noise as _label_noise
 from tasks import registry as _registry
 from tasks import settings as _settings
+from tasks.data_files import DataFiles
 from tasks.formats import files as _files
 from tasks.formats import remote as _remote
 from tasks.registry import Clients, TaskSpec, get, names, register
@@ -86,6 +87,7 @@ __all__ = [
     "ArrayFederatedData",
     "Clients",
     "DataError",
+    "DataFiles",
     "Examples",
     "Task",
     "TaskSpec",

@@ -3,9 +3,10 @@
 import dataclasses
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tasks import label_noise
+from tasks.data_files import DataFiles
 from tff_suite import hparams as hparams_lib
 from tff_suite import specs
 
@@ -72,7 +73,7 @@ class TaskSpec:
         knows.
       own_code: Whether a setting names the user's own code. Changes of loss, metrics and model are
         then detected as for a user's own task.
-      tfds: The `tasks.formats.tfds.Set` that can replace the publisher's files, if any.
+      data: The files that the task reads. Of several entries, the first applies whose settings fit.
       version: Increased by every change that changes the task's numbers: in data, model, loss or
         metrics. Runs of different versions are not pooled.
       history: For each version after the first, one line on what changed.
@@ -92,7 +93,7 @@ class TaskSpec:
     clients: Callable[[Mapping[str, hparams_lib.Value], bool], Clients | None] | None = None
     metrics: Sequence[str] | Callable[[Mapping], Sequence[str]] | None = None
     own_code: bool = False
-    tfds: Any = None
+    data: Sequence[DataFiles] = ()
     version: int = 1
     history: Sequence[str] = ()
     known_problems: Sequence[str] = ()
@@ -142,6 +143,18 @@ class TaskSpec:
     def metrics_with(self, settings: Mapping[str, hparams_lib.Value]) -> Sequence[str] | None:
         """Returns the names of the metrics with these settings; `None` if they are unknown."""
         return self.metrics(settings) if callable(self.metrics) else self.metrics
+
+    def data_with(
+        self, settings: Mapping[str, hparams_lib.Value], stand_in: bool = False
+    ) -> DataFiles | None:
+        """Returns the files that the task reads with these settings; `None` for no files.
+
+        Args:
+          settings: Settings by name; those that are left out leave it to the task.
+          stand_in: Whether data will do that are not the paper's.
+        """
+        allowed = (files for files in self.data if stand_in or not files.stand_in)
+        return next((files for files in allowed if files.are_read(settings)), None)
 
     def load_fn(self) -> Callable:
         """Imports and returns the loader."""

@@ -350,6 +350,7 @@ def task_page(name: str) -> str:
             *(_text(part) for part in more),
             "## Data",
             f"{data} [Tasks](../tasks.md) has counts, models and where data are looked for.",
+            *_data(spec),
             "## Metrics",
             "\n".join(f"- `{m}`" for m in metrics) if metrics else "The loaded task decides.",
             "## Settings",
@@ -365,6 +366,16 @@ def task_page(name: str) -> str:
             _history(spec),
         ]
     )
+
+
+def _data(spec) -> Iterator[str]:
+    """Yields the files that a task reads, as one list."""
+    lines = []
+    for files in (files for files in spec.data if not files.stand_in):
+        with_ = "; ".join(f"`{k}={'` or `'.join(map(str, v))}`" for k, v in files.when.items())
+        lines.append(f"- {files.name}{f' (with {with_})' if with_ else ''}: {files.source}.")
+    if lines:
+        yield "\n".join(lines)
 
 
 def _text(paragraph: str) -> str:

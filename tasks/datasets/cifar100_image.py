@@ -11,6 +11,7 @@ import functools
 from typing import Any
 
 from tasks import images, settings
+from tasks.data_files import DataFiles
 from tasks.formats import cifar, cifar100_clients
 from tasks.registry import Clients, TaskSpec
 from tasks.task import Task
@@ -24,6 +25,18 @@ def _clients(chosen, synthetic):
     return Clients.numbered(number)
 
 
+_TFFS = cifar100_clients.PUBLISHED.data_files("the whole CIFAR-100", 50_000)
+_IMAGES = DataFiles(
+    "the whole CIFAR-100",
+    f"get {cifar.CIFAR100.address}, 169 MB",
+    ("cifar-100-*", "cifar100/cifar-100-*"),
+    50_000,
+    cached=(".keras/datasets/cifar-100-python.tar.gz",),
+    tfds_set=cifar.CIFAR100.tfds,
+    tfds_cache="alone",
+)
+_GENERATED = ("pachinko", "multinomial", "dirichlet", "iid", "shards", "classes")
+
 SPEC = TaskSpec(
     name="cifar100_image",
     summary="CIFAR-100 among TFF's clients or generated ones: FedOpt's ResNet-18 "
@@ -31,16 +44,7 @@ SPEC = TaskSpec(
     check=functools.partial(images.check, "cifar100_image", 32),
     clients=_clients,
     hparams=images.hparams(
-        partitions=(
-            "auto",
-            "tff",
-            "pachinko",
-            "multinomial",
-            "dirichlet",
-            "iid",
-            "shards",
-            "classes",
-        ),
+        partitions=("auto", "tff", *_GENERATED),
         partition=(
             "auto",
             "FedOpt and FedDA: TFF's file, made by Pachinko allocation; AdaFed: dirichlet",
@@ -62,7 +66,13 @@ SPEC = TaskSpec(
         ),
     ),
     metrics=("accuracy",),
-    tfds=cifar.CIFAR100.tfds,
+    data=(
+        _IMAGES.replace(name="CIFAR-100 or a part of it", stand_in=True),
+        _TFFS.replace(when={"partition": ("tff",)}),
+        _IMAGES.replace(when={"partition": _GENERATED}),
+        # Without a folder TFF's partition is taken, which no other form has.
+        _TFFS.replace(files=(*_TFFS.files, *_IMAGES.files), tfds_set=cifar.CIFAR100.tfds),
+    ),
     known_problems=("It was run on subsets only: 10,000 training and 2,000 test images.",),
     used_for=("FedJAX ships TFF's clients of it.",),
 )

@@ -11,9 +11,20 @@ import functools
 from typing import Any
 
 from tasks import images, settings
+from tasks.data_files import DataFiles
 from tasks.formats import cifar
 from tasks.registry import TaskSpec
 from tasks.task import Task
+
+_DATA = DataFiles(
+    "the whole CIFAR-10",
+    f"get {cifar.CIFAR10.address}, 170 MB",
+    ("cifar-10-*", "data_batch_1*", "cifar10/cifar-10-*", "cifar10/data_batch_1*"),
+    50_000,
+    cached=(".keras/datasets/cifar-10-batches-py.tar.gz",),
+    tfds_set=cifar.CIFAR10.tfds,
+    tfds_cache="alone",
+)
 
 SPEC = TaskSpec(
     name="cifar10_image",
@@ -35,7 +46,7 @@ SPEC = TaskSpec(
         init=settings.init("keras", "FedOpt (TFF); AdaFedAdam, AdaFed and FedCAda: torch"),
     ),
     metrics=("accuracy",),
-    tfds=cifar.CIFAR10.tfds,
+    data=(_DATA.replace(name="CIFAR-10 or a part of it", stand_in=True), _DATA),
     known_problems=(
         "It was run on subsets only: 8,000 training and 2,000 test images. The whole set "
         "needs hundreds of hours on two cores.",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tasks import images, settings
+from tasks.data_files import DataFiles
 from tasks.formats import image_folders, prepared
 from tasks.formats.cifar import Images
 from tasks.registry import TaskSpec
@@ -43,6 +44,14 @@ SPEC = TaskSpec(
         ),
     ),
     metrics=("accuracy",),
+    data=(
+        DataFiles(
+            "CINIC-10",
+            "get https://datashare.ed.ac.uk/handle/10283/3192, 650 MB",
+            ("CINIC-10*", "cinic10*"),
+            90_000,
+        ),
+    ),
     known_problems=("It was tested on small files in the publisher's form only.",),
 )
 

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tasks import generated, partitions, settings
+from tasks.data_files import DataFiles
 from tasks.formats import files, prepared
 from tasks.models import image_models, losses
 from tasks.registry import TaskSpec
@@ -114,6 +115,14 @@ SPEC = TaskSpec(
         ),
     ),
     metrics=("accuracy",),
+    data=(
+        DataFiles(
+            "Clothing1M and ResNet-50's ImageNet weights",
+            "ask for it as https://github.com/Cysu/noisy_label says",
+            ("noisy_train_key_list.txt", "clothing1m*"),
+            1_000_000,
+        ),
+    ),
     known_problems=("It was tested on small files in the publisher's form only.",),
 )
 

@@ -15,6 +15,7 @@ import numpy as np
 import tasks
 from tasks import settings
 from tasks import task as task_lib
+from tasks.datasets import emnist_character, mnist_writers
 from tasks.models import losses, models
 from tasks.registry import TaskSpec
 from tasks.task import Examples, FederatedData, Task
@@ -78,6 +79,10 @@ SPEC = TaskSpec(
         settings.init("keras", "FedOpt (TFF)"),
     ),
     metrics=("mse", "mae"),
+    data=(
+        *(files.replace(when={"source": ("mnist",)}) for files in mnist_writers.SPEC.data),
+        *emnist_character.SPEC.data,
+    ),
     known_problems=(
         "EMNIST's file could not be downloaded here, so its counts are unchecked.",
         "On MNIST's digits, training stays near the mean image for its first 300 rounds.",

@@ -44,6 +44,7 @@ SPEC = TaskSpec(
     clients=settings.at_most(3400, 10),
     hparams=(settings.init("keras", "FedOpt (TFF)"),),
     metrics=("accuracy",),
+    data=(PUBLISHED.data_files("TFF's Federated EMNIST", 671_585, 3_400),),
     known_problems=(
         "Its published file could not be downloaded here, so its counts are unchecked.",
     ),

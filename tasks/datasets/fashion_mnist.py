@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tasks import generated, partitions, settings
+from tasks.data_files import DataFiles
 from tasks.formats import files, idx, tfds
 from tasks.models import losses, models
 from tasks.registry import Clients, TaskSpec
@@ -173,7 +174,18 @@ SPEC = TaskSpec(
         settings.init("torch", "FedCAda and AdaFed (PyTorch)"),
     ),
     metrics=_metrics,
-    tfds=_TFDS,
+    data=(
+        DataFiles(
+            "Fashion-MNIST",
+            "let Keras download it, or get the idx files of "
+            "https://github.com/zalandoresearch/fashion-mnist",
+            ("fashion*mnist/*-ubyte*", "train-images?idx3-ubyte*", "FashionMNIST/raw/*-ubyte*"),
+            60_000,
+            cached=(".keras/datasets/fashion-mnist/train-images-idx3-ubyte.gz",),
+            tfds_set=_TFDS,
+            tfds_cache="alone",
+        ),
+    ),
     known_problems=("AdaFed does not give the scale of its pixels. `pixels` has both readings.",),
 )
 

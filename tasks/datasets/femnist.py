@@ -15,6 +15,7 @@ import numpy as np
 
 from tasks import generated, partitions, settings
 from tasks import task as task_lib
+from tasks.data_files import DataFiles
 from tasks.datasets import emnist_character
 from tasks.formats import leaf, prepared
 from tasks.models import losses, models
@@ -47,6 +48,14 @@ def _clients(chosen, synthetic):
         return settings.at_most(3400, 12)(chosen, synthetic)
     return None if chosen["num_clients"] is None else Clients(chosen["num_clients"])
 
+
+_DATA = DataFiles(
+    "LEAF's FEMNIST",
+    "make it with https://github.com/TalwalkarLab/leaf (data/femnist/preprocess.sh)",
+    ("femnist*", "all_data_*.json"),
+    _PUBLISHED["examples"] * 8 // 10,
+    _PUBLISHED["clients"],
+)
 
 SPEC = TaskSpec(
     name="femnist",
@@ -132,6 +141,10 @@ SPEC = TaskSpec(
         settings.init("torch", "AdaFedAdam and AdaFed (PyTorch)"),
     ),
     metrics=("accuracy",),
+    data=(
+        _DATA.replace(name="LEAF's FEMNIST or a part of it", stand_in=True),
+        _DATA,
+    ),
     known_problems=(
         "Only 396 of the 3,550 writers were available here. Accuracies on them are 13 to 21 "
         "points below AdaFedAdam's.",

@@ -15,6 +15,7 @@ import os
 import numpy as np
 
 from tasks import generated, partitions, settings
+from tasks.data_files import DataFiles
 from tasks.formats import files, idx, tfds
 from tasks.models import losses, models
 from tasks.registry import TaskSpec
@@ -76,7 +77,24 @@ SPEC = TaskSpec(
         settings.init("keras", "FedOpt (TFF)"),
     ),
     metrics=("accuracy",),
-    tfds=_TFDS,
+    data=(
+        DataFiles(
+            "MNIST and QMNIST's writers",
+            "get the files of https://github.com/cvdfoundation/mnist and "
+            "https://github.com/facebookresearch/qmnist",
+            ("mnist/*images?idx3-ubyte*", "*images?idx3-ubyte*", "MNIST/raw/*images-idx3-ubyte*"),
+            60_000,
+            539,
+            tfds_set=_TFDS,
+            tfds_cache="beside",
+            beside=(
+                "mnist/writers.npz",
+                "writers.npz",
+                "mnist/qmnist-train-labels-*",
+                "qmnist-train-labels-*",
+            ),
+        ),
+    ),
     known_problems=(
         "It stands in for Federated EMNIST: digits only, 539 writers. Its numbers do not "
         "compare with those on EMNIST.",

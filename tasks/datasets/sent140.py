@@ -35,6 +35,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tasks import partitions, settings
+from tasks.data_files import DataFiles
 from tasks.formats import files as files_lib
 from tasks.formats import leaf, prepared, text, tfds
 from tasks.models import losses, models
@@ -66,8 +67,9 @@ _TFDS = tfds.Set(
     },
 )
 _MONTHS = b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
+_GLOVE = "https://nlp.stanford.edu/data/glove.6B.zip"
 _VECTORS_ADVICE = (
-    f"get {_VECTORS} (https://nlp.stanford.edu/data/glove.6B.zip) into --data_dir, name a file of "
+    f"get {_VECTORS} ({_GLOVE}) into --data_dir, name a file of "
     "that form with --sent140_embedding_file, or train the vectors with --sent140_embedding=trained"
 )
 # No line of a file of vectors is longer.
@@ -162,7 +164,39 @@ SPEC = TaskSpec(
         settings.text_init("torch", "AdaFedAdam (PyTorch)"),
     ),
     metrics=("accuracy",),
-    tfds=_TFDS,
+    data=(
+        DataFiles(
+            "a tenth of LEAF's sample of Sent140",
+            f"set --data_dir to the folder of {_LINES}",
+            (f"sent140/{_LINES}", _LINES),
+            5_644,
+            877,
+            when={"source": ("lines",)},
+        ),
+        DataFiles(
+            "LEAF's whole Sent140 and GloVe's vectors",
+            "make it with https://github.com/TalwalkarLab/leaf (data/sent140/preprocess.sh), and "
+            f"get {_GLOVE}",
+            (
+                "sent140.prepared",
+                "sent140/data",
+                "sent140/train",
+                "sent140/rem_user_data",
+                "sent140/sampled_data",
+                "sent140/all_data",
+            ),
+            56_000,
+            _PAPERS_CLIENTS,
+            tfds_set=_TFDS,
+            tfds_cache="always",
+            beside=(
+                f"{_VECTORS}*",
+                "glove.6B.zip",
+                f"sent140/{_VECTORS}*",
+                "sent140/glove.6B.zip",
+            ),
+        ),
+    ),
     known_problems=(
         "In the sample at hand a client has two to eleven test tweets, so chance hides "
         "differences in fairness.",

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tasks import settings
+from tasks.data_files import DataFiles
 from tasks.formats import files, leaf, prepared, shakespeare_text, tffs
 from tasks.models import losses, models
 from tasks.registry import Clients, TaskSpec
@@ -57,6 +58,14 @@ _TFFS = tffs.Published(
     features={"snippets": tffs.Feature((), "bytes")},
     example="a snippet of text",
     advice=_ADVICE,
+)
+_TFFS_DATA = _TFFS.data_files("TFF's Shakespeare", 37_784, 715)
+_TEXT_DATA = DataFiles(
+    "the play text",
+    "get t8.shakespeare.txt of January 1994",
+    ("t8.shakespeare.txt*", "shakespeare/t8.shakespeare.txt*"),
+    34_863,
+    715,
 )
 
 
@@ -194,6 +203,15 @@ SPEC = TaskSpec(
         ),
     ),
     metrics=("accuracy",),
+    data=(
+        _TFFS_DATA.replace(when={"source": ("tff",)}),
+        _TEXT_DATA.replace(when={"source": ("text",)}),
+        _TFFS_DATA.replace(
+            name="TFF's Shakespeare, or the play text",
+            files=(*_TFFS_DATA.files, *_TEXT_DATA.files),
+            examples=_TEXT_DATA.examples,
+        ),
+    ),
     known_problems=(
         "With `roles=tff` the play text gives 707 clients and TFF's file 715: TFF's file was "
         "made from a later edition.",

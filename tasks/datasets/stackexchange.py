@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from tasks import partitions, settings
+from tasks.data_files import DataFiles
 from tasks.datasets import stackoverflow
 from tasks.formats import files, text
 from tasks.models import models
@@ -34,13 +35,16 @@ _FIVE_SITES = "five_sites_posts.jsonl.gz"
 _FILES = {"matheducators": (_MATH_EDUCATORS,), "all": (_MATH_EDUCATORS, _FIVE_SITES)}
 
 
+_DUMPS = "https://archive.org/details/stackexchange"
+
+
 def _advice(file):
     site = "site, " if file == _FIVE_SITES else ""
     return (
         f"set --data_dir to the folder of {file}, or to the one above it if it is called "
         f"stackexchange; a line is a JSON object with {site}post_id, user_id, type, question_id, "
         "created, title, tags and text, made of a Stack Exchange data dump "
-        "(https://archive.org/details/stackexchange)"
+        f"({_DUMPS})"
     )
 
 
@@ -123,6 +127,15 @@ SPEC = TaskSpec(
         settings.text_init("keras", "FedOpt (TFF)"),
     ),
     metrics=_metrics,
+    data=(
+        DataFiles(
+            "posts of Math Educators, spring 2014",
+            f"set --data_dir to the folder of {_MATH_EDUCATORS}, made of {_DUMPS}",
+            (_MATH_EDUCATORS, f"stackexchange/{_MATH_EDUCATORS}"),
+            15_660,
+            360,
+        ),
+    ),
     known_problems=(
         "It stands in for Stack Overflow: 360 users of one site. Its numbers do not compare "
         "with those on Stack Overflow.",

@@ -54,6 +54,12 @@ _TFFS = tffs.Published(
 )
 
 
+# Of the sentences each user gives 1,000 at most.
+_DATA = _TFFS.data_files(
+    "TFF's Stack Overflow", 342_477 * 300, 342_477, beside=" and the counts beside it"
+)
+
+
 def _stackoverflow(*own: Hparam) -> tuple[Hparam, ...]:
     return (
         Hparam(
@@ -109,6 +115,7 @@ SPECS = (
         clients=settings.at_most(342_477, 10),
         hparams=(*_stackoverflow(), settings.text_init("keras", "FedOpt (TFF)")),
         metrics=WORD_METRICS,
+        data=(_DATA,),
         known_problems=_KNOWN_PROBLEMS,
         used_for=_USED_FOR,
     ),
@@ -135,6 +142,7 @@ SPECS = (
             settings.init("keras", "FedOpt (TFF)"),
         ),
         metrics=TAG_METRICS,
+        data=(_DATA,),
         known_problems=_KNOWN_PROBLEMS,
         used_for=_USED_FOR,
     ),

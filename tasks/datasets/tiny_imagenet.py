@@ -9,6 +9,7 @@ import functools
 from typing import Any
 
 from tasks import images, settings
+from tasks.data_files import DataFiles
 from tasks.formats import image_folders, prepared
 from tasks.registry import TaskSpec
 from tasks.task import Task
@@ -32,6 +33,14 @@ SPEC = TaskSpec(
         init=settings.init("torch", "AdaFed (PyTorch)"),
     ),
     metrics=("accuracy",),
+    data=(
+        DataFiles(
+            "Tiny ImageNet",
+            f"get {image_folders.TINY_IMAGENET.url}, 240 MB",
+            ("tiny-imagenet-200*", "tiny_imagenet*"),
+            100_000,
+        ),
+    ),
     known_problems=("It was tested on small files in the publisher's form only.",),
 )
 

@@ -63,6 +63,11 @@ class Kind(NamedTuple):
     tfds: tfds.Set
 
     @property
+    def address(self) -> str:
+        """Where the authors have the archive of pickles."""
+        return f"https://www.cs.toronto.edu/~kriz/{self.stem}-python.tar.gz"
+
+    @property
     def advice(self) -> str:
         """Where to get the set and how to point at it."""
         return (
@@ -164,15 +169,12 @@ def _read_tfds(kind: Kind, folder: str) -> tuple[Images, Images, dict[str, Any]]
 
 def _keras_folder(kind: Kind) -> str:
     """Returns Keras's folder of pickles, downloaded as `tf.keras.datasets` does."""
-    name = f"{kind.stem}-python.tar.gz"
     try:
         return tf.keras.utils.get_file(
-            kind.pickles,
-            f"https://www.cs.toronto.edu/~kriz/{name}",
-            untar=True,
-            file_hash=kind.sha256,
+            kind.pickles, kind.address, untar=True, file_hash=kind.sha256
         )
     except Exception as error:  # Keras raises plain Exception for a failed download.
+        name = os.path.basename(kind.address)
         raise DataError(
             f"{name} cannot be downloaded ({files.reason_of(error)}); {kind.advice}"
         ) from error

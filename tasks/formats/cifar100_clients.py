@@ -8,7 +8,7 @@ import numpy as np
 from tasks.formats import cifar, files, tfds, tffs
 from tasks.task import ArrayFederatedData, DataError, Examples, FederatedData
 
-_TFFS = tffs.Published(
+PUBLISHED = tffs.Published(
     folder="cifar100",
     sqlite="cifar100.sqlite",
     h5="fed_cifar100",
@@ -37,7 +37,7 @@ class FederatedCifar100(NamedTuple):
 
 def has_tffs(data_dir: str | None) -> bool:
     """Returns whether TFF's file exists; always, without a folder: TFF's cache can fetch it."""
-    return data_dir is None or tffs.find(_TFFS, data_dir) is not None
+    return data_dir is None or tffs.find(PUBLISHED, data_dir) is not None
 
 
 def read_tffs(data_dir: str | None) -> FederatedCifar100:
@@ -52,7 +52,7 @@ def read_tffs(data_dir: str | None) -> FederatedCifar100:
       DataError: If a file is missing or damaged, or cannot be downloaded.
     """
     try:
-        train, test = tffs.open_clients(_TFFS, data_dir, _tffs_examples)
+        train, test = tffs.open_clients(PUBLISHED, data_dir, _tffs_examples)
     except DataError as error:
         cached = tfds.find_in_cache(cifar.CIFAR100.tfds) if data_dir is None else None
         if cached is None:

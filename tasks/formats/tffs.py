@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tasks.formats import files, hdf5_clients, sqlite_clients
+from tasks.data_files import DataFiles
+from tasks.formats import downloads, files, hdf5_clients, sqlite_clients
 from tasks.formats.hdf5_clients import Feature
 from tasks.task import DataError, Examples, FederatedData
 
@@ -38,6 +39,25 @@ class Published(NamedTuple):
     example: str
     advice: str
     splits: tuple[str, str] = ("train", "test")
+
+    def data_files(self, name: str, examples: int, clients: int = 0, beside: str = "") -> DataFiles:
+        """Returns what a task declares of the set.
+
+        Args:
+          name: What it is, in words.
+          examples: Training examples.
+          clients: Training clients, where the task's settings do not tell them.
+          beside: What else to get, as the end of a request.
+        """
+        names = (f"{self.sqlite}*", f"{self.h5}_train.h5", f"{self.h5}.tar.bz2")
+        return DataFiles(
+            name,
+            f"let TFF download it, or get {downloads.TFFS}{self.sqlite}.lzma{beside}",
+            (*names, *(f"{self.folder}/{name}" for name in names)),
+            examples,
+            clients,
+            cached=(f".tff/{self.sqlite}", f".tff/{self.sqlite}.lzma"),
+        )
 
 
 def find(published: Published, data_dir: str) -> str | None:

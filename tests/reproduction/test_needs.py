@@ -6,8 +6,10 @@ import fsspec
 import pytest
 
 import reproduce
+import tasks
 from reproduction import items, needs, sweep
 from tasks.formats import remote
+from tests.tasks import published_forms
 
 TABLE1 = items.load_item("adaptive_federated_optimization", "table1").setups
 TABLE5 = items.load_item("adafedadam", "table5").setups
@@ -287,3 +289,11 @@ def test_tffs_files_are_found_in_a_folder_of_their_own(tmp_path, item, setup, fo
     (tmp_path / folder / file).touch()
     found = items.load_item("adaptive_federated_optimization", item).setups[setup]
     assert str(tmp_path / folder / file) in needs.told_data(found, str(tmp_path))
+
+
+@pytest.mark.parametrize("form", published_forms.FORMS)
+def test_whatever_form_of_its_data_a_task_reads_is_found(tmp_path, form):
+    form = published_forms.FORMS[form]
+    form.write(tmp_path)
+    read = tasks.get(form.task).data_with(form.settings)
+    assert str(needs.found(read, str(tmp_path))).startswith(str(tmp_path))

@@ -50,6 +50,24 @@ def test_settings_tell_the_metrics(name, settings):
     assert len(others) == 2
 
 
+@_each_task
+def test_a_task_declares_the_files_that_it_reads(name):
+    """One entry fits whatever is set; the others name settings of the task, and values of these."""
+    spec = tasks.get(name)
+    assert bool(spec.data) == (spec.needs_data and name != "table")  # Whose file a setting names.
+    if spec.data:
+        assert spec.data_with({}) is spec.data[-1]
+        assert not spec.data[-1].when and not spec.data[-1].stand_in
+    declared = {h.name: h for h in spec.hparams}
+    for files in spec.data:
+        assert files.files and files.examples > 0
+        for setting, values in files.when.items():
+            for value in values:
+                assert declared[setting].check(value, setting) == value
+                chosen = spec.data_with({setting: value})
+                assert chosen is files or chosen.when.keys() != files.when.keys()
+
+
 # What takes time to import, and what it takes with it.
 _SLOW = (
     "tensorflow",
