@@ -43,7 +43,7 @@ class Compared(NamedTuple):
 
     Attributes:
       changed: Run → what differs; only runs of which something does.
-      unknown: Runs of the user's own code by a version that recorded none.
+      unknown: Runs of an earlier version, which recorded neither code nor versions.
       unread: Run → why its data could not be compared.
     """
 
@@ -73,18 +73,19 @@ def compare(
             recorded, rows = run.read().recorded, run.read().last_round
         except RunError:
             continue  # The run itself says what is damaged.
-        known = (recorded or {}).get("identity", identity.BEFORE_VERSIONS)
-        if not recorded or not rows or not isinstance(known, Mapping):
+        if not recorded or not rows:
             continue
-        request = run.request()
-        if "identity" not in recorded and identity.is_own(request):
+        known = recorded.get("identity")
+        if known is None:
             found.unknown.append(run)
+        if not isinstance(known, Mapping):
+            continue
         jobs[run] = {
             "command": run.command,
             "home": run.home,
             "folder": str(run.folder),
             "identity": known,
-            "loads": identity.loads(request, known),
+            "loads": identity.loads(run.request(), known),
         }
     light = [run for run, job in jobs.items() if run.objects or not job["loads"]]
     heavy = [run for run in jobs if run not in light]

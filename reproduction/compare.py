@@ -186,7 +186,7 @@ def _kinds_of_data(runs) -> list[str]:
             kinds.setdefault(known, {})[label] = None
     words = {data for data, _ in kinds}
     if len(words) == 1 and len({digest for _, digest in kinds if digest is not None}) < 2:
-        return []  # A run of an earlier version tells no digest.
+        return []  # A run that left no digests tells no difference.
     return [
         f"{', '.join(some)} on {data}" + (f" (digest {digest[:8]})" if digest else "")
         for (data, digest), some in kinds.items()

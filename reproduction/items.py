@@ -622,7 +622,6 @@ def has_settings(request: experiment_flags.Request, recorded: Mapping[str, Any])
       request: The request.
       recorded: Flag → value, as in hparams.json.
     """
-    recorded = experiment_flags.completed(recorded)
     fixed = request.in_force.keys() - experiment_flags.MAY_CHANGE - {"runtime"}
     return all(recorded.get(flag) == request.in_force[flag] for flag in fixed)
 

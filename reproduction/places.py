@@ -130,8 +130,8 @@ def told(found: changes.Compared) -> list[str]:
         )
     if found.unknown:
         lines.append(
-            f"{_named(found.unknown)} by a version that recorded no code: taken as they are, since "
-            "changes since then cannot be seen."
+            f"{_named(found.unknown)} of an earlier version, which recorded neither code nor "
+            "versions: finished runs count, whatever has changed since."
         )
     for why in dict.fromkeys(found.unread.values()):
         some = [run for run, other in found.unread.items() if other == why]

@@ -83,7 +83,7 @@ class RunFolder:
 
     @functools.cached_property
     def flags(self) -> Mapping[str, Any]:
-        """Every setting in force, by flag, see `simulation.experiment_flags.completed`.
+        """Every setting in force that the run recorded, by flag.
 
         Raises:
           RunError: If the folder holds no run.
@@ -101,7 +101,7 @@ class RunFolder:
             or not all(isinstance(value, Value) for value in flags.values())
         ):
             raise self._damaged("hparams.json")
-        return experiment_flags.completed(flags)
+        return flags
 
     @property
     def method(self) -> str:

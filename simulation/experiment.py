@@ -149,9 +149,7 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
         point = _resume_point(request, folder)
         stopped = _stopped(request, folder, caller)
         if point.finished == settings["total_rounds"] or stopped:
-            warning = folder.check_results()
-            if warning:
-                caller.warn(warning)
+            folder.check_results()
             if not caller.takes_weights:  # Else `_work` loads everything and checks it then.
                 _check_finished(request, folder, point, caller)
             how = f"stopped early, {stopped}"
@@ -172,7 +170,7 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
             )
         if point.checkpoint is not None:
             stacks.check_same(folder.path, folder.read_hparams())
-            folder.check_seal(point.checkpoint)
+            folder.check_checkpoint(point.checkpoint)
             _check_same_plans(request, point.checkpoint)
         if settings["initial_weights"] is not None:
             models.find(settings["initial_weights"])
@@ -246,9 +244,7 @@ def _with_runtime(request: Request, name: str) -> Request:
 
 
 def _resume_point(request: Request, folder: outputs.ExperimentFolder) -> _Point:
-    checkpoint, damaged = folder.resume_point(
-        request.in_force, experiment_flags.MAY_CHANGE, experiment_flags.completed
-    )
+    checkpoint, damaged = folder.resume_point(request.in_force, experiment_flags.MAY_CHANGE)
     finished, total_rounds = folder.finished_rounds(), request.run["total_rounds"]
     done = max(finished, checkpoint.round_num if checkpoint else 0)
     if total_rounds < done:
@@ -281,7 +277,7 @@ def _stopped(request: Request, folder: outputs.ExperimentFolder, caller: Caller)
 def _unmeasured(request: Request, folder: outputs.ExperimentFolder) -> str:
     """Lists the measuring flags that are set now but were not set in a finished run."""
     with files.explained(folder.path):
-        recorded = experiment_flags.completed(folder.read_hparams()["flags"])
+        recorded = folder.read_hparams()["flags"]
     asked = {name: request.in_force.get(name) for name in sorted(experiment_flags.MEASURES)}
     return ", ".join(f"--{k}={v}" for k, v in asked.items() if v and v != recorded.get(k))
 
@@ -320,14 +316,14 @@ def _check_finished(request, folder, point, caller) -> None:
     Raises:
       ChangedError: If it was not, and `--accept_code_changes` does not cover the difference.
     """
-    before = _recorded_identity(request, folder, point) or {}
+    before = _recorded_identity(folder) or {}
     found = identity.look(request, before)
     if found.unread:
         caller.warn(
             f"{folder.path} was not compared with the current data and model, which cannot be "
             f"loaded: {found.unread}"
         )
-    compare = functools.partial(_changes, request, folder, point)
+    compare = functools.partial(_changes, request, folder)
     changes = compare(found.identity, found.data)
     if found.data is not None and any(change.kind == "data" for change in changes):
         # Data may seem changed because the cache of file digests is out of date.
@@ -343,27 +339,16 @@ def _check_finished(request, folder, point, caller) -> None:
         recorder.accept(folder, point.finished, found.identity, accepted)
 
 
-def _recorded_identity(request, folder, point) -> Mapping[str, Any] | None:
+def _recorded_identity(folder) -> Mapping[str, Any] | None:
     """Returns the recorded identity of a run; `None` if the run has not begun."""
     with files.explained(folder.path):
         recorded = folder.read_hparams()
-    if recorded is None:
-        return None
-    known = recorded.get("identity")
-    if known is None:
-        known = {k: v for k, v in identity.BEFORE_VERSIONS.items() if k not in request.objects}
-    if not isinstance(known, Mapping):
-        raise RunError(f"{folder.file('hparams.json')} is damaged: parts of it are missing.")
-    sealed = point.checkpoint.seal.get("data") if point.checkpoint else None
-    if "data" not in known and sealed:
-        # Earlier versions recorded this digest in the checkpoint only.
-        return {**known, "data": {"digest": sealed}}
-    return known
+    return None if recorded is None else recorded["identity"]
 
 
-def _changes(request, folder, point, now, data) -> list[identity.Change]:
+def _changes(request, folder, now, data) -> list[identity.Change]:
     """Returns what differs from the recorded identity of the run in a folder."""
-    before = _recorded_identity(request, folder, point)
+    before = _recorded_identity(folder)
     if before is None:
         return []
     history = identity.history_of(request)
@@ -381,18 +366,7 @@ def _settle(request, folder, changes, caller) -> list[str]:
                 f"{identity.ways_on(changes, folder.path)}."
             )
         caller.say(f"Accepted, and recorded in {folder.path}: {identity.in_words(changes)}.")
-    elif identity.is_own(request) and _is_unknown(folder):
-        caller.warn(
-            f"{folder.path} was begun by a version that did not record code, so changes to it "
-            "since then cannot be detected."
-        )
     return [change.text for change in changes]
-
-
-def _is_unknown(folder) -> bool:
-    with files.explained(folder.path):
-        recorded = folder.read_hparams()
-    return recorded is not None and "identity" not in recorded
 
 
 class Experiment:
@@ -444,11 +418,11 @@ class Experiment:
     def _look_at(self, request, task, keras_model, caller):
         """Determines the run's identity and compares it with the recorded one."""
         folder, point, changes = self._folder, self._point, []
-        before = _recorded_identity(request, folder, point)
+        before = _recorded_identity(folder)
         for trust_cache in (True, False):
             self._data = fingerprint.of_task(task, trust_cache)
             self._identity = identity.of_run(request, task, keras_model, self._data, before)
-            changes = _changes(request, folder, point, self._identity, self._data)
+            changes = _changes(request, folder, self._identity, self._data)
             # Data may seem changed because the cache of file digests is out of date.
             if all(change.kind != "data" for change in changes):
                 break
@@ -681,8 +655,8 @@ class Experiment:
             )
         with contextlib.closing(states):
             with files.explained(folder.path):
-                seal = checkpoint.seal["client_states.sqlite"] if round_num else None
-                states.go_on_from(round_num, seal)
+                checksum = checkpoint.checksums["client_states.sqlite"] if round_num else None
+                states.go_on_from(round_num, checksum)
             yield states
 
     def _recorder(self, caller, round_num, client_states):
@@ -693,7 +667,6 @@ class Experiment:
             self._folder,
             self.request,
             round_num,
-            data=self._data,
             client_states=client_states,
             progress=caller.progress,
             shown={"train_loss": "train/loss", f"test_{metric}": f"eval/{metric}"},

@@ -836,37 +836,6 @@ def stop_condition(text: str) -> tuple[str, str, float]:
     return found[1], found[2], bound
 
 
-def completed(recorded: Mapping[str, Value]) -> dict[str, Value]:
-    """Returns the flags that a run has recorded, with defaults filled in.
-
-    Earlier versions recorded `None` for an unset flag whose default depends on other flags. A flag
-    that is newer than the run is missing from the record: the run behaved as with its default.
-
-    Args:
-      recorded: Flag → value, as in `hparams.json`. Flags stay as they are if their method or task
-        is unknown here, or if this version no longer accepts their values.
-    """
-    flags = dict(recorded)
-    owners = [("run", RUN_HPARAMS), ("training", tff_algos.TRAINING_HPARAMS)]
-    for kind, module in (("algorithm", tff_algos), ("task", tasks)):
-        if recorded.get(kind) in module.names():
-            owners.append((recorded[kind], module.get(recorded[kind]).hparams))
-    for owner, declared in owners:
-        given = {h.name: recorded.get(h.flag_name(owner)) for h in declared}
-        try:
-            settings = hparams_lib.resolve(
-                owner, declared, {name: v for name, v in given.items() if v is not None}
-            )
-        except HparamError:
-            continue
-        flags |= {
-            h.flag_name(owner): settings[h.name]
-            for h in declared
-            if (h.is_used(settings) or owner != "training") and h.name not in ACTIONS
-        }
-    return flags
-
-
 def _check_chunks(run, training):
     """Refuses `--clients_per_chunk` for rounds that cannot be split into chunks."""
     if run["clients_per_chunk"] is None:

@@ -37,8 +37,6 @@ from tasks.task import Task
 from tff_suite import code_digests, imports, specs
 from tff_suite.errors import FedError
 
-# Stands in for the identity of runs that recorded none: they predate versions.
-BEFORE_VERSIONS = {"method": {"version": 1}, "task": {"version": 1}}
 _MOST_TOLD = 4
 _SECONDS_OF_A_LOOK = 5.0
 
@@ -67,12 +65,6 @@ class Looked(NamedTuple):
     identity: dict[str, Any]
     data: Mapping[str, str] | None
     unread: str
-
-
-def is_own(request: Request) -> bool:
-    """Returns whether the method, the task or the model is the user's own."""
-    own = request.objects or not _is_suites(tff_algos.get(request.run["algorithm"]).builder)
-    return bool(own or _has_own_task(request))
 
 
 def look(
@@ -357,7 +349,7 @@ def differences(
     """Returns the differences between a recorded identity and the current one.
 
     Args:
-      before: The recorded identity, or `BEFORE_VERSIONS`.
+      before: The recorded identity.
       now: The current identity; parts that it lacks are not compared.
       data_before: Digests of the data at the run's start, if known.
       data_now: Digests of the current data, if known.

@@ -122,7 +122,7 @@ def _described(run: Run, held) -> Run:
     recorded = outputs.read_json(os.path.join(run.folder, "hparams.json"))
     if recorded is None:
         return run._replace(note="hparams.json is missing")
-    flags = experiment_flags.completed(recorded["flags"])
+    flags = recorded["flags"]
     run = run._replace(
         method=_of(flags, "algorithm", str),
         task=_of(flags, "task", str),
@@ -145,7 +145,9 @@ def _described(run: Run, held) -> Run:
     diverged = outputs.read_json(os.path.join(run.folder, outputs.DIVERGED))
     if diverged is not None:
         return run._replace(state="diverged", note=command_line.one_line(diverged["reason"]))
-    other = "; ".join(filter(None, [versions, _other_stack(recorded)]))
+    other = "begun by an earlier version of the suite"
+    if not outputs.is_of_earlier_version(recorded):
+        other = "; ".join(filter(None, [versions, _other_stack(recorded)]))
     if other:
         return run._replace(state="other version", note=other)
     saved = checkpoints.rounds(os.path.join(run.folder, "checkpoints"))
@@ -188,7 +190,7 @@ def _other_versions(recorded, run) -> str:
         made_of = identity.get(kind)
         if not isinstance(made_of, dict) or name not in module.names():
             continue
-        before, now = made_of.get("version", 1), getattr(module.get(name), "version", 1)
+        before, now = made_of.get("version"), getattr(module.get(name), "version", 1)
         if before != now:
             told.append(f"{kind} {name} was of version {before}, is of {now}")
     return "; ".join(told)

@@ -5,7 +5,6 @@ The examples written out are those that found a defect.
 
 import contextlib
 import io
-import json
 
 import numpy as np
 import pytest
@@ -18,9 +17,9 @@ from reproduction import compare, items, sweep
 from reproduction import results as tables
 from simulation import experiment, experiment_flags
 from simulation.errors import RunError
-from simulation.records import checkpoints, metrics_csv
+from simulation.records import checkpoints, metrics_csv, outputs
 from tests import fuzz
-from tff_suite import command_line
+from tff_suite import command_line, compat
 from tff_suite.hparams import HparamError
 
 LONG = pytest.mark.long
@@ -142,8 +141,13 @@ def test_any_flags_of_reproduce_at_length(arguments):
 def write_run(folder, flags, seed=0, total_rounds=4):
     """Writes what a finished run of `flags` leaves, without training."""
     request = experiment_flags.parse([*flags, f"--seed={seed}"])
-    folder.mkdir(parents=True)
-    start = {"round_num": 0, "device": "CPU", "git_commit": None, "command": []}
+    start = {
+        "round_num": 0,
+        "device": "CPU",
+        "git_commit": None,
+        "command": [],
+        "stack": compat.stack(),
+    }
     recorded = {
         "flags": {**request.in_force, "runtime": "tff"},
         "task_settings": {},
@@ -151,8 +155,9 @@ def write_run(folder, flags, seed=0, total_rounds=4):
         "num_training_examples": 1000,
         "start": start,
         "resumed": [],
+        "identity": {},
     }
-    (folder / "hparams.json").write_text(json.dumps(recorded))
+    folder.mkdir(parents=True)
     table = metrics_csv.MetricsCsv(str(folder / "metrics.csv"), -1)
     for r in range(total_rounds + 1):
         of_training = {"train/loss": 1 / (r + 1), "time/round_seconds": 0.5} if r else {}
@@ -170,11 +175,23 @@ def write_run(folder, flags, seed=0, total_rounds=4):
         "rounds": total_rounds,
         "final": {"eval/accuracy": 0.4, "eval/loss": None},
         "mean_round_seconds": 0.5,
+        "seals": {
+            "metrics.csv": table.checksum(),
+            "client_metrics.csv": outputs.file_digest(str(folder / "client_metrics.csv")),
+        },
     }
-    (folder / "summary.json").write_text(json.dumps(summary))
+    with outputs.ExperimentFolder(str(folder.parent), folder.name) as opened:
+        opened.write_with_checksum("hparams.json", recorded)
+        opened.write_with_checksum("summary.json", summary)
+        checksums = {
+            "run_id": opened.run_id,
+            "metrics.csv": table.checksum(),
+            "client_states.sqlite": None,
+        }
+    (folder / ".lock").unlink(missing_ok=True)
     for r in (total_rounds - 1, total_rounds):
         leaves = [np.arange(3.0), np.int32(r)]
-        checkpoints.save(str(folder / "checkpoints"), r, leaves, request.in_force)
+        checkpoints.save(str(folder / "checkpoints"), r, leaves, request.in_force, checksums)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ import pytest
 import reproduce
 from reproduction import columns, drawing, items, results, score, study, sweep
 from simulation import experiment_flags
+from simulation.records import outputs
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 ITEMS = items.all_items()
@@ -414,24 +415,24 @@ def test_a_figures_title_leaves_units_and_rounds_to_the_axes(title, heading):
 
 
 def test_a_run_is_done_if_its_settings_are_the_same(tmp_path):
-    """A setting younger than the run was at its default; any other difference counts."""
+    """Any difference counts, but of settings that a resumed run may change."""
     run = plan(toy_setup(grid={}), tmp_path, [1])[0]
     flags = dict(experiment_flags.parse(run.command).in_force)
-    run.folder.mkdir(parents=True)
     summary = {"finished": True, "rounds": 1000}
 
     def done(**changes):
         recorded = {k: v for k, v in {**flags, **changes}.items() if v != "absent"}
-        (run.folder / "hparams.json").write_text(json.dumps({"flags": recorded}))
-        (run.folder / "summary.json").write_text(json.dumps(summary))
+        with outputs.ExperimentFolder(str(run.folder.parent), run.name) as folder:
+            folder.write_with_checksum("hparams.json", {"flags": recorded})
+            folder.write_with_checksum("summary.json", summary)
         return sweep.is_done(run)
 
     assert not sweep.is_done(run)
-    assert done() and done(client_optimizer_state="absent", rounds_per_checkpoint=7)
-    unset = {f: None for f in flags if f in ("fashion_mnist_alpha", "synthetic_max_examples")}
-    assert unset and done(**unset), "an earlier version's record of a default"
+    assert done() and done(rounds_per_checkpoint=7, stop_at="absent")
     assert not done(client_learning_rate=0.02)
-    assert not done(rounds_per_eval="absent"), "it is 10 in the flag file and 1 by default"
+    assert not done(rounds_per_eval="absent")
+    (run.folder / "summary.json").write_text(json.dumps(summary))
+    assert not sweep.is_done(run), "it has no checksum"
     summary["finished"] = False
     assert not done()
 

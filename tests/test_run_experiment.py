@@ -463,7 +463,7 @@ def test_checkpoint_of_a_state_of_another_form(finished, tmp_path, capfd):
     assert run_experiment.main([*arguments, "--total_rounds=2"]) == 0
     folder = str(tmp_path / "synthetic_fedavg" / "checkpoints")
     good = checkpoints.load_newest(folder)[0]
-    checkpoints.save(folder, good.round_num, good.leaves[:-1], good.settings, good.seal)
+    checkpoints.save(folder, good.round_num, good.leaves[:-1], good.settings, good.checksums)
     capfd.readouterr()
     assert "another form" in error_line(capfd, arguments, 1)
 

@@ -31,14 +31,14 @@ class Checkpoint(NamedTuple):
       round_num: Number of rounds done.
       leaves: Arrays of the server state, in the order in which its structure is flattened.
       settings: Settings in force, by flag.
-      seal: Name → checksum or id of the other files in the folder that belong to it, see
-        `simulation.records.outputs`.
+      checksums: Name → checksum of the other files in the folder that belong to it, and `run_id` →
+        the run's id; see `simulation.records.outputs`.
     """
 
     round_num: int
     leaves: list[np.ndarray]
     settings: dict[str, Any]
-    seal: dict[str, str | None]
+    checksums: dict[str, str | None]
 
 
 def save(
@@ -46,7 +46,7 @@ def save(
     round_num: int,
     leaves: Sequence[np.ndarray],
     settings: Mapping[str, Any],
-    seal: Mapping[str, str | None] | None = None,
+    checksums: Mapping[str, str | None] | None = None,
 ) -> None:
     """Writes a checkpoint, then removes old ones, see `remove_old`.
 
@@ -55,14 +55,14 @@ def save(
       round_num: Number of rounds done.
       leaves: Arrays of numbers or booleans.
       settings: Settings in force; must be representable in JSON.
-      seal: See `Checkpoint`.
+      checksums: See `Checkpoint`.
 
     Raises:
       OSError: If the file cannot be written; older checkpoints are then untouched.
     """
     os.makedirs(folder, exist_ok=True)
     buffer = io.BytesIO()
-    header = {"round_num": round_num, "settings": dict(settings), "seal": dict(seal or {})}
+    header = {"round_num": round_num, "settings": dict(settings), "seal": dict(checksums or {})}
     header = json.dumps(header).encode()
     arrays = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
     np.savez(buffer, header=np.frombuffer(header, np.uint8), **arrays)
@@ -126,13 +126,13 @@ def _load(path):
         return None
     if not isinstance(header, dict):
         return None
-    # Early versions wrote no checksums.
-    round_num, settings, seal = (header.get(k) for k in ("round_num", "settings", "seal"))
-    seal = {} if "seal" not in header else seal
-    if type(round_num) is not int or not isinstance(settings, dict) or not isinstance(seal, dict):
+    round_num, settings, checksums = (header.get(k) for k in ("round_num", "settings", "seal"))
+    if type(round_num) is not int or not isinstance(settings, dict):
         return None
     if type(settings.get("total_rounds", 0)) is not int:
         return None
-    if not all(isinstance(value, str | None) for value in seal.values()):
+    if not isinstance(checksums, dict):
         return None
-    return Checkpoint(round_num, leaves, settings, seal)
+    if not all(isinstance(value, str | None) for value in checksums.values()):
+        return None
+    return Checkpoint(round_num, leaves, settings, checksums)

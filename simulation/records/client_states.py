@@ -146,12 +146,12 @@ class ClientStates:
         row = self._db.execute("SELECT value FROM facts WHERE name = ?", [name]).fetchone()
         return row[0] if row else None
 
-    def go_on_from(self, round_num: int, seal: str | None = None) -> None:
+    def go_on_from(self, round_num: int, checksum: str | None = None) -> None:
         """Goes back to the states as of a checkpoint.
 
         Args:
           round_num: The checkpoint's round; 0 is the start, at which the file holds no states.
-          seal: The checksum that `commit` returned for it; `None` skips the check.
+          checksum: What `commit` returned for it; `None` skips the check.
 
         Raises:
           RunError: If the file ends before the checkpoint's round, or holds other states.
@@ -175,7 +175,7 @@ class ClientStates:
             self._sum, broken = self._sum_as_of(round_num)
             if broken is not None:
                 raise self._damaged(f"the state of client {broken!r} has changed")
-            if seal is not None and self._seal() != seal:
+            if checksum is not None and self._checksum() != checksum:
                 raise RunError(
                     f"{self._path} does not hold the client states of the "
                     f"checkpoint of round {round_num}; restore the file, or choose another "
@@ -198,7 +198,7 @@ class ClientStates:
             total += int.from_bytes(digest)
         return total % _MODULUS, None
 
-    def _seal(self) -> str:
+    def _checksum(self) -> str:
         return f"{self._sum:064x}"
 
     def read(self, clients: Iterable[str]) -> StackedStates:
@@ -316,7 +316,7 @@ class ClientStates:
         self._write_out()
         with self._explained():
             self._db.execute("INSERT OR REPLACE INTO facts VALUES ('round', ?)", [round_num])
-        return self._seal()
+        return self._checksum()
 
     def forget_before(self, round_num: int) -> None:
         """Removes versions that only checkpoints of earlier rounds would need."""
@@ -385,15 +385,13 @@ def read_all(path: str) -> dict[str, dict[str, np.ndarray]]:
         ):
             row = db.execute("SELECT value FROM facts WHERE name = 'layout'").fetchone()
             rows = db.execute(newest).fetchall()
-        layout = None if row is None else json.loads(row[0])
-        if layout is not None:
-            return {client: _laid_out(content, layout) for client, content, _ in rows}
+        if row is None:
+            raise ValueError("it does not name the parts of a state")
+        layout = json.loads(row[0])
+        return {client: _laid_out(content, layout) for client, content, _ in rows}
     except Exception as e:  # It is not documented what damaged content can raise.
         reason = " ".join(str(e).split())
         raise RunError(f"{path} cannot be read: {reason or type(e).__name__}.") from e
-    raise RunError(
-        f"{path} cannot be read: the version that wrote it did not record the names of its arrays."
-    )
 
 
 def _laid_out(content, layout):

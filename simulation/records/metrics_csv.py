@@ -79,7 +79,7 @@ class MetricsCsv:
         self._file.flush()
         self._digest.update(_row_bytes(row))
 
-    def seal(self) -> str:
+    def checksum(self) -> str:
         """Returns the checksum of all rows, see `rows_digest`."""
         return self._digest.hexdigest()
 

@@ -16,8 +16,8 @@ has an id, which is in hparams.json, summary.json, every checkpoint and the clie
 named `seal` and `seals` hold checksums:
 
 - hparams.json and summary.json each hold one of their content.
-- A checkpoint holds those of the rows of metrics.csv up to its round, of the client states after
-  it, and of the data.
+- A checkpoint holds those of the rows of metrics.csv up to its round and of the client states
+  after it.
 - summary.json holds those of the rows of metrics.csv and of client_metrics.csv.
 
 TensorBoard's files are rewritten from metrics.csv at every start and have none. data_digests.json
@@ -34,7 +34,7 @@ import platform
 import re
 import secrets
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import filelock
@@ -45,6 +45,8 @@ from tff_suite import compat, writing
 from tff_suite.hparams import Value
 
 DIVERGED = "diverged.json"
+# The field of a JSON file's checksum.
+_CHECKSUM = "seal"
 
 
 class ExperimentFolder:
@@ -130,28 +132,25 @@ class ExperimentFolder:
         self,
         settings: Mapping[str, Any],
         may_change: Iterable[str],
-        completed: Callable[[Mapping[str, Any]], Mapping[str, Any]],
     ) -> tuple[checkpoints.Checkpoint | None, list[str]]:
         """Finds the checkpoint to resume from.
 
         Args:
           settings: Settings in force, by flag.
           may_change: Flags that may change on resumption.
-          completed: Function that adds defaults to recorded flags, see
-            `simulation.experiment_flags.completed`.
 
         Returns:
           The newest intact checkpoint, `None` if the run has none yet, and the paths of newer ones
           that are damaged.
 
         Raises:
-          RunError: If the folder holds another experiment, lacks a file or holds one that has
-            changed since the run wrote it.
+          RunError: If the folder holds another experiment or a run of an earlier version, lacks a
+            file or holds one that has changed since the run wrote it.
         """
         with files.explained(self.path):
             recorded = self.read_hparams()
             checkpoint, damaged = checkpoints.load_newest(self.file("checkpoints"))
-            # With a checkpoint, `check_seal` checks the table later.
+            # With a checkpoint, `check_checkpoint` checks the table later.
             rows = [] if checkpoint else metrics_csv.read_csv(self.file("metrics.csv"))[1]
         if recorded is None and (checkpoint or rows):
             raise RunError(
@@ -160,36 +159,30 @@ class ExperimentFolder:
             )
         for found in (recorded and recorded["flags"], checkpoint and checkpoint.settings):
             if found is not None:
-                self._compare(completed(found), settings, frozenset(may_change))
+                self._compare(found, settings, frozenset(may_change))
         if checkpoint is None and any(int(row[metrics_csv.ROUND]) > 0 for row in rows):
             raise RunError(
                 f"{self.path} holds rounds in metrics.csv but no checkpoint to resume from; choose "
                 "another --experiment_name."
             )
         if recorded is not None:
-            self._run_id = recorded.get("run_id")
+            self._run_id = recorded["run_id"]
         return checkpoint, damaged
 
-    def check_seal(self, checkpoint: checkpoints.Checkpoint) -> None:
+    def check_checkpoint(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Checks that a checkpoint and its rows of metrics.csv are this run's and unchanged.
 
         Raises:
-          RunError: If they are not, or the run was begun by a version without checksums.
+          RunError: If they are not.
         """
         path = self.file("checkpoints")
-        found = checkpoint.seal.get("run_id")
-        if found is None and self._run_id is None:
-            raise RunError(
-                f"{self.path} was begun by an earlier version, whose files have no checksums; "
-                "finish the run with that version, or choose another --experiment_name."
-            )
-        if found != self._run_id:
+        if checkpoint.checksums.get("run_id") != self._run_id:
             raise RunError(
                 f"The checkpoint of round {checkpoint.round_num} in {path} does not belong to the "
                 f"run of {self.file('hparams.json')}; restore this run's checkpoint, or choose "
                 "another --experiment_name."
             )
-        lacking = {"client_states.sqlite", "data", "metrics.csv"} - checkpoint.seal.keys()
+        lacking = {"client_states.sqlite", "metrics.csv"} - checkpoint.checksums.keys()
         if lacking:
             raise RunError(
                 f"The checkpoint of round {checkpoint.round_num} in {path} is damaged: it lacks "
@@ -199,13 +192,13 @@ class ExperimentFolder:
         # A start from round 0 rewrites row 0; if it was killed then, the row may be missing.
         if checkpoint.round_num:
             with files.explained(self.path):
-                self._check_rows(checkpoint.round_num, checkpoint.seal["metrics.csv"])
+                self._check_rows(checkpoint.round_num, checkpoint.checksums["metrics.csv"])
 
-    def _check_rows(self, round_num, seal):
+    def _check_rows(self, round_num, checksum):
         path = self.file("metrics.csv")
         if not os.path.exists(path):
             raise RunError(f"{path} is missing; restore it, or choose another --experiment_name.")
-        if metrics_csv.rows_digest(metrics_csv.kept_rows(path, round_num)[1]) != seal:
+        if metrics_csv.rows_digest(metrics_csv.kept_rows(path, round_num)[1]) != checksum:
             raise RunError(
                 f"{path} was changed: its rows up to round {round_num} are not those that the run "
                 "wrote; restore it, or choose another --experiment_name."
@@ -256,31 +249,22 @@ class ExperimentFolder:
           RunError: If summary.json is damaged or was changed.
         """
         with files.explained(self.path):
-            summary = self._read_sealed("summary.json")
+            summary = self._read_checked("summary.json")
         if summary is None:
             return 0
-        # Early versions wrote no checksums.
-        kinds = {"finished": bool, "rounds": int, **({"seals": dict} if "seal" in summary else {})}
+        kinds = {"finished": bool, "rounds": int, "seals": dict}
         if not _has(summary, kinds) or summary["rounds"] < 0:
             raise RunError(f"{self.file('summary.json')} is damaged: parts of it are missing.")
         return summary["rounds"] if summary["finished"] else 0
 
-    def check_results(self) -> str:
+    def check_results(self) -> None:
         """Checks the files of a finished run.
-
-        Returns:
-          A warning of one line if they cannot be checked; otherwise an empty string.
 
         Raises:
           RunError: If a file has changed since the run wrote it.
         """
         with files.explained(self.path):
-            summary = self._read_sealed("summary.json")
-            if "seal" not in summary:
-                return (
-                    f"{self.path} was not checked: the earlier version that wrote it used no "
-                    "checksums."
-                )
+            summary = self._read_checked("summary.json")
             self._check_rows(summary["rounds"], summary["seals"].get("metrics.csv"))
             path = self.file("client_metrics.csv")
             if file_digest(path) != summary["seals"].get("client_metrics.csv", ""):
@@ -288,13 +272,9 @@ class ExperimentFolder:
                     f"{path} was changed after the run wrote it; restore it, or remove "
                     f"{self.file('summary.json')} and run the same command again to rewrite both."
                 )
-        return ""
 
-    def _read_sealed(self, name):
-        """Reads a file of `write_sealed`; `None` if it does not exist.
-
-        A file without both a checksum and a run's id is accepted: an earlier version wrote it.
-        """
+    def _read_checked(self, name):
+        """Reads a file of `write_with_checksum`; `None` if it does not exist."""
         again = (
             "; restore it, or remove it and run the same command again to rewrite it."
             if name == "summary.json"
@@ -306,6 +286,13 @@ class ExperimentFolder:
             raise RunError(f"{str(e).rstrip('.')}{again}") from e
         if content is None:
             return None
+        if name == "hparams.json" and is_of_earlier_version(content):
+            kept = os.path.basename(free_place(self.path))
+            raise RunError(
+                f"{self.file(name)} was written by an earlier version of the suite, whose runs "
+                f"cannot be resumed; start anew with --fresh (this run is then kept as {kept}), or "
+                "choose another --experiment_name."
+            )
         if not is_intact(content):
             raise RunError(
                 f"{self.file(name)} was changed: its content does not match its checksum{again}"
@@ -318,10 +305,10 @@ class ExperimentFolder:
         """Returns the content of hparams.json, `None` if there is none.
 
         Raises:
-          RunError: If the file is damaged or was changed.
+          RunError: If the file is damaged or was changed, or an earlier version wrote it.
         """
-        content = self._read_sealed("hparams.json")
-        kinds = {"flags": dict, "start": dict, "resumed": list}
+        content = self._read_checked("hparams.json")
+        kinds = {"flags": dict, "start": dict, "resumed": list, "identity": dict}
         if content is not None and (
             not _has({"objects": {}, **content}, {**kinds, "objects": dict})
             or not all(isinstance(value, Value) for value in content["flags"].values())
@@ -332,10 +319,10 @@ class ExperimentFolder:
             )
         return content
 
-    def write_sealed(self, name: str, content: Mapping[str, Any]) -> None:
+    def write_with_checksum(self, name: str, content: Mapping[str, Any]) -> None:
         """Writes a JSON file with the run's id and a checksum of its content."""
         content = writing.finite_or_none({"run_id": self.run_id, **content})
-        self.write_json(name, {**content, "seal": _seal_of(content)})
+        self.write_json(name, {**content, _CHECKSUM: _checksum_of(content)})
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Writes a JSON file; NaN and infinite numbers become null."""
@@ -399,17 +386,28 @@ def file_digest(path: str) -> str | None:
         return None
 
 
-def is_intact(content: Mapping[str, Any]) -> bool:
-    """Returns whether the content of a JSON file matches its checksum.
+def is_of_earlier_version(recorded: Mapping[str, Any]) -> bool:
+    """Returns whether an earlier version wrote an hparams.json, whose run cannot be resumed.
 
-    Content without both a checksum and a run's id is accepted: an earlier version wrote it.
+    Args:
+      recorded: Its content.
     """
-    if "seal" not in content:
-        return "run_id" not in content
-    return content["seal"] == _seal_of({k: v for k, v in content.items() if k != "seal"})
+    if not _has(recorded, {"flags": dict, "start": dict, "resumed": list}):
+        return False  # It is damaged.
+    return "stack" not in recorded["start"] or not recorded.keys() >= {
+        "identity",
+        "run_id",
+        _CHECKSUM,
+    }
 
 
-def _seal_of(content):
+def is_intact(content: Mapping[str, Any]) -> bool:
+    """Returns whether the content of a JSON file matches its checksum."""
+    others = {k: v for k, v in content.items() if k != _CHECKSUM}
+    return content.get(_CHECKSUM) == _checksum_of(others)
+
+
+def _checksum_of(content):
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -11,7 +11,6 @@ from simulation.experiment_flags import Request
 from simulation.records import checkpoints, files, metrics_csv, outputs, tensorboard, trackers
 from simulation.records.client_states import ClientStates
 from simulation.records.progress import Progress
-from tasks import fingerprint
 from tasks.task import Task
 from tff_algos.registry import SIMULATED
 
@@ -31,7 +30,6 @@ class Recorder:
         request: Request,
         round_num: int,
         *,
-        data: Mapping[str, str],
         client_states: ClientStates | None,
         progress: Callable[[int, int], Progress],
         shown: Mapping[str, str],
@@ -43,7 +41,6 @@ class Recorder:
           folder: The folder of the experiment.
           request: The checked settings.
           round_num: Number of rounds done; later rows are removed.
-          data: Digests of the data.
           client_states: The clients' states; `None` if the method's clients keep none.
           progress: (rounds done, rounds in total) → the `Progress` that is shown.
           shown: Name of a number in the progress display → its column of metrics.csv.
@@ -54,7 +51,6 @@ class Recorder:
         """
         self._folder, self._request = folder, request
         self._client_states, self._shown = client_states, shown
-        self._data_seal = fingerprint.whole(data)
         self._latest: dict[str, float] = {}
         with files.explained(folder.path):
             # A start from round 0 rewrites row 0.
@@ -110,14 +106,13 @@ class Recorder:
         folder, states = self._folder, self._client_states
         with files.explained(folder.path):
             self._table.sync()
-            seal = {
+            checksums = {
                 "run_id": folder.run_id,
-                "metrics.csv": self._table.seal(),
+                "metrics.csv": self._table.checksum(),
                 "client_states.sqlite": states.commit(round_num) if states else None,
-                "data": self._data_seal,
             }
             place = folder.file("checkpoints")
-            checkpoints.save(place, round_num, leaves, self._request.in_force, seal)
+            checkpoints.save(place, round_num, leaves, self._request.in_force, checksums)
             self._forget_states()
 
     def _forget_states(self):
@@ -173,7 +168,7 @@ def write_start(
         "start": recorded["start"] if recorded else start,
         "resumed": [*recorded["resumed"], start] if recorded else [],
     }
-    folder.write_sealed("hparams.json", content)
+    folder.write_with_checksum("hparams.json", content)
     if task.encoding:
         folder.write_json("encoding.json", task.encoding)
 
@@ -203,7 +198,7 @@ def accept(
     recorded = folder.read_hparams()
     content = {k: v for k, v in recorded.items() if k not in ("run_id", "seal")}
     content["identity"] = {**content.get("identity", {}), **identity}
-    folder.write_sealed("hparams.json", content | _accepted(recorded, round_num, accepted))
+    folder.write_with_checksum("hparams.json", content | _accepted(recorded, round_num, accepted))
 
 
 def _accepted(recorded, round_num, accepted):
@@ -261,7 +256,7 @@ def write_results(
         },
     }
     # Written last: it marks the run as finished.
-    folder.write_sealed("summary.json", summary)
+    folder.write_with_checksum("summary.json", summary)
 
 
 def _write_client_metrics(folder, task, by_client, weights):

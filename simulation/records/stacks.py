@@ -20,10 +20,9 @@ def check_same(folder: str, recorded: Mapping[str, Any]) -> None:
     Raises:
       RunError: If it began on the other stack.
     """
-    version = recorded["start"].get("versions", {}).get("tensorflow")
-    # Folders of earlier versions name TensorFlow's version only.
-    before = recorded["start"].get("stack") or (version and compat.stack_of(version))
-    if before not in (None, compat.stack()):
+    before = recorded["start"]["stack"]
+    if before != compat.stack():
+        version = recorded["start"]["versions"]["tensorflow"]
         raise RunError(
             f"{folder} was begun on the {before} stack (TensorFlow {version}), but this is the "
             f"{compat.stack()} one. Resume it after `make venv STACK={before}`, or start another "

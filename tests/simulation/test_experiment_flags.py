@@ -10,7 +10,7 @@ import tasks
 import tff_algos
 from simulation import experiment_flags, other_names, runtimes
 from tff_suite import command_line
-from tff_suite.hparams import MAX_INT, By, Hparam, HparamError
+from tff_suite.hparams import MAX_INT, Hparam, HparamError
 
 BASE = (
     "--task=synthetic",
@@ -81,33 +81,6 @@ def test_defaults_that_depend_on_other_settings_are_in_force():
     flat = " ".join(help_text("--task=fashion_mnist", "--algorithm=fedavg").split())
     assert "(default: 0.1 with partition=dirichlet, else not used; in [1e-05, 1e+12]; so" in flat
     assert "0.9 with client_optimizer=sgdm or nesterov, not used with" in flat
-
-
-@pytest.mark.parametrize("task", tasks.names())
-def test_what_an_earlier_version_left_unset_was_at_its_default(task):
-    """It recorded None for each setting whose default depends on another one's value."""
-    base = [*(b for b in BASE if "--task" not in b), f"--task={task}", "--use_synthetic_data"]
-    declared = {flag: hparam for flag, (hparam, _) in experiment_flags._flag_owners().items()}
-    for given in ({}, {"client_optimizer": "adam"}, {"client_lr_schedule": "inv_sqrt_decay"}):
-        now = dict(
-            parse(*(f"--{flag}={value}" for flag, value in given.items()), base=base).in_force
-        )
-        before = {
-            flag: None if isinstance(declared[flag].default, By) else value
-            for flag, value in now.items()
-        }
-        assert experiment_flags.completed(before) == now
-        assert experiment_flags.completed(now) == now
-    young = {flag: value for flag, value in now.items() if flag != f"{task}_init"}
-    assert experiment_flags.completed(young) == now
-    other = {**now, "client_learning_rate": 0.3, "seed": 9}
-    assert experiment_flags.completed(other) == other
-
-
-def test_flags_of_what_is_not_known_here_stay_as_they_were_recorded():
-    flags = {**parse().in_force, "task": "gone", "gone_x": None, "algorithm": "mine", "mine_y": 2}
-    completed = experiment_flags.completed(flags)
-    assert completed["gone_x"] is None and completed["mine_y"] == 2 and completed["seed"] == 0
 
 
 def test_method_gives_the_default_server_rate():

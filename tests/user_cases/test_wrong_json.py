@@ -49,7 +49,7 @@ def read(path):
 
 
 def write(path, content):
-    """Writes a file as the suite does, its seal or digest right."""
+    """Writes a file as the suite does, its checksum or digest right."""
     if path.suffix == ".json":
         path.write_text(json.dumps(content))
         return
@@ -82,14 +82,12 @@ def exchanged(content, way, value):
     return {**content, way[0]: exchanged(content[way[0]], way[1:], value)}
 
 
-def sealed(content, how):
-    """Returns content as a version that sealed wrote it, or as one that did not."""
+def checked(content, how):
+    """Returns content with the checksum that goes with it, or with the one that it has."""
     if not isinstance(content, dict) or "seal" not in content or how == "as it was":
         return content
     content = {k: v for k, v in content.items() if k != "seal"}
-    if how == "unsealed":
-        return {k: v for k, v in content.items() if k != "run_id"}
-    return {**content, "seal": outputs._seal_of(content)}
+    return {**content, "seal": outputs._checksum_of(content)}
 
 
 def use(root):
@@ -104,8 +102,8 @@ def use(root):
         compare.cautions(run_folders.find_runs([str(root)]))
 
 
-@pytest.mark.quick_cases("summary.json-sealed", "checkpoints/*-sealed")
-@pytest.mark.parametrize("how", ["sealed", "unsealed", "as it was"])
+@pytest.mark.quick_cases("summary.json-right", "checkpoints/*-right")
+@pytest.mark.parametrize("how", ["right", "as it was"])
 @pytest.mark.parametrize("name", _FILES)
 def test_json_of_another_type(finished, tmp_path, monkeypatch, capsys, name, how):
     monkeypatch.setattr(
@@ -120,7 +118,7 @@ def test_json_of_another_type(finished, tmp_path, monkeypatch, capsys, name, how
     refused = 0
     for way in ways:
         for value in WRONG:
-            write(path, sealed(exchanged(content, way, value), how))
+            write(path, checked(exchanged(content, way, value), how))
             use(root)
             for rounds in (4, 6):
                 code = run_experiment.main(flags(root, rounds))

@@ -1,4 +1,4 @@
-"""A run's folder is one sealed thing: each file, damaged in each way, is refused or repaired."""
+"""The files of a run's folder are one thing: each, damaged in each way, is refused or repaired."""
 
 import json
 import pathlib
@@ -23,6 +23,13 @@ DATA = {"client '0' of train": "aa", "client '1' of train": "bb"}
 ROUNDS = 8
 
 
+def _start(folder, data):
+    start = {"stack": "current"}
+    identity = {"data": {"digest": fingerprint.whole(data)}}
+    content = {"flags": SETTINGS, "start": start, "resumed": [], "identity": identity}
+    folder.write_with_checksum("hparams.json", content)
+
+
 def _state(number):
     return np.int32(number), np.full(40, number / 7, np.float32)
 
@@ -30,7 +37,7 @@ def _state(number):
 def _write(root, seed, rounds=ROUNDS, finished=False):
     """Writes a run's folder as an experiment does, with checkpoints of rounds 3 and 6."""
     with outputs.ExperimentFolder(str(root), "x") as folder:
-        folder.write_sealed("hparams.json", {"flags": SETTINGS, "start": {"at": 1}, "resumed": []})
+        _start(folder, DATA)
         folder.write_data_digests(DATA)
         table = metrics_csv.MetricsCsv(folder.file("metrics.csv"), -1)
         states = client_states.ClientStates(
@@ -46,14 +53,13 @@ def _write(root, seed, rounds=ROUNDS, finished=False):
             if r:
                 states.write({str(k): _state(100 * r + k) for k in range(r % 3, 6)}, r)
             if r % 3 == 0:
-                seal = {
+                checksums = {
                     "run_id": folder.run_id,
-                    "metrics.csv": table.seal(),
+                    "metrics.csv": table.checksum(),
                     "client_states.sqlite": states.commit(r),
-                    "data": fingerprint.whole(DATA),
                 }
                 leaves = [rng.random(5)]
-                checkpoints.save(folder.file("checkpoints"), r, leaves, SETTINGS, seal)
+                checkpoints.save(folder.file("checkpoints"), r, leaves, SETTINGS, checksums)
                 states.forget_before(checkpoints.rounds(folder.file("checkpoints"))[0])
         states.commit(rounds)
         states.close()
@@ -68,13 +74,13 @@ def _write(root, seed, rounds=ROUNDS, finished=False):
                 "client_metrics.csv": outputs.file_digest(folder.file("client_metrics.csv")),
             }
             summary = {"finished": True, "rounds": rounds, "final": {"a": 0.25}, "seals": seals}
-            folder.write_sealed("summary.json", summary)
+            folder.write_with_checksum("summary.json", summary)
     return pathlib.Path(folder.path)
 
 
-def _difference(folder, digests, checkpoint):
-    """Returns what a start finds other in the data than a checkpoint says; empty if nothing is."""
-    before = {"data": {"digest": checkpoint.seal["data"]}}
+def _difference(folder, digests):
+    """Returns what a start finds other in the data than is recorded; empty if nothing is."""
+    before = folder.read_hparams()["identity"]
     now = {"data": {"digest": fingerprint.whole(digests)}}
     changes = identity.differences(before, now, folder.data_digests(), digests)
     return identity.in_words(changes)
@@ -83,12 +89,12 @@ def _difference(folder, digests, checkpoint):
 def _go_on(path):
     """Does what a start does before the first round; returns all that the rounds rest on."""
     with outputs.ExperimentFolder(str(path.parent), path.name) as folder:
-        checkpoint, _ = folder.resume_point(SETTINGS, (), dict)
+        checkpoint, _ = folder.resume_point(SETTINGS, ())
         if folder.finished_rounds() == ROUNDS:
             folder.check_results()
             return "finished"
-        folder.check_seal(checkpoint)
-        problem = _difference(folder, DATA, checkpoint)
+        folder.check_checkpoint(checkpoint)
+        problem = _difference(folder, DATA)
         assert not problem
         r = checkpoint.round_num
         table = metrics_csv.MetricsCsv(folder.file("metrics.csv"), r)
@@ -97,7 +103,7 @@ def _go_on(path):
             folder.file("client_states.sqlite"), INITIAL, 1 << 20, folder.run_id
         )
         try:
-            states.go_on_from(r, checkpoint.seal["client_states.sqlite"])
+            states.go_on_from(r, checkpoint.checksums["client_states.sqlite"])
             kept = [s[1].tobytes() for s in states.read([str(k) for k in range(6)])]
         finally:
             states.close()
@@ -243,7 +249,7 @@ def test_altered_states_are_refused(runs, tmp_path, statement):
     assert _outcome(path, "client_states.sqlite") is None
 
 
-def test_the_older_checkpoints_rows_and_states_are_sealed_too(runs, tmp_path):
+def test_the_older_checkpoints_rows_and_states_have_checksums_too(runs, tmp_path):
     for name in ("metrics.csv", "client_states.sqlite"):
         path = tmp_path / name / "x"
         shutil.copytree(runs["killed"], path)
@@ -293,30 +299,32 @@ def test_a_finished_mark_set_by_hand_is_refused(runs, tmp_path):
         assert _outcome(tmp_path / "x", "summary.json") is None
 
 
-def test_folders_of_earlier_versions_are_not_resumed(tmp_path):
+@pytest.mark.parametrize("run", ["killed", "finished"])
+@pytest.mark.parametrize("lacking", ["seal", "run_id", "identity", "stack"])
+def test_a_folder_of_an_earlier_version_is_refused_in_a_line(runs, tmp_path, run, lacking):
+    """Earlier versions recorded no checksums and ids, then no identity, then no stack."""
     path = tmp_path / "x"
-    path.mkdir()
-    hparams = {"flags": SETTINGS, "start": {}, "resumed": []}
-    (path / "hparams.json").write_text(json.dumps(hparams))
-    checkpoints.save(str(path / "checkpoints"), 3, [np.ones(2)], SETTINGS)
-    with pytest.raises(RunError, match="by an earlier version, whose files have no checksums"):
+    shutil.copytree(runs[run], path)
+    content = json.loads((path / "hparams.json").read_text())
+    del (content["start"] if lacking == "stack" else content)[lacking]
+    (path / "hparams.json").write_text(json.dumps(content))
+    with pytest.raises(RunError) as e:
         _go_on(path)
-    (path / "summary.json").write_text(json.dumps({"finished": True, "rounds": ROUNDS}))
+    assert "written by an earlier version of the suite" in str(e.value) and "\n" not in str(e.value)
+    assert "start anew with --fresh (this run is then kept as x.replaced-1)" in str(e.value)
     with outputs.ExperimentFolder(str(tmp_path), "x") as folder:
-        folder.resume_point(SETTINGS, (), dict)
-        assert folder.finished_rounds() == ROUNDS
-        assert "earlier version" in folder.check_results()
+        assert folder.set_aside() == f"{folder.path}.replaced-1"
+        assert folder.resume_point(SETTINGS, ()) == (None, [])
 
 
 def test_other_data_are_named(runs, tmp_path):
     shutil.copytree(runs["killed"], tmp_path / "x")
     altered = {**DATA, "client '1' of train": "bc"}
     with outputs.ExperimentFolder(str(tmp_path), "x") as folder:
-        checkpoint, _ = folder.resume_point(SETTINGS, (), dict)
-        assert _difference(folder, DATA, checkpoint) == ""
-        assert "client '1' of train" in _difference(folder, altered, checkpoint)
+        assert _difference(folder, DATA) == ""
+        assert "client '1' of train" in _difference(folder, altered)
         folder.remove("data_digests.json")
-        assert "not known" in _difference(folder, altered, checkpoint)
+        assert "not known" in _difference(folder, altered)
 
 
 @pytest.mark.parametrize("make", test_fingerprint.FORMATS, ids=lambda make: make.__name__)
@@ -331,13 +339,13 @@ def test_one_label_altered_between_start_and_resumption_is_refused(tmp_path, mon
         """What a start finds wrong with the data."""
         with outputs.ExperimentFolder(str(tmp_path), "x") as folder:
             digests = fingerprint.of_task(tasks.load(name, **settings))
-            checkpoint, _ = folder.resume_point(SETTINGS, (), dict)
+            checkpoint, _ = folder.resume_point(SETTINGS, ())
             if checkpoint is not None:
-                return _difference(folder, digests, checkpoint)
-            folder.write_sealed("hparams.json", {"flags": SETTINGS, "start": {}, "resumed": []})
+                return _difference(folder, digests)
+            _start(folder, digests)
             folder.write_data_digests(digests)
-            seal = {"run_id": folder.run_id, "data": fingerprint.whole(digests)}
-            checkpoints.save(folder.file("checkpoints"), 1, [np.ones(2)], SETTINGS, seal)
+            checksums = {"run_id": folder.run_id}
+            checkpoints.save(folder.file("checkpoints"), 1, [np.ones(2)], SETTINGS, checksums)
             return None
 
     assert problem() is None

@@ -40,7 +40,6 @@ def opened(tmp_path):
             folder,
             request,
             round_num,
-            data={"data": "0"},
             client_states=None,
             progress=lambda done, total: shown,
             shown={"loss": "train/loss", "acc": "eval/acc"},
@@ -72,7 +71,7 @@ def test_rows_checkpoints_and_the_latest_numbers(opened):
     ]
     checkpoint, _ = checkpoints.load_newest(folder.file("checkpoints"))
     assert checkpoint.round_num == 2 and checkpoint.leaves[0].tolist() == [0, 1, 2]
-    folder.check_seal(checkpoint)
+    folder.check_checkpoint(checkpoint)
     with of(2, Shown()) as taken:
         assert [row["train/loss"] for row in taken.kept] == ["", "2.0", "1.0"]
 

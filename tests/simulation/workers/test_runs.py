@@ -63,8 +63,8 @@ def result(folder, name):
         rows = [{k: v for k, v in r.items() if "time/" not in k} for r in csv.DictReader(f)]
     checkpoint, damaged = checkpoints.load_newest(str(folder / name / "checkpoints"))
     assert not damaged
-    seal = checkpoint.seal["client_states.sqlite"]
-    return rows, [leaf.tobytes() for leaf in checkpoint.leaves], seal
+    checksum = checkpoint.checksums["client_states.sqlite"]
+    return rows, [leaf.tobytes() for leaf in checkpoint.leaves], checksum
 
 
 @pytest.mark.long

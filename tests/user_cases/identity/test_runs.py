@@ -21,7 +21,6 @@ import tff_algos
 from reproduction import changes, items, places, run_folders
 from simulation import experiment_flags, identity
 from simulation.errors import ChangedError
-from simulation.records import outputs
 from tasks.task import ArrayFederatedData, Task
 from tests import copy_of_suite
 
@@ -309,26 +308,24 @@ def test_a_run_without_its_data_is_told_and_stays(user, command):
     assert "was not compared with the current data and model" in err and "rows.csv" in err
 
 
-def without_identity(folder):
+def forget_identity(folder):
     """Makes of a run one of a version that recorded no code."""
     path = folder / "hparams.json"
     content = json.loads(path.read_text())
-    del content["identity"], content["seal"]
-    path.write_text(json.dumps({**content, "seal": outputs._seal_of(content)}))
+    del content["identity"]
+    path.write_text(json.dumps(content))
 
 
-def test_a_run_of_a_version_that_recorded_no_code(user, command):
+def test_a_run_of_a_version_that_recorded_no_code_starts_anew(user, command):
     name = "--experiment_name=earlier"
     assert command(name)[0] == 0
-    folder = user.folder / "results" / "earlier"
-    without_identity(folder)
-    user.write(losses_of_mine=LOSSES.replace("1.0", "2.0"))
-    code, out, err = command(name)
-    assert code == 0 and "is finished" in out and err.count("\n") == 1
-    assert "begun by a version that did not record code" in err
-    (user.folder / "rows.csv").write_text(table(899))
-    code, _, err = command(name)
-    assert code == 2 and "data:" in err, "these were recorded in its checkpoint"
+    forget_identity(user.folder / "results" / "earlier")
+    for rounds in ((), ("--total_rounds=9",)):
+        code, _, err = command(name, *rounds)
+        assert code == 1 and err.count("\n") == 1
+        assert "written by an earlier version of the suite" in err and "--fresh" in err
+    code, out, _ = command(name, "--fresh")
+    assert code == 0 and "earlier.replaced-1" in out
 
 
 METHOD = '''
@@ -370,9 +367,7 @@ def test_a_method_of_ones_own(user, command, builder):
             sys.modules.pop(name, None)
         tff_algos.registry._SPECS.pop("of_mine", None)
         with at(user):
-            request = experiment_flags.parse(flags)
-            assert identity.is_own(request)
-            return identity.of_method(request)
+            return identity.of_method(experiment_flags.parse(flags))
 
     def changes(*now):
         return identity.in_words(identity.differences(before, found(*now)))
@@ -413,14 +408,8 @@ def of_the_suite(tmp_path_factory):
     ("module", "name", "kind"),
     [(tff_algos.registry, "fedavg", "method"), (tasks.registry, "synthetic", "task")],
 )
-@pytest.mark.parametrize("recorded", [True, False])
-def test_another_version_is_another_run(
-    of_the_suite, monkeypatch, capfd, tmp_path, module, name, kind, recorded
-):
+def test_another_version_is_another_run(of_the_suite, monkeypatch, capfd, module, name, kind):
     flags = [*SMALL, f"--root_output_dir={of_the_suite}"]
-    kept = (of_the_suite / "synthetic_fedavg" / "hparams.json").read_bytes()
-    if not recorded:
-        without_identity(of_the_suite / "synthetic_fedavg")
     assert run_experiment.main(flags) == 0
     assert capfd.readouterr().err == ""
     spec = module.get(name)
@@ -428,7 +417,6 @@ def test_another_version_is_another_run(
     monkeypatch.setitem(module._SPECS, name, raised)
     assert run_experiment.main(flags) == 2
     assert f"({kind}: version 1 → 2 (Rates count from 1.))" in capfd.readouterr().err
-    (of_the_suite / "synthetic_fedavg" / "hparams.json").write_bytes(kept)
 
 
 def test_a_users_edit_of_the_suite_counts_and_another_commit_does_not(tmp_path):
@@ -604,10 +592,10 @@ def test_a_sweep_compares_its_runs(planned):
     (user.folder / "rows.csv").write_text(table(899))
     assert "2,426 → 899" in found_by(run).changed[run].text
     (user.folder / "rows.csv").write_text(table())
-    without_identity(run.folder)
+    forget_identity(run.folder)
     found = found_by(run)
     assert found.unknown == [run] and not found.changed
-    assert "recorded no code" in places.told(found)[0]
+    assert "recorded neither code nor versions" in places.told(found)[0]
 
 
 def test_a_sweeps_run_with_other_code_gets_its_own_folder(planned, tmp_path, capfd):
