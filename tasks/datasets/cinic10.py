@@ -48,7 +48,7 @@ SPEC = TaskSpec(
         DataFiles(
             "CINIC-10",
             "get https://datashare.ed.ac.uk/handle/10283/3192, 650 MB",
-            ("CINIC-10*", "cinic10*"),
+            ("CINIC-10*", "cinic10*", "train/airplane"),
             90_000,
         ),
     ),

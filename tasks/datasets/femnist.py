@@ -52,7 +52,7 @@ def _clients(chosen, synthetic):
 _DATA = DataFiles(
     "LEAF's FEMNIST",
     "make it with https://github.com/TalwalkarLab/leaf (data/femnist/preprocess.sh)",
-    ("femnist*", "all_data_*.json"),
+    leaf.patterns("femnist"),
     _PUBLISHED["examples"] * 8 // 10,
     _PUBLISHED["clients"],
 )
@@ -143,6 +143,7 @@ SPEC = TaskSpec(
     metrics=("accuracy",),
     data=(
         _DATA.replace(name="LEAF's FEMNIST or a part of it", stand_in=True),
+        *(files.replace(when={"source": ("tff",)}) for files in emnist_character.SPEC.data),
         _DATA,
     ),
     known_problems=(

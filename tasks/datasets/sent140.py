@@ -79,6 +79,23 @@ _HEADER = re.compile(rb"\d+ \d+")
 _WORD = re.compile(r"[\w']+|[.,!?;]")
 
 
+_DATA = DataFiles(
+    "LEAF's whole Sent140 and GloVe's vectors",
+    "make it with https://github.com/TalwalkarLab/leaf (data/sent140/preprocess.sh), and "
+    f"get {_GLOVE}",
+    leaf.patterns("sent140"),
+    56_000,
+    _PAPERS_CLIENTS,
+    tfds_set=_TFDS,
+    tfds_cache="always",
+    beside=(
+        f"{_VECTORS}*",
+        "glove.6B.zip",
+        f"sent140/{_VECTORS}*",
+        "sent140/glove.6B.zip",
+    ),
+)
+
 SPEC = TaskSpec(
     name="sent140",
     summary=(
@@ -173,29 +190,8 @@ SPEC = TaskSpec(
             877,
             when={"source": ("lines",)},
         ),
-        DataFiles(
-            "LEAF's whole Sent140 and GloVe's vectors",
-            "make it with https://github.com/TalwalkarLab/leaf (data/sent140/preprocess.sh), and "
-            f"get {_GLOVE}",
-            (
-                "sent140.prepared",
-                "sent140/data",
-                "sent140/train",
-                "sent140/rem_user_data",
-                "sent140/sampled_data",
-                "sent140/all_data",
-            ),
-            56_000,
-            _PAPERS_CLIENTS,
-            tfds_set=_TFDS,
-            tfds_cache="always",
-            beside=(
-                f"{_VECTORS}*",
-                "glove.6B.zip",
-                f"sent140/{_VECTORS}*",
-                "sent140/glove.6B.zip",
-            ),
-        ),
+        _DATA.replace(when={"embedding": ("trained",)}, beside=()),
+        _DATA,
     ),
     known_problems=(
         "In the sample at hand a client has two to eleven test tweets, so chance hides "

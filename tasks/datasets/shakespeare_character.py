@@ -206,6 +206,14 @@ SPEC = TaskSpec(
     data=(
         _TFFS_DATA.replace(when={"source": ("tff",)}),
         _TEXT_DATA.replace(when={"source": ("text",)}),
+        DataFiles(
+            "LEAF's Shakespeare",
+            "make it with https://github.com/TalwalkarLab/leaf (data/shakespeare/preprocess.sh)",
+            leaf.patterns("shakespeare"),
+            4_226_158,
+            1_129,
+            when={"source": ("leaf",)},
+        ),
         _TFFS_DATA.replace(
             name="TFF's Shakespeare, or the play text",
             files=(*_TFFS_DATA.files, *_TEXT_DATA.files),

@@ -37,7 +37,7 @@ SPEC = TaskSpec(
         DataFiles(
             "Tiny ImageNet",
             f"get {image_folders.TINY_IMAGENET.url}, 240 MB",
-            ("tiny-imagenet-200*", "tiny_imagenet*"),
+            ("tiny-imagenet-200*", "tiny_imagenet*", "train/n[0-9]*"),
             100_000,
         ),
     ),

@@ -96,8 +96,22 @@ def missing(data_dir: str, task: str, what: str, advice: str) -> DataError:
 
 
 def _folders(data_dir: str, task: str) -> list[str]:
-    parents = (".", "data", task, os.path.join(task, "data"))
-    return [os.path.normpath(os.path.join(data_dir, parent)) for parent in parents]
+    return [os.path.normpath(os.path.join(data_dir, parent)) for parent in _parents(task)]
+
+
+def _parents(task: str) -> tuple[str, ...]:
+    return ("", "data", task, os.path.join(task, "data"))
+
+
+def patterns(task: str) -> list[str]:
+    """Returns patterns of the files below `data_dir`, and of the prepared set made of them.
+
+    Args:
+      task: Name of the data set.
+    """
+    steps = (*_PARTS, *_UNSPLIT)
+    files = [os.path.join(p, step, "*.json") for p in _parents(task) for step in steps]
+    return [f"{task}.prepared", *files]
 
 
 def source(
