@@ -24,6 +24,7 @@ class Report(NamedTuple):
         delta: Delta_k = x_k - x, flat [d].
         trained: x_k.
         batches: The index arrays of its minibatches.
+        round_num: The round, from 0.
     """
 
     k: int
@@ -33,6 +34,7 @@ class Report(NamedTuple):
     delta: np.ndarray
     trained: Weights
     batches: Sequence[np.ndarray]
+    round_num: int
 
 
 def flat(weights: Weights) -> np.ndarray:
@@ -94,7 +96,8 @@ def run(
                 x, features, labels, batches, lr=rate(r), optimizer=client_optimizer
             )
             trained = tuple(a + b for a, b in zip(x, delta, strict=True))
-            reports.append(Report(k, len(labels), features, labels, flat(delta), trained, batches))
+            n = len(labels)
+            reports.append(Report(k, n, features, labels, flat(delta), trained, batches, r))
         if reports:
             x, state = server(x, state, reports, rate(r))
         history.append((x, state))

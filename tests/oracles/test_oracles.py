@@ -734,7 +734,7 @@ def test_fedfv_moves_as_far_as_the_mean_of_the_updates():
     plain = _run(server_lr=1.0, weighting="uniform").weights[0]
     start = _DATA.initial_weights
     for alpha in (0.0, 0.5):
-        x = fedfv.run(_DATA, orders, cohorts=_COHORTS, client_lr=0.1, alpha=alpha)[0]
+        x = fedfv.run(_DATA, orders, cohorts=_COHORTS, client_lr=0.1, alpha=alpha).weights[0]
         lengths = [
             np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(weights, start, strict=True)))
             for weights in (x, plain)
@@ -742,8 +742,21 @@ def test_fedfv_moves_as_far_as_the_mean_of_the_updates():
         assert lengths[0] == pytest.approx(lengths[1])
     alone = fedfv.run(_DATA, orders[1:], cohorts=[[3]], client_lr=0.1)
     _assert_same(
-        alone[0], _run(cohorts=[[3]], batch_orders=orders[1:], rounds=1, server_lr=1).weights[0]
+        alone.weights[0],
+        _run(cohorts=[[3]], batch_orders=orders[1:], rounds=1, server_lr=1).weights[0],
     )
+
+
+def test_fedfv_heeds_ages_by_hand():
+    """g = (1, 0) in round 5. Two rounds old: (-1, 1) and, not in conflict, (1, 1): g = (1/2, 1/2).
+
+    One old: (-1, 0) and (0, -2), together (-1, -2): g = (1/2, 1/2) - (3/10) (1, 2) = (1/5, -1/10).
+    """
+    known = {0: (3, [-1, 1]), 1: (3, [1, 1]), 2: (4, [-1, 0]), 3: (4, [0, -2]), 4: (2, [-9, 0])}
+    known = {k: (when, np.array(h, float)) for k, (when, h) in known.items()}
+    g = np.array([1.0, 0.0])
+    np.testing.assert_allclose(fedfv.heed(g, known, 5, (2,)), [1 / 2, 1 / 2])
+    np.testing.assert_allclose(fedfv.heed(g, known, 5, (2, 1)), [1 / 5, -1 / 10])
 
 
 def test_fedfv_heeds_the_last_updates_of_absent_clients():
@@ -753,9 +766,12 @@ def test_fedfv_heeds_the_last_updates_of_absent_clients():
         cohorts = [[first], [second]]
         orders = problem.in_order(_DATA, cohorts, batch_size=3, epochs=2)
         settings = {"cohorts": cohorts, "client_lr": 0.4}
-        plain = [cohort.flat(x) for x in fedfv.run(_DATA, orders, ages="released", **settings)]
-        older = [cohort.flat(x) for x in fedfv.run(_DATA, orders, tau=2, **settings)]
-        heeding = [cohort.flat(x) for x in fedfv.run(_DATA, orders, **settings)]
+
+        def models(orders=orders, settings=settings, **other):
+            run = fedfv.run(_DATA, orders, **settings, **other)
+            return [cohort.flat(x) for x in run.weights]
+
+        plain, older, heeding = models(ages="released"), models(tau=2), models()
         one, two = plain[0] - cohort.flat(_DATA.initial_weights), plain[1] - plain[0]
         want = two
         if one @ two < 0:
