@@ -44,7 +44,7 @@ class ClientData(NamedTuple):
       num_examples: int32 scalar, number of local examples n_k, including those in none of the
         steps.
       participates: float32 scalar: 1, or 0 for a client that was not drawn for the round and only
-        reports its loss (`tff_algos.registry.RoundPlan.losses`).
+        reports its loss (`tff_algos.registry.RoundPlan.losses`), or what it kept (`recent`).
       seed: int32 `[2]`, seed of all random draws in the client's work of this round (dropout).
       index: int32 scalar, position of the client among all N training clients, from 0; -1 if
         unknown. Methods that distinguish clients refuse -1 (`tff_algos.MethodSpec.needs_index`).

@@ -18,6 +18,8 @@ class RoundPlan(NamedTuple):
       local_steps: If set, exactly that many minibatch steps: local data is repeated or cut short.
       losses: `cohort`: only the cohort takes part; `all`: all other clients also take part, but
         only report their loss (`ClientData.participates` is 0 for them).
+      recent: Clients of the last so many rounds that are not sampled in this one also take part,
+        but without examples: they only hand over what they kept (`ClientData.participates` is 0).
       first_step: If set, all rounds share one endless series of a client's epochs, each in a
         different order. This round's minibatches start at this position of the series, counted from
         0. Otherwise every round starts a new epoch.
@@ -27,6 +29,7 @@ class RoundPlan(NamedTuple):
     batches: str = "minibatch"
     local_steps: int | None = None
     losses: str = "cohort"
+    recent: int = 0
     first_step: int | None = None
 
 

@@ -93,7 +93,8 @@ class Members(NamedTuple):
 
     Attributes:
       clients: Indices of the clients, in the order of their sums; 0 of the pooled examples of all.
-      participates: Whether each client trains, and is not only asked for its loss.
+      participates: Whether each client trains, and is not only asked for its loss or for what it
+        kept.
       pooled: Whether the examples of all clients are one client's.
     """
 
@@ -118,6 +119,9 @@ def members(
     everyone = np.arange(num_clients)
     drawn = cohort(num_clients, plan, settings, round_index)
     taking_part = everyone if plan.losses == "all" else drawn
+    for before in range(max(round_index - plan.recent, 0), round_index):
+        others = np.setdiff1d(cohort(num_clients, plan, settings, before), taking_part)
+        taking_part = np.concatenate([taking_part, others])
     return Members(taking_part.tolist(), np.isin(taking_part, drawn).tolist())
 
 
@@ -144,6 +148,11 @@ def cohort_data(
 
 def _data_of(train, plan, settings, round_index, who):
     examples = [_pooled(train)] if who.pooled else [train.examples(c) for c in who.clients]
+    if plan.recent:
+        examples = [
+            e if trains else Examples(e.x[:0], e.y[:0])
+            for e, trains in zip(examples, who.participates, strict=True)
+        ]
     settings = {**settings, "client_batch_size": batch_size(train, settings, who.pooled)}
     return batched(examples, plan, settings, round_index, who.clients, who.participates)
 
@@ -205,8 +214,8 @@ def batched(
       settings: The run's settings.
       round_index: Round, from 0.
       clients: Place of each client among all training clients.
-      participates: Whether each client trains, and is not only asked for its loss; all do if that
-        is `None`.
+      participates: Whether each client trains, and is not only asked for its loss or for what it
+        kept; all do if that is `None`.
 
     Returns:
       The data of each client, see `tff_algos.batch_cohort`.
@@ -289,7 +298,7 @@ class Cohorts:
         # One step on all examples takes as long as many on a few.
         steps = -(-sizes // settings["client_batch_size"])
         epochs = settings["client_epochs_per_round"]
-        return steps * np.where(who.participates, epochs, 1)
+        return steps * np.where(who.participates, epochs, 0 if plan.recent else 1)
 
     def examples(self, round_index: int) -> np.ndarray:
         """Returns how many examples each client of a round works through at least, int64 `[K]`."""
@@ -304,7 +313,7 @@ class Cohorts:
         # A distribution's least is one.
         fixed = settings["client_epochs_distribution"] == "fixed"
         epochs = settings["client_epochs_per_round"] if fixed else 1
-        return sizes * np.where(who.participates, epochs, 1)
+        return sizes * np.where(who.participates, epochs, 0 if plan.recent else 1)
 
     def ids(self, clients: Sequence[int]) -> list[str]:
         """Returns the ids of clients."""

@@ -3,6 +3,7 @@
 import collections
 import functools
 import importlib
+import itertools
 
 import numpy as np
 import tensorflow as tf
@@ -155,7 +156,8 @@ def client_rounds(problem, cohorts, plan, spoiled=frozenset()):
     """Yields the data of each round's clients; `plan` is as `Process.plan`."""
     for r, cohort in enumerate(cohorts):
         asked = plan(r, len(cohorts))
-        others = set(range(len(problem.clients))) - set(cohort) if asked.losses == "all" else ()
+        others = range(len(problem.clients)) if asked.losses == "all" else ()
+        others = {*others, *itertools.chain(*cohorts[max(r - asked.recent, 0) : r])} - {*cohort}
         data = [client_data(problem, r, k, (r, k) in spoiled, asked) for k in (*cohort, *others)]
         yield [d._replace(participates=np.float32(int(d.index) in cohort)) for d in data]
 

@@ -108,6 +108,24 @@ def test_all_clients_take_part_where_losses_of_all_are_asked_for(train):
             assert len(c.mask) == int(c.steps_per_epoch), "one pass is all that a loss takes"
 
 
+def test_clients_of_the_last_rounds_take_part_where_they_are_asked_for(train):
+    def drawn(r):
+        return {int(c.index) for c in cohort(train, r)}
+
+    asked = set()
+    for r in range(8):
+        data = cohort(train, r, RoundPlan(recent=2))
+        absent = [int(c.index) for c in data if not c.participates]
+        before = set().union(*map(drawn, range(max(r - 2, 0), r)))
+        assert sorted(absent) == sorted(before - drawn(r)), "each once"
+        assert equal([c for c in data if c.participates], cohort(train, r))
+        assert all(len(c.mask) == 0 for c in data if not c.participates), "they have no work"
+        steps = cohorts.Cohorts(train, SETTINGS, lambda r: RoundPlan(recent=2)).steps(r)
+        assert [n > 0 for n in steps] == [len(c.mask) > 0 for c in data]
+        asked |= {len(absent)}
+    assert asked >= {0, 1, 2}
+
+
 def test_number_of_examples_counts_those_that_no_step_holds(train):
     stepped = cohort(train, plan=RoundPlan(cohort="all", local_steps=1))
     assert [int(c.num_examples) for c in stepped] == [5, 9, 1, 0, 12]
