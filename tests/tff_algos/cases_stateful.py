@@ -3,7 +3,7 @@
 Their clients keep something between rounds, or all of them are asked in some rounds.
 """
 
-from tests.oracles import client_adam, climb, ditto, feddyn, scaffold
+from tests.oracles import client_adam, climb, ditto, feddyn, fedfv, scaffold
 from tests.tff_algos.case import KEPT, NO_STEP, OWN_WEIGHT, RATE, STEP, WEIGHT
 from tests.tff_algos.cases_stateless import case_of
 
@@ -34,6 +34,19 @@ CASES = {
             feddyn.run, alpha=0.2, mean_examples=4.0, reported="mean", kept=lambda state: state[1]
         ),
         case_of(feddyn.run, alpha=0.5, reported="mean", weighting="examples"),
+    ],
+    "fedfv": [
+        case_of(
+            fedfv.run,
+            alpha=0.0,
+            tau=2,
+            server_learning_rate=0.8,
+            halved=True,
+            kept=lambda known: known,
+        ),
+        case_of(fedfv.run, alpha=0.4, tau=1, loss_at="final_model", kept=lambda known: known),
+        case_of(fedfv.run, alpha=1.0, tau=1, ages="released", client_lr=0.5),
+        case_of(fedfv.run, alpha=1.0, tau=2, ages="released", client_lr=0.5),
     ],
     "climb": [
         case_of(
@@ -119,6 +132,31 @@ MUTATIONS = {
         ("ServerState(mean, x, h, state.round_num)", "ServerState(mean, mean, h, state.round_num)"),
         ("ServerState(mean, x, h, state.round_num)", "ServerState(x, x, h, state.round_num)"),
         ("ServerState(x, (), h, state.round_num)", "ServerState(x, (), state.h, state.round_num)"),
+    ],
+    "fedfv": [
+        ("finite & drawn & client.has_examples(data)", "finite & client.has_examples(data)"),
+        ("round_num - kept.round_num", "kept.round_num - round_num"),
+        ("tf.where(counts, 0, age)", "age"),
+        ("client.keep(client_state, data, counts, Kept(update, round_num))", "client_state"),
+        ("Kept(update, round_num)", "Kept(x, round_num)"),
+        ("Kept(update, round_num)", "Kept(update, round_num + 1)"),
+        ('x if loss_at == "broadcast" else trained.weights', "x"),
+        ('x if loss_at == "broadcast" else trained.weights', "trained.weights"),
+        ('0 if ages == "released" else 1', "1"),
+        ("tf.where(state.round_num >= tau, heeded, g)", "g"),
+        ("tf.where(state.round_num >= tau, heeded, g)", "heeded"),
+        ("local.server_learning_rate * as_long(gram, g, plain)", "as_long(gram, g, plain)"),
+        ("local.server_learning_rate * as_long(gram, g, plain)", "-as_long(gram, g, plain)"),
+        ("local.server_learning_rate * as_long(gram, g, plain)", "local.server_learning_rate * g"),
+        ("tf.where(present, losses, math.inf)", "tf.where(present, -losses, math.inf)"),
+        ("tf.math.ceil((stay_from - 1.0) * (1.0 - alpha))", "stay_from"),
+        ("places < stay_from", "places > stay_from"),
+        ("tf.linalg.matvec(rows, gram[j])", "gram[j]"),
+        ("turns & (along < 0) & tf.not_equal(tf.range(k), j)", "turns & (along > 0)"),
+        ("rows - share[:, None] * tf.one_hot(j, k, dtype=tf.float64)", "rows"),
+        ("tf.equal(ages, age) & (along < 0)", "tf.equal(ages, age)"),
+        ("tf.equal(ages, age) & (along < 0)", "along < 0"),
+        ("youngest + tau - 1", "youngest"),
     ],
     "climb": [
         (

@@ -91,7 +91,7 @@ def test_a_client_without_examples_has_no_part(sparse, model, name, case):
 # A loss that is not finite, though the gradient is.
 
 # Whose clients' losses enter the mathematics.
-LOSS_METHODS = {"adafed", "adafedadam", "afl", "climb", "fedsps", "propfair", "qfedavg", "term"}
+LOSS_METHODS = {*"adafed adafedadam afl climb fedfv fedsps propfair qfedavg term".split()}
 FACTORS = (1.0, np.inf, np.nan)
 _CODE = 10
 

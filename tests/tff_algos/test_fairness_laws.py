@@ -11,13 +11,14 @@ import tff_algos
 from tests.oracles import adafed as adafed_oracle
 from tests.oracles import afl as afl_oracle
 from tests.oracles import cohort as cohort_lib
+from tests.oracles import fedfv as fedfv_oracle
 from tests.oracles import fedmgda_plus as fedmgda_oracle
 from tests.oracles import fedopt
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import eager, shared, toy
 from tff_algos import averaging, registry
 from tff_algos.client import LocalTraining
-from tff_algos.methods import adafed
+from tff_algos.methods import adafed, fedfv
 from tff_algos.parts import common_descent, vectors
 from tff_suite import hparams as hparams_lib
 from tff_suite.hparams import HparamError
@@ -256,6 +257,57 @@ def test_box_minimum_ends_where_further_steps_would_change_nothing():
     assert np.any(few != box_minimum(*given, tf.ones([10], tf.bool), 5))
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("alpha", [0.0, 0.4])
+def test_fedfv_on_inner_products_is_fedfv_on_vectors(seed, alpha):
+    """As the oracle projects whole vectors, whatever the order of the clients."""
+    rng = np.random.default_rng(seed)
+    sent, losses = rng.normal(size=(8, 12)), rng.uniform(size=8)
+    ages = np.array([0, 0, 2, 0, 1, 0, 2, -1])
+    present = ages == 0
+    want = fedfv_oracle.project(sent[present], losses[present], alpha)
+    known = {k: (9 - age, h) for k, (age, h) in enumerate(zip(ages, sent, strict=True)) if age >= 0}
+    heeded = fedfv_oracle.heed(want.mean(axis=0), known, 9, (2, 1))
+    assert np.abs(heeded - want.mean(axis=0)).max() > 1e-3
+    for order in (np.arange(8), rng.permutation(8)):
+        gram = vectors.gram(_rows(sent[order]))
+        rows = fedfv.project(
+            gram, tf.constant(losses[order], tf.float32), tf.constant(present[order]), alpha
+        )
+        projected = np.empty_like(sent)
+        projected[order] = rows @ sent[order]
+        np.testing.assert_allclose(projected[present], want, atol=1e-5)
+        g = tf.linalg.matvec(rows, present[order] / 4, transpose_a=True)
+        g = fedfv.heed(gram, g, tf.constant(ages[order], tf.int32), 2, 1)
+        np.testing.assert_allclose(g.numpy() @ sent[order], heeded, atol=1e-5)
+
+
+def _fedfv_step(problem, updates):
+    """Returns x' - x after a round of two clients."""
+    report = fedfv.Report(_rows(updates), tf.constant([0, 0]), tf.constant([1.0, 2.0]))
+    return -_server_step(problem, "fedfv", report, alpha=0.0, tau=0)[0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_fedfv_of_two_clients_turns_against_neither(problem, seed):
+    """And goes as far as their mean."""
+    rng = np.random.default_rng(seed)
+    updates = rng.normal(size=(2, 12))
+    updates[1] -= 2 * updates[0]
+    assert updates[0] @ updates[1] < 0
+    step = _fedfv_step(problem, updates)
+    assert np.min(updates @ step) > 0
+    length = np.linalg.norm(updates.mean(axis=0))
+    np.testing.assert_allclose(np.linalg.norm(step), length, rtol=1e-5)
+
+
+def test_fedfv_stays_where_nothing_is_left_of_the_updates(problem):
+    """a and -2a lose each other, though their mean is not zero."""
+    a = np.random.default_rng(0).normal(size=12)
+    step = _fedfv_step(problem, [a, -2 * a])
+    np.testing.assert_array_equal(step, 0)
+
+
 def _fedmgda_step(problem, deltas, epsilon):
     return _server_step(problem, "fedmgda_plus", _rows(deltas), epsilon=epsilon)[0]
 
@@ -283,6 +335,7 @@ def test_fedmgda_plus_limits(problem):
         # A rate by which the step of losses that all count nothing would be infinite.
         ("adafed", {"step_rule": "constant", "server_learning_rate": 100.0}),
         ("fedmgda_plus", {"server_lr_decay": 0.5}),
+        ("fedfv", {}),
     ],
 )
 def test_a_round_in_which_nobody_moves_changes_nothing(problem, name, settings):

@@ -88,6 +88,7 @@ def full_gradient(problem, x, cohort=range(5)):
         ("lookahead", {"client_optimizer": "sgd", "server_learning_rate": 1.0}, "examples"),
         ("fedacg", {"lambda_": 0.0, "beta": 0.0}, "uniform"),
         ("fedcm", {"alpha": 1.0}, "uniform"),
+        ("fedfv", {"alpha": 1.0, "tau": 0}, "uniform"),
         ("fedsam", {"rho": 0.0}, "uniform"),
         ("mofedsam", {"rho": 0.0, "beta": 1.0}, "uniform"),
         # One minibatch a round has no first step to differ in.
