@@ -1,15 +1,15 @@
-"""Reproduces a table of a paper: runs its rows from their flag files, prints ours beside theirs.
+"""Reproduces a paper's table: runs its rows from flag files, prints our numbers beside theirs.
 
     python reproduce.py --list
     python reproduce.py --paper=adafedadam --item=table5 --setup=synthetic --rows=fedavg,fedadam
     python reproduce.py --items=DIR --item=my_sweep
     python reproduce.py --compare DIR DIR...
 
-What is to be run is data: `papers/<paper>/<item>.toml` names for each set-up its rows (a flag file
-each), seeds, grids, columns and the rule by which a grid's best point is chosen;
-`papers/<paper>/published.csv` holds the paper's numbers. Your own items are such files in a folder
-of your own (docs/items.md). Every run is a `run_experiment.py` of its own, so that what is done is
-skipped and what was cut off is resumed.
+What to run is data. For each set-up, `papers/<paper>/<item>.toml` names its rows (one flag file
+each), seeds, grids, columns, and the rule that chooses a grid's best point.
+`papers/<paper>/published.csv` holds the paper's numbers. You can write such files in your own
+folder (docs/items.md). Every run is a separate `run_experiment.py`, so finished runs are skipped
+and interrupted ones resume.
 """
 
 import contextlib
@@ -148,7 +148,7 @@ _PLACES = {"items", "data_dir", "root_output_dir"}
 
 
 def parse_budget(parts: list[str] | None) -> tuple[int | None, float | None]:
-    """Returns the most rounds of a run and the minutes for all runs; `None` for no limit.
+    """Returns the maximum rounds per run and the minutes for all runs; `None` for no limit.
 
     Raises:
       ReproduceError: If a part is not understood.
@@ -179,7 +179,7 @@ def reproduce(
     Args:
       setup: The set-up.
       options: The flags.
-      max_minutes: Its share of the time of `--budget`, for all that it runs; `None` for no limit.
+      max_minutes: Its share of the time of `--budget`, for all its runs; `None` for no limit.
     """
     rows = options.rows or list(setup.rows)
     if setup.draws and options.dry_run:
@@ -260,13 +260,13 @@ def reproduce(
 
 
 def _named(setup) -> dict[str, str]:
-    """Returns how `--json` names a set-up."""
+    """Returns the name of a set-up in `--json`."""
     names = {"paper": setup.paper, "item": setup.item, "setup": setup.name}
     return {**names, "title": setup.title}
 
 
 def _told(setup, records, caveats, folder, named, options) -> str:
-    """Returns what is printed of a set-up that has run: table, what to know, what to do next."""
+    """Returns the report on a finished set-up: table, caveats, next steps."""
     names = results.columns_of_paper(records, setup)
     table = results.short_table(records, setup)
     if options.all_columns:
@@ -284,7 +284,7 @@ def _told(setup, records, caveats, folder, named, options) -> str:
 
 
 def _check_place(setup, root) -> None:
-    """Refuses runs in the folder that --record empties before it copies their results there."""
+    """Refuses runs in the folder that --record empties before it copies their results into it."""
     target = readme.recorded_folder(setup).resolve()
     for part in (setup.folder, f"{setup.item}/{setup.name}"):
         if pathlib.Path(root, setup.paper, part).resolve().is_relative_to(target):
@@ -295,7 +295,7 @@ def _check_place(setup, root) -> None:
 
 
 def _draw(setup, options) -> None:
-    """Draws a figure that needs no run."""
+    """Draws a figure that does not need a run."""
     folder = pathlib.Path(options.root_output_dir).absolute() / setup.paper / setup.item
     folder.mkdir(parents=True, exist_ok=True)
     data_dir = options.data_dir and items.absolute(options.data_dir)
@@ -365,7 +365,7 @@ def _dry_run(asked) -> None:
 
 
 def _hours(hours: float) -> str:
-    """Returns a number of hours that is 0 only if it is none."""
+    """Returns a rounded number of hours, which is 0 only for exactly 0."""
     return f"{hours:.2f}" if hours >= 0.1 or not hours else f"{hours:.2g}"
 
 
@@ -409,7 +409,7 @@ def _list() -> None:
 
 
 def _listed(setup) -> dict:
-    """Returns what `--list --json` prints of a set-up."""
+    """Returns the entry of a set-up in `--list --json`."""
     is_recorded = bool(score.recorded(setup))
     takes = {"data": None, "hours": None}
     if setup.rows and not is_recorded:
@@ -421,10 +421,10 @@ def _listed(setup) -> dict:
 
 
 def _asked_items() -> list[items.Item]:
-    """Returns the item that the flags name, or all of a paper, a folder or the suite.
+    """Returns the item that the flags name, or all items of a paper, a folder or the suite.
 
     Raises:
-      ReproduceError: If there is none, or one is wrong.
+      ReproduceError: If there is no such item, or one is invalid.
     """
     if FLAGS.items:
         if FLAGS.paper:
@@ -443,7 +443,7 @@ def _asked_items() -> list[items.Item]:
 
 
 def _reproduce_all(setups) -> None:
-    """Runs set-ups, each in an equal share of the time that is left of `--budget`."""
+    """Runs set-ups, each in an equal share of the time that remains of `--budget`."""
     _, minutes = parse_budget(FLAGS.budget)
     ends = None if minutes is None else time.monotonic() + 60 * minutes
     for done, setup in enumerate(setups):

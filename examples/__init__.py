@@ -1,1 +1,1 @@
-"""Programs to start from."""
+"""Example programs to start from."""

@@ -1,4 +1,4 @@
-"""The suite beside TFF's own objects: clients, models, optimizers, aggregators, loops, programs.
+"""The suite together with TFF's own clients, models, optimizers, aggregators, loops and programs.
 
     python -m examples.tff_objects
 
@@ -31,10 +31,10 @@ BATCH_SIZE = 5
 
 
 def client_data(pairs: bool = False) -> tff.simulation.datasets.ClientData:
-    """Returns clients as TFF's simulations have them: a data set for each id.
+    """Returns clients in the form of TFF's simulations: a data set for each id.
 
     Args:
-      pairs: Whether examples are pairs (x, y) in place of dictionaries; either will do.
+      pairs: Whether examples are pairs (x, y) instead of dictionaries; both work.
     """
     rng = np.random.default_rng(0)
     tensors = {}
@@ -46,7 +46,7 @@ def client_data(pairs: bool = False) -> tff.simulation.datasets.ClientData:
 
 
 def keras_model() -> tf.keras.Model:
-    """Returns a Keras model that is not compiled."""
+    """Returns an uncompiled Keras model."""
     layers = [tf.keras.layers.Dense(2, input_shape=(4,), kernel_initializer="zeros")]
     return tf.keras.Sequential(layers)
 
@@ -82,14 +82,14 @@ def functional_model() -> tff.learning.models.FunctionalModel:
 
 
 def compiled_model() -> tf.keras.Model:
-    """Returns the same model as Keras compiles it."""
+    """Returns the same model, compiled by Keras."""
     model = keras_model()
     model.compile(loss=LOSS, metrics=[tf.keras.metrics.SparseCategoricalAccuracy()])
     return model
 
 
 class Subclassed(tf.keras.Model):
-    """The same model in Keras's third way to write one."""
+    """The same model as a subclass of `tf.keras.Model`."""
 
     def __init__(self):
         super().__init__()
@@ -101,7 +101,7 @@ class Subclassed(tf.keras.Model):
 
 
 def subclassed_model() -> tff_algos.Model:
-    """Returns a subclassed model, which knows its variables once it was called."""
+    """Returns a subclassed model, which knows its variables only after a call."""
     model = Subclassed()
     model(tf.zeros([1, 4]))
     return tff_algos.from_keras(model, loss=LOSS, x_spec=SPEC["x"])
@@ -123,7 +123,7 @@ def batches(data: tff.simulation.datasets.ClientData, client_id: str) -> tf.data
 
 
 def any_model(data, kind: str) -> float:
-    """A round of one of `MODELS`."""
+    """Runs a round of one of `MODELS`."""
     process = tff_algos.build("fedavg", MODELS[kind](), client_learning_rate=0.1)
     clients = [batches(data, i) for i in data.client_ids]
     output = process.next(process.initialize(), clients)
@@ -131,7 +131,7 @@ def any_model(data, kind: str) -> float:
 
 
 def tffs_loop(data, rounds: int = 5) -> float:
-    """The loop of TFF's tutorials: a method of the suite, TFF's model, clients and aggregator."""
+    """Runs the loop of TFF's tutorials: the suite's method, TFF's model, clients and aggregator."""
     process = tff_algos.build(
         "fedadam",
         model_fn,
@@ -148,7 +148,7 @@ def tffs_loop(data, rounds: int = 5) -> float:
 
 
 def tffs_optimizers(data, rounds: int = 5) -> float:
-    """TFF's optimizers at the clients and at the server, in the place of words and rates."""
+    """Uses TFF's optimizers at the clients and at the server, instead of names and rates."""
     process = tff_algos.build(
         "fedavg",
         model_fn,
@@ -163,7 +163,7 @@ def tffs_optimizers(data, rounds: int = 5) -> float:
 
 
 def loop_with_client_states(data, rounds: int = 5) -> float:
-    """A method whose clients keep something: the loop remembers whose it is."""
+    """Runs a method with client state: the loop tracks which state belongs to which client."""
     ids = data.client_ids
     process = tff_algos.build("scaffold", model_fn, num_clients=len(ids), client_learning_rate=0.1)
     state, kept = process.initialize(), {}
@@ -178,7 +178,7 @@ def loop_with_client_states(data, rounds: int = 5) -> float:
 
 
 def of_ids(process, data) -> tff.learning.templates.LearningProcess:
-    """Returns a process of clients' ids: TFF makes the data sets where the clients are."""
+    """Returns a process that takes clients' ids: TFF makes the data sets at the clients."""
 
     @tff.tensorflow.computation(tff.TensorType(np.str_))
     def dataset_of(client_id):
@@ -190,7 +190,7 @@ def of_ids(process, data) -> tff.learning.templates.LearningProcess:
 
 
 def composed_with_a_dataset_computation(data, rounds: int = 5) -> float:
-    """A loop over ids."""
+    """Runs a loop over ids."""
     process = tff_algos.build("fedavg", model_fn, client_learning_rate=0.1)
     composed = of_ids(process, data)
     state = composed.initialize()
@@ -201,10 +201,10 @@ def composed_with_a_dataset_computation(data, rounds: int = 5) -> float:
 
 
 def tffs_program(process, source, folder: str, rounds: int = 5) -> dict[str, Any]:
-    """Trains by `tff.learning.programs.train_model`, and goes on from what the folder holds.
+    """Trains by `tff.learning.programs.train_model`, and resumes from the checkpoints in a folder.
 
     Args:
-      process: A process that takes what the source gives.
+      process: A process that takes the source's data.
       source: The `tff.program.FederatedDataSource` of the clients.
       folder: Where TFF keeps its checkpoints.
       rounds: The last round.
@@ -231,7 +231,7 @@ def tffs_program(process, source, folder: str, rounds: int = 5) -> dict[str, Any
 
 
 def program_over_ids(data) -> float:
-    """TFF's program with TFF's source of ids, which draws without a seed."""
+    """Runs TFF's program with TFF's source of ids, which draws without a seed."""
     process = tff_algos.build(
         "fedadam", model_fn, client_learning_rate=0.1, server_learning_rate=0.1
     )
@@ -242,7 +242,7 @@ def program_over_ids(data) -> float:
 
 
 class Cohorts(tff.program.FederatedDataSource):
-    """Data sets of the clients of each round, which are drawn by its number."""
+    """The data sets of each round's clients, drawn by the round's number."""
 
     def __init__(self, data):
         """Initialises from the clients."""
@@ -250,7 +250,7 @@ class Cohorts(tff.program.FederatedDataSource):
 
     @property
     def federated_type(self):
-        """The type of what is selected."""
+        """The type of the selected data."""
         return self.iterator().federated_type
 
     def iterator(self):
@@ -259,7 +259,7 @@ class Cohorts(tff.program.FederatedDataSource):
 
 
 class CohortIterator(tff.program.FederatedDataSourceIterator):
-    """What `train_model` draws from, copies, and keeps in its checkpoints.
+    """The iterator that `train_model` draws from, copies, and stores in its checkpoints.
 
     TensorFlow cannot copy data sets, so TFF's own `DatasetDataSource` fails in `train_model`.
     """
@@ -269,12 +269,12 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         self._data, self._round_num = data, round_num
 
     def __deepcopy__(self, memo):
-        """Returns an iterator at the same place, over the same clients."""
+        """Returns an iterator at the same position, over the same clients."""
         return CohortIterator(self._data, self._round_num)
 
     @property
     def federated_type(self):
-        """The type of what is selected."""
+        """The type of the selected data."""
         spec = batches(self._data, self._data.client_ids[0]).element_spec
         element = tff.types.tensorflow_to_type(spec)
         return tff.FederatedType(tff.SequenceType(element), tff.CLIENTS)
@@ -287,17 +287,17 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         return [batches(self._data, i) for i in ids]
 
     def to_bytes(self):
-        """Returns what a checkpoint keeps."""
+        """Returns the content of a checkpoint."""
         return str(self._round_num).encode()
 
     @classmethod
     def from_bytes(cls, buffer):
-        """Returns the iterator of a checkpoint."""
+        """Returns the iterator from a checkpoint."""
         return cls(client_data(), int(buffer))
 
 
 def program_over_data_sets(data) -> float:
-    """TFF's program with your own source."""
+    """Runs TFF's program with your own source."""
     process = tff_algos.build(
         "fedadam", model_fn, client_learning_rate=0.1, server_learning_rate=0.1
     )

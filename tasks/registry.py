@@ -75,7 +75,7 @@ class TaskSpec:
         then detected as for a user's own task.
       data: The files that the task reads. Of several entries, the first applies whose settings fit.
       version: Increased by every change that changes the task's numbers: in data, model, loss or
-        metrics. Runs of different versions are not pooled.
+        metrics. Runs of another version are treated as different runs.
       history: For each version after the first, one line on what changed.
       known_problems: One line per problem with the data here, or with what it can show.
       used_for: One line per user or publisher of the data, with the source.

@@ -115,11 +115,11 @@ class MethodSpec:
         A round then refuses a cohort with equal indices, or with an index outside 0 to N - 1.
       measures: Names of what its rounds report besides the training metrics, `num_examples`,
         `num_clients` and `clients_dropped`; `None` if only a run can tell.
-      version: Increased by every change that changes the method's numbers. Runs of different
-        versions are not pooled.
+      version: Increased by every change that changes the method's numbers. Runs of another version
+        are treated as different runs.
       history: For each version after the first, one line on what changed.
-      known_problems: What goes wrong with the method, and how to notice or avoid it, a line each.
-      used_for: Who uses the method for what, with the source, a line each.
+      known_problems: One line per problem with the method, and how to notice or avoid it.
+      used_for: One line per user of the method and their purpose, with the source.
       cost: What a round costs a client; by default that of federated averaging.
     """
 

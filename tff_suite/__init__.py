@@ -1,1 +1,1 @@
-"""What every room may use: the terminal, memory, figures, imports, signals."""
+"""What every package may use: the terminal, memory, figures, imports, signals."""

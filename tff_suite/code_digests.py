@@ -1,14 +1,14 @@
-"""What Python code and values are, in digests that are the same in every process.
+"""Digests of Python code and values that are the same in every process.
 
-Two things come out of it. Of the user's own modules, and of functions in a script or notebook, the
-syntax trees without docstrings, part by part: `my_task.py` → `load()` → digest. Of objects such as
-a loss, the values that they hold: closures, defaults, arguments of partials, state of instances,
-globals that functions read.
+They cover two things. For the user's modules, and for functions in a script or notebook: the syntax
+trees without docstrings, part by part: `my_task.py` → `load()` → digest. For objects such as a
+loss: the values that they hold, that is closures, defaults, arguments of partials, state of
+instances, and globals that functions read.
 
-Comments, docstrings, layout, the order of definitions and of imports, and unused imports make no
-difference. Neither do paths, hash seeds or the order of dictionaries.
+Comments, docstrings, layout, the order of definitions and of imports, and unused imports do not
+change a digest. Neither do paths, hash seeds or the order of dictionaries.
 
-The suite's own modules have versions instead, and installed packages are named only.
+The suite's own modules have versions instead, and installed packages are only named.
 """
 
 import ast
@@ -67,7 +67,7 @@ _SCALARS = (
 
 
 def digest(text: str | bytes) -> str:
-    """Returns 64 bits of a digest, as `#` and hexadecimal digits."""
+    """Returns the first 64 bits of a SHA-256, as `#` and hexadecimal digits."""
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     return "#" + hashlib.sha256(data).hexdigest()[:_DIGITS]
 
@@ -82,11 +82,11 @@ def parts(source: str) -> dict[str, str]:
       source: Its text.
 
     Returns:
-      `load()`, `class Net`, `Net.call()`, `GAMMA`, `imports` or `top level` → digest. What only a
-      main program runs (`if __name__ == '__main__':`) is not in it.
+      `load()`, `class Net`, `Net.call()`, `GAMMA`, `imports` or `top level` → digest. Code that
+      only a main program runs (`if __name__ == '__main__':`) is left out.
 
     Raises:
-      SyntaxError: If the text is no Python.
+      SyntaxError: If the text is not Python.
     """
     return {name: digest(text) for name, text in _texts(ast.parse(source)).items()}
 
@@ -128,7 +128,7 @@ def _add_class(node, name, found):
 
 
 def _imported(node, used):
-    """Returns what an import brings that is used; of a star, all."""
+    """Returns the used names of an import; of a star import, all."""
     if isinstance(node, ast.Import):
         pairs = [(a.name, a.asname or a.name.split(".")[0], "") for a in node.names]
     else:
@@ -146,7 +146,7 @@ def _assigned(node) -> str:
 
 
 def _is_main(node) -> bool:
-    """Whether a statement is `if __name__ == '__main__':`, or `if TYPE_CHECKING:`."""
+    """Returns whether a statement is `if __name__ == '__main__':`, or `if TYPE_CHECKING:`."""
     if not isinstance(node, ast.If) or node.orelse:
         return False
     test = ast.unparse(node.test)
@@ -156,7 +156,7 @@ def _is_main(node) -> bool:
 
 
 def _statements(body):
-    """Returns the statements that do something: no docstrings or other texts, no `pass`."""
+    """Returns the statements that have an effect: no docstrings or other texts, no `pass`."""
     return [
         node
         for node in body
@@ -216,7 +216,7 @@ def _is_own(module: str, path: str | None, packages: Iterable[str] = ()) -> bool
 
 
 def _path_of(name: str) -> str | None:
-    """Returns the file of a module; imports nothing."""
+    """Returns the file of a module, without importing anything."""
     module = sys.modules.get(name)
     if module is not None:
         return getattr(module, "__file__", None)
@@ -242,9 +242,9 @@ def _dots(name):
 
 
 def label(module: str) -> str:
-    """Returns how a module is called, wherever it lies: `my_tasks/blobs.py`.
+    """Returns the name of a module independently of its location: `my_tasks/blobs.py`.
 
-    A script, notebook or console is `the program`, so that it may have another name.
+    A script, notebook or console is `the program`, so that it may be renamed.
     """
     return "the program" if module == "__main__" else module.replace(".", "/") + ".py"
 
@@ -264,7 +264,7 @@ def _parsed(path: str, source: str) -> ast.Module | None:
 
 @functools.lru_cache(maxsize=256)
 def _compiled(path: str, source: str) -> dict[str, list[types.CodeType]]:
-    """Returns the code of all functions of a text, by qualified name."""
+    """Returns the code of all functions in a source text, by qualified name."""
     found = collections.defaultdict(list)
 
     def add(code):
@@ -290,7 +290,7 @@ def _same_code(a: types.CodeType, b: types.CodeType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _bytecode(code: types.CodeType) -> str:
-    """Returns what a function does, as text, where there is no source of it."""
+    """Returns a text of what a function does, for functions without source."""
     docstring = code.co_consts[0] if code.co_consts else None
     if sys.version_info >= (3, 13) and not code.co_flags & _HAS_DOCSTRING:
         docstring = None
@@ -315,7 +315,7 @@ def _constant(value) -> str:
 
 
 def _scalar(value, whole: bool = False) -> str:
-    """Returns a number or text as text; of an absolute path its last part, unless `whole`."""
+    """Returns a number or text as text; of an absolute path only its last part, unless `whole`."""
     if isinstance(value, np.generic):
         return f"{value.dtype} {value.item()!r}"
     if whole:
@@ -334,11 +334,11 @@ def _scalar(value, whole: bool = False) -> str:
 
 @dataclasses.dataclass
 class Found:
-    """What objects are made of.
+    """The code and values that objects are made of.
 
     Attributes:
       code: `my_task.py` → `load()` → digest of its syntax tree.
-      values: What it is (`loss, factor`) → its value as text, or a digest (`#...`).
+      values: Description (`loss, factor`) → its value as text, or a digest (`#...`).
     """
 
     code: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
@@ -346,11 +346,11 @@ class Found:
 
 
 class Describer:
-    """Looks at objects, and at the modules that they reach.
+    """Inspects objects, and the modules that they reach.
 
     Attributes:
-      found: What has been found so far.
-      packages: Installed packages that count as the user's.
+      found: The findings so far.
+      packages: Installed packages that are treated as the user's.
     """
 
     def __init__(
@@ -359,12 +359,12 @@ class Describer:
         packages: Iterable[str] = (),
         places: Iterable[str] = (),
     ):
-        """Initialises.
+        """Initialises the describer.
 
         Args:
-          handlers: Called with this, the name of what is looked at and the object; return whether
-            they have told of it. They know what a library's objects are.
-          packages: Installed packages that count as the user's.
+          handlers: Functions for a library's objects. Each is called with this describer, the
+            description and the object, and returns whether it has handled the object.
+          packages: Installed packages that are treated as the user's.
           places: Folders that may be elsewhere the next time.
         """
         self._places = tuple(places)
@@ -380,14 +380,14 @@ class Describer:
         self._values[name] = text
 
     def know(self, name: str, value: Any) -> None:
-        """Lets an object that is looked at elsewhere be told by its name only."""
+        """Lets an object that is inspected elsewhere be recorded by its name only."""
         self._known[id(value)] = name, value
 
     def look(self, name: str, value: Any) -> None:
-        """Looks at an object.
+        """Inspects an object.
 
         Args:
-          name: What it is, in words.
+          name: Its description.
           value: The object.
         """
         if isinstance(value, _SCALARS) and not isinstance(value, enum.Enum):
@@ -421,7 +421,7 @@ class Describer:
         return value
 
     def _look_within(self, name, value, inner: Mapping[str, Any]):
-        """Looks at what a container holds; of many things, the whole has one digest."""
+        """Inspects the content of a container; with many entries, the whole has one digest."""
         if id(value) in self._seen:
             self.tell(name, "itself")
             return
@@ -474,7 +474,7 @@ class Describer:
             self._look_at_instance(name, value)
 
     def is_users(self, value: Any) -> bool:
-        """Returns whether a class, or a function, is the user's, or an object of such a class."""
+        """Returns whether a class or function, or an object's class, is the user's."""
         value = getattr(value, "func", getattr(value, "__func__", value))
         if isinstance(value, types.FunctionType):
             return self._is_users(value.__module__ or "", value.__code__.co_filename)
@@ -511,7 +511,7 @@ class Describer:
                 self._look_at_used(f"{name}, {variable}", content, function, variable)
 
     def _look_at_used(self, name, value, function, variable):
-        """Looks at a variable of a function; of settings at those that the function reads."""
+        """Inspects a variable of a function; for settings, only those that the function reads."""
         is_settings = type(value).__name__ in _SETTINGS
         if not is_settings and not isinstance(value, Mapping):
             self.look(name, value)
@@ -546,7 +546,7 @@ class Describer:
                 self._look_at_used(f"{label(module)}, {variable}", value, function, variable)
 
     def _look_at_imports(self, function):
-        """Looks at the modules that a function of a main program imports itself."""
+        """Inspects the modules that a function of a main program imports inside its body."""
         if function.__module__ != "__main__":
             return  # The imports of a module are followed as a whole.
         node = _node_of(function.__code__)
@@ -565,7 +565,7 @@ class Describer:
                 self.look(f"{label(module.__name__)}, {variable}", value)
 
     def _counts(self, module, variable, value) -> bool:
-        """Returns whether a global's value says more than the syntax tree of its module."""
+        """Returns whether a global's value adds information to the syntax tree of its module."""
         if module == "__main__":
             return True
         if isinstance(value, types.FunctionType | type | functools.partial):
@@ -649,7 +649,7 @@ class Describer:
             waiting += _imports_of(tree, name)
 
     def _has_module(self, module, filename) -> bool:
-        """Returns whether a file is that of a module whose syntax tree can be had."""
+        """Returns whether a file belongs to a module whose syntax tree is available."""
         path = _path_of(module)
         return bool(path) and os.path.realpath(path) == os.path.realpath(filename or "")
 
@@ -664,7 +664,7 @@ class Describer:
         return _is_own(module, path, self.packages)
 
     def _called(self, module: str) -> str:
-        """Returns the name of a package; where in it a thing lies differs between versions."""
+        """Returns a module's package name, since the module itself may differ between versions."""
         if is_suites(module, _path_of(module)):
             return "the suite's"
         top = module.split(".")[0]
@@ -690,7 +690,7 @@ def describe_array(array: np.ndarray) -> str:
 
 
 def state_of(value: Any) -> dict[str, Any]:
-    """Returns what an instance holds, without what its cached properties have found."""
+    """Returns an instance's attributes, without the results of cached properties."""
     kind, state = type(value), {}
     for base in kind.__mro__:
         slots = base.__dict__.get("__slots__", ())
@@ -726,7 +726,7 @@ def _file_of(kind: type) -> str | None:
 
 
 def _at_its_name(function) -> Any:
-    """Returns what stands where a function says that it is defined."""
+    """Returns the object found at a function's own qualified name."""
     found = sys.modules.get(function.__module__)
     for name in function.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -734,7 +734,7 @@ def _at_its_name(function) -> Any:
 
 
 def _names_of(code: types.CodeType) -> set[str]:
-    """Returns the names of globals and attributes that a function uses, also in functions in it."""
+    """Returns the globals and attributes that a function uses, including its inner functions."""
     names = set(code.co_names)
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
@@ -766,7 +766,7 @@ def _node_of(code: types.CodeType) -> ast.AST | None:
 
 
 def _keys_read(code: types.CodeType, variable: str) -> set[str] | None:
-    """Returns the keys or attributes that a function reads of a variable; `None` if any may be."""
+    """Returns the keys or attributes of a variable that a function reads; `None` if unknown."""
     node, keys = _node_of(code), set()
     if node is None:
         return None
@@ -798,9 +798,9 @@ def _names(node, code) -> bool:
 
 
 def _of_other_code(module: str, path: str, source: str, known: Iterable[str]) -> dict[str, str]:
-    """Returns digests of functions in memory that are not those in their file.
+    """Returns digests of functions in memory that differ from those in their file.
 
-    So it is where a file was changed after it was imported.
+    This happens if a file changed after it was imported.
     """
     loaded = sys.modules.get(module)
     compiled, found = _compiled(path, source), {}
@@ -870,7 +870,7 @@ def _begins_empty(module: str, variable: str) -> bool:
 
 
 def loaded_suite(roots: Iterable[str]) -> dict[str, str]:
-    """Returns digests of the suite's files that modules reach by their imports.
+    """Returns digests of the suite's files that modules reach through their imports.
 
     Args:
       roots: Names of modules of the suite.
@@ -894,7 +894,7 @@ def loaded_suite(roots: Iterable[str]) -> dict[str, str]:
 
 
 def of_modules(names: Iterable[str]) -> dict[str, str]:
-    """Returns a digest of each of the user's modules that some modules reach.
+    """Returns a digest of each of the user's modules that the given modules reach.
 
     Args:
       names: Names of modules.

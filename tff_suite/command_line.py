@@ -1,6 +1,6 @@
-"""What every command has in common: signals, output that cannot be written, errors, exit codes.
+"""What all commands share: signals, output that cannot be written, errors, exit codes.
 
-A command begins with `begin`, before what takes long to import, and ends with `run`:
+A command begins with `begin`, before slow imports, and ends with `run`:
 
     from tff_suite import command_line, parser
 
@@ -47,21 +47,22 @@ _verbosity = 0  # 1 with --verbose, -1 with --quiet.
 
 
 class Answered(Exception):  # noqa: N818  (not an error)
-    """Raised for `--help`, `--helpfull` and `--version`; its text is the answer, to be printed."""
+    """Raised for `--help`, `--helpfull` and `--version`; its text is the answer to print."""
 
 
 def begin(parser: Any = None) -> None:
     """Makes signals and standard output and error safe to use for the rest of the process.
 
-    Until `stops_raise` any of `SIGNALS` ends the process at once, with one line and 128 plus its
-    number: an exception that comes out of an import is often turned into another one, or lost.
+    Until `stops_raise` is called, any of `SIGNALS` ends the process at once, with one line and exit
+    code 128 plus its number. An exception would not do: one raised inside an import is often lost
+    or replaced.
 
-    What cannot be written is reported once and otherwise ignored, since what a command does lies in
-    files: a full disk or a closed pipe behind standard output ends no run. Characters that the
-    terminal's encoding lacks are written as backslash and number.
+    A failure to write output is reported once and otherwise ignored, because a command's results
+    are in files. A full disk or a closed pipe behind standard output does not end a run. Characters
+    that the terminal's encoding lacks are written as backslash and number.
 
     Args:
-      parser: The command's `tff_suite.parser.Parser`, if its imports take long: wrong flags and
+      parser: The command's `tff_suite.parser.Parser`, if its imports are slow. Wrong flags and
         `--help` are then answered before them, and the process ends.
     """
     _use_utf8()
@@ -75,7 +76,7 @@ def begin(parser: Any = None) -> None:
 
 
 def _answered_early(parser) -> int | None:
-    """Returns the exit code of a command line that asks for help or is wrong; else `None`."""
+    """Returns the exit code of a command line that requests help or is wrong; else `None`."""
     going_on = -1
 
     @reported
@@ -90,7 +91,7 @@ def _answered_early(parser) -> int | None:
 def reported(main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
     """Decorates a command: help is printed, and errors become one line and an exit code.
 
-    An error that is neither a `FedError` nor the system's is a defect of the suite and let through.
+    Exceptions other than `FedError` and the system's are defects of the suite and pass through.
 
     Args:
       main: Command line without the program's name → exit code.
@@ -121,7 +122,7 @@ def reported(main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
 
 
 def fail(reason: object, code: int) -> int:
-    """Prints an error as one line, with `--verbose` after its traceback; returns the exit code."""
+    """Prints an error as one line, after its traceback with `--verbose`; returns the exit code."""
     if _verbosity > 0 and sys.exc_info()[0] is not None:
         traceback.print_exc()
     print(f"error: {one_line(reason)}", file=sys.stderr)
@@ -140,13 +141,13 @@ def is_quiet() -> bool:
 
 
 def say(text: str) -> None:
-    """Prints a line on what a command is doing, unless it is to be quiet."""
+    """Prints a progress line of a command, unless `--quiet` is set."""
     if not is_quiet():
         print(text, flush=True)
 
 
 def python() -> str:
-    """Returns how to call this interpreter in a command that a user is told to try."""
+    """Returns how to call this interpreter in a command that a message suggests."""
     path = os.path.relpath(sys.executable) if sys.executable else ".."
     return "python" if path.startswith("..") else path
 
@@ -184,26 +185,26 @@ def _short(argument: str) -> str:
 
 
 def handle_stops(handler: Callable[[int, Any], None]) -> dict[int, Any]:
-    """Handles those of `SIGNALS` that are not ignored, as SIGHUP is by `nohup`.
+    """Installs a handler for those `SIGNALS` that are not ignored, as `nohup` ignores SIGHUP.
 
     Returns:
-      What has handled them before, for `restore`.
+      The previous handlers, for `restore`.
     """
     heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heeded}
 
 
 def restore(handlers: dict[int, Any]) -> None:
-    """Handles signals as before; `None` stands for a handler that is not Python's, and stays."""
+    """Restores signal handlers; `None` means a handler that is not Python's, which stays."""
     for number, handler in handlers.items():
         if handler is not None:
             signal.signal(number, handler)
 
 
 def stops_raise() -> None:
-    """Has `SIGNALS` raise `KeyboardInterrupt`; to be called before there is what to clean up.
+    """Makes `SIGNALS` raise `KeyboardInterrupt`; call it before there is anything to clean up.
 
-    A second signal ends the process at once. Does nothing where `begin` was not called or other
+    A second signal ends the process at once. This does nothing if `begin` was not called or other
     handlers have replaced its own.
     """
     if any(signal.getsignal(number) is _end_at_once for number in SIGNALS):
@@ -211,7 +212,7 @@ def stops_raise() -> None:
 
 
 def raise_stop(number: int, _: Any) -> NoReturn:
-    """Handles a signal by a `KeyboardInterrupt`, and the next one by the end of the process."""
+    """Handles a signal by raising `KeyboardInterrupt`; the next one ends the process."""
     if _came:
         _end_at_once(number)
     _came.append(signal.Signals(number))
@@ -219,22 +220,22 @@ def raise_stop(number: int, _: Any) -> NoReturn:
 
 
 def received() -> signal.Signals:
-    """Returns what a `KeyboardInterrupt` came from, when asked for the first time; else Ctrl-C.
+    """Returns the signal behind a `KeyboardInterrupt` on the first call; else Ctrl-C.
 
-    The exception can't say it: Ray replaces it by one of its own.
+    The exception cannot carry it, because Ray replaces the exception.
     """
     return _came.pop() if _came else signal.SIGINT
 
 
 @contextlib.contextmanager
 def errors_without(pattern: str) -> Iterator[None]:
-    """Leaves lines out of standard error within a `with` statement, also those of C++ code.
+    """Removes lines from standard error within a `with` statement, even those of C++ code.
 
-    The lines pass through `sed`, a process of its own: what is printed last arrives however this
-    process ends.
+    The lines pass through a separate process, `sed`. So the last lines arrive regardless of how
+    this process ends.
 
     Args:
-      pattern: What the lines match, as an extended regular expression of POSIX without a slash.
+      pattern: Pattern of the lines, a POSIX extended regular expression without a slash.
     """
     global _errors
     kept = os.dup(2)
@@ -267,7 +268,7 @@ def errors_without(pattern: str) -> Iterator[None]:
 
 
 def one_line(reason: object) -> str:
-    """Returns what an error says as one line, cut where it quotes a file at length."""
+    """Returns an error's message as one line; a long quotation of a file is cut."""
     text = " ".join(str(reason).split())
     return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}..."
 
@@ -275,8 +276,8 @@ def one_line(reason: object) -> str:
 def run(main: Callable[[list[str]], int]) -> NoReturn:
     """Runs a command with the process's arguments and ends the process with its exit code.
 
-    The code is 1 if the command was right but its output could not be written; a reader that
-    closed the pipe (`| head`) is no such failure.
+    The code is 1 if the command succeeded but its output could not be written. A reader that closed
+    the pipe (`| head`) is not an error.
 
     Args:
       main: Command line without the program's name → exit code.
@@ -300,14 +301,14 @@ def _end_at_once(number: int, _=None) -> NoReturn:
 
 
 def _use_utf8():
-    """Starts the process again where paths in UTF-8 cannot be opened, as in an ASCII locale."""
+    """Restarts the process in UTF-8 mode if it cannot open UTF-8 paths, as in an ASCII locale."""
     if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode and sys.executable:
         os.environ["PYTHONUTF8"] = "1"  # For processes that this one starts.
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def _open_what_is_closed():
-    """Keeps the next files that are opened from taking the place of a closed standard stream."""
+    """Opens closed standard streams, so that the next opened file does not take their place."""
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(descriptor)
@@ -320,10 +321,10 @@ def _open_what_is_closed():
 
 
 class _Output:
-    """A text stream that says once that it cannot be written, and then takes whatever comes.
+    """A text stream that reports its first write error, and then accepts and drops everything.
 
     Attributes:
-      lost: Whether something could not be written, for another reason than a closed pipe.
+      lost: Whether something could not be written, except because of a closed pipe.
     """
 
     def __init__(self, stream, descriptor):

@@ -1,12 +1,12 @@
-"""What differs between the two stacks that the suite runs on, and their private modules.
+"""The differences between the two stacks that the suite runs on, and their private modules.
 
-  * published: TensorFlow 2.14 with Keras 2 inside, as TFF 0.87 was published with.
+  * published: TensorFlow 2.14 with its built-in Keras 2, the stack with which TFF 0.87 was
+    published.
   * current: TensorFlow 2.21 with tf-keras, its package of Keras 2.
 
 Importing this module selects Keras 2 as `tf.keras` and prepares the later import of TFF and of
-TensorFlow Privacy. It imports none of them. It is imported with `tff_suite.imports`, so `import
-tff_algos` (or `tasks`, `simulation`) must come before a program's own `import
-tensorflow_federated`.
+TensorFlow Privacy, but imports neither. `tff_suite.imports` imports it. So `import tff_algos` (or
+`tasks`, `simulation`) must come before a program's own `import tensorflow_federated`.
 """
 
 import contextlib
@@ -100,7 +100,7 @@ TFFS_JAX = "tensorflow_federated.python.core.environments.jax"
 
 
 def __getattr__(name: str) -> Any:
-    """Returns a private module of `_PRIVATE`, which is imported here when it is first used."""
+    """Returns a private module of `_PRIVATE`, imported on first use."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = importlib.import_module(_PLACES[name])
@@ -121,7 +121,7 @@ def stack() -> str:
 
 
 def packages() -> tuple[str, ...]:
-    """Returns the names of the packages whose versions decide a run's numbers."""
+    """Returns the names of the packages whose versions affect a run's numbers."""
     keras = "keras" if stack() == PUBLISHED else "tf-keras"
     return "tensorflow", "tensorflow-federated", "numpy", keras
 
@@ -149,7 +149,7 @@ KERAS_3 = (
 
 
 def is_keras_3(model: Any) -> bool:
-    """Returns whether a model is one of Keras 3, which the suite cannot use."""
+    """Returns whether a model is a Keras 3 model, which the suite cannot use."""
     keras = sys.modules.get("keras")
     if keras is None or stack() == PUBLISHED:
         return False
@@ -181,11 +181,12 @@ def _without_new_settings(config):
 
 
 def for_both_stacks(content: bytes) -> bytes:
-    """Returns a file of Keras's, `.keras` or `.weights.h5`, as one that both stacks load.
+    """Returns a version of a Keras file, `.keras` or `.weights.h5`, that both stacks load.
 
-    The stacks hold a model's layers under different names, and name the package of some classes
-    differently. Here the weights have both names, as links in the file, and the classes those of
-    the published stack, which the current one understands. Other files stay as they are.
+    The stacks store a model's layers under different names, and name the package of some classes
+    differently. The returned file has the weights under both names, as links. Its classes have the
+    names of the published stack, which the current one understands. Other files are returned
+    unchanged.
     """
     if zipfile.is_zipfile(io.BytesIO(content)):
         made = io.BytesIO()
@@ -216,7 +217,7 @@ def for_both_stacks(content: bytes) -> bytes:
 
 
 def _select_keras_2():
-    """Makes `tf.keras` Keras 2, even if TensorFlow was imported, or its Keras 3 used, before."""
+    """Makes `tf.keras` Keras 2, even after TensorFlow was imported or its Keras 3 used."""
     # Read when a name of `tf.keras` is used for the first time. Nothing here works with Keras 3.
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     tf = sys.modules.get("tensorflow")
@@ -240,12 +241,12 @@ def _select_keras_2():
 
 
 def flat(function: Any) -> Callable:
-    """Returns what calls a concrete function's inner one: flat tensors → list of flat tensors."""
+    """Returns a concrete function's inner call: flat tensors → list of flat tensors."""
     return getattr(function, "call_flat", function)
 
 
 def is_about_a_tensors_value(error: Exception) -> bool:
-    """Returns whether code took a tensor that has no value yet for a number or a variable.
+    """Returns whether an error arose from using a symbolic tensor as a number or a variable.
 
     Keras 2's own layers that do so fail differently on the two stacks.
     """
@@ -273,10 +274,10 @@ _NOISE = (
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps TensorFlow's lines of information off standard error, within a `with` statement.
+    """Keeps TensorFlow's information lines off standard error, within a `with` statement.
 
-    Does so only if `TF_CPP_MIN_LOG_LEVEL` asks TensorFlow to leave them out; TensorFlow 2.21 prints
-    some before it reads that. All other lines pass.
+    It applies only if `TF_CPP_MIN_LOG_LEVEL` requests that; TensorFlow 2.21 prints some lines
+    before it reads the variable. All other lines pass.
     """
     wanted = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0") in ("", "0")
     if wanted or stack() == PUBLISHED or "tensorflow" in sys.modules:
@@ -298,7 +299,7 @@ def numpy_1(module: str) -> str:
 
 
 class _Around(importlib.machinery.SourceFileLoader):
-    """Loads a package within a context."""
+    """A loader that loads a package within a context."""
 
     def __init__(self, name, path, context):
         super().__init__(name, path)
@@ -315,7 +316,7 @@ class _Around(importlib.machinery.SourceFileLoader):
 
 
 class _Finder:
-    """Finds the packages that have to be loaded within a context."""
+    """Finds the packages that must be loaded within a context."""
 
     def __init__(self):
         self.contexts = {}
@@ -333,7 +334,7 @@ _finder = _Finder()
 
 
 def load_within(name: str, context: Callable[[types.ModuleType], Any]) -> None:
-    """Has a package loaded within a context whenever it is imported, by whom it may be.
+    """Makes every import of a package run within a context, even imports by other packages.
 
     Args:
       name: The package's name.
@@ -346,9 +347,10 @@ def load_within(name: str, context: Callable[[types.ModuleType], Any]) -> None:
 
 @contextlib.contextmanager
 def _privacy_without_estimators(package):
-    """Gives TensorFlow Privacy its queries only, where TensorFlow has no estimators.
+    """Loads only TensorFlow Privacy's queries if TensorFlow has no estimators.
 
-    Its release 0.9 imports estimators with everything else, though no query needs them.
+    Its release 0.9 imports estimators along with everything else, although queries do not need
+    them.
     """
     if stack() == PUBLISHED:
         yield

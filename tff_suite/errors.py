@@ -1,11 +1,11 @@
-"""What a user can cause."""
+"""The base class of errors that a user can cause."""
 
 
 class FedError(Exception):
-    """Something that a user can cause and put right; its text is one line that says how.
+    """An error that a user can cause and fix; its message is one line that says how.
 
-    Every other exception that leaves the suite is a defect of it. A command prints the line and
-    ends; a program that catches this class catches them all.
+    Every other exception that leaves the suite is a defect of the suite. A command prints the line
+    and ends; a program that catches this class catches all of them.
 
     Attributes:
       exit_code: Exit code of a command that it ends; docs/exit_codes.md lists them.

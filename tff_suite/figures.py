@@ -1,9 +1,9 @@
-"""The one look of all figures, and how they are written: PNG for reading, PDF for print.
+"""The common look of all figures, and how they are written: PNG for reading, PDF for print.
 
-A legend stands beside the panels, and `fit` gives a figure the size at which its panels keep
-theirs, whatever stands around them: long words are broken into lines, and nothing leaves the
-canvas. For a column of a paper `fit` takes the figure's width instead; the legend then stands below
-the panels.
+A legend stands beside the panels. `fit` sizes a figure so that its panels keep their size
+regardless of what surrounds them. Long texts are broken into lines, and nothing leaves the canvas.
+For a column of a paper, `fit` takes the figure's width instead; the legend then stands below the
+panels.
 """
 
 import contextlib
@@ -64,12 +64,12 @@ _STYLE = {
 
 
 def width(place: int, number: int) -> float:
-    """Returns the width of a line in points: the first lies below and is widest, so it shows."""
+    """Returns the width of a line in points; lower lines are wider, so that they stay visible."""
     return 2.6 - 1.4 * place / max(1, number - 1)
 
 
 def sparse(place: int, number: int, points: int) -> tuple[int, int]:
-    """Returns which points of a line bear its mark (`markevery`), others than its neighbours'."""
+    """Returns the points of a line that get a mark (`markevery`), unlike its neighbours'."""
     step = max(1, points // 6)
     return place * step // number % step, step
 
@@ -106,7 +106,7 @@ def panels(
 
 
 def grid(number: int, columns: int = 3, **kwargs: Any) -> tuple[Figure, list[Axes]]:
-    """Makes a figure of as many panels, so many side by side at most; see `panels`."""
+    """Makes a figure with `number` panels, at most `columns` side by side; see `panels`."""
     columns = min(number, columns)
     figure, axes = panels(columns, -(-number // columns), **kwargs)
     for unused in axes.flat[number:]:
@@ -116,25 +116,25 @@ def grid(number: int, columns: int = 3, **kwargs: Any) -> tuple[Figure, list[Axe
 
 @contextlib.contextmanager
 def look() -> Iterator[None]:
-    """Draws in the common look within a `with` statement, or as `@look()` within a function."""
+    """Draws in the common look within a `with` statement, or in a function under `@look()`."""
     with matplotlib.rc_context(_STYLE):
         yield
 
 
 def colour(place: int) -> str:
-    """Returns the colour of the client (the class, the setting) at a place, from 0."""
+    """Returns the colour of the client (the class, the setting) at a position, from 0."""
     shades = list(palette.COLOURS.values())
     return shades[(place + 1) % len(shades)]
 
 
 def whole_numbers(axis: Any) -> None:
-    """Lets an axis have its ticks at whole numbers, with a comma between thousands."""
+    """Puts an axis's ticks at whole numbers, with a comma between thousands."""
     axis.set_major_locator(ticker.MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     axis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
 
 
 def ticks_at(axis: Any, values: Sequence[float]) -> None:
-    """Lets an axis have its ticks at given values alone."""
+    """Puts an axis's ticks at the given values only."""
     axis.set_major_locator(ticker.FixedLocator(list(values)))
     axis.set_major_formatter(ticker.FixedFormatter([f"{value:g}" for value in values]))
     axis.set_minor_locator(ticker.NullLocator())
@@ -157,7 +157,7 @@ def bar(label: str) -> Line2D:
 
 
 def note(text: str) -> Line2D:
-    """Returns an entry of a legend that is words alone."""
+    """Returns an entry of a legend that consists of text alone."""
     return Line2D([], [], ls="none", marker="", label=text)
 
 
@@ -171,11 +171,11 @@ _BESIDE = [
 
 
 def label_points(axes: Axes, labels: Sequence[tuple[str, tuple[float, float], str]]) -> None:
-    """Writes words beside points of a panel that is laid out, off its lines, marks and each other.
+    """Labels points of a laid-out panel, avoiding its lines, its marks and the other labels.
 
     Args:
       axes: The panel.
-      labels: Words, the point in the panel's own numbers, and a colour.
+      labels: For each point its text, its position in the panel's data coordinates, and a colour.
     """
     with look():
         renderer = axes.figure._get_renderer()
@@ -217,7 +217,7 @@ def legend(figure: Figure, further: Sequence[Any] = ()) -> None:
 
     Args:
       figure: The figure.
-      further: Entries of their own, below the others.
+      further: Additional entries, below the others.
     """
     entries = {}
     for axes in figure.axes:
@@ -240,7 +240,7 @@ def _place_legend(figure, where, inches, columns) -> None:
 
 
 def _legend_below(figure, width_) -> None:
-    """Puts the legend below the panels, in as many columns as the width has room for."""
+    """Puts the legend below the panels, in as many columns as fit the width."""
     # Of an entry the line and what is around it take this much.
     beside = (_STYLE["legend.handlelength"] + 3) * TEXT / 72
     font = font_manager.FontProperties(family=matplotlib.rcParams["font.family"], size=TEXT)
@@ -251,23 +251,23 @@ def _legend_below(figure, width_) -> None:
 
 
 def broken(name: str) -> str:
-    """Returns the name of a row broken into lines that leave room for a panel beside it."""
+    """Returns the name of a row, broken into lines so that it fits beside a panel."""
     return _wrap(name, _LEGEND_INCHES, TEXT)
 
 
 def fit(figure: Figure, width: float | None = None) -> Figure:
-    """Breaks long titles and labels into lines, and sizes a figure so that panels have their size.
+    """Breaks long titles and labels into lines, and sizes a figure so that panels keep their size.
 
     Args:
       figure: The figure.
-      width: Its width in inches, for a place of that width in a paper: panels take what there is,
-        in the same proportions, and the figure's title is left to the caption.
+      width: Width of the figure in inches, for a column of a paper. Panels then share that width in
+        their usual proportions, and the figure's title is left to the caption.
 
     Returns:
       The figure.
 
     Raises:
-      ValueError: If something that is drawn leaves the panels no room.
+      ValueError: If something drawn leaves no space for the panels.
     """
     if width is not None:
         return _placed(figure, width)
@@ -298,7 +298,7 @@ def fit(figure: Figure, width: float | None = None) -> Figure:
 
 
 def _placed(figure, width_) -> Figure:
-    """Sizes a figure for a place of so many inches."""
+    """Sizes a figure for a column of `width_` inches."""
     panels_ = [axes for axes in figure.axes if not _is_bar(axes)]
     rows, columns = panels_[0].get_subplotspec().get_gridspec().get_geometry()
     with look(), _must_be_laid_out():
@@ -336,7 +336,7 @@ def _placed(figure, width_) -> Figure:
 
 
 def _size(figure, shape, inner) -> None:
-    """Sizes a figure of so many columns and rows so that each panel has so many inches."""
+    """Sizes a figure of `shape` columns and rows so that each panel has `inner` inches."""
     for _ in range(4):
         figure.draw_without_rendering()
         boxes = [axes.get_window_extent() for axes in figure.axes if not _is_bar(axes)]
@@ -353,14 +353,14 @@ def _size(figure, shape, inner) -> None:
 
 @contextlib.contextmanager
 def _must_be_laid_out():
-    """Makes an error of matplotlib's warning that it has given up laying a figure out."""
+    """Turns matplotlib's warning that it could not lay out a figure into an error."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "constrained_layout not applied")
         try:
             yield
         except UserWarning as e:
             raise ValueError(
-                "What is drawn leaves the panels no room: something in it lies far off them."
+                "The figure leaves no space for its panels: something in it is far outside them."
             ) from e
 
 
@@ -374,7 +374,7 @@ def _unwrap_words(axes):
 
 
 def _wrap_words(axes, wide, high):
-    """Breaks the words around a panel of so many inches into lines."""
+    """Breaks the texts around a panel of `wide` by `high` inches into lines."""
     for title in (axes.title, axes._left_title, axes._right_title):
         _wrap_text(title, wide)
     _wrap_text(axes.xaxis.label, wide)
@@ -386,7 +386,7 @@ def _wrap_text(text, inches):
 
 
 def _wrap(text: str, inches: float, size: float) -> str:
-    """Breaks a text into lines of at most so many inches, within words where one is longer."""
+    """Breaks a text into lines of at most `inches`, splitting words that are longer."""
     font = font_manager.FontProperties(family=matplotlib.rcParams["font.family"], size=size)
     return "\n".join(
         line
@@ -430,12 +430,12 @@ def save(
     endings: Sequence[str] = (".png", ".pdf"),
     width: float | None = None,
 ) -> list[str]:
-    """Fits a figure, writes it, by default as PNG and as PDF, and closes it.
+    """Fits a figure, writes it (by default as PNG and as PDF), and closes it.
 
     Args:
       figure: The figure.
-      output: Path of either file, or of both without an ending; missing folders are made.
-      endings: The forms to write.
+      output: Path of one file, or of both without an ending; missing folders are created.
+      endings: The formats to write.
       width: As for `fit`.
 
     Returns:

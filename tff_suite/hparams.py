@@ -1,8 +1,8 @@
-"""A named setting with type, default, range and source: what a user may choose.
+"""A named setting with type, default, range and source, for the user to choose.
 
 Methods (`tff_algos.registry`) and tasks (`tasks.registry`) declare their settings as data with this
-one class, so that flags can be defined, checked and explained before TensorFlow is imported, and
-the Python interface (`tff_algos.build`, `tasks.load`) applies the very same defaults and checks.
+one class. So flags are defined, checked and explained before TensorFlow is imported. The Python
+interface (`tff_algos.build`, `tasks.load`) applies the same defaults and checks.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ MAX_SEED = 2**32 - 1
 
 
 class HparamError(FedError, ValueError):
-    """A setting that is unknown, of the wrong type or out of range; the text is one line."""
+    """A setting that is unknown, of the wrong type or out of range; the message is one line."""
 
     exit_code = 2
 
 
 class _NotUsed:
-    """The default of a setting that means nothing beside the others; it must not be set then."""
+    """The default of a setting that is not used with the others; it must not be set then."""
 
     def __repr__(self) -> str:
         return "NOT_USED"
@@ -40,13 +40,13 @@ NOT_USED = _NotUsed()
 class By:
     """A default that depends on another setting of the same owner.
 
-    `By("partition", {"dirichlet": 0.01})` is 0.01 with `partition=dirichlet`; beside any other
-    partition the setting is not used: it is `None`, and setting it is refused.
-    `By("profile", {"paper": 0, "released": 6})` has a default in every case.
+    `By("partition", {"dirichlet": 0.01})` is 0.01 with `partition=dirichlet`. With any other
+    partition the setting is not used: it is `None`, and setting it is an error. `By("profile",
+    {"paper": 0, "released": 6})` has a default in every case.
 
     Attributes:
       setting: Name of the other setting.
-      cases: Its values, and the default with each; `NOT_USED` where the setting means nothing.
+      cases: Its values, and the default with each; `NOT_USED` if the setting is not used with it.
       otherwise: The default with its other values.
     """
 
@@ -55,15 +55,15 @@ class By:
     otherwise: Any = NOT_USED
 
     def of(self, value: Value) -> Any:
-        """Returns the default beside a value of the other setting."""
+        """Returns the default for a value of the other setting."""
         return self.cases.get(value, self.otherwise)
 
     def values(self) -> list[Value]:
-        """Returns the defaults that there are."""
+        """Returns the possible defaults."""
         return [v for v in (*self.cases.values(), self.otherwise) if v is not NOT_USED]
 
     def describe(self) -> str:
-        """Returns the defaults and their conditions in words."""
+        """Returns a description of the defaults and their conditions."""
         cases: dict[Any, list[Value]] = {}
         for case, default in self.cases.items():
             cases.setdefault(default, []).append(case)
@@ -92,10 +92,10 @@ class Hparam:
     """One setting.
 
     Attributes:
-      name: Python name of the setting, e.g. `beta1`; `lambda_` where that is a keyword of Python.
-      default: Value in force where the user gives none, or a `By` if it depends on another setting.
-        `None` means "not set" and is only for settings whose absence has a meaning of its own,
-        which `help` must state.
+      name: Python name of the setting, e.g. `beta1`; `lambda_` for a name that is a Python keyword.
+      default: Value in force if the user gives none, or a `By` if it depends on another setting.
+        `None` means "not set". It is only for settings whose absence has its own meaning, which
+        `help` must state.
       help: One or two sentences; names the symbol of the paper.
       source: Where the default comes from (paper and table, reference code, or "choice").
       type: `bool`, `int`, `float` or `str`; taken from the default unless that is `None`.
@@ -105,10 +105,10 @@ class Hparam:
       exclusive_minimum: Whether `minimum` itself is out of range.
       exclusive_maximum: Whether `maximum` itself is out of range.
       choices: The values allowed, for a `str`.
-      flag: Name of the flag; `None` means `<owner>_<name>`, without an underscore at the end that
-        keeps the name from being a keyword. Owners that share a flag (the FedOpt methods share
+      flag: Name of the flag; `None` means `<owner>_<name>`, without the trailing underscore of
+        names such as `lambda_`. Owners that share a flag (the FedOpt methods share
         `--fedopt_variant`) give the same name and must agree in everything else.
-      word: A text that may stand in place of a number.
+      word: A text that is allowed instead of a number.
     """
 
     name: str
@@ -133,11 +133,11 @@ class Hparam:
             object.__setattr__(self, "type", types.pop())
 
     def describe_default(self) -> str:
-        """Returns the default in words, with its conditions."""
+        """Returns a description of the default, with its conditions."""
         return self.default.describe() if isinstance(self.default, By) else _shown(self.default)
 
     def is_used(self, settings: Mapping[str, Value]) -> bool:
-        """Returns whether the setting means something beside the owner's other settings."""
+        """Returns whether the setting is used with the owner's other settings."""
         by = self.default
         return not isinstance(by, By) or by.of(settings[by.setting]) is not NOT_USED
 
@@ -146,7 +146,7 @@ class Hparam:
         return self.flag or f"{owner}_{self.name.removesuffix('_')}"
 
     def describe_range(self) -> str:
-        """Returns the values allowed in words, e.g. `in [0, 1)`; empty if anything goes."""
+        """Returns a description of the allowed values, e.g. `in [0, 1)`; empty for any value."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         if self.minimum is None and self.maximum is None:
@@ -167,7 +167,7 @@ class Hparam:
 
         Args:
           value: The value to check.
-          label: How to call the setting in an error, e.g. `--fedadam_beta1`; the name by default.
+          label: Name of the setting in an error, e.g. `--fedadam_beta1`; by default `name`.
 
         Raises:
           HparamError: If the type is wrong or the value is out of range.
@@ -218,7 +218,7 @@ def _short(text: str) -> str:
 
 
 def _check_text(value: str, label: str) -> None:
-    """Refuses what neither a path nor a JSON file can hold."""
+    """Refuses text that neither a path nor a JSON file can hold."""
     try:
         value.encode()
     except UnicodeEncodeError as e:
@@ -231,15 +231,15 @@ def resolve(owner: str, hparams: Sequence[Hparam], given: Mapping[str, Any]) -> 
     """Returns all settings of `owner`: those `given`, checked, and defaults for the rest.
 
     Args:
-      owner: Name of the method or task, for error texts.
-      hparams: What the owner declares.
-      given: Setting name to value; `None` is a setting that is not given.
+      owner: Name of the method or task, for error messages.
+      hparams: The owner's settings.
+      given: Setting name → value; `None` means not given.
 
     Returns:
-      Setting name to value; `None` for a setting that is not used beside the others.
+      Setting name → value; `None` for a setting that is not used with the others.
 
     Raises:
-      HparamError: If a name is unknown, a value is refused, or a setting is given that is not used.
+      HparamError: If a name is unknown, a value is refused, or a given setting is not used.
     """
     known = {h.name: h for h in hparams}
     for name in given:

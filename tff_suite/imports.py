@@ -1,4 +1,4 @@
-"""Imports TensorFlow and TFF when they are used, in half the time that they take."""
+"""Imports TensorFlow and TFF when they are first used, in half the usual time."""
 
 import atexit
 import contextlib
@@ -32,7 +32,7 @@ _POSTPONED_WITH_KERAS_2_APART = ("keras",)
 
 
 def _check_names():
-    """Refuses a module of a user's that hides one of the suite's packages from the others.
+    """Refuses a user's module that hides one of the suite's packages.
 
     Raises:
       ImportError: One line that names the file.
@@ -52,10 +52,10 @@ _check_names()
 
 
 class _Postponed(types.ModuleType):
-    """Stands for a module, or for a name in one, until it is used.
+    """Replaces a module, or a name in one, until it is used.
 
-    While TFF is imported a name of it is another of these, which is all that an annotation or
-    `from ... import` asks for.
+    While TFF is being imported, each of its names is another `_Postponed`. That is enough for
+    annotations and for `from ... import`.
     """
 
     standing_in = True  # For all of them: whether TFF is being imported.
@@ -76,7 +76,7 @@ class _Postponed(types.ModuleType):
 
 @contextlib.contextmanager
 def _postponed():
-    """Puts something in the place of the modules that are not needed, within a `with` statement."""
+    """Replaces modules that are not needed, within a `with` statement."""
     names = [*_POSTPONED]
     if compat.stack() == compat.CURRENT:
         names += _POSTPONED_WITH_KERAS_2_APART
@@ -92,7 +92,7 @@ def _postponed():
 
 @contextlib.contextmanager
 def _uncollected():
-    """Keeps what is made within a `with` statement from the garbage collector permanently."""
+    """Hides objects created within a `with` statement from the garbage collector for good."""
     with memory.without_collection():
         yield
         gc.freeze()
@@ -109,13 +109,16 @@ compat.load_within("tensorflow_federated", _light)
 
 
 def import_tensorflow() -> None:
-    """Imports TensorFlow and TFF without what is not used here, and without garbage collection.
+    """Imports TensorFlow and TFF without their unused parts, and without garbage collection.
 
-    Modules for other features (JAX, pandas, differential privacy) are imported when they are first
-    used. Of the hundreds of thousands of objects that live as long as the process, the collector
-    would look through all again and again while they are made, a third of the time of the imports,
-    and later whenever it is asked for what is no longer in use. Does nothing if TFF was imported
-    before.
+    Modules for other features (JAX, pandas, differential privacy) are imported on first use.
+
+    The imports create hundreds of thousands of objects that live as long as the process. The
+    garbage collector would scan all of them repeatedly meanwhile, which takes a third of the import
+    time, and again in every later collection. So it is paused, and these objects are hidden from
+    it.
+
+    The function does nothing if TFF was already imported.
     """
     if "tensorflow_federated" in sys.modules:
         return
@@ -126,11 +129,11 @@ def import_tensorflow() -> None:
 
 @atexit.register
 def forget_tffs_own_context() -> None:
-    """Replaces TFF's default context, so that computations fail outside of an installed runtime.
+    """Replaces TFF's default context, so that computations fail without an installed runtime.
 
-    TFF sets a default context when it is imported. Its destructor fails, with a traceback, at the
-    very end of a process, so every process that imports the suite calls this before. Does nothing
-    if TFF was not imported.
+    TFF sets a default context when it is imported. The context's destructor fails, with a
+    traceback, at the very end of a process, so every process that imports the suite calls this
+    function first. It does nothing if TFF was not imported.
     """
     if "tensorflow_federated" not in sys.modules:
         return
@@ -142,7 +145,7 @@ def forget_tffs_own_context() -> None:
 
 
 class _WhenUsed(types.ModuleType):
-    """Stands for TensorFlow or TFF in the modules that were imported within `when_used`."""
+    """Replaces TensorFlow or TFF in modules that were imported within `when_used`."""
 
     importing = True  # Whether `when_used` has still to end.
 
@@ -163,13 +166,13 @@ class _WhenUsed(types.ModuleType):
 
 @contextlib.contextmanager
 def when_used() -> Iterator[None]:
-    """Lets modules say `import tensorflow as tf` without importing it, within a `with` statement.
+    """Lets modules write `import tensorflow as tf` without importing it, within a `with` statement.
 
-    A module that is imported there gets an object in TensorFlow's place (TFF's likewise) which
-    imports both when the first of its names is used. Modules must not use a name while they are
-    imported: no base class, decorator, default value or alias of TensorFlow's at their top level,
-    and annotations must be postponed (`from __future__ import annotations`). Where TensorFlow is
-    imported already, or by modules outside, it is TensorFlow itself.
+    A module that is imported inside gets a substitute for TensorFlow, and one for TFF. The
+    substitute imports both when the first of its names is used. Modules must not use a name while
+    they are imported: no base class, decorator, default value or alias from TensorFlow at their top
+    level. Annotations must be postponed (`from __future__ import annotations`). If TensorFlow is
+    already imported, modules get TensorFlow itself, as do modules imported outside.
 
     Raises:
       ImportError: If a module uses a name at its top level.
@@ -186,14 +189,14 @@ def when_used() -> Iterator[None]:
 
 
 def modules_of_ones_own(names: Iterable[str], flag: str = "--import") -> None:
-    """Imports modules that a flag names, also those that lie in the working folder.
+    """Imports modules that a flag names, including those in the working folder.
 
     Args:
       names: Names of modules; those of `--import` register methods or tasks.
-      flag: The flag, for error texts.
+      flag: The flag, for error messages.
 
     Raises:
-      HparamError: If one cannot be imported, whatever it raises.
+      HparamError: If one cannot be imported, for any reason.
     """
     for name in names:
         if os.getcwd() not in sys.path:

@@ -1,4 +1,4 @@
-"""Refuses what would not fit into memory before any of it is allocated; pauses its collector."""
+"""Refuses data that would not fit into memory before allocating any; pauses garbage collection."""
 
 import contextlib
 import gc
@@ -17,12 +17,12 @@ _OWN_CGROUPS = pathlib.Path("/proc/self/cgroup")
 
 
 def require(num_bytes: float, what: str, advice: str) -> None:
-    """Checks that so much memory is free.
+    """Checks that enough memory is free.
 
     Args:
-      num_bytes: Bytes that are about to be allocated, or fewer.
-      what: What for.
-      advice: What the user may do about it.
+      num_bytes: Bytes about to be allocated, or a lower bound.
+      what: Description of their purpose.
+      advice: What the user can do about it.
 
     Raises:
       HparamError: If less is free on this machine, or in this process's control groups.
@@ -38,10 +38,10 @@ def require(num_bytes: float, what: str, advice: str) -> None:
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Pauses the garbage collector, within a `with` statement or a function decorated with it.
+    """Pauses the garbage collector, within a `with` statement or a decorated function.
 
-    A graph of TensorFlow's is thousands of objects that stay. While it is made the collector would
-    look through all of them again and again, which takes a sixth of the time.
+    A TensorFlow graph consists of thousands of objects that stay alive. While it is built, the
+    collector would scan all of them repeatedly, which takes a sixth of the time.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -53,7 +53,7 @@ def without_collection() -> Iterator[None]:
 
 
 def gib(num_bytes: float) -> str:
-    """Returns a number of bytes in words."""
+    """Returns a number of bytes as readable text."""
     return f"{num_bytes / 2**30:,.1f} GiB"
 
 
@@ -61,7 +61,7 @@ def size_of(shape: Iterable[int | None], dtype: Any) -> int:
     """Returns the bytes of an array that need not exist.
 
     Args:
-      shape: Its shape; a dimension that is unknown (`None`) counts as 1.
+      shape: Its shape; an unknown dimension (`None`) is taken as 1.
       dtype: Its type, of NumPy or TensorFlow.
     """
     numbers = math.prod(1 if length is None else operator.index(length) for length in shape)
@@ -71,8 +71,8 @@ def size_of(shape: Iterable[int | None], dtype: Any) -> int:
 def nbytes(structure: Any) -> int:
     """Returns the bytes of all arrays in a structure of mappings, lists and tuples.
 
-    What has a shape and a dtype is an array: of NumPy, a tensor, a `tf.TensorSpec`, and what is
-    only made when it is needed. All else (`None`, a number of Python) counts as nothing.
+    An array is anything with a shape and a dtype: of NumPy, a tensor, a `tf.TensorSpec`, or an
+    array that is only made on access. Everything else (`None`, a Python number) has size 0.
     """
     if isinstance(structure, Mapping):
         return sum(map(nbytes, structure.values()))
@@ -84,9 +84,9 @@ def nbytes(structure: Any) -> int:
 
 
 def available() -> int:
-    """Returns how many bytes this process may still allocate.
+    """Returns how many bytes this process can still allocate.
 
-    Swap space counts, and so does what the kernel holds of files and would give up.
+    This includes swap space, and the kernel's file cache that it would give up.
     """
     import psutil
 
@@ -99,10 +99,10 @@ def available() -> int:
 
 
 def _free_in_groups() -> Iterator[int]:
-    """Yields what is free in this process's control groups that have a limit.
+    """Yields the free memory of each of this process's control groups that has a limit.
 
-    Both versions of control groups, the group itself and those that it is in. In a container the
-    path may be that of the machine outside, and the group lies at the root.
+    It covers both versions of control groups, and the group itself with its parents. In a container
+    the path may be that of the host, and the group is at the root.
     """
     names = {
         "": ("memory.max", "memory.current", ""),

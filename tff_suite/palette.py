@@ -1,4 +1,4 @@
-"""Colours and line styles of figures by name, for whatever declares how it is drawn."""
+"""Colours and line styles of figures by name, for methods and others that declare their look."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def check(owner: str, look: tuple[str, str]) -> None:
     """Refuses a look that is not a name of `COLOURS` and one of `LINES`.
 
     Args:
-      owner: What declares it, for the error.
+      owner: Name of the part that declares it, for the error.
       look: Colour and line style.
 
     Raises:

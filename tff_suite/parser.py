@@ -48,13 +48,13 @@ class Flag(NamedTuple):
 
     Attributes:
       name: Name without dashes.
-      hparam: Type, default, range and help. Its help is blank for a flag that no help shows.
-      form: `one` value; a `list` of texts, separated by commas; or `repeated`, a list of all that
-        the flag is given.
+      hparam: Type, default, range and help. A blank help hides the flag from every help page.
+      form: `one` value; a `list` of texts, separated by commas; or `repeated`, a list of all values
+        given.
       is_common: Whether `--help` shows it; `--helpfull` shows every flag.
       is_required: Whether it must be given.
-      is_path: Whether `~` at its start is the home folder.
-      section: Title under which the help has it.
+      is_path: Whether `~` at its start means the home folder.
+      section: Title of its section in the help.
     """
 
     name: str
@@ -71,10 +71,10 @@ class Positional(NamedTuple):
 
     Attributes:
       name: Name in the result.
-      help: What it is.
-      choices: What it may be; anything if empty.
+      help: Its description.
+      choices: The allowed values; anything if empty.
       is_many: Whether it takes all arguments that follow.
-      is_required: Whether there must be one.
+      is_required: Whether it must be given.
     """
 
     name: str
@@ -91,8 +91,8 @@ class Parser:
         """Initialises for a command without flags.
 
         Args:
-          text: The docstring of the command's module. Its first paragraph and the first indented
-            block, which holds examples, are the head of every help.
+          text: The docstring of the command's module. Its first paragraph and its first indented
+            block, the examples, start every help.
         """
         self.summary, self.examples, self.details = _parts(text)
         self.flags: dict[str, Flag] = {}
@@ -114,14 +114,14 @@ class Parser:
 
         Args:
           name: Name without dashes.
-          default: Value in force where the flag is not given.
-          help: One or two sentences; without them no help shows the flag.
-          form: See `Flag`; also for the arguments that follow.
+          default: Value in force if the flag is not given.
+          help: One or two sentences; an empty text hides the flag from every help page.
+          form: See `Flag`.
           common: See `Flag.is_common`.
           required: See `Flag.is_required`.
           path: See `Flag.is_path`.
-          **limits: `type`, `minimum`, `choices` and the like, as of `Hparam`; the type of a flag
-            without a default is `str` unless it is given.
+          **limits: Fields of `Hparam` such as `type`, `minimum` and `choices`; the type of a flag
+            without a default is `str` unless given.
         """
         if default is None or form != "one":
             limits.setdefault("type", str)
@@ -129,7 +129,7 @@ class Parser:
         self.add(Flag(name, hparam, form, common, required, path))
 
     def add(self, flag: Flag) -> None:
-        """Adds a flag that is declared elsewhere."""
+        """Adds a flag that was declared elsewhere."""
         self.flags[flag.name] = flag
 
     def positional(
@@ -151,13 +151,13 @@ class Parser:
           arguments: The arguments, without the program's name. `--flagfile=` is expanded.
 
         Returns:
-          Name → value of every flag and positional argument, as attributes: of those that are not
-          given the default (an empty list for `repeated` and `many`). `given` is the set of the
-          flags that are.
+          Name → value of every flag and positional argument, as attributes. Arguments that are not
+          given have their default, or an empty list for `repeated` and `many`. `given` is the set
+          of flags that were given.
 
         Raises:
-          HparamError: If anything is wrong; the text is one line.
-          command_line.Answered: If help or the version is asked for.
+          HparamError: If anything is wrong; the message is one line.
+          command_line.Answered: If the command line requests help or the version.
         """
         given, rest = self.read(arguments)
         values = {flag.name: self._default(flag) for flag in self.flags.values()}
@@ -175,11 +175,11 @@ class Parser:
           arguments: As for `parse`.
 
         Returns:
-          Flag → value of those that are given, and the arguments that are no flags.
+          Flag → value of those that are given, and the positional arguments.
 
         Raises:
           HparamError: If a flag is unknown or its value refused.
-          command_line.Answered: If help or the version is asked for.
+          command_line.Answered: If the command line requests help or the version.
         """
         arguments = expand_flagfiles(arguments)
         values = absl_flags.FlagValues()
@@ -207,7 +207,7 @@ class Parser:
         return given, rest
 
     def unknown(self, name: str, arguments: Sequence[str]) -> str:
-        """Returns what to say of a flag that does not exist, with the likeliest one meant."""
+        """Returns the message about an unknown flag, with the most likely intended one."""
         del arguments
         return said_of_unknown("flag", name, [*self.flags, *(c[0] for c in _COMMON)], "--")
 
@@ -226,12 +226,12 @@ class Parser:
         return "\n\n".join([*parts, *self.sections(full), *self.tail(full)])
 
     def head(self) -> str:
-        """Returns the summary and the examples, with which every help begins."""
+        """Returns the summary and the examples, which start every help."""
         examples = textwrap.indent(self.examples, "  ")
         return f"{self.summary}\n\n{'Examples' if chr(10) in examples else 'Example'}:\n{examples}"
 
     def sections(self, full: bool) -> list[str]:
-        """Returns the flags under their titles; those of `--help`, or all if it is the `full`."""
+        """Returns the flags under their titles: those of `--help`, or all if `full`."""
         lines: dict[str, list[str]] = {}
         for flag in self.flags.values():
             if flag.hparam.help and (full or flag.is_common):
@@ -239,7 +239,7 @@ class Parser:
         return ["\n".join([title, *some]) for title, some in lines.items()]
 
     def tail(self, full: bool) -> list[str]:
-        """Returns the flags of every command, and the rest of the docstring of a `full` help."""
+        """Returns the flags that all commands share, and, if `full`, the rest of the docstring."""
         common = []
         for name, short, text in _COMMON:
             text = text[:1].lower() + text[1:]
@@ -249,9 +249,10 @@ class Parser:
         return [self.details, *parts] if full and self.details else parts
 
     def _define(self, values, arguments) -> None:
-        """Defines the flags that the arguments may name.
+        """Defines only the flags that the arguments may name.
 
-        Of hundreds a command has a dozen, and a page of commands is parsed a thousand times.
+        A command line names a dozen of hundreds of flags, and a page of commands is parsed a
+        thousand times.
         """
         # absl would look for the module of each flag among all that are imported, half of its time.
         place = {"flag_values": values, "module_name": __name__}
@@ -293,7 +294,7 @@ class Parser:
 
 
 class _Reader(absl_flags.ArgumentParser):
-    """Reads the text of a flag as its `Hparam` wants it."""
+    """Converts the text of a flag to the type of its `Hparam`."""
 
     def __init__(self, flag: Flag):
         super().__init__()
@@ -321,7 +322,7 @@ def _read_bool(argument):
 
 
 def values_of(flag: str, arguments: Sequence[str]) -> list[str]:
-    """Returns what one flag is given, before the others are known; all of it, in order.
+    """Returns all values given to one flag, in order, before the other flags are known.
 
     Args:
       flag: Name without dashes.
@@ -341,7 +342,7 @@ def values_of(flag: str, arguments: Sequence[str]) -> list[str]:
 
 
 def said_of_unknown(kind: str, name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Returns that a name is unknown and which known one is closest, as one line."""
+    """Returns one line that a name is unknown, with the closest known name."""
     close = difflib.get_close_matches(name, list(known), n=1)
     hint = f" Did you mean {prefix}{close[0]}?" if close else ""
     return f"Unknown {kind} {prefix}{name}.{hint}"
@@ -375,17 +376,17 @@ def _of_positional(argument: Positional) -> str:
 
 
 def kind_of(hparam: Hparam) -> str:
-    """Returns what kind of value a flag takes, as the help shows it."""
+    """Returns the kind of value that a flag takes, as the help shows it."""
     return {bool: "true|false", int: "int", float: "float", str: "text"}[hparam.type]
 
 
 def described(flag: str, text: str, facts: Sequence[str] = ()) -> str:
-    """Returns a flag's entry in a help: its form, and below it what it does, wrapped.
+    """Returns a flag's entry in a help: its form, and below it the description, wrapped.
 
     Args:
-      flag: The flag as it is given, such as `--rounds=<int>`.
-      text: What it does.
-      facts: What stands behind the text in parentheses, such as its default.
+      flag: The flag as the user gives it, such as `--rounds=<int>`.
+      text: Its description.
+      facts: Text in parentheses after the description, such as the default.
     """
     text = f"{text} ({'; '.join(facts)})" if facts else text
     body = textwrap.fill(text, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
@@ -394,7 +395,7 @@ def described(flag: str, text: str, facts: Sequence[str] = ()) -> str:
 
 @functools.cache
 def version() -> str:
-    """Returns the version of the suite, of this checkout or as it is installed."""
+    """Returns the version of the suite, of this checkout or of the installed package."""
     try:
         text = pathlib.Path(_SUITE, "pyproject.toml").read_text(encoding="utf-8")
         return tomllib.loads(text)["project"]["version"]
@@ -403,9 +404,9 @@ def version() -> str:
 
 
 def expand_flagfiles(arguments: Sequence[str]) -> list[str]:
-    """Puts the lines of flag files in the place of `--flagfile=`, as absl does.
+    """Replaces `--flagfile=` by the lines of the flag file, as absl does.
 
-    absl itself lets errors of reading through, and passes over a file that includes itself.
+    Unlike absl, it reports errors of reading, and files that include themselves.
 
     Args:
       arguments: Command line without the program's name.
@@ -456,9 +457,9 @@ def _lines_of(path, within):
 
 
 def _find_flagfile(path, within):
-    """Returns where a flag file is: as seen from here, else from the suite's folder.
+    """Returns the path of a flag file: relative to the working folder, else to the suite's.
 
-    What a file of the suite includes is looked for in the suite first.
+    Files that a file of the suite includes are looked for in the suite first.
     """
     if "\0" in path:
         raise HparamError("--flagfile must not hold a zero byte.")

@@ -1,4 +1,4 @@
-"""Methods and tasks as files of a folder: what each declares, read without loading TensorFlow."""
+"""Methods and tasks as files of a folder: reads what each declares without loading TensorFlow."""
 
 import dataclasses
 import importlib
@@ -11,12 +11,12 @@ from tff_suite import imports
 
 
 def in_folder(package: types.ModuleType, *functions: str) -> list[Any]:
-    """Returns what the modules of a package hold as `SPEC`, or as `SPECS` where they hold several.
+    """Returns the `SPEC`, or the entries of `SPECS`, of each module of a package.
 
     Args:
       package: The package. Its modules must not use TensorFlow while they are imported.
-      *functions: Fields that name a function: in the folder's files its name alone, in what is
-        returned `module:name`.
+      *functions: Fields that name a function. The folder's files give just its name; the result has
+        `module:name`.
 
     Raises:
       ImportError: If a module uses TensorFlow while it is imported.
@@ -34,14 +34,14 @@ def in_folder(package: types.ModuleType, *functions: str) -> list[Any]:
 
 
 def check_history(spec: Any) -> None:
-    """Refuses a version whose changes are not told.
+    """Refuses a version without a history of its changes.
 
     Args:
-      spec: A method's or a task's.
+      spec: A method's or a task's specification.
 
     Raises:
-      ValueError: If `version` is no whole number from 1 on, or `history` has not a line for each
-        version after the first.
+      ValueError: If `version` is not a whole number of at least 1, or `history` does not have one
+        line for each version after the first.
     """
     if not isinstance(spec.version, int) or spec.version != 1 + len(spec.history):
         raise ValueError(
@@ -71,7 +71,7 @@ def _named(module: types.ModuleType, spec: Any, functions: Sequence[str]) -> dic
 
 
 def function(named: str | Callable) -> Callable:
-    """Returns a function that is named `module:name`, or given itself."""
+    """Returns a function given as `module:name`, or as itself."""
     if callable(named):
         return named
     module, name = named.split(":")

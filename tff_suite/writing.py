@@ -1,8 +1,8 @@
-"""Writing files so that a kill leaves the old content or the new, and so that no link is followed.
+"""Writes files so that a kill leaves either the old or the new content, and never follows links.
 
-Anybody who may write into a folder of results can lay a link there under a name that the suite is
-about to write. So a temporary file is always made anew, and so is a file to append to that is a
-link.
+Anyone with write access to a folder of results can place a link under a name that the suite is
+about to write. So a temporary file is always newly created, and so is a file to append to that
+turns out to be a link.
 """
 
 import csv
@@ -16,7 +16,7 @@ from typing import IO, Any
 
 
 def is_link(path: str | os.PathLike) -> bool:
-    """Returns whether a file that is there is a link, or has another name beside this one."""
+    """Returns whether an existing file is a link, or has a second name."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -25,7 +25,7 @@ def is_link(path: str | os.PathLike) -> bool:
 
 
 def open_to_append(path: str | os.PathLike, mode: str = "ab", **how: str) -> IO:
-    """Opens a file to append to it; a link of that name is removed first, its target is not.
+    """Opens a file to append to it; a link of that name is removed first, but not its target.
 
     Args:
       path: The file.
@@ -33,7 +33,7 @@ def open_to_append(path: str | os.PathLike, mode: str = "ab", **how: str) -> IO:
       **how: As for `open`.
 
     Raises:
-      OSError: If the file cannot be opened, or is made a link meanwhile.
+      OSError: If the file cannot be opened, or becomes a link meanwhile.
     """
     if is_link(path):
         os.unlink(path)
@@ -45,7 +45,7 @@ def _no_link(path: str, flags: int) -> int:
 
 
 def write_new(path: str | os.PathLike, content: bytes) -> None:
-    """Writes a new file, on disk when this returns; removes what has its name before.
+    """Writes a new file, on disk when this returns; an existing entry of that name is removed.
 
     Only the name of a link or of another file is removed, so its target keeps its content.
 
@@ -64,8 +64,8 @@ def write_new(path: str | os.PathLike, content: bytes) -> None:
 def write_atomically(path: str | os.PathLike, content: bytes) -> None:
     """Replaces the content of a file, on disk when this returns.
 
-    Only one process may write `path` at a time. A kill leaves `<path>.tmp` at most, which the next
-    call removes.
+    Only one process may write `path` at a time. A kill may leave `<path>.tmp`, which the next call
+    removes.
 
     Raises:
       OSError: If the file cannot be written; the old content is then untouched.
@@ -82,11 +82,11 @@ def write_atomically(path: str | os.PathLike, content: bytes) -> None:
 
 
 def csv_text(rows: Iterable[Sequence]) -> str:
-    r"""Returns rows as CSV, from which Python's `csv` and pandas read back what was given.
+    r"""Returns rows as CSV that Python's `csv` and pandas read back unchanged.
 
     Args:
-      rows: The rows, the first of them the columns' names. All cells are quoted if one holds a
-        carriage return, which `csv` writes unquoted and takes for the end of a line.
+      rows: The rows, starting with the column names. All cells are quoted if one holds a carriage
+        return, which `csv` would write unquoted and read as the end of a line.
     """
     rows = list(rows)
     for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL):
@@ -103,7 +103,7 @@ def json_text(content: Any) -> str:
 
 
 def finite_or_none(content: Any) -> Any:
-    """Returns content with `None` for numbers that are not finite, and Python's for NumPy's."""
+    """Returns content with Python's numbers for NumPy's, and `None` for those not finite."""
     import numpy as np  # Commands import this module before they can answer signals.
 
     if isinstance(content, Mapping):

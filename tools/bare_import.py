@@ -1,8 +1,8 @@
-"""Gives TFF's own import an error that says what to do; `make venv` runs this in the current stack.
+"""Makes TFF's own import fail with a helpful message; `make venv` runs this in the current stack.
 
-TFF 0.87 imports TensorFlow Privacy and with it estimators, which TensorFlow 2.21 no longer has. The
-suite's import leaves them out. A program that imports TFF before the suite would otherwise learn
-only that `tensorflow_estimator` is missing.
+TFF 0.87 imports TensorFlow Privacy, and with it estimators, which TensorFlow 2.21 no longer has.
+The suite's import leaves them out. A program that imports TFF before the suite would otherwise only
+learn that `tensorflow_estimator` is missing.
 """
 
 import pathlib

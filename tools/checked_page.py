@@ -1,4 +1,4 @@
-"""Writes docs/what_is_checked.md: every refusal and warning in the source, and the tests by class.
+"""Writes docs/what_is_checked.md: every error and warning in the source, and the tests by class.
 
 python tools/checked_page.py
 """
@@ -52,11 +52,11 @@ A word in angle brackets stands for a value; `…` stands for longer text.
 
 
 class Message(NamedTuple):
-    """A refusal or a warning.
+    """An error or a warning.
 
     Attributes:
       kind: The exception's class, or `warning`.
-      text: What it says.
+      text: Its text.
     """
 
     kind: str
@@ -68,7 +68,7 @@ def _name(node: ast.expr) -> str:
 
 
 def _text(node: ast.expr) -> str | None:
-    """Returns the text of a string, with placeholders for what only a run knows."""
+    """Returns the text of a string, with placeholders for values known only at run time."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
@@ -88,7 +88,7 @@ def _placeholder(node: ast.expr) -> str:
 
 
 def messages(source: str) -> Iterator[Message]:
-    """Yields the refusals and warnings in a module's source, in its order."""
+    """Yields the errors and warnings in a module's source, in order."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Raise):
@@ -132,7 +132,7 @@ def _sources() -> list[pathlib.Path]:
 
 
 def _cases() -> list[str]:
-    """Returns lines for each file of tests of what users bring: what it is about, its tests."""
+    """Returns lines for each file of tests of user input: its subject and its tests."""
     lines = []
     for path in sorted(_CASES.rglob("test_*.py")):
         tree = ast.parse(path.read_text())

@@ -2,8 +2,8 @@
 
     python tools/count_lines.py --commit=HEAD~1
 
-A line of code is not blank, no comment, and in no docstring. Without a commit, only the files that
-git knows here are counted.
+A line of code is not blank, not a comment and not part of a docstring. Without a commit, only files
+tracked by git are counted.
 """
 
 import ast
@@ -27,7 +27,7 @@ SUITE = ("reproduction", "simulation", "tasks", "tff_algos", "tff_suite")
 
 
 def lines_of_code(source: str) -> int:
-    """Returns the lines of a module that hold code."""
+    """Returns the number of lines with code in a module."""
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
     lines = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -46,7 +46,7 @@ def _git(*arguments):
 
 
 def counted(commit: str | None) -> collections.Counter:
-    """Returns the lines of all and of code by folder, `(folder, kind)` → number.
+    """Returns the number of all lines and of lines of code by folder, `(folder, kind)` → number.
 
     Args:
       commit: The commit; `None` is the working tree.

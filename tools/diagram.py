@@ -1,6 +1,6 @@
-"""Draws the Mermaid graph of `docs/design.md` as SVG, so that the site needs no script for it.
+"""Draws the Mermaid graph of `docs/design.md` as SVG, so that the site works without a script.
 
-It reads the part of Mermaid that the page uses: boxes, subgraphs one level deep, and arrows.
+It supports the part of Mermaid that the page uses: boxes, one level of subgraphs, and arrows.
 """
 
 import html
@@ -33,7 +33,7 @@ def read(source: str) -> Graph:
     """Reads a graph.
 
     Raises:
-      ValueError: If a line is none of those that this file knows.
+      ValueError: If a line is not supported.
     """
     graph, group = Graph({}, {}, []), None
     for line in source.strip().splitlines()[1:]:
@@ -92,7 +92,7 @@ def _depth(graph: Graph, group: str) -> int:
 
 
 def _order(graph: Graph, boxes: list[str]) -> list[str]:
-    """Returns boxes so that arrows point down."""
+    """Returns boxes in an order in which arrows point down."""
 
     def depth(box):
         return 1 + max((depth(a) for a, b in graph.arrows if b == box and a in boxes), default=-1)
@@ -138,7 +138,7 @@ def _words(place, lines) -> str:
 
 
 def _arrow(places, start, end) -> str:
-    """Returns an arrow downwards; one past other boxes of a column goes by their right side."""
+    """Returns a downward arrow; to pass other boxes of a column, it runs on their right side."""
     x1, y1, width1, high1 = places[start]
     x2, y2, width2, high2 = places[end]
     style = 'fill="none" stroke="#444" marker-end="url(#tip)"'

@@ -1,12 +1,13 @@
-"""Keeps the finished runs of items that are not recorded yet, and brings them back.
+"""Archives the finished runs of items that are not recorded yet, and restores them.
 
     python tools/finished_runs.py pack results/reproduce fedda/mnist_ae
     python tools/finished_runs.py unpack results/reproduce
 
-An item may take longer than a machine is to be had for. `pack` puts what its finished runs came to,
-without states and event files, into `papers/<paper>/unfinished/<folder>.tar.xz`, for a FOLDER of
-runs such as `fedda/mnist_ae`; after `unpack` on another machine `reproduce.py` with this
-`--root_output_dir` passes over these runs. The archive of an item that is recorded can go.
+An item may take longer than a machine is available. `pack` takes a FOLDER of runs such as
+`fedda/mnist_ae`. It archives the results of the finished runs, without states and event files, in
+`papers/<paper>/unfinished/<folder>.tar.xz`. On another machine run `unpack`; `reproduce.py` with
+this `--root_output_dir` then skips these runs. Once an item is recorded, you may delete its
+archive.
 """
 
 import io
@@ -36,7 +37,7 @@ def _archive(papers: pathlib.Path, folder: str) -> pathlib.Path:
 
 
 def _without_places(text: str, root: pathlib.Path) -> str:
-    """Returns hparams.json without the machine's paths, which a run may change anyway."""
+    """Returns hparams.json without the machine's paths, which may differ between resumed runs."""
     data_dir = json.loads(text)["flags"].get("data_dir")
     for place, name in ((str(root), "results"), (str(REPO), "."), (data_dir, "data")):
         text = text.replace(place, name) if place else text
@@ -79,7 +80,7 @@ def pack(root: pathlib.Path, folder: str, papers: pathlib.Path) -> pathlib.Path:
 
 
 def unpack(root: pathlib.Path, papers: pathlib.Path) -> list[pathlib.Path]:
-    """Brings the runs of all archives back; returns the folders of those that were not there."""
+    """Restores the runs of all archives; returns the folders of those that did not exist."""
     brought = []
     for path in sorted(papers.glob("*/unfinished/*.tar.xz")):
         with tarfile.open(path) as archive:

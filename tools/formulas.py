@@ -1,7 +1,7 @@
-"""Formulas of docstrings as HTML with MathML, and their tables of symbols.
+"""Renders formulas and tables of symbols from docstrings as HTML with MathML.
 
 The docstring of a method has its update in plain text: `x_k ← x_k - η_l ∇f(x_k; b)`. Browsers
-render MathML without a script or a network. Every sign of the text is kept, in its order.
+render MathML without a script or a network. Every character of the text is kept, in order.
 """
 
 import html
@@ -56,7 +56,7 @@ def line_html(line: str) -> str:
 
 
 def _is_word(token: str, following: str) -> bool:
-    """Whether a token is English: of two letters or more, and not the name of a function."""
+    """Returns whether a token is English: at least two letters, and not the name of a function."""
     return (
         len(token) > 1
         and token.isalpha()
@@ -98,7 +98,7 @@ def _atom(token: str) -> str:
 
 
 def blocks(docstring: str) -> Iterator[tuple[str, list[str]]]:
-    """Yields the parts of a method's docstring, in its order.
+    """Yields the parts of a method's docstring, in order.
 
     Yields:
       `text`, `symbols` (a table), `formulas` or `deviations`, and the part's lines.
@@ -128,7 +128,7 @@ def blocks(docstring: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def symbols(lines: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Returns a table of symbols: argument → symbol and where its default is from."""
+    """Returns a table of symbols: argument → symbol and source of its default."""
     names = ("symbol", "argument", "default", "from")
     starts = [lines[0].index(name) for name in names]
     rows: list[list[str]] = []

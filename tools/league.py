@@ -1,4 +1,4 @@
-"""Writes the league's items, one for each workload, from league/settings/league.toml.
+"""Writes the league's items, one per workload, from league/settings/league.toml.
 
 python tools/league.py
 """
@@ -45,11 +45,11 @@ def read(folder: pathlib.Path = LEAGUE) -> dict[str, Any]:
 def space(
     league: Mapping[str, Any], workload: Mapping[str, Any], spec: Any, own: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Returns flag → its values as TOML, of a method in a workload.
+    """Returns a method's search space in a workload: flag → values as TOML.
 
     Args:
       league: The content of league.toml.
-      workload: The workload's part of it.
+      workload: Its section on the workload.
       spec: The method's `tff_algos.MethodSpec`.
       own: The method's line.
     """

@@ -32,7 +32,7 @@ class Use(NamedTuple):
       item: Its table or figure.
       setup: Its set-up.
       row: The row's name.
-      chosen: What the row's flag file chooses: `algorithm` and `task`.
+      chosen: The `algorithm` and `task` in the row's flag file.
     """
 
     item: items.Item
@@ -102,7 +102,7 @@ def _history(spec) -> str:
 
 
 def _known_problems(spec) -> list[str]:
-    """Returns the section on known problems; nothing if there are none."""
+    """Returns the section on known problems; empty if there are none."""
     if not spec.known_problems:
         return []
     lines = "\n".join(f"- {_prose(problem)}" for problem in spec.known_problems)
@@ -110,12 +110,12 @@ def _known_problems(spec) -> list[str]:
 
 
 def _used_for(spec, uses: Sequence[Use], other: str) -> list[str]:
-    """Returns the section on who uses a method or task for what; nothing if nobody is known.
+    """Returns the section on who uses a method or task for what; empty if no use is known.
 
     Args:
       spec: The method or task.
       uses: The rows of the papers that choose it.
-      other: What else a row chooses, `algorithm` or `task`.
+      other: The other thing that a row chooses: `algorithm` or `task`.
     """
     lines = []
     for paper in dict.fromkeys(use.setup.paper for use in uses):
@@ -136,7 +136,7 @@ def _title(paper: str) -> str:
 
 
 def _deviations(lines: Sequence[str]) -> str:
-    """Returns a list of deviations, numbered."""
+    """Returns a numbered list of deviations."""
     found: list[list[str]] = []
     for line in textwrap.dedent("\n".join(lines[1:])).splitlines():
         begin = re.match(r"(?:\*|\d+\.) +", line)
@@ -148,7 +148,7 @@ def _deviations(lines: Sequence[str]) -> str:
 
 
 def _prose(text: str) -> str:
-    """Returns text of a docstring as Markdown: signs outside code stand for themselves."""
+    """Returns text of a docstring as Markdown, with special characters outside code escaped."""
     parts = re.split(r"(`[^`]*`)", text)
     for i in range(0, len(parts), 2):
         parts[i] = re.sub(r"([\\*_\[\]])", r"\\\1", parts[i]).replace("<", "&lt;")
@@ -203,7 +203,7 @@ def _limits(spec) -> list[str]:
 
 
 def _with_results(uses: Sequence[Use]) -> list[Use]:
-    """Returns one use for each set-up that counts and has recorded results."""
+    """Returns one use for each included set-up with recorded results."""
     found = {}
     for use in uses:
         if use.setup.counts and score.recorded(use.setup):
@@ -238,7 +238,7 @@ def _numbers(use: Use, rows: Sequence[str]) -> list[list[str]]:
 
 
 def _results(uses: Sequence[Use]) -> Iterator[str]:
-    """Yields the paragraphs on recorded results of some rows."""
+    """Yields the paragraphs on the recorded results of some rows."""
     shown = _with_results(uses)
     if not shown:
         yield "No recorded result uses it yet."

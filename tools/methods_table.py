@@ -1,4 +1,4 @@
-"""Writes the table of `docs/methods.md` from what the methods declare.
+"""Writes the table of `docs/methods.md` from the methods' specifications.
 
 python tools/methods_table.py
 """
@@ -20,7 +20,7 @@ _TABLE = re.compile(r"(?<=<!-- begin methods -->\n).*?(?=<!-- end methods -->)",
 
 
 def table() -> str:
-    """Returns a line of Markdown for each file of methods: names, what they do, paper."""
+    """Returns a line of Markdown for each file of methods: names, summary, paper."""
     import tff_algos
 
     specs = [tff_algos.get(name) for name in tff_algos.names()]
@@ -39,7 +39,7 @@ def _module(spec):
 
 
 def written(text: str) -> str:
-    """Returns a page with the table in its place."""
+    """Returns a page with its table replaced."""
     return _TABLE.sub(lambda _: table(), text)
 
 

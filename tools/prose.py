@@ -125,13 +125,13 @@ _FIELD = re.compile(r"[\w*`., ]{1,60}?: +")
 
 
 class Passage(NamedTuple):
-    """A piece of text that a reader sees as one.
+    """A piece of text that a reader perceives as a unit.
 
     Attributes:
       kind: One of `KINDS`.
       place: File, relative to the repository.
-      line: Line of the file from 1; 0 if it is not known.
-      text: The text, code replaced by one word.
+      line: Line of the file from 1; 0 if unknown.
+      text: The text, with each piece of code replaced by one word.
     """
 
     kind: str
@@ -141,7 +141,7 @@ class Passage(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What is wrong with a passage, and how to put it right."""
+    """A fault in a passage, and how to fix it."""
 
     passage: Passage
     what: str
@@ -153,13 +153,13 @@ class Fault(NamedTuple):
 
 
 def sentences(text: str) -> list[str]:
-    """Returns the sentences of a text; abbreviations and decimal points end none."""
+    """Returns the sentences of a text; abbreviations and decimal points do not end one."""
     held = _ABBREVIATIONS.sub(lambda found: found[0][:-1] + "\0", " ".join(text.split()))
     return [part.replace("\0", ".") for part in _END.split(held) if part.strip()]
 
 
 def length(sentence: str) -> int:
-    """Returns the number of words; signs and operators are none."""
+    """Returns the number of words, without signs and operators."""
     return sum(any(c.isalnum() for c in word) for word in sentence.split())
 
 
@@ -188,8 +188,7 @@ def faults(passage: Passage) -> Iterator[Fault]:
 def of_markdown(kind: str, place: str, text: str) -> Iterator[Passage]:
     """Yields the paragraphs, list items, headings and table cells of a document.
 
-    The columns `before` of a table and `instead of` hold examples of what not to write: they are
-    left out.
+    Table columns `before` and `instead of` hold examples of bad text, so they are left out.
     """
     tokens = markdown_it.MarkdownIt("commonmark").enable("table").parse(text)
     line, column, skipped = 0, 0, set()
@@ -226,7 +225,7 @@ def _inline(token) -> str:
 
 
 def of_docstrings(place: str, source: str) -> Iterator[Passage]:
-    """Yields the paragraphs and items of a module's docstrings; formulas and tables are none."""
+    """Yields the paragraphs and items of a module's docstrings, without formulas and tables."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
@@ -280,7 +279,7 @@ def _without_code(text: str) -> str:
 
 
 def of_errors(place: str, source: str) -> Iterator[Passage]:
-    """Yields the refusals and warnings of a module."""
+    """Yields the errors and warnings of a module."""
     for message in checked_page.messages(source):
         yield Passage("errors", place, 0, _without_code(message.text))
 
@@ -290,7 +289,7 @@ _HELP = {"flag": 2, "positional": 1, "add_argument": None}
 
 
 def of_help(place: str, source: str) -> Iterator[Passage]:
-    """Yields the help texts that a module hands to `tff_suite.parser` or argparse."""
+    """Yields the help texts that a module passes to `tff_suite.parser` or argparse."""
     for node in ast.walk(ast.parse(source)):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
@@ -326,7 +325,7 @@ def _settings() -> Iterator[Passage]:
 
 
 def _sections() -> dict[str, str]:
-    """Returns page within docs/, or of the examples → its section of the manual."""
+    """Returns page within docs/ or examples/ → its section of the manual."""
     nav = yaml.safe_load((REPO / "mkdocs.yml").read_text())["nav"]
     return {
         page: section.lower()

@@ -31,7 +31,7 @@ _BUILD = "from setuptools import build_meta as b; b.build_sdist('dist'); b.build
 
 
 class ReleaseError(errors.FedError):
-    """A release that cannot be made; the text is one line."""
+    """A reason why a release cannot be made; the message is one line."""
 
 
 class VersionError(ReleaseError):
@@ -51,8 +51,8 @@ def release(
     Args:
       version: The version, `major.minor.patch`.
       folder: The repository.
-      checks: Commands that must succeed in it.
-      date: Date of the release, `YYYY-MM-DD`; today if there is none.
+      checks: Commands that must succeed in the repository.
+      date: Date of the release, `YYYY-MM-DD`; today if not given.
 
     Returns:
       The files built.

@@ -1,8 +1,8 @@
-"""MkDocs hook: the pages that lie outside docs/, and those made from docstrings and registries.
+"""MkDocs hook: pages from outside docs/, and those made from docstrings and registries.
 
-`mkdocs build` makes the site. The README is its home page and papers/ comes in as it is. Each
-method and task has a page made from its file and its recorded results. The site needs no network:
-diagrams, formulas, fonts, colours of code and the search index are made here or shipped.
+`mkdocs build` makes the site. The README is its home page, and papers/ is included unchanged. Each
+method and task has a page made from its file and its recorded results. The site works offline:
+diagrams, formulas, fonts, code colours and the search index are made here or shipped.
 """
 
 import pathlib
@@ -58,7 +58,7 @@ _PYTHON = {
 
 
 def on_files(files, config):
-    """Adds the pages and files that lie outside docs/."""
+    """Adds the pages and files from outside docs/."""
     made = mkdocs.structure.files.File.generated
     for path, text in pages().items():
         files.append(made(config, path, content=text))
@@ -73,7 +73,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, **_):
-    """Draws diagrams, and turns links out of docs/ into the site's."""
+    """Draws diagrams, and converts links that lead out of docs/ to links within the site."""
     text = _DIAGRAM.sub(
         lambda found: f'<div class="diagram">{diagram.svg(found[1])}</div>', markdown
     )
@@ -98,7 +98,7 @@ def on_page_markdown(markdown, page, **_):
 
 
 def on_page_content(html, page, files, **_):
-    """Gives pictures their size, and lets tables scroll within themselves."""
+    """Sets the size of images, and makes tables scroll inside themselves."""
     html = re.sub(r"<table.*?</table>", r'<div class="scroll">\g<0></div>', html, flags=re.S)
     return re.sub(r'<img ([^>]*?)src="([^"]+)"', lambda m: _sized(m, page, files), html)
 
@@ -145,7 +145,7 @@ def pages() -> dict[str, str]:
 
 
 def _within_the_site(text):
-    """Turns links into docs/, whose pages are at the site's top, into the site's."""
+    """Converts links into docs/ to links within the site, where these pages are at the top."""
     text = re.sub(r"\]\(((?:\.\./)*)docs/", r"](\1", text)
     for name in ("CONTRIBUTING", "CHANGELOG"):
         text = text.replace(f"]({name}.md", f"]({name.lower()}.md")

@@ -10,7 +10,7 @@ McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Langu
     client:  Δ_k = x_k - x ;  Δ_k ← Δ_k · min(1, S / ‖Δ_k‖)
     server:  x ← x + η Σ p_k Δ_k
 
-Deviations from the paper: no noise; weights p_k are those of `client_weighting`, where the paper
+Deviations from the paper: no noise; the weights p_k follow `client_weighting`, whereas the paper
 caps them.
 
 Use it as
@@ -23,7 +23,7 @@ from tff_suite.hparams import Hparam
 
 
 def build(model, local, *, clip_norm):
-    """Builds the method; see `tff_algos.registry.MethodSpec` for what it is given."""
+    """Builds the method; see `tff_algos.registry.MethodSpec` for the arguments."""
     # Here, so that flags can be checked before TensorFlow is imported.
     import tensorflow as tf
 

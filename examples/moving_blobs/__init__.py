@@ -1,4 +1,4 @@
-"""Three Gaussian blobs that lie elsewhere for every client: a worked example of a task.
+"""Three Gaussian blobs at a different place for every client: a worked example of a task.
 
 Use it as
 
@@ -10,7 +10,7 @@ from tff_suite.hparams import Hparam
 
 
 def load(*, data_dir, seed, use_synthetic_data, num_clients, spread):
-    """Makes the task; see `tasks.registry.TaskSpec` for what it is given."""
+    """Makes the task; see `tasks.registry.TaskSpec` for the arguments."""
     # Here, so that flags can be checked before TensorFlow is imported.
     import numpy as np
     import tensorflow as tf

@@ -144,9 +144,9 @@ def test_a_figure_without_room_is_an_error(tmp_path):
     axes[0, 0].set_ylim(1, 2)
     axes[0, 0].plot(1, -900, "D", clip_on=False)
     axes[0, 0].set_ylim(1, 2)
-    with pytest.raises(ValueError, match="leaves the panels no room"):
+    with pytest.raises(ValueError, match="leaves no space for its panels"):
         figures.fit(figure)
-    with pytest.raises(ValueError, match="leaves the panels no room"):
+    with pytest.raises(ValueError, match="leaves no space for its panels"):
         figures.save(figure, str(tmp_path / "a"))
     assert not list(tmp_path.iterdir())
 
