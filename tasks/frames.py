@@ -12,6 +12,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -115,18 +116,19 @@ def from_frame(
         raise TaskError("give one of features, text and image.")
     if standardize and (text is not None or image is not None):
         raise TaskError("standardize is used with features only.")
+    inputs: _Inputs
     if text is not None:
         inputs = _Texts(table, text, vocabulary_size, text_length)
     elif image is not None:
         inputs = _Images(table, image, image_dir)
     else:
         inputs = _Features(table, _columns(table, target, features), standardize)
-    share = validation if isinstance(validation, numbers.Real | None) else None
+    is_share = validation is None or isinstance(validation, numbers.Real)
     others = {
         what: None if frame is None else _Table(frame, what, user, target, id, users_may_lack=True)
         for what, frame in (
             ("test_frame", test_frame),
-            ("validation", None if share is validation else validation),
+            ("validation", None if is_share else validation),
         )
     }
     _check_ids([table, *filter(None, others.values())])
@@ -139,7 +141,7 @@ def from_frame(
         metrics=metrics,
         higher_is_better=higher_is_better,
         test=test,
-        validation=share,
+        validation=validation if is_share else None,
         clients=_Partition(partition, num_clients, alpha, shards_per_client),
         seed=seed,
     )
@@ -193,7 +195,7 @@ def from_arrays(
     """
     table = _of_arrays("x, y and users", x, y, users)
     test_table = None if test_arrays is None else _of_arrays("test_arrays", *test_arrays)
-    if not isinstance(validation, numbers.Real | None):
+    if not (validation is None or isinstance(validation, numbers.Real)):
         raise TaskError("validation must be a share of the rows.")
     choices = _Choices(
         name=name,
@@ -399,20 +401,25 @@ class _Target:
                     f"target {name!r} has {number} different whole numbers and is learnt as a "
                     "number, by squared error; if they are classes, give target_type='category'."
                 )
-        self.is_category = not is_number if target_type is None else target_type == "category"
-        self.classes = _categories(column) if self.is_category else None
-        if self.is_category and len(self.classes) < 2:
+        is_category = not is_number if target_type is None else target_type == "category"
+        self.classes = _categories(column) if is_category else None
+        if self.classes is not None and len(self.classes) < 2:
             raise TaskError(
                 f"target {name!r} has one value only, {self.classes[0]!r}: nothing to learn."
             )
         # A loss of the caller's may take class numbers that are numbers already.
         self._whole = has_loss and types.is_integer_dtype(column)
 
+    @property
+    def is_category(self) -> bool:
+        """Whether classes are learnt, and not a number."""
+        return self.classes is not None
+
     def take(self, table: _Table) -> np.ndarray:
         """Returns the targets of a table's rows."""
         column = table.frame[self.name]
         table.complete(self.name)
-        if self.is_category:
+        if self.classes is not None:
             return _codes(table, self.name, self.classes)
         if self._whole:
             return column.to_numpy(np.int32)
@@ -472,15 +479,17 @@ class _Features:
                     f"{MOST_CATEGORIES}; give it as text=, or leave it out."
                 )
             self._categories[name] = values
-        self._standardize, self._mean, self._deviation = standardize, None, None
+        self._standardize = standardize
+        # Mean and deviation.
+        self._scale: tuple[np.ndarray, np.ndarray] | None = None
 
     def fit(self, table: _Table, rows: np.ndarray) -> None:
         """Learns means, deviations and categories from training rows."""
         if self._standardize:
             x = self.take(table)[rows].astype(np.float64)
-            self._mean, deviation = x.mean(0), x.std(0)
+            deviation = x.std(0)
             # A column of one value stays at 0.
-            self._deviation = np.where(deviation > 0, deviation, 1.0)
+            self._scale = x.mean(0), np.where(deviation > 0, deviation, 1.0)
 
     def take(self, table: _Table) -> np.ndarray:
         """Returns the inputs of a table's rows, float32."""
@@ -498,8 +507,9 @@ class _Features:
                     raise TaskError(f"{table.what}: column {name!r} is not a number: {e}") from e
             parts.append(part)
         x = np.concatenate(parts, axis=1)
-        if self._mean is not None:
-            x = (x - self._mean) / self._deviation
+        if self._scale is not None:
+            mean, deviation = self._scale
+            x = (x - mean) / deviation
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
         if not np.isfinite(x).all():
@@ -508,11 +518,12 @@ class _Features:
 
     def encoding(self) -> dict[str, Any]:
         """Describes the inputs, for the record."""
-        found = {"features": list(map(str, self._columns))}
+        found: dict[str, Any] = {"features": list(map(str, self._columns))}
         if self._categories:
             found["categories"] = {str(k): _for_json(v) for k, v in self._categories.items()}
-        if self._mean is not None:
-            found |= {"mean": self._mean.tolist(), "deviation": self._deviation.tolist()}
+        if self._scale is not None:
+            mean, deviation = self._scale
+            found |= {"mean": mean.tolist(), "deviation": deviation.tolist()}
         return found
 
 
@@ -565,7 +576,8 @@ class _Images:
 
     def __init__(self, table: _Table, name: str, folder: str):
         table.require(name, "image")
-        self._name, self._folder, self._shape = name, os.path.expanduser(folder), None
+        self._name, self._folder = name, os.path.expanduser(folder)
+        self._shape: tuple[int, ...] | None = None
 
     def fit(self, table: _Table, rows: np.ndarray) -> None:
         """Learns nothing from training rows."""
@@ -575,7 +587,7 @@ class _Images:
         from PIL import Image
 
         table.require(self._name, "image")
-        images = None
+        images: np.ndarray | None = None
         for row, path in enumerate(table.values(self._name)):
             place = f"{table.what}: column {self._name!r}, row {row}"
             if not isinstance(path, str | os.PathLike):
@@ -602,6 +614,7 @@ class _Images:
                 )
                 images = np.empty((number, *pixels.shape), np.uint8)
             images[row] = pixels
+        assert images is not None  # A table has rows.
         return images
 
     @staticmethod
@@ -645,13 +658,16 @@ class _Arrays:
         return {}
 
 
+_Inputs = _Features | _Texts | _Images | _Arrays
+
+
 class _Choices(NamedTuple):
     """The arguments that `from_frame` and `from_arrays` share."""
 
     name: str
     model: Callable[[int], Any]
     target: _Target
-    inputs: Any
+    inputs: _Inputs
     loss: Any
     metrics: Mapping[str, Any] | None
     higher_is_better: bool
@@ -724,7 +740,7 @@ def _task(  # noqa: C901
             other_x, other_y = arrays(other)
             sets["central_test"] = Examples(transform(other_x) if transform else other_x, other_y)
     encoding = {"target": target.name, **inputs.encoding()}
-    if target.is_category:
+    if target.classes is not None:
         encoding["classes"] = _for_json(target.classes)
     return Task(
         name=choices.name,
@@ -792,7 +808,8 @@ class _Checked:
 def _check_share(what: str, share: Any) -> None:
     if share is None:
         return
-    if isinstance(share, bool) or not isinstance(share, numbers.Real) or not 0 <= share < 1:
+    is_number = isinstance(share, numbers.Real) and not isinstance(share, bool)
+    if not is_number or not 0 <= share < 1:
         raise TaskError(f"{what}={share!r} must be a share of the rows, in [0, 1).")
 
 
@@ -847,7 +864,8 @@ def _warn(text: str) -> None:
 
 def _levels() -> int:
     """Returns how many frames of this file a warning must skip to name the caller's line."""
-    frame, level = sys._getframe(1), 1
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
     while frame is not None and frame.f_code.co_filename == __file__:
         frame, level = frame.f_back, level + 1
     return level

@@ -26,8 +26,8 @@ def grey_images(num_examples: int, num_classes: int, seed: int) -> tuple[np.ndar
     # The noise, the patterns and their sum are float64.
     _require_room(num_examples, 28 * 28 * 25)
     # A 7x7 pattern of bright squares for each class, enlarged four times.
-    patterns = np.random.default_rng(0).random((num_classes, 7, 7)) < 0.4
-    patterns = patterns.repeat(4, axis=1).repeat(4, axis=2) * 160.0
+    bright = np.random.default_rng(0).random((num_classes, 7, 7)) < 0.4
+    patterns = bright.repeat(4, axis=1).repeat(4, axis=2) * 160.0
     rng = np.random.default_rng([1, seed])
     labels = rng.permutation(num_examples) % num_classes
     noise = rng.uniform(0, 95, (num_examples, 28, 28))
@@ -35,7 +35,7 @@ def grey_images(num_examples: int, num_classes: int, seed: int) -> tuple[np.ndar
     return images[..., np.newaxis], labels.astype(np.int32)
 
 
-def _require_room(num_examples, bytes_each):
+def _require_room(num_examples: int, bytes_each: int) -> None:
     memory.require(num_examples * bytes_each, f"Making {num_examples:,} images", _ADVICE)
 
 
@@ -57,8 +57,8 @@ def colour_images(
       HparamError: If they would not fit into memory.
     """
     _require_room(num_examples, 9 * size * size)
-    patterns = np.random.default_rng(2).random((num_classes, 8, 8, 3)) < 0.4
-    patterns = patterns.repeat(size // 8, axis=1).repeat(size // 8, axis=2) * np.uint8(160)
+    bright = np.random.default_rng(2).random((num_classes, 8, 8, 3)) < 0.4
+    patterns = bright.repeat(size // 8, axis=1).repeat(size // 8, axis=2) * np.uint8(160)
     rng = np.random.default_rng([3, seed])
     labels = rng.permutation(num_examples) % num_classes
     noise = rng.integers(0, 96, (num_examples, size, size, 3), np.uint8)

@@ -19,7 +19,7 @@ from tasks import generated, partitions, settings
 from tasks.formats.cifar import Images
 from tasks.models import image_models, losses, models
 from tasks.task import ArrayFederatedData, Examples, FederatedData, Task
-from tff_suite.hparams import NOT_USED, By, Hparam, HparamError
+from tff_suite.hparams import NOT_USED, By, Hparam, HparamError, Value
 
 _TESTS = (
     Hparam(
@@ -144,7 +144,7 @@ def hparams(
 
 def _of_partition(partitions, partition, num_clients, alpha) -> tuple[Hparam, ...]:
     # With `auto` only the data tell.
-    auto = {"auto": None} if "auto" in partitions else {}
+    auto: dict[Value, Any] = {"auto": None} if "auto" in partitions else {}
 
     def beside(default, *ways):
         return By("partition", auto | {way: default for way in ways if way in partitions})
@@ -281,10 +281,11 @@ class Assigned(NamedTuple):
 def synthetic(num_classes: int, size: int, num_clients: int) -> tuple[Images, Images]:
     """Generates training and test images of the true shape and types, enough for the clients."""
     num_train = max(20 * num_clients, 20 * num_classes)
-    return tuple(
+    train, test = (
         Images(*generated.colour_images(n, num_classes, size, seed))
         for seed, n in enumerate((num_train, 10 * num_classes))
     )
+    return train, test
 
 
 def assign(train: Images, test: Images, chosen: Mapping[str, Any]) -> Assigned:
@@ -339,6 +340,7 @@ def _parts(
     else:
         sizes = partitions.equal_sizes(len(labels), num_clients)
     if partition == "pachinko":
+        assert coarse is not None  # Only CIFAR-100, which has coarse labels, offers it.
         return partitions.pachinko(coarse, labels, sizes, chosen["alpha"], chosen["beta"], seed)
     return partitions.dirichlet_by_client(labels, sizes, chosen["alpha"], seed)
 
@@ -390,7 +392,7 @@ def _model_fn(num_classes: int, chosen: Mapping[str, Any]) -> Callable:
     return functools.partial(image_models.conv_net, **_CONV_NETS[chosen["model"]], **common)
 
 
-_CONV_NETS = {
+_CONV_NETS: dict[str, dict[str, Any]] = {
     "vgg11": {"convolutions": image_models.VGG11, "padding": "same"},
     "vgg11_dense": {
         "convolutions": image_models.VGG11,

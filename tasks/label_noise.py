@@ -96,5 +96,6 @@ def add(task: Task, noisy_clients: float, label_noise: float | None, seed: int) 
     """
     if not noisy_clients:
         return task
+    assert label_noise is not None  # It is used wherever there are noisy clients.
     noisy = NoisyLabels(task.train, noisy_clients, label_noise, seed)
     return dataclasses.replace(task, train=noisy, clean_train=task.train)

@@ -345,12 +345,12 @@ def some_classes_dirichlet(
         chosen = rng.choice(holders, len(rows), p=shares)
         for k in holders:
             parts[k].append(rows[chosen == k])
-    parts = [np.sort(np.concatenate(part)) for part in parts]
-    if not all(map(len, parts)):
+    rows_of_each = [np.sort(np.concatenate(part)) for part in parts]
+    if not all(map(len, rows_of_each)):
         raise HparamError(
             f"num_clients={num_clients} leaves clients without any of {len(labels)} examples."
         )
-    return parts
+    return rows_of_each
 
 
 def shards(

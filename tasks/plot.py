@@ -14,7 +14,7 @@ examples and its count of each label, up to 100 labels. The task's flags are tho
 
 import os
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tff_suite import command_line
 
@@ -61,7 +61,8 @@ class Partition(NamedTuple):
     note: str = ""
 
     def num_labels(self) -> np.ndarray:
-        """Returns the number of different labels of each client, int64 `[N]`."""
+        """Returns the number of different labels of each client, int64 `[N]`, if there are any."""
+        assert self.counts is not None
         return np.sum(self.counts > 0, axis=1)
 
 
@@ -162,7 +163,7 @@ def draw(shown: Partition, title: str | None = None, most: float | None = None) 
     """
     figure, axes = figures.panels(1 if shown.counts is None else 3, width=0.9)
     panels = list(axes[0])
-    if shown.counts is not None:
+    if shown.counts is not None and shown.labels is not None:
         held = np.maximum(shown.counts.sum(axis=1, keepdims=True), 1)
         # Rows are labels; clients lie side by side, as many as there are.
         image = panels[0].imshow(
@@ -213,11 +214,11 @@ def write_csv(shown: Partition, path: str) -> None:
     Raises:
       OSError: If the file cannot be written.
     """
-    labels = shown.labels if shown.labels is not None else ()
-    labels = labels if len(labels) <= _MAX_LABELS else ()
-    rows = [["client", "examples", *(f"label_{label}" for label in labels)]]
-    for k, (name, size) in enumerate(zip(shown.client_ids, shown.sizes, strict=True)):
-        rows.append([name, size, *(shown.counts[k] if len(labels) else ())])
+    rows: list[Sequence[Any]] = [["client", "examples"]]
+    rows += zip(shown.client_ids, shown.sizes, strict=True)
+    if shown.counts is not None and shown.labels is not None and len(shown.labels) <= _MAX_LABELS:
+        of_labels = [[f"label_{label}" for label in shown.labels], *shown.counts]
+        rows = [[*row, *more] for row, more in zip(rows, of_labels, strict=True)]
     writing.write_atomically(path, writing.csv_text(rows).encode())
 
 
@@ -229,7 +230,7 @@ def table(shown: Partition, max_rows: int = 100) -> str:
       max_rows: Clients have separate rows only up to this number of clients.
     """
     columns = {"examples": shown.sizes}
-    if shown.counts is not None:
+    if shown.counts is not None and shown.labels is not None:
         columns["labels"] = shown.num_labels()
         if len(shown.labels) <= _MAX_COLUMNS:
             columns |= {str(v): c for v, c in zip(shown.labels, shown.counts.T, strict=True)}
@@ -244,7 +245,7 @@ def table(shown: Partition, max_rows: int = 100) -> str:
     for name, of in (("smallest", np.min), ("median", np.median), ("largest", np.max)):
         rows.append([name, *(f"{v:.10g}" for v in of(values, axis=0))])
     rows.append(["sum", *values.sum(axis=0).tolist()])
-    if shown.counts is not None:
+    if shown.labels is not None:
         rows[-1][2] = f"{len(shown.labels)} different"
     return tabulate.tabulate(
         rows,
@@ -292,9 +293,10 @@ def _parser(spec: tasks.TaskSpec | None) -> parser.Parser:
     )
     made.flag("import", help="Module to import first, which registers tasks.", form="repeated")
     made.flag("json", False, "Print what each client holds as JSON in place of a table.")
-    for hparam in spec.hparams if spec else ():
+    if spec is not None:
         title = f"Task {spec.name}:"
-        made.add(parser.Flag(hparam.flag_name(spec.name), hparam, section=title))
+        for hparam in spec.hparams:
+            made.add(parser.Flag(hparam.flag_name(spec.name), hparam, section=title))
     return made
 
 
@@ -313,6 +315,7 @@ def main(arguments: list[str]) -> int:
     imports.modules_of_ones_own(modules)
     spec = tasks.get(name) if name is not None else None
     options = _parser(spec).parse(arguments)
+    assert name is not None and spec is not None  # `--task` is required.
     declared = {h.flag_name(name): h.name for h in spec.hparams}
     settings = {declared[f]: getattr(options, f) for f in declared if f in options.given}
     task = tasks.load(

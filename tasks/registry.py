@@ -2,8 +2,8 @@
 
 import dataclasses
 import types
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from tasks import label_noise
 from tasks.data_files import DataFiles
@@ -88,10 +88,10 @@ class TaskSpec:
     needs_data: bool = True
     preparer: str | Callable | None = None
     class_labels: bool = False
-    check: Callable[[Mapping[str, hparams_lib.Value]], None] | None = None
-    check_data: Callable[[Mapping[str, hparams_lib.Value]], None] | None = None
-    clients: Callable[[Mapping[str, hparams_lib.Value], bool], Clients | None] | None = None
-    metrics: Sequence[str] | Callable[[Mapping], Sequence[str]] | None = None
+    check: Callable[[hparams_lib.Settings], None] | None = None
+    check_data: Callable[[hparams_lib.Settings], None] | None = None
+    clients: Callable[[hparams_lib.Settings, bool], Clients | None] | None = None
+    metrics: Sequence[str] | Callable[[hparams_lib.Settings], Sequence[str]] | None = None
     own_code: bool = False
     data: Sequence[DataFiles] = ()
     version: int = 1
@@ -105,9 +105,7 @@ class TaskSpec:
             own = [h for h in self.hparams if h not in label_noise.HPARAMS]
             object.__setattr__(self, "hparams", (*own, *label_noise.HPARAMS))
 
-    def resolve(
-        self, given: Mapping[str, hparams_lib.Value], synthetic: bool = True
-    ) -> dict[str, hparams_lib.Value]:
+    def resolve(self, given: hparams_lib.Settings, synthetic: bool = True) -> dict[str, Any]:
         """Returns all settings by name: the given ones, after all checks, and defaults.
 
         Args:
@@ -125,9 +123,7 @@ class TaskSpec:
             self.check_data(settings)
         return settings
 
-    def settled(
-        self, settings: Mapping[str, hparams_lib.Value], **found: hparams_lib.Value
-    ) -> dict[str, hparams_lib.Value]:
+    def settled(self, settings: hparams_lib.Settings, **found: hparams_lib.Value) -> dict[str, Any]:
         """Returns the settings after the data has determined what `auto` means.
 
         Args:
@@ -140,13 +136,11 @@ class TaskSpec:
         given = {name: v for name, v in {**settings, **found}.items() if v is not None}
         return self.resolve(given)
 
-    def metrics_with(self, settings: Mapping[str, hparams_lib.Value]) -> Sequence[str] | None:
+    def metrics_with(self, settings: hparams_lib.Settings) -> Sequence[str] | None:
         """Returns the names of the metrics with these settings; `None` if they are unknown."""
         return self.metrics(settings) if callable(self.metrics) else self.metrics
 
-    def data_with(
-        self, settings: Mapping[str, hparams_lib.Value], stand_in: bool = False
-    ) -> DataFiles | None:
+    def data_with(self, settings: hparams_lib.Settings, stand_in: bool = False) -> DataFiles | None:
         """Returns the files that the task reads with these settings; `None` for no files.
 
         Args:

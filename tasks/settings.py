@@ -1,26 +1,27 @@
 """Settings that several data sets share, and facts on their clients that need no data."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from tasks.registry import Clients
-from tff_suite.hparams import MAX_SEED, By, Hparam, Value
+from tff_suite.hparams import MAX_SEED, By, Hparam, Settings
 
 # More than any set has training examples.
 MAX_CLIENTS = 1_000_000
 # Of concentrations of Dirichlet distributions. NumPy draws from one of 1e-12 for hours, and shares
 # with one of 1e308 are all 0.
-CONCENTRATIONS = {"minimum": 1e-5, "maximum": 1e12}
+CONCENTRATIONS: dict[str, Any] = {"minimum": 1e-5, "maximum": 1e12}
 
 
-def generated(settings: Mapping[str, Value], synthetic: bool) -> Clients:
+def generated(settings: Settings, synthetic: bool) -> Clients:
     """Returns `Clients` for generated data, as many as `num_clients` requests."""
     return Clients.numbered(settings["num_clients"])
 
 
-def at_most(published: int, made: int) -> Callable[[Mapping[str, Value], bool], Clients]:
+def at_most(published: int, made: int) -> Callable[[Settings, bool], Clients]:
     """Returns `Clients` of a published set: `published`, or `made` with `use_synthetic_data`."""
 
-    def clients(settings, synthetic):
+    def clients(settings: Settings, synthetic: bool) -> Clients:
         number = made if synthetic else published
         return Clients(min(number, settings.get("num_clients") or number))
 
@@ -79,9 +80,7 @@ def partition_seed(what: str, default: By | None = None) -> Hparam:
     )
 
 
-def with_partition_seed(
-    hparams: Sequence[Hparam], settings: Mapping[str, Value], seed: int
-) -> dict[str, Value]:
+def with_partition_seed(hparams: Sequence[Hparam], settings: Settings, seed: int) -> dict[str, Any]:
     """Returns the settings, with the run's seed as `partition_seed` if that is used but not set."""
     unset = any(
         h.name == "partition_seed" and h.is_used(settings) and settings[h.name] is None

@@ -84,14 +84,15 @@ class FederatedData(Protocol):
     Data may also have the attributes `files` and `held_in_memory`; see the functions of these
     names. Without them, a run reads all examples once at its start, so that it recognises the data
     when it resumes.
-
-    Attributes:
-      client_ids: Name of each client, in a fixed order; a client's position in it is its index.
-      sizes: int64 `[number of clients]`, examples of each client.
     """
 
-    client_ids: Sequence[str]
-    sizes: np.ndarray
+    @property
+    def client_ids(self) -> Sequence[str]:
+        """Name of each client, in a fixed order; a client's position in it is its index."""
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Number of examples of each client, int64 `[number of clients]`."""
 
     def examples(self, index: int) -> Examples:
         """Returns all examples of the client at `index`, in a fixed order, ready for the model."""
@@ -306,6 +307,16 @@ class Task:
     constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     files: Sequence[str] = ()
     encoding: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def keras_model(self, seed: int) -> Any:
+        """Returns a new Keras model with the initial weights of a seed.
+
+        Raises:
+          ValueError: If the task has no `keras_model_fn`.
+        """
+        if self.keras_model_fn is None:
+            raise TaskError(f"Task {self.name!r} has no keras_model_fn, so it cannot make a model.")
+        return self.keras_model_fn(seed)
 
     def __post_init__(self) -> None:
         """Checks the task, reading the examples of the smallest client of each set.

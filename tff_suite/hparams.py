@@ -13,6 +13,8 @@ from typing import Any
 from tff_suite.errors import FedError
 
 Value = bool | int | float | str | None
+# Settings by name, once resolved. What type a value has is said by its `Hparam` alone.
+Settings = Mapping[str, Any]
 
 # Counts are 32-bit numbers in TensorFlow's graphs and in seeds.
 MAX_INT = 2**31 - 1
@@ -136,7 +138,7 @@ class Hparam:
         """Returns a description of the default, with its conditions."""
         return self.default.describe() if isinstance(self.default, By) else _shown(self.default)
 
-    def is_used(self, settings: Mapping[str, Value]) -> bool:
+    def is_used(self, settings: Settings) -> bool:
         """Returns whether the setting is used with the owner's other settings."""
         by = self.default
         return not isinstance(by, By) or by.of(settings[by.setting]) is not NOT_USED
@@ -227,7 +229,7 @@ def _check_text(value: str, label: str) -> None:
         raise HparamError(f"{label} must not hold a zero byte.")
 
 
-def resolve(owner: str, hparams: Sequence[Hparam], given: Mapping[str, Any]) -> dict[str, Value]:
+def resolve(owner: str, hparams: Sequence[Hparam], given: Settings) -> dict[str, Any]:
     """Returns all settings of `owner`: those `given`, checked, and defaults for the rest.
 
     Args:

@@ -164,6 +164,7 @@ def load(
     if partition == "iid":
         parts = partitions.iid(len(train.y), num_clients, partition_seed)
     else:
+        assert class_probability is not None and alpha is not None
         parts = partitions.some_classes_dirichlet(
             train.y, num_clients, class_probability, alpha, partition_seed
         )
@@ -277,10 +278,10 @@ class Pictures:
         return self.shape[0]
 
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
-        rows = range(len(self))[rows] if isinstance(rows, slice) else np.asarray(rows)
-        pictures = np.zeros((len(rows), *self.shape[1:]), np.uint8)
+        chosen = range(len(self))[rows] if isinstance(rows, slice) else np.asarray(rows)
+        pictures = np.zeros((len(chosen), *self.shape[1:]), np.uint8)
         with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            for i, picture in enumerate(pool.map(self._picture, map(int, rows))):
+            for i, picture in enumerate(pool.map(self._picture, map(int, chosen))):
                 pictures[i] = picture
         return pictures
 
@@ -314,14 +315,14 @@ def _of_set(made: prepared.Prepared, folder: str, part: str) -> Examples:
 
     def picture(row: int) -> np.ndarray:
         what = f"picture {row} of {part} in {folder}"
-        image = _decode(made.arrays["image"][rows[row]], what)
+        image = _decode(made.strings["image"][rows[row]], what)
         with files.decoding(what, _ADVICE, "is damaged"):
             if image.shape != (_SIDE, _SIDE, 3):
                 raise ValueError(f"its shape is {tuple(image.shape)}")
         return image.numpy()
 
     labels = np.asarray(made.arrays["y"][rows.start : rows.stop], np.int32)
-    return Examples(Pictures(len(rows), picture, made.arrays["image"].files), labels)
+    return Examples(Pictures(len(rows), picture, made.strings["image"].files), labels)
 
 
 def _read_lists(data_dir: str, part: str) -> tuple[list[str], np.ndarray]:

@@ -118,6 +118,7 @@ def load(
         use_synthetic_data=use_synthetic_data,
         **(of_mnist if source == "mnist" else {}),
     )
+    assert characters.central_test is not None  # Both tasks have one.
     train = _ToRestore(characters.train)
     test = None if characters.test is None else _ToRestore(characters.test)
     return Task(

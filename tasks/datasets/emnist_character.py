@@ -64,11 +64,13 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, init: str
       DataError: If the file is missing or damaged and cannot be downloaded.
     """
     del seed  # Nothing but the initial weights is drawn at random.
+    train: FederatedData
+    test: FederatedData
     if use_synthetic_data:
         train, test, central_test = _synthetic()
     else:
-        train, test = open_file(data_dir)
-        central_test = test.pooled()
+        train, of_file = open_file(data_dir)
+        test, central_test = of_file, of_file.pooled()
     return Task(
         name="emnist_character",
         train=train,
@@ -82,9 +84,7 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, init: str
     )
 
 
-def open_file(
-    data_dir: str | None, advice: str | None = None
-) -> tuple[FederatedData, FederatedData]:
+def open_file(data_dir: str | None, advice: str | None = None) -> tuple[tffs.Clients, tffs.Clients]:
     """Opens TFF's file of 62 classes.
 
     Args:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,9 @@ _CLASSES = (
     "ankle_boot",
 )
 _NUM_CLASSES = len(_CLASSES)
+# Images and labels.
+_Labelled = tuple[np.ndarray, np.ndarray]
+_Scale = Callable[[np.ndarray], np.ndarray]
 _SIDE = 28
 _RESIZED_AT_ONCE = 10_000
 _FILES = (
@@ -227,6 +231,7 @@ def load(
     scale = _unit if pixels == "unit" else _standardized
     metrics = {"accuracy": losses.sparse_accuracy}
     if partition == "class":
+        assert classes is not None
         client_ids = classes.split(",")
         data = _of_classes(train, test, client_ids, scale)
         metrics |= {
@@ -274,16 +279,26 @@ def _parts(labels, partition, chosen, seed) -> list[np.ndarray]:
     return partitions.dirichlet_by_class(labels, num_clients, chosen["alpha"], seed, least)
 
 
-def _of_classes(train, test, client_ids, scale) -> dict[str, Any]:
+def _of_classes(
+    train: _Labelled, test: _Labelled, client_ids: Sequence[str], scale: _Scale
+) -> dict[str, Any]:
     """Returns the official sets by class: clients' examples, and all their tests together."""
     classes = [_CLASSES.index(name) for name in client_ids]
-    train, test = (_one_class_each(*part, classes, client_ids, scale) for part in (train, test))
-    own = [test.examples(k) for k in range(len(client_ids))]
+    clients_train, clients_test = (
+        _one_class_each(*part, classes, client_ids, scale) for part in (train, test)
+    )
+    own = [clients_test.examples(k) for k in range(len(client_ids))]
     central_test = Examples(*(np.concatenate(arrays) for arrays in zip(*own, strict=True)))
-    return {"train": train, "test": test, "central_test": central_test}
+    return {"train": clients_train, "test": clients_test, "central_test": central_test}
 
 
-def _one_class_each(images, labels, classes, client_ids, scale) -> ArrayFederatedData:
+def _one_class_each(
+    images: np.ndarray,
+    labels: np.ndarray,
+    classes: Sequence[int],
+    client_ids: Sequence[str],
+    scale: _Scale,
+) -> ArrayFederatedData:
     """Returns clients of one class each; labels are the clients' positions."""
     rows = partitions.one_class_each(labels, classes)
     places = np.full(_NUM_CLASSES, -1, np.int32)
@@ -311,9 +326,6 @@ def _standardized(images: np.ndarray) -> np.ndarray:
     return (_unit(images) - np.float32(_MEAN)) / np.float32(_DEVIATION)
 
 
-_Labelled = tuple[np.ndarray, np.ndarray]
-
-
 def _read(data_dir: str | None) -> tuple[_Labelled, _Labelled, dict[str, Any]]:
     """Returns training and test images with their labels, and TFDS's folder if they come from it.
 
@@ -323,7 +335,8 @@ def _read(data_dir: str | None) -> tuple[_Labelled, _Labelled, dict[str, Any]]:
     Raises:
       DataError: If a file is missing or damaged, or cannot be downloaded.
     """
-    paths, folder = [], None
+    paths: list[str | None] = []
+    folder = None
     if data_dir is not None:
         paths = [idx.find(data_dir, "fashion_mnist", name, _ADVICE) for name in _FILES]
         if not any(paths):
@@ -334,15 +347,17 @@ def _read(data_dir: str | None) -> tuple[_Labelled, _Labelled, dict[str, Any]]:
         read = (tfds.read_images(_TFDS, folder, split) for split in ("train", "test"))
         train, test = ((arrays["image"], arrays["label"]) for arrays in read)
         return train, test, tfds.record(_TFDS, folder)
+    found = []
     if data_dir is None:
-        paths = [_keras_file(f"{name}.gz") for name in _FILES]
-    for name, path in zip(_FILES, paths, strict=True):
-        if path is None:
-            raise idx.missing(data_dir, "fashion_mnist", name, _ADVICE, _FILES)
-    train, test = (
-        idx.read_labelled_images(*pair, _ADVICE, _NUM_CLASSES, _TFDS.published(split))
-        for split, pair in (("train", paths[:2]), ("test", paths[2:]))
-    )
+        found = [_keras_file(f"{name}.gz") for name in _FILES]
+    else:
+        for name, path in zip(_FILES, paths, strict=True):
+            if path is None:
+                raise idx.missing(data_dir, "fashion_mnist", name, _ADVICE, _FILES)
+            found.append(path)
+    common = _ADVICE, _NUM_CLASSES
+    train = idx.read_labelled_images(found[0], found[1], *common, _TFDS.published("train"))
+    test = idx.read_labelled_images(found[2], found[3], *common, _TFDS.published("test"))
     return train, test, {}
 
 

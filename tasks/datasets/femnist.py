@@ -8,7 +8,7 @@ AdaFedAdam (Ju et al. 2024) uses all writers and an MLP. AdaFed (Mohajer Hamidi 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -186,29 +186,33 @@ def load(
     else:
         writers, origin = _read(data_dir, source)
     skewed = partition == "skewed"
+    train: FederatedData
+    test: FederatedData
     if skewed:
+        assert num_clients is not None and classes_per_client is not None
+        assert test_fraction is not None  # See _check.
         letters = writers.letters()
         parts = partitions.classes_each(letters.y, num_clients, classes_per_client, partition_seed)
         rows = partitions.split_train_test(parts, test_fraction, partition_seed)
-        client_ids = [str(k) for k in range(num_clients)]
-        train, test = (ArrayFederatedData(*letters, part, client_ids) for part in rows)
+        ids = [str(k) for k in range(num_clients)]
+        train, test = (ArrayFederatedData(*letters, part, ids) for part in rows)
     else:
         every = writers.client_ids if split == "local" else writers.of_part("train")
         client_ids = _drawn(every, num_clients, partition_seed)
         train, test = _split(writers, client_ids, split, test_fraction, partition_seed)
     has_test = bool(np.any(test.sizes))
     num_classes = len(_LETTERS) if skewed else _NUM_CLASSES
-    make = {
+    models_by_name: dict[str, Callable[..., Any]] = {
         "mlp": functools.partial(models.mlp, hidden=(128,)),
         "cnn": models.femnist_cnn,
         "fedopt_cnn": models.emnist_cnn,
-    }[model]
+    }
     return Task(
         name="femnist",
         train=train,
         test=test if has_test else None,
         central_test=_pooled(test) if has_test else None,
-        keras_model_fn=functools.partial(make, num_classes=num_classes, init=init),
+        keras_model_fn=functools.partial(models_by_name[model], num_classes=num_classes, init=init),
         loss=losses.sparse_softmax_cross_entropy,
         metrics={"accuracy": losses.sparse_accuracy},
         primary_metric="accuracy",
@@ -339,6 +343,7 @@ def _split(
 ) -> tuple[_SomeExamples, _SomeExamples]:
     """Returns writers' training and test examples, split here or as in the source."""
     if split == "local":
+        assert test_fraction is not None
         every = [np.arange(sum(writers.sizes(client).values())) for client in client_ids]
         train, test = partitions.split_train_test(every, test_fraction, seed)
         return _SomeExamples(writers, client_ids, train), _SomeExamples(writers, client_ids, test)

@@ -197,13 +197,15 @@ def _read(
     if tfds_folder is not None:
         arrays = tfds.read_images(_TFDS, tfds_folder, part)
         return arrays["image"], arrays["label"], _read_writers(part, data_dir, arrays["label"])
-    paths = _idx_paths(part, data_dir)
-    for name, path in paths.items():
+    paths = []
+    for name, path in _idx_paths(part, data_dir).items():
         if path is None:
             known = [n for p in _PREFIXES for n in _idx_paths(p, data_dir)]
             raise idx.missing(data_dir, "mnist", name, _ADVICE, known)
+        paths.append(path)
+    of_images, of_labels = paths
     images, labels = idx.read_labelled_images(
-        *paths.values(), _ADVICE, _NUM_CLASSES, _TFDS.published(part)
+        of_images, of_labels, _ADVICE, _NUM_CLASSES, _TFDS.published(part)
     )
     return images, labels, _read_writers(part, data_dir, labels)
 

@@ -24,13 +24,14 @@ import codecs
 import contextlib
 import functools
 import gzip
+import io
 import itertools
 import os
 import re
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, BinaryIO
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import IO, Any
 
 import numpy as np
 
@@ -237,6 +238,7 @@ def load(
     rows = _rows_of_accounts(tweets, min_examples, use_synthetic_data)
     client_ids = test_ids = list(rows)
     if split == "local":
+        assert test_fraction is not None and partition_seed is not None
         train_rows, test_rows = partitions.split_train_test(
             list(rows.values()), test_fraction, partition_seed
         )
@@ -244,10 +246,11 @@ def load(
         client_ids, test_ids, train_rows, test_rows = _rows_of_source(tweets, list(rows))
 
     with files_lib.decoding(path, _ADVICE, "has tweets that are no text"):
-        words = _Words(tweets.arrays["text"], rows.values())
+        words = _Words(tweets.strings["text"], rows.values())
     if embedding == "glove":
         vocabulary, vectors = _frozen(words.known(), data_dir, embedding_file, use_synthetic_data)
     else:
+        assert vocab_size is not None
         vocabulary, vectors = _trained(words, train_rows, vocab_size, use_synthetic_data), None
         vocab_size = len(vocabulary)
     x = words.tokens(text.places(vocabulary))
@@ -324,10 +327,10 @@ def read_vectors(path: str, words: Set[str], size: int) -> tuple[list[str], np.n
                 line = line.removeprefix(codecs.BOM_UTF8)
                 if _HEADER.fullmatch(line.rstrip()):
                     continue
-            word, *numbers = line.rstrip().rsplit(b" ", size)
+            coded, *numbers = line.rstrip().rsplit(b" ", size)
             if len(numbers) != size:
                 raise ValueError(f"line {number} has {len(numbers)} numbers, not {size}")
-            word = word.decode()
+            word = coded.decode()
             if word in words and word not in found:
                 vector = np.array(numbers, np.float64)
                 # Beyond float32 a number would become infinite.
@@ -340,7 +343,7 @@ def read_vectors(path: str, words: Set[str], size: int) -> tuple[list[str], np.n
 
 
 @contextlib.contextmanager
-def _open_vectors(path: str, size: int) -> Iterator[BinaryIO]:
+def _open_vectors(path: str, size: int) -> Iterator[io.BufferedIOBase | IO[bytes]]:
     """Opens a file of vectors, unpacked; in an archive, its only text file or that of this size."""
     if not zipfile.is_zipfile(path):
         with files_lib.open_plain_or_gzip(path) as file:
@@ -361,7 +364,7 @@ def _open_vectors(path: str, size: int) -> Iterator[BinaryIO]:
 class _Words:
     """The words of those tweets that belong to clients."""
 
-    def __init__(self, tweets: Sequence[bytes], rows: Iterable[np.ndarray]):
+    def __init__(self, tweets: prepared.Ragged, rows: Iterable[np.ndarray]):
         self._tweets = {
             int(row): split_words(tweets[row].decode("utf-8", "surrogatepass"))
             for row in np.sort(np.concatenate(list(rows)))
@@ -375,7 +378,7 @@ class _Words:
         for row in rows:
             yield from self._tweets[int(row)]
 
-    def tokens(self, place: Mapping[str, int]) -> np.ndarray:
+    def tokens(self, place: Mapping[Hashable, int]) -> np.ndarray:
         """Returns the tokens of all tweets, int32 `[n, 25]`; zeros for tweets of no client.
 
         0 is padding, 1 to V are the vocabulary's words, and V + 1 is any other word. A tweet
@@ -420,7 +423,7 @@ def _frozen(
 
 def _trained(
     words: _Words, train_rows: Sequence[np.ndarray], size: int, use_synthetic_data: bool
-) -> Sequence[str]:
+) -> list[str]:
     """Returns the words that most accounts use; generated tweets may have fewer."""
     vocabulary = text.by_users(words.of(own) for own in train_rows)
     if len(vocabulary) < size and not use_synthetic_data:
@@ -520,8 +523,8 @@ def _read_tfds(folder: str) -> Iterator[prepared.Rows]:
         times = map(_sortable, date)
         keys = list(zip(user, is_test.tolist(), polarity.tolist(), times, strict=True))
         order = sorted(range(len(keys)), key=keys.__getitem__)
-        for name, rows in itertools.groupby(order, key=lambda i: user[i]):
-            rows = list(rows)
+        for name, of_user in itertools.groupby(order, key=lambda i: user[i]):
+            rows = list(of_user)
             # LEAF reads its own UTF-8 as Latin-1.
             texts = [tweet[i].decode("latin-1").encode() for i in rows]
             y = (polarity[rows] == 4).astype(np.uint8)

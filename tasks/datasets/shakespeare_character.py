@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -358,7 +358,7 @@ _TOKEN_OF = _table(CHARACTERS, 1, UNKNOWN)
 _LEAF_CODE_OF = _table(_LEAF_CHARACTERS, 0, len(_LEAF_CHARACTERS) - 1)
 
 
-def _pack(speeches: Sequence[bytes]) -> np.ndarray:
+def _pack(speeches: Iterable[bytes]) -> np.ndarray:
     rows = [np.zeros((0, LENGTH + 1), np.uint8), *map(sequences, speeches)]
     return np.concatenate(rows)
 
@@ -430,8 +430,11 @@ def _choose(
     # The first word sets these draws apart from other uses of the seed.
     rng = np.random.default_rng((715, chosen["partition_seed"]))
     drawn = rng.permutation(len(eligible))
-    parts = drawn[:num_clients], drawn[num_clients : num_clients + num_heldout]
-    return tuple([eligible[i] for i in np.sort(part)] for part in parts)
+    clients_that_train, heldout = (
+        [eligible[i] for i in np.sort(part)]
+        for part in (drawn[:num_clients], drawn[num_clients : num_clients + num_heldout])
+    )
+    return clients_that_train, heldout
 
 
 def _read_tff(data_dir: str | None) -> dict[str, _Client]:

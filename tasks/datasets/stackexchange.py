@@ -190,6 +190,7 @@ def load(
     if kind == "word":
         make, learnt = _next_word(words, init)
     else:
+        assert num_tags is not None
         make, learnt = _tags(words, _first(tags, num_tags, "num_tags"), init)
     train = text.federated(train_posts, users, make)
     test = text.federated(test_posts, users, make) if any(test_posts) else None
@@ -226,7 +227,7 @@ def _tags(words: Sequence[str], tags: Sequence[str], init: str) -> tuple[Callabl
     return make, {"keras_model_fn": model_fn, **stackoverflow.tag_measures()}
 
 
-def _first(entries: Sequence[str], size: int, setting: str) -> Sequence[str]:
+def _first(entries: list[str], size: int, setting: str) -> list[str]:
     if len(entries) < size:
         raise HparamError(
             f"stackexchange: {setting}={size}, but the training posts have {len(entries)}."
@@ -244,8 +245,8 @@ def _read(data_dir: str | None, sites: str) -> tuple[list[str], list[list[list[t
         posts.items(), key=lambda p: (p[0][0], p[1]["user_id"], p[1]["created"], p[0][1])
     ):
         question = posts.get((site, post["question_id"]))
-        title = text.sentences(question["title"]) if question else []
-        title = list(itertools.chain.from_iterable(title))
+        of_title = text.sentences(question["title"]) if question else []
+        title = list(itertools.chain.from_iterable(of_title))
         sentences = [text.Post(s, title, post["tags"]) for s in text.sentences(post["text"])]
         name = str(post["user_id"])
         users.setdefault(name if sites == "matheducators" else f"{site}/{name}", []).append(

@@ -421,18 +421,18 @@ def _read(data_dir: str | None, name: str) -> tuple[str, bytes]:
         folders = [os.path.join(data_dir, "stackoverflow"), data_dir]
     endings = ("", ".tar.bz2")
     paths = [os.path.join(f, name + e) for f in folders for e in endings]
-    path = files.find(paths, _ADVICE)
-    if path is None:
+    found = files.find(paths, _ADVICE)
+    if found is None:
         # Both files of counts are in one folder.
         known = [n + e for n in _SHA256 for e in endings]
         where = os.path.join(folders[-1], name)
         raise files.missing(where, _ADVICE, paths, "[.tar.bz2]", known)
-    with files.reading(path, _ADVICE):
-        if not path.endswith(".tar.bz2"):
-            with open(path, "rb") as file:
-                return path, files.read_at_most(file)
-        with tarfile.open(path, "r:bz2") as archive:
-            return path, files.read_member(archive, archive.getmember(name))
+    with files.reading(found, _ADVICE):
+        if not found.endswith(".tar.bz2"):
+            with open(found, "rb") as file:
+                return found, files.read_at_most(file)
+        with tarfile.open(found, "r:bz2") as packed:
+            return found, files.read_member(packed, packed.getmember(name))
 
 
 def _synthetic(

@@ -124,8 +124,10 @@ def load(
     """
     del data_dir, use_synthetic_data, seed  # The data are always generated, from a seed apart.
     if generator == "leaf":
+        assert max_examples is not None
         clients = leaf_clients(num_clients, data_seed, max_examples)
     else:
+        assert alpha is not None and beta is not None
         clients = alpha_beta_clients(num_clients, data_seed, max_examples, alpha, beta)
     x = np.concatenate([c.x for c in clients])
     y = np.concatenate([c.y for c in clients])

@@ -13,7 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -199,9 +199,14 @@ def load(
         features = text = image = id = test_path = None
         partition = "user"
     else:
+        assert path is not None and target is not None  # See _check_data.
         path = _place(path, data_dir)
         frame, folder = read("--table_path", path), os.path.dirname(path)
-    drawn = {"num_clients": num_clients, "alpha": alpha, "shards_per_client": shards_per_client}
+    drawn: dict[str, Any] = {
+        "num_clients": num_clients,
+        "alpha": alpha,
+        "shards_per_client": shards_per_client,
+    }
     with _told_on_standard_error():
         task = frames.from_frame(
             frame,
@@ -223,7 +228,9 @@ def load(
             **{name: value for name, value in drawn.items() if value is not None},
         )
     classes = task.encoding.get("classes")
-    changes = {"settings": {"target_type": "number" if classes is None else "category"}}
+    changes: dict[str, Any] = {
+        "settings": {"target_type": "number" if classes is None else "category"}
+    }
     if model == _LINEAR:
         changes["keras_model_fn"] = functools.partial(
             models.softmax_regression,

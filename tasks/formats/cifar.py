@@ -198,8 +198,13 @@ def _read_authors(kind: Kind, path: str, ending: str) -> tuple[Images, Images]:
     sizes = {len(part.labels) for part in train}
     if len(sizes) > 1:
         raise DataError(f"{path} has batches of unequal size, {sorted(sizes)}; {kind.advice}")
-    arrays = [None if a[0] is None else np.concatenate(a) for a in zip(*train, strict=True)]
-    return Images(*arrays), test
+    coarse = [part.coarse for part in train if part.coarse is not None]
+    together = Images(
+        np.concatenate([part.images for part in train]),
+        np.concatenate([part.labels for part in train]),
+        np.concatenate(coarse) if coarse else None,
+    )
+    return together, test
 
 
 def _members(path: str, names: Sequence[str], advice: str) -> Iterator[tuple[str, bytes]]:

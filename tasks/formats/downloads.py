@@ -6,7 +6,7 @@ import hashlib
 import os
 import urllib.error
 import urllib.request
-from typing import BinaryIO
+from typing import IO
 
 from tasks.formats import files
 from tasks.task import DataError
@@ -60,7 +60,7 @@ def fetch(url: str, path: str, advice: str, sha256: str | None = None) -> None:
             _remove_if_there(f"{part}.etag")
 
 
-def _receive(url: str, part: str, target: BinaryIO) -> str | None:
+def _receive(url: str, part: str, target: IO[bytes]) -> str | None:
     """Appends the missing rest to an open file; returns the whole's MD5 if the server sent it."""
     import tqdm  # Slow to import, and seldom needed.
 

@@ -8,6 +8,7 @@ trust any number that a file announces. None of this needs TensorFlow.
 import contextlib
 import difflib
 import gzip
+import io
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ import stat
 import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,6 +29,15 @@ from tff_suite.errors import FedError
 MAX_BYTES = 2 << 30
 
 _CHUNK = 1 << 20
+
+
+class Stream(Protocol):
+    """An open file that bytes are read from, unpacked or not."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Returns the next bytes, at most `size`, or all of them; none at the end."""
+
+
 # Most names of a folder that are compared with one that is missing.
 _MOST_NAMES = 5000
 
@@ -228,7 +238,7 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
-def read_at_most(stream: BinaryIO, limit: int = MAX_BYTES) -> bytes:
+def read_at_most(stream: Stream, limit: int = MAX_BYTES) -> bytes:
     """Reads a stream to its end; memory grows with its content, not with its announced size.
 
     Args:
@@ -261,13 +271,15 @@ def read_member(archive: tarfile.TarFile, member: tarfile.TarInfo, limit: int = 
     """
     if not member.isfile() or member.issparse() or not 0 <= member.size <= limit:
         raise ValueError(f"{member.name} in it is not a regular file of at most {limit:,} bytes")
-    data = read_at_most(archive.extractfile(member), limit)
+    stream = archive.extractfile(member)
+    assert stream is not None  # It is of a regular file.
+    data = read_at_most(stream, limit)
     if len(data) != member.size:
         raise ValueError(f"{member.name} in it is cut off")
     return data
 
 
-def open_plain_or_gzip(path: str) -> BinaryIO:
+def open_plain_or_gzip(path: str) -> io.BufferedIOBase:
     """Opens a file for reading, unpacked if it is gzip-compressed.
 
     The content decides, not the name: browsers may unpack a file and keep `.gz` in its name, or the
@@ -291,7 +303,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number in JSON")
 
 
-def entry(record: Any, key: str, kind: type | tuple[type, ...]) -> Any:
+def entry(record: Any, key: str | bytes, kind: type | tuple[type, ...]) -> Any:
     """Returns an entry of a JSON object, which must have that type; `true` is not a number.
 
     Raises:
@@ -365,7 +377,7 @@ def read_npz(path: str, wanted: Mapping[str, int | None]) -> dict[str, np.ndarra
     return arrays
 
 
-def read_npy(stream: BinaryIO, shape: Sequence[int | None], kinds: str) -> np.ndarray:
+def read_npy(stream: Stream, shape: Sequence[int | None], kinds: str) -> np.ndarray:
     """Reads an array in NumPy's own format.
 
     Args:

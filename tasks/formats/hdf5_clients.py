@@ -85,8 +85,9 @@ class Hdf5FederatedData:
                 raise DataError(f"{path} has no clients; {advice}")
             if total == 0 or total > size * files.DEFLATE:
                 raise ValueError(f"clients of {total} examples in all in a file of {size} bytes")
-        limited = max_examples is not None
-        self.sizes = np.minimum(self._announced, max_examples) if limited else self._announced
+        self.sizes = self._announced
+        if max_examples is not None:
+            self.sizes = np.minimum(self._announced, max_examples)
 
     def examples(self, index: int) -> Examples:
         """Returns the examples of the client at `index`, in the file's order.
@@ -288,6 +289,7 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, part: str) -> None:
     if not member.isfile() or member.issparse():
         raise ValueError(f"{member.name} in it is not a regular file")
     source, written = tar.extractfile(member), 0
+    assert source is not None  # It is of a regular file.
     with open(part, "wb") as target:
         while chunk := source.read(_CHUNK):
             written += target.write(chunk)

@@ -11,7 +11,7 @@ from tasks.formats import files
 from tasks.task import DataError
 from tff_suite import memory
 
-_DTYPES = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
+_DTYPES: dict[int, np.dtype] = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
 
 
 # Names of sets in torchvision's folders, by the names of their folders here.

@@ -145,8 +145,8 @@ def read(kind: Kind, data_dir: str | None) -> dict[str, Images]:
     images = {}
     for part, clients in made.parts.items():
         (rows,) = clients.values()
-        rows = slice(rows.start, rows.stop)
-        images[part] = Images(made.arrays["x"][rows], made.arrays["y"][rows].astype(np.int32))
+        own = slice(rows.start, rows.stop)
+        images[part] = Images(made.arrays["x"][own], made.arrays["y"][own].astype(np.int32))
     return images
 
 
@@ -243,12 +243,13 @@ def _read_class(kind, tree, part, label, names) -> Iterator[prepared.Rows]:
 def _decode(data: bytes, size: int) -> np.ndarray:
     """Returns the pixels of a PNG or JPEG file; grey ones get three equal channels."""
     is_jpeg = data.startswith(b"\xff\xd8")
+    shape: tuple[int, ...] | None = None
     try:
         # Before it is decoded, which takes the memory that the header announces.
         if is_jpeg:
             shape = tuple(tf.io.extract_jpeg_shape(data).numpy()[:2])
-        else:
-            shape = struct.unpack_from(">II", data, 16) if data.startswith(_PNG) else None
+        elif data.startswith(_PNG):
+            shape = struct.unpack_from(">II", data, 16)
         if shape == (size, size):
             # The exact transform gives the same pixels on every machine.
             return (

@@ -2,7 +2,7 @@
 
 import pickle
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -20,8 +20,10 @@ class _Dtype:
             raise ValueError(f"it has an array of type {name!r:.20}")
         self.dtype = np.dtype(name)
 
-    def __setstate__(self, state: Sequence) -> None:
-        order = state[1].decode() if isinstance(state[1], bytes) else state[1]
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        order: Any = state[1]
+        if isinstance(order, bytes):
+            order = order.decode()
         self.dtype = self.dtype.newbyteorder(order)
 
 
@@ -35,16 +37,16 @@ class Array:
     def __init__(self, *_: Any):
         self.values: Any = None
 
-    def __setstate__(self, state: Sequence) -> None:
+    def __setstate__(self, state: Sequence[Any]) -> None:
         _, shape, dtype, by_columns, content = state
         if not isinstance(content, bytes):
             raise ValueError("it has an array of objects")
-        order = "F" if by_columns else "C"
+        order: Literal["C", "F"] = "F" if by_columns else "C"
         self.values = np.frombuffer(content, dtype.dtype).reshape(shape, order=order)
 
 
 def _frombuffer(
-    content: bytes | bytearray, dtype: _Dtype, shape: Sequence[int], order: str
+    content: bytes | bytearray, dtype: _Dtype, shape: Sequence[int], order: Literal["C", "F"]
 ) -> Array:
     """Returns an array in the form that NumPy pickles from protocol 5 on."""
     if not isinstance(content, bytes | bytearray) or order not in ("C", "F"):

@@ -135,11 +135,13 @@ class Prepared(NamedTuple):
     """A set of examples.
 
     Attributes:
-      arrays: The arrays by name, `[rows, ...]`: read-only memory maps, or in memory.
+      arrays: The arrays of numbers by name, `[rows, ...]`: read-only memory maps, or in memory.
+      strings: Those of byte strings by name.
       parts: For each part the rows of each client, which are consecutive.
     """
 
-    arrays: Mapping[str, np.ndarray | Ragged]
+    arrays: Mapping[str, np.ndarray]
+    strings: Mapping[str, Ragged]
     parts: Mapping[str, Mapping[str, range]]
 
     def rows_of_clients(self, *parts: str) -> dict[str, np.ndarray]:
@@ -186,7 +188,7 @@ def warn_if_older(folder: str, raw: Iterable[str]) -> None:
         )
 
 
-def made_of(folder: str, advice: str) -> list:
+def made_of(folder: str, advice: str) -> list | None:
     """Returns name and size of each piece from which a set was made.
 
     Raises:
@@ -235,7 +237,8 @@ def read(
             part: {""} for part in parts
         }:
             raise ValueError(f"its parts are {list(of_clients)!s:.200} and not {list(parts)}")
-    mapped = {}
+    mapped: dict[str, np.ndarray] = {}
+    strings = {}
     for name, array in arrays.items():
         shape = (num_rows, *array.shape)
         if array.dtype is None:
@@ -244,13 +247,13 @@ def read(
             with files_lib.decoding(os.path.join(folder, f"{name}.ends"), advice, damaged):
                 if np.any(np.diff(ends, prepend=0) < 0) or ends[-1:].sum() != len(values):
                     raise ValueError("the strings' ends do not follow each other")
-            mapped[name] = Ragged(values, ends)
+            strings[name] = Ragged(values, ends)
         else:
             mapped[name] = _map(folder, name, _little(array.dtype), shape, manifest, advice)
     if num_classes is not None:
         with files_lib.decoding(os.path.join(folder, "y"), advice, damaged):
             files_lib.check_labels(mapped["y"], num_classes)
-    return Prepared(mapped, of_clients)
+    return Prepared(mapped, strings, of_clients)
 
 
 def verify(folder: str, advice: str, arrays: Mapping[str, Array]) -> dict[str, Any]:
@@ -290,16 +293,17 @@ def in_memory(source: Source) -> Prepared:
             clients.add(rows, piece)
             for name, values in rows.arrays.items():
                 collected[name].append(values)
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
+    strings = {}
     for name, array in source.arrays.items():
         if array.dtype is None:
-            strings = [s for part in collected[name] for s in part]
-            ends = np.cumsum([len(s) for s in strings], dtype=np.int64)
-            arrays[name] = Ragged(np.frombuffer(b"".join(strings), np.uint8), ends)
+            own = [s for part in collected[name] for s in part]
+            ends = np.cumsum([len(s) for s in own], dtype=np.int64)
+            strings[name] = Ragged(np.frombuffer(b"".join(own), np.uint8), ends)
         else:
             empty = np.zeros((0, *array.shape), array.dtype)
             arrays[name] = np.concatenate([empty, *collected[name]], dtype=array.dtype)
-    return Prepared(arrays, _ranges(clients.counts))
+    return Prepared(arrays, strings, _ranges(clients.counts))
 
 
 def write(

@@ -114,7 +114,7 @@ def _listing(system, root) -> dict[str, Mapping[str, Any]]:
     Raises:
       DataError: If the folder does not exist, or is a file.
     """
-    found = {}
+    found: dict[str, Mapping[str, Any]] = {}
     for path, info in sorted(system.find(root, detail=True).items()):
         name = posixpath.relpath(path, root.rstrip("/") or "/")
         if name == "." or name.startswith("..") or posixpath.isabs(name):

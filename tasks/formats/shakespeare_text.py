@@ -281,7 +281,8 @@ def _parse_as_tff(text: str) -> list[Role]:
 
 def _cut_as_tff(role: Role) -> Role:
     """Returns a role whose text is cut after the first line of each speech."""
-    examples, rest = [], ()
+    examples: list[tuple[str, ...]] = []
+    rest: Sequence[str] = ()
     for first, *others in role.speeches:
         examples.append((*rest, first))
         rest = others

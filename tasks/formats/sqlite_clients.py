@@ -9,7 +9,7 @@ import pathlib
 import sqlite3
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
@@ -76,8 +76,9 @@ class SqliteFederatedData:
             total, most = sum(map(int, self._announced)), os.path.getsize(path)
             if total == 0 or total > most:
                 raise ValueError(f"clients of {total} examples in all in a file of {most} bytes")
-        limited = max_examples is not None
-        self.sizes = np.minimum(self._announced, max_examples) if limited else self._announced
+        self.sizes = self._announced
+        if max_examples is not None:
+            self.sizes = np.minimum(self._announced, max_examples)
         if len(set(self.client_ids)) != len(clients):
             raise DataError(f"{path} gives clients of {split!r} two different sizes; {advice}")
 
@@ -206,12 +207,12 @@ def locate(name: str, folder: str, data_dir: str | None, advice: str) -> str:
                 raise
             os.remove(packed)
         return path
-    path = find(name, folder, data_dir, advice)
-    if path is None:
+    found = find(name, folder, data_dir, advice)
+    if found is None:
         raise files.missing(os.path.join(data_dir, name), advice, ending="[.lzma]")
-    if not os.path.lexists(path):
-        unpack(f"{path}.lzma", path, advice)
-    return path
+    if not os.path.lexists(found):
+        unpack(f"{found}.lzma", found, advice)
+    return found
 
 
 def find(name: str, folder: str, data_dir: str, advice: str) -> str | None:
@@ -274,7 +275,7 @@ def unpack(packed: str, path: str, advice: str) -> None:
         raise DataError(f"{packed} is damaged ({reason}); {advice}") from error
 
 
-def _decompress(packed: str, target: BinaryIO) -> None:
+def _decompress(packed: str, target: IO[bytes]) -> None:
     import tqdm  # Slow to import, and seldom needed.
 
     size = os.path.getsize(packed)

@@ -8,13 +8,16 @@ it.
 import collections
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from tasks.task import ArrayFederatedData, Examples
 
 NUM_SPECIAL_TOKENS = 4
+# A word, or a tag: of TFF's files bytes.
+_Word = TypeVar("_Word", str, bytes)
 
 
 class Post(NamedTuple):
@@ -68,8 +71,8 @@ def next_words(
         tokens = [place.get(word, other - 1) + 1 for word in words[:length]]
         tokens += [end] * (len(tokens) < length)
         rows.append([other + 1, *tokens] + [0] * (length - len(tokens)))
-    tokens = np.array(rows, np.int32).reshape(-1, length + 1)
-    return Examples(tokens[:, :-1], tokens[:, 1:])
+    table = np.array(rows, np.int32).reshape(-1, length + 1)
+    return Examples(table[:, :-1], table[:, 1:])
 
 
 class BagsOfWords:
@@ -119,7 +122,7 @@ class BagsOfWords:
             dense[i, columns] = shares
         return dense
 
-    def __array__(self, dtype=None) -> np.ndarray:
+    def __array__(self, dtype: npt.DTypeLike | None = None) -> np.ndarray:
         return self[:].astype(dtype or np.float32, copy=False)
 
 
@@ -192,7 +195,7 @@ def federated(
 
 
 def synthetic(
-    num_users: int, vocabulary: Sequence[Hashable], tags: Sequence[Hashable]
+    num_users: int, vocabulary: Sequence[_Word], tags: Sequence[_Word]
 ) -> list[list[Post]]:
     """Generates posts of the true form, in which words follow a rule and determine the tags.
 

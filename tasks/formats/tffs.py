@@ -16,6 +16,7 @@ from tasks.formats import downloads, files, hdf5_clients, sqlite_clients
 from tasks.formats.hdf5_clients import Feature
 from tasks.task import DataError, Examples, FederatedData
 
+Clients = hdf5_clients.Hdf5FederatedData | sqlite_clients.SqliteFederatedData
 Make = Callable[[Mapping[str, np.ndarray]], Examples]
 
 
@@ -73,7 +74,7 @@ def find(published: Published, data_dir: str) -> str | None:
 
 def open_clients(
     published: Published, data_dir: str | None, make: Make, max_examples: int | None = None
-) -> tuple[FederatedData, FederatedData]:
+) -> tuple[Clients, Clients]:
     """Opens a set.
 
     Args:
@@ -118,13 +119,15 @@ def open_clients(
     return train, test
 
 
-def _split(published, path, split, make, max_examples) -> FederatedData:
+def _split(
+    published: Published, path: str, split: str, make: Make, max_examples: int | None
+) -> Clients:
     if path.endswith(".h5"):
         return hdf5_clients.Hdf5FederatedData(
             path, published.features, make, published.advice, max_examples
         )
 
-    def parse(serialized):
+    def parse(serialized: Sequence[bytes]) -> Examples:
         return make(columns(published, serialized))
 
     return sqlite_clients.SqliteFederatedData(path, split, parse, published.advice, max_examples)

@@ -4,8 +4,11 @@ from typing import Any
 
 import tensorflow as tf
 
+# A mixin: its classes have `__call__` from Keras's layer, their second base.
+_Mixin: Any = object
 
-class AsWritten:
+
+class AsWritten(_Mixin):
     """A Keras layer whose `call` runs as written; put it first among the base classes.
 
     When a model is built, Keras has AutoGraph rewrite the `call` of every layer that is not its

@@ -6,7 +6,7 @@ import pytest
 
 import tasks
 from tasks import prepare
-from tasks.task import ArrayFederatedData, DataError
+from tasks.task import ArrayFederatedData, DataError, Task
 from tff_suite import figures
 
 X, Y = np.zeros((3, 2), np.float32), np.zeros(3, np.int32)
@@ -38,6 +38,15 @@ def test_tables_of_pandas_are_taken_by_place():
 def test_clients_are_named_by_text(client_ids, told):
     data = ArrayFederatedData(X, Y, [[0], [1, 2]], client_ids)
     assert data.client_ids == told and all(type(name) is str for name in data.client_ids)
+
+
+def test_a_task_without_a_model_function_says_so_when_a_model_is_asked_for():
+    data = ArrayFederatedData(X, Y, [[0], [1, 2]])
+    task = Task("mine", data, None, None, lambda seed: ("model", seed), "mse", {}, "accuracy")
+    assert task.keras_model(3) == ("model", 3)
+    task = Task("mine", data, None, None, None, "mse", {}, "accuracy")
+    with pytest.raises(ValueError, match="Task 'mine' has no keras_model_fn"):
+        task.keras_model(3)
 
 
 def test_a_client_may_have_no_rows():

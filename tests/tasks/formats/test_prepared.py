@@ -52,8 +52,9 @@ def _assert_equal(made, wanted):
     for name in ("x", "y"):
         assert made.arrays[name].dtype == wanted.arrays[name].dtype
         np.testing.assert_array_equal(made.arrays[name], wanted.arrays[name])
-    strings = [[a.arrays["text"][i] for i in range(len(a.arrays["text"]))] for a in (made, wanted)]
-    assert strings[0] == strings[1] and len(strings[0]) == len(wanted.arrays["y"])
+    texts = [a.strings["text"] for a in (made, wanted)]
+    ours, theirs = ([text[i] for i in range(len(text))] for text in texts)
+    assert ours == theirs and len(ours) == len(wanted.arrays["y"])
 
 
 def _bytes(folder):
@@ -79,8 +80,8 @@ def test_what_is_written_is_what_is_read(tmp_path):
     assert isinstance(got.arrays["x"], np.memmap) and not got.arrays["x"].flags.writeable
     row = got.parts["test"]["c3"][-1]
     np.testing.assert_array_equal(got.arrays["x"][row], [4, 3, 3])
-    assert got.arrays["text"][got.parts["train"]["c0"][2]] == b"0/0/2" * 2
-    assert got.arrays["text"][0] == b""
+    assert got.strings["text"][got.parts["train"]["c0"][2]] == b"0/0/2" * 2
+    assert got.strings["text"][0] == b""
     _assert_equal(got, prepared.in_memory(source()))
 
 
@@ -88,7 +89,7 @@ def test_an_empty_set_is_a_set(tmp_path):
     empty = prepared.Source(_ARRAYS, [prepared.Piece("none", 0, lambda: iter(()))])
     prepared.write(empty, str(tmp_path), "toy")
     got = prepared.read(str(tmp_path / "toy.prepared"), "advice", _ARRAYS)
-    assert got.arrays["x"].shape == (0, 3) and len(got.arrays["text"]) == 0
+    assert got.arrays["x"].shape == (0, 3) and len(got.strings["text"]) == 0
     _assert_equal(got, prepared.in_memory(empty))
 
 
