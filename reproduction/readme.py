@@ -377,12 +377,17 @@ def _lines(text) -> str:
     return text.replace("\n", "<br>")
 
 
-def _claim_counts(papers: Sequence[str]) -> str:
+def _claim_counts(papers: Mapping[str, str]) -> str:
+    """Returns a line for each paper: how many of its claims have which verdict.
+
+    Args:
+      papers: Folder under papers/ → the paper's name.
+    """
     names = [*claims.VERDICTS, "claims"]
     lines, totals = [], Counter()
-    for paper in papers:
+    for paper, paper_name in papers.items():
         counts = _counts_of_claims(paper)
-        lines.append([paper, *(counts[name] for name in names)])
+        lines.append([paper_name, *(counts[name] for name in names)])
         totals += counts
     lines.append(["all", *(totals[name] for name in names)])
     return _table(lines, ["paper", *names])
@@ -415,13 +420,11 @@ def _main_claim(paper: str) -> dict[str, str]:
             )
             number = f"{part.read[0][1]['column']}: {shown.splitlines()[0]}"
     several = " to ".join(dict.fromkeys(map(str, (min(seeds), max(seeds))))) if seeds else ""
-    verdict = f"*{main.verdict}*"
-    if verdicts := {part.verdict for part in main.parts} - {claims.HOLDS, claims.UNTESTED}:
-        verdict += "".join(
-            f"<br>{part.verdict}: {part.claim['claim']}"
-            for part in main.parts
-            if part.verdict in verdicts
-        )
+    verdict = f"*{main.verdict}*" + "".join(
+        f"<br>{part.verdict}: {part.claim['claim']}"
+        for part in main.parts
+        if part.verdict != claims.UNTESTED
+    )
     return {
         "main claim": main.sentence,
         "verdict": verdict,
@@ -465,10 +468,14 @@ def _rounded(value) -> str:
     return "" if math.isnan(value) else f"{value:.2f}"
 
 
-def _order_counts() -> str:
-    """Returns what the orders of methods come to, by paper and kind of data."""
+def _order_counts(papers: Mapping[str, str]) -> str:
+    """Returns how orders of methods compare, by paper and kind of data.
+
+    Args:
+      papers: Folder under papers/ → the paper's name.
+    """
     lines = []
-    for paper in sorted({item.paper for item in all_items()}):
+    for paper, paper_name in papers.items():
         comparisons = [c for item in all_items(paper) for c in order.of_item(item)]
         for data, is_stand_in in (("the paper's", False), ("stand-in", True)):
             some = [c for c in comparisons if bool(c.setup.stand_in) is is_stand_in]
@@ -479,7 +486,7 @@ def _order_counts() -> str:
             slopes = [c.slope for c in some if not math.isnan(c.slope)]
             median = [f"{statistics.median(of):.2f}" if of else "" for of in (taus, slopes)]
             above = sum(tau > 0 for tau in taus)
-            lines.append([paper, data, len(some), above, firm, *median])
+            lines.append([paper_name, data, len(some), above, firm, *median])
     names = ["metrics", "tau-b above 0", "and p at most 0.05", "median tau-b", "median slope"]
     return _table(lines, ["paper", "data", *names])
 
@@ -504,7 +511,8 @@ def paper_page(paper: str, text: str) -> str:
       text: The README as it is.
     """
     items = all_items(paper)
-    text = _replace(text, "main", _table(_main_claim(paper).items(), ["", ""]))
+    first, *others = _main_claim(paper).items()
+    text = _replace(text, "main", _table(others, first))
     text = _replace(text, "overview", _overview(items))
     text = _replace(text, "claims", _claims(paper))
     text = _replace(text, "order", _order(items))
@@ -536,6 +544,7 @@ def scoreboard_page(text: str) -> str:
     names, lines, by_item, total = {}, [], [], score.count([])
     for paper in sorted({item.paper for item in all_items()}):
         of_paper = _count(paper)
+        names[paper] = name = _name_of(paper)
         for item in all_items(paper):
             if found := score.cells(item):
                 whole = score.count(found)
@@ -543,9 +552,8 @@ def scoreboard_page(text: str) -> str:
                 by_item.append(
                     [paper, f"`{item.name}`", *_counted(whole), repeated, *_telling(whole, "")]
                 )
-        names[paper] = (PAPERS / paper / "README.md").read_text().splitlines()[0].removeprefix("# ")
         counted = functools.reduce(_sum, of_paper.values())
-        link = f"[{names[paper]}]({paper}/README.md)"
+        link = f"[{name}]({paper}/README.md)"
         cells = counted.statuses.total()
         lines.append([link, *_counted(counted, 0), cells, *_telling(counted, 0)])
         total = _sum(total, counted)
@@ -557,9 +565,13 @@ def scoreboard_page(text: str) -> str:
     items = _table(by_item, ["paper", "item", *STATUSES, rows, earlier, *telling])
     text = _replace(text, "main", _main_claims(names))
     text = _replace(text, "scoreboard", f"{table}\n\n{_fold('By table', [items])}")
-    text = _replace(text, "order", _order_counts())
+    text = _replace(text, "order", _order_counts(names))
     text = _replace(text, "data", needs.page_of_data())
-    return _replace(text, "claims", _claim_counts(list(names)))
+    return _replace(text, "claims", _claim_counts(names))
+
+
+def _name_of(paper) -> str:
+    return (PAPERS / paper / "README.md").read_text().splitlines()[0].removeprefix("# ")
 
 
 def _count(paper) -> dict[str, score.Count]:
@@ -588,9 +600,10 @@ def headline(text: str) -> str:
             [
                 [
                     "Published numbers",
-                    f"The {len(papers)} papers print {total.statuses.total():,}. {agreed[1]} could "
-                    f"be compared here, and **{agreed[0]} of {agreed[1]}** are reproduced "
-                    f"({compared[0]} of {compared[1]} without those that any method would reach).",
+                    f"The {len(papers)} papers print {total.statuses.total():,} in their tables. "
+                    f"{agreed[1]} could be compared here. **{agreed[0]} of {agreed[1]}** are "
+                    f"reproduced ({compared[0]} of {compared[1]} without numbers that do not tell "
+                    "methods apart).",
                 ],
                 [
                     "[Claims](papers/README.md)",
