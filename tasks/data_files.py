@@ -1,4 +1,4 @@
-"""What files a task reads: declared in its `SPEC`, for pages and for what a paper's item takes."""
+"""Declares the data files of tasks in their `SPEC`s, for pages and for the items of papers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ class DataFiles:
     """Files that a task reads.
 
     Attributes:
-      name: What they are, in words.
+      name: Description of the files.
       source: How to get them, as a request.
-      files: Patterns of files below `--data_dir`, any of which shows that they are there.
-      examples: Training examples that the publisher states.
-      clients: Number of clients where the settings do not tell it.
-      cached: What a run without `--data_dir` looks for below the home folder before it downloads.
-      tfds_set: The `tasks.formats.tfds.Set` of TensorFlow Datasets that will do as well.
-      tfds_cache: When a run reads that set from TFDS's own cache. `never`; `alone`, without
-        `--data_dir`; `beside`, where that folder has only what TFDS lacks; `always`.
-      beside: Patterns of files below `--data_dir`, one of which must be there, too.
-      when: Setting → values with which the task reads these files; without any, always.
-      stand_in: Whether they are for set-ups only that say that their data are not the paper's.
+      files: Patterns of files below `--data_dir`; one match shows that the files exist.
+      examples: Number of training examples that the publisher states.
+      clients: Number of clients, if the settings do not determine it.
+      cached: The path below the home folder at which a run without `--data_dir` looks before it
+        downloads.
+      tfds_set: The `tasks.formats.tfds.Set` of TensorFlow Datasets that can replace the files.
+      tfds_cache: When a run reads that set from TFDS's own cache: `never`; `alone`, without
+        `--data_dir`; `beside`, if that folder has only what TFDS lacks; `always`.
+      beside: Patterns of further files below `--data_dir`, one of which must also exist.
+      when: Setting → values with which the task reads these files; empty for always.
+      stand_in: Whether they are only for set-ups that state that their data is not the paper's.
     """
 
     name: str
@@ -41,7 +42,7 @@ class DataFiles:
     stand_in: bool = False
 
     def replace(self, **changes: Any) -> DataFiles:
-        """Returns the same files with some attributes changed."""
+        """Returns a copy with some attributes changed."""
         return dataclasses.replace(self, **changes)
 
     def are_read(self, settings: Mapping[str, Value]) -> bool:

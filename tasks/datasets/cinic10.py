@@ -60,7 +60,7 @@ def load(*, data_dir: str | None, seed: int, use_synthetic_data: bool, **chosen:
     """Loads the task; see `SPEC` for the settings and `tasks.load` for the rest.
 
     Raises:
-      HparamError: If settings do not go together, or the partition is impossible.
+      HparamError: If settings contradict each other, or the partition is impossible.
       DataError: If files are missing or damaged, or cannot be downloaded.
     """
     del seed  # It comes as partition_seed.

@@ -1,8 +1,8 @@
 """AdaFed's common descent direction u = Σ a_k g_k, ⟨g_k, u⟩ = F_k, on the Gram matrix of the g_k.
 
 Mohajer Hamidi, Yang: "AdaFed", arXiv 2401.04993. `tff_algos/methods/adafed.py` explains what
-happens if the g_k are linearly dependent, and why. Everything is float64 and, but for
-`direction`, of the cohort's size K.
+happens if the g_k are linearly dependent, and why. Everything is float64. Everything but the
+argument of `direction` is of the cohort's size K.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Powers(NamedTuple):
     In these units no power of a loss is out of range.
 
     Attributes:
-      of_each: F_k, `[K]`, zero for clients that do not count.
-      number: How many clients count, scalar.
-      smallest: The least F_k of these, scalar; 0 if nobody counts.
+      of_each: F_k, `[K]`, zero for clients that are left out.
+      number: Number of included clients, scalar.
+      smallest: The least F_k of these, scalar; 0 without any.
       mean: Their mean F_k, scalar.
-      unit: The largest F_k in its own unit, scalar, not above float64's range.
+      unit: The largest F_k itself, scalar, limited to float64's range.
     """
 
     of_each: tf.Tensor
@@ -47,9 +47,9 @@ def powers(losses: tf.Tensor, counts: tf.Tensor, *, gamma: float, loss_floor: fl
 
     Args:
       losses: f_k, float32 `[K]`.
-      counts: Which clients count, bool `[K]`.
+      counts: Which clients are included, bool `[K]`.
       gamma: γ.
-      loss_floor: The least loss of a client.
+      loss_floor: Lower bound of a client's loss.
     """
     number = tf.reduce_sum(tf.cast(counts, tf.float64))
     losses = tf.maximum(tf.cast(losses, tf.float64), loss_floor)
@@ -66,9 +66,9 @@ def powers(losses: tf.Tensor, counts: tf.Tensor, *, gamma: float, loss_floor: fl
 
 
 def direction(u: Vector, gram: tf.Tensor, cohort: Powers) -> tuple[Vector, tf.Tensor, tf.Tensor]:
-    """Returns d = u / max(‖u‖, mean F_k / max ‖g_k‖)² and the lengths that a step goes by.
+    """Returns d = u / max(‖u‖, mean F_k / max ‖g_k‖)² and two lengths on which a step depends.
 
-    For independent g_k, ‖u‖ is never the smaller.
+    For independent g_k the maximum is always ‖u‖.
 
     Args:
       u: Σ a_k g_k, in float64.
