@@ -33,7 +33,7 @@ from matplotlib.figure import Figure
 
 from reproduction import columns, plots, quantities, results, run_folders
 from reproduction.items import PlannedRun, ReproduceError, Setup
-from tff_suite import figures, writing
+from tff_suite import command_line, figures, writing
 
 # Panels of `results`, one a column of the table.
 _MOST_PANELS = 3
@@ -166,12 +166,18 @@ def draw_again(
       Paths of the figures written; none for a figure whose data are not there.
     """
     paths = []
-    for name, figure in drawn(setup, folder):
-        paths += figures.save(figure, str(folder / name), endings, width)
+    for name, figure in drawn(setup, folder, width):
+        try:
+            paths += figures.save(figure, str(folder / name), endings, width)
+        except figures.NoRoomError as e:
+            figures.close(figure)
+            command_line.say(f"warning: {name} is not drawn. {e}")
     return paths
 
 
-def drawn(setup: Setup, folder: pathlib.Path) -> Iterator[tuple[str, Figure]]:
+def drawn(
+    setup: Setup, folder: pathlib.Path, width: float | None = None
+) -> Iterator[tuple[str, Figure]]:
     """Yields the name and the figure of each figure whose data are in a folder."""
     swept = any(KINDS[wanted["kind"]].swept for _, wanted in setup.named_figures())
     if (folder / "results.csv").exists() and not swept:
@@ -179,6 +185,7 @@ def drawn(setup: Setup, folder: pathlib.Path) -> Iterator[tuple[str, Figure]]:
             setup,
             _read(folder / "results.csv", seeds=str),
             _read(folder / "runs.csv", seed=str),
+            width,
         )
         if figure is not None:
             yield "results", figure
@@ -198,7 +205,7 @@ def _read(path, **dtypes: type) -> pd.DataFrame:
     return run_folders.read_table(path, ("client", "method", "row"), **dtypes)
 
 
-def _results(setup, rows, runs) -> Figure | None:
+def _results(setup, rows, runs, width) -> Figure | None:
     """Draws what the set-up's rows came to, with seeds and published values."""
     theirs = results.published(setup)
     shown = _shown_columns(setup, rows, theirs)
@@ -236,6 +243,7 @@ def _results(setup, rows, runs) -> Figure | None:
         published=f"published, after {protocol:,} rounds" if short else "published",
         log=[_column_label(setup, c, rows) for c in shown if c["metric"] in logarithmic],
         foreign=bool(setup.stand_in),
+        inches=width,
     )
 
 

@@ -366,6 +366,7 @@ def summary(
     published: str = "published",
     log: Sequence[str] = (),
     foreign: bool = False,
+    inches: float | None = None,
 ) -> Figure:
     """Draws the results of a table's rows: seeds, means with error bars, published values.
 
@@ -380,19 +381,26 @@ def summary(
       published: Legend text for the published values.
       log: Panels whose axis is logarithmic.
       foreign: Whether the published values come from other data, so that axes need not show them.
+      inches: Width that `figures.fit` will give the figure; by default as its panels need. Panels
+        stand below one another where the width is that of one column.
     """
     short = displayed(table.row)
     rows = list(short)
     wanted = list(table.groupby("panel", sort=False))
+    columns = 1 if inches and inches < figures.TWO_COLUMNS else len(wanted)
     width = 0.8 if len(wanted) > 1 else 1.5
-    names = [figures.broken(name) for name in short.values()]
+    # Of a given width a third is for names.
+    for_names = [inches / 3] if inches else []
+    names = [figures.broken(name, *for_names) for name in short.values()]
+    wide = (inches - for_names[0]) / columns - 0.2 if inches else 3.0 * width
     most = max(name.count("\n") + 1 for name in names)
     # The height of a row is that of one and a half lines of text.
     height = max(0.5, 0.105 * max(1, most / 1.5) * (len(rows) + 1))
-    figure, axes = figures.panels(len(wanted), width=width, height=height, sharey=True)
+    shape = columns, -(-len(wanted) // columns)
+    figure, axes = figures.panels(*shape, width=width, height=height, of_rows=True, sharey=True)
     looks = looks_of(rows)
     kinds = set()
-    for panel, (name, group) in zip(axes[0], wanted, strict=True):
+    for panel, (name, group) in zip(axes.flat, wanted, strict=True):
         limits = None if name in log else _shared_limits(group, foreign)
         beyond = {}
         for place, row in enumerate(rows):
@@ -407,7 +415,7 @@ def summary(
         if limits:
             panel.set_xlim(*limits)
             kinds |= {"beyond"} | {k for of in beyond.values() for *_, k, _ in of}
-        _write_at_edges(panel, beyond, [looks[row] for row in rows], width)
+        _write_at_edges(panel, beyond, [looks[row] for row in rows], wide)
         panel.grid(axis="y", visible=False)
     axes[0, 0].set_yticks(range(len(rows)), names)
     axes[0, 0].set_ylim(len(rows) - 0.4, -0.6)
@@ -478,9 +486,8 @@ def _within(own, limits) -> tuple[pd.DataFrame, list[tuple[str, bool, str, str]]
     return kept, texts
 
 
-def _write_at_edges(panel, beyond, looks, width) -> None:
+def _write_at_edges(panel, beyond, looks, inches) -> None:
     """Writes texts at the edges of a summary's panel, and widens the panel for them if needed."""
-    inches = 3.0 * width
     written = {}
     for place, texts in beyond.items():
         for side in ("left", "right"):
@@ -812,6 +819,7 @@ def rate_heat_maps(
                 va="center",
                 size=figures.TEXT,
                 color="white" if dark else "black",
+                gid=figures.OPTIONAL if np.isfinite(value) else None,
             )
         panel.set_xticks(range(len(table.columns)), map(_power, table.columns))
         panel.set_yticks(range(len(table.index)), map(_power, table.index))

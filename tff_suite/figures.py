@@ -11,6 +11,7 @@ import functools
 import io
 import itertools
 import os
+import re
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
@@ -29,10 +30,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from tff_suite import palette, writing
+from tff_suite.errors import FedError
 
 # Inches within the axes of a panel, and from panel to panel where the figure's width is given.
 _PANEL = (3.0, 2.2)
 _LEAST_PANEL = 2.1
+_LEAST_MAP = 1.6
+# What a panel needs at least.
+_LEAST_INCHES = 0.9
 # Inches that a panel may be high there.
 _HEIGHTS = (1.3, 2.6)
 # Entries of a legend below one another.
@@ -79,8 +84,30 @@ _wanted: "weakref.WeakKeyDictionary[Figure, tuple[float, float]]" = weakref.Weak
 _entries: "weakref.WeakKeyDictionary[Figure, dict[str, Any]]" = weakref.WeakKeyDictionary()
 
 
+# Figures whose panels need their height whatever their width, such as those with a line per row.
+_of_rows: "weakref.WeakSet[Figure]" = weakref.WeakSet()
+# Group of texts that are left out together where one of them has no room, see `fit`.
+OPTIONAL = "optional"
+# Inches from which a figure has room for panels side by side.
+TWO_COLUMNS = 5.0
+# Inches that a figure may be high if its width is that of a column.
+_PAGE = 9.0
+# Pixels by which texts may touch.
+_SLACK = 1.0
+
+
+class NoRoomError(FedError, ValueError):
+    """A figure that cannot be drawn in the size that is asked for."""
+
+
 def panels(
-    columns: int = 1, rows: int = 1, *, width: float = 1.0, height: float = 1.0, **kwargs: Any
+    columns: int = 1,
+    rows: int = 1,
+    *,
+    width: float = 1.0,
+    height: float = 1.0,
+    of_rows: bool = False,
+    **kwargs: Any,
 ) -> tuple[Figure, np.ndarray]:
     """Makes an empty figure in the common look.
 
@@ -89,6 +116,7 @@ def panels(
       rows: Panels one below the other.
       width: Width of a panel relative to the common one.
       height: Height of a panel relative to the common one.
+      of_rows: Whether panels keep this height where `fit` gives the figure a width.
       **kwargs: Passed to `matplotlib.pyplot.subplots`, e.g. `sharey`.
 
     Returns:
@@ -102,6 +130,8 @@ def panels(
         )
     figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)
     _wanted[figure] = inner
+    if of_rows:
+        _of_rows.add(figure)
     return figure, axes
 
 
@@ -245,14 +275,14 @@ def _legend_below(figure, width_) -> None:
     beside = (_STYLE["legend.handlelength"] + 3) * TEXT / 72
     font = font_manager.FontProperties(family=matplotlib.rcParams["font.family"], size=TEXT)
     short = [label for label in _entries[figure] if _inches(label, font) < width_ / 2 - beside]
-    widest = max((_inches(label, font) for label in short), default=0) + beside
+    widest = max((_inches(label, font) for label in short), default=width_) + beside
     columns = max(1, min(int(width_ / widest), len(_entries[figure])))
     _place_legend(figure, "outside lower center", max(width_ / columns - beside, 0.5), columns)
 
 
-def broken(name: str) -> str:
+def broken(name: str, inches: float = _LEGEND_INCHES) -> str:
     """Returns the name of a row, broken into lines so that it fits beside a panel."""
-    return _wrap(name, _LEGEND_INCHES, TEXT)
+    return _wrap(name, inches, TEXT)
 
 
 def fit(figure: Figure, width: float | None = None) -> Figure:
@@ -261,13 +291,15 @@ def fit(figure: Figure, width: float | None = None) -> Figure:
     Args:
       figure: The figure.
       width: Width of the figure in inches, for a column of a paper. Panels then share that width in
-        their usual proportions, and the figure's title is left to the caption.
+        their usual proportions, and the figure's title is left to the caption. Where there is too
+        little space, tick labels are thinned and texts with the `gid` `OPTIONAL` are removed.
 
     Returns:
       The figure.
 
     Raises:
-      ValueError: If something drawn leaves no space for the panels.
+      ValueError: If something drawn leaves no space for the panels; `NoRoomError` if the figure
+        does not fit `width`.
     """
     if width is not None:
         return _placed(figure, width)
@@ -307,7 +339,8 @@ def _placed(figure, width_) -> Figure:
         if figure._suptitle is not None:
             figure._suptitle.remove()
             figure._suptitle = None
-        most = max(1, int(width_ / _LEAST_PANEL))
+        maps = all(axes.images for axes in panels_)
+        most = max(1, int(width_ / (_LEAST_MAP if maps else _LEAST_PANEL)))
         if columns > most:
             rows, columns = -(-len(panels_) // most), most
             places = figure.add_gridspec(rows, columns)
@@ -316,6 +349,10 @@ def _placed(figure, width_) -> Figure:
                 axes.tick_params(
                     labelleft=axes.yaxis.get_tick_params()["labelleft"] or not i % columns
                 )
+        if maps:
+            _share_words(panels_, columns)
+            if width_ < TWO_COLUMNS:
+                _bar_below(figure, panels_)
         if _entries.get(figure):
             _legend_below(figure, width_)
         wide, high = _wanted.get(figure, _PANEL)
@@ -324,15 +361,125 @@ def _placed(figure, width_) -> Figure:
             figure.draw_without_rendering()
             boxes = [axes.get_window_extent() for axes in panels_]
             found = np.min([(box.width, box.height) for box in boxes], axis=0) / figure.dpi
-            needed = np.clip(found[0] * high / wide, *_HEIGHTS)
+            needed = high if figure in _of_rows else np.clip(found[0] * high / wide, *_HEIGHTS)
             for axes in panels_:
                 _unwrap_words(axes)
                 _wrap_words(axes, found[0], needed)
+            for axes in filter(_is_bar, figure.axes):
+                _unwrap_words(axes)
+                _wrap_text(axes.xaxis.label, width_ - 1)
+                _wrap_text(axes.yaxis.label, rows * needed)
             missing = needed - found[1]
             figure.set_size_inches(width_, figure.get_size_inches()[1] + rows * missing)
             if abs(missing) < 0.01:
                 break
+        if figure.get_size_inches()[1] > _PAGE:
+            raise NoRoomError(
+                f"At a width of {width_:g} inches it would be {figure.get_size_inches()[1]:.1f} "
+                f"inches high, more than a page's {_PAGE:g}; choose fewer rows, or a wider figure."
+            )
+        _make_room(figure, panels_)
+    crowded = _crowded(figure, panels_)
+    if crowded:
+        raise NoRoomError(f"Text of {TEXT} points has no room in {width_:g} inches: {crowded}.")
     return figure
+
+
+def _share_words(panels_, columns) -> None:
+    """Leaves words beside maps to those at the edge, where all have the same."""
+    for get, edge in (
+        (lambda axes: axes.yaxis, lambda i: i % columns == 0),
+        (lambda axes: axes.xaxis, lambda i: i + columns >= len(panels_)),
+    ):
+        axis_words = [_words_of(get(axes)) for axes in panels_]
+        if all(words == axis_words[0] for words in axis_words):
+            for i, axes in enumerate(panels_):
+                if not edge(i):
+                    get(axes).label.set_text("")
+                    get(axes).set_tick_params(labelbottom=False, labelleft=False)
+
+
+def _words_of(axis) -> tuple[str, ...]:
+    return axis.label.get_text(), *(label.get_text() for label in axis.get_majorticklabels())
+
+
+def _bar_below(figure, panels_) -> None:
+    """Puts a colour bar that stands beside maps below them."""
+    for bar in list(filter(_is_bar, figure.axes)):
+        label = bar.yaxis.label.get_text()
+        bar.remove()
+        figure.colorbar(panels_[0].images[0], ax=panels_, label=label, location="bottom")
+
+
+def _make_room(figure, panels_) -> None:
+    """Thins labels of ticks, and leaves out optional texts, where they lie on one another."""
+    for axes in panels_:
+        for axis in (axes.xaxis, axes.yaxis):
+            _thin(figure, axis)
+    optional = [[t for t in axes.texts if t.get_gid() == OPTIONAL] for axes in panels_]
+    if any(_overlapping([_extent(figure, t) for t in texts]) for texts in optional):
+        for text in itertools.chain(*optional):
+            text.remove()
+
+
+def _thin(figure, axis) -> None:
+    """Labels every second tick, or third and so on, as far as labels have room."""
+    ticks = list(axis.get_majorticklocs())
+    words = [label.get_text() for label in axis.get_majorticklabels()]
+    low, high = sorted(axis.get_view_interval())
+    shown = [(at, word) for at, word in zip(ticks, words, strict=False) if low <= at <= high]
+    # Numbers in between can be guessed, names of rows cannot.
+    if not all(re.fullmatch(r"[-\u2212]?[\d.,]+", word) for _, word in shown):
+        return
+    for step in range(1, len(shown)):
+        if not _overlapping([_extent(figure, t.label1) for t in _labelled(axis)]):
+            return
+        kept = shown[:: step + 1]
+        axis.set_ticks([at for at, _ in kept], [word for _, word in kept])
+        figure.draw_without_rendering()
+
+
+def _labelled(axis) -> list[Any]:
+    """Returns the ticks of an axis whose labels are shown."""
+    low, high = sorted(axis.get_view_interval())
+    return [
+        tick
+        for tick in axis.get_major_ticks()
+        if tick.label1.get_visible() and tick.label1.get_text() and low <= tick.get_loc() <= high
+    ]
+
+
+def _extent(figure, text) -> Any:
+    return text.get_window_extent(figure._get_renderer())
+
+
+def _overlapping(boxes) -> bool:
+    """Returns whether two of some boxes share more than their edges."""
+    for one, other in itertools.combinations(boxes, 2):
+        across = min(one.x1, other.x1) - max(one.x0, other.x0)
+        if across > _SLACK and min(one.y1, other.y1) - max(one.y0, other.y0) > _SLACK:
+            return True
+    return False
+
+
+def _crowded(figure, panels_) -> str:
+    """Returns which texts of a figure have no room, in words; blank if all have."""
+    figure.draw_without_rendering()
+    outer = figure.bbox
+    for axes in panels_:
+        if axes.get_window_extent().width < _LEAST_INCHES * figure.dpi:
+            return "what stands beside a panel leaves it no room"
+        texts = [_extent(figure, text) for text in axes.texts if text.get_text()]
+        if _overlapping(texts):
+            return "words within a panel lie on one another"
+        for axis in (axes.xaxis, axes.yaxis):
+            if _overlapping([_extent(figure, tick.label1) for tick in _labelled(axis)]):
+                return f"labels of the {axis.axis_name} axis lie on one another"
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    boxes += [_extent(figure, legend_) for legend_ in figure.legends]
+    if any(box.x0 < outer.x0 - _SLACK or box.x1 > outer.x1 + _SLACK for box in boxes):
+        return "words leave the figure"
+    return "panels lie on one another" if _overlapping(boxes) else ""
 
 
 def _size(figure, shape, inner) -> None:
@@ -359,7 +506,7 @@ def _must_be_laid_out():
         try:
             yield
         except UserWarning as e:
-            raise ValueError(
+            raise NoRoomError(
                 "The figure leaves no space for its panels: something in it is far outside them."
             ) from e
 
@@ -422,6 +569,11 @@ def _inches(text, font) -> float:
 def _measure():
     # At 72 dots an inch a dot is a point.
     return backend_agg.FigureCanvasAgg(Figure(dpi=72)).get_renderer()
+
+
+def close(figure: Figure) -> None:
+    """Frees the memory of a figure that is not saved."""
+    pyplot.close(figure)
 
 
 def save(
