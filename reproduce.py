@@ -33,7 +33,7 @@ import tabulate
 
 from reproduction import items, needs, readme, results, score, search, sweep
 from reproduction.items import ReproduceError, UsageError
-from simulation import experiment_flags, supervisor
+from simulation import run_checks, supervisor
 from tasks.formats import remote
 from tff_suite.hparams import HparamError
 
@@ -493,7 +493,7 @@ def _parse(arguments) -> None:
 def main(arguments: list[str]) -> int:
     """Runs the command line; returns the exit code."""
     _parse(arguments)
-    experiment_flags.check_place(FLAGS.root_output_dir)
+    run_checks.check_place(FLAGS.root_output_dir)
     if FLAGS.items:
         # Modules that their flag files import may lie beside them.
         sys.path.append(os.path.abspath(FLAGS.items))

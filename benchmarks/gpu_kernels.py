@@ -51,7 +51,7 @@ from tensorflow_federated.proto.v0 import computation_pb2
 
 import tasks
 import tff_algos
-from simulation import experiment_flags, runtimes, task_models
+from simulation import run_hparams, runtimes, task_models
 from simulation.engine import batching, executors
 from simulation.engine import process as engine
 from tasks.models import losses, models
@@ -63,7 +63,7 @@ from tff_suite.compat import computation_impl, kernels, op_def_registry
 # convention has all its tensors there (32-bit integers, shapes); on the CPU, for want of another.
 GPU, HOST, CPU = "GPU", "host", "CPU"
 
-_PRECISION = [h for h in experiment_flags.RUN_HPARAMS if h.name in ("precision", "loss_scale")]
+_PRECISION = [h for h in run_hparams.RUN_HPARAMS if h.name in ("precision", "loss_scale")]
 _WHILE = frozenset(["StatelessWhile", "While"])
 _LOOPS = _WHILE | {"For", "MapDefun"}
 # What the first version's control flow makes of a loop; all its parts would lie side by side.

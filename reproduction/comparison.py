@@ -35,7 +35,7 @@ from reproduction import (
 from reproduction import sweep as sweep_lib
 from reproduction.items import ReproduceError, Row, Setup
 from reproduction.looks import displayed
-from simulation import experiment_flags
+from simulation import experiment_flags, run_hparams
 from simulation.errors import RunError
 from simulation.measures import columns as columns_lib
 from tasks.task import Task
@@ -481,7 +481,7 @@ def _folder_of(outcome, requests, first) -> pathlib.Path:
 
     That is `first`, or `first.<digest>` if `first` has the table of another call or of other runs.
     """
-    left_out = experiment_flags.MAY_CHANGE - {"total_rounds"}
+    left_out = run_hparams.MAY_CHANGE - {"total_rounds"}
     asked = {
         "columns": outcome.setup.columns,
         "settings": {

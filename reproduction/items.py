@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from reproduction import points, run_folders
-from simulation import experiment_flags
+from simulation import experiment_flags, run_hparams
 from simulation.errors import RunError
 from tasks.formats import remote
 from tff_suite.errors import FedError
@@ -622,7 +622,7 @@ def has_settings(request: experiment_flags.Request, recorded: Mapping[str, Any])
       request: The request.
       recorded: Flag → value, as in hparams.json.
     """
-    fixed = request.in_force.keys() - experiment_flags.MAY_CHANGE - {"runtime"}
+    fixed = request.in_force.keys() - run_hparams.MAY_CHANGE - {"runtime"}
     return all(recorded.get(flag) == request.in_force[flag] for flag in fixed)
 
 
@@ -672,7 +672,7 @@ def in_its_folder(run: PlannedRun) -> PlannedRun:
     except (RunError, HparamError):
         return run  # The run itself says what is damaged or wrong.
     # Seeds are in the name already; without them all seeds of a row get the same digest.
-    left_out = {*experiment_flags.MAY_CHANGE, "seed", "client_datasets_random_seed"}
+    left_out = {*run_hparams.MAY_CHANGE, "seed", "client_datasets_random_seed"}
     known = {k: v for k, v in run.request().in_force.items() if k not in left_out}
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
     return run.beside(digest)

@@ -13,7 +13,7 @@ import numpy as np
 
 import tasks
 import tff_algos
-from simulation import experiment_flags
+from simulation import run_hparams
 from simulation.errors import RunError
 from simulation.records import metrics_csv, outputs
 from tasks import fingerprint
@@ -24,7 +24,7 @@ if typing.TYPE_CHECKING:
     import pandas as pd
 
 # Flags in which runs of one line of a figure may differ: they choose no method and no setting.
-_NOT_SETTINGS = (experiment_flags.MAY_CHANGE - {"total_rounds"}) | {
+_NOT_SETTINGS = (run_hparams.MAY_CHANGE - {"total_rounds"}) | {
     "algorithm",
     "client_datasets_random_seed",
     "rounds_per_eval",

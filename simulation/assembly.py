@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tasks
 import tff_algos
-from simulation import experiment_flags, runtimes, task_models
+from simulation import run_checks, runtimes, task_models
 from simulation.errors import RunError
 from simulation.experiment_flags import Request
 from simulation.rounds import cohorts, validation
@@ -51,7 +51,7 @@ def assemble(request: Request, look_at: Callable[[Task, Any], None] | None = Non
     settings, whole = request.run, load(request)
     task = validation.split(whole, settings)
     number = len(task.train.client_ids)
-    experiment_flags.check_cohort(settings["clients_per_round"], number, task.name)
+    run_checks.check_cohort(settings["clients_per_round"], number, task.name)
     train = cohorts.first_examples(task.train, settings["max_elements_per_client"])
     runtimes.configure_threads()
     try:

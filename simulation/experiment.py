@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulation import assembly, experiment_flags, identity, runtimes
+from simulation import assembly, identity, run_checks, run_hparams, runtimes
 from simulation.device import layer_gradients
 from simulation.errors import ChangedError, DivergedError, RunError
 from simulation.experiment_flags import Request
@@ -244,7 +244,7 @@ def _with_runtime(request: Request, name: str) -> Request:
 
 
 def _resume_point(request: Request, folder: outputs.ExperimentFolder) -> _Point:
-    checkpoint, damaged = folder.resume_point(request.in_force, experiment_flags.MAY_CHANGE)
+    checkpoint, damaged = folder.resume_point(request.in_force, run_hparams.MAY_CHANGE)
     finished, total_rounds = folder.finished_rounds(), request.run["total_rounds"]
     done = max(finished, checkpoint.round_num if checkpoint else 0)
     if total_rounds < done:
@@ -278,7 +278,7 @@ def _unmeasured(request: Request, folder: outputs.ExperimentFolder) -> str:
     """Lists the measuring flags that are set now but were not set in a finished run."""
     with files.explained(folder.path):
         recorded = folder.read_hparams()["flags"]
-    asked = {name: request.in_force.get(name) for name in sorted(experiment_flags.MEASURES)}
+    asked = {name: request.in_force.get(name) for name in sorted(run_hparams.MEASURES)}
     return ", ".join(f"--{k}={v}" for k, v in asked.items() if v and v != recorded.get(k))
 
 
@@ -618,7 +618,7 @@ class Experiment:
             from simulation.workers import start
 
             largest = self._cohorts.members(self._cohorts.largest_round())
-            experiment_flags.check_chunks(settings, len(largest.clients))
+            run_checks.check_chunks(settings, len(largest.clients))
             return start.pool(self.request, self._data, programs, self._cohorts, say, stack)
         from simulation.engine import pool
 

@@ -35,7 +35,7 @@ import tabulate
 
 import tasks
 import tff_algos
-from simulation import experiment_flags
+from simulation import run_hparams
 from simulation.errors import RunError
 from simulation.records import checkpoints, metrics_csv, outputs
 from tff_suite import compat, writing
@@ -43,7 +43,7 @@ from tff_suite import compat, writing
 # Files whose time is that of the run's last step.
 _STEPS = ("metrics.csv", "summary.json", "hparams.json")
 # Settings in which runs on one line may differ.
-_PLACES = (experiment_flags.MAY_CHANGE - {"total_rounds"}) | {"client_datasets_random_seed", "seed"}
+_PLACES = (run_hparams.MAY_CHANGE - {"total_rounds"}) | {"client_datasets_random_seed", "seed"}
 
 
 class Run(NamedTuple):

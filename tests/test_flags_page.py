@@ -4,7 +4,7 @@ import pytest
 
 import reproduce
 import tff_algos
-from simulation import experiment_flags
+from simulation import experiment_flags, run_parser
 from tests.tasks.test_registry import OWN as TASKS
 from tests.tff_algos import cases
 from tff_algos import registry
@@ -29,7 +29,7 @@ def test_the_page_is_current():
 def test_every_flag_is_on_the_page_once():
     flags = [first.strip("`").removeprefix("--").partition("=")[0] for first, _ in rows()]
     own = {"run", "training", *METHODS, *TASKS}
-    for flag, (_, owned_by) in experiment_flags._flag_owners().items():
+    for flag, (_, owned_by) in run_parser.flag_owners().items():
         if not own & {name for _, name in owned_by}:
             continue
         shared = {flag} | {flag.replace(f"{name}_", "<task>_", 1) for _, name in owned_by}

@@ -15,7 +15,7 @@ import reproduce
 import run_experiment
 from reproduction import compare, items, sweep
 from reproduction import results as tables
-from simulation import experiment, experiment_flags
+from simulation import experiment, experiment_flags, run_parser
 from simulation.errors import RunError
 from simulation.records import checkpoints, metrics_csv, outputs
 from tests import fuzz
@@ -31,7 +31,7 @@ FLAGS = (
     "--client_batch_size=5",
     "--client_learning_rate=0.05",
 )
-OWNERS = sorted(experiment_flags._flag_owners())
+OWNERS = sorted(run_parser.flag_owners())
 
 
 def one_line(error):

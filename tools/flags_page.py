@@ -14,7 +14,7 @@ sys.path.insert(0, str(REPO))
 import reproduce
 import tasks
 import tff_algos
-from simulation import experiment_flags
+from simulation import run_parser
 from tff_suite import command_line, parser
 from tff_suite.hparams import Hparam
 from tools.method_and_task_pages import own_methods, own_tasks
@@ -52,7 +52,7 @@ def page() -> str:
     parts = [_INTRODUCTION, "## `run_experiment.py`"]
     # Packages of the user's may have registered others.
     own = {"run", "training", *own_methods(), *own_tasks()}
-    owners = experiment_flags._flag_owners()
+    owners = run_parser.flag_owners()
     for kind, title in _TITLES.items():
         found = [
             (flag, hparam, [name for k, name in owned_by if k == kind and name in own])

@@ -312,9 +312,9 @@ def of_settings(place: str, hparams: Iterable) -> Iterator[Passage]:
 def _settings() -> Iterator[Passage]:
     import tasks
     import tff_algos
-    from simulation import experiment_flags
+    from simulation import run_hparams
 
-    yield from of_settings("simulation/experiment_flags.py", experiment_flags.RUN_HPARAMS)
+    yield from of_settings("simulation/run_hparams.py", run_hparams.RUN_HPARAMS)
     yield from of_settings("tff_algos/training_settings.py", tff_algos.registry.TRAINING_HPARAMS)
     for package, folder in ((tff_algos, "tff_algos/methods"), (tasks, "tasks/datasets")):
         for name in package.names():

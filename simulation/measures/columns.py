@@ -6,9 +6,11 @@ import numpy as np
 
 import tasks
 import tff_algos
-from simulation.experiment_flags import EXTREMES, Request, tracked
+from simulation.experiment_flags import Request
 from simulation.measures import fairness
 from simulation.records import metrics_csv
+from simulation.run_checks import tracked
+from simulation.run_hparams import EXTREMES
 
 _COUNTS = ("num_examples", "num_clients", "clients_dropped")
 # Of those that compare what a method found with true labels: each is a ratio to something.

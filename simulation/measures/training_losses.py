@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from simulation import experiment_flags
+from simulation import run_checks, run_hparams
 from simulation.measures.evaluation import Evaluator
 from tasks.task import Examples, FederatedData
 from tff_suite.hparams import HparamError
@@ -67,7 +67,7 @@ class TrainingLosses:
           HparamError: If there is no such client.
         """
         ids = list(self._train.client_ids)
-        if which == experiment_flags.EXTREMES:
+        if which == run_hparams.EXTREMES:
             losses = self([initial], np.arange(len(ids)))[0]
             if np.isnan(losses).all():
                 raise HparamError(
@@ -75,8 +75,8 @@ class TrainingLosses:
                     "number. Name clients by their ids."
                 )
             return np.array([np.nanargmin(losses), np.nanargmax(losses)])
-        experiment_flags.check_tracked(which, ids)
-        return np.array([ids.index(name) for name in experiment_flags.tracked(which)])
+        run_checks.check_tracked(which, ids)
+        return np.array([ids.index(name) for name in run_checks.tracked(which)])
 
 
 class Part:

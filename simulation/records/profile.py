@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Callable
 
-from simulation import experiment_flags
+from simulation import run_checks
 from tff_suite import compat
 
 _VIEWER = "tensorboard_plugin_profile"
@@ -30,7 +30,7 @@ class Profile:
           folder: Folder of the run; the profile goes to `plugins/profile` there.
           say: Prints or logs a line on what was done.
         """
-        self._rounds = experiment_flags.profiled_rounds(rounds) if rounds is not None else None
+        self._rounds = run_checks.profiled_rounds(rounds) if rounds is not None else None
         self._text, self._folder, self._say = rounds, folder, say
         self._recording = self._done = False
 

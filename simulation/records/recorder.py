@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from simulation import experiment_flags
+from simulation import run_hparams
 from simulation.experiment_flags import Request
 from simulation.records import checkpoints, files, metrics_csv, outputs, tensorboard, trackers
 from simulation.records.client_states import ClientStates
@@ -60,7 +60,7 @@ class Recorder:
             self._forget_states()
             self.kept = metrics_csv.read_csv(folder.file("metrics.csv"))[1]
             settings = request.in_force
-            places = experiment_flags.MAY_CHANGE - {"total_rounds"}
+            places = run_hparams.MAY_CHANGE - {"total_rounds"}
             board = tensorboard.TensorBoard(
                 folder.path,
                 self.kept,

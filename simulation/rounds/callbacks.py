@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from simulation import experiment_flags
+from simulation import run_checks
 from tff_suite.hparams import HparamError
 
 REPLACED = "train/weights_replaced"
@@ -123,7 +123,7 @@ class StopAt(Callback):
         Raises:
           HparamError: If it is something else.
         """
-        self._column, comparison, self._bound = experiment_flags.stop_condition(condition)
+        self._column, comparison, self._bound = run_checks.stop_condition(condition)
         self._condition = f"{self._column}{comparison}{self._bound:g}"
         self._compare = _COMPARISONS[comparison]
 

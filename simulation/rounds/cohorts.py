@@ -111,7 +111,7 @@ def members(
     Args:
       num_clients: Number of all training clients.
       plan: What the method asks for in this round.
-      settings: The run's settings (`simulation.experiment_flags.RUN_HPARAMS`).
+      settings: The run's settings (`simulation.run_hparams.RUN_HPARAMS`).
       round_index: Round, from 0.
     """
     if plan.cohort == "pooled":
@@ -136,7 +136,7 @@ def cohort_data(
     Args:
       train: What the clients train on.
       plan: What the method asks for in this round.
-      settings: The run's settings (`simulation.experiment_flags.RUN_HPARAMS`).
+      settings: The run's settings (`simulation.run_hparams.RUN_HPARAMS`).
       round_index: Round, from 0.
 
     Returns:

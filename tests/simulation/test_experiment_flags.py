@@ -8,7 +8,7 @@ import pytest
 
 import tasks
 import tff_algos
-from simulation import experiment_flags, other_names, runtimes
+from simulation import experiment_flags, other_names, run_hparams, run_parser, runtimes
 from tff_suite import command_line
 from tff_suite.hparams import MAX_INT, Hparam, HparamError
 
@@ -22,9 +22,7 @@ BASE = (
     "--server_learning_rate=0.01",
 )
 INTEGERS = {
-    flag: hparam
-    for flag, (hparam, _) in experiment_flags._flag_owners().items()
-    if hparam.type is int
+    flag: hparam for flag, (hparam, _) in run_parser.flag_owners().items() if hparam.type is int
 }
 
 
@@ -58,7 +56,7 @@ def test_settings_go_where_they_belong():
 
 def test_in_force_has_every_setting_that_matters_and_no_other():
     request = parse("--client_optimizer=sgdm", "--fedopt_variant=algorithm2")
-    want = {h.name for h in experiment_flags.RUN_HPARAMS} - experiment_flags.ACTIONS
+    want = {h.name for h in run_hparams.RUN_HPARAMS} - run_hparams.ACTIONS
     want |= {"client_optimizer", "client_learning_rate", "server_learning_rate", "client_momentum"}
     want |= {"client_weighting", "client_lr_schedule", "client_lr_warmup_steps"}
     want |= {"client_optimizer_state", "aggregator"}
@@ -258,12 +256,13 @@ def test_short_help_shows_the_most_used_flags_and_those_of_the_method():
     text = help_text("--algorithm=fedadam", full=False)
     assert "--total_rounds=" in text and "--fedadam_beta1=" in text
     assert "--worker_timeout" not in text and "--worker_timeout" in help_text()
-    flags = experiment_flags._flag_owners()
-    assert set(experiment_flags._MOST_USED) < set(flags)
+    flags = run_parser.flag_owners()
+    common = {h.name for h in run_hparams.RUN_HPARAMS if h.common}
+    assert common.union(run_parser._COMMON_OF_TRAINING) < set(flags)
 
 
 def test_other_names_lead_to_flags_that_are_there():
-    flags = experiment_flags._flag_owners()
+    flags = run_parser.flag_owners()
     for name, ours in other_names._COMMON.items():
         assert name not in flags and set(ours) <= set(flags), name
 
@@ -298,14 +297,14 @@ def test_a_flag_is_named_by_its_owner_and_its_setting():
                     allowed = {f"{file}_{hparam.name}"}
                 if hparam.flag_name(name) not in allowed:
                     wrong.append(f"--{hparam.flag_name(name)} sets {hparam.name} of {name}")
-    for hparam in (*experiment_flags.RUN_HPARAMS, *tff_algos.TRAINING_HPARAMS):
+    for hparam in (*run_hparams.RUN_HPARAMS, *tff_algos.TRAINING_HPARAMS):
         if hparam.flag != hparam.name:
             wrong.append(f"--{hparam.flag} sets {hparam.name}")
     assert not wrong
 
 
 def test_runtimes_are_those_there_are():
-    declared = next(h for h in experiment_flags.RUN_HPARAMS if h.name == "runtime")
+    declared = next(h for h in run_hparams.RUN_HPARAMS if h.name == "runtime")
     assert tuple(declared.choices) == ("auto", *runtimes.RUNTIMES)
 
 
@@ -405,10 +404,6 @@ def test_flag_files_of_the_suite_are_found_from_any_folder(tmp_path, monkeypatch
     assert experiment_flags.parse([f"--flagfile={path}"]) == want
 
 
-def test_what_may_change_are_flags():
-    assert {h.name for h in experiment_flags.RUN_HPARAMS} >= experiment_flags.MAY_CHANGE
-
-
 def test_epochs_that_nothing_would_read_are_refused():
     drawn = "--client_epochs_distribution=uniform_1_3"
     assert parse(drawn).run["client_epochs_distribution"] == "uniform_1_3"
@@ -447,5 +442,5 @@ def test_in_python_the_folder_is_named_by_what_differs():
 
 
 def test_help_of_a_runs_flags_is_at_most_two_lines():
-    for hparam in experiment_flags.RUN_HPARAMS:
+    for hparam in run_hparams.RUN_HPARAMS:
         assert len(textwrap.wrap(hparam.help, 90)) <= 2, hparam.name

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import tasks
-from simulation import experiment_flags, other_names
+from simulation import experiment_flags, other_names, run_parser
 from tff_suite.hparams import HparamError
 
 # What its trainers define, in all forms: optimization/main/federated_trainer.py of 2020 and 2021,
@@ -121,7 +121,7 @@ def test_a_task_of_theirs_is_answered_with_ours():
 
 
 def test_every_flag_of_theirs_is_answered_or_the_same_here():
-    flags = experiment_flags._flag_owners().keys()
+    flags = run_parser.flag_owners().keys()
     assert len(_THEIRS) == len(set(_THEIRS)) > 140
     assert flags & set(_THEIRS) == _SAME | _ALSO_OURS
     for name in _THEIRS:
@@ -144,7 +144,7 @@ def test_a_flag_of_theirs_that_is_also_one_of_ours_is_answered_where_ours_has_no
 
 
 def test_what_is_named_is_there_and_what_is_theirs_is_not():
-    flags = experiment_flags._flag_owners().keys()
+    flags = run_parser.flag_owners().keys()
     assert flags >= set(other_names._RENAMED.values())
     assert flags & other_names._RENAMED.keys() == _ALSO_OURS
     assert not [f for f in flags for p in other_names._OTHERWISE if re.fullmatch(p, f)]

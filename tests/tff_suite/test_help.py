@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from simulation import experiment_flags
+from simulation import run_parser
 from tff_suite import parser
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -118,7 +118,7 @@ def test_the_page_of_commands_has_those_of_users():
 def _examples(path):
     """The arguments of the examples in a command's help."""
     if path == "run_experiment.py":
-        text = experiment_flags._HELP
+        text = run_parser.HELP
     elif path.endswith("shakespeare_text.py"):
         text = (_REPO / path).read_text().split("parser.Parser(")[1].split('"""')[1]
     else:

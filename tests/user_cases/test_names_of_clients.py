@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import simulation
 from reproduction import drawing, plots, run_folders
-from simulation import experiment_flags
+from simulation import run_checks
 from simulation.records import client_states, metrics_csv, trackers
 from tasks.task import ArrayFederatedData, Task
 from tff_suite import figures
@@ -143,9 +143,9 @@ def test_a_figure_and_its_table_name_clients_as_they_are(resumed, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_flags_name_clients_as_csv_does(name):
-    assert experiment_flags.tracked(line([name, "other"])) == [name, "other"]
+    assert run_checks.tracked(line([name, "other"])) == [name, "other"]
     plain = not re.search(r'[,"\n\r]', name)
-    assert not plain or experiment_flags.tracked(f"{name},b") == [name, "b"]
+    assert not plain or run_checks.tracked(f"{name},b") == [name, "b"]
 
 
 def test_mlflow_gets_names_that_it_takes():

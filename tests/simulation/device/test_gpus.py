@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import run_experiment
 import tasks
-from simulation import experiment_flags, runtimes, task_models
+from simulation import run_hparams, runtimes, task_models
 from simulation.errors import RunError
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[3]
@@ -162,4 +162,4 @@ def test_flags_for_a_gpu_end_a_run_without_one_in_one_line(tmp_path, capsys, mon
 
 def test_a_resumed_run_may_not_change_what_bits_may_depend_on():
     """cuDNN chooses among its algorithms by the memory that they may take."""
-    assert not {"gpu_memory_mb", "deterministic_ops"} & experiment_flags.MAY_CHANGE
+    assert not {"gpu_memory_mb", "deterministic_ops"} & run_hparams.MAY_CHANGE

@@ -8,7 +8,7 @@ import re
 import pytest
 
 import run_experiment
-from simulation import experiment_flags
+from simulation import run_checks
 from simulation.records import profile
 from tff_suite import compat
 from tff_suite.hparams import HparamError
@@ -23,13 +23,13 @@ _RUN = (
 
 @pytest.mark.parametrize(("text", "rounds"), [("3", (3, 3)), ("2-5", (2, 5)), ("7-7", (7, 7))])
 def test_rounds(text, rounds):
-    assert experiment_flags.profiled_rounds(text) == rounds
+    assert run_checks.profiled_rounds(text) == rounds
 
 
 @pytest.mark.parametrize("text", ["", "0", "0-3", "5-2", "-1", "2-", "one", "1,2", "1.5"])
 def test_what_names_no_rounds_is_refused(text):
     with pytest.raises(HparamError, match=f"--profile={text} must be a round"):
-        experiment_flags.profiled_rounds(text)
+        run_checks.profiled_rounds(text)
 
 
 def test_a_profile_of_no_round_is_a_warning(tmp_path):

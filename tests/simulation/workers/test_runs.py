@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import simulation
-from simulation import cluster, experiment_flags
+from simulation import cluster, run_hparams
 from simulation.errors import RunError
 from simulation.records import checkpoints
 
@@ -143,4 +143,4 @@ def test_the_cut_belongs_to_the_run_and_its_workers_do_not(tmp_path):
         simulation.run(**given, total_rounds=2, clients_per_chunk=1)
     assert "\n" not in str(error.value)
     placement = {"workers", "ray_address", "cpus_per_worker", "gpus_per_worker", "worker_timeout"}
-    assert placement <= experiment_flags.MAY_CHANGE
+    assert placement <= run_hparams.MAY_CHANGE
