@@ -282,7 +282,7 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
         run["experiment_name"] = f"{task_spec.name}_{method_spec.name}"
     given_training = own("training", tff_algos.TRAINING_HPARAMS)
     training = registry.resolve_training(method_spec, given_training)
-    run_checks.check_chunking(run, training)
+    run_checks.check_chunking(run)
     method = hparams_lib.resolve(
         method_spec.name, method_spec.hparams, own(method_spec.name, method_spec.hparams)
     )

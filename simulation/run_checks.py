@@ -103,7 +103,7 @@ def stop_condition(text: str) -> tuple[str, str, float]:
     return found[1], found[2], bound
 
 
-def check_chunking(run: Mapping[str, Any], training: Mapping[str, Any]) -> None:
+def check_chunking(run: Mapping[str, Any]) -> None:
     """Refuses `--clients_per_chunk` for rounds that cannot be split into chunks."""
     if run["clients_per_chunk"] is None:
         return
@@ -111,11 +111,6 @@ def check_chunking(run: Mapping[str, Any], training: Mapping[str, Any]) -> None:
         raise HparamError(
             "--clients_per_chunk does not support --runtime=native; use auto, per_client or "
             "vectorized."
-        )
-    if training["aggregator"] != "mean":
-        raise HparamError(
-            f"--clients_per_chunk does not support --aggregator={training['aggregator']}, which "
-            "needs all clients' updates at once; use --aggregator=mean."
         )
 
 

@@ -158,6 +158,46 @@ def test_a_cut_is_all_that_is_seen_of_chunks(name, index, runtime):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:aggregator=secure simulates")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"aggregator": "robust"},
+        {"aggregator": "dp", "aggregator_noise_multiplier": 0.3},
+        {"aggregator": "compressed", "aggregator_threshold": 4},
+        {"aggregator": "secure"},
+    ],
+    ids=lambda settings: settings["aggregator"],
+)
+def test_an_aggregator_takes_the_rows_of_all_clients_however_they_are_cut(settings):
+    """Weights and its own state have the bits of one chunk: no sum of updates is cut."""
+    process = tff_algos.build(
+        "fedavgm",
+        toy.plain_model(PROBLEM),
+        client_learning_rate=0.1,
+        client_weighting="uniform",
+        clients_per_round=len(toy.COHORTS[0]),
+        **settings,
+    )
+    program = engine.program_of(process)
+    rounds = list(toy.client_rounds(PROBLEM, toy.COHORTS, process.plan))
+
+    def state_after(size):
+        executor = executors.PerClient(program, 2)
+        work = scheduler.Scheduler(program, executor, lambda r, chunk, given: given)
+        chunked = engine.EngineProcess(process, program, InProcess({"": work}), size)
+        state = chunked.initialize()
+        for r, data in enumerate(rounds):
+            clients = [int(d.index) for d in data]
+            state = chunked.next(state, Cohort(r, clients, len(data), work=data)).state
+        # Differential privacy names its events in texts.
+        return [leaf for leaf in leaves(state) if leaf.dtype != object]
+
+    whole = state_after(None)
+    for size in (1, 2):
+        assert_same_bits(state_after(size), whole)
+
+
 # Several exchanges, stacked vectors; one exchange, client state.
 @pytest.mark.quick_cases("fedfa-0-per_client", "adafed-0-per_client", "scaffold-0-vectorized")
 @_each_case
