@@ -599,21 +599,27 @@ def headline(text: str) -> str:
         _table(
             [
                 [
-                    "Published numbers",
-                    f"The {len(papers)} papers print {total.statuses.total():,} in their tables. "
-                    f"{agreed[1]} could be compared here. **{agreed[0]} of {agreed[1]}** are "
-                    f"reproduced ({compared[0]} of {compared[1]} without numbers that do not tell "
-                    "methods apart).",
+                    "[Methods](docs/methods.md)",
+                    "Each is tested against a separate NumPy program that was written from its "
+                    "paper.",
                 ],
                 [
-                    "[Claims](papers/README.md)",
-                    f"Of {found['claims']} claims {found[claims.HOLDS]} hold, "
+                    "[Published numbers](papers/README.md#scoreboard)",
+                    f"The {len(papers)} papers' tables have {total.statuses.total():,}. "
+                    f"{agreed[1]} could be compared here, and **{agreed[0]} of {agreed[1]}** are "
+                    f"reproduced. Without numbers that do not tell methods apart it is {compared[0]} "
+                    f"of {compared[1]}. The rest needs data or hours that were not available, or "
+                    "was run on a stand-in.",
+                ],
+                [
+                    "[Claims](papers/README.md#claims)",
+                    f"Of the papers' {found['claims']} claims {found[claims.HOLDS]} hold, "
                     f"{found[claims.FAILS]} do not, {found[claims.INCONCLUSIVE]} are inconclusive "
                     f"and {found[claims.UNTESTED]} are untested here.",
                 ],
-                ["GPU", _on_gpus()],
+                ["[GPU](docs/gpu.md)", _on_gpus()],
             ],
-            ["evidence", "state"],
+            ["what", "what is known"],
         ),
     )
 
