@@ -1,0 +1,90 @@
+"""The programs of how-to pages, as written."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+REPO = pathlib.Path(__file__).resolve().parent.parent
+
+
+def programs(page):
+    return re.findall(r"```python\n(.*?)```", (REPO / "docs" / page).read_text(), re.S)
+
+
+def run(program, folder, suite=True):
+    """Runs a program in a process of its own; returns what it printed."""
+    # A file, not a pipe: TFF's worker may hold a pipe open.
+    with open(folder / "log", "w") as log:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=folder,
+            env={
+                "PATH": "/usr/bin:/bin",
+                "HOME": str(folder),
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+                **({"PYTHONPATH": str(REPO)} if suite else {}),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    said = (folder / "log").read_text()
+    assert done.returncode == 0, said[-3000:]
+    return said
+
+
+FIRST_EXPERIMENT = """
+import simulation
+simulation.run(task="synthetic", algorithm="fedadam", total_rounds=2, clients_per_round=2,
+               client_batch_size=10, client_learning_rate=0.01, server_learning_rate=0.01,
+               experiment_name="synthetic_fedadam")
+"""
+# What the programs of the page have found, to be compared between processes.
+SAID = "\nprint('FOUND', [[round(float(v), 4) for v in array[0]] for array in ({})])\n"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_an_exported_model_is_the_same_in_every_form(tmp_path):
+    run(FIRST_EXPERIMENT, tmp_path)
+    load, saved_model, weights, keras_3 = programs("export.md")
+    check = "\nmodel.load_weights('fedadam.weights.h5'); again = model.predict(np.ones((2, 60)))\n"
+    here = run(
+        load + saved_model + weights + check + SAID.format("logits, served, again"), tmp_path
+    )
+    there = run(
+        keras_3 + "\nhere = model(np.ones((2, 60)))\n" + SAID.format("same, here"),
+        tmp_path,
+        suite=False,
+    )
+    found = [re.search(r"FOUND (.*)", said).group(1) for said in (here, there)]
+    arrays = [array for text in found for array in re.findall(r"\[[-\d., ]+\]", text)]
+    assert len(arrays) == 5 and len(set(arrays)) == 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_set_of_tensorflow_datasets_is_a_task(tmp_path):
+    (program,) = programs("tfds.md")
+    # Made-up examples of the set's form: nothing is downloaded.
+    made_up = "import tasks, tensorflow_datasets as tfds\nwith tfds.testing.mock_data(200):\n"
+    indented = "".join(f"    {line}\n" for line in program.splitlines())
+    said = run(made_up + indented, tmp_path)
+    assert [line.split()[0] for line in said.splitlines()[-3:]] == ["1", "2", "3"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_model_of_the_page_is_trained(tmp_path):
+    (program,) = programs("own_model.md")
+    train = """
+import simulation
+result = simulation.run(task="mnist_writers", use_synthetic_data=True, model=build_model,
+                        algorithm="fedavg", total_rounds=1, clients_per_round=2,
+                        client_batch_size=10, client_learning_rate=0.01)
+print("ROUNDS", len(result.rounds))
+"""
+    assert "ROUNDS 2" in run(program + train, tmp_path)
