@@ -607,9 +607,9 @@ def headline(text: str) -> str:
                     "[Published numbers](papers/README.md#scoreboard)",
                     f"The {len(papers)} papers' tables have {total.statuses.total():,}. "
                     f"{agreed[1]} could be compared here, and **{agreed[0]} of {agreed[1]}** are "
-                    f"reproduced. Without numbers that do not tell methods apart it is {compared[0]} "
-                    f"of {compared[1]}. The rest needs data or hours that were not available, or "
-                    "was run on a stand-in.",
+                    "reproduced. Without numbers that do not tell methods apart it is "
+                    f"{compared[0]} of {compared[1]}. The rest needs data or hours that were not "
+                    "available, or was run on a stand-in.",
                 ],
                 [
                     "[Claims](papers/README.md#claims)",
