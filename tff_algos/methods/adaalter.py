@@ -42,7 +42,7 @@ SPEC = MethodSpec(
     name="adaalter",
     display_name="Local AdaAlter",
     look=("wine", "solid"),
-    summary="Clients run Adagrad with the server's accumulator, which is averaged.",
+    summary="Clients run Adagrad from a common accumulator, which the server averages.",
     paper="Xie et al., Local AdaAlter, arXiv 1911.09030",
     hparams=(
         Hparam(

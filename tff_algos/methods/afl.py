@@ -69,7 +69,7 @@ SPEC = MethodSpec(
     client_weighting=None,
     needs_num_clients=True,
     needs_index=True,
-    aggregated="adds up updates by the weights of a mixture, and averages none",
+    aggregated="sums updates with the weights of a mixture instead of averaging them",
     measures=(),
     used_for=("FedJAX ships a variant, agnostic federated averaging.",),
 )

@@ -46,7 +46,7 @@ SPEC = MethodSpec(
     name="centralized",
     display_name="Centralized",
     look=("black", "dash_dot"),
-    summary="One optimizer on the pooled, shuffled examples of all clients: the yardstick.",
+    summary="One optimizer on the pooled, shuffled examples of all clients: the reference.",
     paper="Reddi, Charles, et al., Adaptive Federated Optimization, arXiv 2003.00295",
     hparams=(
         Hparam(

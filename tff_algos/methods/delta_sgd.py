@@ -55,7 +55,7 @@ SPEC = MethodSpec(
     name="delta_sgd",
     display_name="Δ-SGD",
     look=("sky", "short_dashed"),
-    summary="Clients set the length of their steps by the smoothness that they meet.",
+    summary="Clients adapt the length of their steps to the local smoothness.",
     paper="Kim et al., Adaptive Federated Learning with Auto-Tuned Clients, arXiv 2306.11201",
     hparams=(
         Hparam(

@@ -45,7 +45,7 @@ SPEC = MethodSpec(
     name="fafed",
     display_name="FAFED",
     look=("green", "dash_dot"),
-    summary="Variance-reduced adaptive client steps on a scale that the server fixes.",
+    summary="Clients take variance-reduced adaptive steps; the server sets their scale.",
     paper="Wu et al., Faster Adaptive Federated Learning, arXiv 2212.00974",
     hparams=(
         Hparam(

@@ -48,7 +48,7 @@ SPEC = MethodSpec(
     name="fedacg",
     display_name="FedACG",
     look=("purple", "short_dashed"),
-    summary="Clients start where the server's momentum leads, and are held near that point.",
+    summary="Clients start one momentum step ahead of the model, and are held near that point.",
     paper="Kim, Kim, Han, Federated Learning with Accelerated Client Gradient, arXiv 2201.03172",
     hparams=(
         decay(

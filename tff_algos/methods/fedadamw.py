@@ -25,24 +25,25 @@ Convergence and Generalization Guarantees for Federated Large Models", AAAI 2026
              v̄_k = the mean of v over each block
     server:  Δ = mean(x_k - x) ; x ← x + η_g Δ ; v̄ ← mean v̄_k ; d ← -Δ / (K η) ; T ← T + K
 
-d is the paper's Δ_G, a mean of directions like a gradient, so that x goes on by α times its last
-update. A block is a tensor of weights, and v̄ one number for each: 2 M down and 1 M up.
+d is the paper's Δ_G, a mean of gradient-like directions; through it x repeats α times its last
+update. A block is one tensor of weights, and v̄ has one number per block. The server sends two
+vectors of the model's size, and clients send one.
 
 Deviations from the paper:
-  1. The paper's text could not be read when this was written. The rule is a published summary's of
-     its algorithm, compared with the authors' code; the numbers are that code's.
+  1. The paper's text could not be read when this was written. The rule comes from a published
+     summary of its algorithm and was compared with the authors' code; the numbers are that code's.
   2. The paper partitions a network into blocks by the structure of its Hessian. Here a block is a
-     tensor of weights, as in the authors' code for language models. Their code for images sends
-     all of v instead: `second_moment=full`, 3 M down and 2 M up.
-  3. The algorithm prints the decay as - λ x_k within the bracket, so that weights would grow by
-     1 + η λ a step. The paper calls it weight decay, and the code subtracts η λ x_k, as AdamW does;
-     so does the default. `decay_sign=printed` has the printed sign.
-  4. The code corrects m by t, too, though m starts at 0 in every round: `bias_steps=common`.
-  5. In the paper all clients take K steps. Unset, `counted_steps` is the mean of the steps that the
-     round's clients took, with the weights of Δ. The code divides by one number and moves T on by
-     the epochs times the batches of a client of mean size; set it for that.
+     tensor of weights, as in the authors' code for language models. Their code for images sends all
+     of v instead: `second_moment=full`, which takes one vector more each way.
+  3. The algorithm prints the decay as - λ x_k within the bracket, with which weights would grow by
+     1 + η λ per step. The paper calls it weight decay, and the code subtracts η λ x_k, as AdamW
+     does; so does the default. `decay_sign=printed` has the printed sign.
+  4. The code also corrects m by t, although m starts at 0 in every round: `bias_steps=common`.
+  5. In the paper all clients take K steps. By default, K is the mean number of steps of the round's
+     clients, with the weights of Δ. The code uses a fixed number, the epochs times the batches of a
+     client of mean size; to do so, set `counted_steps`.
   6. The code adds -η α d after AdamW's step. That is the same step.
-  7. η in d is that of the round that made Δ. η_g is not in d; the code has none.
+  7. In d, η is that of the round in which Δ was computed. η_g is not in d; the code has none.
   8. `client_weighting=examples` weighs the means by n_k.
   9. The code's clipping of gradients and its decay of the rate are left out.
 """
@@ -150,7 +151,7 @@ class ServerState(NamedTuple):
       weights: The model x, one tensor per model weight.
       direction: d, like the weights.
       second_moment: v̄, one float32 scalar per model weight; like the weights if it is full.
-      steps: T, the steps that rounds counted for so far, float32 scalar.
+      steps: T, the steps of all rounds so far, float32 scalar.
       round_num: Rounds done, int32 scalar.
     """
 
@@ -162,7 +163,7 @@ class ServerState(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """What every client receives: x, d, v̄ and T as the server has them, and the client rate η."""
+    """What every client receives: x, d, v̄ and T from the server, and the client rate η."""
 
     weights: Vector
     direction: Vector

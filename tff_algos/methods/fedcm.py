@@ -45,7 +45,7 @@ SPEC = MethodSpec(
     name="fedcm",
     display_name="FedCM",
     look=("blue", "short_dashed"),
-    summary="Local steps go partly along the direction in which the server went last.",
+    summary="Every local step partly follows the server's last direction.",
     paper="Xu et al., FedCM: Federated Learning with Client-level Momentum, arXiv 2106.10874",
     hparams=(
         client_momentum.mixing_setting("alpha", "choice: comparisons of later papers"),

@@ -90,7 +90,7 @@ SPEC = MethodSpec(
     name="fedcorr",
     display_name="FedCorr",
     look=("wine", "dash_dot"),
-    summary="FedCorr: finds clients of noisy labels, corrects these, then trains on all.",
+    summary="FedCorr: finds clients with noisy labels, corrects the labels, then trains on all.",
     paper=(
         "Xu, Chen, Quek, Chong, FedCorr: Multi-Stage Federated Learning for Label Noise "
         "Correction, arXiv 2204.04677"
@@ -185,7 +185,7 @@ SPEC = MethodSpec(
     ),
     server_learning_rate=1.0,
     staged=True,
-    aggregated="is several processes, which need single clients' losses",
+    aggregated="consists of several processes, which need each client's losses",
     measures=("stage", "noisy_clients", "mean_noise_level", "labels_corrected"),
 )
 

@@ -50,7 +50,7 @@ SPEC = MethodSpec(
     name="fedexp",
     display_name="FedExP",
     look=("orange", "short_dashed"),
-    summary="The server goes further the more the clients' updates disagree.",
+    summary="The more the clients' updates disagree, the larger the server's step.",
     paper="Jhunjhunwala, Wang, Joshi, FedExP: Speeding Up Federated Averaging via Extrapolation, "
     "arXiv 2301.09604",
     hparams=(

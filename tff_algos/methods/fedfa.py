@@ -94,7 +94,7 @@ SPEC = MethodSpec(
     client_optimizers=("sgdm", "sgd", "adagrad", "adam", "adamw", "rmsprop", "yogi"),
     needs_num_clients=True,
     needs_index=True,
-    aggregated="adds up updates by weights that it needs the whole cohort's accuracies for",
+    aggregated="weights updates by the accuracies of the whole cohort",
     measures=(),
 )
 

@@ -1,4 +1,4 @@
-"""FedFV: clients' updates lose what conflicts with others, and their mean goes as far as before.
+"""FedFV: removes conflicts between clients' updates, and keeps the length of their mean.
 
 Wang, Fan, Qi, Wen, Wang, Yu: "Federated Learning with Fair Averaging", IJCAI 2021, arXiv
 2104.14937.
@@ -19,25 +19,26 @@ Wang, Fan, Qi, Wen, Wang, Yu: "Federated Learning with Fair Averaging", IJCAI 20
                  h = the sum of those of age a with ⟨g, g_k⟩ < 0 ; g ← g - (⟨g, h⟩ / ‖h‖²) h
              x ← x - η (‖mean of the g_k as sent‖ / ‖g‖) g
 
-All but the last sum is done on the inner products of the updates. Of m clients, those from place
-⌈(m - 1)(1 - α)⌉ on in the order of losses, counted from 0, keep their updates; none if α is 0.
-α = 1 and τ = 0 is federated averaging of clients that count alike.
+Everything but the last sum uses only the inner products of the updates. Of m clients, sorted by
+loss and counted from 0, those from ⌈(m - 1)(1 - α)⌉ on keep their updates; none if α is 0. α = 1
+and τ = 0 is federated averaging with equal weights.
 
 Deviations from the paper:
   1. The paper's text could not be read when this was written. The rule and the numbers are those
      of the released code. The ages follow from the paper's term: external conflicts are those with
      clients that are not in the round.
   2. The released code's ages are τ - 1, .., 0: `ages=released`. An update of age 0 is one of this
-     round, as it was sent; with τ = 1 no absent client counts.
+     round, as it was sent; with τ = 1 absent clients have no effect.
   3. The released code's server keeps the last update of every client in memory. Here it is kept as
      the client's state, and clients of the last τ rounds that are not in this one hand theirs over
      (`RoundPlan.recent`). They do not train. The cost leaves out their messages, since a server
      would hold these updates itself.
-  4. A client that is drawn and dropped counts with its last update, like one that was not drawn.
-  5. Rounds count from 0: absent clients count from the round on that has τ others before it.
+  4. A client that is drawn but dropped is treated as absent: its last update is used.
+  5. Rounds are counted from 0, so absent clients are used once τ rounds are done.
   6. `loss_at=final_model` orders clients by F_k(x_k).
-  7. If g is shorter than 1e-6 of what it is the sum of, only rounding is left, and x stays.
-  8. All clients count alike: `client_weighting` is not used.
+  7. If g is shorter than 1e-6 times the terms that it sums, only rounding is left, and x does not
+     change.
+  8. All clients have equal weights, so `client_weighting` is not used.
   9. A client without examples, or whose update or loss is not finite, is dropped.
 """
 
@@ -71,7 +72,7 @@ SPEC = MethodSpec(
     name="fedfv",
     display_name="FedFV",
     look=("purple", "dotted"),
-    summary="Clients' updates lose what conflicts with those of others, absent ones included.",
+    summary="Removes from clients' updates what conflicts with those of others, even absent ones.",
     paper="Wang et al., Federated Learning with Fair Averaging, arXiv 2104.14937",
     hparams=(
         Hparam(
@@ -124,18 +125,18 @@ class Broadcast(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What is kept of a client: its last x_k - x, like the weights, and its round, int32 scalar."""
+    """A client's stored state: its last x_k - x, like the weights, and its round, int32 scalar."""
 
     update: Vector
     round_num: tf.Tensor
 
 
 class Report(NamedTuple):
-    """What the server has of each client.
+    """What the server receives from each client.
 
     Attributes:
       update: Its last x_k - x, like the weights; zeros if it never sent one.
-      age: How many rounds old that is, int32 scalar; -1 if it never sent one.
+      age: Age of that update in rounds, int32 scalar; -1 if it never sent one.
       loss: L_k, float32 scalar; 0 unless the update is of this round.
     """
 
@@ -209,8 +210,8 @@ def project(gram: tf.Tensor, losses: tf.Tensor, present: tf.Tensor, alpha: float
     Args:
       gram: Inner products of the updates that were sent, float64 `[K, K]`.
       losses: L_k, float32 `[K]`.
-      present: Whose update is of this round and counts, bool `[K]`.
-      alpha: The share α of clients whose updates stay.
+      present: Whose update is of this round and is included, bool `[K]`.
+      alpha: The share α of clients whose updates do not change.
 
     Returns:
       float64 `[K, K]`: row i has the coefficients of g_i.
@@ -236,14 +237,14 @@ def project(gram: tf.Tensor, losses: tf.Tensor, present: tf.Tensor, alpha: float
 
 
 def heed(gram: tf.Tensor, g: tf.Tensor, ages: tf.Tensor, oldest: int, youngest: int) -> tf.Tensor:
-    """Returns g without what conflicts with updates of some ages, the oldest first.
+    """Returns g without its conflicts with updates of some ages, the oldest first.
 
     Args:
       gram: Inner products of the updates, float64 `[K, K]`.
       g: Coefficients of g, float64 `[K]`.
-      ages: Of the updates, int32 `[K]`.
-      oldest: Age to begin with; below `youngest` there is none.
-      youngest: Age to end with.
+      ages: Ages of the updates, int32 `[K]`.
+      oldest: First age; if it is below `youngest`, g does not change.
+      youngest: Last age.
 
     Returns:
       Coefficients, float64 `[K]`.
@@ -259,7 +260,7 @@ def heed(gram: tf.Tensor, g: tf.Tensor, ages: tf.Tensor, oldest: int, youngest: 
 
 
 def as_long(gram: tf.Tensor, g: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    """Returns g scaled to the length of another combination of the updates; 0 if none is left.
+    """Returns g scaled to the length of another combination of the updates; 0 if g is 0.
 
     Args:
       gram: Inner products of the updates, float64 `[K, K]`.

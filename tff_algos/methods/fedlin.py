@@ -46,7 +46,7 @@ SPEC = MethodSpec(
     name="fedlin",
     display_name="FedLin",
     look=("green", "dash_dot_dot"),
-    summary="Clients correct every gradient by the cohort's, asked for in the same round.",
+    summary="Clients correct every gradient by the cohort's, computed earlier in the round.",
     paper="Mitra et al., Linear Convergence in Federated Learning, arXiv 2102.07053",
     hparams=(
         Hparam(

@@ -49,7 +49,7 @@ SPEC = MethodSpec(
     name="fedmgda_plus",
     display_name="FedMGDA+",
     look=("orange", "solid"),
-    summary="FedMGDA+: the common descent direction nearest to an average of unit updates.",
+    summary="FedMGDA+: a common descent direction near the average of unit updates.",
     paper=(
         "Hu, Shaloudegi, Zhang, Yu, Federated Learning Meets Multi-objective Optimization, "
         "arXiv 2006.11489"

@@ -46,7 +46,7 @@ SPEC = MethodSpec(
     name="fednova",
     display_name="FedNova",
     look=("sky", "dotted"),
-    summary="Client updates are divided by the weight of their local steps.",
+    summary="Client updates are normalised by their number of local steps before averaging.",
     paper="Wang et al., Tackling the Objective Inconsistency Problem, arXiv 2007.07481",
     hparams=(
         Hparam(

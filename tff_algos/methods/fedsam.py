@@ -90,7 +90,7 @@ SPECS = (
     _spec(
         "FedSAM",
         ("vermilion", "short_dashed"),
-        "Local steps by the gradient a little uphill, for flat minima.",
+        "Local steps use the gradient from a little uphill, to find flat minima.",
         1,
     ),
     _spec(

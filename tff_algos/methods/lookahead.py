@@ -47,7 +47,7 @@ SPEC = MethodSpec(
     name="lookahead",
     display_name="Lookahead",
     look=("purple", "dash_dot_dot"),
-    summary="A few fast steps on the clients, a part of the way on the server.",
+    summary="Clients take a few fast steps; the server goes a part of the way.",
     paper="Zhang et al., Lookahead Optimizer, arXiv 1907.08610",
     hparams=(
         Hparam(

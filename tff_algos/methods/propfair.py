@@ -1,4 +1,4 @@
-"""PropFair: clients minimise -log(M - f), so that larger losses pull harder.
+"""PropFair: clients minimise -log(M - f), which gives larger losses more weight.
 
 Zhang, Malekmohammadi, Chen, Yu: "Proportional Fairness in Federated Learning", TMLR 2023, arXiv
 2202.01666, Algorithm 1 (PropFair).
@@ -48,7 +48,7 @@ SPEC = MethodSpec(
     name="propfair",
     display_name="PropFair",
     look=("wine", "short_dashed"),
-    summary="PropFair: clients minimise -log(M - f), so that larger losses pull harder.",
+    summary="PropFair: clients minimise -log(M - f), which gives larger losses more weight.",
     paper=(
         "Zhang, Malekmohammadi, Chen, Yu, Proportional Fairness in Federated Learning, "
         "arXiv 2202.01666"

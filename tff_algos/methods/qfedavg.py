@@ -47,7 +47,7 @@ SPEC = MethodSpec(
     name="qfedavg",
     display_name="q-FedAvg",
     look=("green", "solid"),
-    summary="q-FedAvg: clients count by the power q of their loss.",
+    summary="q-FedAvg: clients are weighted by the power q of their loss.",
     paper=(
         "Li, Sanjabi, Beirami, Smith, Fair Resource Allocation in Federated Learning, "
         "arXiv 1905.10497"
@@ -72,7 +72,7 @@ SPEC = MethodSpec(
     server_learning_rate=1.0,
     client_weighting=None,
     keeps_client_optimizer=True,
-    aggregated="divides a sum of weighed updates by a sum of what weighs them",
+    aggregated="divides a sum of weighted updates by a sum of their weights",
     measures=(),
     known_problems=(
         "The default form is its authors'. The rows of AdaFedAdam's tables fit "

@@ -47,7 +47,7 @@ SPEC = MethodSpec(
     name="scaffold",
     display_name="SCAFFOLD",
     look=("orange", "dotted"),
-    summary="Control variates on server and clients take out the clients' drift.",
+    summary="Control variates on server and clients remove the clients' drift.",
     paper=("Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, arXiv 1910.06378"),
     hparams=(
         Hparam(

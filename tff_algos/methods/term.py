@@ -39,7 +39,7 @@ SPEC = MethodSpec(
     name="term",
     display_name="TERM",
     look=("blue", "dotted"),
-    summary="TERM: clients count by exp(t F_k).",
+    summary="TERM: clients are weighted by exp(t F_k).",
     paper="Li, Beirami, Sanjabi, Smith, Tilted Empirical Risk Minimization, arXiv 2007.01162",
     hparams=(
         Hparam(
