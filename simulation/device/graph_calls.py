@@ -43,14 +43,15 @@ class Shared:
     at once would each do so for themselves. What was optimised once all threads find.
     """
 
-    def __init__(self, function: atomic_function.AtomicFunction):
-        """Initialises from a function of flat tensors."""
+    def __init__(self, function: atomic_function.AtomicFunction, executor: str = ""):
+        """Initialises from a function of flat tensors and the executor that it was traced for."""
         self._function, self._flat = function, compat.flat(function)
+        self._executor = executor
         self._ready, self._making_ready = False, threading.Lock()
 
     def __call__(self, *arguments: tf.Tensor) -> Sequence[tf.Tensor]:
         """Calls the function, within `calling()`."""
-        with calling():
+        with calling(self._executor):
             if not self._ready:
                 with self._making_ready:
                     if not self._ready:
@@ -83,21 +84,35 @@ class Shared:
 _BRANCHES = frozenset(["Case", "If", "StatelessCase", "StatelessIf"])
 
 
+# The name that TensorFlow gives the executor that stays in the calling thread.
+ONE_THREAD = "SINGLE_THREADED_EXECUTOR"
+
+_LOOPS = frozenset(["While", "StatelessWhile"])
+
+
+def is_straight(function: Callable) -> bool:
+    """Returns whether a concrete function has neither loops nor branches."""
+    return not any(node.op in _LOOPS | _BRANCHES for node in _nodes(function))
+
+
 def runs_in_one_thread(function: Callable) -> bool:
-    """Returns whether `SINGLE_THREADED_EXECUTOR` can run a concrete function.
+    """Returns whether `ONE_THREAD` can run a concrete function.
 
     That executor takes loops as operations of their own. A function that was traced within
-    `calling("SINGLE_THREADED_EXECUTOR")` has them so, but not what it calls, if that had been
+    `calling(ONE_THREAD)` has them so, but not what it calls, if that had been
     traced before. Branches are not safe as such operations, in whatever executor: a function that
     has some must be traced outside.
     """
-    graph = function.graph.as_graph_def()
-    bodies = [graph.node, *(f.node_def for f in graph.library.function)]
     return not any(
         node.op in _BRANCHES or node.attr["_lower_using_switch_merge"].b
-        for body in bodies
-        for node in body
+        for node in _nodes(function)
     )
+
+
+def _nodes(function):
+    """Returns the operations of a concrete function and of the functions that it calls."""
+    graph = function.graph.as_graph_def()
+    return itertools.chain(graph.node, *(f.node_def for f in graph.library.function))
 
 
 @functools.cache

@@ -14,8 +14,8 @@ from simulation.engine.program import (
     CLIENTS,
     Call,
     Phase,
+    Place,
     Program,
-    Symbol,
     key_of,
     number_of,
     part_of,
@@ -82,6 +82,8 @@ class PerClient:
         self._program = program
         self.reads_data = [phase.reads_data for phase in program.phases]
         self._num_threads = num_threads
+        self._kept = [program.places(phase.kept) for phase in program.phases]
+        self._states = program.places(program.client_states)
         # Who folds helps.
         self._pool = concurrent.futures.ThreadPoolExecutor(max(1, num_threads - 1), "chunk-client")
         self._folds = [_Fold(program, phase) for phase in program.phases]
@@ -98,14 +100,17 @@ class PerClient:
         """As `Executor.work`."""
         of_phase = self._program.phases[phase]
         shared = {
-            number: self._packed(number, map(eager_tensors.as_tensor, received[number]))
+            number: list(map(eager_tensors.as_tensor, received[number]))
             for number in of_phase.received
         }
 
         def of_client(k):
-            given = states[k] if of_phase.reads_states else None
-            before = {} if kept is None else kept[k]
-            return self._of_client(of_phase, shared, prepared[k], given, before)
+            values = dict(shared)
+            if of_phase.reads_data:
+                values[CLIENTS] = list(map(_tensor, tf.nest.flatten(prepared[k])))
+            if of_phase.reads_states:
+                values[CLIENT_STATES] = list(map(tf.convert_to_tensor, states[k]))
+            return self._of_client(phase, values, {} if kept is None else kept[k])
 
         stream = streams.Stream(of_client, range(len(prepared)), {"": lambda result: result})
         fold = self._folds[phase]
@@ -126,46 +131,38 @@ class PerClient:
             states_after if of_phase.gives_states else None,
         )
 
-    def _packed(self, number, leaves):
-        return tf.nest.pack_sequence_as(self._program.specs[number], list(leaves))
+    def _of_client(self, number: int, values: dict[int, list], before: dict[Place, Any]):
+        """Returns what a client adds to the folds, its rows, what is kept, and its state.
 
-    def _of_client(self, phase: Phase, shared, data, state, before):
-        """Returns what a client adds to the folds, its rows, what is kept, and its state."""
-        program, values = self._program, dict(shared)
-        if phase.reads_data:
-            values[CLIENTS] = _tensors(data)
-        if state is not None:
-            values[CLIENT_STATES] = self._packed(CLIENT_STATES, map(tf.convert_to_tensor, state))
+        Args:
+          number: The phase, from 0.
+          values: Number of a value → its leaves, of what the phase begins with.
+          before: What was kept of earlier phases.
+        """
+        program, phase = self._program, self._program.phases[number]
 
-        def value_of(symbol: Symbol):
-            if key_of(symbol) in before:
-                return before[key_of(symbol)]
-            return part_of(values, symbol)
+        def leaves_at(places):
+            return [values[p.number][p.index] if p.number in values else before[p] for p in places]
 
         for primitive in phase.maps:
             call = program.calls[primitive.number]
-            leaves = call(tf.nest.flatten(program.resolve(primitive.arguments, value_of)))
-            values[primitive.number] = tf.nest.pack_sequence_as(call.structure, leaves)
+            values[primitive.number] = call(leaves_at(program.arguments[primitive.number]))
         folded, rows = [], []
         for primitive in phase.aggregates:
-            leaves = tf.nest.flatten(program.resolve(primitive.arguments, value_of))
+            leaves = leaves_at(program.arguments[primitive.number])
             if primitive.kind == "stack":
                 rows += map(np.asarray, leaves)
             else:
                 folded += leaves
-        kept = {key_of(symbol): value_of(symbol) for symbol in phase.kept}
+        kept = dict(zip(self._kept[number], leaves_at(self._kept[number]), strict=True))
         after = None
         if phase.gives_states:
-            after = [
-                t.numpy() for t in tf.nest.flatten(program.resolve(program.client_states, value_of))
-            ]
+            after = [leaf.numpy() for leaf in leaves_at(self._states)]
         return folded, rows, kept, after
 
 
-def _tensors(value):
-    """Returns what a client works on as tensors."""
-    if isinstance(value, tuple):
-        return type(value)(*map(_tensors, value))
+def _tensor(value):
+    """Returns an array of what a client works on as a tensor."""
     if isinstance(value, Gathered | np.ndarray):
         return eager_tensors.copy_of(value)
     return tf.convert_to_tensor(value)

@@ -95,6 +95,21 @@ def part_of(values: Mapping[int, Any], symbol: Symbol) -> Any:
     return functools.reduce(field_of, path, values[number])
 
 
+class Place(NamedTuple):
+    """Where a leaf of a round's values is.
+
+    Rounds work on flat leaves: to pack structures anew for each client would take longer than a
+    small client's training.
+
+    Attributes:
+      number: Number of the primitive that gives it.
+      index: Its place among the leaves of that primitive's value.
+    """
+
+    number: int
+    index: int
+
+
 class Primitive(NamedTuple):
     """One primitive of a round.
 
@@ -161,6 +176,15 @@ def _symbols(structure):
     return [s for s in tf.nest.flatten(structure) if isinstance(s, Symbol)]
 
 
+# A few operations on tensors of this size are over sooner than TensorFlow hands them to a thread.
+_SMALL_BYTES = 1 << 20
+
+
+def _is_small(specs):
+    sizes = [t.shape.num_elements() for t in tf.nest.flatten(specs)]
+    return None not in sizes and memory.nbytes(specs) <= _SMALL_BYTES
+
+
 class Call:
     """A function of structures as a graph that takes and gives flat tensors.
 
@@ -186,8 +210,11 @@ class Call:
             graph = tf.function(flat, autograph=False).get_concrete_function(
                 *tf.nest.flatten(specs)
             )
+        executor = ""
+        if _is_small(specs) and graph_calls.is_straight(graph):
+            executor = graph_calls.ONE_THREAD
         # Binding arguments by signature would take longer than a small graph does.
-        self._shared = graph_calls.Shared(graph._inference_function)
+        self._shared = graph_calls.Shared(graph._inference_function, executor)
         self._captured = graph.captured_inputs
         given = graph.structured_outputs
         self.structure = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), given)
@@ -228,7 +255,7 @@ class Graphs:
             if key not in self.traced:
                 # The operations of one block follow one another. To hand them from thread to
                 # thread takes a quarter of a small model's round and of its processor's time.
-                executor = "" if num_blocks > 1 or self.on_gpu else "SINGLE_THREADED_EXECUTOR"
+                executor = "" if num_blocks > 1 or self.on_gpu else graph_calls.ONE_THREAD
                 with graph_calls.calling(executor):
                     graph = trace()
                 if executor and not graph_calls.runs_in_one_thread(graph):
@@ -270,9 +297,11 @@ class Program:
       phases: What clients do, phase by phase.
       specs: Number of a value → its structure of `tf.TensorSpec`s; of a client's, for one client.
       calls: Number of a map → its function, traced for these.
+      arguments: Number of a primitive → where the leaves of its arguments are.
       state_spec: The server's state.
       state_after: Structure of symbols: the state after the round.
       metrics: Structure of symbols: the round's metrics.
+      outcome: Structure of `tf.TensorSpec`s of both, and where their leaves are.
       client_states: Structure of symbols: what each client keeps, or finds; `None` if that is
         nothing.
       states_spec: Its `tf.TensorSpec`s.
@@ -302,7 +331,7 @@ class Program:
         if method.client_state is not None:
             self.specs[CLIENT_STATES] = process_lib.client_state_spec(method)
         given = [Symbol(number, self.specs[number]) for number in sorted(self.specs)]
-        self.calls = {}
+        self.calls, self.arguments = {}, {}
         recorder = _Recorder(self._trace, self.specs)
         self.state_after, self.metrics, *kept = method.next_round(recorder, *given)
         self.client_states = kept[0] if kept else None
@@ -311,6 +340,8 @@ class Program:
         if kept and self.states_spec is None:
             self.states_spec = self.spec(self.client_states)
         self.phases = self._phases()
+        after = self.state_after, self.metrics
+        self.outcome = self.spec(after), self.places(after)
 
     def spec(self, structure: Any) -> Any:
         """Returns the `tf.TensorSpec`s of a structure of symbols."""
@@ -322,8 +353,19 @@ class Program:
             lambda leaf: value_of(leaf) if isinstance(leaf, Symbol) else leaf, structure
         )
 
+    def places(self, structure: Any) -> tuple[Place, ...]:
+        """Returns where the leaves of a structure of symbols are."""
+        places = []
+        for symbol in _symbols(structure):
+            number, spec = number_of(symbol), self.specs[number_of(symbol)]
+            indices = tf.nest.pack_sequence_as(spec, range(len(tf.nest.flatten(spec))))
+            found = tf.nest.flatten(part_of({number: indices}, symbol))
+            places += [Place(number, index) for index in found]
+        return tuple(places)
+
     def _trace(self, primitive):
         arguments = self.spec(primitive.arguments)
+        self.arguments[primitive.number] = self.places(primitive.arguments)
         if primitive.fn is not None:
             self.calls[primitive.number] = call = Call(primitive.fn, arguments)
             self.specs[primitive.number] = call.structure
@@ -421,21 +463,19 @@ class ServerRound:
                     f"The state must hold {like.dtype.name} {like.shape.as_list()}, found "
                     f"{leaf.dtype.name} {leaf.shape.as_list()}."
                 )
-        self._values = {STATE: tf.nest.pack_sequence_as(program.state_spec, leaves)}
+        # Number of a value → its leaves.
+        self._values = {STATE: leaves}
         self._phase = -1
         self._work()
 
     def sent(self, number: int) -> list[tf.Tensor]:
         """Returns the leaves of a broadcast."""
-        return tf.nest.flatten(self._values[number])
+        return self._values[number]
 
     def take(self, totals: Mapping[int, list[Any]]) -> None:
         """Takes the aggregates of the next phase of the clients: number → leaves."""
         for number, leaves in totals.items():
-            leaves = map(eager_tensors.as_tensor, leaves)
-            self._values[number] = tf.nest.pack_sequence_as(
-                self._program.specs[number], list(leaves)
-            )
+            self._values[number] = list(map(eager_tensors.as_tensor, leaves))
         self._work()
 
     def _work(self):
@@ -443,21 +483,15 @@ class ServerRound:
         self._phase += 1
         for primitive in self._primitives:
             if primitive.phase == self._phase and primitive.kind in ("map_server", "broadcast"):
-                arguments = self._resolved(primitive.arguments)
-                if primitive.kind == "broadcast":
-                    self._values[primitive.number] = arguments
-                else:
-                    call = self._program.calls[primitive.number]
-                    leaves = call(tf.nest.flatten(arguments))
-                    self._values[primitive.number] = tf.nest.pack_sequence_as(
-                        call.structure, leaves
-                    )
-
-    def _resolved(self, structure):
-        return self._program.resolve(structure, lambda s: part_of(self._values, s))
+                places = self._program.arguments[primitive.number]
+                leaves = [self._values[number][index] for number, index in places]
+                if primitive.kind == "map_server":
+                    leaves = self._program.calls[primitive.number](leaves)
+                self._values[primitive.number] = leaves
 
     def outcome(self) -> tuple[Any, collections.OrderedDict]:
         """Returns the state after the round, tensors, and its metrics, once all phases are done."""
-        metrics = self._resolved(self._program.metrics)
-        metrics = tf.nest.map_structure(lambda t: t.numpy(), metrics)
-        return self._resolved(self._program.state_after), metrics
+        spec, places = self._program.outcome
+        leaves = [self._values[number][index] for number, index in places]
+        state, metrics = tf.nest.pack_sequence_as(spec, leaves)
+        return state, tf.nest.map_structure(lambda t: t.numpy(), metrics)
