@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
     return code
 
 
-def _what_next(folder) -> str:
+def _what_next(folder: str) -> str:
     """Returns what a run that has results ends with."""
     plot = ["-m", "reproduction.plots", "curves", folder, "--output=curves.png"]
     compare = ["reproduce.py", "--compare", folder, "OTHER_RUN"]

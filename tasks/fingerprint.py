@@ -12,7 +12,7 @@ import os
 import pathlib
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,7 @@ def of_task(task: Task, trust_cache: bool = True) -> dict[str, str]:
     return digests | _of_tasks_files(task.files, trust_cache)
 
 
-def _of_tasks_files(paths, trust_cache: bool) -> dict[str, str]:
+def _of_tasks_files(paths: Any, trust_cache: bool) -> dict[str, str]:
     """Returns the digests of the files that a task's code reads itself, by name."""
     paths = [paths] if isinstance(paths, str | os.PathLike) else paths
     paths = sorted({os.path.abspath(path) for path in paths})
@@ -120,7 +120,7 @@ def _digest(arrays: Sequence[Any]) -> str:
     return _short(digest)
 
 
-def _short(digest) -> str:
+def _short(digest: Any) -> str:
     """Returns 64 bits of a digest: enough to notice damage among a hundred thousand clients."""
     return digest.hexdigest()[:16]
 
@@ -140,7 +140,7 @@ def _of_files(paths: Sequence[str], trust_cache: bool) -> dict[str, str]:
     return {folder: whole(own) for folder, own in folders.items()}
 
 
-def _digests_of(paths, trust_cache) -> list[str]:
+def _digests_of(paths: Iterable[str], trust_cache: bool) -> list[str]:
     with _Cache() as cache:
         try:
             return [cache.digest(path, trust_cache) for path in paths]

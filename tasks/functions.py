@@ -54,7 +54,7 @@ def fault(what: str, function: Any, y: tuple[int, ...], y_dtype: np.dtype) -> st
     return ""
 
 
-def _takes(function, number) -> bool:
+def _takes(function: Any, number: int) -> bool:
     """Returns whether a function accepts a number of arguments, as far as its signature tells."""
     try:
         inspect.signature(function).bind(*range(number))
@@ -65,7 +65,7 @@ def _takes(function, number) -> bool:
     return True
 
 
-def _gives_one_number(function, y, y_dtype) -> bool:
+def _gives_one_number(function: Any, y: Any, y_dtype: Any) -> bool:
     """Returns whether a function returns a scalar for a batch, for each plausible output shape."""
     tf: Any = sys.modules.get("tensorflow")
     if not hasattr(tf, "__internal__"):

@@ -142,7 +142,12 @@ def hparams(
     )
 
 
-def _of_partition(partitions, partition, num_clients, alpha) -> tuple[Hparam, ...]:
+def _of_partition(
+    partitions: Sequence[str],
+    partition: tuple[str, str],
+    num_clients: tuple[int, str],
+    alpha: tuple[float, str],
+) -> tuple[Hparam, ...]:
     # With `auto` only the data tell.
     auto: dict[Value, Any] = {"auto": None} if "auto" in partitions else {}
 
@@ -201,7 +206,7 @@ def _of_partition(partitions, partition, num_clients, alpha) -> tuple[Hparam, ..
     )
 
 
-def _of_preparation(size, distorted) -> tuple[Hparam, ...]:
+def _of_preparation(size: int, distorted: bool) -> tuple[Hparam, ...]:
     return (
         Hparam(
             name="crop",

@@ -1,6 +1,7 @@
 """Which inputs and targets of a task are missing: not a number, or infinite."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -67,7 +68,7 @@ def _of_clients(data: FederatedData, which: str) -> str | None:
     return f"{total} of {int(sizes.sum())} {which} examples, of {clients(found)}, {_WHAT}"
 
 
-def _is_missing(values) -> np.ndarray:
+def _is_missing(values: Any) -> np.ndarray:
     """Returns which examples contain a number that is not finite, bool `[n]`."""
     dtype = getattr(values, "dtype", None)
     # Pictures that are read when they are used are not read for this.

@@ -197,7 +197,7 @@ def _initial_state(initialize: tff.Computation) -> Any:
     return pack(initialize.type_signature.result.member, values)
 
 
-def _tensor_names(binding) -> list[str]:
+def _tensor_names(binding: Any) -> list[str]:
     if binding.WhichOneof("binding") == "tensor":
         return [binding.tensor.tensor_name]
     return [name for element in binding.struct.element for name in _tensor_names(element)]

@@ -212,7 +212,7 @@ def build(
     step = server_update or default_step
     prepare = broadcast or send_model(local)
 
-    def end_round(state, aggregates, total_weight, metrics) -> Outcome:
+    def end_round(state: Any, aggregates: tuple, total_weight: tf.Tensor, metrics: Any) -> Outcome:
         after = step(state, *aggregates)
         after, own = after if isinstance(after, Outcome) else (after, {})
         return Outcome(next_state(state, after, total_weight), summarize_with(metrics, own))

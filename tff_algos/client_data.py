@@ -175,7 +175,9 @@ def batch_cohort(
     return cohort
 
 
-def _shuffled(sizes, layouts, seeds) -> Iterator[list[np.ndarray]]:
+def _shuffled(
+    sizes: Sequence[int], layouts: Sequence[_Layout], seeds: Sequence[Sequence[int]]
+) -> Iterator[list[np.ndarray]]:
     """Yields for each client the order of its examples in each epoch."""
     # A generator for each epoch of each client, which are faster made all at once.
     generators = iter(
@@ -191,7 +193,7 @@ def _shuffled(sizes, layouts, seeds) -> Iterator[list[np.ndarray]]:
         yield [next(generators).permutation(n) for _ in range(layout.epochs)]
 
 
-def _unshuffled(sizes, layouts) -> Iterator[list[np.ndarray]]:
+def _unshuffled(sizes: Sequence[int], layouts: Sequence[_Layout]) -> Iterator[list[np.ndarray]]:
     for n, layout in zip(sizes, layouts, strict=True):
         yield [np.arange(n)] * layout.epochs
 
@@ -241,7 +243,9 @@ class _Layout(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _layout(n, batch_size, epochs, steps, first_step, full_batch) -> _Layout:
+def _layout(
+    n: int, batch_size: int, epochs: int, steps: int | None, first_step: int, full_batch: bool
+) -> _Layout:
     if batch_size < 1 or epochs < 1 or (steps is not None and steps < 1):
         raise ValueError(
             f"batch_size={batch_size}, epochs={epochs} and steps={steps} must be positive."

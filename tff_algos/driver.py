@@ -117,7 +117,7 @@ class Driver(Protocol):
     def next(
         self,
         state: Any,
-        cohort: list[Assignment],
+        cohort: Sequence[Assignment],
         clients: Clients,
         carry_out: CarryOut | None = None,
     ) -> Any:

@@ -137,7 +137,9 @@ def from_keras(
     _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions, examples)
     loss_tells = _is_nan_of_nan(loss, y_spec, outputs_spec)
 
-    def forward(weights, batch: Batch, training: bool, seed, change=None) -> Forward:
+    def forward(
+        weights: Any, batch: Batch, training: bool, seed: tf.Tensor, change: Callable | None = None
+    ) -> Forward:
         mask = tf.cast(batch.mask, tf.float32)
         outputs, penalty = apply(weights, batch.x, training, seed, change, loss_scale, mask > 0)
         sums, counts = elementwise(loss, batch.y, outputs, mask, differentiated=True)
@@ -355,7 +357,7 @@ _BY_SHAPES = {
 _BY_SHAPES["acc"], _BY_SHAPES["ce"] = _BY_SHAPES["accuracy"], _BY_SHAPES["crossentropy"]
 
 
-def _elementwise_metric(name, metric) -> Callable:
+def _elementwise_metric(name: str, metric: Any) -> Callable:
     if isinstance(metric, str) and metric.lower() in _BY_SHAPES:
         return _by_shapes(_BY_SHAPES[metric.lower()])
     if isinstance(metric, str | Mapping):
@@ -393,7 +395,9 @@ def _is_mean(metric):
     )
 
 
-def _in_evaluate(function, options, dtype="float32") -> Callable:
+def _in_evaluate(
+    function: Callable, options: Mapping[str, Any], dtype: str = "float32"
+) -> Callable:
     """Returns a function as `MeanMetricWrapper` calls it within `evaluate`."""
 
     def in_evaluate(y, outputs):
@@ -405,7 +409,7 @@ def _in_evaluate(function, options, dtype="float32") -> Callable:
     return in_evaluate
 
 
-def _by_shapes(names) -> Callable:
+def _by_shapes(names: Sequence[str]) -> Callable:
     binary, sparse, one_hot = (_in_evaluate(getattr(tf.keras.metrics, name), {}) for name in names)
 
     def resolved(y, outputs):
@@ -550,7 +554,7 @@ def _swap(stack, holders, value):
         layer.__dict__[attribute] = value
 
 
-def _constants(layers) -> list[tuple[Any, Any, np.ndarray]]:
+def _constants(layers: Sequence[Any]) -> list[tuple[Any, Any, np.ndarray]]:
     """Returns the tensors that layers hold, as (holder, key, value).
 
     Examples are the mean of an adapted `Normalization`, or the factor in `0.5 * x` between layers.
@@ -735,7 +739,7 @@ def _refuse_targets(y_spec, outputs_spec, mask_spec, functions):
             )
 
 
-def _is_nan_of_nan(loss, y_spec, outputs_spec) -> bool:
+def _is_nan_of_nan(loss: Callable, y_spec: tf.TensorSpec, outputs_spec: tf.TensorSpec) -> bool:
     """Returns whether a loss is NaN for every example with a NaN among its outputs."""
     if not outputs_spec.dtype.is_floating:
         return True

@@ -2,7 +2,7 @@
 
 import functools
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from tff_algos.client import LocalTraining
 from tff_algos.client_data import ClientData, check_indices, of_model
 from tff_algos.method import ClientState, Method, TffFederation
 from tff_algos.model import Model
+from tff_algos.registry import MethodSpec
 from tff_suite import hparams as hparams_lib
 from tff_suite import memory
 
@@ -433,7 +434,7 @@ def build(
     return process
 
 
-def _client_optimizer(spec, settings) -> tuple[dict, Any]:
+def _client_optimizer(spec: MethodSpec, settings: dict[str, Any]) -> tuple[dict, Any]:
     """Returns the settings without objects, and the clients' optimizer if it is a TFF object.
 
     Raises:
@@ -475,7 +476,7 @@ def _client_optimizer(spec, settings) -> tuple[dict, Any]:
     return settings, given
 
 
-def _client_schedule(settings) -> tuple[dict, Callable | None]:
+def _client_schedule(settings: dict[str, Any]) -> tuple[dict, Callable | None]:
     """Returns the settings without functions, and the clients' learning rate if it is a function.
 
     Raises:
@@ -494,7 +495,7 @@ def _client_schedule(settings) -> tuple[dict, Callable | None]:
     return {**settings, "client_lr_schedule": None, "client_learning_rate": first}, given
 
 
-def _server_optimizer(spec, settings, given) -> Any:
+def _server_optimizer(spec: MethodSpec, settings: Mapping[str, Any], given: Any) -> Any:
     name = f"server_optimizer={type(given).__name__}"
     if not spec.takes_server_optimizer:
         raise hparams_lib.HparamError(
@@ -510,7 +511,13 @@ def _server_optimizer(spec, settings, given) -> Any:
 
 
 def _adapter(
-    spec, training, own, model, factory, seed, clients_per_round
+    spec: MethodSpec,
+    training: Mapping[str, Any],
+    own: Mapping[str, Any],
+    model: Model,
+    factory: Any,
+    seed: int,
+    clients_per_round: int | None,
 ) -> Callable[[Method], Method]:
     """Returns a function that puts the chosen aggregator into a method."""
     word = training["aggregator"]

@@ -66,7 +66,7 @@ def normal(shape: Sequence[int] | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.StatelessRandomNormal(shape=shape, seed=seed, dtype=tf.float32)
 
 
-def _bytes(shape, seed: tf.Tensor) -> tf.Tensor:
+def _bytes(shape: Any, seed: tf.Tensor) -> tf.Tensor:
     """Draws uniformly from the int8 numbers, four from each random number of 32 bits."""
     size = tf.reduce_prod(shape)
     words = tf.raw_ops.StatelessRandomUniformFullInt(

@@ -228,7 +228,7 @@ tf.register_tensor_conversion_function(
 )
 
 
-def _leaves(value) -> list[tf.Variable]:
+def _leaves(value: Any) -> list[tf.Variable]:
     """Returns the variables in an attribute's value."""
     if isinstance(value, tf.Variable):
         return [value]
@@ -250,7 +250,7 @@ def _replaced(value, tensors):
     return value._make(elements) if hasattr(value, "_make") else type(value)(elements)
 
 
-def _from_tffs_keras_model(model) -> Model:
+def _from_tffs_keras_model(model: Any) -> Model:
     if len(model._loss_fns) != 1:
         raise ModelError(
             f"Model {model._keras_model.name!r} has {len(model._loss_fns)} losses; it must have "
@@ -265,12 +265,12 @@ def _from_tffs_keras_model(model) -> Model:
     )
 
 
-def _closure(function) -> Mapping[str, Any]:
+def _closure(function: Any) -> Mapping[str, Any]:
     function = getattr(function, "python_function", function)
     return inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
 
 
-def _specs(input_spec) -> tuple[tf.TensorSpec, tf.TensorSpec]:
+def _specs(input_spec: Any) -> tuple[tf.TensorSpec, tf.TensorSpec]:
     """Returns the specs of a batch of inputs and of targets, with unknown batch sizes."""
     x, y = (input_spec["x"], input_spec["y"]) if _named(input_spec) else input_spec
     for name, spec in (("x", x), ("y", y)):
@@ -281,7 +281,7 @@ def _specs(input_spec) -> tuple[tf.TensorSpec, tf.TensorSpec]:
     return tuple(tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) for spec in (x, y))
 
 
-def _named(input_spec) -> bool:
+def _named(input_spec: Any) -> bool:
     return isinstance(input_spec, Mapping)
 
 

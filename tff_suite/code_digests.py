@@ -61,9 +61,7 @@ _OF_CLASSES = frozenset(
 )
 # Classes of settings: of argparse, types and absl.
 _SETTINGS = frozenset(("Namespace", "SimpleNamespace", "FlagValues", "_FlagValuesWrapper"))
-_SCALARS = (
-    types.NoneType | bool | int | float | complex | str | bytes | types.EllipsisType | np.generic
-)
+_SCALARS = bool | int | float | complex | str | bytes | None | types.EllipsisType | np.generic
 
 
 def digest(text: str | bytes) -> str:
@@ -137,15 +135,18 @@ def _imported(node, used):
     return [f"{within}:{name} as {to}" for name, to, within in pairs if to in used or name == "*"]
 
 
-def _assigned(node) -> str:
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
-        names = [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
-        return ", ".join(dict.fromkeys(names))
-    return ""
+def _assigned(node: ast.AST) -> str:
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign | ast.AugAssign):
+        targets = [node.target]
+    else:
+        return ""
+    names = [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
+    return ", ".join(dict.fromkeys(names))
 
 
-def _is_main(node) -> bool:
+def _is_main(node: ast.AST) -> bool:
     """Returns whether a statement is `if __name__ == '__main__':`, or `if TYPE_CHECKING:`."""
     if not isinstance(node, ast.If) or node.orelse:
         return False
@@ -173,7 +174,7 @@ def _statements(body):
 _NOT_FIELDS = frozenset(("ctx", "kind", "type_comment", "type_ignores"))
 
 
-def _canonical(node) -> str:
+def _canonical(node: Any) -> str:
     """Returns a syntax tree as text, the same in all versions of Python that have its syntax."""
     if isinstance(node, list):
         if node and all(isinstance(n, ast.stmt) for n in node):
@@ -199,8 +200,8 @@ def is_suites(module: str, path: str | None) -> bool:
     return module.split(".")[0] in _OF_SUITE and _within(path, SUITE)
 
 
-def _within(path, folder) -> bool:
-    return bool(path) and os.path.realpath(path).startswith(folder + os.sep)
+def _within(path: str | None, folder: str) -> bool:
+    return path is not None and os.path.realpath(path).startswith(folder + os.sep)
 
 
 def _is_own(module: str, path: str | None, packages: Iterable[str] = ()) -> bool:
@@ -220,7 +221,7 @@ def _path_of(name: str) -> str | None:
     module = sys.modules.get(name)
     if module is not None:
         return getattr(module, "__file__", None)
-    places = None
+    places, spec = None, None
     *parents, _ = names = [name[: i or None] for i in (*_dots(name), None)]
     for inner in names:
         loaded = sys.modules.get(inner)
@@ -234,7 +235,7 @@ def _path_of(name: str) -> str | None:
         if spec is None:
             return None
         places = spec.submodule_search_locations
-    return spec.origin
+    return None if spec is None else spec.origin
 
 
 def _dots(name):
@@ -306,7 +307,7 @@ def _bytecode(code: types.CodeType) -> str:
     return json.dumps([code.co_code.hex(), constants, names, code.co_argcount])
 
 
-def _constant(value) -> str:
+def _constant(value: Any) -> str:
     if isinstance(value, frozenset):
         return f"set{sorted(map(_constant, value))}"
     if isinstance(value, tuple):
@@ -314,7 +315,7 @@ def _constant(value) -> str:
     return f"{type(value).__name__} {_scalar(value, whole=True)}"
 
 
-def _scalar(value, whole: bool = False) -> str:
+def _scalar(value: Any, whole: bool = False) -> str:
     """Returns a number or text as text; of an absolute path only its last part, unless `whole`."""
     if isinstance(value, np.generic):
         return f"{value.dtype} {value.item()!r}"
@@ -420,7 +421,7 @@ class Describer:
                 return "the data folder" + value[len(place.rstrip("/")) :]
         return value
 
-    def _look_within(self, name, value, inner: Mapping[str, Any]):
+    def _look_within(self, name: str, value: Any, inner: Mapping[str, Any]) -> None:
         """Inspects the content of a container; with many entries, the whole has one digest."""
         if id(value) in self._seen:
             self.tell(name, "itself")
@@ -564,7 +565,7 @@ class Describer:
             ):
                 self.look(f"{label(module.__name__)}, {variable}", value)
 
-    def _counts(self, module, variable, value) -> bool:
+    def _counts(self, module: str, variable: str, value: Any) -> bool:
         """Returns whether a global's value adds information to the syntax tree of its module."""
         if module == "__main__":
             return True
@@ -638,7 +639,7 @@ class Describer:
                 continue
             self._modules.add(name)
             path = _path_of(name)
-            if name == "__main__" or not _is_own(name, path, self.packages):
+            if name == "__main__" or path is None or not _is_own(name, path, self.packages):
                 continue
             source = _source(path)
             tree = _parsed(path, source)
@@ -648,12 +649,12 @@ class Describer:
             self.found.code[label(name)] = own | _of_other_code(name, path, source, own)
             waiting += _imports_of(tree, name)
 
-    def _has_module(self, module, filename) -> bool:
+    def _has_module(self, module: str, filename: str | None) -> bool:
         """Returns whether a file belongs to a module whose syntax tree is available."""
         path = _path_of(module)
-        return bool(path) and os.path.realpath(path) == os.path.realpath(filename or "")
+        return path is not None and os.path.realpath(path) == os.path.realpath(filename or "")
 
-    def _is_users(self, module, path) -> bool:
+    def _is_users(self, module: str, path: str | None) -> bool:
         if module == "__main__":
             return True
         if path and path.startswith("<"):  # Of a console, or made by `exec`.
@@ -705,7 +706,7 @@ def state_of(value: Any) -> dict[str, Any]:
     }
 
 
-def _key(value) -> str:
+def _key(value: Any) -> str:
     """Returns a key of a dictionary, or a member of a set, as text."""
     if isinstance(value, _SCALARS):
         return _scalar(value, whole=True)
@@ -725,7 +726,7 @@ def _file_of(kind: type) -> str | None:
     return getattr(module, "__file__", None)
 
 
-def _at_its_name(function) -> Any:
+def _at_its_name(function: Any) -> Any:
     """Returns the object found at a function's own qualified name."""
     found = sys.modules.get(function.__module__)
     for name in function.__qualname__.split("."):
@@ -767,7 +768,8 @@ def _node_of(code: types.CodeType) -> ast.AST | None:
 
 def _keys_read(code: types.CodeType, variable: str) -> set[str] | None:
     """Returns the keys or attributes of a variable that a function reads; `None` if unknown."""
-    node, keys = _node_of(code), set()
+    node = _node_of(code)
+    keys: set[Any] = set()
     if node is None:
         return None
     inner = set()
@@ -786,11 +788,11 @@ def _keys_read(code: types.CodeType, variable: str) -> set[str] | None:
     return keys if all(id(n) in inner for n in others) and _are_texts(keys) else None
 
 
-def _are_texts(keys) -> bool:
+def _are_texts(keys: Iterable[Any]) -> bool:
     return all(isinstance(key, str) for key in keys)
 
 
-def _names(node, code) -> bool:
+def _names(node: ast.Lambda | ast.FunctionDef | ast.AsyncFunctionDef, code: types.CodeType) -> bool:
     if isinstance(node, ast.Lambda):
         return code.co_name == "<lambda>" and node.lineno == code.co_firstlineno
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
@@ -858,15 +860,17 @@ def _empty_names(path: str, source: str) -> frozenset[str]:
             empty = (isinstance(value, ast.Dict) and not value.keys) or (
                 isinstance(value, ast.List | ast.Set) and not value.elts
             )
-            called = isinstance(value, ast.Call) and not value.keywords and not value.args[1:]
-            if empty or (called and ast.unparse(value.func).split(".")[-1] in _CONTAINERS):
+            called = ""
+            if isinstance(value, ast.Call) and not value.keywords and not value.args[1:]:
+                called = ast.unparse(value.func).split(".")[-1]
+            if empty or called in _CONTAINERS:
                 names.update(_assigned(node).split(", "))
     return frozenset(names)
 
 
 def _begins_empty(module: str, variable: str) -> bool:
     path = _path_of(module)
-    return bool(path) and variable in _empty_names(path, _source(path))
+    return path is not None and variable in _empty_names(path, _source(path))
 
 
 def loaded_suite(roots: Iterable[str]) -> dict[str, str]:
@@ -885,7 +889,7 @@ def loaded_suite(roots: Iterable[str]) -> dict[str, str]:
             continue
         seen.add(name)
         path = _path_of(name)
-        if not is_suites(name, path):
+        if path is None or not is_suites(name, path):
             continue
         digest_, imported = _of_file(path, os.stat(path).st_mtime_ns, name)
         found[pathlib.Path(os.path.realpath(path)).relative_to(SUITE).as_posix()] = digest_
@@ -910,7 +914,7 @@ def of_modules(names: Iterable[str]) -> dict[str, str]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _of_file(path, changed, name) -> tuple[str, tuple[str, ...]]:
+def _of_file(path: str, changed: int, name: str) -> tuple[str, tuple[str, ...]]:
     del changed
     tree = ast.parse(pathlib.Path(path).read_text(encoding="utf-8"))
     texts = _texts(tree)

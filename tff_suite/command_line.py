@@ -31,7 +31,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from tff_suite.errors import FedError
@@ -75,7 +75,7 @@ def begin(parser: Any = None) -> None:
             run(lambda _: answered)
 
 
-def _answered_early(parser) -> int | None:
+def _answered_early(parser: Any) -> int | None:
     """Returns the exit code of a command line that requests help or is wrong; else `None`."""
     going_on = -1
 
@@ -251,6 +251,7 @@ def errors_without(pattern: str) -> Iterator[None]:
         os.close(kept)
         yield
         return
+    assert sieve.stdin is not None  # It is a pipe.
     sys.stderr.flush()
     os.dup2(sieve.stdin.fileno(), 2)
     sieve.stdin.close()
@@ -282,6 +283,7 @@ def run(main: Callable[[list[str]], int]) -> NoReturn:
     Args:
       main: Command line without the program's name → exit code.
     """
+    code: str | int | None
     try:
         code = main(sys.argv[1:])
     except KeyboardInterrupt:
@@ -294,7 +296,7 @@ def run(main: Callable[[list[str]], int]) -> NoReturn:
     sys.exit(code or int(getattr(sys.stdout, "lost", False)))
 
 
-def _end_at_once(number: int, _=None) -> NoReturn:
+def _end_at_once(number: int, _: Any = None) -> NoReturn:
     with contextlib.suppress(OSError):
         os.write(_errors, f"error: stopped by {signal.Signals(number).name}.\n".encode())
     os._exit(128 + number)
@@ -344,7 +346,7 @@ class _Output:
             self._give_up(e)
             return len(text)
 
-    def writelines(self, lines) -> None:
+    def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
 

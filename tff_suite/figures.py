@@ -14,7 +14,7 @@ import os
 import re
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import matplotlib
@@ -46,7 +46,7 @@ _LEGEND_INCHES = 2.4
 # Points of all text.
 TEXT = 8
 
-_STYLE = {
+_STYLE: dict[str, Any] = {
     "axes.axisbelow": True,
     "axes.formatter.useoffset": False,
     "axes.grid": True,
@@ -207,17 +207,18 @@ def label_points(axes: Axes, labels: Sequence[tuple[str, tuple[float, float], st
       axes: The panel.
       labels: For each point its text, its position in the panel's data coordinates, and a colour.
     """
+    whole: Any = axes.figure  # Its renderer is private.
     with look():
-        renderer = axes.figure._get_renderer()
-        taken = []
+        renderer = whole._get_renderer()
+        on_lines = []
         for line in axes.get_lines():
             ends = axes.transData.transform(line.get_xydata())
             parts = itertools.pairwise(ends)
-            taken += [a + (b - a) * t for a, b in parts for t in np.linspace(0, 1, 50)]
-            taken += list(ends)
-        taken = np.array(taken).reshape(-1, 2)
+            on_lines += [a + (b - a) * t for a, b in parts for t in np.linspace(0, 1, 50)]
+            on_lines += list(ends)
+        taken = np.array(on_lines).reshape(-1, 2)
         for text, point, shade in labels:
-            best = None
+            best: tuple[float, Any, np.ndarray] | None = None
             for ha, va, away in _BESIDE:
                 words = axes.annotate(
                     text,
@@ -230,16 +231,18 @@ def label_points(axes: Axes, labels: Sequence[tuple[str, tuple[float, float], st
                     color=shade,
                 )
                 box = words.get_window_extent(renderer)
-                outside = np.maximum(np.maximum(box.min - taken, taken - box.max), 0)
-                room = np.min(np.hypot(*outside.T))
-                room = room if axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max) else -1
+                low, high = np.array(box.min), np.array(box.max)
+                outside = np.maximum(np.maximum(low - taken, taken - high), 0)
+                room = float(np.min(np.hypot(*outside.T)))
+                room = room if axes.bbox.contains(*low) and axes.bbox.contains(*high) else -1
                 if best is None or room > best[0] + 0.5:
                     if best is not None:
                         best[1].remove()
-                    best = room, words, box
+                    best = room, words, np.vstack([box.corners(), [(low + high) / 2]])
                 else:
                     words.remove()
-            taken = np.vstack([taken, best[2].corners(), [(best[2].min + best[2].max) / 2]])
+            assert best is not None
+            taken = np.vstack([taken, best[2]])
 
 
 def legend(figure: Figure, further: Sequence[Any] = ()) -> None:
@@ -260,7 +263,7 @@ def legend(figure: Figure, further: Sequence[Any] = ()) -> None:
     _place_legend(figure, "outside right upper", _LEGEND_INCHES, -(-len(entries) // _ENTRIES))
 
 
-def _place_legend(figure, where, inches, columns) -> None:
+def _place_legend(figure: Figure, where: str, inches: float, columns: int) -> None:
     entries = _entries[figure]
     for old in list(figure.legends):
         old.remove()
@@ -269,7 +272,7 @@ def _place_legend(figure, where, inches, columns) -> None:
         figure.legend(list(entries.values()), labels, loc=where, ncols=columns)
 
 
-def _legend_below(figure, width_) -> None:
+def _legend_below(figure: Figure, width_: float) -> None:
     """Puts the legend below the panels, in as many columns as fit the width."""
     # Of an entry the line and what is around it take this much.
     beside = (_STYLE["legend.handlelength"] + 3) * TEXT / 72
@@ -312,7 +315,8 @@ def fit(figure: Figure, width: float | None = None) -> Figure:
                 number = spec.get_gridspec() if spec else None
                 shape = np.array([number.ncols, number.nrows]) if number else shape
             _wrap_words(axes, *(inner * (shape if _is_bar(axes) else 1)))
-        title = figure._suptitle
+        whole: Any = figure  # The artist of its title is private.
+        title = whole._suptitle
         words = title.get_text() if title is not None else ""
         if words:
             _wrap_text(title, shape[0] * (inner[0] + 0.5))
@@ -329,16 +333,19 @@ def fit(figure: Figure, width: float | None = None) -> Figure:
     return figure
 
 
-def _placed(figure, width_) -> Figure:
+def _placed(figure: Figure, width_: float) -> Figure:
     """Sizes a figure for a column of `width_` inches."""
     panels_ = [axes for axes in figure.axes if not _is_bar(axes)]
-    rows, columns = panels_[0].get_subplotspec().get_gridspec().get_geometry()
+    spec = panels_[0].get_subplotspec()
+    assert spec is not None  # Panels lie in a grid.
+    rows, columns = spec.get_gridspec().get_geometry()
+    whole: Any = figure  # The artist of its title is private.
     with look(), _must_be_laid_out():
         if len(panels_) == 1:
             panels_[0].set_title("")
-        if figure._suptitle is not None:
-            figure._suptitle.remove()
-            figure._suptitle = None
+        if whole._suptitle is not None:
+            whole._suptitle.remove()
+            whole._suptitle = None
         maps = all(axes.images for axes in panels_)
         most = max(1, int(width_ / (_LEAST_MAP if maps else _LEAST_PANEL)))
         if columns > most:
@@ -385,7 +392,7 @@ def _placed(figure, width_) -> Figure:
     return figure
 
 
-def _share_words(panels_, columns) -> None:
+def _share_words(panels_: Sequence[Axes], columns: int) -> None:
     """Leaves words beside maps to those at the edge, where all have the same."""
     for get, edge in (
         (lambda axes: axes.yaxis, lambda i: i % columns == 0),
@@ -399,11 +406,11 @@ def _share_words(panels_, columns) -> None:
                     get(axes).set_tick_params(labelbottom=False, labelleft=False)
 
 
-def _words_of(axis) -> tuple[str, ...]:
+def _words_of(axis: Any) -> tuple[str, ...]:
     return axis.label.get_text(), *(label.get_text() for label in axis.get_majorticklabels())
 
 
-def _bar_below(figure, panels_) -> None:
+def _bar_below(figure: Figure, panels_: Sequence[Axes]) -> None:
     """Puts a colour bar that stands beside maps below them."""
     for bar in list(filter(_is_bar, figure.axes)):
         label = bar.yaxis.label.get_text()
@@ -411,7 +418,7 @@ def _bar_below(figure, panels_) -> None:
         figure.colorbar(panels_[0].images[0], ax=panels_, label=label, location="bottom")
 
 
-def _make_room(figure, panels_) -> None:
+def _make_room(figure: Figure, panels_: Sequence[Axes]) -> None:
     """Thins labels of ticks, and leaves out optional texts, where they lie on one another."""
     for axes in panels_:
         for axis in (axes.xaxis, axes.yaxis):
@@ -422,7 +429,7 @@ def _make_room(figure, panels_) -> None:
             text.remove()
 
 
-def _thin(figure, axis) -> None:
+def _thin(figure: Figure, axis: Any) -> None:
     """Labels every second tick, or third and so on, as far as labels have room."""
     ticks = list(axis.get_majorticklocs())
     words = [label.get_text() for label in axis.get_majorticklabels()]
@@ -439,7 +446,7 @@ def _thin(figure, axis) -> None:
         figure.draw_without_rendering()
 
 
-def _labelled(axis) -> list[Any]:
+def _labelled(axis: Any) -> list[Any]:
     """Returns the ticks of an axis whose labels are shown."""
     low, high = sorted(axis.get_view_interval())
     return [
@@ -449,11 +456,11 @@ def _labelled(axis) -> list[Any]:
     ]
 
 
-def _extent(figure, text) -> Any:
+def _extent(figure: Figure, text: Any) -> Any:
     return text.get_window_extent(figure._get_renderer())
 
 
-def _overlapping(boxes) -> bool:
+def _overlapping(boxes: Sequence[Any]) -> bool:
     """Returns whether two of some boxes share more than their edges."""
     for one, other in itertools.combinations(boxes, 2):
         across = min(one.x1, other.x1) - max(one.x0, other.x0)
@@ -462,7 +469,7 @@ def _overlapping(boxes) -> bool:
     return False
 
 
-def _crowded(figure, panels_) -> str:
+def _crowded(figure: Figure, panels_: Sequence[Axes]) -> str:
     """Returns which texts of a figure have no room, in words; blank if all have."""
     figure.draw_without_rendering()
     outer = figure.bbox
@@ -482,7 +489,7 @@ def _crowded(figure, panels_) -> str:
     return "panels lie on one another" if _overlapping(boxes) else ""
 
 
-def _size(figure, shape, inner) -> None:
+def _size(figure: Figure, shape: np.ndarray, inner: np.ndarray) -> None:
     """Sizes a figure of `shape` columns and rows so that each panel has `inner` inches."""
     for _ in range(4):
         figure.draw_without_rendering()
@@ -511,7 +518,7 @@ def _must_be_laid_out():
             ) from e
 
 
-def _is_bar(axes) -> bool:
+def _is_bar(axes: Axes) -> bool:
     return axes.get_label() == "<colorbar>"
 
 
@@ -542,7 +549,7 @@ def _wrap(text: str, inches: float, size: float) -> str:
     )
 
 
-def _lines(text, fits) -> list[str]:
+def _lines(text: str, fits: Callable[[str], bool]) -> list[str]:
     if fits(text):
         return [text]
     lines = [""]
@@ -560,7 +567,7 @@ def _lines(text, fits) -> list[str]:
     return lines
 
 
-def _inches(text, font) -> float:
+def _inches(text: str, font: font_manager.FontProperties) -> float:
     width_, _, _ = _measure().get_text_width_height_descent(text, font, ismath=False)
     return width_ / 72
 

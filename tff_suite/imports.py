@@ -70,7 +70,7 @@ class _Postponed(types.ModuleType):
             raise AttributeError(name)
         return _Postponed(f"{self.__name__}.{name}")
 
-    def __call__(self, *args, **kwargs) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._real()(*args, **kwargs)
 
 

@@ -248,7 +248,7 @@ class Parser:
         parts = ["\n".join(["Of every command:", *common])]
         return [self.details, *parts] if full and self.details else parts
 
-    def _define(self, values, arguments) -> None:
+    def _define(self, values: Any, arguments: Sequence[str]) -> None:
         """Defines only the flags that the arguments may name.
 
         A command line names a dozen of hundreds of flags, and a page of commands is parsed a
@@ -275,7 +275,7 @@ class Parser:
     def _default(self, flag):
         return [] if flag.form == "repeated" else flag.hparam.default
 
-    def _assigned(self, rest) -> dict[str, Any]:
+    def _assigned(self, rest: Sequence[str]) -> dict[str, Any]:
         """Returns positional arguments by name."""
         values: dict[str, Any] = {}
         rest = list(rest)

@@ -24,7 +24,7 @@ def is_link(path: str | os.PathLike) -> bool:
     return stat.S_ISLNK(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink > 1)
 
 
-def open_to_append(path: str | os.PathLike, mode: str = "ab", **how: str) -> IO:
+def open_to_append(path: str | os.PathLike, mode: str = "ab", **how: Any) -> IO[Any]:
     """Opens a file to append to it; a link of that name is removed first, but not its target.
 
     Args:

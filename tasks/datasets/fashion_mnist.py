@@ -20,7 +20,7 @@ from tasks.formats import files, idx, tfds
 from tasks.models import losses, models
 from tasks.registry import Clients, TaskSpec
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
-from tff_suite.hparams import NOT_USED, By, Hparam, HparamError
+from tff_suite.hparams import NOT_USED, By, Hparam, HparamError, Settings
 
 _CLASSES = (
     "t_shirt",
@@ -256,7 +256,9 @@ def load(
     )
 
 
-def _assigned(images, labels, partition, chosen, scale) -> dict[str, Any]:
+def _assigned(
+    images: np.ndarray, labels: np.ndarray, partition: str, chosen: Settings, scale: _Scale
+) -> dict[str, Any]:
     """Returns clients' training and test examples, both from the training set."""
     seed, test_fraction = chosen["partition_seed"], chosen["test_fraction"]
     parts = _parts(labels, partition, chosen, seed)
@@ -268,7 +270,7 @@ def _assigned(images, labels, partition, chosen, scale) -> dict[str, Any]:
     return {"train": train, "test": test if test_fraction else None}
 
 
-def _parts(labels, partition, chosen, seed) -> list[np.ndarray]:
+def _parts(labels: np.ndarray, partition: str, chosen: Settings, seed: int) -> list[np.ndarray]:
     """Returns the rows of each client, before the split into train and test."""
     num_clients = chosen["num_clients"]
     if partition == "iid":

@@ -6,7 +6,7 @@ import hashlib
 import os
 import urllib.error
 import urllib.request
-from typing import IO
+from typing import IO, Any
 
 from tasks.formats import files
 from tasks.task import DataError
@@ -124,7 +124,7 @@ def _published_md5(headers: list[str]) -> str | None:
     return None
 
 
-def _digest(path: str, name: str):
+def _digest(path: str, name: str) -> Any:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, name)
 

@@ -232,7 +232,9 @@ def _source(kind: Kind, path: str) -> prepared.Source:
     return prepared.Source(kind.arrays, pieces)
 
 
-def _read_class(kind, tree, part, label, names) -> Iterator[prepared.Rows]:
+def _read_class(
+    kind: Kind, tree: _Tree, part: str, label: int, names: Sequence[str]
+) -> Iterator[prepared.Rows]:
     x = np.empty((len(names), kind.size, kind.size, 3), np.uint8)
     for i, name in enumerate(names):
         with files_lib.decoding(os.path.join(tree.path, name), kind.advice, "is damaged"):

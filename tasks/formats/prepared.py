@@ -465,7 +465,7 @@ class _Writer:
                     raise ValueError(f"{name} of {piece.name} has rows of shape {values.shape[1:]}")
                 files[name].write(values.tobytes())
 
-    def _record(self, piece: Piece, files: Mapping[str, Any], clients) -> None:
+    def _record(self, piece: Piece, files: Mapping[str, Any], clients: Sequence[tuple]) -> None:
         for file in files.values():
             file.flush()
             os.fsync(file.fileno())

@@ -85,7 +85,7 @@ def _reached(address, flag):
         raise DataError(f"{flag}={address} cannot be read ({reason})") from error
 
 
-def _copy(address, system, root) -> str:
+def _copy(address: str, system: Any, root: str) -> str:
     """Returns the path of the copy, making it if needed."""
     import filelock
 
@@ -108,7 +108,7 @@ def _copy(address, system, root) -> str:
     return str(copy)
 
 
-def _listing(system, root) -> dict[str, Mapping[str, Any]]:
+def _listing(system: Any, root: str) -> dict[str, Mapping[str, Any]]:
     """Returns what the store reports of each file, by path below the folder.
 
     Raises:
@@ -125,11 +125,11 @@ def _listing(system, root) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-def _said(info) -> list[str]:
+def _said(info: Mapping[str, Any]) -> list[str]:
     return [info["name_below"], str(info.get("size")), *(str(info.get(k)) for k in _VERSION)]
 
 
-def _fetch(system, info, target) -> None:
+def _fetch(system: Any, info: Mapping[str, Any], target: str) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
     system.get_file(info["name"], target)
     size, found = info.get("size"), os.path.getsize(target)

@@ -265,7 +265,7 @@ def _chunks(of: Set, folder: str, split: str) -> Iterator[Mapping[str, np.ndarra
     yield from tensorflow_datasets.as_numpy(examples.batch(_CHUNK))
 
 
-def _of_array_records(builder, split: str) -> "tf.data.Dataset":
+def _of_array_records(builder: Any, split: str) -> "tf.data.Dataset":
     """Returns the decoded examples of a split, as `as_dataset` does for other files.
 
     TFDS has no such function for ArrayRecord files. Its own one decodes example by example in

@@ -8,6 +8,7 @@ the result operation by operation. With a written-out gradient ResNet-18 trains 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -45,7 +46,7 @@ class GroupNormalization(as_written.AsWritten, tf.keras.layers.GroupNormalizatio
         return tf.reshape(outputs, tf.shape(inputs))
 
 
-def _normalize(groups: int, epsilon: float):
+def _normalize(groups: int, epsilon: float) -> Callable:
     @tf.custom_gradient
     def normalize(x, gamma, beta):
         places, channels = x.shape[1:]

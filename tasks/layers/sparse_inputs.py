@@ -5,6 +5,7 @@ regression, with 30 words out of 10,000, takes half the time (W2 of `benchmarks.
 or more of the numbers are not zero, a plain dense layer is faster.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -38,7 +39,7 @@ class Dense(as_written.AsWritten, tf.keras.layers.Dense):
 
 
 @tf.custom_gradient
-def _product(x: tf.Tensor, kernel: tf.Tensor):
+def _product(x: tf.Tensor, kernel: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     """Returns `x @ kernel`, `[batch, inputs]` times `[inputs, units]`."""
     places = tf.where(tf.not_equal(x, 0))
     sparse = {

@@ -32,6 +32,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
@@ -103,7 +104,7 @@ def build(model: Model, local: client.LocalTraining, *, epsilon: float, b0: floa
     def broadcast(state: ServerState) -> Broadcast:
         return Broadcast(state.weights, state.accumulator, local.learning_rate(state.round_num))
 
-    def client_update(broadcast: Broadcast, data):
+    def client_update(broadcast: Broadcast, data: ClientData) -> ClientResult:
         x, synchronised, eta = broadcast
 
         def step(at, own):

@@ -61,6 +61,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import common_descent, displacement, vectors
@@ -165,7 +166,7 @@ def build(
 ) -> Method:
     """Builds AdaFed (Algorithm 1); see the module's docstring for the symbols."""
 
-    def client_update(broadcast: averaging.Broadcast, data):
+    def client_update(broadcast: averaging.Broadcast, data: ClientData) -> ClientResult:
         trained, moved, last_epoch_loss = displacement.train(model, local, broadcast, data)
         if loss_at == "last_epoch":
             loss = last_epoch_loss
@@ -174,7 +175,9 @@ def build(
             loss = client.evaluate(model, at, data)["loss"]
         return ClientResult(trained, Report(-moved, loss), weight=tf.ones([]))
 
-    def server_update(state: averaging.ServerState, stacked) -> averaging.Outcome:
+    def server_update(
+        state: averaging.ServerState, stacked: tuple[Report, tf.Tensor]
+    ) -> averaging.Outcome:
         reports, weights = stacked
         gram = vectors.gram(reports.gradient)
         counts = (weights > 0) & (tf.linalg.diag_part(gram) > 0)

@@ -54,6 +54,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost, decay
@@ -218,7 +219,9 @@ def build(
         return Broadcast(state.weights, state.initial, local.learning_rate(state.round_num))
 
     @averaging.keep_optimizer(local)
-    def client_update(broadcast: Broadcast, data, optimizer) -> ClientResult:
+    def client_update(
+        broadcast: Broadcast, data: ClientData, optimizer: client.Optimizer
+    ) -> ClientResult:
         x, initial, eta_k = broadcast
         gradient, loss, ratio = _before_training(model, x, initial, data, sample)
         trained = client.train(model, optimizer, eta_k, x, data)
@@ -235,12 +238,14 @@ def build(
         keeps = tf.constant(True)
         return ClientResult(trained, report, finite=finite, counts=s > 0, keeps=keeps)
 
-    def weigh(largest, ratio, count) -> tf.Tensor:
+    def weigh(largest: tf.Tensor, ratio: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         power = largest**alpha
         scale = tf.where((power > 1 / _LARGE) & (power < _LARGE), 1.0, largest)
         return count * tf.math.divide_no_nan(ratio, scale) ** alpha
 
-    def server_update(state: ServerState, mean, total_weight) -> averaging.Outcome:
+    def server_update(
+        state: ServerState, mean: tuple[Vector, tf.Tensor], total_weight: tf.Tensor
+    ) -> averaging.Outcome:
         g, mean_certainty = mean
         certainty = tf.maximum(mean_certainty, certainty_floor)
         scale = tf.where(state.steps + 1 > warmup, certainty, 1.0)
@@ -277,7 +282,9 @@ def build(
     )
 
 
-def _before_training(model: Model, x: Vector, initial: Vector | tuple[()], data, sample: int):
+def _before_training(
+    model: Model, x: Vector, initial: Vector | tuple[()], data: ClientData, sample: int
+) -> tuple[Vector, tf.Tensor, tf.Tensor]:
     """Returns G, L and L / L⁰; L again in place of L / L⁰ if there is no x⁰."""
     sampled = client.first_batches(data, sample) if sample else data
     loss, gradient = client.full_loss(model, x, sampled, training=bool(sample))
@@ -288,7 +295,15 @@ def _before_training(model: Model, x: Vector, initial: Vector | tuple[()], data,
     return gradient, loss, ratio
 
 
-def _take_step(state: ServerState, g, certainty, eta_t, beta1, beta2, epsilon) -> ServerState:
+def _take_step(
+    state: ServerState,
+    g: Vector,
+    certainty: tf.Tensor,
+    eta_t: tf.Tensor,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+) -> ServerState:
     """Returns the state after a step of Algorithm 1: Adam with decays raised to the power C."""
     b1, b2 = (tf.constant(b, tf.float64) ** tf.cast(certainty, tf.float64) for b in (beta1, beta2))
     c_m, c_v = state.c_m * b1, state.c_v * b2

@@ -36,6 +36,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import vectors
@@ -134,7 +135,7 @@ def build(
         mixture = tf.cast(state.mixture, tf.float32)
         return Broadcast(state.iterate, mixture, local.learning_rate(state.round_num))
 
-    def client_update(broadcast: Broadcast, data):
+    def client_update(broadcast: Broadcast, data: ClientData) -> ClientResult:
         x, mixture, eta_l = broadcast
         loss = client.evaluate(model, x, data)["loss"]
         trained = client.train(model, local.optimizer(), eta_l, x, data)

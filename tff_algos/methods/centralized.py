@@ -26,14 +26,18 @@ Deviations from the paper:
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import server_slots
 from tff_algos.registry import MethodSpec, RoundPlan
+from tff_algos.vector import Vector
 from tff_suite.hparams import Hparam
 
 
@@ -74,13 +78,15 @@ def build(model: Model, local: client.LocalTraining, *, steps_per_round: int | N
     del steps_per_round  # It is the round's plan.
     optimizer = local.optimizer()
 
-    def client_update(broadcast: server_slots.Broadcast, data):
+    def client_update(broadcast: server_slots.Broadcast, data: ClientData) -> ClientResult:
         x, s, eta = broadcast
         trained = client.train(model, optimizer, eta, x, data, slots=s)
         weight = tf.cast(client.has_examples(data), tf.float32)
         return ClientResult(trained, (trained.weights, trained.slots), weight=weight)
 
-    def server_update(state: server_slots.ServerState, mean):
+    def server_update(
+        state: server_slots.ServerState, mean: tuple[Vector, Any]
+    ) -> server_slots.ServerState:
         x, s = mean
         return state._replace(weights=x, slots=s)
 

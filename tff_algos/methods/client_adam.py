@@ -35,7 +35,8 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
-from tff_algos.method import Method
+from tff_algos.client_data import ClientData
+from tff_algos.method import ClientState, Method
 from tff_algos.model import Model
 from tff_algos.parts.moments import CLIENT_ADAM, bias_left, moving_average
 from tff_algos.registry import Aggregated, MethodSpec
@@ -99,7 +100,9 @@ def build(
         start = zeros(model.initial_weights)
         return Moments(start, start, tf.constant(0))
 
-    def client_update(broadcast: averaging.Broadcast, data, client_state=None):
+    def client_update(
+        broadcast: averaging.Broadcast, data: ClientData, client_state: ClientState | None = None
+    ) -> ClientResult:
         x, eta_l = broadcast
         start, rounds_before = no_moments(), tf.constant(0)
         if client_state is not None:

@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import MethodSpec, RoundPlan
@@ -188,7 +189,7 @@ def build(
         eta_l = local.learning_rate(state.round_num)
         return Broadcast(state.weights, tf.cast(w, tf.float32), eta_l)
 
-    def client_update(broadcast: Broadcast, data) -> ClientUpdate:
+    def client_update(broadcast: Broadcast, data: ClientData) -> ClientUpdate:
         x, w, eta_l = broadcast
         loss = client.evaluate(model, x, data)["loss"]
         # Who only reports a loss has no batch to train on.
@@ -206,7 +207,9 @@ def build(
             metrics=client.zero_unless(drawn, client.round_metrics(trained, data, finite)),
         )
 
-    def server_update(state: ServerState, total: Vector, number, reports: Report):
+    def server_update(
+        state: ServerState, total: Vector, number: tf.Tensor, reports: Report
+    ) -> averaging.Outcome:
         x = state.weights + local.server_learning_rate * total.over(number)
         losses, seen = _known_losses(state, reports)
         round_num = state.round_num + 1
@@ -245,7 +248,14 @@ def _known_losses(state: ServerState, reports: Report) -> tuple[tf.Tensor, tf.Te
     return losses, state.seen | (new > 0)
 
 
-def _ascend(multipliers, losses, seen, step, epsilon, lambda_max) -> tf.Tensor:
+def _ascend(
+    multipliers: tf.Tensor,
+    losses: tf.Tensor,
+    seen: tf.Tensor,
+    step: float,
+    epsilon: float,
+    lambda_max: float,
+) -> tf.Tensor:
     """Returns λ after an ascent step of length η_λ / N for the clients that have an L_k."""
     counts = tf.cast(seen, tf.float64)
     mean = tf.math.divide_no_nan(tf.reduce_sum(counts * losses), tf.reduce_sum(counts))

@@ -45,6 +45,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
@@ -136,7 +137,7 @@ def build(
     """Builds Δ-SGD (Algorithm 1); see the module's docstring for the symbols."""
     consecutive = difference == "consecutive"
 
-    def client_update(broadcast: averaging.Broadcast, data):
+    def client_update(broadcast: averaging.Broadcast, data: ClientData) -> ClientResult:
         x, eta_0 = broadcast
 
         def step(at, last):

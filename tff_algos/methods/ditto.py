@@ -36,7 +36,8 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
-from tff_algos.method import Method, mean_of_updates
+from tff_algos.client_data import ClientData
+from tff_algos.method import ClientState, Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
 from tff_algos.vector import Vector, zeros
@@ -85,7 +86,9 @@ class Report(NamedTuple):
 def build(model: Model, local: client.LocalTraining, *, lambda_: float) -> Method:
     """Builds Ditto; see the module's docstring for the symbols."""
 
-    def client_update(broadcast: averaging.Broadcast, data, client_state):
+    def client_update(
+        broadcast: averaging.Broadcast, data: ClientData, client_state: ClientState
+    ) -> ClientResult:
         x, eta_l = broadcast
 
         def step(at, v):
@@ -103,7 +106,9 @@ def build(model: Model, local: client.LocalTraining, *, lambda_: float) -> Metho
         delta = mean_of_updates(federation, update.report.delta, update.weight)
         return delta, federation.sum(update.report.diverged)
 
-    def server_update(state: averaging.ServerState, delta: Vector, diverged):
+    def server_update(
+        state: averaging.ServerState, delta: Vector, diverged: tf.Tensor
+    ) -> averaging.Outcome:
         x = state.weights + local.server_learning_rate * delta
         own = collections.OrderedDict(personal_diverged=diverged)
         return averaging.Outcome(state._replace(weights=x), own)

@@ -34,6 +34,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts.moments import moving_average
@@ -140,7 +141,7 @@ def build(
     def prepare_start(state: ServerState) -> Start:
         return Start(state.weights, tf.equal(state.updates, 0))
 
-    def client_start(start: Start, data) -> StartUpdate:
+    def client_start(start: Start, data: ClientData) -> StartUpdate:
         asked = client.none_unless(start.is_first, data)
         gradient, weight = averaging.give_gradient(model, local, start.weights, asked)
         return StartUpdate(gradient, gradient**2, weight)
@@ -151,7 +152,7 @@ def build(
         v = client.choose(is_first, square, state.v)
         return Broadcast(m, v, local.learning_rate(state.round_num))
 
-    def client_update(start: Start, broadcast: Broadcast, data) -> ClientResult:
+    def client_update(start: Start, broadcast: Broadcast, data: ClientData) -> ClientResult:
         x, (m, v, eta) = start.weights, broadcast
         scale = v.sqrt() + rho
 
@@ -165,7 +166,7 @@ def build(
         trained, (m, v, _) = client.take_steps(model, step, x, (m, v, x), data)
         return ClientResult(trained, Report(trained.weights - x, m, v))
 
-    def server_update(state: ServerState, mean: Report, total_weight) -> ServerState:
+    def server_update(state: ServerState, mean: Report, total_weight: tf.Tensor) -> ServerState:
         x = state.weights + local.server_learning_rate * mean.delta
         after = ServerState(x, mean.m, mean.v, state.updates + 1, state.round_num)
         return averaging.next_state(state, after, total_weight)

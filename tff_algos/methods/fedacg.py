@@ -37,6 +37,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts.proximal import proximal_term
@@ -105,7 +106,9 @@ def build(
         return averaging.Broadcast(ahead, local.learning_rate(state.round_num))
 
     @averaging.keep_optimizer(local)
-    def client_update(broadcast: averaging.Broadcast, data, optimizer):
+    def client_update(
+        broadcast: averaging.Broadcast, data: ClientData, optimizer: client.Optimizer
+    ) -> ClientResult:
         a, eta_l = broadcast
         trained = client.train(model, optimizer, eta_l, a, data, proximal_term(pull, a))
         return ClientResult(trained, trained.weights - a)

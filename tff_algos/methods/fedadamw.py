@@ -56,6 +56,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.parts.moments import bias_left, moving_average
@@ -208,7 +209,7 @@ def build(
         eta = local.learning_rate(state.round_num)
         return Broadcast(state.weights, state.direction, state.second_moment, state.steps, eta)
 
-    def client_update(broadcast: Broadcast, data):
+    def client_update(broadcast: Broadcast, data: ClientData) -> ClientResult:
         x, d, v_bar, steps, eta = broadcast
 
         def step(at, carry):
@@ -233,7 +234,9 @@ def build(
         v_bar = federation.mean(update.report.second_moment, update.weight)
         return delta, v_bar, federation.mean(update.report.steps, update.weight)
 
-    def server_update(state: ServerState, delta: Vector, v_bar: Vector, taken) -> ServerState:
+    def server_update(
+        state: ServerState, delta: Vector, v_bar: Vector, taken: tf.Tensor
+    ) -> ServerState:
         steps = counted_steps or taken
         d = (-delta).over(steps * local.learning_rate(state.round_num))
         x = state.weights + local.server_learning_rate * delta

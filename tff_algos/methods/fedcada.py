@@ -38,6 +38,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.parts.moments import CLIENT_ADAM, moving_average
@@ -149,7 +150,7 @@ def build(
         eta_l = local.learning_rate(state.round_num)
         return Broadcast(state.weights, state.m, state.v, eta_l, state.round_num, state.steps)
 
-    def client_update(broadcast: Broadcast, data):
+    def client_update(broadcast: Broadcast, data: ClientData) -> ClientResult:
         x, m, v, eta_l, round_num, steps_before = broadcast
 
         def step(at, carry):
@@ -172,7 +173,9 @@ def build(
         m, v = (federation.mean(moment, update.weight) for moment in (report.m, report.v))
         return (delta, m, v), federation.max(report.steps)
 
-    def server_update(state: ServerState, mean, longest) -> ServerState:
+    def server_update(
+        state: ServerState, mean: tuple[Vector, Vector, Vector], longest: tf.Tensor
+    ) -> ServerState:
         delta, m, v = mean
         x = state.weights + local.server_learning_rate * delta
         return ServerState(x, m, v, state.steps + longest, state.round_num)

@@ -413,7 +413,14 @@ class FedCorr:
             return training
         return VisitedClient(training, clients.in_order(k, labels), facts)
 
-    def _by_tff(self, round_index, clients, name, state, cohort) -> tuple[Any, Any, Iterable[Any]]:
+    def _by_tff(
+        self,
+        round_index: int,
+        clients: Clients,
+        name: str,
+        state: Any,
+        cohort: Sequence[Assignment],
+    ) -> tuple[Any, Any, Iterable[Any]]:
         """As `CarryOut`, through TFF."""
         given = (self.data(name, round_index, assignment, clients) for assignment in cohort)
         if name == _LABELLING:
@@ -422,7 +429,7 @@ class FedCorr:
             return self.first_stage(state, list(given))
         return *self.later_stages.next(state, list(given)), ()
 
-    def _labelled(self, weights, given) -> Iterator[np.ndarray]:
+    def _labelled(self, weights: Any, given: Iterator[ClientData]) -> Iterator[np.ndarray]:
         while part := list(itertools.islice(given, _LABELLED_AT_ONCE)):
             yield from self.labelling(weights, part)[2]
 
@@ -513,10 +520,14 @@ def _recorded(state, cohort, measured, clients):
     return after
 
 
-def _first_stage(model, trained, local, beta, neighbors) -> Method:
+def _first_stage(
+    model: Model, trained: Model, local: client.LocalTraining, beta: float, neighbors: int
+) -> Method:
     """Returns the process of stage 1, in which each `VisitedClient` returns its `Measured`."""
 
-    def client_update(broadcast: averaging.Broadcast, data, record) -> ClientResult:
+    def client_update(
+        broadcast: averaging.Broadcast, data: ClientData, record: tuple[ClientData, tf.Tensor]
+    ) -> ClientResult:
         (x, eta), (whole, noise_level) = broadcast, record
 
         def add_proximal_term(gradient, x_k):
@@ -544,7 +555,7 @@ def _visited_spec(data):
     return VisitedClient(data, data, tf.TensorSpec([], tf.float32))
 
 
-def _labelling(model) -> Method:
+def _labelling(model: Model) -> Method:
     """Returns the process in which clients compute class probabilities `[n_k, classes]`."""
 
     def next_round(federation, weights, clients):
@@ -557,7 +568,7 @@ def _labelling(model) -> Method:
     return Method(lambda: tuple(constants(model.initial_weights)), next_round)
 
 
-def _computation(method, state_type, client_type) -> tff.Computation:
+def _computation(method: Method, state_type: tff.Type, client_type: Any) -> tff.Computation:
     """Returns a round as a TFF computation, including what clients return."""
 
     @tff.federated_computation(

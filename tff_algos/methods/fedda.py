@@ -49,6 +49,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts.moments import bias_left, moving_average
@@ -263,7 +264,7 @@ def _build(
     def broadcast(state: ServerState) -> Broadcast:
         return Broadcast(state.weights, state.m, local.learning_rate(state.round_num))
 
-    def client_update(broadcast: Broadcast, data):
+    def client_update(broadcast: Broadcast, data: ClientData) -> ClientResult:
         x, m, eta = broadcast
 
         def step(at, carry):
@@ -277,7 +278,7 @@ def _build(
             p = p.over(tf.cast(client.num_steps(data), tf.float32))
         return ClientResult(trained, (p, m))
 
-    def server_update(state: ServerState, mean) -> ServerState:
+    def server_update(state: ServerState, mean: tuple[Vector, Vector]) -> ServerState:
         p, m = mean
         g = (p - beta1 * state.m) / (1.0 - beta1)
         steps = state.steps + 1

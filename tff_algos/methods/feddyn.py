@@ -45,7 +45,8 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
-from tff_algos.method import Method, mean_of_updates
+from tff_algos.client_data import ClientData
+from tff_algos.method import ClientState, Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec
 from tff_algos.vector import Vector, constants, zeros
@@ -143,7 +144,9 @@ def build(
     def broadcast(state: ServerState) -> averaging.Broadcast:
         return averaging.Broadcast(sent_by(state), local.learning_rate(state.round_num))
 
-    def client_update(broadcast: averaging.Broadcast, data, client_state):
+    def client_update(
+        broadcast: averaging.Broadcast, data: ClientData, client_state: ClientState
+    ) -> ClientResult:
         x, eta_l = broadcast
         h_k = client.recall(client_state, zeros(x))
         alpha_k = tf.constant(alpha)
@@ -167,7 +170,7 @@ def build(
         delta = mean_of_updates(federation, update.report.delta, update.weight)
         return delta, federation.sum(update.report.number)
 
-    def server_update(state: ServerState, delta: Vector, number) -> ServerState:
+    def server_update(state: ServerState, delta: Vector, number: tf.Tensor) -> ServerState:
         mean = sent_by(state) + delta
         h = state.h + -alpha * number / num_clients * delta
         x = mean + -1.0 / alpha * h

@@ -40,6 +40,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec
@@ -129,7 +130,9 @@ def build(
         return averaging.Broadcast(state.iterate, local.learning_rate(state.round_num))
 
     @averaging.keep_optimizer(local)
-    def client_update(broadcast: averaging.Broadcast, data, optimizer):
+    def client_update(
+        broadcast: averaging.Broadcast, data: ClientData, optimizer: client.Optimizer
+    ) -> ClientResult:
         x, eta_l = broadcast
         trained = client.train(model, optimizer, eta_l, x, data)
         delta = trained.weights - x
@@ -141,7 +144,9 @@ def build(
         square = federation.mean(update.report.square, update.weight)
         return delta, square, federation.sum(update.report.number)
 
-    def server_update(state: ServerState, delta: Vector, square, number) -> averaging.Outcome:
+    def server_update(
+        state: ServerState, delta: Vector, square: tf.Tensor, number: tf.Tensor
+    ) -> averaging.Outcome:
         added = epsilon * number if epsilon_times == "clients" else epsilon
         longer = 2.0 * (delta.squared_norm() + added)
         eta_g = tf.maximum(1.0, tf.math.divide_no_nan(square, longer))

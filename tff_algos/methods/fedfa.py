@@ -37,6 +37,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import MethodSpec
@@ -177,7 +178,7 @@ def build(
     def broadcast(state: ServerState) -> Broadcast:
         return Broadcast(state.weights, state.counts, local.learning_rate(state.round_num))
 
-    def client_update(broadcast: Broadcast, data) -> ClientResult:
+    def client_update(broadcast: Broadcast, data: ClientData) -> ClientResult:
         x, rounds, eta_l = broadcast
         trained = client.train(model, local.optimizer(), eta_l, x, data)
         at = trained.weights if accuracy_at == "trained" else x
@@ -192,7 +193,9 @@ def build(
         weight += beta * tf.math.divide_no_nan(own.frequency, total.frequency)
         return weight * delta
 
-    def server_update(state: ServerState, delta: Vector, seen, total: Standing) -> ServerState:
+    def server_update(
+        state: ServerState, delta: Vector, seen: tuple[tf.Tensor, tf.Tensor], total: Standing
+    ) -> ServerState:
         index, number = seen
         m = momentum * state.momentum + delta
         x = state.weights + local.server_learning_rate * m

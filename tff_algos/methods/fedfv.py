@@ -50,7 +50,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
-from tff_algos.method import Method
+from tff_algos.client_data import ClientData
+from tff_algos.method import ClientState, Method
 from tff_algos.model import Model
 from tff_algos.parts import vectors
 from tff_algos.registry import MethodSpec, RoundPlan
@@ -154,7 +155,9 @@ def build(
     def broadcast(state: averaging.ServerState) -> Broadcast:
         return Broadcast(state.weights, local.learning_rate(state.round_num), state.round_num)
 
-    def client_update(broadcast: Broadcast, data, client_state) -> averaging.ClientUpdate:
+    def client_update(
+        broadcast: Broadcast, data: ClientData, client_state: ClientState
+    ) -> averaging.ClientUpdate:
         x, eta_l, round_num = broadcast
         # Who only hands over its last update has no batch to train on.
         batches = data._replace(mask=data.mask * data.participates)
@@ -178,7 +181,9 @@ def build(
             client_state=client.keep(client_state, data, counts, Kept(update, round_num)),
         )
 
-    def server_update(state: averaging.ServerState, stacked) -> averaging.ServerState:
+    def server_update(
+        state: averaging.ServerState, stacked: tuple[Report, tf.Tensor]
+    ) -> averaging.ServerState:
         reports, weights = stacked
         present = weights > 0
         # Of the updates, which are -g: that makes no difference to what follows.

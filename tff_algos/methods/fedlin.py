@@ -31,6 +31,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost, RoundPlan
@@ -87,13 +88,13 @@ def build(
     def model_of(state: averaging.ServerState) -> Vector:
         return state.weights
 
-    def local_gradient(x: Vector, data) -> averaging.Gradient:
+    def local_gradient(x: Vector, data: ClientData) -> averaging.Gradient:
         return averaging.give_gradient(model, local, x, data)
 
     def prepare_broadcast(state: averaging.ServerState, gradient: Vector) -> Broadcast:
         return Broadcast(gradient, local.learning_rate(state.round_num))
 
-    def client_update(x: Vector, broadcast: Broadcast, data) -> ClientResult:
+    def client_update(x: Vector, broadcast: Broadcast, data: ClientData) -> ClientResult:
         g, eta = broadcast
         steps = tf.cast(tf.maximum(client.num_steps(data), 1), tf.float32)
         eta_k = eta / steps if divide_rate else eta
@@ -104,7 +105,9 @@ def build(
         trained, _ = client.take_steps(model, step, x, (), data)
         return ClientResult(trained, trained.weights - x)
 
-    def server_update(state: averaging.ServerState, delta: Vector, total_weight):
+    def server_update(
+        state: averaging.ServerState, delta: Vector, total_weight: tf.Tensor
+    ) -> averaging.ServerState:
         x = state.weights + local.server_learning_rate * delta
         return averaging.next_state(state, state._replace(weights=x), total_weight)
 

@@ -31,6 +31,7 @@ Deviations from the paper:
 from __future__ import annotations
 
 import collections
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -38,6 +39,7 @@ import tensorflow_federated as tff
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts.moments import moving_average
@@ -92,7 +94,7 @@ def build(model: Model, local: client.LocalTraining, *, correction: str) -> Meth
     joint = correction == "joint"
     optimizer = local.optimizer(builders={"adagrad": _adagrad})
 
-    def client_update(broadcast: averaging.Broadcast, data):
+    def client_update(broadcast: averaging.Broadcast, data: ClientData) -> ClientResult:
         x, eta_l = broadcast
 
         def step(at, carry):
@@ -144,7 +146,7 @@ def _adagrad(learning_rate, initial_preconditioner_value=0.0, epsilon=1e-7):
     return Adagrad()
 
 
-def _preconditioner(slots, weights: Vector) -> Vector:
+def _preconditioner(slots: Mapping[str, Any], weights: Vector) -> Vector:
     """Returns ψ of an optimizer's state, like the weights."""
     if "preconditioner" not in slots:
         return weights.map(tf.ones_like)

@@ -38,6 +38,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import vectors
@@ -119,12 +120,12 @@ def build(
         rate = tf.constant(local.server_learning_rate)
         return ServerState(constants(model.initial_weights), rate, tf.constant(0))
 
-    def client_update(broadcast: averaging.Broadcast, data):
+    def client_update(broadcast: averaging.Broadcast, data: ClientData) -> ClientResult:
         x, eta_l = broadcast
         trained = client.train(model, local.optimizer(), eta_l, x, data)
         return ClientResult(trained, trained.weights - x)
 
-    def server_update(state: ServerState, stacked) -> averaging.Outcome:
+    def server_update(state: ServerState, stacked: tuple[Vector, tf.Tensor]) -> averaging.Outcome:
         deltas, weights = stacked
         gram = vectors.gram(deltas)
         norms = tf.sqrt(tf.linalg.diag_part(gram))

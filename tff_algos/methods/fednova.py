@@ -35,6 +35,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts.proximal import proximal_term
@@ -78,7 +79,7 @@ def build(model: Model, local: client.LocalTraining, *, mu: float) -> Method:
     eta = local.server_learning_rate
     rho = local.momentum
 
-    def normaliser(data, learning_rate) -> tf.Tensor:
+    def normaliser(data: ClientData, learning_rate: tf.Tensor) -> tf.Tensor:
         def step(carry, batch, seed):
             a, counter = carry
             counter = rho * counter + 1.0
@@ -91,7 +92,9 @@ def build(model: Model, local: client.LocalTraining, *, mu: float) -> Method:
         return client.for_each_batch(step, (tf.zeros([]), tf.zeros([])), data)[0]
 
     @averaging.keep_optimizer(local)
-    def client_update(broadcast: averaging.Broadcast, data, optimizer):
+    def client_update(
+        broadcast: averaging.Broadcast, data: ClientData, optimizer: client.Optimizer
+    ) -> ClientResult:
         x, eta_l = broadcast
         trained = client.train(model, optimizer, eta_l, x, data, proximal_term(mu, x))
         a = normaliser(data, eta_l)

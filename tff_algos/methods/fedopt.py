@@ -41,6 +41,7 @@ Deviations from the paper:
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -250,7 +251,14 @@ def build_fedyogi(
     return build_around(optimizer, model, local)
 
 
-def _adaptive(eta, beta1, beta2, tau, variant, second_moment) -> ServerOptimizer:
+def _adaptive(
+    eta: float,
+    beta1: float,
+    beta2: float,
+    tau: float,
+    variant: str,
+    second_moment: Callable[[Vector, Vector], Vector],
+) -> ServerOptimizer:
     """Adam and Yogi: m ← β₁ m + (1 - β₁) g; v by `second_moment`; x ← x - η c m / (√v + τ).
 
     c is Keras's bias correction √(1 - β₂ᵗ) / (1 - β₁ᵗ) in `released`, 1 in `algorithm2`.

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts.proximal import proximal_term
@@ -64,7 +65,9 @@ def build(model: Model, local: client.LocalTraining, *, mu: float) -> Method:
     """Builds FedProx; see the module's docstring for the symbols."""
 
     @averaging.keep_optimizer(local)
-    def client_update(broadcast: averaging.Broadcast, data, optimizer):
+    def client_update(
+        broadcast: averaging.Broadcast, data: ClientData, optimizer: client.Optimizer
+    ) -> ClientResult:
         x, eta_l = broadcast
         trained = client.train(model, optimizer, eta_l, x, data, proximal_term(mu, x))
         return ClientResult(trained, trained.weights - x)

@@ -42,6 +42,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import client_momentum
@@ -123,7 +124,7 @@ def build_fedsam(
     """Builds FedSAM; see the module's docstring for the symbols."""
     gradient = sharp_gradient(rho, epsilon)
 
-    def client_update(broadcast: averaging.Broadcast, data):
+    def client_update(broadcast: averaging.Broadcast, data: ClientData) -> ClientResult:
         x, eta_l = broadcast
 
         def step(at, carry):

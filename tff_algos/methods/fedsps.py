@@ -33,6 +33,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec
@@ -84,7 +85,7 @@ def build(
 ) -> Method:
     """Builds FedSPS; see the module's docstring for the symbols."""
 
-    def client_update(broadcast: averaging.Broadcast, data):
+    def client_update(broadcast: averaging.Broadcast, data: ClientData) -> ClientResult:
         x, gamma_b = broadcast
         n_k = client.num_examples(data)
 

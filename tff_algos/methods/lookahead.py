@@ -28,14 +28,18 @@ Deviations from the paper:
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import server_slots
 from tff_algos.registry import Aggregated, MethodSpec, RoundPlan
+from tff_algos.vector import Vector
 from tff_suite.hparams import By, Hparam
 
 
@@ -88,7 +92,9 @@ def build(model: Model, local: client.LocalTraining, *, local_steps: int, state:
         return initial if average else initial._replace(slots=())
 
     @averaging.keep_optimizer(local)
-    def client_update(broadcast: server_slots.Broadcast, data, own):
+    def client_update(
+        broadcast: server_slots.Broadcast, data: ClientData, own: client.Optimizer
+    ) -> ClientResult:
         x, slots, eta_l = broadcast
         slots = slots if average else None
         trained = client.train(model, own, eta_l, x, data, slots=slots)
@@ -96,7 +102,9 @@ def build(model: Model, local: client.LocalTraining, *, local_steps: int, state:
         finite = client.is_finite((delta, () if state == "reset" else trained.slots))
         return ClientResult(trained, (delta, trained.slots if average else ()), finite=finite)
 
-    def server_update(state: server_slots.ServerState, mean):
+    def server_update(
+        state: server_slots.ServerState, mean: tuple[Vector, Any]
+    ) -> server_slots.ServerState:
         delta, slots = mean
         if average:
             slots = server_slots.with_settings_of(optimizer, slots, state.slots)

@@ -24,12 +24,16 @@ Deviations from the paper:
 
 from __future__ import annotations
 
+from typing import Any
+
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import server_slots
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
+from tff_algos.vector import Vector
 
 SPEC = MethodSpec(
     name="mfl",
@@ -49,12 +53,14 @@ def build(model: Model, local: client.LocalTraining) -> Method:
     """Builds MFL; see the module's docstring for the symbols. The slots are d and η."""
     optimizer = local.optimizer()
 
-    def client_update(broadcast: server_slots.Broadcast, data):
+    def client_update(broadcast: server_slots.Broadcast, data: ClientData) -> ClientResult:
         x, d, eta = broadcast
         trained = client.train(model, optimizer, eta, x, data, slots=d)
         return ClientResult(trained, (trained.weights - x, trained.slots))
 
-    def server_update(state: server_slots.ServerState, mean):
+    def server_update(
+        state: server_slots.ServerState, mean: tuple[Vector, Any]
+    ) -> server_slots.ServerState:
         delta, d = mean
         d = server_slots.with_settings_of(optimizer, d, state.slots)
         x = state.weights + local.server_learning_rate * delta

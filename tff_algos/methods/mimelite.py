@@ -27,10 +27,12 @@ from __future__ import annotations
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.parts import server_slots
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
+from tff_algos.vector import Vector
 
 SPEC = MethodSpec(
     name="mimelite",
@@ -51,7 +53,7 @@ def build(model: Model, local: client.LocalTraining) -> Method:
     """Builds MimeLite; see the module's docstring for the symbols. The slots are s."""
     optimizer = local.optimizer()
 
-    def client_update(broadcast: server_slots.Broadcast, data):
+    def client_update(broadcast: server_slots.Broadcast, data: ClientData) -> ClientResult:
         x, s, eta = broadcast
         frozen = s.copy()
         frozen["learning_rate"] = eta
@@ -64,7 +66,9 @@ def build(model: Model, local: client.LocalTraining) -> Method:
         gradient = client.full_loss(model, x, data).gradient
         return ClientResult(trained, (trained.weights - x, gradient))
 
-    def server_update(state: server_slots.ServerState, mean):
+    def server_update(
+        state: server_slots.ServerState, mean: tuple[Vector, Vector]
+    ) -> server_slots.ServerState:
         delta, gradient = mean
         x = state.weights + local.server_learning_rate * delta
         s, _ = optimizer.step(state.slots, state.weights, gradient)

@@ -39,6 +39,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec
@@ -113,7 +114,7 @@ def build(
         beyond = 1.0 / (epsilon if guard == "epsilon" else base)
         return tf.where(base - f < epsilon, beyond, 1.0 / (base - f))
 
-    def client_update(broadcast: averaging.Broadcast, data):
+    def client_update(broadcast: averaging.Broadcast, data: ClientData) -> ClientResult:
         x, eta_l = broadcast
         if loss == "round":
             whole = client.objective(model, client.evaluate(model, x, data)["loss"], data)

@@ -37,6 +37,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import MethodSpec
@@ -107,7 +108,9 @@ def build(model: Model, local: client.LocalTraining, *, q: float, form: str) -> 
     """Builds q-FedAvg (Algorithm 2); see the module's docstring for the symbols."""
 
     @averaging.keep_optimizer(local)
-    def client_update(broadcast: averaging.Broadcast, data, optimizer):
+    def client_update(
+        broadcast: averaging.Broadcast, data: ClientData, optimizer: client.Optimizer
+    ) -> ClientResult:
         x, eta_l = broadcast
         loss = client.objective(model, client.evaluate(model, x, data)["loss"], data) + 1e-10
         trained = client.train(model, optimizer, eta_l, x, data)
@@ -117,7 +120,9 @@ def build(model: Model, local: client.LocalTraining, *, q: float, form: str) -> 
         counts = client.has_examples(data)
         return ClientResult(trained, report, weight=tf.ones([]), finite=finite, counts=counts)
 
-    def weigh(broadcast: averaging.Broadcast, largest, report: Report, number) -> Weighed:
+    def weigh(
+        broadcast: averaging.Broadcast, largest: tf.Tensor, report: Report, number: tf.Tensor
+    ) -> Weighed:
         # In float64, as L^(q-1) of a small loss is large where q < 1.
         loss, largest = tf.cast(report.loss, tf.float64), tf.cast(largest, tf.float64)
         ratio = loss / largest

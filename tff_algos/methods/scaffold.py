@@ -37,7 +37,8 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
-from tff_algos.method import Method, mean_of_updates
+from tff_algos.client_data import ClientData
+from tff_algos.method import ClientState, Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
 from tff_algos.vector import Vector, constants, zeros
@@ -112,7 +113,9 @@ def build(
     def broadcast(state: ServerState) -> Broadcast:
         return Broadcast(state.weights, state.control, local.learning_rate(state.round_num))
 
-    def client_update(broadcast: Broadcast, data, client_state):
+    def client_update(
+        broadcast: Broadcast, data: ClientData, client_state: ClientState
+    ) -> ClientResult:
         x, c, eta_l = broadcast
         c_k = client.recall(client_state, zeros(x) if first_visit == "zero" else c)
 
@@ -139,7 +142,9 @@ def build(
         control_delta = federation.mean(report.control_delta, update.weight)
         return (delta, control_delta), federation.sum(report.number)
 
-    def server_update(state: ServerState, mean, number) -> ServerState:
+    def server_update(
+        state: ServerState, mean: tuple[Vector, Vector], number: tf.Tensor
+    ) -> ServerState:
         delta, control_delta = mean
         x = state.weights + eta * delta
         c = state.control + number / num_clients * control_delta

@@ -38,6 +38,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec, RoundCost
@@ -150,7 +151,7 @@ def build(
     def prepare_start(state: ServerState) -> Start:
         return Start(state.weights, tf.equal(state.steps, 0))
 
-    def client_start(start: Start, data) -> averaging.Gradient:
+    def client_start(start: Start, data: ClientData) -> averaging.Gradient:
         asked = client.none_unless(start.is_first, data)
         return averaging.give_gradient(model, local, start.weights, asked)
 
@@ -159,7 +160,7 @@ def build(
         d = client.choose(is_first, gradient, state.d)
         return Broadcast(d, local.learning_rate(state.round_num), state.steps)
 
-    def client_update(start: Start, broadcast: Broadcast, data) -> ClientResult:
+    def client_update(start: Start, broadcast: Broadcast, data: ClientData) -> ClientResult:
         x, (d, learning_rate, steps) = start.weights, broadcast
 
         def step(at, d):
@@ -170,7 +171,9 @@ def build(
         trained, d = client.take_steps(model, step, x, d, data)
         return ClientResult(trained, Report(trained.weights - x, d, client.num_steps(data)))
 
-    def server_update(state: ServerState, mean, longest, total_weight) -> ServerState:
+    def server_update(
+        state: ServerState, mean: tuple[Vector, Vector], longest: tf.Tensor, total_weight: tf.Tensor
+    ) -> ServerState:
         delta, d = mean
         x = state.weights + local.server_learning_rate * delta
         after = ServerState(x, d, state.steps + longest, state.round_num)

@@ -29,6 +29,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.registry import Aggregated, MethodSpec
@@ -97,7 +98,7 @@ def build(model: Model, local: client.LocalTraining, *, t: float, normalizer: st
     def initialize() -> ServerState:
         return ServerState(constants(model.initial_weights), tf.constant(0.0), tf.constant(0))
 
-    def client_update(broadcast: averaging.Broadcast, data) -> ClientResult:
+    def client_update(broadcast: averaging.Broadcast, data: ClientData) -> ClientResult:
         x, eta_l = broadcast
         loss = client.evaluate(model, x, data)["loss"]
         trained = client.train(model, local.optimizer(), eta_l, x, data)
@@ -105,13 +106,15 @@ def build(model: Model, local: client.LocalTraining, *, t: float, normalizer: st
         counts = client.has_examples(data)
         return ClientResult(trained, report, weight=tf.ones([]), counts=counts)
 
-    def loss_that_counts(loss, number) -> tf.Tensor:
+    def loss_that_counts(loss: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
         return tf.where(number > 0, loss, loss.dtype.min)
 
-    def tilted_weight(largest, loss, number) -> tf.Tensor:
+    def tilted_weight(largest: tf.Tensor, loss: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
         return client.zero_unless(number > 0, tf.exp(t * (loss - largest)))
 
-    def server_update(state: ServerState, delta: Vector, total) -> ServerState:
+    def server_update(
+        state: ServerState, delta: Vector, total: tuple[tf.Tensor, tf.Tensor]
+    ) -> ServerState:
         weight, number = total
         estimate, scale = state.estimate, tf.constant(1.0)
         if normalizer == "running":

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method, mean_of_updates
 from tff_algos.model import Model
 from tff_algos.vector import Vector, constants, zeros
@@ -115,7 +116,7 @@ def build(
         eta_l = local.learning_rate(state.round_num)
         return Broadcast(state.weights, state.direction, share, eta_l)
 
-    def client_update(broadcast: Broadcast, data):
+    def client_update(broadcast: Broadcast, data: ClientData) -> ClientResult:
         x, d, share, eta_l = broadcast
 
         def step(at, carry):
@@ -129,7 +130,7 @@ def build(
         delta = mean_of_updates(federation, update.report.delta, update.weight)
         return delta, federation.mean(update.report.steps, update.weight)
 
-    def server_update(state: ServerState, delta: Vector, steps) -> ServerState:
+    def server_update(state: ServerState, delta: Vector, steps: tf.Tensor) -> ServerState:
         length = (momentum_steps or steps) * local.learning_rate(state.round_num)
         d = (-delta).over(length)
         x = state.weights + local.server_learning_rate * delta

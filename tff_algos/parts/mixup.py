@@ -10,6 +10,7 @@ its code.
 from __future__ import annotations
 
 import collections
+from typing import Any
 
 import tensorflow as tf
 
@@ -57,7 +58,7 @@ def mixed(model: Model) -> Model:
             "`prepares_inputs` that makes them."
         )
 
-    def forward(weights, batch: Batch, training: bool, seed) -> Forward:
+    def forward(weights: Any, batch: Batch, training: bool, seed: tf.Tensor) -> Forward:
         if not training:
             return model.forward(weights, batch, training, seed)
         share, partners = draws(batch.mask, seed)

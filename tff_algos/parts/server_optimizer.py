@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tff_algos import averaging, client
 from tff_algos.averaging import ClientResult
+from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.vector import Vector, constants
@@ -60,7 +61,9 @@ def build_around(
         return ServerState(x, server_optimizer.initialize(x), tf.constant(0))
 
     @averaging.keep_optimizer(local)
-    def client_update(broadcast: averaging.Broadcast, data, optimizer):
+    def client_update(
+        broadcast: averaging.Broadcast, data: ClientData, optimizer: client.Optimizer
+    ) -> ClientResult:
         x, eta_l = broadcast
         trained = client.train(model, optimizer, eta_l, x, data)
         return ClientResult(trained, trained.weights - x)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -56,7 +57,9 @@ def _columns(leaf: tf.Tensor) -> int:
     return math.prod(leaf.shape[1:])
 
 
-def _over_blocks(leaf: tf.Tensor, add: Callable, total, start: int = 0, stride: int = 1):
+def _over_blocks(
+    leaf: tf.Tensor, add: Callable, total: Any, start: int = 0, stride: int = 1
+) -> Any:
     """Folds `(block [K, columns] in float64, number of the block, total) -> total` over a leaf."""
     size = _columns(leaf)
     flat = tf.reshape(leaf, [tf.shape(leaf)[0], size])
