@@ -97,9 +97,8 @@ def of_run(run: run_folders.RunFolder, data_dir: str | None = None) -> Mapping[s
         raise RunError(f"{run.folder}: {spec.name} has no central test examples with a class each.")
     if not os.path.isdir(os.path.join(run.folder, models.FOLDER)):
         raise RunError(f"{run.folder} has no final model: the run has not ended.")
-    model = models.beginning_with(task, run.flags["seed"], run.folder).keras_model_fn(
-        run.flags["seed"]
-    )
+    seed = run.flags["seed"]
+    model = models.beginning_with(task, seed, run.folder).keras_model(seed)
     outputs = [
         np.asarray(model(test.x[start : start + _BATCH], training=False))
         for start in range(0, len(test.y), _BATCH)

@@ -401,8 +401,8 @@ def judge(paper: str, claim: Mapping[str, str]) -> Verdict:
     if not all(score.is_whole(setup, record) for setup, record in data.read):
         flaws.append("on fewer rounds or seeds")
     if flaws:
-        told = f"{', '.join(flaws)} {found}:\n{shown}"
-        return Verdict(claim, UNTESTED, told, data.read, verdict)
+        shown = f"{', '.join(flaws)} {found}:\n{shown}"
+        return Verdict(claim, UNTESTED, shown, data.read, verdict)
     return Verdict(claim, verdict, shown, data.read, verdict)
 
 

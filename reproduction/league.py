@@ -277,7 +277,7 @@ def main(arguments: list[str]) -> int:
             f"{options.root} has no study that has ended; run reproduce.py --items={folder} first."
         )
     path = folder / "studies.csv"
-    rows = [list(records[0]), *(record.values() for record in records)]
+    rows = [list(records[0]), *(list(record.values()) for record in records)]
     writing.write_atomically(path, writing.csv_text(rows).encode())
     costs = {measure: costs_of(records, measure) for measure in MEASURES}
     areas = {measure: area(of) for measure, of in costs.items() if of}
@@ -288,7 +288,7 @@ def main(arguments: list[str]) -> int:
             return 0
         results_.say("Area under the profile of what a method took to the target:\n")
         first = areas[MEASURES[0]]
-        for method in sorted(first, key=first.get, reverse=True):
+        for method in sorted(first, key=first.__getitem__, reverse=True):
             found = {measure: round(of[method], 4) for measure, of in areas.items()}
             results_.add({"method": method, **found})
     return 0

@@ -2,7 +2,7 @@
 
 import collections
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import tff_algos
@@ -50,11 +50,13 @@ def looks_of(names: Iterable[str]) -> dict[str, Look]:
     for group in sorted(order, key=lambda group: declared[group] is None):
         number = collections.Counter(colours.values())
         rarest = min(range(len(_COLOURS)), key=lambda colour: number[colour])
-        wanted = declared[group][0] if declared[group] else rarest
+        own_look = declared[group]
+        wanted = rarest if own_look is None else own_look[0]
         colours[group] = rarest if number[wanted] > number[rarest] else wanted
     found, taken = {}, set()
     for name, group in groups.items():
-        first = declared[group][1] if declared[group] else order.index(group)
+        own_look = declared[group]
+        first = order.index(group) if own_look is None else own_look[1]
         own = ((colours[group], (first + i) % len(_LINES)) for i in range(len(_LINES)))
         rest = ((c, line) for c in range(len(_COLOURS)) for line in range(len(_LINES)))
         free = (place for place in (*own, *rest) if place not in taken)
@@ -66,9 +68,10 @@ def looks_of(names: Iterable[str]) -> dict[str, Look]:
 
 def _declared(method) -> tuple[int, int] | None:
     """Returns the place of the colour and of the line style that a method declares."""
-    if method not in tff_algos.names() or not tff_algos.get(method).look:
+    look = tff_algos.get(method).look if method in tff_algos.names() else None
+    if look is None:
         return None
-    colour, line = tff_algos.get(method).look
+    colour, line = look
     return list(palette.COLOURS).index(colour), list(palette.LINES).index(line)
 
 
@@ -99,7 +102,7 @@ def method_of(row: str) -> str:
     return row.split(" ")[0]
 
 
-def displayed(rows: Sequence[str]) -> dict[str, str]:
+def displayed(rows: Iterable[str]) -> dict[str, str]:
     """Returns row → its name as tables and figures show it, e.g. `FedAdam tau=0.1`.
 
     The method is written as its paper does; settings that all rows share are left out.

@@ -108,15 +108,21 @@ def _of_flags(flagfile, settings):
     run, name = request.run, request.run["task"]
     if not tasks.get(name).data and name != "synthetic":
         return None
-    nearest = measured(name, dict(request.task))
-    return RowNeeds(_examples(request, run, name) * nearest.seconds, nearest.workload)
+    nearest, examples = measured(name, dict(request.task)), _examples(request, run, name)
+    return None if examples is None else RowNeeds(examples * nearest.seconds, nearest.workload)
 
 
-def _examples(request, run, name) -> float:
-    """Returns the examples that clients train on in a round."""
-    known = tasks.get(name).clients and tasks.get(name).clients(dict(request.task), False)
+def _examples(request, run, name) -> float | None:
+    """Returns the examples that clients train on in a round; `None` if only the data tell."""
+    clients_of = tasks.get(name).clients
+    known = None if clients_of is None else clients_of(dict(request.task), False)
     data = _read_by(request.in_force)
-    clients = known.number if known else data.clients
+    if known is not None:
+        clients = known.number
+    elif data is not None:
+        clients = data.clients
+    else:
+        return None
     in_all = 100 * clients if data is None else data.examples
     of_client = in_all / max(clients, 1)
     if run["max_elements_per_client"]:

@@ -7,10 +7,10 @@ they agree there whatever the methods do. So this compares columns as a whole.
 import functools
 import itertools
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from reproduction import results, score
 from reproduction.items import Item, Setup
@@ -90,7 +90,7 @@ def compare(setup: Setup, column: str, pairs: dict[str, tuple[float, float]]) ->
     return Comparison(setup, column, len(pairs), *kendall(paper, ours), slope, rank)
 
 
-def kendall(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+def kendall(x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[float, float]:
     """Returns Kendall's tau-b of two sides and its two-sided permutation p-value.
 
     With more than eight rows the p-value is by 9,999 random orders, the same in every call.
@@ -123,10 +123,10 @@ def _orders(rows) -> tuple[np.ndarray, bool]:
     return np.array([generator.permutation(rows) for _ in range(_RANDOM_ORDERS)]), False
 
 
-def spearman(x: Sequence[float], y: Sequence[float]) -> float:
+def spearman(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
     """Returns Spearman's rank correlation; NaN for fewer than two rows, or all equal on a side."""
     ranks = [_ranks(np.asarray(side)) for side in (x, y)]
-    a, b = (r - r.mean() for r in ranks) if len(x) else ranks
+    a, b = (r - r.mean() for r in ranks) if len(ranks[0]) else ranks
     roots = math.sqrt((a @ a) * (b @ b))
     return float(a @ b) / roots if roots else math.nan
 

@@ -221,8 +221,8 @@ def _of_setup(item, setup, said) -> list[str]:
     how = [_how(setup, rows), _settings(setup, rows) if rows else ""]
     if item.name.startswith("fig"):
         # A figure's table is no table of the paper's: its CSV is beside it.
-        shown = [picture for name, picture in pictures.items() if name != "results"]
-        return [heading, *shown, told, _fold("How it was run", how)]
+        drawn = [picture for name, picture in pictures.items() if name != "results"]
+        return [heading, *drawn, told, _fold("How it was run", how)]
     published = {row for row, _ in results.published(setup)}
     # Rows of ours that the paper has not are in the CSV.
     compared = [r for r in rows if setup.published_rows.get(r["row"], r["row"]) in published]
@@ -308,13 +308,13 @@ def _why_not_run(setups) -> str:
     """Returns what set-ups that need the same wait for, with the hours of all of them."""
     planned = "not yet run" if setups[0].planned else "not run"
     names = [needed.name for needed in needs.data(setups[0])]
-    hours = [needs.hours(setup) for setup in setups]
+    hours = [found[0] for setup in setups if (found := needs.hours(setup)) is not None]
     told = [f"needs {' and '.join(names)}"] if names else []
     if setups[0].planned and setups[0].stand_in:
         # The data that it stands in for are not what is missing.
         told = ["a stand-in"]
-    if all(hours):
-        number = sum(of for of, _ in hours)
+    if len(hours) == len(setups):
+        number = sum(hours)
         told.append(f"about {number:,.{0 if number >= 10 else 1}f} h")
     return f"{planned}: {', '.join(told)}" if told else planned
 
@@ -649,7 +649,13 @@ def _telling(found: score.Count, none) -> list:
 
 
 def _sum(one: score.Count, other: score.Count) -> score.Count:
-    return score.Count(*(a + b for a, b in zip(one, other, strict=True)))
+    return score.Count(
+        one.statuses + other.statuses,
+        one.rows + other.rows,
+        one.rows_compared + other.rows_compared,
+        one.repeated + other.repeated,
+        one.discriminating + other.discriminating,
+    )
 
 
 def pages() -> dict[pathlib.Path, str]:

@@ -76,6 +76,7 @@ def column_value(run: PlannedRun, column: Mapping[str, Any]) -> float:
         numbers = [v for v in found.values(metric)[1].tolist() if v == v]
         value = pick(numbers, default=float("nan"))
     else:
+        assert found.summary is not None  # The run has ended.
         value = found.summary["final"].get(metric)
         value = float("nan") if value is None else value
     return (value * column.get("scale", 1) + column.get("offset", 0)) ** column.get("power", 1)
@@ -107,7 +108,8 @@ def _selection_values(runs, setup) -> dict[PlannedRun, float]:
 
 def choose(runs: Sequence[PlannedRun], setup: Setup) -> dict[str, Mapping[str, Any]]:
     """Returns for each row the best point of its grid by the set-up's rule, over all seeds."""
-    chosen, values = {}, _selection_values(runs, setup)
+    chosen: dict[str, Mapping[str, Any]] = {}
+    values = _selection_values(runs, setup)
     for row in dict.fromkeys(run.row for run in runs):
         points = {}
         for run in runs:
@@ -117,7 +119,7 @@ def choose(runs: Sequence[PlannedRun], setup: Setup) -> dict[str, Mapping[str, A
             chosen[row] = dict(next(iter(points)))
             continue
         scores = {point: sum(values[run] for run in some) for point, some in points.items()}
-        chosen[row] = dict(min(scores, key=scores.get))
+        chosen[row] = dict(min(scores, key=scores.__getitem__))
     return chosen
 
 
@@ -141,14 +143,15 @@ def records(
         best = [run for run in runs if run.row == row and run.point == point]
         summaries = [run.read().summary for run in best]
         searched = setup.search and len(setup.points(row)) > 1
-        common = {
+        common: dict[str, Any] = {
             "row": row,
             **{flag: format_value(value) for flag, value in point.items()},
             "seeds": " ".join(str(run.seed) for run in best),
             **_circumstances(best),
             **({"chosen_by": "search"} if searched else {}),
         }
-        if None in summaries:
+        ended = [summary for summary in summaries if summary is not None]
+        if len(ended) < len(best):
             missing = [r.seed for r, s in zip(best, summaries, strict=True) if s is None]
             status = "diverged" if all(len(run.read().rounds) for run in best) else "not run"
             common |= {"rounds": "", "status": f"{status} (seed {' '.join(map(str, missing))})"}
@@ -157,7 +160,7 @@ def records(
                 for column in setup.columns
             ]
             continue
-        rounds = [s["rounds"] for s in summaries]
+        rounds = [summary["rounds"] for summary in ended]
         reached, most = min(rounds), max(rounds)
         protocol = best[0].protocol_rounds
         whole = reached >= protocol and {run.seed for run in best} >= set(setup.seeds)
@@ -171,12 +174,13 @@ def records(
         for column in setup.columns:
             value, spread = mean_and_spread([column_value(run, column) for run in best])
             result.append({**common, "column": column["name"], "value": value, "spread": spread})
-        seconds = [s.get("mean_round_seconds") for s in summaries]
+        seconds = [summary.get("mean_round_seconds") for summary in ended]
+        measured = [s for s in seconds if s is not None]
         result.append(
             {
                 **common,
                 "column": "seconds_per_round",
-                "value": None if None in seconds else sum(seconds) / len(seconds),
+                "value": sum(measured) / len(best) if len(measured) == len(best) else None,
                 "spread": None,
             }
         )

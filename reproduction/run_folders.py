@@ -118,7 +118,8 @@ class RunFolder:
         if not start:
             return None
         clients, examples = recorded.get("num_clients"), recorded.get("num_training_examples")
-        device, commit = start.get("device"), start.get("git_commit", 0)
+        device: Any = start.get("device")
+        commit = start.get("git_commit", 0)
         kinds = (clients, int), (examples, int), (device, str), (commit, str | None)
         if "task" not in flags or not all(isinstance(value, kind) for value, kind in kinds):
             raise self._damaged("hparams.json")

@@ -96,8 +96,9 @@ def tolerance(ours: Mapping[str, str], theirs: Mapping[str, str]) -> float:
     """
     size = abs(float(theirs["value"]))
     errors = margin(ours, theirs)
-    known = errors is not None and errors <= LARGEST_MARGIN * size
-    return max(ALWAYS_WITHIN * size, errors if known else 0.0)
+    if errors is None or errors > LARGEST_MARGIN * size:
+        errors = 0.0
+    return max(ALWAYS_WITHIN * size, errors)
 
 
 def agrees(ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
@@ -173,7 +174,7 @@ def cell_statuses(setup: Setup) -> dict[tuple[str, str], str]:
     for key, theirs in results.published(setup).items():
         found = ours.get((counted_row(setup, key[0]), key[1]))
         diverged = found is not None and _diverged(found)
-        if not diverged and (found is None or found["value"] in ("", None)):
+        if found is None or (not diverged and found["value"] in ("", None)):
             statuses[key] = "not yet run" if setup.planned else "needs data or hours"
         elif setup.stand_in:
             statuses[key] = "stand-in"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from scipy import stats
 
 # With fewer seeds an interval is so wide that hardly any difference leaves it.
@@ -59,19 +60,20 @@ class Pair(NamedTuple):
     clients: Interval | None
 
 
-def interval(values: Sequence[float]) -> Interval:
+def interval(values: npt.ArrayLike) -> Interval:
     """Returns the mean of values and its 95 % interval by Student's t.
 
     Args:
       values: float `[n]`.
     """
-    values = np.asarray(values, float)
-    mean, n = float(values.mean()), len(values)
-    half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * values.std(ddof=1) / n**0.5 if n > 1 else math.nan
+    numbers = np.asarray(values, float)
+    mean, n, half = float(numbers.mean()), len(numbers), math.nan
+    if n > 1:
+        half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * numbers.std(ddof=1) / n**0.5
     return Interval(mean, mean - half, mean + half)
 
 
-def p_value(differences: Sequence[float]) -> float:
+def p_value(differences: npt.ArrayLike) -> float:
     """Returns the two-sided p-value of the t-test that the mean of differences is 0.
 
     Equal differences have no spread: p is then 0, or 1 if all of them are 0.

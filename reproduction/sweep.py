@@ -259,7 +259,7 @@ def estimate(
             seconds, source = given.get(row, given.get("*")), "item"
         elif neighbours:
             seconds, source = statistics.mean(neighbours), "measured, other rows"
-        elif row in (nearest or {}):
+        elif nearest is not None and row in nearest:
             seconds, source = nearest[row][0], f"{NEAREST}: {nearest[row][1]}"
         else:
             seconds, source = None, "unknown"
@@ -414,7 +414,8 @@ def _rounds_beyond(run) -> dict[str, int]:
 
 
 def url_of(run: PlannedRun, resources: Resources) -> str:
-    """Returns where the storage keeps a run."""
+    """Returns where the storage, which must be set, keeps a run."""
+    assert resources.storage is not None
     return storage.join(resources.storage, *run.folder.parts[-4:])
 
 
