@@ -57,6 +57,7 @@ def start(arguments: list[str], **options: Any) -> subprocess.Popen:
 
 def stop(supervisor: subprocess.Popen) -> None:
     """Has a supervisor act, and waits until it has."""
+    assert supervisor.stdin is not None  # See start.
     supervisor.stdin.close()
     supervisor.wait()
 
@@ -227,7 +228,8 @@ if __name__ == "__main__":
             print(__doc__, flush=True)
         os._exit(0)
     _parent = os.getppid()
-    {"worker": _worker, "sweep": _sweep}[sys.argv[1]](_parent, *sys.argv[2:])
+    _commands: dict[str, Callable[..., None]] = {"worker": _worker, "sweep": _sweep}
+    _commands[sys.argv[1]](_parent, *sys.argv[2:])
     # Threads that relay still wait for bytes.
     sys.stdout.flush()
     os._exit(0)

@@ -84,7 +84,7 @@ def keras_model(task: Task, settings: Mapping[str, Any]) -> Any:
       settings: The run's; of these, `seed` and `precision`.
     """
     with _policy(settings["precision"]):
-        return task.keras_model_fn(settings["seed"])
+        return task.keras_model(settings["seed"])
 
 
 def _varied_examples(train: FederatedData, most: int = 32, clients: int = 4):

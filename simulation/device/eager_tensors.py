@@ -65,12 +65,11 @@ def copy_of(array: np.ndarray | Gathered) -> tf.Tensor:
     """Returns a copy of an array as an eager tensor, numbers in the host's memory."""
     if array.dtype.kind not in _NUMBERS:
         return lean(tf.constant(np.asarray(array)))
-    gathered = isinstance(array, Gathered)
-    if not gathered and array.nbytes < _SMALL_BYTES:
+    if isinstance(array, np.ndarray) and array.nbytes < _SMALL_BYTES:
         return adopt(array.copy())
     copy = empty(array.shape, array.dtype)
-    if gathered:
-        array.into(copy)
-    else:
+    if isinstance(array, np.ndarray):
         np.copyto(copy, array)
+    else:
+        array.into(copy)
     return adopt(copy)

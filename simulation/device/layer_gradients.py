@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 _OURS = ("tasks.", "tff_algos.")
 
@@ -41,7 +42,7 @@ def forgotten() -> Iterator[None]:
 
 def _module(registered: Callable) -> str:
     """Returns the module of the gradient that stands behind a registered function, if one does."""
-    function = registered
+    function: Any = registered
     for name in ("tape_grad_fn", "grad_fn"):
         function = inspect.getclosurevars(function).nonlocals.get(name)
         if not inspect.isfunction(function):

@@ -94,7 +94,8 @@ def conv2d_backprop_filter(
       strides: As for `conv2d`.
       padding: As for `conv2d`.
     """
-    patches = _patches(x, *filter_sizes[:2], strides, padding)
+    height, width = filter_sizes[:2]
+    patches = _patches(x, height, width, strides, padding)
     df = tf.matmul(_rows(patches), _rows(dy), transpose_a=True)
     return tf.reshape(df, [_size(x, 0), *filter_sizes])
 

@@ -69,7 +69,7 @@ class Pool(Protocol):
 class InProcess:
     """This process as the pool."""
 
-    spread = None
+    spread: Spread | None = None
 
     def __init__(self, schedulers: Mapping[str, Scheduler]):
         """Initialises for the schedulers of a method's programs, by their names."""
@@ -78,12 +78,12 @@ class InProcess:
     def work(self, cohort: Any, phase: Any, sent: Any, states_of: Any) -> Any:
         """As `Pool.work`."""
         received = Sent(sent)
-        given = {chunk.index: cohort.given(chunk) for chunk in cohort.chunks}
+        given = {chunk.number: cohort.given(chunk) for chunk in cohort.chunks}
         arguments = cohort.chunks, received, states_of, cohort.following, given
         scheduler = self._schedulers[cohort.stage]
         for done in scheduler.work(cohort.round_index, phase, *arguments):
             states = {} if done.states is None else {done.chunk: done.states}
-            yield {(0, done.chunk.index): done.partials}, states
+            yield {(0, done.chunk.number): done.partials}, states
 
     def moved(self) -> Mapping[str, float]:
         """As `Pool.moved`: nothing, in one process."""

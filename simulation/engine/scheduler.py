@@ -129,12 +129,12 @@ class Chunk(NamedTuple):
     """A part of a round's cohort.
 
     Attributes:
-      index: Its place among the chunks.
+      number: Its place among the chunks, from 0.
       start: Place in the cohort of its first client.
       stop: Place after its last one.
     """
 
-    index: int
+    number: int
     start: int
     stop: int
 
@@ -236,7 +236,8 @@ class Scheduler:
         self._coming: dict[tuple[int, Chunk], concurrent.futures.Future] = {}
         self._held = collections.OrderedDict()
         # Chunk → the last phase that was done for it in the round at hand, and what was kept.
-        self._round, self._kept = None, {}
+        self._round: int | None = None
+        self._kept: dict[Chunk, Any] = {}
 
     def close(self) -> None:
         """Ends the threads."""
@@ -254,7 +255,7 @@ class Scheduler:
                     self._coming[key] = self._reader.submit(self._make, *key, given)
 
     def _make(self, round_index, chunk, given):
-        return self._executor.prepare(self._data_of(round_index, chunk, given.get(chunk.index)))
+        return self._executor.prepare(self._data_of(round_index, chunk, given.get(chunk.number)))
 
     def _data(self, round_index, chunk, phase, given):
         """Returns the data of a chunk; holds on to it if a later phase will ask again."""
@@ -292,7 +293,7 @@ class Scheduler:
           received: Number of a broadcast → its leaves, for this phase and those before.
           states_of: What the clients of a chunk keep, where a phase up to this one reads that.
           following: Chunks of the next round whose data may be made meanwhile.
-          given: Index of a chunk → what `data_of` is told of it, `None` where that is nothing.
+          given: Number of a chunk → what `data_of` is told of it, `None` where that is nothing.
 
         Yields:
           What is done, in the order of `chunks`.

@@ -157,7 +157,7 @@ def measure_method(name: str, **settings: Any) -> Cost:
         },
     )
     given = {"client_learning_rate": 0.1, "server_learning_rate": 1.0, **settings}
-    process = tff_algos.build(name, model, num_clients=2, **given)
+    process: Any = tff_algos.build(name, model, num_clients=2, **given)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(6, 201)).astype(np.float32)
     y = rng.integers(0, 100, 6).astype(np.int32)

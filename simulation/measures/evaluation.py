@@ -56,7 +56,7 @@ class ClientMetrics(NamedTuple):
 
         return ClientMetrics(self.sizes[clients], some(self.values), some(self.weights))
 
-    def __add__(self, other: "ClientMetrics") -> "ClientMetrics":
+    def joined(self, other: "ClientMetrics") -> "ClientMetrics":
         """Returns the metrics of the same clients on both sets of examples together."""
 
         def both(a, b):

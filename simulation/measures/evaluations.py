@@ -57,7 +57,8 @@ def test_sets(
         prepare("clients", task.test)
     if task.central_test is not None and len(task.central_test.y):
         # Often both are the same examples, which then need not go through the model twice.
-        if not ("clients" in found and evaluation.same_examples(task.central_test, task.test)):
+        known = task.test if "clients" in found else None
+        if known is None or not evaluation.same_examples(task.central_test, known):
             prepare("central", evaluation.OneClient(task.central_test))
             found["drawn"] = found["central"]
         size = settings["num_validation_examples"]
@@ -104,12 +105,13 @@ class Evaluations:
         self._task, self._train, self._settings = task, train, settings
         self._method = method
         self._warn, self._warned = warn, set()
-        evaluate = spread and spread.evaluate
+        evaluate = None if spread is None else spread.evaluate
+        evaluate_each = None if spread is None else spread.evaluate_each
         with_all = with_classes(task, settings, built)
         self._evaluator = evaluation.Evaluator(
             with_all.model, with_all.num_outputs, spread=evaluate
         )
-        self._each = evaluation.PersonalEvaluator(with_all.model, spread and spread.evaluate_each)
+        self._each = evaluation.PersonalEvaluator(with_all.model, evaluate_each)
         # One trace serves both, where both take the same metrics.
         plain = self._evaluator
         if with_all is not built:
@@ -123,21 +125,22 @@ class Evaluations:
         if task.test is not None:
             places, only_test = _matched(task.test, train)
             if len(only_test):
-                self.note = _note(task, only_test)
+                self.note = _note(task.test, only_test)
             else:
                 self._train_sizes = np.where(places < 0, 0, np.asarray(train.sizes)[places])
         tests = test_sets(self._evaluator, task, settings, named=spread is not None)
         self._clients, self._central, self._drawn, self._validation = map(tests.get, TEST_SETS)
-        self._trained = None
+        # Clients' training examples, and the place of each that tests among them.
+        self._trained: tuple[evaluation.TestSet, np.ndarray] | None = None
         if settings["evaluate_all_local_data"]:
             # Each client that trains has a place among those that test, and the other way round.
-            self._places = places
             if places is None or sorted(places) != list(range(len(train.client_ids))):
                 raise HparamError(
                     f"--evaluate_all_local_data is not used with --task={task.name} as it is "
                     "set, whose clients do not both train and test."
                 )
-            self._trained = self._evaluator.prepare(train, name=_TRAIN if spread else None)
+            examples = self._evaluator.prepare(train, name=_TRAIN if spread else None)
+            self._trained = examples, places
 
     def __call__(
         self,
@@ -159,6 +162,7 @@ class Evaluations:
         columns = collections.OrderedDict()
         central = self._central if final else self._drawn
         tests = self._task.test
+        ids = None if tests is None else tests.client_ids
         personal = None
         if self._clients:
             personal = self._personal("clients", tests, weights, client_states)
@@ -169,22 +173,23 @@ class Evaluations:
         if evaluated:
             columns.update((f"eval/{name}", value) for name, value in evaluated.pooled().items())
             names = [f"eval/{name}" for name in evaluated.values]
-            self._tell(names, evaluated, tests.client_ids if evaluated is clients else None)
+            self._tell(names, evaluated, ids if evaluated is clients else None)
         clients = personal or clients
         if clients:
             columns.update(self._fairness("fairness", clients))
             if clients is not evaluated:
                 names = [f"the clients' {name}" for name in clients.values]
-                self._tell(names, clients, tests.client_ids)
+                self._tell(names, clients, ids)
             if self._trained:
+                examples, places = self._trained
                 trained = self._personal(_TRAIN, self._train, weights, client_states)
-                trained = trained or self._evaluator(weights, self._trained)
-                together = trained.of(self._places) + clients
+                trained = trained or self._evaluator(weights, examples)
+                together = trained.of(places).joined(clients)
                 columns.update(self._fairness("fairness_all", together))
                 names = [f"the clients' {name} on training examples" for name in trained.values]
                 self._tell(names, trained, self._train.client_ids)
-        if self._validation:
-            held_out = self._task.validation
+        held_out = self._task.validation
+        if self._validation and held_out is not None:
             validated = self._personal("validation", held_out, weights, client_states)
             validated = validated or self._evaluator(weights, self._validation)
             pooled = validated.pooled()
@@ -297,12 +302,12 @@ def _matched(test: FederatedData, train: FederatedData) -> tuple[np.ndarray, lis
     """
     known = {client: place for place, client in enumerate(train.client_ids)}
     places = np.array([known.get(client, -1) for client in test.client_ids], np.int64)
-    only_test = np.flatnonzero((places < 0) & (np.asarray(test.sizes) > 0))
+    only_test = np.flatnonzero((places < 0) & (np.asarray(test.sizes) > 0)).tolist()
     return places, [test.client_ids[k] for k in only_test]
 
 
-def _note(task: Task, only_test: Sequence[str]) -> str:
-    number = int(np.count_nonzero(np.asarray(task.test.sizes)))
+def _note(test: FederatedData, only_test: Sequence[str]) -> str:
+    number = int(np.count_nonzero(np.asarray(test.sizes)))
     named = ", ".join(map(repr, only_test[:_SHOWN]))
     more = f" and {len(only_test) - _SHOWN} more" if len(only_test) > _SHOWN else ""
     cure = ""
@@ -374,6 +379,7 @@ class Share:
         """Evaluates clients with weights of their own, see `evaluation.PersonalEvaluator.each`."""
         task = self._task
         data = {_TRAIN: self._train, "validation": task.validation}.get(name, task.test)
+        assert data is not None  # Nobody asks for examples that are not there.
         return list(self._each.each(weights, own, data))
 
 

@@ -37,8 +37,8 @@ class TrainingLosses:
         Returns:
           float64 `[len(weights), n]`; NaN for clients without examples.
         """
-        clients = tuple(map(int, clients))
-        tests = self._evaluator.prepare(Part(self._train, clients), name=(NAME, clients))
+        places = tuple(map(int, clients))
+        tests = self._evaluator.prepare(Part(self._train, places), name=(NAME, places))
         return np.stack([self._evaluator(w, tests).by_client()["loss"] for w in weights])
 
     def improved_fraction(self, before: Any, after: Any, clients: np.ndarray) -> float:

@@ -63,9 +63,9 @@ def save(
     os.makedirs(folder, exist_ok=True)
     buffer = io.BytesIO()
     header = {"round_num": round_num, "settings": dict(settings), "seal": dict(checksums or {})}
-    header = json.dumps(header).encode()
-    arrays = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
-    np.savez(buffer, header=np.frombuffer(header, np.uint8), **arrays)
+    arrays: dict[str, Any] = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
+    arrays |= {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+    np.savez(buffer, **arrays)
     content = buffer.getvalue()
     path = os.path.join(folder, _NAME.format(round_num))
     files.write_atomically(path, content + hashlib.sha256(content).digest())

@@ -405,6 +405,7 @@ def _laid_out(content, layout):
 
 def _named(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the leaves of a structure with their names, in the order of `tf.nest.flatten`."""
+    parts: Iterable[tuple[Any, Any]]
     if isinstance(state, Mapping):
         parts = sorted(state.items())
     elif isinstance(state, tuple | list):

@@ -9,6 +9,7 @@ lacks `get_config`, only the weights are saved, as `model/final.weights.h5`.
 
 import contextlib
 import dataclasses
+import functools
 import os
 import tempfile
 import zipfile
@@ -79,7 +80,7 @@ def beginning_with(task: Task, seed: int, path: str) -> Task:
     Raises:
       RunError: If the file cannot be read, or belongs to another model.
     """
-    keras_model, found = task.keras_model_fn(seed), find(path)
+    keras_model, found = task.keras_model(seed), find(path)
     try:
         _read(keras_model, found)
     except Exception as e:  # Keras, h5py and zipfile raise many types for files they can't read.
@@ -91,13 +92,16 @@ def beginning_with(task: Task, seed: int, path: str) -> Task:
     if not all(np.all(np.isfinite(w)) for w in weights):
         raise RunError(f"--initial_weights={path} holds NaN or infinite numbers.")
 
-    def with_weights(seed):
-        made = task.keras_model_fn(seed)
+    make = task.keras_model_fn
+    assert make is not None  # It has just made a model.
+
+    def with_weights(seed: int) -> Any:
+        made = make(seed)
         made.set_weights(weights)
         return made
 
     # The identity of the run includes the code of the original function.
-    with_weights.__wrapped__ = task.keras_model_fn
+    functools.update_wrapper(with_weights, make, assigned=(), updated=())
     # As part of the data, so that a run does not resume with other initial weights.
     digested = {f"initial weight {i}": w for i, w in enumerate(weights)}
     return dataclasses.replace(

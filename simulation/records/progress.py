@@ -91,6 +91,7 @@ class Progress:
             return
         self._last_line = now
         seconds = self._recent.seconds()
+        assert seconds is not None  # A round has ended.
         left = tqdm.tqdm.format_interval(seconds * (self._total - round_num))
         numbers = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
         command_line.say(

@@ -196,6 +196,7 @@ def accept(
       accepted: The differences.
     """
     recorded = folder.read_hparams()
+    assert recorded is not None  # The differences are from what it says.
     content = {k: v for k, v in recorded.items() if k not in ("run_id", "seal")}
     content["identity"] = {**content.get("identity", {}), **identity}
     folder.write_with_checksum("hparams.json", content | _accepted(recorded, round_num, accepted))

@@ -99,7 +99,10 @@ class _Function(Callback):
     """A function, which is called after each round."""
 
     def __init__(self, function: Callable[[Round], Any]):
-        self.after_round = function
+        self._function = function
+
+    def after_round(self, done: Round) -> Any:
+        return self._function(done)
 
 
 _COMPARISONS = {

@@ -292,7 +292,7 @@ class Cohorts:
         plan, settings = self._plan(round_index), self._settings
         who = self.members(round_index)
         sizes = np.asarray(self._train.sizes, np.int64)
-        sizes = np.sum(sizes)[None] if who.pooled else sizes[who.clients]
+        sizes = np.sum(sizes, keepdims=True) if who.pooled else sizes[who.clients]
         if plan.local_steps is not None:
             return np.full(len(sizes), plan.local_steps)
         # One step on all examples takes as long as many on a few.
@@ -305,7 +305,7 @@ class Cohorts:
         plan, settings = self._plan(round_index), self._settings
         who = self.members(round_index)
         sizes = np.asarray(self._train.sizes, np.int64)
-        sizes = np.sum(sizes)[None] if who.pooled else sizes[who.clients]
+        sizes = np.sum(sizes, keepdims=True) if who.pooled else sizes[who.clients]
         if plan.local_steps is not None:
             size = batch_size(self._train, settings, who.pooled)
             whole = plan.batches == "full_batch"
@@ -349,7 +349,7 @@ class Ahead:
         """
         self._make, self._total_rounds = make, total_rounds
         self._pool = futures.ThreadPoolExecutor(1, "next-round")
-        self._following = None, None
+        self._following: tuple[int | None, Any] = None, None
 
     def __enter__(self):
         return self

@@ -193,6 +193,7 @@ def run(
             values.update(compare(round_num - 1, before, weights))
         replaced = callbacks.after_round(round_num, values, weights) if finite else None
         if replaced is not None:
+            assert replace is not None  # Whose callbacks replace weights says how.
             state, weights = replace(state, replaced), replaced
             values[REPLACED] = 1.0
             finite = all(map(_is_sound, weights))

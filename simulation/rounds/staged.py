@@ -162,6 +162,7 @@ class StagedProcess:
             return output.state, output.metrics, output.client_states
 
         by = None if self._carry_out is None else by_engine
+        assert cohort.work is not None  # See Stages.cohorts.
         output = self._driver.next(state, cohort.work, self._clients, by)
         return RoundOutput(output.state, output.metrics, moved=moved)
 

@@ -6,7 +6,7 @@ alone, so the split is the same in every runtime, with chunks and with workers.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,16 @@ class _Rows:
     def __init__(
         self,
         data: FederatedData,
-        clients: Sequence[int],
-        sizes: Sequence[int],
+        clients: np.ndarray,
+        sizes: np.ndarray,
         rows: Callable[[int], np.ndarray | None],
     ):
         """Initialises the data.
 
         Args:
           data: All clients.
-          clients: Places of these clients in `data`.
-          sizes: How many examples each of them has here.
+          clients: Places of these clients in `data`, int `[n]`.
+          sizes: How many examples each of them has here, int `[n]`.
           rows: Place of a client in `data` → its examples here; `None` stands for all.
         """
         self._data, self._clients, self._rows = data, list(clients), rows
@@ -96,7 +96,7 @@ def split(task: Task, settings: Mapping[str, Any]) -> Task:
     validating = np.flatnonzero(of_client)
     is_whole = np.zeros(len(ids), bool)
     is_whole[held_out] = True
-    changes = {
+    changes: dict[str, Any] = {
         "train": _Rows(task.train, training, (sizes - of_client)[training], kept),
         "validation": _Rows(
             task.train,

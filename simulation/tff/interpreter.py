@@ -11,7 +11,7 @@ import collections
 import concurrent.futures
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -41,7 +41,7 @@ class Interpreter:
         self._num_threads = num_threads
         self.intrinsic_calls = collections.Counter()
 
-    def resolve(self, block: Any) -> Callable[[dict], object]:
+    def resolve(self, block: Any) -> Callable[[dict], Any]:
         """Turns a building block into a function from values of references to the block's value."""
         blocks = tff.framework
         if isinstance(block, blocks.Reference):
@@ -255,7 +255,7 @@ def _only_called(function):
     return call.function if called else None
 
 
-def _stack(values: list):
+def _stack(values: Sequence[Any]) -> Any:
     """Returns clients' values of one type as a value of tensors with a row for each client."""
     if type(values[0]) is tuple:
         return tuple([_stack(elements) for elements in zip(*values, strict=True)])

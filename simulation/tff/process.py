@@ -38,6 +38,7 @@ class TffProcess:
         self, state: Any, cohort: Cohort, client_states: Sequence[Any] | None = None
     ) -> RoundOutput:
         """As `simulation.protocol.Process.next`."""
+        assert cohort.work is not None
         clients = cohort.work if self._in_process else as_arrays(cohort.work)
         if client_states is None:
             output = self._process.next(state, clients)

@@ -322,7 +322,7 @@ class RayPool:
                 len(cohort.chunks),
                 list(self._sent),
                 self._states(member, cohort, phase, chunks, states_of),
-                {c.index: cohort.given(c) for c in chunks} if cohort.work is not None else {},
+                {c.number: cohort.given(c) for c in chunks} if cohort.work is not None else {},
                 () if member.queue else self._following(member, cohort),
             )
             member.orders[member.actor.work.remote(order)] = chunks
@@ -348,7 +348,7 @@ class RayPool:
         for chunk in chunks:
             first = phase if chunk in member.holds else 0
             if any(of.reads_states for of in phases[first : phase + 1]):
-                states[chunk.index] = states_of(chunk)
+                states[chunk.number] = states_of(chunk)
         self.bytes["states"] += memory.nbytes(states)
         return states
 

@@ -43,8 +43,8 @@ class Order(NamedTuple):
       chunks: The chunks, in order.
       number: Number of all chunks of the round.
       sent: For each phase up to this one a reference to its broadcasts, number → leaves.
-      states: Index of a chunk → what its clients keep, where that is needed.
-      given: Index of a chunk → what its clients are to do, where the data depend on that.
+      states: Number of a chunk → what its clients keep, where that is needed.
+      given: Number of a chunk → what its clients are to do, where the data depend on that.
       following: Chunks of the next round that are likely to come here.
     """
 
@@ -184,11 +184,11 @@ class Worker:
             order.phase,
             order.chunks,
             self._sent,
-            lambda chunk: order.states.get(chunk.index),
+            lambda chunk: order.states.get(chunk.number),
             order.following,
             order.given,
         ):
-            nodes[0, done.chunk.index] = done.partials
+            nodes[0, done.chunk.number] = done.partials
             nodes = scheduler.combine(nodes, program, order.phase, order.number)
             if done.states is not None:
                 states[done.chunk] = done.states

@@ -212,14 +212,14 @@ def test_who_takes_a_chunk_over_replays_what_was_done_for_it(name, index, runtim
                 for number in of_phase.received:
                     received[number] = sent(number)
             order = list(reversed(cohort.chunks))
-            given = {chunk.index: cohort.given(chunk) for chunk in cohort.chunks}
+            given = {chunk.number: cohort.given(chunk) for chunk in cohort.chunks}
             for group in (order[:2], order[2:]):
                 work = self._schedulers[""]
                 work._kept.clear()
                 nodes, states = {}, {}
                 arguments = group, received, states_of, (), given
                 for done in work.work(cohort.round_index, phase, *arguments):
-                    nodes[0, done.chunk.index] = done.partials
+                    nodes[0, done.chunk.number] = done.partials
                     if done.states is not None:
                         states[done.chunk] = done.states
                 yield scheduler.combine(nodes, program, phase, len(cohort.chunks)), states
