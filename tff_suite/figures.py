@@ -457,7 +457,8 @@ def _labelled(axis: Any) -> list[Any]:
 
 
 def _extent(figure: Figure, text: Any) -> Any:
-    return text.get_window_extent(figure._get_renderer())
+    whole: Any = figure  # Its renderer is private.
+    return text.get_window_extent(whole._get_renderer())
 
 
 def _overlapping(boxes: Sequence[Any]) -> bool:
@@ -482,7 +483,7 @@ def _crowded(figure: Figure, panels_: Sequence[Axes]) -> str:
         for axis in (axes.xaxis, axes.yaxis):
             if _overlapping([_extent(figure, tick.label1) for tick in _labelled(axis)]):
                 return f"labels of the {axis.axis_name} axis lie on one another"
-    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    boxes: list[Any] = [axes.get_tightbbox() for axes in figure.axes]
     boxes += [_extent(figure, legend_) for legend_ in figure.legends]
     if any(box.x0 < outer.x0 - _SLACK or box.x1 > outer.x1 + _SLACK for box in boxes):
         return "words leave the figure"
