@@ -40,6 +40,8 @@ def few_tests(monkeypatch):
     monkeypatch.setattr(evaluation, "_MAX_CHUNK", 16)
 
 
+# The others have the first one's model.
+@pytest.mark.quick_cases(*(name for name in OWN if name not in LIKE_CIFAR100))
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", OWN)
 def test_one_round_with_the_runtime_that_auto_is(name, request, tmp_path, capsys):
@@ -79,7 +81,8 @@ def test_one_round_with_the_runtime_that_auto_is(name, request, tmp_path, capsys
     assert before["eval/loss"] != after["eval/loss"]
 
 
-@pytest.mark.quick_cases(*(name for name in OWN if name not in LIKE_CIFAR100))
+# The test above covers most of it; one task without and one with layers of the suite's.
+@pytest.mark.quick_cases("synthetic", "shakespeare_character")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", OWN)
 def test_one_round_without_metrics(name):
