@@ -177,7 +177,7 @@ def _settings(setup, rows) -> str:
         settings = [first.get(flag, "") for flag in chosen]
         time = f"{float(seconds):.3g}" if seconds else ""
         lines.append([row, *settings, *place, first["rounds"], first["seeds"], time])
-    grid = ["grid"] if chosen else []
+    grid = ["place in the grid"] if chosen else []
     return _table(lines, ["row", *chosen, *grid, "rounds", "seeds", "s per round"])
 
 
@@ -279,7 +279,7 @@ def _what_counts(item, setup) -> list[str]:
         same = (s for s in item.setups.values() if s.published == setup.published and s.counts)
         return [f"The scoreboard counts the set-up `{next(same).name}` instead."]
     return [
-        f"The scoreboard compares `{ours}` with the paper's {theirs}. The other form is shown, too."
+        f"The scoreboard counts `{ours}` as the paper's {theirs}, not the other form."
         for theirs, ours in setup.counted_rows.items()
     ]
 

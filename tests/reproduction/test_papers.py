@@ -470,7 +470,7 @@ def test_a_page_says_which_set_up_and_row_count():
     page = (items.PAPERS / "adafedadam" / "README.md").read_text()
     notes = (items.PAPERS / "adafedadam" / "notes.md").read_text()
     assert "- The scoreboard counts the set-up `momentum_reset` instead." in notes
-    assert "- The scoreboard compares `qfedavg` with the paper's qfedavg." in page
+    assert "- The scoreboard counts `qfedavg` as the paper's qfedavg, not the other form." in page
 
 
 # methods.md, section 6; what shows no experiment (notation, statistics of data, architectures, the
