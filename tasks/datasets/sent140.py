@@ -100,8 +100,8 @@ _DATA = DataFiles(
 SPEC = TaskSpec(
     name="sent140",
     summary=(
-        "Glad or sad tweets by account (LEAF): AdaFedAdam's two LSTM layers on frozen word "
-        "vectors (241,002 parameters)."
+        "Positive or negative tweets by account (LEAF): AdaFedAdam's two LSTM layers on frozen "
+        "word vectors (241,002 parameters)."
     ),
     preparer="prepare",
     hparams=(

@@ -59,7 +59,7 @@ def _check_data(given):
 
 SPEC = TaskSpec(
     name="table",
-    summary="A CSV file of one's own: a row an example, a column of users.",
+    summary="Your own CSV file: one row per example, and a column of users.",
     metrics=_metrics,
     check=_check,
     check_data=_check_data,
