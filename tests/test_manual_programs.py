@@ -8,6 +8,7 @@ import sys
 import pytest
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
+SCRIPTS = re.findall(r"```bash\n(.*?)```", (REPO / "docs" / "clusters.md").read_text(), re.S)
 
 
 def programs(page):
@@ -44,6 +45,12 @@ simulation.run(task="synthetic", algorithm="fedadam", total_rounds=2, clients_pe
 """
 # What the programs of the page have found, to be compared between processes.
 SAID = "\nprint('FOUND', [[round(float(v), 4) for v in array[0]] for array in ({})])\n"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=range(len(SCRIPTS)))
+def test_a_script_is_one_that_bash_reads(script):
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 """The README and the pages that carry its tables: their commands and programs, as written."""
 
+import json
 import os
 import pathlib
 import re
@@ -28,8 +29,11 @@ def test_the_experiment_of_the_readme(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "synthetic_fedadam"
-    last = re.search(r"^    After 100 rounds: (.*) \(", README, re.M).group(1)
-    assert re.sub(r"[\d.]+", "", last) in re.sub(r"[\d.]+", "", done.stdout), "as it prints it"
+    shown = re.findall(r"^    ((?:Starting|round|After).*)", README, re.M)
+    assert [line.split()[0] for line in shown] == ["Starting:", "round", "round", "After"]
+    for line in shown:
+        words = re.split(r", results in| \(results", line)[0]
+        assert _without_numbers(words) in _without_numbers(done.stdout), "as it prints it"
     named = re.findall(
         r"^\| `(.+?)` \|", (DOCS / "run_folder.md").read_text().split("\n## ")[0], re.M
     )
@@ -37,6 +41,23 @@ def test_the_experiment_of_the_readme(tmp_path):
     assert len(names) >= 8 and len(names) == len(set(named)) - 3
     for name in names:
         assert list(folder.glob(name.replace("…", "*"))), f"the page promises {name}"
+    # What not every run has.
+    others = {"objects", "validation", "accepted_changes", "simulated", "stopped"}
+    for name in ("hparams.json", "summary.json"):
+        keys, known = json.loads((folder / name).read_text()).keys(), _documented(name)
+        assert keys <= known and known - keys <= others, name
+
+
+def _without_numbers(text):
+    return re.sub(r"[\d.]+", "", text)
+
+
+def _documented(name):
+    """Returns the keys of a JSON file that the page of the run folder describes."""
+    page = (DOCS / "run_folder.md").read_text()
+    lines = page.split(f"**`{name}`**")[1].split("\n**`")[0].splitlines()
+    cells = [line.split("|")[1] for line in lines if line.startswith("| `")]
+    return {key for cell in cells for key in re.findall(r"`(\w+)`", cell)}
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/own_data.md"])
