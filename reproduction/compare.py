@@ -297,7 +297,7 @@ def as_json(folders: Sequence[str], column: str | None) -> str:
                 "title": table.title,
                 "runs": _records(table.runs),
                 "differences": _records(table.differences(column)),
-                "caveats": list(table.caveats),
+                "caveats": [*table.caveats, *_between(tables)],
             }
             for table in tables
         ]
@@ -340,7 +340,16 @@ def _of_items(tables, column) -> str:
             "bootstrap intervals. Both need scores that mean the same on every task.\n\n"
             f"{means.to_markdown(floatfmt='.4g')}\n\n{better.to_markdown(floatfmt='.3g')}"
         )
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *_between(tables)])
+
+
+def _between(tables) -> list[str]:
+    """Returns in which versions the runs of several items differ; each item tells of its own."""
+    if len(tables) < 2:
+        return []
+    rows = [(table.title, run) for table in tables for run in table.runs.itertuples()]
+    runs = [run_folders.opened(run.run) for _, run in rows]
+    return run_folders.mixtures(runs, [f"{run.row} of {title}" for title, run in rows])
 
 
 def _of_task(folder) -> str:

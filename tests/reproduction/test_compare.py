@@ -211,6 +211,30 @@ def test_other_versions_are_told_with_the_runs_and_the_change(tmp_path, monkeypa
     assert any("2 in fedavg (seed 2)" in line for line in told)
 
 
+def test_items_of_other_versions_are_told(tmp_path):
+    """Each item's table tells of its own runs; that the runs of two differ only both show."""
+    for name, version in (("one", 1), ("two", 2)):
+        run = tmp_path / name / "run"
+        write_run(run, "fedavg", 1, [0, 1])
+        start(run, (10, 100))
+        of_version(run, method=1, task=version)
+        known = {"title": name, "columns": [{"name": "acc", "metric": "eval/accuracy"}]}
+        known |= {"caveats": [], "settings": [], "published": {}}
+        (tmp_path / name / "columns.json").write_text(json.dumps(known))
+        (tmp_path / name / "runs.csv").write_text(
+            "row,seed,acc,chosen,run\nfedavg,1,0.5,True,run\n"
+        )
+    told = "task synthetic, version 1 in fedavg of one (seed 1); 2 in fedavg of two (seed 1)"
+    assert told in reported_items(tmp_path, "one", "two")
+    assert "not all of one version" not in reported_items(tmp_path, "one")
+    text = compare.as_json([str(tmp_path / name) for name in ("one", "two")], None)
+    assert all(told in one["caveats"][0] for one in json.loads(text))
+
+
+def reported_items(tmp_path, *folders):
+    return compare.report([str(tmp_path / f) for f in folders], None, tmp_path / "out")
+
+
 def test_equal_versions_are_not_told(tmp_path):
     for seed in (1, 2):
         write_run(tmp_path / f"s{seed}", "fedavg", seed, [0, 1])
