@@ -97,7 +97,7 @@ _SLACK = 1.0
 
 
 class NoRoomError(FedError, ValueError):
-    """A figure that cannot be drawn in the size that is asked for."""
+    """A figure that does not fit the requested size."""
 
 
 def panels(
@@ -116,7 +116,7 @@ def panels(
       rows: Panels one below the other.
       width: Width of a panel relative to the common one.
       height: Height of a panel relative to the common one.
-      of_rows: Whether panels keep this height where `fit` gives the figure a width.
+      of_rows: Whether panels keep this height if `fit` gets a width.
       **kwargs: Passed to `matplotlib.pyplot.subplots`, e.g. `sharey`.
 
     Returns:
@@ -388,12 +388,12 @@ def _placed(figure: Figure, width_: float) -> Figure:
         _make_room(figure, panels_)
     crowded = _crowded(figure, panels_)
     if crowded:
-        raise NoRoomError(f"Text of {TEXT} points has no room in {width_:g} inches: {crowded}.")
+        raise NoRoomError(f"Text of {TEXT} points does not fit {width_:g} inches: {crowded}.")
     return figure
 
 
 def _share_words(panels_: Sequence[Axes], columns: int) -> None:
-    """Leaves words beside maps to those at the edge, where all have the same."""
+    """Removes texts between maps if all maps have the same; those at the edge stay."""
     for get, edge in (
         (lambda axes: axes.yaxis, lambda i: i % columns == 0),
         (lambda axes: axes.xaxis, lambda i: i + columns >= len(panels_)),
@@ -411,7 +411,7 @@ def _words_of(axis: Any) -> tuple[str, ...]:
 
 
 def _bar_below(figure: Figure, panels_: Sequence[Axes]) -> None:
-    """Puts a colour bar that stands beside maps below them."""
+    """Moves a colour bar from beside the maps to below them."""
     for bar in list(filter(_is_bar, figure.axes)):
         label = bar.yaxis.label.get_text()
         bar.remove()
@@ -419,7 +419,7 @@ def _bar_below(figure: Figure, panels_: Sequence[Axes]) -> None:
 
 
 def _make_room(figure: Figure, panels_: Sequence[Axes]) -> None:
-    """Thins labels of ticks, and leaves out optional texts, where they lie on one another."""
+    """Thins tick labels, and removes optional texts, where they overlap."""
     for axes in panels_:
         for axis in (axes.xaxis, axes.yaxis):
             _thin(figure, axis)
@@ -430,7 +430,7 @@ def _make_room(figure: Figure, panels_: Sequence[Axes]) -> None:
 
 
 def _thin(figure: Figure, axis: Any) -> None:
-    """Labels every second tick, or third and so on, as far as labels have room."""
+    """Labels only every second tick, or every third and so on, until labels do not overlap."""
     ticks = list(axis.get_majorticklocs())
     words = [label.get_text() for label in axis.get_majorticklabels()]
     low, high = sorted(axis.get_view_interval())
@@ -462,7 +462,7 @@ def _extent(figure: Figure, text: Any) -> Any:
 
 
 def _overlapping(boxes: Sequence[Any]) -> bool:
-    """Returns whether two of some boxes share more than their edges."""
+    """Returns whether any two boxes share more than their edges."""
     for one, other in itertools.combinations(boxes, 2):
         across = min(one.x1, other.x1) - max(one.x0, other.x0)
         if across > _SLACK and min(one.y1, other.y1) - max(one.y0, other.y0) > _SLACK:
@@ -471,23 +471,23 @@ def _overlapping(boxes: Sequence[Any]) -> bool:
 
 
 def _crowded(figure: Figure, panels_: Sequence[Axes]) -> str:
-    """Returns which texts of a figure have no room, in words; blank if all have."""
+    """Returns a description of the texts that do not fit; blank if all do."""
     figure.draw_without_rendering()
     outer = figure.bbox
     for axes in panels_:
         if axes.get_window_extent().width < _LEAST_INCHES * figure.dpi:
-            return "what stands beside a panel leaves it no room"
+            return "the texts beside a panel leave no space for it"
         texts = [_extent(figure, text) for text in axes.texts if text.get_text()]
         if _overlapping(texts):
-            return "words within a panel lie on one another"
+            return "texts within a panel overlap"
         for axis in (axes.xaxis, axes.yaxis):
             if _overlapping([_extent(figure, tick.label1) for tick in _labelled(axis)]):
-                return f"labels of the {axis.axis_name} axis lie on one another"
+                return f"labels of the {axis.axis_name} axis overlap"
     boxes: list[Any] = [axes.get_tightbbox() for axes in figure.axes]
     boxes += [_extent(figure, legend_) for legend_ in figure.legends]
     if any(box.x0 < outer.x0 - _SLACK or box.x1 > outer.x1 + _SLACK for box in boxes):
-        return "words leave the figure"
-    return "panels lie on one another" if _overlapping(boxes) else ""
+        return "texts leave the figure"
+    return "panels overlap" if _overlapping(boxes) else ""
 
 
 def _size(figure: Figure, shape: np.ndarray, inner: np.ndarray) -> None:
