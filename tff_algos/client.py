@@ -65,9 +65,8 @@ class LocalTraining:
             for setting, argument in CLIENT_OPTIMIZERS[name].items()
             if self._settings[setting] is not None
         }
-        rate = self._settings["client_learning_rate"]
         build = builders.get(name) or _optimizer_builder(name)
-        return build(learning_rate=rate, **arguments)
+        return build(learning_rate=self._settings["client_learning_rate"], **arguments)
 
     @property
     def momentum(self) -> float:
@@ -99,24 +98,28 @@ class LocalTraining:
         Returns:
           float32 scalar.
         """
-        s = self._settings
+        settings = self._settings
         if self._schedule is not None:
-            rate = tf.cast(self._schedule(tf.cast(round_num, tf.float32)), tf.float32)
+            learning_rate = tf.cast(self._schedule(tf.cast(round_num, tf.float32)), tf.float32)
         else:
-            rate = tf.constant(s["client_learning_rate"], tf.float32)
-        if s["client_lr_schedule"] != "constant":
-            decays = tf.cast(round_num, tf.float32) / float(s["client_lr_decay_steps"])
-            if s["client_lr_schedule"] == "inv_sqrt_decay":
-                rate *= tf.math.rsqrt(1.0 + decays)
-            elif s["client_lr_schedule"] == "inverse_time":
-                rate /= 1.0 + decays
+            learning_rate = tf.constant(settings["client_learning_rate"], tf.float32)
+        if settings["client_lr_schedule"] != "constant":
+            decays = tf.cast(round_num, tf.float32) / float(settings["client_lr_decay_steps"])
+            if settings["client_lr_schedule"] == "inv_sqrt_decay":
+                learning_rate *= tf.math.rsqrt(1.0 + decays)
+            elif settings["client_lr_schedule"] == "inverse_time":
+                learning_rate /= 1.0 + decays
             else:
-                exponent = tf.floor(decays) if s["client_lr_staircase"] else decays
-                rate *= tf.pow(tf.constant(s["client_lr_decay_rate"], tf.float32), exponent)
-        if s["client_lr_warmup_steps"]:
-            warm = (tf.cast(round_num, tf.float32) + 1.0) / float(s["client_lr_warmup_steps"])
-            rate *= tf.minimum(1.0, warm)
-        return rate
+                exponent = tf.floor(decays) if settings["client_lr_staircase"] else decays
+                learning_rate *= tf.pow(
+                    tf.constant(settings["client_lr_decay_rate"], tf.float32), exponent
+                )
+        if settings["client_lr_warmup_steps"]:
+            warm = (tf.cast(round_num, tf.float32) + 1.0) / float(
+                settings["client_lr_warmup_steps"]
+            )
+            learning_rate *= tf.minimum(1.0, warm)
+        return learning_rate
 
     def client_weight(self, data: ClientData) -> tf.Tensor:
         """Returns the client's weight in averages: n_k, or 1 for every client with examples."""
@@ -177,10 +180,10 @@ class Optimizer:
         Returns:
           The state and x_k - x after the step.
         """
-        rate, decay = slots["learning_rate"], slots.get("weight_decay")
+        learning_rate, decay = slots["learning_rate"], slots.get("weight_decay")
         slots, moved = self.step(slots, moved, gradient)
         if decay is not None:
-            moved = moved.map(lambda m, w: m - rate * decay * w, x)
+            moved = moved.map(lambda m, w: m - learning_rate * decay * w, x)
         return slots, moved
 
 
