@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import os
 import tempfile
-import zipfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -156,9 +155,6 @@ def _for_this_stack(path):
 def _read(keras_model, path):
     import tensorflow as tf
 
-    if _is_of_earlier_version(path):
-        keras_model.set_weights(load(path).get_weights())
-        return
     if not os.path.isdir(path):
         with _for_this_stack(path) as readable:
             keras_model.load_weights(readable)
@@ -166,17 +162,6 @@ def _read(keras_model, path):
     loaded = tf.saved_model.load(path)
     found = getattr(loaded, "trainable_variables", None) or getattr(loaded, "variables", ())
     _assign(keras_model, [v.numpy() for v in found])
-
-
-def _is_of_earlier_version(path):
-    """Returns whether a file refers to a layer's class by its former name."""
-    from tasks.layers import registered
-
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        config = archive.read("config.json").decode()
-    return f'"{registered.SparseInputDense.__name__}"' in config
 
 
 def _assign(keras_model, weights):

@@ -7,14 +7,9 @@ the suite.
 
 import tensorflow as tf
 
-from tasks.layers import as_written, images, normalization
+from tasks.layers import images, normalization
 
-
-class SparseInputDense(as_written.AsWritten, tf.keras.layers.Dense):
-    """A plain dense layer: the name of `sparse_inputs.Dense` in files of earlier versions."""
-
-
-LAYERS = (images.PrepareImages, normalization.FixedBatchNormalization, SparseInputDense)
+LAYERS = (images.PrepareImages, normalization.FixedBatchNormalization)
 
 # Without a package's name, which would be another name in the file.
 tf.keras.utils.get_custom_objects().update({layer.__name__: layer for layer in LAYERS})

@@ -125,17 +125,3 @@ def test_a_file_holds_the_words_vectors_once(tmp_path):
     (embedding,) = (c for c in config["config"]["layers"] if c["class_name"] == "Embedding")
     initializer = embedding["config"]["embeddings_initializer"]
     assert initializer["class_name"] == "Zeros" and initializer["config"] == {}
-
-
-def test_a_run_begins_with_a_file_that_names_a_layer_by_its_earlier_class(tmp_path):
-    task = tasks.load("stackexchange", use_synthetic_data=True)
-    inputs, units = task.keras_model_fn(0).input_shape[1:], task.keras_model_fn(0).output_shape[1]
-    earlier = tf.keras.Sequential(
-        [tf.keras.Input(inputs), registered.SparseInputDense(units, name="logits")]
-    )
-    path = _written(tmp_path, earlier)
-    with zipfile.ZipFile(path) as archive:
-        assert "SparseInputDense" in archive.read("config.json").decode()
-    begun = files.beginning_with(task, 0, path).keras_model_fn(0)
-    for a, b in zip(begun.get_weights(), earlier.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
