@@ -15,6 +15,7 @@ import numpy as np
 from tff_suite import compat
 
 # Batches are padded, so a mean over all rows is wrong.
+LOSS = "The loss"
 _CURE = "it return one value per example, without tf.reduce_mean or with axis=-1"
 
 
@@ -29,13 +30,13 @@ def fault(what: str, function: Any, y: tuple[int, ...], y_dtype: np.dtype) -> st
     """Returns what is wrong with a loss or a metric; blank if nothing is found.
 
     Args:
-      what: How to name it: `loss` or `metrics: accuracy`.
+      what: How to name it: `LOSS`, or what a metric is called.
       function: The loss or metric. Names and Keras's own losses are checked by the run only.
       y: Shape of one example's target.
       y_dtype: Dtype of targets.
     """
     kinds = {kind.__name__ for kind in type(function).__mro__ if compat.is_of_keras(kind)}
-    if "Metric" in kinds and "MeanMetricWrapper" not in kinds and what != "loss":
+    if "Metric" in kinds and "MeanMetricWrapper" not in kinds and what != LOSS:
         return (
             f"{what} ({type(function).__name__}) is not a mean over examples, so clients' values "
             "cannot be added up; give a function of (y, outputs) that returns a value, or (value, "

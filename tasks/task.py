@@ -332,8 +332,8 @@ class Task:
             if train is None:
                 raise TaskError("no client of train has an example; check its rows.")
             for what, function in (
-                ("loss", self.loss),
-                *((f"metrics: {name}", metric) for name, metric in self.metrics.items()),
+                (functions.LOSS, self.loss),
+                *((f"Metric {name!r}", metric) for name, metric in self.metrics.items()),
             ):
                 _refuse(functions.fault(what, function, train.y, train.y_dtype))
             for part in ("test", "validation"):

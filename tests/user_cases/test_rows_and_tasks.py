@@ -193,7 +193,7 @@ WIDE = np.zeros((6, 3), np.float32)
         ({"keras_model_fn": model(0)}, "keras_model_fn .* found a Sequential; write lambda seed"),
         ({"keras_model_fn": 3}, "keras_model_fn .* found a int"),
         ({"keras_model_fn": lambda: model(0)}, "keras_model_fn must take a seed"),
-        ({"loss": OneNumber()}, "loss gives one number for the whole batch"),
+        ({"loss": OneNumber()}, "The loss gives one number for the whole batch"),
         ({"loss": None}, "loss must be one function .* found a NoneType"),
         ({"loss": ["mse"]}, "loss must be one function .* found a list"),
         ({"loss": {"out": "mse"}}, "loss must be one function .* found a dict"),
@@ -330,7 +330,7 @@ def one_number(y, z):
 @pytest.mark.parametrize("what", ["loss", "metrics"])
 def test_functions_of_a_batch_are_refused_when_the_task_is_made(what, function, says):
     given = {"loss": function} if what == "loss" else {"metrics": {"accuracy": function}}
-    named = "loss" if what == "loss" else "metrics: accuracy"
+    named = "The loss" if what == "loss" else "Metric 'accuracy'"
     with pytest.raises(DataError, match=f"Task 'mine': {named} {says}") as error:
         task(**given)
     assert "\n" not in str(error.value)
@@ -340,7 +340,7 @@ def test_functions_of_a_batch_are_refused_when_the_task_is_made(what, function, 
 def test_metrics_that_need_the_batch_are_refused_when_the_task_is_made(kind):
     options = {"num_classes": 2} if kind == "MeanIoU" else {}
     metric = getattr(tf.keras.metrics, kind)(**options)
-    with pytest.raises(DataError, match=rf"metrics: accuracy \({kind}\) is not a mean over"):
+    with pytest.raises(DataError, match=rf"Metric 'accuracy' \({kind}\) is not a mean over"):
         task(metrics={"accuracy": metric})
 
 
