@@ -245,6 +245,16 @@ def label_points(axes: Axes, labels: Sequence[tuple[str, tuple[float, float], st
             taken = np.vstack([taken, best[2]])
 
 
+def title(figure: Figure, words: str | None) -> None:
+    """Gives a figure its title, if there is one."""
+    if not words:
+        return
+    if len(figure.axes) > 1:
+        figure.suptitle(words, x=0.01, ha="left")
+    else:
+        figure.axes[0].set_title(words)
+
+
 def legend(figure: Figure, further: Sequence[Any] = ()) -> None:
     """Adds a legend beside the panels if anything in them has a name, each name once.
 

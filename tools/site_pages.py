@@ -49,7 +49,10 @@ _PYTHON = {
     ],
     "Figures": [
         "tff_suite.figures",
-        "reproduction.plots",
+        "reproduction.kinds.rounds",
+        "reproduction.kinds.summary",
+        "reproduction.kinds.settings",
+        "reproduction.kinds.clients",
         "reproduction.quantities",
         "reproduction.adjustments",
     ],
