@@ -204,15 +204,19 @@ def _other_stack(recorded) -> str:
     return f"begun on the {stack} stack, this is the {compat.stack()} one"
 
 
-def _held_files() -> set[tuple[int, int]]:
+# Of a lock that a process holds, or (after `->`) waits for: device and inode of the file.
+_LOCK = re.compile(r"\bFLOCK\s.*\s([0-9a-f]+):([0-9a-f]+):(\d+)\s", re.I)
+
+
+def _held_files(locks: str = "/proc/locks") -> set[tuple[int, int]]:
     """Returns device and inode of the files that a process of this machine has locked.
 
     The kernel's own list: to try each lock would keep a run that begins just then from it.
     """
     try:
-        with open("/proc/locks", encoding="ascii") as file:
-            places = [line.split()[5].split(":") for line in file if "FLOCK" in line]
-    except (OSError, IndexError):
+        with open(locks, encoding="ascii") as file:
+            places = _LOCK.findall(file.read())
+    except OSError:
         return set()
     return {(os.makedev(int(a, 16), int(b, 16)), int(inode)) for a, b, inode in places}
 

@@ -1,6 +1,7 @@
 """The list of runs: every state, damaged folders, and no TensorFlow."""
 
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -131,3 +132,16 @@ def test_tensorflow_is_not_imported(root):
         [sys.executable, "-c", text], cwd=_REPO, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_locks_that_a_process_waits_for_are_read(tmp_path):
+    """The kernel lists a waiting process on a line of another form."""
+    (tmp_path / "locks").write_text(
+        "1: FLOCK  ADVISORY  WRITE 19212 fe:00:6679030 0 EOF\n"
+        "1: -> FLOCK  ADVISORY  WRITE 11 fe:00:6679030 0 EOF\n"
+        "2: POSIX  ADVISORY  READ 17622 fe:00:7785108 128 128\n"
+        "3: FLOCK  ADVISORY  WRITE 7 08:1a:12 0 EOF\n"
+    )
+    held = runs._held_files(str(tmp_path / "locks"))
+    assert held == {(os.makedev(0xFE, 0), 6679030), (os.makedev(8, 0x1A), 12)}
+    assert runs._held_files(str(tmp_path / "none")) == set()
