@@ -205,7 +205,7 @@ def _read(path, **dtypes: type) -> pd.DataFrame:
     return run_folders.read_table(path, ("client", "method", "row"), **dtypes)
 
 
-def _results(setup, rows, runs, width) -> Figure | None:
+def _results(setup, rows, runs, width=None) -> Figure | None:
     """Draws what the set-up's rows came to, with seeds and published values."""
     theirs = results.published(setup)
     shown = _shown_columns(setup, rows, theirs)
