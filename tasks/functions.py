@@ -69,13 +69,15 @@ def _takes(function: Any, number: int) -> bool:
 def _gives_one_number(function: Any, y: Any, y_dtype: Any) -> bool:
     """Returns whether a function returns a scalar for a batch, for each plausible output shape."""
     tf: Any = sys.modules.get("tensorflow")
-    if not hasattr(tf, "__internal__"):
+    if not hasattr(tf, "Graph"):
         return False
+    from tff_suite.compat import func_graph  # Imports TensorFlow.
+
     # As a run casts them.
     dtype = np.float32 if y_dtype.kind == "f" else y_dtype
     ranks = []
     for shape in ([None, *y, None], [None, *y]):
-        with tf.__internal__.FuncGraph("looked_at").as_default():
+        with func_graph.FuncGraph("looked_at").as_default():
             targets = tf.compat.v1.placeholder(dtype, [None, *y])
             outputs = tf.compat.v1.placeholder(tf.float32, shape)
             try:
