@@ -17,16 +17,20 @@ def programs(page):
 
 def run(program, folder, suite=True):
     """Runs a program in a process of its own; returns what it printed."""
+    return call(["-c", program], folder, suite)
+
+
+def call(arguments, folder, suite=True):
     # A file, not a pipe: TFF's worker may hold a pipe open.
     with open(folder / "log", "w") as log:
         done = subprocess.run(
-            [sys.executable, "-c", program],
+            [sys.executable, *arguments],
             cwd=folder,
             env={
                 "PATH": "/usr/bin:/bin",
                 "HOME": str(folder),
                 "TF_CPP_MIN_LOG_LEVEL": "3",
-                **({"PYTHONPATH": str(REPO)} if suite else {}),
+                **({"PYTHONPATH": f"{REPO}:{folder}"} if suite else {}),
             },
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -95,3 +99,18 @@ result = simulation.run(task="mnist_writers", use_synthetic_data=True, model=bui
 print("ROUNDS", len(result.rounds))
 """
     assert "ROUNDS 2" in run(program + train, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_method_of_the_tutorial(tmp_path):
+    method, check = programs("own_method.md")
+    (tmp_path / "clipped.py").write_text(method)
+    assert "largest difference" in run(check, tmp_path)
+    page = (REPO / "docs" / "own_method.md").read_text()
+    command = re.search(r"run_experiment\.py(.*?)\n\n", page, re.S)[1].replace("\\\n", " ").split()
+    said = call([str(REPO / "run_experiment.py"), *command, "--total_rounds=2"], tmp_path)
+    shown = re.search(r"    (Starting: clipped on .*?), runtime", page)[1]
+    assert shown in said and (tmp_path / "results/synthetic_clipped/summary.json").exists()
+    for path in re.findall(r"`(tff_algos/methods/\w+\.py)`", page):
+        assert (REPO / path).exists(), path
