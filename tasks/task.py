@@ -370,7 +370,7 @@ def _check_settings(task: Task) -> None:
         _refuse(functions.fault_of_model_fn(make))
     if not (isinstance(task.loss, str) or callable(task.loss)):
         raise TaskError(
-            f"loss must be one function of (y, outputs) or the name of a loss of Keras's, found a "
+            "loss must be one function of (y, outputs) or the name of a Keras loss, found a "
             f"{_kind(task.loss)}."
         )
     if task.loss_reduction not in (None, "mean", "sum"):

@@ -231,7 +231,7 @@ def _as_compile_finds(loss: Any) -> Any:
     loss = _made("loss", loss)
     if isinstance(loss, tf.keras.metrics.Metric) or not callable(loss):
         raise ModelError(
-            "loss must be a function of (y, outputs), a loss of Keras's or its name; found a "
+            "loss must be a function of (y, outputs), a Keras loss or its name; found a "
             f"{type(loss).__name__}."
         )
     return loss

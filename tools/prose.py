@@ -105,6 +105,14 @@ WORDS = {
     r"(?:un)?seal(?:s|ed|ing)?": "say 'checksum'",
     r"counts? (?:nothing|for nothing)": "say 'has weight 0' or 'is left out'",
     r"such a one|the like": "name it",
+    r"looked into": "say 'read'",
+    r"go(?:es)? together": "say 'match' or 'contradict each other'",
+    r"l(?:ie|ies|ay) on one another": "say 'overlap'",
+    r"anybody|everybody|somebody": "name the person or the part",
+    r"counts? alike|count(?:s|ed)? the same(?! \w)": "say 'has equal weight'",
+    r"what \w+(?: \w+)? c[ao]me to": "say 'the result of'",
+    r"(?:an?|one|any|own) \w+ of (?:TFF|Keras|NumPy|pandas|TFDS|TensorFlow|Ray|Python)'s"
+    r"(?= (?:and|or|for|in|is|that|to|which)\b|[,.;:)]|$)": "say 'a TFF …', 'a Keras …'",
     r"(?:rounds|rows?|lines?|files|clients|steps|seeds|values?|numbers?|\d[\d,]*(?:\.\d+)?) a "
     r"(?:round|run|client|step|seed|row|task|method|paper|process|call|second|core)": ("say 'per'"),
 }

@@ -1,4 +1,4 @@
-"""An LSTM layer with a written-out backward pass, as a replacement of Keras's.
+"""An LSTM layer that replaces Keras's, with a written-out backward pass.
 
 TensorFlow differentiates a loop over time step by step. Every tensor of the forward loop is pushed
 onto a stack, and each step adds its share to the recurrent weight's gradient, a tensor of that
