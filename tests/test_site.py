@@ -9,6 +9,7 @@ import json
 import pathlib
 import pkgutil
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,9 +19,14 @@ from xml.etree import ElementTree
 
 import pytest
 
+import reproduce
+import tasks
+import tff_algos
+from reproduction import items
 from tests.tasks.test_registry import OWN as TASKS
 from tests.tff_algos import cases
 from tools import diagram, formulas, site_pages
+from tools import method_and_task_pages as own
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 WIDTHS = (390, 1440)
@@ -132,6 +138,35 @@ def test_every_task_has_a_page(name, site):
     text = (site / "tasks" / name / "index.html").read_text()
     for part in ("data", "metrics", "settings", "results", "version-and-history"):
         assert f'id="{part}"' in text
+
+
+PAGES = {
+    **{name: (tff_algos.get(name), own.method_page) for name in sorted(cases.OWN)},
+    **{name: (tasks.get(name), own.task_page) for name in sorted(TASKS)},
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_says_what_is_known_of_problems_and_users_and_nothing_else(name):
+    spec, page = PAGES[name]
+    text = page(name)
+    for title, lines in (("Known problems", spec.known_problems), ("Used for", spec.used_for)):
+        section = re.search(rf"^## {title}\n\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+        shown = section[1].strip().splitlines() if section else []
+        assert all(f"- {own._prose(line)}" in shown for line in lines)
+        # Rows of the papers are users, too; a section without a line is left out.
+        of_papers = [line for line in shown if line.startswith("- [")]
+        assert len(shown) == len(lines) + len(of_papers) and bool(section) == bool(shown)
+        assert title == "Used for" or not of_papers
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_commands_of_a_page_are_ones_that_reproduce_takes(name):
+    text = PAGES[name][1](name)
+    for command in re.findall(r"^    \S+python reproduce\.py (.*?)\n\n", text, re.M | re.S):
+        options = reproduce.PARSER.parse(shlex.split(command.replace("\\\n", " ")))
+        setup = items.load_item(options.paper, options.item).setups[options.setup]
+        assert set(options.rows or ()) <= setup.rows.keys() and not options.folders
 
 
 def test_a_page_of_a_method_has_its_settings_and_results(site):
