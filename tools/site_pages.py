@@ -56,7 +56,13 @@ _PYTHON = {
         "reproduction.quantities",
         "reproduction.adjustments",
     ],
-    "Sweeps": ["reproduction.compare", "reproduction.items", "reproduction.sweep"],
+    "Sweeps": [
+        "reproduction.compare",
+        "reproduction.setups",
+        "reproduction.item_files",
+        "reproduction.planned_runs",
+        "reproduction.sweep",
+    ],
 }
 
 

@@ -1,0 +1,225 @@
+"""Reads items from TOML files: the papers' in `papers/`, and a user's own (`--items=DIR`)."""
+
+import dataclasses
+import difflib
+import itertools
+import pathlib
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping
+
+from reproduction import points
+from reproduction.setups import (
+    FIELDS,
+    PAPERS,
+    ReproduceError,
+    Row,
+    Setup,
+    UsageError,
+    is_number,
+    words,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """A table or figure.
+
+    Attributes:
+      paper: Folder under papers/.
+      name: Name of the .toml file.
+      title: What the table or figure shows.
+      setups: Name → set-up.
+    """
+
+    paper: str
+    name: str
+    title: str
+    setups: Mapping[str, Setup]
+
+
+def load_item(paper: str, item: str) -> Item:
+    """Reads `papers/<paper>/<item>.toml`.
+
+    Raises:
+      ReproduceError: If the paper or item is unknown, or its file is invalid.
+    """
+    _check_paper(paper)
+    path = PAPERS / paper / f"{item}.toml"
+    if path not in PAPERS.glob(f"{paper}/*.toml"):
+        items = ", ".join(i.name for i in all_items(paper))
+        raise UsageError(f"--item={item} is unknown; {paper} has: {items}.")
+    return read_item(path)
+
+
+def _check_paper(paper):
+    known = sorted({p.parent.name for p in PAPERS.glob("*/*.toml")})
+    if paper not in known:
+        raise UsageError(f"--paper={paper} is unknown; known: {', '.join(known)}.")
+
+
+def own_items(folder: str) -> list[Item]:
+    """Reads a user's own items: all `.toml` files of a folder, by name.
+
+    Raises:
+      ReproduceError: If the folder has none, or one is invalid.
+    """
+    paths = sorted(pathlib.Path(folder).absolute().glob("*.toml"))
+    if not paths:
+        raise UsageError(f"--items={folder} has no .toml file; docs/items.md shows one.")
+    return [read_item(path) for path in paths]
+
+
+def read_item(path: pathlib.Path) -> Item:
+    """Reads an item's file.
+
+    Raises:
+      ReproduceError: If it is not valid TOML or not an item; the text names the file and the field.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:  # TOMLDecodeError, UnicodeDecodeError.
+        raise ReproduceError(f"{path} cannot be read: {e}") from e
+    setups = content.pop("setups", None)
+    if not isinstance(setups, dict) or not setups:
+        raise ReproduceError(f"{path}: a table [setups.NAME] is missing.")
+    title = content.pop("title", None)
+    if not isinstance(title, str):
+        raise ReproduceError(f"{path}: title must be a text.")
+    read = {}
+    for name, fields in setups.items():
+        if not isinstance(fields, dict):
+            raise ReproduceError(f"{path}: setups.{name} must be a table.")
+        read[name] = _setup(path, name, {**content, **fields})
+    return Item(path.parent.name, path.stem, title, read)
+
+
+def all_items(paper: str | None = None) -> list[Item]:
+    """Returns all items of a paper, or of all papers: tables before figures, by their numbers.
+
+    Raises:
+      ReproduceError: If the paper is unknown, or a file is invalid.
+    """
+    if paper is not None:
+        _check_paper(paper)
+
+    def order(path):
+        kind = path.stem.rstrip("0123456789")
+        number = path.stem[len(kind) :]
+        kinds = ("table", "fig")
+        rank = kinds.index(kind) if kind in kinds else len(kinds)
+        return path.parent.name, rank, kind, int(number or 0)
+
+    paths = sorted(PAPERS.glob(f"{paper or '*'}/*.toml"), key=order)
+    return [load_item(path.parent.name, path.stem) for path in paths]
+
+
+# Default `selection` of users' own items. The papers' items set it themselves.
+OWN_SELECTION = {"metric": "validation/loss", "last_rounds": 5}
+
+
+def _file_and_flags(home, text) -> list[str]:
+    """Returns a row's flag file, whose name may have blanks, followed by the row's flags."""
+    return [text] if (home / text).is_file() else shlex.split(text) or [""]
+
+
+def _checked(where, home, fields):  # noqa: C901
+    """Refuses fields that do not have the form of docs/items.md."""
+
+    def refuse(text):
+        raise ReproduceError(f"{where}: {text}")
+
+    for key, value in fields.items():
+        if key not in FIELDS:
+            close = difflib.get_close_matches(key, FIELDS, n=1)
+            refuse(f"unknown key {key}." + (f" Did you mean {close[0]}?" if close else ""))
+        kind, is_right = FIELDS[key]
+        if not is_right(value):
+            refuse(f"{key} must be {kind}, found {str(value)[:80]}.")
+    if "title" not in fields:
+        refuse("title is missing.")
+    rows = fields.get("rows", {})
+    if not rows and not fields.get("draws"):
+        refuse("rows is missing: a table row = flag file.")
+    for key in ("rounds", "seeds", "columns") if rows else ():
+        if not fields.get(key):
+            refuse(f"{key} is missing.")
+    for row, text in rows.items():
+        file, *further = _file_and_flags(home, text)
+        if not (home / file).is_file():
+            refuse(f"rows.{row}: there is no flag file {home / file}.")
+        for flag in further:
+            if not re.fullmatch(r"--\w+=.*", flag):
+                refuse(f"rows.{row}: {flag} must be --flag=value.")
+    for row in fields.get("sweep", {}):
+        if row not in rows:
+            refuse(f"sweep.{row}: there is no such row.")
+    grids, number = fields.get("grid", {}), fields.get("sample", {}).get("points")
+    for row, space in grids.items():
+        wrong = points.fault(space, number)
+        if wrong:
+            refuse(f"grid.{row}: {wrong}.")
+    grids = grids.values()
+    wide = any(
+        isinstance(values, dict) or len(values) > 1 for flags in grids for values in flags.values()
+    )
+    if wide and not fields.get("selection", {}).keys() >= {"metric", "last_rounds"}:
+        refuse(
+            "selection is missing: set the metric and last_rounds by which to choose a grid's "
+            "point."
+        )
+    if fields.get("search") is not None and not wide:
+        refuse("search needs a grid of more than one point.")
+    # An empty table [search] is a search, too.
+    if "search" in fields and "widen" in fields:
+        refuse("widen cannot be combined with search.")
+    if "sample" in fields and "widen" in fields:
+        refuse("widen cannot be combined with sample.")
+    for seed in fields.get("selection", {}).get("seeds", ()) if rows else ():
+        if seed not in fields["seeds"]:
+            refuse(f"selection.seeds: {seed} is not among the set-up's seeds.")
+
+
+def _check_full_rows(where, rows, fields):
+    """Refuses fields that name rows or settings which the set-up does not have."""
+    for key, known in (("grid", rows), ("seconds", [*rows, "*"])):
+        for row in fields.get(key, {}):
+            if row not in known:
+                near = difflib.get_close_matches(row, rows, n=1)
+                meant = f" Did you mean {near[0]}?" if near else ""
+                raise ReproduceError(f"{where}: {key}.{row}: there is no such row.{meant}")
+    grids = fields.get("grid", {}).values()
+    numbers = {
+        flag for grid in grids for flag, values in grid.items() if all(map(is_number, values))
+    }
+    for flag in fields.get("widen", {}).get("flags", ()) if grids else ():
+        if flag not in numbers:
+            raise ReproduceError(f"{where}: widen.flags: no grid has numbers of {flag}.")
+
+
+def _setup(path, name, fields) -> Setup:
+    home, paper, item = path.parent, path.parent.name, path.stem
+    is_own = home.parent != PAPERS
+    where = f"{path if is_own else f'{paper}/{path.name}'}, {name}"
+    fields = dict(fields)
+    if is_own and fields.get("grid") and isinstance(fields.get("selection", {}), dict):
+        fields["selection"] = OWN_SELECTION | fields.get("selection", {})
+    _checked(where, home, fields)
+    sweep = fields.pop("sweep", {})
+    rows = {}
+    for row, text in fields.pop("rows", {}).items():
+        file, *further = _file_and_flags(home, text)
+        given = dict(flag.removeprefix("--").split("=", 1) for flag in further)
+        flagfile = str(home / file) if is_own else f"papers/{paper}/{file}"
+        flags = sweep.get(row, {})
+        for values in itertools.product(*flags.values()):
+            settings = dict(zip(flags, values, strict=True))
+            full = " ".join([row, *words(row, settings)])
+            rows[full] = Row(full, flagfile, settings, given)
+    _check_full_rows(where, rows, fields)
+    if "search" in fields:
+        # An empty table [search] is a search, too.
+        fields["search"] = {"factor": 3, **fields["search"]}
+    fields = {"folder": f"{item}/{name}", "published": name, **fields}
+    return Setup(paper=paper, item=item, name=name, home=home, rows=rows, **fields)

@@ -1,0 +1,285 @@
+"""What an item says: rows, set-ups and the fields that their files may have."""
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from reproduction import points
+from tff_suite.errors import FedError
+from tff_suite.hparams import Value
+
+REPO = pathlib.Path(__file__).resolve().parent.parent
+PAPERS = REPO / "papers"
+# The part of a title that names the metric.
+_MEASURE = re.compile(r"(?:, |: |^)(?:mean |test )*(?:accuracy|error|recall|squared error)\b")
+
+
+class ReproduceError(FedError):
+    """A request that cannot be carried out; its text is one line for the user."""
+
+
+class UsageError(ReproduceError):
+    """A request with an unknown name, or with flags that contradict each other."""
+
+    exit_code = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of a table: its flag file and the settings that a sweep adds.
+
+    Attributes:
+      name: Name of the row.
+      flagfile: Path of the flag file, relative to the repository; absolute for a user's own item.
+      settings: Flag → value of the sweep, which overrides the file.
+      flags: Flag → text of flags that the item gives after the file; the row's name omits them.
+    """
+
+    name: str
+    flagfile: str
+    settings: Mapping[str, Value]
+    flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def on_top(self) -> dict[str, Value]:
+        """All flags of the row that override its file."""
+        return {**self.flags, **self.settings}
+
+    @property
+    def base(self) -> str:
+        """The name without the settings of a sweep."""
+        return self.name.removesuffix("".join(f" {w}" for w in words(self.name, self.settings)))
+
+
+def _is_value(value) -> bool:
+    return isinstance(value, bool | int | float | str)
+
+
+def _is_texts(value) -> bool:
+    return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+
+
+def _is_sweep(value) -> bool:
+    return _is_grid(value) and all(
+        isinstance(v, list) for flags in value.values() for v in flags.values()
+    )
+
+
+def _is_grid(value) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(flags, dict)
+        and all(
+            isinstance(v, dict) or (isinstance(v, list) and v and all(map(_is_value, v)))
+            for v in flags.values()
+        )
+        for flags in value.values()
+    )
+
+
+def _is_count(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def is_number(value) -> bool:
+    """Returns whether a value of a file is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_seeds(value) -> bool:
+    return isinstance(value, list) and all(type(seed) is int and seed >= 0 for seed in value)
+
+
+# Key of a column → function that says whether a value is valid.
+_OF_COLUMN = {
+    "name": lambda v: isinstance(v, str),
+    "metric": lambda v: isinstance(v, str),
+    "reading_of": lambda v: isinstance(v, str),
+    "scale": is_number,
+    "offset": is_number,
+    "power": is_number,
+    "digits": lambda v: v == 0 or _is_count(v),
+    "last_rounds": _is_count,
+    "best": lambda v: v in ("max", "min"),
+}
+
+
+def _is_column(value) -> bool:
+    return (
+        isinstance(value, dict)
+        and {"name", "metric"} <= value.keys() <= _OF_COLUMN.keys()
+        and all(_OF_COLUMN[key](v) for key, v in value.items())
+    )
+
+
+def _is_list_of_texts(value) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _of_keys(known: Mapping[str, Callable[[Any], Any]], needed: Iterable[str] = ()):
+    """Returns a function that says whether a value is a table of known keys with valid values."""
+    return lambda value: (
+        isinstance(value, dict)
+        and set(needed) <= value.keys() <= known.keys()
+        and all(known[key](own) for key, own in value.items())
+    )
+
+
+def _field(kind: str, is_right: Callable[[Any], bool], default: Any = dataclasses.MISSING) -> Any:
+    """Returns a field of a set-up that an item's file may set.
+
+    Args:
+      kind: The valid values in words, for errors.
+      is_right: Function that says whether a value is valid.
+      default: Its value if the file does not set it; without a default the file must set it.
+    """
+    known = {"kind": kind, "is_right": is_right}
+    if isinstance(default, dict | list):
+        return dataclasses.field(default_factory=lambda: default, metadata=known)
+    return dataclasses.field(default=default, metadata=known)
+
+
+_TEXT = ("a text", lambda v: isinstance(v, str))
+_BOOL = ("true or false", lambda v: isinstance(v, bool))
+_TEXTS = ("a table of texts", _is_texts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """A set-up of an item; docs/items.md explains the fields that its file may set.
+
+    Attributes:
+      paper: Name of the folder `home`.
+      item: Name of the item.
+      name: Name of the set-up.
+      home: Folder of the item's file.
+      objects: Python objects given in place of a flag: `task`, `model`.
+    """
+
+    paper: str
+    item: str
+    name: str
+    home: pathlib.Path
+    title: str = _field(*_TEXT)
+    rounds: int = _field("a whole number above 0", _is_count, 0)
+    seeds: Sequence[int] = _field("a list of whole numbers", _is_seeds, [])
+    rows: Mapping[str, Row] = _field("a table row = flag file", _is_texts, {})
+    columns: Sequence[Mapping[str, Any]] = _field(
+        f"a list of tables with name and metric, and of {', '.join(list(_OF_COLUMN)[2:])}",
+        lambda v: isinstance(v, list) and all(map(_is_column, v)),
+        [],
+    )
+    grid: Mapping[str, Mapping[str, Sequence[Value]]] = _field(
+        "a table row = { flag = [values] }", _is_grid, {}
+    )
+    sample: Mapping[str, int] = _field(
+        "a table of points (a whole number above 0) and seed (a whole number)",
+        _of_keys({"points": _is_count, "seed": lambda v: _is_seeds([v])}, ["points"]),
+        {},
+    )
+    widen: Mapping[str, Any] = _field(
+        "a table of times (a whole number above 0) and flags (a list of texts)",
+        _of_keys({"times": _is_count, "flags": _is_list_of_texts}, ["times", "flags"]),
+        {},
+    )
+    search: Mapping[str, Any] = _field(
+        "a table of factor (2 or more), rounds and budget (above 0) and restart (true or false)",
+        _of_keys(
+            {
+                "factor": lambda v: _is_count(v) and v > 1,
+                "rounds": _is_count,
+                "budget": lambda v: is_number(v) and v > 0,
+                "restart": lambda v: isinstance(v, bool),
+            }
+        ),
+        {},
+    )
+    selection: Mapping[str, Any] = _field(
+        "a table of metric (a text), last_rounds (above 0) and seeds (some whole numbers)",
+        _of_keys(
+            {
+                "metric": lambda v: isinstance(v, str),
+                "last_rounds": _is_count,
+                "seeds": lambda v: _is_seeds(v) and v,
+            }
+        ),
+        {},
+    )
+    validation_fraction: float = _field(
+        "a number above 0 and below 1", lambda v: isinstance(v, float) and 0 < v < 1, 0.1
+    )
+    curve: str = _field(*_TEXT, "")
+    curve_label: str = _field(*_TEXT, "")
+    figures: Sequence[Mapping[str, Any]] = _field(
+        "a list of tables with kind",
+        lambda v: (
+            isinstance(v, list)
+            and all(isinstance(f, dict) and isinstance(f.get("kind"), str) for f in v)
+        ),
+        [{"kind": "curves"}],
+    )
+    higher_is_better: bool = _field(*_BOOL, True)
+    draws: Sequence[str] = _field(
+        "a list of texts", lambda v: isinstance(v, list) and all(map(_is_value, v)), []
+    )
+    folder: str = _field(*_TEXT, "")
+    published: str = _field(*_TEXT, "")
+    published_rows: Mapping[str, str] = _field(*_TEXTS, {})
+    counted_rows: Mapping[str, str] = _field(*_TEXTS, {})
+    counts: bool = _field(*_BOOL, True)
+    planned: bool = _field(*_BOOL, False)
+    stand_in: str = _field(*_TEXT, "")
+    reasons: Mapping[str, str] = _field(*_TEXTS, {})
+    seconds: Mapping[str, float] = _field(
+        "a table row = seconds",
+        lambda v: isinstance(v, dict) and all(isinstance(s, int | float) for s in v.values()),
+        {},
+    )
+    objects: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def heading(self) -> str:
+        """The title without the metric and the number of rounds, which a figure's axes show."""
+        parts = []
+        for part in self.title.split("; "):
+            kept = _MEASURE.split(part)[0] if _MEASURE.search(part) else part
+            if kept and "percent" not in kept:
+                parts.append(kept)
+        return "; ".join(parts).replace(f", {self.rounds:,} rounds", "")
+
+    def named_figures(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """Returns the name of each figure, which is also its file's, and its table in `figures`."""
+        kinds = enumerate(self.figures)
+        return [(f["kind"] + (f"_{i + 1}" if i else ""), f) for i, f in kinds]
+
+    def points(self, row: str) -> list[dict[str, Value]]:
+        """Returns the points of the row's grid; one empty point if it has no grid."""
+        number, seed = self.sample.get("points"), self.sample.get("seed", 0)
+        return points.of_space(self.grid.get(row, {}), number, seed)
+
+
+# Field of a set-up in an item's file → its valid values in words, and the function that checks one.
+# `sweep` is no field of `Setup`: it is expanded into rows.
+FIELDS = {
+    **{
+        f.name: (f.metadata["kind"], f.metadata["is_right"])
+        for f in dataclasses.fields(Setup)
+        if f.metadata
+    },
+    "sweep": ("a table row = { flag = [values] }", _is_sweep),
+}
+
+
+def words(row: str, settings: Mapping[str, Value]) -> list[str]:
+    """Returns settings as texts such as `gamma=0.1`, without the method's name as a prefix."""
+    method = row.split(" ")[0]
+    return [
+        f"{flag.removeprefix(f'{method}_')}={format_value(value)}"
+        for flag, value in settings.items()
+    ]
+
+
+def format_value(value: Value) -> str:
+    """Returns a setting's value as shown in tables and in names of folders."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
