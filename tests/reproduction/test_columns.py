@@ -178,7 +178,7 @@ def test_what_only_a_run_tells_ends_the_sweep_with_the_first_one(
             RayTaskError=KeyError, LocalRayletDiedError=KeyError, RayError=KeyError
         ),
     )
-    monkeypatch.setattr(sweep, "_ray", lambda _: contextlib.nullcontext(ray))
+    monkeypatch.setattr(sweep, "with_ray", lambda _: contextlib.nullcontext(ray))
     refused = pytest.raises(ReproduceError, match=says) if says else contextlib.nullcontext()
     with refused:
         sweep.execute(runs, sweep.Resources(), check=check.after)
@@ -190,7 +190,7 @@ def test_runs_that_are_done_are_looked_at_before_others_begin(tmp_path, monkeypa
     check = columns.Check(setup)
     check.before()
     monkeypatch.setattr(sweep, "is_done", lambda run: run.row == "fedavg")
-    monkeypatch.setattr(sweep, "_ray", None)
+    monkeypatch.setattr(sweep, "with_ray", None)
     runs = [run_of(tmp_path, row) for row in ("other", "fedavg")]
     with pytest.raises(ReproduceError, match="fairness/accuracy_avg_t is no column"):
         sweep.execute(runs, sweep.Resources(), check=check.after)
