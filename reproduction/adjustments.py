@@ -1,4 +1,4 @@
-"""FedCAda's adjustment functions and what they do to a step: its Figure 3.
+"""FedCAda's adjustment functions and their effect on a step: its Figure 3.
 
     python -m reproduction.adjustments --output=figure.png --rounds=200
 

@@ -1,4 +1,4 @@
-"""What a sweep shows: a line a run and the time left, kept up to date on a terminal."""
+"""The display of a sweep: one line per run and the remaining time, live on a terminal."""
 
 import sys
 import time
@@ -15,10 +15,10 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 
 class Board:
-    """Progress of a sweep's runs, read from their folders where these can be seen from here."""
+    """Progress of a sweep's runs, read from their folders if this machine can see them."""
 
     def __init__(self, missing: Sequence[PlannedRun], runs: Sequence[PlannedRun]):
-        """Initialises for the runs that are missing, of all `runs`."""
+        """Initialises for the `missing` runs among all `runs`."""
         self._total = len(runs)
         self._done = len(runs) - len(missing)
         self._going: dict[PlannedRun, float] = {}
@@ -30,7 +30,7 @@ class Board:
 
     def __enter__(self):
         if sys.stdout.isatty() and not command_line.is_quiet():
-            # At the end, and on Ctrl-C, the table goes: the lines of what has ended stay.
+            # At the end, and on Ctrl-C, the table vanishes; the lines of ended runs stay.
             self._live = rich.live.Live(refresh_per_second=2, transient=True)
             self._live.__enter__()
         return self
@@ -41,26 +41,26 @@ class Board:
             self._live = None
 
     def started(self, run: PlannedRun) -> None:
-        """Tells that a run was given to a worker."""
+        """To be called when a run has been given to a worker."""
         self._going[run] = time.monotonic()
         if not self._live:
             command_line.say(f"[{self._done}/{self._total} done] {run.name} starts")
 
     def ended(self, run: PlannedRun, said: str) -> None:
-        """Tells that a run is over, with its last words."""
+        """To be called when a run has ended, with the last line that it printed."""
         del self._going[run]
         self._done += 1
         if not command_line.is_quiet():
             self._print(f"[{self._done}/{self._total} done] {run.name}: {said}")
 
     def failed(self, run: PlannedRun, said: str) -> None:
-        """Tells that a run failed or was lost and will be started again."""
+        """To be called when a run has failed or was lost and will be restarted."""
         del self._going[run]
         self._failures += 1
-        self._print(f"{run.name} failed and is started again: {said}")
+        self._print(f"{run.name} failed and will be restarted: {said}")
 
     def refresh(self) -> None:
-        """Shows where the runs are."""
+        """Updates the display."""
         if self._live:
             self._live.update(self._table())
         elif self._going and time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
@@ -69,7 +69,7 @@ class Board:
             command_line.say(f"[{self._done}/{self._total} done] {where}; {self.time_left()}")
 
     def time_left(self) -> str:
-        """Returns how long the rest takes at the pace so far, in words."""
+        """Returns the remaining time at the pace so far, as text."""
         done = sum(min(r.rounds, _seen(r)[0]) - before for r, before in self._seen.items())
         if done <= 0 or not self._left:
             return "time left unknown"
@@ -85,11 +85,11 @@ class Board:
 
     def _table(self):
         table = rich.table.Table(
-            title=f"{self._done} of {self._total} runs done, {self._failures} started again, "
+            title=f"{self._done} of {self._total} runs done, {self._failures} restarted, "
             f"{self.time_left()}"
         )
-        for name in ("run", "round", "of", "loss", "s a round", "minutes"):
-            # A line a run, however narrow the terminal is.
+        for name in ("run", "round", "of", "loss", "s/round", "minutes"):
+            # Each run takes one line, even on a narrow terminal.
             style = {"no_wrap": True, "overflow": "ellipsis"}
             table.add_column(name, justify="left" if name == "run" else "right", **style)
         for run, since in self._going.items():
@@ -106,15 +106,15 @@ class Board:
 
 
 def _seen(run):
-    """Returns rounds, and the last loss and seconds a round, if any, of a run that is under way."""
+    """Returns the rounds of a run in progress, its last loss and its seconds per round, if any."""
     try:
         found = run.read()
         columns = ("train/loss", "time/round_seconds")
         return found.last_round, *(found.values(column)[1][-1:] for column in columns)
     except RunError:
-        return 0, (), ()  # The run itself says what is damaged.
+        return 0, (), ()  # The run itself will report the damage.
 
 
 def rounds_done(run: PlannedRun) -> int:
-    """Returns how many rounds of a run are in its folder."""
+    """Returns the number of rounds in a run's folder."""
     return run.read().last_round

@@ -1,16 +1,18 @@
-"""What clients' accuracy is by class, without the chance that a few test examples bring.
+"""Estimates clients' accuracies from accuracies per class, free of noise from small test sets.
 
     python -m reproduction.by_class results/mine --output=by_class.csv
 
-A client that is right about 43 % of 20 test examples of its own has an accuracy that varies by 11
-points by chance alone, and the worst 5 % of such clients are far below 43 % even if all are alike.
-Here the accuracy of client k is Σ_c p_kc a_c, with p_kc the share of class c in its training
-examples and a_c the accuracy of a run's final model on all central test examples of class c. That
-holds where clients differ in their classes alone, as where a partition is drawn by labels. Of
-methods with a model of each client's own it is about the shared one.
+Suppose that the model is right on 43 % of each client's 20 test examples on average. By chance
+alone, a client's accuracy then has a standard deviation of 11 points. So the worst 5 % of clients
+lie far below 43 %, even if all clients are alike.
 
-The statistics over clients, see docs/metrics.md, go to FILE.csv as fractions, a line a run, and
-their means over seeds are printed.
+Here the accuracy of client k is Σ_c p_kc a_c instead. p_kc is the share of class c in the client's
+training examples. a_c is the accuracy of the run's final model on all central test examples of
+class c. This is valid if clients differ only in their classes, e.g. if a partition is drawn by
+labels. For methods with a personal model per client it describes the shared model.
+
+The statistics over clients, see docs/metrics.md, go to FILE.csv as fractions, one line per run.
+Their means over seeds are printed.
 """
 
 import os
@@ -37,7 +39,7 @@ from simulation.measures import fairness
 from tasks.task import Task
 from tff_suite import writing
 
-# Test examples that the model takes at once.
+# Batch size for the test examples.
 _BATCH = 500
 
 
@@ -56,7 +58,7 @@ def shares_of_classes(task: Task, num_classes: int) -> np.ndarray:
 
 
 def accuracy_by_class(predicted: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Returns the share of right predictions for each class, float64 `[C]`; NaN without examples.
+    """Returns the accuracy on each class, float64 `[C]`; NaN for classes without examples.
 
     Args:
       predicted: Class numbers, `[n]`.
@@ -68,18 +70,18 @@ def accuracy_by_class(predicted: np.ndarray, labels: np.ndarray, num_classes: in
 
 
 def of_run(run: run_folders.RunFolder, data_dir: str | None = None) -> Mapping[str, float]:
-    """Returns the statistics over clients of what their accuracy is by class.
+    """Returns the statistics over clients of their estimated accuracies.
 
     Args:
-      run: A run that has ended, of a task with central test examples of one class each.
-      data_dir: Where the data is; `None` for where the run had it.
+      run: A run that has ended. Its task has central test examples with one class each.
+      data_dir: Folder of the data; `None` for the one that the run used.
 
     Returns:
       The unweighted statistics of `fairness.summarize`, without `_u`.
 
     Raises:
-      DataError: If the data is not there.
-      RunError: If the run has no final model, or its task no such examples.
+      DataError: If data is missing.
+      RunError: If the run has no final model, or its task lacks such test examples.
     """
     from simulation.records import models  # Takes seconds to import.
 
@@ -94,7 +96,7 @@ def of_run(run: run_folders.RunFolder, data_dir: str | None = None) -> Mapping[s
     )
     test = task.central_test
     if test is None or test.y.ndim != 1 or test.y.dtype.kind != "i" or not len(test.y):
-        raise RunError(f"{run.folder}: {spec.name} has no central test examples with a class each.")
+        raise RunError(f"{run.folder}: {spec.name} has no central test examples of one class each.")
     if not os.path.isdir(os.path.join(run.folder, models.FOLDER)):
         raise RunError(f"{run.folder} has no final model: the run has not ended.")
     seed = run.flags["seed"]
@@ -104,11 +106,11 @@ def of_run(run: run_folders.RunFolder, data_dir: str | None = None) -> Mapping[s
         for start in range(0, len(test.y), _BATCH)
     ]
     scores = np.concatenate(outputs)
-    # The largest of scores that are not numbers is none.
+    # If a score is NaN, no class counts as predicted.
     predicted = np.where(np.isnan(scores).any(axis=-1), -1, scores.argmax(axis=-1))
     by_class = accuracy_by_class(predicted, test.y, scores.shape[-1])
     shares = shares_of_classes(task, scores.shape[-1])
-    # A class without tests, NaN, does not touch the clients that have none of it.
+    # A class without test examples (NaN) only affects clients that have this class.
     accuracy = np.where(shares > 0, shares * by_class, 0.0).sum(axis=1)
     found = fairness.summarize(accuracy, np.ones(len(accuracy)))
     return {n.removesuffix("_u"): value for n, value in found.items() if n.endswith("_u")}
@@ -122,7 +124,7 @@ def main(arguments: list[str]) -> int:
       arguments: Command line without the program's name.
 
     Returns:
-      The exit code: 0, or 1 if a run doesn't hold what is asked for.
+      The exit code: 0, or 1 if a run lacks the necessary data.
     """
     options = PARSER.parse(arguments)
     runs = run_folders.find_runs(options.run)

@@ -1,7 +1,7 @@
-"""Which runs are of other code, data, method or task than there are now.
+"""Finds runs whose code, data, method or task differ from the current ones.
 
-What can only be told with the data at hand is found out in a process of its own, which has the
-folder, the modules and the memory that a run has:
+Comparisons that load data happen in a separate process, which has the same working folder, modules
+and memory as a run:
 
     python -m reproduction.changes asked.json answered.json
 """
@@ -39,7 +39,7 @@ class Change(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """What was found out about runs.
+    """The result of comparing runs.
 
     Attributes:
       changed: Run → what differs; only runs of which something does.
@@ -56,7 +56,7 @@ def compare(
     runs: Sequence[PlannedRun],
     apart: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] | None = None,
 ) -> Compared:
-    """Compares runs with the code and data that are there now.
+    """Compares runs with the current code and data.
 
     Args:
       runs: Runs, begun or not.
@@ -105,11 +105,11 @@ def compare(
 def look_at(
     jobs: Sequence[Mapping[str, Any]], requests: Sequence[experiment_flags.Request] | None = None
 ) -> list[dict[str, str]]:
-    """Compares runs in this process; what several have in common is loaded once.
+    """Compares runs in this process; loads data and models that runs share only once.
 
     Args:
-      jobs: Of each run `command`, `home`, `folder` and the `identity` that was recorded.
-      requests: Of each run its settings; by default those of `command`.
+      jobs: For each run, `command`, `home`, `folder` and the recorded `identity`.
+      requests: For each run, its settings; by default those of `command`.
 
     Returns:
       Of each run `changes` and `unread`, in words and empty where there is nothing to tell, and
@@ -138,7 +138,7 @@ def look_at(
 
 
 def _in_a_process(jobs):
-    """Does `look_at` in a process, in the folder in which runs run; it sees no GPU."""
+    """Executes `look_at` in a new process without GPUs, in the working folder of runs."""
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = pathlib.Path(folder, "jobs"), pathlib.Path(folder, "answers")
         asked.write_text(json.dumps(jobs))
@@ -155,7 +155,7 @@ def _in_a_process(jobs):
         if not answered.exists():
             lines = ended.stderr.strip().splitlines()
             raise ReproduceError(
-                "Runs that are there cannot be compared with today's code and data: "
+                "Existing runs cannot be compared with the current code and data: "
                 f"{command_line.one_line(lines[-1] if lines else f'exit code {ended.returncode}')}"
             )
         return json.loads(answered.read_text())
@@ -163,7 +163,7 @@ def _in_a_process(jobs):
 
 @command_line.reported
 def main(arguments: list[str]) -> int:
-    """Writes what was found out about the runs in a file; returns the exit code."""
+    """Compares the runs in one file and writes the result to another; returns the exit code."""
     options = PARSER.parse(arguments)
     answers = look_at(json.loads(pathlib.Path(options.asked).read_text()))
     part = pathlib.Path(f"{options.answered}.part")

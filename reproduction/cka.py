@@ -1,15 +1,15 @@
-"""How alike clients' matrices are: linear centered kernel alignment (CKA).
+"""Similarity of clients' matrices: linear centered kernel alignment (CKA).
 
 Kornblith, Norouzi, Lee, Hinton: "Similarity of Neural Network Representations Revisited", ICML
-2019, arXiv 1905.00414. FedCAda (arXiv 2405.11811) shows it of the clients' first moments in its
-Figure 2, which `reproduction.plots.similarities` draws. Its equation 2 squares both norms below the
-line, which cannot give 1 for equal matrices; this is the standard definition.
+2019, arXiv 1905.00414. FedCAda (arXiv 2405.11811) shows it for the clients' first moments in its
+Figure 2, which `reproduction.plots.similarities` draws. FedCAda's equation 2 squares both norms in
+the denominator, so it does not give 1 for equal matrices. This module uses the standard definition.
 
     python -m reproduction.cka results/mine --output=figure.png --clients=10
 
-compares what the clients of runs keep between rounds, by default the first moments of `client_adam`
-(with `--client_optimizer=adam --client_optimizer_state=keep` they are `kept/accumulator`), and
-prints the mean over pairs of different clients.
+compares the states that clients keep between rounds, and prints the mean over pairs of different
+clients. By default it compares the first moments of `client_adam`. With `--client_optimizer=adam
+--client_optimizer_state=keep` they are `--part=kept/accumulator`.
 """
 
 import os
@@ -37,24 +37,27 @@ from tff_suite import figures
 def linear_cka(a: np.ndarray, b: np.ndarray) -> float:
     """Returns ‖AᵀB‖² / (‖AᵀA‖ ‖BᵀB‖) of column-centred matrices, in Frobenius norms.
 
-    It is 1 for equal matrices, and does not change if either is scaled, moved by a constant row, or
-    turned by an orthogonal matrix from the right.
+    It is 1 for equal matrices. It does not change if either matrix is scaled, shifted by a constant
+    row, or multiplied by an orthogonal matrix from the right.
 
     Args:
       a: `[n, d_1]`.
-      b: `[n, d_2]`; rows belong to those of `a`.
+      b: `[n, d_2]`; its rows correspond to those of `a`.
 
     Returns:
       A number in [0, 1]; NaN if all rows of one are equal.
 
     Raises:
-      ValueError: If these are not two matrices with as many rows.
+      ValueError: If these are not two matrices with equal numbers of rows.
     """
     a, b = (np.asarray(m, np.float64) for m in (a, b))
     if a.ndim != 2 or b.ndim != 2 or len(a) != len(b):
-        raise ValueError(f"Needs two matrices of as many rows, found {a.shape} and {b.shape}.")
+        raise ValueError(
+            f"CKA needs two matrices with equal numbers of rows, found shapes {a.shape} and "
+            f"{b.shape}."
+        )
     a, b = (m - m.mean(axis=0) for m in (a, b))
-    # Of the two forms of the products, [d_1, d_2] and [n, n], the smaller one.
+    # Compute the products in the smaller of two equivalent forms, [d_1, d_2] or [n, n].
     if len(a) < max(a.shape[1], b.shape[1]):
         gram_a, gram_b = a @ a.T, b @ b.T
         across = np.sum(gram_a * gram_b)
@@ -68,16 +71,16 @@ def linear_cka(a: np.ndarray, b: np.ndarray) -> float:
 def similarity_of_clients(clients: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
     """Compares clients by arrays shaped like model weights, e.g. their first moments.
 
-    Of two clients, arrays of the same place are compared and the results averaged. Rows of an array
-    are all its dimensions but the last (a layer's inputs), columns the last (its outputs). Arrays
-    of one dimension (biases) are left out, and so are those in which a client's rows are all equal,
-    as they are before a layer learns anything.
+    The CKA of two clients is averaged over their corresponding arrays. The last dimension of an
+    array (a layer's outputs) becomes the columns of a matrix, all others together its rows. Arrays
+    of one dimension (biases) are left out, and so are arrays in which all rows of a client are
+    equal, as they are before a layer has learnt anything.
 
     Args:
-      clients: For each client its arrays, of the same shapes for all.
+      clients: The arrays of each client, of the same shapes for all.
 
     Returns:
-      float64 `[clients, clients]`, symmetric; NaN where no array can be compared.
+      float64 `[clients, clients]`, symmetric; NaN for pairs without any comparable array.
     """
     matrices = [
         [np.reshape(w, (-1, np.shape(w)[-1])) for w in arrays if np.ndim(w) > 1]
@@ -94,18 +97,18 @@ def similarity_of_clients(clients: Sequence[Sequence[np.ndarray]]) -> np.ndarray
 
 
 def of_run(folder: str, part: str, number: int) -> np.ndarray:
-    """Compares clients of a run by a part of what they keep.
+    """Compares clients of a run by a part of their states.
 
     Args:
       folder: The run's folder.
       part: Name of the part, as in `client_states.read_all`, without the array's number.
-      number: Number of clients; the first in the order of their ids that were in a round.
+      number: Number of clients to compare: the first ones, by id, that took part in a round.
 
     Returns:
       As `similarity_of_clients`.
 
     Raises:
-      RunError: If the run's clients keep no such thing, or fewer than two keep anything.
+      RunError: If the clients' states lack this part, or fewer than two clients have a state.
     """
     from simulation.records import client_states  # Takes seconds to import.
 
@@ -117,10 +120,10 @@ def of_run(folder: str, part: str, number: int) -> np.ndarray:
         arrays = [v for name, v in state.items() if name.startswith(part + "/")]
         if not arrays:
             held = sorted({name.rpartition("/")[0] or name for name in state})
-            raise RunError(f"{path} has no {part}; it has {', '.join(held)}.")
+            raise RunError(f"{path} has no part {part}; it has {', '.join(held)}.")
         clients.append(arrays)
     if len(clients) < 2:
-        raise RunError(f"{path} has the state of {len(clients)} client(s); two can be compared.")
+        raise RunError(f"{path} has the state of {len(clients)} client(s); at least 2 are needed.")
     return similarity_of_clients(clients[:number])
 
 
@@ -132,7 +135,7 @@ def main(arguments: list[str]) -> int:
       arguments: Command line without the program's name.
 
     Returns:
-      The exit code: 0, or 1 if a run doesn't hold what is asked for.
+      The exit code: 0, or 1 if a run lacks the necessary states.
     """
     options = PARSER.parse(arguments)
     runs = [run_folders.read_run(folder) for folder in options.run]

@@ -1,36 +1,37 @@
-"""What a paper claims in words, and whether the recorded results bear it out.
+"""Claims that papers make in words, and whether the recorded results support them.
 
-`papers/<paper>/claims.csv` has a line a claim:
+`papers/<paper>/claims.csv` has one line per claim:
 
     claim       in words
     source      where the paper says it
     setup       `<item>/<setup>`, whose recorded results the expression reads
-    expression  what has to be true of them; blank for a claim that nothing here was run for
-    remark      why nothing was, or what else must be said
+    expression  condition that these results must meet; blank if nothing was run for the claim
+    remark      why nothing was run, or another note
 
-`papers/main_claims.csv` says which of them make up a paper's main claim, each a part of it.
+`papers/main_claims.csv` lists the claims that together make up a paper's main claim.
 
-An expression is Python's comparisons, `and`, `or`, `not`, numbers, + and -, over six functions of
-the recorded means. Rows and columns are those of the set-up; `setup` is another `<item>/<setup>`.
-What is declared and has no value yet leaves the claim untested.
+An expression consists of Python's comparisons, `and`, `or`, `not`, numbers, + and -, and of six
+functions of the recorded means. Rows and columns are those of the set-up; the argument `setup`
+names another `<item>/<setup>`. If a declared row or column has no value yet, the claim is untested.
 
     value(row, column, setup)   the mean
-    first(row, column, *but)    whether the row is above all others but those named; the page then
-                                shows by how much, beside the paper's own lead where published.csv
-                                has it. Rows that diverged are passed over
-    lowest(row, column, *but)   whether it is below them, likewise
+    first(row, column, *but)    whether the row is above all others except those in `but`. The page
+                                shows by how much, beside the paper's own lead if published.csv has
+                                it. Diverged rows are ignored
+    lowest(row, column, *but)   whether the row is below all others, with the same rules
     dominated(row, prefix, column, column)  whether some row whose name begins with the prefix is
                                 below the row in both columns
-    range(column)               how far apart the highest and the lowest row are
-    soonest(row, column, level) whether the row's curve of a column of metrics.csv, one that the
-                                set-up draws, reaches the level in fewer rounds than all others': as
-                                a mean over seeds, of the first round evaluated that is not below it
+    range(column)               the highest row's mean minus the lowest row's
+    soonest(row, column, level) whether the row's curve reaches the level in fewer rounds than all
+                                others'. The column of metrics.csv must be one whose curves the
+                                set-up draws. The number compared is the first evaluated round at
+                                or above the level, as a mean over seeds
 
-A comparison counts only if its numbers are more than two standard errors apart. If they are
-closer, it is undecided, and so is a claim whose truth depends on it: the verdict is *inconclusive*.
-A number of one seed has no standard error. The spread that the paper prints stands in for it.
-Without one, a difference counts only if it exceeds the largest spread over seeds of another row in
-the same column of the same table.
+A comparison is decided only if its numbers are more than two standard errors apart. Otherwise it is
+undecided, and so is a claim whose truth depends on it: the verdict is *inconclusive*. A number from
+one seed has no standard error, so the spread that the paper prints stands in for it. If the paper
+prints none, the difference must exceed the largest spread over seeds of any row in the same column
+of the same table.
 """
 
 import ast
@@ -48,13 +49,14 @@ from reproduction.items import PAPERS, ReproduceError, Setup
 HOLDS, FAILS, INCONCLUSIVE = "holds", "does not", "inconclusive"
 UNTESTED = "untested here"
 VERDICTS = (HOLDS, FAILS, INCONCLUSIVE, UNTESTED)
-# What a comparison comes to → the verdict, and how a page says it of results that decide nothing.
+# Truth of an expression → the verdict, and the text for stand-ins and partial runs, which do not
+# decide.
 _OUTCOMES = {
     True: (HOLDS, "it holds"),
     False: (FAILS, "it does not hold"),
     None: (INCONCLUSIVE, "it is inconclusive"),
 }
-# How many of the comparisons of a claim its words show.
+# How many of a claim's comparisons its text shows.
 _SHOWN = 2
 
 _COMPARISONS = {
@@ -68,7 +70,7 @@ _SIGNS = {ast.Add: 1, ast.Sub: -1}
 
 
 class Verdict(NamedTuple):
-    """What became of a claim.
+    """The verdict on a claim.
 
     Attributes:
       claim: The line of claims.csv.
@@ -92,9 +94,9 @@ class _Number(NamedTuple):
 
     Attributes:
       value: Its value.
-      variance: Its standard error squared; 0 where that is unknown.
-      told: Its words.
-      spread: For a number without a standard error, what a difference must exceed; else 0.
+      variance: Its squared standard error; 0 if unknown.
+      told: The text that shows it.
+      spread: For a number without a standard error, the difference to exceed; else 0.
     """
 
     value: float
@@ -116,7 +118,7 @@ class _Number(NamedTuple):
 
 
 def _all(parts: Iterable[bool | None]) -> bool | None:
-    """Returns whether all are true: one that is false decides, else one that is undecided."""
+    """Returns `False` if any part is false, else `None` if any is undecided, else `True`."""
     parts = list(parts)
     return False if False in parts else None if None in parts else True
 
@@ -130,17 +132,17 @@ def _any(parts: Iterable[bool | None]) -> bool | None:
 
 
 class _NotThereError(Exception):
-    """A number that the item declares and no recorded run gives; its text says why."""
+    """A number that the item declares but that is not recorded; the text says why."""
 
 
 class _Results:
-    """Recorded results as an expression sees them; notes what it looked at."""
+    """Recorded results as an expression sees them; notes what the expression reads."""
 
     def __init__(self, paper, default):
         self._paper, self._default = paper, default
         self._tables = {}
         self.read: list[tuple[Setup, Mapping[str, str]]] = []
-        self.told: list[tuple[bool | None, str]] = []  # What was compared: outcome and words.
+        self.told: list[tuple[bool | None, str]] = []  # Comparisons: outcome and text.
 
     def _table(self, name) -> tuple[Setup, dict[tuple[str, str], Mapping[str, str]]]:
         if name not in self._tables:
@@ -175,7 +177,7 @@ class _Results:
         return _Number(value, 0.0, told, _largest(others))
 
     def _status(self, row, name):
-        """Returns why a recorded row has no value; blank if it has one, or nothing is recorded."""
+        """Returns why a recorded row has no value; blank if it has one or is not recorded."""
         setup, table = self._table(name)
         if any(r == row for r, _ in table):
             return ""
@@ -183,7 +185,7 @@ class _Results:
         return next((f"{row} {line['status']}" for line in lines if line["row"] == row), "")
 
     def _others(self, row, column, but=()) -> dict[str, _Number]:
-        """Returns the other rows' numbers, but for those that diverged."""
+        """Returns the numbers of the other rows that did not diverge."""
         setup, _ = self._table(self._default)
         for name in but:
             if name not in setup.rows:
@@ -228,7 +230,7 @@ class _Results:
 
     def soonest(self, row, column, level):
         setup, _ = self._table(self._default)
-        self._others(None, setup.columns[0]["name"])  # For the rounds and seeds of each row.
+        self._others(None, setup.columns[0]["name"])  # Notes that all rows' records are read.
         rounds = _rounds_to(_curves(setup, column), level, setup.rows)
         own = rounds.pop(row)
         if math.isinf(min(own.value, *(n.value for n in rounds.values()))):
@@ -242,7 +244,7 @@ class _Results:
         ahead = _all(None if n in close else sign * own.value > sign * n.value for n in ordered)
         told = f"{own.told}, {ordered[0].told}"
         if ahead is None:
-            # The best of those that are close need not be the best of all.
+            # The best of the close numbers need not be the best of all.
             other = "" if close[0] is ordered[0] else f" of {close[0].told}"
             told += f", {own.told_close_to(close[0])}{other}"
         self.told.append((ahead, told + more))
@@ -263,18 +265,18 @@ class _Results:
 
 
 def _deviation(record) -> float | None:
-    """Returns a recorded number's deviation over seeds; `None` if it was not measured."""
+    """Returns a recorded number's standard deviation over seeds; `None` for a single seed."""
     several = len(record["seeds"].split()) > 1 and record["spread"]
     return float(record["spread"]) if several else None
 
 
 def _largest(deviations: Iterable[float | None]) -> float:
-    """Returns the largest deviation known, and infinity without any: no difference exceeds it."""
+    """Returns the largest known deviation; infinity, which no difference exceeds, without any."""
     return max((d for d in deviations if d is not None), default=math.inf)
 
 
 def _curves(setup, column) -> list[dict[str, str]]:
-    """Returns the lines of the CSV of a set-up's curves of a column of metrics.csv."""
+    """Returns the CSV lines behind a set-up's curves of a column of metrics.csv."""
     for name, figure in setup.named_figures():
         if figure["kind"] == "curves" and figure.get("column", setup.curve) == column:
             lines = score.lines_of(score.recorded_folder(setup) / f"{name}.csv")
@@ -324,7 +326,7 @@ def _evaluate(node, data: _Results) -> Any:
         case ast.Constant(value=int() | float() as value):
             return _Number(value, 0.0, _number(value))
         case ast.BoolOp(op=op, values=parts):
-            # All parts, since each says what it read.
+            # No short-circuit: every part notes what it reads.
             truths = [_evaluate(part, data) for part in parts]
             return _all(truths) if isinstance(op, ast.And) else _any(truths)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
@@ -356,27 +358,28 @@ def _evaluate(node, data: _Results) -> Any:
             *("value", "first", "lowest", "dominated", "range", "soonest"),
         ):
             return getattr(data, name)(*(_argument(a) for a in arguments))
-    raise ReproduceError(f"an expression of a claim can't hold {ast.unparse(node)!r}.")
+    raise ReproduceError(f"the expression of a claim cannot contain {ast.unparse(node)!r}.")
 
 
 def _argument(node) -> str | float:
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float):
         return node.value
-    raise ReproduceError(f"an expression of a claim can't hold {ast.unparse(node)!r}.")
+    raise ReproduceError(f"the expression of a claim cannot contain {ast.unparse(node)!r}.")
 
 
 def judge(paper: str, claim: Mapping[str, str]) -> Verdict:
-    """Returns what the recorded results say of a claim; untested if a number is still missing.
+    """Returns the verdict of the recorded results on a claim; untested if a number is missing.
 
-    Only rows with all rounds and seeds of the protocol, on the paper's data and model, decide. What
-    others show is reported, and the claim stays untested.
+    Only rows with all rounds and seeds of the protocol, on the paper's data and model, decide. For
+    others the outcome is reported, but the claim stays untested.
 
     Args:
       paper: Folder under papers/.
       claim: A line of claims.csv.
 
     Raises:
-      ReproduceError: If the expression is none, or names what no item declares.
+      ReproduceError: If the expression is invalid, or names a row, column or set-up that no item
+        declares.
     """
     if not claim["expression"]:
         return Verdict(claim, UNTESTED, claim["remark"])
@@ -391,7 +394,7 @@ def judge(paper: str, claim: Mapping[str, str]) -> Verdict:
             f"{claim['expression']!r} in claims.csv of {paper}: {error}."
         ) from None
     verdict, found = _OUTCOMES[outcome]
-    # First what decides: of ten comparisons one that is false.
+    # The deciding comparisons come first, e.g. the single false one of ten.
     told = [text for _, text in sorted(data.told, key=lambda one: one[0] is not outcome)]
     more = [f"{len(told) - _SHOWN} more"] if len(told) > _SHOWN else []
     shown = "\n".join([*told[:_SHOWN], *more, *remark])
@@ -419,8 +422,8 @@ class MainClaim(NamedTuple):
     """A paper's main claim.
 
     Attributes:
-      sentence: It, in a sentence.
-      parts: The verdicts on the claims of claims.csv that it consists of.
+      sentence: The claim as one sentence.
+      parts: The verdicts on the claims of claims.csv that make it up.
     """
 
     sentence: str
@@ -428,7 +431,7 @@ class MainClaim(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """The verdict that all parts share, else `in part` if any holds, else the worse one."""
+        """The verdict if all parts share it, else `in part` if any holds, else the worst one."""
         verdicts = Counter(part.verdict for part in self.parts)
         if len(verdicts) > 1:
             whole = "in part" if verdicts[HOLDS] else next(v for v in VERDICTS if verdicts[v])
@@ -448,14 +451,14 @@ def main_claim(paper: str) -> MainClaim:
     """Returns a paper's main claim.
 
     Raises:
-      ReproduceError: If main_claims.csv has none for the paper, or names no claim of claims.csv.
+      ReproduceError: If main_claims.csv has none for the paper, or names an unknown claim.
     """
     verdicts = {verdict.claim["claim"]: verdict for verdict in of_paper(paper)}
     lines = [r for r in score.lines_of(PAPERS / "main_claims.csv") if r["paper"] == paper]
     unknown = [line["part"] for line in lines if line["part"] not in verdicts]
     if unknown or len({line["main claim"] for line in lines}) != 1:
         raise ReproduceError(
-            f"main_claims.csv: {paper} needs one main claim, with parts of its claims.csv"
-            + (f"; {unknown[0]!r} is none." if unknown else ".")
+            f"main_claims.csv: {paper} needs one main claim, whose parts are in its claims.csv"
+            + (f"; {unknown[0]!r} is missing there." if unknown else ".")
         )
     return MainClaim(lines[0]["main claim"], [verdicts[line["part"]] for line in lines])

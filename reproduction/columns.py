@@ -1,8 +1,8 @@
-"""What an item shows of its runs: columns that must be among those which the runs write.
+"""Checks that runs write the columns that an item shows.
 
-What settings tell is checked before the runs. What only a run tells (metrics of a task or method of
-one's own that does not declare them, whether clients have tests) is checked when the first run of a
-row has ended, before others begin.
+Most of this is checked from settings before any run. Some facts need a run: whether clients have
+test examples, and the metrics of a user's own task or method that does not declare them. These are
+checked when the first run of a row has ended, before others begin.
 """
 
 import difflib
@@ -14,7 +14,7 @@ from reproduction.items import PlannedRun, ReproduceError, Setup
 from simulation.measures import columns
 from simulation.records import metrics_csv
 
-# Kind of figure → the column of metrics.csv that it is of.
+# Kind of figure → the column of metrics.csv that it shows.
 OF_FIGURES = {
     "best_rates": "eval/loss",
     "direction": "train/direction_norm",
@@ -26,12 +26,13 @@ class Shown(NamedTuple):
     """A column that an item shows or compares.
 
     Attributes:
-      place: Where the item has it.
-      column: The column; of one that ends in `/` any that begins so.
-      rows: The rows that it is shown of.
-      by: Which of them must write it: `all`; `some`, at least one; `able`, all whose settings let
-        them, at least one.
-      of: `rounds` of metrics.csv, the `final` model's in it, or `clients` of client_metrics.csv.
+      place: Field of the item that names it.
+      column: The column; if it ends in `/`, any column with this prefix.
+      rows: The rows for which it is shown.
+      by: Which rows must write it: `all`; `some`, at least one; `able`, all whose settings allow
+        it, and at least one.
+      of: `rounds` for metrics.csv, `final` for the final model's metrics, `clients` for
+        client_metrics.csv.
     """
 
     place: str
@@ -42,7 +43,7 @@ class Shown(NamedTuple):
 
 
 def shown(setup: Setup) -> list[Shown]:
-    """Returns the columns that a set-up shows of its rows."""
+    """Returns the columns that a set-up shows for its rows."""
     found, rows = [], list(setup.rows)
     for column in setup.columns:
         of = "rounds" if {"last_rounds", "best"} & column.keys() else "final"
@@ -65,24 +66,24 @@ def shown(setup: Setup) -> list[Shown]:
 
 
 class Check:
-    """Refuses a set-up of which runs do not write what it shows."""
+    """Refuses a set-up that shows columns which its runs do not write."""
 
     def __init__(self, setup: Setup):
         """Initialises for a set-up."""
         self._setup = setup
         self._shown = shown(setup)
-        # Row → the columns of its first run that has ended, by where they are.
+        # Row → value of `Shown.of` → the columns of the row's first run that has ended.
         self._ended: dict[str, dict[str, Sequence[str]]] = {}
 
     def before(self) -> None:
-        """Checks what settings tell, of each row those of its grid's first point.
+        """Checks from settings alone, with the first point of each row's grid.
 
         Raises:
-          ReproduceError: If a column is none that the set-up's runs can write.
+          ReproduceError: If the set-up's runs cannot write a column.
           HparamError: If the flags of a row are wrong.
         """
         setup = self._setup
-        # Also those that are not asked for: what only they write is no mistake.
+        # All rows, even those that will not be run: a column that only they write is valid.
         points = {row: setup.points(row)[:1] for row in setup.rows}
         runs = items.planned_runs(setup, setup.rows, points, setup.seeds[:1], root="")
         requests = {run.row: run.request() for run in runs}
@@ -95,16 +96,16 @@ class Check:
                 self._refuse(one, lacking)
             if one.of == "final" and not columns.of_the_final_model(one.column):
                 raise ReproduceError(
-                    f"{setup.item} {setup.name}: {one.place}: {one.column} is of the rounds and "
-                    "not of the final model: set last_rounds or best beside it."
+                    f"{setup.item} {setup.name}: {one.place}: {one.column} is measured in rounds, "
+                    "not on the final model; also set last_rounds or best."
                 )
             self._shown[at] = one._replace(rows=[r for r in one.rows if r not in lacking])
 
     def after(self, run: PlannedRun) -> None:
-        """Checks what a run has written that has ended; of each row the first one is looked at.
+        """Checks the columns of a run that has ended; only the first one of each row is read.
 
         Raises:
-          ReproduceError: If a column is not there.
+          ReproduceError: If a column is missing.
         """
         found = run.read()
         if run.row in self._ended or found.summary is None:
@@ -118,19 +119,19 @@ class Check:
             written = {r: self._ended[r][one.of] for r in one.rows if r in self._ended}
             lacking = {r: some for r, some in written.items() if not _is_in(one.column, some)}
             few = one.by == "some" and len(lacking) < len(one.rows)
-            # What is a ratio to nothing is left out.
+            # Noise ratios may be missing: runs leave them out if the denominator is 0.
             if lacking and not few and one.column not in columns.NOISE:
                 self._refuse(one, lacking)
 
     def _refuse(self, one, lacking):
-        """Refuses a column; `lacking` is of the rows that lack it what they have."""
+        """Refuses a column; `lacking` is row without it → the columns that the row has."""
         row = next(iter(lacking))
         near = difflib.get_close_matches(one.column, lacking[row], n=3)
         meant = f"the nearest are {', '.join(near)}" if near else "docs/metrics.md has them"
         file = "client_metrics.csv" if one.of == "clients" else "metrics.csv"
         raise ReproduceError(
-            f"{self._setup.item} {self._setup.name}: {one.place}: {one.column} is no column of "
-            f"{file} in runs of {row}; {meant}."
+            f"{self._setup.item} {self._setup.name}: {one.place}: {one.column} is not a column "
+            f"of {file} in runs of {row}; {meant}."
         )
 
 

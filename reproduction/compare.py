@@ -1,4 +1,4 @@
-"""Any runs side by side: in which flags they differ, their curves, and by how much, over seeds."""
+"""Compares any runs: flags that differ, curves, and paired differences over seeds."""
 
 import itertools
 import json
@@ -14,7 +14,7 @@ from reproduction import comparison, plots, quantities, run_folders, statistics
 from simulation.errors import RunError
 from tff_suite import figures, writing
 
-# They tell runs of one experiment apart and decide no experiment.
+# Flags that differ between runs of one experiment.
 _OF_THE_RUN = (
     "seed",
     "client_datasets_random_seed",
@@ -35,7 +35,7 @@ def load_runs(folders: Iterable[str]) -> pd.DataFrame:
       runs of it differ), every flag in force as `flag/<name>`, then the columns of metrics.csv.
 
     Raises:
-      RunError: If there is no run, or a damaged one.
+      RunError: If a folder holds no run, or a damaged one.
     """
     runs = run_folders.find_runs(folders)
     parts = []
@@ -49,9 +49,9 @@ def load_runs(folders: Iterable[str]) -> pd.DataFrame:
 
 
 def differing_flags(runs: Sequence[run_folders.RunFolder]) -> pd.DataFrame:
-    """Returns the flags in which runs differ: a row a flag, a column a label.
+    """Returns the flags in which runs differ: one row per flag, one column per label.
 
-    A cell holds all values that runs of the label have; seeds and folders are left out.
+    A cell lists all values among runs of the label. Seeds and folders are left out.
     """
     labels = run_folders.labels(runs)
     names = list(dict.fromkeys(flag for run in runs for flag in run.flags))
@@ -67,9 +67,9 @@ def differing_flags(runs: Sequence[run_folders.RunFolder]) -> pd.DataFrame:
 
 
 def aligned(runs: Sequence[run_folders.RunFolder], column: str) -> pd.DataFrame:
-    """Returns a column of metrics.csv of all runs by round: index `round_num`, a column a run.
+    """Returns a column of metrics.csv of all runs: index `round_num`, one column per run.
 
-    The runs are named (label, seed); a round that a run has no value for is NaN.
+    The columns are named (label, seed). Rounds for which a run has no value are NaN.
 
     Raises:
       RunError: If a run lacks the column.
@@ -79,12 +79,12 @@ def aligned(runs: Sequence[run_folders.RunFolder], column: str) -> pd.DataFrame:
 
 
 class Difference(NamedTuple):
-    """By how much one label exceeds another, paired over the seeds that both have.
+    """The difference between two labels, paired over the seeds that both have.
 
     Attributes:
-      label: The label.
-      reference: The label it is compared with.
-      round_num: Round at which they are compared: the last that all of their runs have.
+      label: One label.
+      reference: The other, which is subtracted.
+      round_num: Round of the comparison: the last one that all of their runs have.
       seeds: Seeds that both have.
       mean: Mean of the differences.
       low: Lower end of the 95 % interval (Student's t); NaN with fewer than two seeds.
@@ -104,15 +104,15 @@ class Difference(NamedTuple):
 
 
 def paired_differences(runs: Sequence[run_folders.RunFolder], column: str) -> list[Difference]:
-    """Compares every two labels that have a seed in common, seed by seed.
+    """Compares every two labels that share a seed, seed by seed.
 
     Args:
       runs: The runs.
       column: Column of metrics.csv.
 
     Raises:
-      RunError: If a run lacks the column, or two runs have the same label and seed, or there are
-        labels and no two of them have a seed and a round in common.
+      RunError: If a run lacks the column, if two runs have the same label and seed, or if no two
+        labels share a seed and a round.
     """
     points = run_folders.curve(runs, column)
     _refuse_twins(runs)
@@ -139,9 +139,9 @@ def paired_differences(runs: Sequence[run_folders.RunFolder], column: str) -> li
 
 
 def cautions(runs: Sequence[run_folders.RunFolder]) -> list[str]:
-    """Returns in what runs differ beside their flags: data, rounds and code, a line each.
+    """Returns one line each on differences in data, rounds and code, besides the flags.
 
-    Data may depend on the seed, so only runs of one seed are held against each other.
+    Data may depend on the seed, so only data of runs with the same seed are compared.
     """
     labels = run_folders.labels(runs)
     lines, seeds = [], {}
@@ -178,7 +178,7 @@ def _listed(seeds) -> str:
 
 
 def _kinds_of_data(runs) -> list[str]:
-    """Returns each kind of data that runs of one seed had, in words and with whose it is."""
+    """Describes the different data among runs of one seed, each with its labels; or nothing."""
     kinds = {}
     for run, label in runs:
         if run.circumstances is not None:
@@ -194,7 +194,7 @@ def _kinds_of_data(runs) -> list[str]:
 
 
 def _refuse_twins(runs):
-    """Refuses runs that nothing tells apart; a mean over them would be none over seeds."""
+    """Refuses runs with equal settings and seed, over which a mean over seeds is meaningless."""
     known = {}
     for run, label in zip(runs, run_folders.labels(runs), strict=True):
         before = known.setdefault((label, run.flags["seed"]), run)
@@ -208,15 +208,15 @@ def _refuse_twins(runs):
 
 
 def report(folders: Sequence[str], column: str | None, output: pathlib.Path) -> str:
-    """Compares runs: Markdown to read, aligned curves as CSV, PNG and PDF in a folder.
+    """Compares runs: returns Markdown, and writes aligned curves as CSV, PNG and PDF.
 
-    Of items' results the chosen rows are compared, by the numbers of their tables.
+    For results of items, it compares the chosen points of rows by the numbers in their tables.
 
     Args:
-      folders: Folders of runs, or of such folders; or of items' results.
-      column: Column of metrics.csv, `eval/accuracy` by default; of items a column of their tables,
+      folders: Folders of runs, or folders that contain these; or folders of items' results.
+      column: Column of metrics.csv, `eval/accuracy` by default; for items a column of their tables,
         the first one by default.
-      output: Folder that the files go to.
+      output: Folder for the files.
 
     Returns:
       The Markdown.
@@ -276,15 +276,15 @@ def report(folders: Sequence[str], column: str | None, output: pathlib.Path) -> 
 
 
 def as_json(folders: Sequence[str], column: str | None) -> str:
-    """Compares runs as `report` does, as JSON; nothing is written.
+    """Compares runs as `report` does, but returns JSON and writes no files.
 
     Args:
-      folders: As of `report`.
-      column: As of `report`.
+      folders: As for `report`.
+      column: As for `report`.
 
     Returns:
-      Of items a list with an object for each: `title`, `runs`, `differences` and `caveats`. Of
-      other runs an object: `column`, `flags` that differ, the `last` value of each run,
+      For items, a list with one object each: `title`, `runs`, `differences` and `caveats`. For
+      other runs, one object: `column`, `flags` that differ, the `last` value of each run,
       `differences` and `caveats`.
 
     Raises:
@@ -318,12 +318,12 @@ def as_json(folders: Sequence[str], column: str | None) -> str:
 
 
 def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Returns the rows of a table; what is not a number is `None`, as JSON has no NaN."""
+    """Returns the rows of a table; NaN becomes `None`, since JSON has no NaN."""
     return json.loads(table.to_json(orient="records"))
 
 
 def _of_items(tables, column) -> str:
-    """Returns the comparison of each item's chosen rows, and over all of them if there are more."""
+    """Returns the comparison of each item, followed by one over all items if several."""
     parts = [table.report(column) for table in tables]
     methods = set.intersection(*(set(table.methods) for table in tables))
     # Of one task several calls of `simulation.compare` may have tables.
@@ -335,9 +335,9 @@ def _of_items(tables, column) -> str:
     elif len(tables) > 1 and len(methods) > 1:
         means, better = comparison.over_tasks(tables, column)
         parts.append(
-            "## Over all of these\n\nInterquartile mean of the scores, and how probable it is "
-            "that a run of the one is better than one of the other on a random task, with 95 % "
-            "bootstrap intervals. Both need scores that mean the same on every task.\n\n"
+            "## Over all of these\n\nInterquartile mean of the scores, and the probability that a "
+            "run of the first method beats one of the second on a random task, with 95 % bootstrap "
+            "intervals. Both need scores that are comparable between tasks.\n\n"
             f"{means.to_markdown(floatfmt='.4g')}\n\n{better.to_markdown(floatfmt='.3g')}"
         )
     return "\n\n".join([*parts, *_between(tables)])
@@ -359,5 +359,5 @@ def _of_task(folder) -> str:
 
 
 def _table(rows) -> str:
-    # Numbers stay as they are written: a seed is not a measurement.
+    # Numbers are not reformatted, since e.g. seeds are not measurements.
     return tabulate.tabulate(rows, "keys", tablefmt="pipe", disable_numparse=True)

@@ -1,12 +1,13 @@
-"""A set-up's figures, each as PNG and PDF with its data as CSV beside it, in the look of `figures`.
+"""A set-up's figures, each as PNG and PDF with its data as CSV, in the style of `figures`.
 
-`results` shows what every row came to beside the published values, from results.csv and runs.csv,
-unless a figure over a swept setting does. Further figures are lines of the item's `figures`:
-`kind`, and what the kind takes.
+The figure `results` shows all rows beside the published values, from results.csv and runs.csv. It
+is left out if a figure over a swept setting shows the same. Further figures are tables in the
+item's `figures`, with `kind` and the options of the kind:
 
-    curves         `column` of metrics.csv over rounds, mean and spread over seeds; `label`, its
-                   words without a unit; `log = true` for a logarithmic axis, here and in `results`;
-                   `smooth = N` for the mean of the last N values, as the figure then says
+    curves         `column` of metrics.csv over rounds, mean and standard deviation over seeds;
+                   `label`, the axis label without a unit; `log = true` for a logarithmic axis, here
+                   and in `results`; `smooth = N` for a running mean of N values, stated in the
+                   legend
     density        clients' values of `column` of client_metrics.csv
     pareto         the columns `mean_error` and `error_rsd` of the set-up, over the swept setting
     rates          the first column over client and server rate, as heat maps
@@ -14,12 +15,12 @@ unless a figure over a swept setting does. Further figures are lines of the item
     tau            the first column over tau
     setting        the first column over `setting`
     improved       share of clients whose loss did not rise; `smooth` as for `curves`
-    client_losses  training losses of the clients that were followed
+    client_losses  training losses of the tracked clients
     direction      length of the update's direction
-    similarity     linear CKA of what ten clients keep, by `part` of it (FedCAda, Figure 2)
+    similarity     linear CKA of the states of ten clients, by their `part` (FedCAda, Figure 2)
 
-Shares are in the unit of the set-up's columns, in all of its figures: percent where they are scaled
-by 100. A figure is drawn from its CSV alone, so that `draw_again` can draw it without its runs.
+In all figures, fractions have the unit of the set-up's columns: percent if these are scaled by 100.
+A figure is drawn from its CSV alone, so `draw_again` does not need the runs.
 """
 
 import os
@@ -35,7 +36,7 @@ from reproduction import columns, plots, quantities, results, run_folders
 from reproduction.items import PlannedRun, ReproduceError, Setup
 from tff_suite import command_line, figures, writing
 
-# Panels of `results`, one a column of the table.
+# Most panels of `results`, one per column of the table.
 _MOST_PANELS = 3
 _RATES = ("client_learning_rate", "server_learning_rate")
 
@@ -44,16 +45,15 @@ class Kind(NamedTuple):
     """A kind of figure.
 
     Attributes:
-      table: Makes the figure's data of a set-up, its runs and its line of `figures`; `None` if no
-        run has anything for it.
-      figure: Draws a set-up's figure from that table and that line.
-      of_ended: Whether it needs a final model; others show a run that diverged as far as it came.
+      table: (set-up, runs, table in `figures`) → the figure's data; `None` if no run has any.
+      figure: (set-up, data, table in `figures`) → the figure.
+      of_ended: Whether it needs final models. Other kinds show a diverged run up to its end.
       swept: Whether it shows every row's results over settings, so that `results` would repeat it.
-      takes: Keys that its line of `figures` must have.
-      options: Keys that it may have.
+      takes: Required keys of its table in `figures`.
+      options: Optional keys.
       columns: Columns that the set-up must have.
-      flags: Flags that every row must have, with a number; `{method}` is a row's, `{setting}` the
-        line's.
+      flags: Flags that must be numbers in every row. `{method}` stands for the row's method,
+        `{setting}` for the key `setting` of the table in `figures`.
     """
 
     table: Callable[[Setup, Sequence[PlannedRun], Mapping[str, Any]], pd.DataFrame | None]
@@ -67,14 +67,15 @@ class Kind(NamedTuple):
 
 
 def check(setup: Setup, runs: Sequence[PlannedRun]) -> None:
-    """Refuses figures that could not be drawn, before hours of runs.
+    """Refuses figures that cannot be drawn, before hours of runs.
 
     Args:
       setup: The set-up.
       runs: Its planned runs.
 
     Raises:
-      ReproduceError: If a kind of figure is unknown, or the set-up or a run lacks what it shows.
+      ReproduceError: If a kind of figure is unknown, or the set-up or a run lacks something that
+        the figure needs.
     """
 
     def refuse(text):
@@ -116,22 +117,22 @@ def draw(
     folder: pathlib.Path,
     width: float | None = None,
 ) -> list[str]:
-    """Draws the set-up's figures from the chosen points of its rows, in place of older ones.
+    """Draws the set-up's figures for the chosen points of its rows, and removes older figures.
 
     Args:
       setup: The set-up.
-      runs: Its runs; those that have not begun are left out, and where a final model is needed rows
-        of which a run has none.
+      runs: Its runs. Runs that have not begun are left out. Figures of final models leave out rows
+        in which a run has none.
       chosen: Row → chosen point.
-      folder: Where the files go; results.csv and runs.csv are there if `results` is to be drawn.
+      folder: Folder of the files. `results` is drawn only if results.csv and runs.csv are there.
       width: Inches of each figure, for a column of a paper; see `figures.fit`.
 
     Returns:
-      Paths of the figures written; none for a figure that no run has anything for.
+      Paths of the figures written; figures without data are left out.
     """
     wanted_runs = [r for r in runs if r.point == chosen[r.row]]
     begun = [r for r in wanted_runs if len(r.read().rounds)]
-    # The other seeds of a row that lacks one are not its mean.
+    # If a row lacks a seed, the mean of its other seeds is not comparable.
     lacking = {r.row for r in wanted_runs if not r.read().summary}
     ended = [r for r in begun if r.row not in lacking]
     folder.mkdir(parents=True, exist_ok=True)
@@ -158,12 +159,12 @@ def draw_again(
 
     Args:
       setup: The set-up.
-      folder: The folder, of results or of what is recorded.
-      endings: The forms to write.
+      folder: A folder of results or of recorded results.
+      endings: File name endings of the formats to write.
       width: As for `draw`.
 
     Returns:
-      Paths of the figures written; none for a figure whose data are not there.
+      Paths of the figures written; figures without data are left out.
     """
     paths = []
     for name, figure in drawn(setup, folder, width):
@@ -196,7 +197,7 @@ def drawn(
 
 
 def _heading(setup, rounds="") -> str:
-    """Returns a figure's title; what is not the paper's stands in a line of its own."""
+    """Returns a figure's title; a second line names the stand-in, if it is one."""
     title = "; ".join(part for part in (setup.heading, rounds) if part)
     return f"{title}\nStand-in: {setup.stand_in}" if setup.stand_in else title
 
@@ -248,7 +249,7 @@ def _results(setup, rows, runs, width=None) -> Figure | None:
 
 
 def _told_rounds(rounds, protocol) -> str:
-    """Returns after how many rounds values are, and that these are not all; blank if unknown."""
+    """Returns a text on the rounds of the values, and of the protocol if more; blank if unknown."""
     if not len(rounds):
         return ""
     least, most = int(rounds.min()), int(rounds.max())
@@ -258,7 +259,7 @@ def _told_rounds(rounds, protocol) -> str:
 
 
 def _shown_columns(setup, rows, theirs):
-    """Returns the columns that are panels: those that the paper has, or else the first ones."""
+    """Returns the columns to show: those that the paper has, or else the first ones."""
     columns = [c for c in setup.columns if c["name"] in set(rows.column)]
     names = {column for _, column in theirs}
     both = [c for c in columns if c["name"] in names]
@@ -266,7 +267,7 @@ def _shown_columns(setup, rows, theirs):
 
 
 def _column_label(setup, column, rows=None) -> str:
-    """Returns what a column of the table is, with its unit, over which rounds."""
+    """Returns the label of a column of the table: its quantity, rounds and unit."""
     label = setup.curve_label if column["metric"] == setup.curve else None
     quantity = quantities.of_column(column["metric"], label)
     words = quantity.label.removesuffix(" (%)")
@@ -281,7 +282,7 @@ def _column_label(setup, column, rows=None) -> str:
     if "last_rounds" in column:
         number = column["last_rounds"]
         if rows is not None and len(rows.rounds.dropna()):
-            # A run that was cut short has fewer, see `run_folders.mean_of_last`.
+            # In shorter runs fewer rounds are averaged, see `run_folders.mean_of_last`.
             number = min(number, max(1, int(rows.rounds.min()) // 2))
         words += f", mean of the last {number} rounds"
     elif "best" in column:
@@ -321,7 +322,7 @@ def _curves(setup, points, wanted):
 
 
 def _quantity(setup, column, label=None) -> quantities.Quantity:
-    """Returns what a column of metrics.csv holds, in the unit of the set-up's own columns."""
+    """Returns the quantity of a column of metrics.csv, in the unit of the set-up's columns."""
     quantity = quantities.of_column(column, label)
     if quantity.factor == 1:
         return quantity
@@ -333,10 +334,10 @@ def _quantity(setup, column, label=None) -> quantities.Quantity:
 
 
 def _published_marks(setup, column, points) -> tuple[dict[str, float], str]:
-    """Returns row → the published value of a column of metrics.csv, and what these values are.
+    """Returns row → the published value of a column of metrics.csv, and their legend text.
 
-    They are the final model's if the paper has them, or else those of the first column that has
-    any, such as the best of the run, which the words then say.
+    These are values of the final model if the paper has them. Otherwise they are taken from the
+    first column that has any, e.g. the best round of the run, and the legend says so.
     """
     theirs = results.published(setup)
     factor = _quantity(setup, column).factor
@@ -403,7 +404,7 @@ def _pareto(setup, points, wanted):
     for name, row in setup.rows.items():
         method = name.split(" ")[0]
         for flag in row.settings:
-            # A row may be of the method that its name begins with (`qfedavg_reweight`).
+            # A row's name may only begin with that of its method (`qfedavg_reweight`).
             prefix = os.path.commonprefix([flag, f"{method}_"])  # noqa: RUF071
             parameters.setdefault(method, flag.removeprefix(prefix[: prefix.rfind("_") + 1]))
     return plots.pareto(points, parameters=parameters, title=_heading(setup))
@@ -441,7 +442,7 @@ def _title(setup, points) -> str:
 
 
 def _with_values(points) -> pd.DataFrame:
-    """Returns the points of runs that did not diverge, whose rounds a value is after; or all."""
+    """Returns the points of runs that did not diverge; all points if every run diverged."""
     valued = points[points.value.notna()]
     return valued if len(valued) else points
 
@@ -486,7 +487,7 @@ def _setting_points(setup, runs, wanted):
 
 
 def _setting(setup, points, wanted):
-    # Where rounds are the setting the axis has them.
+    # If the setting is the number of rounds, the axis shows it and the title need not.
     of_rounds = wanted["setting"] == "total_rounds"
     return plots.by_setting(
         points,
@@ -523,7 +524,7 @@ def _client_losses(setup, points, wanted):
 
 
 def _similarity_points(setup, runs, wanted):
-    from reproduction import cka  # Imports TensorFlow, which nothing else here needs.
+    from reproduction import cka  # Imports TensorFlow, which no other figure needs.
 
     parts = []
     for run in runs:

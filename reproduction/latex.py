@@ -1,8 +1,8 @@
-r"""LaTeX tables fit to paste; the preamble needs `\usepackage{booktabs}` and nothing else.
+r"""LaTeX tables, ready to paste; the preamble only needs `\usepackage{booktabs}`.
 
-A cell is the mean over seeds and half the width of its 95 % interval, in two columns that meet at
-the sign, so numbers align. In each column the best mean is bold. Means within the best one's
-interval are underlined: these seeds do not tell them apart.
+A cell shows the mean over seeds ± half the width of its 95 % interval. It consists of two columns
+that meet at the sign, so that numbers align. In each column the best mean is bold. Means within the
+best one's interval are underlined: these seeds do not distinguish them.
 """
 
 import math
@@ -29,7 +29,7 @@ _SPECIAL = {
 
 
 def escape(text: str) -> str:
-    """Returns a text as LaTeX prints it, on one line."""
+    """Returns a text on one line, with special characters escaped for LaTeX."""
     return "".join(_SPECIAL.get(c, c) for c in " ".join(text.split()))
 
 
@@ -44,7 +44,7 @@ def table(
 
     Args:
       found: The comparison.
-      better: Column → whether more of it is better.
+      better: Column → whether higher values are better.
       caption: The caption, as text.
       label: The label.
       settings: Columns of `found.runs` to show between method and results.
@@ -90,7 +90,7 @@ def table(
 
 
 def _cells(found, column, more_is_better) -> dict[str, str]:
-    """Returns row → the two cells of a column, the sign between them being the column's own."""
+    """Returns row → the two cells of a column; the table's format puts the sign between them."""
     of_row = {
         row: statistics.interval(found.runs[found.runs.row == row][column["name"]].astype(float))
         for row in found.methods
@@ -108,7 +108,7 @@ def _cells(found, column, more_is_better) -> dict[str, str]:
             text = rf"\textbf{{{text}}}"
         elif finite[best].low <= one.mean <= finite[best].high:
             text = rf"\underline{{{text}}}"
-        # One seed has no interval, and no sign either.
+        # A single seed has no interval, so the sign is left out, too.
         if math.isfinite(half):
             cells[row] = f"{text} & {_number(half, column)}"
         else:

@@ -1,9 +1,9 @@
-"""The league's results: what each study found, and how methods compare over all of them.
+"""The league's results: the outcome of each study, and a comparison of methods over all studies.
 
     python -m reproduction.league --root=results/reproduce
 
 It reads the runs of `reproduce.py --items=league` and writes CSV files and a page into league/.
-league/RULES.md has the rules: what a study is, where the target comes from, what is aggregated.
+league/RULES.md defines studies, targets and the aggregation.
 """
 
 import math
@@ -26,23 +26,23 @@ tables.add_flag(PARSER)
 
 LEAGUE = items.REPO / "league"
 BASELINE = "fedavg"
-# What is counted up to the target.
+# Costs that are counted until the target is reached.
 MEASURES = ("rounds", "gradients", "vectors")
-# The target is what the baseline reaches at this share of the rounds.
+# The target is the baseline's value after this share of the rounds.
 _TARGET_AT = 0.75
-# Performance profiles go up to this ratio to the best.
+# Largest ratio to the best method in performance profiles.
 _MOST_RATIO = 4.0
 
 
 class Study(NamedTuple):
-    """What the search of a method in a study came to.
+    """The outcome of a method's search in a study.
 
     Attributes:
       workload: The workload.
       study: Name of its set-up, such as `study1`.
       method: The method.
       run: The run of the best point; `None` if all points diverged.
-      loss: Its validation loss by the rule; infinite without a run.
+      loss: Its validation loss by the selection rule; infinite without a run.
     """
 
     workload: str
@@ -53,12 +53,12 @@ class Study(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """What it took a study's best run to reach the target; infinite where it did not.
+    """The costs at which a study's best run reached the target; infinite if it did not.
 
     Attributes:
-      rounds: Rounds.
-      gradients: Gradients of examples, in all local steps of all clients.
-      vectors: Vectors of the model's size that each client received or sent.
+      rounds: Number of rounds.
+      gradients: Number of gradients of single examples, in all local steps of all clients.
+      vectors: Number of vectors of the model's size that each client received or sent.
     """
 
     rounds: float
@@ -70,11 +70,11 @@ _NEVER = Reached(math.inf, math.inf, math.inf)
 
 
 class _UnfinishedError(Exception):
-    """A search whose runs have not all reached their rung."""
+    """Not all runs of the search have reached their rung."""
 
 
 def study(setup: Setup, method: str, root: str) -> Study | None:
-    """Returns what a method's search came to; `None` if it has not ended.
+    """Returns the outcome of a method's search; `None` if it has not ended.
 
     Args:
       setup: A study's set-up.
@@ -103,11 +103,11 @@ def study(setup: Setup, method: str, root: str) -> Study | None:
 
 
 def reached(run: PlannedRun | None, metric: str, target: float) -> Reached:
-    """Returns what a run took to reach a target.
+    """Returns the costs at which a run reached a target.
 
     Args:
-      run: The run; without one the target is never reached.
-      metric: A column of metrics.csv, of which more is better.
+      run: The run; with `None` the target is never reached.
+      metric: A column of metrics.csv of which higher values are better.
       target: The value to reach.
     """
     if run is None:
@@ -128,20 +128,22 @@ def reached(run: PlannedRun | None, metric: str, target: float) -> Reached:
 
 
 def target(studies: Sequence[Study], metric: str, rounds: int) -> float:
-    """Returns what a workload's target is: the baseline's mean late in its studies.
+    """Returns a workload's target: the baseline's mean at three quarters of the rounds.
 
     Args:
       studies: The baseline's studies of a workload.
-      metric: A column of metrics.csv, of which more is better.
+      metric: A column of metrics.csv of which higher values are better.
       rounds: Rounds of the workload.
 
     Raises:
-      ReproduceError: If one has no run.
+      ReproduceError: If the baseline diverged in a study.
     """
     found = []
     for of in studies:
         if of.run is None:
-            raise ReproduceError(f"{of.workload}: {of.method} diverged in {of.study}; no target.")
+            raise ReproduceError(
+                f"{of.workload}: {of.method} diverged in {of.study}, so there is no target."
+            )
         at, values = of.run.read().values(metric)
         found.append(float(values[at <= _TARGET_AT * rounds][-1]))
     return float(np.mean(found))
@@ -152,11 +154,11 @@ def profiles(costs: Mapping[str, np.ndarray], ratios: np.ndarray) -> dict[str, n
 
     Args:
       costs: Method → costs, positive or infinite, float `[problems]`.
-      ratios: Ratios to the best method of a problem, 1 or more, float `[n]`.
+      ratios: Ratios to the lowest cost on a problem, 1 or more, float `[n]`.
 
     Returns:
-      Method → share of the problems on which its cost is at most so many times the least, float
-      `[n]`. A problem that no method solves counts against all.
+      Method → share of the problems on which its cost is at most each ratio times the lowest cost,
+      float `[n]`. A problem that no method solves counts against all.
     """
     every = np.stack(list(costs.values()))
     least = every.min(axis=0)
@@ -172,7 +174,7 @@ def area(costs: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Returns the area under each profile from ratio 1 to the largest one, scaled to [0, 1].
 
     Args:
-      costs: As of `profiles`.
+      costs: As for `profiles`.
     """
     every = np.stack(list(costs.values()))
     least = every.min(axis=0)
@@ -195,7 +197,7 @@ def scaled(finals: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def studies_of(folder: pathlib.Path, root: str) -> list[Study]:
-    """Returns all studies of a league's folder that have ended."""
+    """Returns all completed studies of a league's folder."""
     found = []
     for item in items.own_items(str(folder)):
         for setup in item.setups.values():
@@ -206,9 +208,9 @@ def studies_of(folder: pathlib.Path, root: str) -> list[Study]:
 
 
 def table(folder: pathlib.Path, studies: Sequence[Study]) -> list[dict[str, Any]]:
-    """Returns a record for each study: its point, its loss and what it took to the target.
+    """Returns a record for each study: its point, its loss and its costs until the target.
 
-    A workload of which the baseline's studies have not all ended has no target, and blanks.
+    A workload has no target until all of the baseline's studies are complete; the cells are blank.
 
     Args:
       folder: The league's folder.
@@ -248,7 +250,7 @@ def _words(point) -> str:
 def costs_of(records: Sequence[Mapping[str, Any]], measure: str) -> dict[str, np.ndarray]:
     """Returns method → its costs on all problems, float `[workloads x studies]`.
 
-    Methods that lack a problem are left out, as are problems without a target.
+    Problems without a target are left out, and methods that lack any of the remaining problems.
 
     Args:
       records: From `table`.
@@ -274,7 +276,7 @@ def main(arguments: list[str]) -> int:
     records = table(folder, studies_of(folder, options.root))
     if not records:
         raise ReproduceError(
-            f"{options.root} has no study that has ended; run reproduce.py --items={folder} first."
+            f"{options.root} has no completed study; run reproduce.py --items={folder} first."
         )
     path = folder / "studies.csv"
     rows = [list(records[0]), *(list(record.values()) for record in records)]

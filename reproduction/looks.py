@@ -1,4 +1,4 @@
-"""How the rows of a figure are drawn and named: no two of one figure look the same."""
+"""Colours, lines, marks and names for the rows of a figure, distinct within the figure."""
 
 import collections
 import re
@@ -10,7 +10,7 @@ from tff_suite import palette
 
 _COLOURS, _LINES = tuple(palette.COLOURS.values()), tuple(palette.LINES.values())
 _MARKS = "osD^vPX*"
-# More lines in one panel cannot be told apart.
+# More lines in one panel cannot be distinguished.
 MOST_LINES = 8
 
 
@@ -29,15 +29,16 @@ class Look(NamedTuple):
 
 
 def looks_of(names: Iterable[str]) -> dict[str, Look]:
-    """Returns how each of a figure's rows is drawn; up to 48 differ in colour or line style.
+    """Returns how to draw each of a figure's rows; up to 48 differ in colour or line style.
 
-    Up to eight methods each have a colour of their own: that which the method declares, if no
-    earlier one of the figure has it. More methods share colours, those whose names begin alike
-    first.
+    Up to eight methods each get a different colour: the one that the method declares, unless an
+    earlier method of the figure has it. With more methods, those whose names begin alike share a
+    colour first.
 
     Args:
-      names: Names of rows: a method, and the settings in which rows of it differ. Rows of one
-        method have its colour in a figure of several methods, and all colours in one of their own.
+      names: Names of rows: a method, followed by the settings in which its rows differ. In a figure
+        of several methods, rows of one method share its colour. In a figure of one method, its rows
+        get different colours.
     """
     groups = {name: method_of(name) for name in names}
     if len(set(groups.values())) == 1:
@@ -78,8 +79,8 @@ def _declared(method) -> tuple[int, int] | None:
 def grouped(names: Iterable[str]) -> list[list[str]]:
     """Returns a figure's rows by panel, at most eight in each.
 
-    More than eight are split by method, or by what their names begin with, where that takes at most
-    twice as many panels as it must, and otherwise in their order.
+    More than eight rows are split by method or by the first word of their names. If that needs more
+    than twice the minimum number of panels, they are split in their order instead.
 
     Args:
       names: As for `looks_of`.
@@ -98,14 +99,14 @@ def grouped(names: Iterable[str]) -> list[list[str]]:
 
 
 def method_of(row: str) -> str:
-    """Returns the first word of a row's name, a method's name as a rule."""
+    """Returns the first word of a row's name, usually a method."""
     return row.split(" ")[0]
 
 
 def displayed(rows: Iterable[str]) -> dict[str, str]:
     """Returns row → its name as tables and figures show it, e.g. `FedAdam tau=0.1`.
 
-    The method is written as its paper does; settings that all rows share are left out.
+    The method has the spelling of its paper. Settings that all rows share are left out.
 
     Args:
       rows: Names of rows.
@@ -120,7 +121,7 @@ def displayed(rows: Iterable[str]) -> dict[str, str]:
 
 
 def _method_displayed(row) -> str:
-    """Returns a method's name as its paper writes it, also of a row that begins with one."""
+    """Returns the paper's spelling of the method that a row's name begins with."""
     words = method_of(row).split("_")
     for end in range(len(words), 0, -1):
         name = "_".join(words[:end])

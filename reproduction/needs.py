@@ -1,9 +1,9 @@
-"""What a set-up takes that was not run: its data, and hours by the nearest measured workload.
+"""The needs of a set-up that was not run: its data, and an estimate of its hours.
 
-Hours are those of one run after the other. Where an item names the seconds that a round takes on
-one core (`seconds`), they count. Elsewhere, on the machine where workloads were measured, they are
-the examples of a round times the seconds that an example of the nearest measured workload takes in
-training; methods that compute more than FedAvg take longer than that.
+Hours are for runs one after the other. If an item gives seconds per round on one core (`seconds`),
+the estimate uses them. Otherwise it multiplies the examples per round by the training seconds per
+example of the nearest measured workload, on the machine of that measurement. Methods that compute
+more than FedAvg take longer than this estimate.
 """
 
 import functools
@@ -27,19 +27,20 @@ MACHINE = "two cores of an AMD EPYC"
 
 
 class Measured(NamedTuple):
-    """Seconds that an example takes in local training.
+    """Seconds per example in local training.
 
     Attributes:
-      workload: Of which model, in words.
-      seconds: On `MACHINE`.
+      workload: Description of the model.
+      seconds: Seconds per example on `MACHINE`.
     """
 
     workload: str
     seconds: float
 
 
-# docs/performance.md, "Evaluation"; of the MLP and ResNet-18 docs/tasks.md: 2.5 s for 135,000
-# images, 18 s for 1,000; of the autoencoder a round of 1,109 images on MNIST's writers, 0.26 s.
+# Source: docs/performance.md, "Evaluation". For the MLP and ResNet-18 docs/tasks.md: 2.5 s for
+# 135,000 images, 18 s for 1,000. For the autoencoder a round of 1,109 images on MNIST's writers,
+# 0.26 s.
 _CNN = Measured("the EMNIST CNN", 273e-6)
 _TAGS = Measured("the tag regression", 60e-6)
 _AUTOENCODER = Measured("the autoencoder", 233e-6)
@@ -50,7 +51,7 @@ _RESNET = Measured("ResNet-18 on 24 x 24 pixels", 18e-3)
 
 
 def measured(task: str, settings: dict) -> Measured:
-    """Returns the measured workload that is nearest to a task's model.
+    """Returns the measured workload that is most similar to a task's model.
 
     Args:
       task: Name of the task.
@@ -58,7 +59,7 @@ def measured(task: str, settings: dict) -> Measured:
     """
     model = settings.get("model")
     if model in ("resnet18", "vgg11", "vgg11_dense") or task == "clothing1m":
-        # Convolutions take time by the number of pixels.
+        # The time of convolutions is proportional to the number of pixels.
         pixels = settings.get("crop") or (224 if task == "clothing1m" else 24)
         return _RESNET._replace(seconds=_RESNET.seconds * (pixels / 24) ** 2)
     words = task == "stackoverflow_word" or settings.get("kind") == "word"
@@ -76,11 +77,11 @@ def measured(task: str, settings: dict) -> Measured:
 
 
 class RowNeeds(NamedTuple):
-    """What a row takes a round.
+    """The estimated time of a row's round.
 
     Attributes:
-      seconds: Seconds a round on `MACHINE`.
-      workload: The measured workload that they are by.
+      seconds: Seconds per round on `MACHINE`.
+      workload: The measured workload behind the estimate.
     """
 
     seconds: float
@@ -88,12 +89,13 @@ class RowNeeds(NamedTuple):
 
 
 def of_row(setup: Setup, row: Row) -> RowNeeds | None:
-    """Returns what a row takes by the nearest measured workload.
+    """Estimates a row's time per round by the nearest measured workload.
 
     Returns:
-      It; `None` for a row whose flag file is not whole, or a task of somebody else's.
+      The estimate; `None` if the row's flag file is incomplete, or its task is not the suite's.
     """
-    # A flag file may leave to the grid what is chosen there; it makes no difference to the time.
+    # A flag file may leave out flags that the grid sets. The first point stands for all: the time
+    # does not depend on the point.
     settings = {**setup.points(row.name)[0], **row.on_top}
     return _of_flags(row.flagfile, tuple(settings.items()))
 
@@ -168,7 +170,7 @@ def data(setup: Setup) -> list[DataFiles]:
 
 @functools.cache
 def paths_at(address: str) -> frozenset[str]:
-    """Returns the paths of all files and folders below an fsspec address, asked for once.
+    """Returns the paths of all files and folders below an fsspec address; cached.
 
     Raises:
       tasks.task.DataError: If it cannot be read, or has no file.
@@ -185,7 +187,7 @@ def found(needed: DataFiles, data_dir: str | None = None) -> str | None:
 
     Raises:
       tasks.task.DataError: If `data_dir` is an address that cannot be read, or a run would refuse
-        what lies there.
+        the files there.
     """
     if needed.beside and not (data_dir and _first(data_dir, needed.beside)):
         return None
@@ -197,7 +199,7 @@ def found(needed: DataFiles, data_dir: str | None = None) -> str | None:
 
 
 def _found_of_tfds(needed, data_dir) -> str | None:
-    """Returns TFDS's folder if a run would read that, which looks for it by the same functions."""
+    """Returns TFDS's folder if a run would read it; uses the same functions as a run."""
     path = None
     if data_dir and remote.is_address(data_dir):
         path = _first(data_dir, [posixpath.join(needed.tfds_set.folder, "dataset_info.json")])
@@ -210,7 +212,7 @@ def _found_of_tfds(needed, data_dir) -> str | None:
 
 def _first(folder, patterns) -> str | None:
     found = (path for pattern in patterns for path in sorted(_matching(folder, pattern)))
-    # What an interrupted download leaves.
+    # Ignore remains of interrupted downloads.
     whole = (path for path in found if not path.endswith((".part", ".part.etag")))
     return next(whole, None)
 
@@ -218,7 +220,7 @@ def _first(folder, patterns) -> str | None:
 def _matching(folder, pattern) -> list[str]:
     if not remote.is_address(folder):
         return glob.glob(os.path.join(glob.escape(folder), pattern))
-    # From the root, or the pattern would be matched to the ends of longer paths, too.
+    # Anchored at the root; otherwise the pattern would also match the ends of longer paths.
     return [
         posixpath.join(folder, path)
         for path in paths_at(folder)
@@ -227,7 +229,7 @@ def _matching(folder, pattern) -> list[str]:
 
 
 def told_data(setup: Setup, data_dir: str | None = None) -> str:
-    """Returns what data a set-up needs and whether a run would find them, in words.
+    """Describes the data that a set-up needs, and whether a run would find them.
 
     Raises:
       tasks.task.DataError: If `data_dir` is an address that cannot be read.
@@ -235,7 +237,7 @@ def told_data(setup: Setup, data_dir: str | None = None) -> str:
     parts = []
     for needed in data(setup):
         if data_dir and remote.is_address(data_dir):
-            paths_at(data_dir)  # An address that cannot be read is all there is to tell.
+            paths_at(data_dir)  # Raises if the address cannot be read.
         path, refused = None, None
         try:
             path = found(needed, data_dir)
@@ -248,18 +250,18 @@ def told_data(setup: Setup, data_dir: str | None = None) -> str:
         elif data_dir:
             where = f"missing in {data_dir}: {needed.source}"
         else:
-            where = f"missing here: {needed.source}, set --data_dir"
+            where = f"missing here: {needed.source}, and set --data_dir"
         parts.append(f"{needed.name} ({where})")
     return "; ".join(parts)
 
 
 def hours(setup: Setup) -> tuple[float, str] | None:
-    """Returns the hours of a set-up's protocol, one run after the other, and what they are by.
+    """Returns the hours of a set-up's protocol, one run after the other, and their source.
 
     Returns:
-      Hours, and `item` where these are the item's own (core-hours, measured or reckoned), else the
-      names of the nearest measured workloads, by which they are hours of `MACHINE`; `None` if
-      unknown.
+      Hours and source; `None` if unknown. The source is `item` for core-hours that the item gives,
+      measured or estimated. Otherwise it names the nearest measured workloads, and the hours are
+      those of `MACHINE`.
     """
     total, by = 0.0, {}
     for name, row in setup.rows.items():
@@ -275,14 +277,14 @@ def hours(setup: Setup) -> tuple[float, str] | None:
 
 
 def runs_of_row(setup: Setup, row: str) -> int:
-    """Returns how many runs a row's protocol has: its grid on the rule's seeds, then the others."""
+    """Returns a row's number of runs: its grid on the selection's seeds, then the other seeds."""
     points = len(setup.points(row))
     tried = len(setup.selection.get("seeds", setup.seeds)) if points > 1 else 0
     return points * tried + len(setup.seeds) - min(tried, len(setup.seeds))
 
 
 def told_hours(setup: Setup) -> str:
-    """Returns what a set-up's protocol takes, in words."""
+    """Describes the hours of a set-up's protocol."""
     known = hours(setup)
     if known is None:
         return "an unknown number of hours"
@@ -294,13 +296,13 @@ def told_hours(setup: Setup) -> str:
 
 
 def told(setup: Setup) -> str:
-    """Returns data and hours of a set-up, the same on every machine, for pages."""
+    """Describes data and hours of a set-up for the pages, the same on every machine."""
     names = [f"needs {needed.name}" for needed in data(setup)]
     return "; ".join([*names, told_hours(setup)])
 
 
 def page_of_data() -> str:
-    """Returns where the data of each task are from, as lines of Markdown."""
+    """Returns the source of each task's data, as lines of Markdown."""
     names = {}
     for task in tasks.names():
         needed = tasks.get(task).data_with({})

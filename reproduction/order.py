@@ -1,7 +1,7 @@
-"""Whether methods come out in the published order, and by the published differences.
+"""Compares the order of methods, and the differences between them, with the published ones.
 
 `reproduction.score` compares cells one by one. If all numbers of a column are close to each other,
-they agree there whatever the methods do. So this compares columns as a whole.
+they agree there regardless of the methods. So this module compares columns as a whole.
 """
 
 import functools
@@ -21,16 +21,16 @@ _RANDOM_ORDERS = 9_999
 
 
 class Comparison(NamedTuple):
-    """A column of a table, ours beside the paper's.
+    """A column of a table, ours compared with the paper's.
 
     Attributes:
-      setup: The set-up that counts.
+      setup: The set-up that the scoreboard counts.
       column: The metric.
-      methods: Rows that both have.
-      tau: Kendall's tau-b of the two orders, -1 to 1; NaN if one side has all rows equal.
+      methods: Number of rows that both have.
+      tau: Kendall's tau-b of the two orders, -1 to 1; NaN if all rows are equal on one side.
       p: Share of all orders whose tau-b is at least as far from 0: 0 to 1.
-      slope: By how much our difference to FedAvg changes where the paper's changes by one: least
-        squares through FedAvg's own point, (0, 0). NaN without a row of FedAvg.
+      slope: Change of our difference to FedAvg per unit of the paper's: least squares through
+        FedAvg's own point, (0, 0). NaN without a row of FedAvg.
       rank: Spearman's correlation of the other rows' differences to FedAvg, -1 to 1; NaN without
         FedAvg, or with fewer than two other rows.
     """
@@ -45,9 +45,9 @@ class Comparison(NamedTuple):
 
 
 def of_item(item: Item) -> list[Comparison]:
-    """Returns the comparison of each published column of an item with three or more rows of ours.
+    """Compares each published column of an item for which we have three or more rows.
 
-    Only set-ups and rows that count are compared; stand-ins are, too.
+    It compares only set-ups and rows that the scoreboard counts. Stand-ins are included.
     """
     found = []
     for setup in item.setups.values():
@@ -93,14 +93,15 @@ def compare(setup: Setup, column: str, pairs: dict[str, tuple[float, float]]) ->
 def kendall(x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[float, float]:
     """Returns Kendall's tau-b of two sides and its two-sided permutation p-value.
 
-    With more than eight rows the p-value is by 9,999 random orders, the same in every call.
+    With more than eight rows the p-value is estimated from 9,999 random orders, which are the same
+    in every call.
 
     Args:
       x: Numbers of one side.
-      y: Numbers of the other, as many.
+      y: Numbers of the other; of equal length.
     """
     a, b = (np.sign(np.subtract.outer(side, side)).astype(int) for side in (x, y))
-    # Ties count in neither root, and permuting a side leaves both roots as they are.
+    # Ties contribute to neither sum under the root, and permutations do not change these sums.
     roots = math.sqrt((a * a).sum() * (b * b).sum())
     if not roots:
         return math.nan, math.nan
@@ -116,7 +117,7 @@ def kendall(x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[float, float]:
 
 @functools.cache
 def _orders(rows) -> tuple[np.ndarray, bool]:
-    """Returns orders of rows as an array `[orders, rows]`, and whether they are all there are."""
+    """Returns orders of rows as an array `[orders, rows]`, and whether these are all orders."""
     if rows <= _MOST_FOR_ALL:
         return np.array(list(itertools.permutations(range(rows)))), True
     generator = np.random.default_rng(0)
@@ -132,7 +133,7 @@ def spearman(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
 
 
 def _ranks(values) -> np.ndarray:
-    """Returns ranks from 0 on, the mean of their ranks for equal values."""
+    """Returns ranks from 0; equal values get the mean of their ranks."""
     below = (values[:, None] > values).sum(axis=1)
     equal = (values[:, None] == values).sum(axis=1)
     return below + (equal - 1) / 2

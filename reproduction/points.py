@@ -2,8 +2,9 @@
 
 A sample is a Sobol sequence, shifted by a random vector modulo 1: Cranley, Patterson:
 "Randomization of Number Theoretic Methods for Multiple Integration", SIAM Journal on Numerical
-Analysis, 1976. Sobol's first coordinates do not depend on how many there are, nor does the shift.
-So two rows that share their first settings get the same values of these, point by point.
+Analysis, 1976. The first coordinates of the sequence and of the shift do not depend on the number
+of coordinates. So two rows that share their first settings get the same values for these settings,
+point by point.
 """
 
 import itertools
@@ -24,7 +25,7 @@ _DIGITS = 4
 
 
 def fault(space: Space, samples: int | None) -> str | None:
-    """Returns what is wrong with a search space, as the end of a sentence; `None` if nothing is."""
+    """Returns the fault of a search space, as the end of a sentence; `None` if it is valid."""
     for flag, values in space.items():
         if not isinstance(values, Mapping):
             if not isinstance(values, list) or not values:
@@ -51,8 +52,8 @@ def of_space(space: Space, samples: int | None = None, seed: int = 0) -> list[di
     """Returns the points to try.
 
     Args:
-      space: Flag → values or range. Without a flag there is one point, which sets nothing.
-      samples: Number of points to draw; without it all combinations of the lists.
+      space: Flag → values or range. An empty space has one empty point.
+      samples: Number of points to draw; `None` for all combinations of the lists.
       seed: Seed of the shift.
 
     Returns:
@@ -66,11 +67,11 @@ def of_space(space: Space, samples: int | None = None, seed: int = 0) -> list[di
         raise ValueError(wrong)
     if samples is None or not space:
         return [dict(zip(space, p, strict=True)) for p in itertools.product(*space.values())]
-    # SciPy is not needed for a whole grid, and takes long to import.
+    # SciPy is slow to import, and not needed for a whole grid.
     from scipy.stats import qmc
 
     with warnings.catch_warnings():
-        # It prefers powers of two.
+        # It warns about numbers of points that are not powers of two.
         warnings.simplefilter("ignore", UserWarning)
         unit = qmc.Sobol(len(space), scramble=False).random(samples)
     unit = (unit + np.random.default_rng(seed).random(len(space))) % 1.0
@@ -81,7 +82,7 @@ def of_space(space: Space, samples: int | None = None, seed: int = 0) -> list[di
 
 
 def _at(values, place: float) -> Value:
-    """Returns the value at a place from 0 to 1, 1 excluded."""
+    """Returns the value at a position in [0, 1) of a list or range."""
     if not isinstance(values, Mapping):
         return values[int(place * len(values))]
     ((scale, (low, high)),) = values.items()

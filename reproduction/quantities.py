@@ -1,13 +1,13 @@
-"""What columns of metrics.csv are, in the words and the unit of a figure's axis."""
+"""Labels and units of the columns of metrics.csv on a figure's axis."""
 
 import re
 from typing import NamedTuple
 
-# Metrics that are fractions in metrics.csv and percent in tables and figures.
+# Metrics that are fractions in metrics.csv but percentages in tables and figures.
 _SHARE = re.compile(r"accuracy|recall|precision|fraction")
 _OF_CLIENTS = re.compile(r"fairness/(\w+?)_(avg|std|error_rsd|worst\d\d|best\d\d)_([uwt])")
 _FORMS = re.compile(r"fairness/(\w+)_(angle|kl)")
-# Of one class: by its number, or as a task of named classes has it.
+# Accuracy on one class, given by its number or name.
 _OF_CLASS = re.compile(r"eval/accuracy_(?!without_)(\w+)")
 _WEIGHTS = {"u": "", "w": ", weighted by test examples", "t": ", weighted by training examples"}
 
@@ -16,10 +16,9 @@ class Quantity(NamedTuple):
     """A quantity on an axis.
 
     Attributes:
-      label: What it is, with its unit.
-      factor: By which a number of metrics.csv is multiplied.
-      bounds: The least and the largest value that it can have on the axis; `None` if there are no
-        such values.
+      label: Its name, with its unit.
+      factor: Factor on the numbers of metrics.csv.
+      bounds: The smallest and the largest possible value on the axis; `None` if unbounded.
     """
 
     label: str
@@ -32,7 +31,7 @@ def of_column(column: str, label: str | None = None) -> Quantity:
 
     Args:
       column: The column, e.g. `fairness/accuracy_worst30_w`.
-      label: What it is, without a unit, where there are better words than the column's own.
+      label: A label without a unit, to replace the one derived from the column's name.
     """
     words, statistic = _words(column)
     if _SHARE.search(column) and statistic not in ("error_rsd", "angle", "kl"):

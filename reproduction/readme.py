@@ -1,7 +1,8 @@
 """The pages of papers/ and the README's headline, from the data beside them.
 
-What is between `<!-- begin NAME -->` and `<!-- end NAME -->` is made from the items, published.csv
-and the results recorded in `papers/<paper>/<item>/<setup>/`; the rest is written by hand and stays.
+The parts between `<!-- begin NAME -->` and `<!-- end NAME -->` are generated from the items,
+published.csv and the results recorded in `papers/<paper>/<item>/<setup>/`. All other text is
+written by hand and is kept.
 """
 
 import functools
@@ -24,15 +25,15 @@ from simulation.records import files
 def check_loses_nothing(
     setup: Setup, rows: Mapping[str, tuple[Collection[str], int | None]]
 ) -> None:
-    """Refuses to record less than there is: fewer rows, seeds or rounds.
+    """Refuses to replace recorded results by ones with fewer rows, seeds or rounds.
 
     Args:
       setup: The set-up.
-      rows: Row → seeds and most rounds of what is to be recorded; `None` for rounds not known yet,
-        or of a run that diverged.
+      rows: Row → seeds and largest number of rounds of the new results; `None` for rounds that are
+        not known yet, or of a diverged run.
 
     Raises:
-      ReproduceError: If a recorded row of the item has more.
+      ReproduceError: If the recorded results have more.
     """
     path = recorded_folder(setup) / "results.csv"
     for row, (seeds, rounds) in _extent(path).items():
@@ -47,13 +48,13 @@ def check_loses_nothing(
             lost = f"rounds of {row}"
         if lost:
             raise ReproduceError(
-                f"--record replaces all that is in {path.parent}, and {lost} would be lost; do "
-                "without --rows, --seeds and --budget, or remove that folder first."
+                f"--record replaces all of {path.parent}, and {lost} would be lost; leave out "
+                "--rows, --seeds and --budget, or remove that folder first."
             )
 
 
 def _extent(path) -> dict[str, tuple[list[str], int | None]]:
-    """Returns row → seeds and rounds of a results.csv; nothing if there is none."""
+    """Returns row → seeds and rounds of a results.csv; empty if the file does not exist."""
     return {
         r["row"]: (r["seeds"].split(), int(r["rounds"]) if r["rounds"] else None)
         for r in score.lines_of(path)
@@ -61,14 +62,14 @@ def _extent(path) -> dict[str, tuple[list[str], int | None]]:
 
 
 def record(setup: Setup, folder: pathlib.Path) -> None:
-    """Copies a set-up's results, figures and figures' data into papers/, in place of older ones.
+    """Copies a set-up's results, figures and figures' data into papers/, replacing older ones.
 
     Args:
       setup: The set-up.
-      folder: Where `reproduce.py` wrote them.
+      folder: Folder to which `reproduce.py` wrote them.
 
     Raises:
-      ReproduceError: If what is there has more rows, seeds or rounds.
+      ReproduceError: If the recorded results have more rows, seeds or rounds.
     """
     check_loses_nothing(setup, _extent(folder / "results.csv"))
     target = recorded_folder(setup)
@@ -84,7 +85,7 @@ def record(setup: Setup, folder: pathlib.Path) -> None:
 
 
 def _table(lines, headers) -> str:
-    """Returns a Markdown table without the padding that makes wide cells unreadable."""
+    """Returns a Markdown table without padding, which would make wide cells unreadable."""
     text = tabulate.tabulate(lines, headers, tablefmt="github", disable_numparse=True)
     return re.sub(r" {2,}", " ", re.sub(r"-{3,}", "---", text))
 
@@ -103,7 +104,7 @@ def _cell(ours, theirs, digits, is_blind=False) -> str:
     if is_blind:
         marked += " n.d."
     paper = results.format_cell(theirs["value"], theirs["spread"], digits)
-    # A number does not break into lines: on a phone a row would be twice as tall.
+    # Non-breaking spaces: on a phone, broken numbers would make rows twice as tall.
     return f"{text}<br>paper {paper}<br>{marked}".replace(" ± ", _NUMBER).replace(
         "paper ", "paper\u00a0"
     )
@@ -196,7 +197,7 @@ def _section(item: Item, said: dict[str, str]) -> str:
 
 
 def _readings(items: Sequence[Item]) -> str:
-    """Returns the set-ups that were recorded beside those that count."""
+    """Returns the sections of recorded set-ups that the scoreboard does not count."""
     parts, said = [], {}
     for item in items:
         some = [_of_setup(item, s, said) for s in item.setups.values() if not s.counts]
@@ -206,7 +207,7 @@ def _readings(items: Sequence[Item]) -> str:
 
 
 def _of_setup(item, setup, said) -> list[str]:
-    """Returns the parts of a recorded set-up; none if nothing is recorded."""
+    """Returns the parts of a recorded set-up's section; empty if nothing is recorded."""
     rows = recorded(setup)
     figures = sorted(recorded_folder(setup).glob("*.png"))
     if not rows and not figures:
@@ -224,7 +225,7 @@ def _of_setup(item, setup, said) -> list[str]:
         drawn = [picture for name, picture in pictures.items() if name != "results"]
         return [heading, *drawn, told, _fold("How it was run", how)]
     published = {row for row, _ in results.published(setup)}
-    # Rows of ours that the paper has not are in the CSV.
+    # Our rows that the paper does not have are only in the CSV.
     compared = [r for r in rows if setup.published_rows.get(r["row"], r["row"]) in published]
     shown = compared or rows
     table = side_by_side(setup, shown, _columns_of_paper(setup, rows)) if rows else ""
@@ -232,13 +233,13 @@ def _of_setup(item, setup, said) -> list[str]:
 
 
 def _fold(summary, parts) -> str:
-    """Returns what a reader unfolds; the site needs `markdown`, GitHub the blank lines."""
+    """Returns a folded section; the site needs the attribute `markdown`, GitHub the blank lines."""
     text = "\n\n".join(part for part in parts if part)
     return f'<details markdown="1">\n<summary>{summary}</summary>\n\n{text}\n\n</details>'
 
 
 def _remarks(item, setup, rows, said) -> str:
-    """Returns what must be said beside a table, as a list; what was said before, in short."""
+    """Returns the remarks on a table as a list; a repeated one on a stand-in is abbreviated."""
     typed = [{**r, "rounds": int(r["rounds"]) if r["rounds"] else ""} for r in rows]
     for r in typed:
         r["protocol_rounds"] = int(r.get("protocol_rounds") or setup.rounds)
@@ -272,7 +273,7 @@ def _caption(setup, figure) -> str:
 
 
 def _what_counts(item, setup) -> list[str]:
-    """Returns which rows the scoreboard leaves out, where one of several had to be fixed."""
+    """Says which set-up or row the scoreboard counts, if there are several for a published one."""
     if not results.published(setup):
         return []
     if not setup.counts:
@@ -293,7 +294,7 @@ def _how(setup, rows) -> str:
     )
     lines = [["command", command]]
     for name, label in (("data", "data"), ("device", "machine"), ("commit", "commits")):
-        # A row whose runs differ in it holds all of them.
+        # If runs of a row differ, the cell lists all values.
         values = dict.fromkeys(v for r in rows for v in (r.get(name) or "").split("; ") if v)
         if values:
             lines.append([label, "; ".join(values)])
@@ -305,13 +306,13 @@ def _how(setup, rows) -> str:
 
 
 def _why_not_run(setups) -> str:
-    """Returns what set-ups that need the same wait for, with the hours of all of them."""
+    """Says what set-ups with the same needs wait for, with the hours of all of them."""
     planned = "not yet run" if setups[0].planned else "not run"
     names = [needed.name for needed in needs.data(setups[0])]
     hours = [found[0] for setup in setups if (found := needs.hours(setup)) is not None]
     told = [f"needs {' and '.join(names)}"] if names else []
     if setups[0].planned and setups[0].stand_in:
-        # The data that it stands in for are not what is missing.
+        # A stand-in does not wait for the paper's data.
         told = ["a stand-in"]
     if len(hours) == len(setups):
         number = sum(hours)
@@ -320,7 +321,7 @@ def _why_not_run(setups) -> str:
 
 
 def _overview(items: Sequence[Item]) -> str:
-    """Returns which items were run, and what the others wait for, folded under their count."""
+    """Returns a folded table: which items were run, and what the others wait for."""
     lines, counts = [], Counter()
     for item in items:
         states = {}
@@ -341,7 +342,7 @@ def _overview(items: Sequence[Item]) -> str:
 
 
 def _state(setup) -> str | tuple:
-    """Returns how far a set-up was run in words, or what it waits for."""
+    """Returns the state of a set-up that was run, as text; otherwise a tuple of what it lacks."""
     rows = recorded(setup)
     if not rows and not any(recorded_folder(setup).glob("*.png")):
         return setup.planned, setup.stand_in and setup.planned, *needs.data(setup)
@@ -352,7 +353,7 @@ def _state(setup) -> str | tuple:
 
 
 def _claims(paper: str) -> str:
-    """Returns a paper's claims as a table, each with its verdict; those untested are folded."""
+    """Returns a table of a paper's claims and verdicts; untested claims are folded."""
     decided, untested, stand_ins = [], [], 0
     for verdict in claims.of_paper(paper):
         claim, path = verdict.claim, f"{verdict.claim['setup']}/results.csv"
@@ -441,7 +442,7 @@ def _counts_of_claims(paper) -> Counter:
 
 
 def _order(paper_items: Sequence[Item]) -> str:
-    """Returns how the order of methods and their differences compare, a line a column."""
+    """Returns one line per column that compares the order of methods and their differences."""
     lines = []
     for item in paper_items:
         for found in order.of_item(item):
@@ -504,11 +505,11 @@ def _replace(text: str, name: str, content: str) -> str:
 
 
 def paper_page(paper: str, text: str) -> str:
-    """Returns a paper's README with what is made from data brought up to date.
+    """Returns a paper's README with its generated parts updated.
 
     Args:
       paper: Folder under papers/.
-      text: The README as it is.
+      text: The current README.
     """
     items = all_items(paper)
     first, *others = _main_claim(paper).items()
@@ -524,11 +525,11 @@ def paper_page(paper: str, text: str) -> str:
 
 
 def notes_page(paper: str, text: str) -> str:
-    """Returns a paper's notes with the results that do not count brought up to date.
+    """Returns a paper's notes with the results that are not counted updated.
 
     Args:
       paper: Folder under papers/.
-      text: The notes as they are.
+      text: The current notes.
     """
     readings = _readings(all_items(paper))
     heading = "## Readings that do not count\n\n" if readings else ""
@@ -536,10 +537,10 @@ def notes_page(paper: str, text: str) -> str:
 
 
 def scoreboard_page(text: str) -> str:
-    """Returns papers/README.md with its tables brought up to date.
+    """Returns papers/README.md with its tables updated.
 
     Args:
-      text: The page as it is.
+      text: The current page.
     """
     names, lines, by_item, total = {}, [], [], score.count([])
     for paper in sorted({item.paper for item in all_items()}):
@@ -575,16 +576,16 @@ def _name_of(paper) -> str:
 
 
 def _count(paper) -> dict[str, score.Count]:
-    """Returns item → its cells, each number once for the whole paper."""
+    """Returns item → counts of its cells; a number that two tables share is counted once."""
     seen = set()
     return {item.name: score.count(score.cells(item), seen) for item in all_items(paper)}
 
 
 def headline(text: str) -> str:
-    """Returns the repository's README with what the scoreboard says brought up to date.
+    """Returns the repository's README with the summary of the scoreboard updated.
 
     Args:
-      text: The page as it is.
+      text: The current page.
     """
     papers = sorted({item.paper for item in all_items()})
     total = functools.reduce(_sum, (of for paper in papers for of in _count(paper).values()))
@@ -625,7 +626,7 @@ def headline(text: str) -> str:
 
 
 def _on_gpus() -> str:
-    """Returns how many recorded results come from a GPU."""
+    """Says how many recorded results come from a GPU."""
     rows = [
         row
         for item in all_items()
@@ -644,7 +645,7 @@ def _counted(found: score.Count, none="") -> list:
 
 
 def _telling(found: score.Count, none) -> list:
-    """Returns the compared cells that tell methods apart, by status."""
+    """Returns the counts of compared cells that discriminate between methods, by status."""
     return [found.discriminating[s] or none for s in score.COMPARED]
 
 
@@ -659,7 +660,7 @@ def _sum(one: score.Count, other: score.Count) -> score.Count:
 
 
 def pages() -> dict[pathlib.Path, str]:
-    """Returns every page that shows results as its data make it: path → text."""
+    """Returns path → text of every page with generated parts, up to date."""
     texts = {}
     for paper in sorted({item.paper for item in all_items()}):
         path = PAPERS / paper / "README.md"
@@ -669,17 +670,17 @@ def pages() -> dict[pathlib.Path, str]:
     path = PAPERS / "README.md"
     texts[path] = scoreboard_page(path.read_text())
     path = REPO / "README.md"
-    if path.exists():  # An installed package has none.
+    if path.exists():  # An installed package does not have it.
         texts[path] = headline(path.read_text())
     return texts
 
 
 def write() -> list[pathlib.Path]:
-    """Brings all pages up to date; returns those that changed."""
+    """Updates all pages; returns those that changed."""
     changed = []
     for path, text in pages().items():
         if path.read_text() != text:
-            # Most of a page is written by hand.
+            # Atomically, since most of a page is written by hand.
             files.write_atomically(str(path), text.encode())
             changed.append(path)
     return changed

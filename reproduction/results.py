@@ -1,4 +1,4 @@
-"""What runs came to: a record per row and column, beside the paper's numbers."""
+"""Results of runs: a record per row and column, beside the paper's numbers."""
 
 import csv
 import io
@@ -22,19 +22,19 @@ _VERSIONS = ("method_version", "task_version")
 def selection_value(
     run: PlannedRun, selection: Mapping[str, Any], rounds: int | None = None
 ) -> float:
-    """Returns the number by which points of a grid are compared: less is better.
+    """Returns the number by which points of a grid are compared; lower is better.
 
-    The mean of `selection.metric` over the last `selection.last_rounds` rounds, see
-    `run_folders.mean_of_last`; infinite where that is not a number or the run diverged.
+    This is the mean of `selection.metric` over the last `selection.last_rounds` rounds, see
+    `run_folders.mean_of_last`. It is infinite if the mean is NaN or the run diverged.
 
     Args:
       run: The run.
-      selection: The rule.
-      rounds: If given, what the value was after this number of rounds.
+      selection: The set-up's rule.
+      rounds: If given, the value as of this number of rounds.
 
     Raises:
-      ReproduceError: If a run that has ended has no such column: a wrong name would choose the
-        first point of every grid.
+      ReproduceError: If a run that has ended lacks the column: a wrong name would choose the first
+        point of every grid.
     """
     found = run.read()
     if found.summary is not None and selection["metric"] not in found.columns:
@@ -42,7 +42,7 @@ def selection_value(
             f"selection: {run.folder} has no column {selection['metric']} in metrics.csv."
         )
     if rounds is not None:
-        # Of a run that diverged in that very round, the row is there, but no evaluation of it.
+        # A run that diverged in this very round has the row, but not its evaluation.
         if found.last_round < rounds or (found.last_round == rounds and found.summary is None):
             return float("inf")
         at, values = found.values(selection["metric"])
@@ -63,16 +63,16 @@ def column_value(run: PlannedRun, column: Mapping[str, Any]) -> float:
 
     Args:
       run: A run that has ended.
-      column: `metric`, a column of metrics.csv: its value for the final model; with `last_rounds`
-        `run_folders.mean_of_last`; with `best` ("max" or "min") its best value of the run. Then it
-        is multiplied by `scale`, `offset` is added, and the whole is raised to the power `power`.
+      column: Column of a set-up. `metric` is a column of metrics.csv. The value is that of the
+        final model; with `last_rounds`, `run_folders.mean_of_last`; with `best` ("max" or "min"),
+        the best value of the run. The result is (value · `scale` + `offset`) ^ `power`.
     """
     metric, found = column["metric"], run.read()
     if "last_rounds" in column:
         value = run_folders.mean_of_last(found, metric, column["last_rounds"])
     elif "best" in column:
         pick = {"max": max, "min": min}[column["best"]]
-        # Beside NaN no number is more or less.
+        # NaN cannot be compared.
         numbers = [v for v in found.values(metric)[1].tolist() if v == v]
         value = pick(numbers, default=float("nan"))
     else:
@@ -83,10 +83,11 @@ def column_value(run: PlannedRun, column: Mapping[str, Any]) -> float:
 
 
 def _selection_values(runs, setup) -> dict[PlannedRun, float]:
-    """Returns the number of the rule for each run; empty without a rule, which only grids need.
+    """Returns each run's number by the selection rule; empty without a rule, which only grids need.
 
-    Where time cut some of a row's runs short, it is for all of them that after the rounds of the
-    shortest one of the seeds that all points have; a search compares at its rungs.
+    If time limits ended some of a row's runs early, all its runs are compared after the same number
+    of rounds. That is the number in the shortest run among the seeds that all points have. Searches
+    are not affected, since they compare at their rungs.
     """
     found = {}
     if not setup.selection.keys() >= {"metric", "last_rounds"}:
@@ -124,7 +125,7 @@ def choose(runs: Sequence[PlannedRun], setup: Setup) -> dict[str, Mapping[str, A
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
-    """Returns the mean and the sample standard deviation, `None` for a single value."""
+    """Returns the mean and the sample standard deviation (`None` for a single value)."""
     mean = sum(values) / len(values)
     if len(values) == 1:
         return mean, None
@@ -134,9 +135,9 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
 def records(
     runs: Sequence[PlannedRun], setup: Setup, chosen: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Returns one record per row and column: mean over seeds, sample spread, how it came about.
+    """Returns one record per row and column: mean, sample standard deviation and circumstances.
 
-    A row of which a run has not ended, or diverged, has a blank value and says so in `status`.
+    If a run of the row has not ended or has diverged, the value is blank and `status` says why.
     """
     result = []
     for row, point in chosen.items():
@@ -242,7 +243,7 @@ def told_versions(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
 def grid_records(
     runs: Sequence[PlannedRun], setup: Setup, chosen: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Returns one record per run: settings, the rule's number, results, how it was computed."""
+    """Returns one record per run: settings, number by the rule, results, device and commit."""
     result = []
     values = _selection_values(runs, setup)
     for run in runs:
@@ -280,7 +281,7 @@ def published(setup: Setup) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def format_cell(value: Any, spread: Any = None, digits: int = 2) -> str:
-    """Returns `1.23 ± 0.45`; blank where there is no value."""
+    """Returns text such as `1.23 ± 0.45`; blank without a value."""
     if value in (None, ""):
         return ""
     text = f"{float(value):.{digits}f}"
@@ -288,7 +289,7 @@ def format_cell(value: Any, spread: Any = None, digits: int = 2) -> str:
 
 
 def columns_of_paper(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
-    """Returns the columns that the paper's table has; all but times if it has none of ours."""
+    """Returns our columns that the paper's table has; all except times if it has none of them."""
     names = [n for n in dict.fromkeys(r["column"] for r in rows) if n != "seconds_per_round"]
     known = {column for _, column in published(setup)}
     return [name for name in names if name in known] or names
@@ -312,14 +313,14 @@ def format_table(
     names: Sequence[str] | None = None,
     has_settings: bool = True,
 ) -> str:
-    """Returns a table: a row of ours and, where there is one, the paper's below it.
+    """Returns a table with our rows, each followed by the paper's, if any.
 
     Args:
       rows: `records`.
       setup: The set-up.
       style: A format of tabulate, e.g. `github`, `latex_booktabs`.
       names: The columns to show; by default all.
-      has_settings: Whether chosen settings and seeds are shown, too.
+      has_settings: Whether to show chosen settings and seeds.
     """
     theirs = published(setup)
     digits = {c["name"]: c.get("digits", 2) for c in setup.columns}
@@ -365,7 +366,7 @@ def what_next(
     Args:
       rows: `records`.
       setup: The set-up.
-      places: Flags that say where data and runs are.
+      places: Flags with the folders of data and runs.
     """
     ran = list(dict.fromkeys(r["row"] for r in rows))
     is_own = setup.home.parent != PAPERS
@@ -406,7 +407,7 @@ def _setting_names(rows) -> list[str]:
 
 
 def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes records as CSV; a column that a record lacks stays blank."""
+    """Writes records as CSV; cells that a record lacks are blank."""
     names = list(dict.fromkeys(k for r in rows for k in r))
     path.parent.mkdir(parents=True, exist_ok=True)
     text = io.StringIO(newline="")
@@ -417,15 +418,15 @@ def write_csv(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def largest_difference(rows: Sequence[Mapping[str, Any]], setup: Setup) -> str:
-    """Returns which of the compared numbers differs most, by share of the published one, and why.
+    """Describes the largest difference to a published number, relative to that number.
 
     Args:
       rows: `records`.
-      setup: The set-up; its `reasons` say why, where that is known.
+      setup: The set-up; its `reasons` explain known differences.
 
     Returns:
-      A sentence or two; blank if nothing differs by more than 1 %. Rows that lack rounds count only
-      where all do, and then the sentence says so.
+      One or two sentences; blank if all numbers are within 1 %. Rows with fewer rounds than the
+      protocol are only considered if all rows are, and then the text says so.
     """
     theirs = published(setup)
     whole = [r for r in rows if not _is_short(r)]
@@ -448,7 +449,7 @@ def largest_difference(rows: Sequence[Mapping[str, Any]], setup: Setup) -> str:
 
 
 def _of_rows(reason: str, ran: Collection[str], setup: Setup) -> str:
-    """Returns the sentences of a reason that name no method of the set-up that did not run."""
+    """Returns a reason without the sentences that name methods which did not run."""
     absent = [row for row in setup.rows if row not in ran]
     names = {*absent, *map(_display_name, absent)} - {*ran, *map(_display_name, ran)}
     of_others = re.compile(rf"\b({'|'.join(map(re.escape, sorted(names)))})\b", re.IGNORECASE)
@@ -457,7 +458,7 @@ def _of_rows(reason: str, ran: Collection[str], setup: Setup) -> str:
 
 
 def _display_name(row: str) -> str:
-    """Returns a row's method as its paper writes it; the row itself if it names none."""
+    """Returns the paper's spelling of a row's method; the row's name if it has no method."""
     known = [n for n in tff_algos.names() if re.match(rf"{re.escape(n)}(?![a-z0-9])", row)]
     return tff_algos.get(max(known, key=len)).display_name if known else row
 
@@ -495,7 +496,7 @@ def columns_in_words(setup: Setup, names: Collection[str] | None = None) -> list
 
 
 def caveats(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
-    """Returns what must be said beside a table: a line for each way in which it is not the paper's.
+    """Returns a line for each way in which a table differs from the paper's protocol.
 
     Args:
       rows: `records`.
@@ -507,7 +508,7 @@ def caveats(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
     short = sorted({(r["row"], r["rounds"], r["protocol_rounds"]) for r in rows if _is_short(r)})
     if short:
         alike = {(n, protocol) for _, n, protocol in short}
-        # Of a few rows each is named.
+        # Up to three rows are named one by one.
         if len(alike) == 1 and len(short) == len({r["row"] for r in rows}) > 3:
             reached = "all rows {} of {}".format(*alike.pop())
         else:

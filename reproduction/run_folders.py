@@ -1,4 +1,4 @@
-"""Folders of finished or unfinished runs, read once for all figures and tables made of them."""
+"""Reads folders of finished or unfinished runs, each file once for all figures and tables."""
 
 import functools
 import itertools
@@ -32,17 +32,17 @@ _NOT_SETTINGS = (run_hparams.MAY_CHANGE - {"total_rounds"}) | {
 }
 
 
-# What is read of a run's folder; the folder is read again once one of them has changed.
+# The files that are read. If one of them changes, the folder is read again.
 _FILES = ("hparams.json", "metrics.csv", "client_metrics.csv", "summary.json")
 _MOST_FOLDERS = 128
 
 
 class Circumstances(NamedTuple):
-    """How a run was computed.
+    """Data, device and code of a run.
 
     Attributes:
-      data: Task, clients and examples in words.
-      device: What TensorFlow computed on.
+      data: Description of task, clients and examples.
+      device: The device that TensorFlow used.
       commit: The commit of the code; `None` outside git.
     """
 
@@ -52,17 +52,17 @@ class Circumstances(NamedTuple):
 
 
 class RunFolder:
-    """What a run left. A file is read when it is first asked for, and once.
+    """The files of a run; each is read once, when it is first needed.
 
-    All who ask share what was read, so it must not be changed. Whatever is asked for, there is a
-    `RunError` if the file is damaged.
+    Callers share the contents and must not change them. All attributes and methods raise a
+    `RunError` if the file that they read is damaged.
 
     Attributes:
       folder: Path of the folder.
     """
 
     def __init__(self, folder: str):
-        """Initialises; nothing is read yet. `opened` gives one that others have read already."""
+        """Initialises without reading anything. Prefer `opened`, which shares read folders."""
         self.folder = folder
 
     def _file(self, name):
@@ -86,11 +86,11 @@ class RunFolder:
         """Every setting in force that the run recorded, by flag.
 
         Raises:
-          RunError: If the folder holds no run.
+          RunError: If the folder does not hold a run.
         """
         if self.recorded is None:
             raise RunError(
-                f"{self.folder} is not the folder of a run: it holds no hparams.json; give "
+                f"{self.folder} is not the folder of a run, since it has no hparams.json; pass "
                 "<root_output_dir>/<experiment_name>."
             )
         flags = self.recorded.get("flags")
@@ -110,7 +110,7 @@ class RunFolder:
 
     @functools.cached_property
     def circumstances(self) -> Circumstances | None:
-        """How the run was computed; `None` if it has not begun."""
+        """Data, device and code of the run; `None` if it has not begun."""
         recorded = self.recorded or {}
         start, flags = recorded.get("start"), recorded.get("flags", {})
         if not isinstance(start, dict | None) or not isinstance(flags, dict):
@@ -135,7 +135,7 @@ class RunFolder:
 
     @functools.cached_property
     def data_digest(self) -> str | None:
-        """One digest of the run's data; `None` if the run did not leave it, or it is damaged."""
+        """A digest of the run's data; `None` if data_digests.json is missing or damaged."""
         try:
             digests = outputs.read_json(self._file("data_digests.json"))
         except RunError:
@@ -159,7 +159,7 @@ class RunFolder:
 
     @functools.cached_property
     def _table(self) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
-        """The rounds of metrics.csv, and of each column the rounds and numbers it is not blank."""
+        """The rounds of metrics.csv, and column → its rounds and numbers that are not blank."""
         columns, rows = metrics_csv.read_csv(self._file("metrics.csv"))
         rounds = np.array([int(row[metrics_csv.ROUND]) for row in rows], np.int64)
         table = {}
@@ -180,13 +180,13 @@ class RunFolder:
 
     @property
     def columns(self) -> Sequence[str]:
-        """The columns of metrics.csv after `round_num`, also those without a number."""
+        """The columns of metrics.csv after `round_num`, including entirely blank ones."""
         return list(self._table[1])
 
     def values(self, column: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the rounds in which a column of metrics.csv is not blank, and its numbers there.
 
-        Numbers may be NaN or infinite. Both arrays are empty if there is no such column.
+        Numbers may be NaN or infinite. Both arrays are empty if the column does not exist.
         """
         return self._table[1].get(column, (np.zeros(0, np.int64), np.zeros(0)))
 
@@ -212,14 +212,15 @@ class RunFolder:
 
 
 def read_table(path: str | os.PathLike, words: Iterable[str], **dtypes: type) -> "pd.DataFrame":
-    """Reads a CSV file of which some columns are texts, as they are written.
+    """Reads a CSV file, with some columns as unconverted text.
 
-    "NA" may be a client's name, and "null" a row's, so only other columns have missing values.
+    Only the other columns can have missing values, since "NA" may be a client's name and "null" a
+    row's.
 
     Args:
       path: The file.
-      words: The columns of texts; those that the file lacks are left out.
-      **dtypes: Column → type, of others.
+      words: Columns of text; those that the file lacks are ignored.
+      **dtypes: Column → type, for other columns.
     """
     import pandas as pd
 
@@ -235,7 +236,7 @@ def read_table(path: str | os.PathLike, words: Iterable[str], **dtypes: type) ->
 
 
 def opened(folder: str | os.PathLike) -> RunFolder:
-    """Returns the folder of a run that may not have begun; nothing is read twice that stays."""
+    """Returns the folder of a run that may not have begun; cached until a file changes."""
     folder = os.fspath(folder)
     return _opened(folder, tuple(_state_of(os.path.join(folder, name)) for name in _FILES))
 
@@ -247,7 +248,7 @@ def _opened(folder, states):
 
 
 def _state_of(path):
-    """Returns what changes when a file does; `None` if there is none."""
+    """Returns values that change when a file does; `None` if the file does not exist."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):  # ValueError: a zero byte in the path.
@@ -262,7 +263,7 @@ def read_run(folder: str) -> RunFolder:
       RunError: If it holds no run, or a damaged one.
     """
     run = opened(folder)
-    # What is damaged is reported before any of it is used.
+    # Read everything, so that damage is reported before any of it is used.
     _ = run.flags, run.metrics, run.clients
     return run
 
@@ -276,11 +277,10 @@ def find_runs(folders: Iterable[str]) -> list[RunFolder]:
     found = {}
     for folder in folders:
         paths = sorted(pathlib.Path(folder).rglob("hparams.json"))
-        # Earlier runs that others have taken the place of, and those that chose a rate, are there
-        # for who names them.
+        # Replaced runs, and runs that tuned a rate, are included only if named explicitly.
         paths = [path for path in paths if not _is_replaced(path.parent, pathlib.Path(folder))]
         if not paths:
-            raise RunError(f"{folder} holds no run: no hparams.json in it or below it.")
+            raise RunError(f"{folder} holds no run: there is no hparams.json in it or below it.")
         found |= {path.parent: None for path in paths}
     return [read_run(str(path)) for path in found]
 
@@ -319,7 +319,7 @@ def mixtures(runs: Sequence[RunFolder], names: Sequence[str] | None = None) -> l
             accepted[texts] = accepted.get(texts, 0) + 1
     mixed = [_mixture(what, versions) for what, versions in found.items() if len(versions) > 1]
     told = "; ".join(dict.fromkeys(mixed))
-    lines = [f"The runs are not all of one version: {told}."] if mixed else []
+    lines = [f"The runs have different versions: {told}."] if mixed else []
     if without and without < len(runs):
         lines.append(f"{without} of {len(runs)} runs recorded neither code nor versions.")
     lines += [
@@ -362,13 +362,13 @@ def _history(what, versions) -> Sequence[str]:
 
 
 def _part(content, name, kind=dict):
-    """Returns a part of what a file holds; an empty one if that is damaged."""
+    """Returns a part of a file's content; an empty one if it is missing or damaged."""
     found = content.get(name) if isinstance(content, dict) else None
     return found if isinstance(found, kind) else kind()
 
 
 def _versions(run, made_of) -> Iterator[tuple[str, str]]:
-    """Gives what has a version, and the version or a digest of it."""
+    """Yields each part of a run that should not change, with its version or digest."""
     flags = run.flags
     task = flags.get("task", "")
     for kind, name in (("method", run.method), ("task", task)):
@@ -386,8 +386,8 @@ def _versions(run, made_of) -> Iterator[tuple[str, str]]:
 def mean_of_last(run: RunFolder, column: str, last_rounds: int) -> float:
     """Returns the mean of a column over those of the last rounds that have it.
 
-    A run that was cut short may have fewer rounds than the mean is over, and a run's start is no
-    result: the mean is over no more than the second half of its rows.
+    The mean covers at most the second half of the run's rows. Otherwise, in a run that ended early,
+    it could include the start, which is not a result.
 
     Args:
       run: The run.
@@ -395,8 +395,8 @@ def mean_of_last(run: RunFolder, column: str, last_rounds: int) -> float:
       last_rounds: Number of rounds; 1 is the last one.
 
     Returns:
-      The mean; NaN if none of the rounds has the column, or one of the numbers is not finite, as in
-      runs that diverged.
+      The mean; NaN if none of the rounds has a value, or if a value is not finite, as in diverged
+      runs.
     """
     values = _of_last(run, column, last_rounds)
     if not values or not np.all(np.isfinite(values)):
@@ -413,7 +413,8 @@ def _of_last(run, column, last_rounds) -> list[float]:
 def labels(runs: Sequence[RunFolder]) -> list[str]:
     """Names each run by its method and the settings in which runs of that method differ.
 
-    Seeds, folders and the like don't count, so runs that only differ in seed share a name.
+    Seeds, folders and other flags that may change on resumption are ignored. So runs that only
+    differ in their seed share a name.
     """
     named = []
     for run in runs:
@@ -423,7 +424,7 @@ def labels(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def swept(runs: Sequence[RunFolder], of: RunFolder) -> list[str]:
-    """Returns the flags of settings in which runs of one run's method differ, in their order."""
+    """Returns the flags of settings in which the runs with the same method as `of` differ."""
     same = [run.flags for run in runs if run.method == of.method]
     return [
         flag
@@ -433,7 +434,7 @@ def swept(runs: Sequence[RunFolder], of: RunFolder) -> list[str]:
 
 
 def curve(runs: Sequence[RunFolder], column: str) -> "pd.DataFrame":
-    """Returns a column of metrics.csv of several runs, one row per run and round that has it.
+    """Returns a column of metrics.csv of several runs, one row per run and round with a value.
 
     Args:
       runs: The runs.
@@ -453,7 +454,7 @@ def curve(runs: Sequence[RunFolder], column: str) -> "pd.DataFrame":
 
 
 def final(run: RunFolder, column: str, last_rounds: int) -> float:
-    """Returns the `mean_of_last` of a run that must have it.
+    """As `mean_of_last`, but raises an error if there is no value.
 
     Raises:
       RunError: If the run lacks the column, or has no value in these rounds.
@@ -471,11 +472,11 @@ def grid(runs: Sequence[RunFolder], column: str, last_rounds: int, **flags: str)
       runs: The runs.
       column: The column of metrics.csv.
       last_rounds: See `final`.
-      **flags: Name of a column of the result → the flag of `hparams.json` that it holds; the name
-        of a method in braces, as in `{method}_tau`, is filled in.
+      **flags: Column of the result → flag of `hparams.json`. `{method}`, as in `{method}_tau`, is
+        replaced by the run's method.
 
     Raises:
-      RunError: If a run has no such flag or column.
+      RunError: If a run lacks a flag or the column.
     """
     import pandas as pd
 
@@ -485,14 +486,14 @@ def grid(runs: Sequence[RunFolder], column: str, last_rounds: int, **flags: str)
         for name, pattern in flags.items():
             flag = pattern.format(method=run.method)
             if not isinstance(run.flags.get(flag), int | float):
-                raise RunError(f"{run.folder} has no number as --{flag}.")
+                raise RunError(f"In {run.folder}, --{flag} is missing or not a number.")
             row[name] = run.flags[flag]
         rows.append({**row, "value": final(run, column, last_rounds)})
     return pd.DataFrame(rows)
 
 
 def client_values(runs: Sequence[RunFolder], metric: str) -> dict[str, np.ndarray]:
-    """Returns a metric of each client of the final models, runs of one name joined.
+    """Returns a metric of the final models for each client, over all runs with the same name.
 
     Args:
       runs: The runs.
@@ -502,12 +503,12 @@ def client_values(runs: Sequence[RunFolder], metric: str) -> dict[str, np.ndarra
       Name (see `labels`) → float `[clients with test examples, times seeds]`.
 
     Raises:
-      RunError: If a run has no such column.
+      RunError: If a run lacks the column.
     """
     values = {}
     for run, label in zip(runs, labels(runs), strict=True):
         if run.clients is None:
-            raise RunError(f"{run.folder} has no client_metrics.csv: the run is not at its end.")
+            raise RunError(f"{run.folder} has no client_metrics.csv, as the run has not ended.")
         if metric not in run.clients:
             known = ", ".join(run.clients.columns[3:])
             raise RunError(f"{run.folder} has no clients' {metric}; it has {known}.")
@@ -516,20 +517,20 @@ def client_values(runs: Sequence[RunFolder], metric: str) -> dict[str, np.ndarra
 
 
 def tracked_losses(runs: Sequence[RunFolder]) -> "pd.DataFrame":
-    """Returns the training losses of the clients that runs with `--track_clients` followed.
+    """Returns the training losses of the clients in `--track_clients`.
 
     Returns:
       Columns `method` (see `labels`), `seed`, `client`, `round_num`, `value`.
 
     Raises:
-      RunError: If a run followed none.
+      RunError: If a run did not track any client.
     """
     parts = []
     for run, label in zip(runs, labels(runs), strict=True):
         columns = list(_starting(run.metrics.columns, metrics_csv.TRACKED))
         if not columns:
             raise RunError(
-                f"{run.folder} holds no clients' losses: it ran without --track_clients."
+                f"{run.folder} has no losses of clients, as it ran without --track_clients."
             )
         for column in columns:
             client = column.removeprefix(metrics_csv.TRACKED)

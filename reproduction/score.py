@@ -1,6 +1,6 @@
-"""The scoreboard's rules: when a number is the published one, and what is counted.
+"""The scoreboard's rules: when a number agrees with the published one, and what is counted.
 
-The three numbers of the rule of agreement stand here and nowhere else.
+The three constants of the rule of agreement are defined here and nowhere else.
 """
 
 import csv
@@ -13,11 +13,12 @@ from typing import NamedTuple
 from reproduction import items, results
 from reproduction.items import Item, Setup
 
-# Numbers agree within this number of standard errors of the difference of their means,
+# Two numbers agree if they differ by at most this many standard errors of their difference,
 STANDARD_ERRORS = 2.0
-# if that margin is at most this share of the published number (else it would say nothing),
+# provided that this margin is at most this share of the published number (a wider one would prove
+# little),
 LARGEST_MARGIN = 0.05
-# or within this share of the published number, whatever the spread.
+# or if they differ by at most this share of the published number.
 ALWAYS_WITHIN = 0.01
 
 STATUSES = (
@@ -28,9 +29,9 @@ STATUSES = (
     "needs data or hours",
     "not yet run",
 )
-# Those that say whether a number is the published one.
+# The statuses of numbers that were compared with the published ones.
 COMPARED = STATUSES[:2]
-# What `spread_kind` in published.csv may say of the number behind "±"; blank where there is none.
+# Values of `spread_kind` in published.csv: the kind of the number after "±"; blank without one.
 SPREAD_KINDS = ("deviation", "standard error", "unknown")
 
 
@@ -40,12 +41,12 @@ def recorded_folder(setup: Setup) -> pathlib.Path:
 
 
 def recorded(setup: Setup, name: str = "results.csv") -> list[dict[str, str]]:
-    """Reads a set-up's recorded results, or `runs.csv`; empty if there are none."""
+    """Reads a set-up's recorded results.csv or runs.csv; empty if it does not exist."""
     return lines_of(recorded_folder(setup) / name)
 
 
 def lines_of(path: pathlib.Path) -> list[dict[str, str]]:
-    """Reads a results.csv or runs.csv; empty if there is none."""
+    """Reads a results.csv or runs.csv; empty if it does not exist."""
     if not path.exists():
         return []
     with open(path, newline="") as f:
@@ -53,11 +54,11 @@ def lines_of(path: pathlib.Path) -> list[dict[str, str]]:
 
 
 def deviation(theirs: Mapping[str, str]) -> float:
-    """Returns the deviation over seeds that a published spread comes to.
+    """Returns the standard deviation over seeds that a published spread corresponds to.
 
     Args:
-      theirs: A line of published.csv with a spread. A standard error is multiplied by the root of
-        the seeds if their number is known; all else counts as printed.
+      theirs: A line of published.csv with a spread. A standard error is multiplied by the square
+        root of the number of seeds, if known. Any other spread is taken as printed.
     """
     spread = float(theirs["spread"])
     if theirs.get("spread_kind") == "standard error" and (theirs.get("seeds") or "").isdigit():
@@ -69,14 +70,15 @@ def margin(ours: Mapping[str, str], theirs: Mapping[str, str]) -> float | None:
     """Returns two standard errors of the difference of two means.
 
     Args:
-      ours: A line of results.csv: `spread` is the deviation over `seeds`, separated by blanks.
-      theirs: A line of published.csv: `spread` is of the kind `spread_kind` over `seeds` seeds. A
-        deviation is divided by the root of the seeds if their number is known; a standard error,
-        and what the paper does not explain, counts as printed.
+      ours: A line of results.csv: `spread` is the standard deviation over `seeds`, which are
+        separated by blanks.
+      theirs: A line of published.csv: `spread` is of the kind `spread_kind`, over `seeds` seeds. A
+        standard deviation is divided by the square root of the number of seeds, if known. A
+        standard error, or a spread of unknown kind, is taken as printed.
 
     Returns:
-      The margin in the number's own unit; `None` with fewer than two seeds of ours, or without a
-      published spread.
+      The margin in the unit of the number; `None` if we have fewer than two seeds, or the paper
+      prints no spread.
     """
     own = len(ours["seeds"].split())
     if own < 2 or not ours["spread"] or not theirs["spread"]:
@@ -88,10 +90,10 @@ def margin(ours: Mapping[str, str], theirs: Mapping[str, str]) -> float | None:
 
 
 def tolerance(ours: Mapping[str, str], theirs: Mapping[str, str]) -> float:
-    """Returns by how much a number of ours may differ from the published one, by the rule above.
+    """Returns the largest difference to the published number that the rule above allows.
 
     Args:
-      ours: A line of results.csv; one of a run that diverged has no spread.
+      ours: A line of results.csv; for a diverged run it has no spread.
       theirs: A line of published.csv.
     """
     size = abs(float(theirs["value"]))
@@ -102,7 +104,7 @@ def tolerance(ours: Mapping[str, str], theirs: Mapping[str, str]) -> float:
 
 
 def agrees(ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
-    """Returns whether a number of ours is the published one, by the rule above.
+    """Returns whether our number agrees with the published one, by the rule above.
 
     Args:
       ours: A line of results.csv.
@@ -114,15 +116,15 @@ def agrees(ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
 def indiscriminate(setup: Setup) -> set[tuple[str, str]]:
     """Returns the compared cells whose tolerance covers the paper's whole column.
 
-    One number for all methods would agree with every one of them, so such a cell does not tell
-    methods apart.
+    A single number for all methods would agree with every cell of the column, so such a cell does
+    not distinguish methods.
 
     Args:
       setup: The set-up.
 
     Returns:
-      Published row and column of each cell that is reproduced or not reproduced and whose tolerance
-      is at least the largest less the least published number of its column.
+      Published row and column of each compared cell whose tolerance is at least the range
+      (largest minus smallest number) of its published column.
     """
     ours = {(r["row"], r["column"]): r for r in recorded(setup)}
     published, columns = results.published(setup), {}
@@ -138,18 +140,18 @@ def indiscriminate(setup: Setup) -> set[tuple[str, str]]:
 
 
 def counted_row(setup: Setup, published_row: str) -> str:
-    """Returns our row that counts for a published one.
+    """Returns our row that the scoreboard compares with a published one.
 
     Raises:
-      ReproduceError: If several of our rows stand for it and the item names none.
+      ReproduceError: If we have none or several, and the item does not choose one.
     """
     rows = [r for r in setup.rows if setup.published_rows.get(r, r) == published_row]
     if len(rows) == 1:
         return rows[0]
     if setup.counted_rows.get(published_row) not in rows:
         raise items.ReproduceError(
-            f"{setup.paper}/{setup.item}.toml, {setup.name}: {', '.join(rows) or 'no row'} for "
-            f"{published_row} of the paper; name one in counted_rows."
+            f"{setup.paper}/{setup.item}.toml, {setup.name}: the paper's row {published_row} has "
+            f"{', '.join(rows) or 'no row here'}; name one in counted_rows."
         )
     return setup.counted_rows[published_row]
 
@@ -159,7 +161,7 @@ def is_whole(setup: Setup, record: Mapping[str, str]) -> bool:
     if record.get("chosen_by") == "search" or len(record["seeds"].split()) < len(setup.seeds):
         return False
     protocol = int(record.get("protocol_rounds") or setup.rounds)
-    # A run that diverged has no rounds left to do.
+    # A diverged run cannot do more rounds.
     return _diverged(record) or int(record["rounds"]) >= protocol
 
 
@@ -190,13 +192,13 @@ class Cell(NamedTuple):
     """A published number.
 
     Attributes:
-      item: Its table.
+      item: The item (table or figure) that it is in.
       setup: The set-up's name in published.csv.
       row: The published row.
       column: The published column.
       status: One of `STATUSES`.
-      identity: Equal for numbers that one configuration shows in two tables.
-      discriminates: Whether it is compared and its tolerance is less than the range of its column.
+      identity: Equal for the same number of one configuration in two tables.
+      discriminates: Whether it was compared with a tolerance below the range of its column.
     """
 
     item: str
@@ -209,7 +211,7 @@ class Cell(NamedTuple):
 
 
 def cells(item: Item) -> list[Cell]:
-    """Returns the published cells of an item, each by the set-up that counts for it."""
+    """Returns the published cells of an item, each from the set-up that is counted for it."""
     result = []
     for setup in item.setups.values():
         if not setup.counts:
@@ -234,13 +236,13 @@ def cells(item: Item) -> list[Cell]:
 
 
 def _of_paper(item, setup) -> Setup:
-    """Returns the set-up that a stand-in stands in for, where the item has it; or the set-up."""
+    """Returns the set-up that a stand-in replaces, if the item has it; else the set-up itself."""
     same = (s for s in item.setups.values() if s.published == setup.published and not s.stand_in)
     return next(same, setup) if setup.stand_in else setup
 
 
 def _configuration(setup, row) -> tuple:
-    """Returns what a row runs: its flag file, the settings that differ from it, its rounds."""
+    """Returns a row's configuration: flag file, settings that differ from it, rounds."""
     fixed = items.settings_of_file(setup.rows[row].flagfile)
     settings = setup.rows[row].on_top.items()
     new = tuple(sorted((flag, str(v)) for flag, v in settings if fixed.get(flag) != v))
@@ -248,14 +250,14 @@ def _configuration(setup, row) -> tuple:
 
 
 class Count(NamedTuple):
-    """What a paper's cells come to.
+    """Counts of a paper's cells.
 
     Attributes:
-      statuses: Status → cells.
-      rows: Whole rows of which every cell is reproduced.
-      rows_compared: Rows of which every cell was compared: each is reproduced or not.
-      repeated: Cells left out because an earlier table has them.
-      discriminating: Status → compared cells that tell methods apart.
+      statuses: Status → number of cells.
+      rows: Number of rows whose cells are all reproduced.
+      rows_compared: Number of rows whose cells were all compared.
+      repeated: Number of cells left out because an earlier table has them.
+      discriminating: Status → number of compared cells that distinguish methods.
     """
 
     statuses: Counter
@@ -270,8 +272,8 @@ def count(found: Iterable[Cell], seen: set | None = None) -> Count:
 
     Args:
       found: Cells.
-      seen: Identities of cells counted before: such a cell is left out, and so is a row of only
-        such cells. Those counted now are added. By default nothing is left out.
+      seen: Identities of cells counted before. Such cells are left out, and so are rows that
+        consist only of them. The cells counted now are added. By default nothing is left out.
     """
     statuses, discriminating, rows, repeated = Counter(), Counter(), {}, 0
     for cell in found:
@@ -294,7 +296,7 @@ def count(found: Iterable[Cell], seen: set | None = None) -> Count:
 
 
 def place_in_grid(setup: Setup, row: str, runs: Sequence[Mapping[str, str]]) -> str:
-    """Returns where a row's chosen point lies in the grid that was run.
+    """Returns the position of a row's chosen point in the grid that was run.
 
     Args:
       setup: The set-up.
@@ -310,7 +312,7 @@ def place_in_grid(setup: Setup, row: str, runs: Sequence[Mapping[str, str]]) -> 
     told, tried = [], False
     for flag, given in setup.grid.get(row, {}).items():
         if any(isinstance(v, bool | str) for v in given):
-            continue  # Words have no edges.
+            continue  # Only numbers have an order, and so an edge.
         values = sorted({float(r[flag]) for r in of_row if r.get(flag)})
         if len(values) < 2 or not chosen:
             continue

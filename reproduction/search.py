@@ -1,21 +1,21 @@
-"""Finding a grid's point: beyond its edges, and by successive halving in place of the whole grid.
+"""Finds a grid's best point: by whole grids, beyond their edges, or by successive halving.
 
-Jamieson, Talwalkar: "Non-stochastic Best Arm Identification and Hyperparameter Optimization",
-AISTATS 2016, arXiv 1502.07943, Algorithm 1; with the rungs of Li et al.: "A System for Massively
-Parallel Hyperparameter Tuning", MLSys 2020, arXiv 1810.05934, Algorithm 1.
+Successive halving is Algorithm 1 of Jamieson, Talwalkar: "Non-stochastic Best Arm Identification
+and Hyperparameter Optimization", AISTATS 2016, arXiv 1502.07943. The rungs are those of Li et al.:
+"A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, arXiv 1810.05934, Algorithm 1.
 
-All points of a row's grid are run for a few rounds. Of the points of a rung one in `factor`, those
-of least training loss by the item's `selection` at that rung, go on to the next, `factor` times as
-many rounds away: their own runs are resumed from their checkpoints, so no round is done twice. Runs
-of a method whose rounds depend on how many there are in all start anew, if `restart` says so. The
-last rung is the whole protocol. A run that diverged goes on nowhere.
+First, all points of a row's grid are run for a few rounds. At each rung, one point in `factor` is
+promoted: those with the lowest training loss by the item's `selection`. Their runs resume from
+their checkpoints up to the next rung, at `factor` times as many rounds, so no round is done twice.
+If a method's rounds depend on the total number of rounds, its runs cannot resume. With `restart`
+they start anew at each rung. The last rung is the whole protocol. Diverged runs are not promoted.
 
-What a search costs is counted in client-examples (`train/num_examples`): the examples that clients
-have trained on, each epoch counted, over all points and seeds. With a budget a rung that would
-exceed it is not begun, and the best point of the last rung is taken.
+The cost of a search is counted in client-examples (`train/num_examples`): the examples that clients
+have trained on, in all epochs, over all points and seeds. If the next rung would exceed the budget,
+the search ends with the best point of the current rung.
 
-Test data play no part, as with whole grids. What is found need not be what the whole grid gives:
-a point that begins slowly may be dropped. So the scoreboard counts whole grids only.
+As with whole grids, test data are not used. The search may miss the best point of the whole grid,
+since it drops points that begin slowly. So the scoreboard only counts whole grids.
 """
 
 import dataclasses
@@ -34,13 +34,13 @@ _EXAMPLES = "train/num_examples"
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a search came to.
+    """The result of a search.
 
     Attributes:
       point: The chosen point.
       rungs: (rounds, points that reached them), first rung first.
-      examples: Client-examples that the search took.
-      share: The same as a share of those of the whole grid, from rounds; 1 is the whole grid.
+      examples: Cost of the search in client-examples.
+      share: Its rounds as a share of those of the whole grid, 0 to 1.
       stopped: Whether the budget ended it before the last rung.
     """
 
@@ -51,7 +51,7 @@ class Found:
     stopped: bool
 
     def describe(self, row: str) -> str:
-        """Returns it as a sentence."""
+        """Describes the result in a sentence."""
         steps = ", ".join(f"{points} to round {rounds}" for rounds, points in self.rungs)
         chosen = ", ".join(f"{flag}={format_value(v)}" for flag, v in self.point.items())
         ended = " The budget ended the search." if self.stopped else ""
@@ -62,11 +62,11 @@ class Found:
 
 
 def beyond(setup: Setup, row: str, tried: Sequence[Point], chosen: Point) -> list[dict[str, Value]]:
-    """Returns the points to try next where the best of a row's grid lies at an edge.
+    """Returns the points to try next if the best point of a row's grid lies at an edge.
 
-    For each setting that `setup.widen` names and of which the best point has the least or the
-    largest value tried, that is one point: the best one with the next value, as far beyond as the
-    edge is from its neighbour, as a factor.
+    There is one such point for each setting in `setup.widen` of which the best point has the
+    smallest or the largest value tried. It is the best point with the next value beyond the edge,
+    at the same ratio as between the edge and its neighbour.
 
     Args:
       setup: The set-up.
@@ -79,7 +79,7 @@ def beyond(setup: Setup, row: str, tried: Sequence[Point], chosen: Point) -> lis
         values = sorted({point[flag] for point in tried}) if flag in setup.grid.get(row, {}) else []
         for edge, neighbour in (values[:2], values[:-3:-1]) if len(values) > 1 else ():
             if chosen[flag] == edge and edge * neighbour > 0:
-                # Six digits, for 0.1 * 3 is none.
+                # Rounded to six digits, since e.g. 0.1 * 3 is 0.30000000000000004.
                 found.append({**chosen, flag: float(f"{edge * edge / neighbour:.6g}")})
     return found
 
@@ -95,11 +95,12 @@ def whole_grid(
     Args:
       setup: The set-up.
       points: Row → points of its grid.
-      plan: Row → points to their runs on the seeds of the rule.
-      execute: Runs what is missing of them.
+      plan: Function from row → points to their runs on the seeds of the rule.
+      execute: Function that does the missing ones of some runs.
 
     Returns:
-      All runs, and row → the best point. After runs that time cut short nothing is tried beyond.
+      All runs, and row → the best point. If a time limit ended runs early, no further points are
+      tried.
     """
     for widenings_left in range(setup.widen.get("times", 0), -1, -1):
         runs = plan(points)
@@ -122,14 +123,14 @@ def most_beyond(setup: Setup, row: str) -> int:
 
 
 def rungs(points: int, rounds: int, factor: int = 3, first: int | None = None) -> list[int]:
-    """Returns the rounds at which points are compared, the last being the whole protocol.
+    """Returns the rounds at which points are compared; the last rung is the whole protocol.
 
     Args:
       points: Number of points.
       rounds: Rounds of the whole protocol.
-      factor: One in this number of points goes on.
-      first: Rounds of the first rung; by default so many that the last rung has fewer than
-        `factor` points.
+      factor: One in this number of points is promoted.
+      first: Rounds of the first rung. By default it is chosen such that fewer than `factor` points
+        reach the last rung.
     """
     if first is None:
         levels = 0
@@ -149,20 +150,21 @@ def search(
     plan: Callable[[Mapping[str, Sequence[Point]], int], list[PlannedRun]],
     execute: Callable[[list[PlannedRun]], Any],
 ) -> dict[str, Found]:
-    """Searches the grids of rows, all rows at a time.
+    """Searches the grids of rows, with all rows at the same time.
 
     Args:
       setup: The set-up.
       rows: Rows with a grid of more than one point.
-      plan: Row → points, and rounds → their runs on the seeds of the rule.
-      execute: Runs what is missing of them.
+      plan: Function from (row → points) and a number of rounds to their runs on the seeds of the
+        rule.
+      execute: Function that does the missing ones of some runs.
 
     Returns:
-      Row → what was found.
+      Row → the result of its search.
 
     Raises:
-      ReproduceError: If the rounds of a row depend on how many there are in all, so that a run
-        cannot be resumed for more of them, and `restart` is not set.
+      ReproduceError: If the rounds of a row depend on the total number of rounds, so that its runs
+        cannot be resumed for more, and `restart` is not set.
     """
     factor, budget = setup.search.get("factor", 3), setup.search.get("budget")
     left = {row: setup.points(row) for row in rows}
@@ -177,9 +179,9 @@ def search(
             anew.add(row)
             if not setup.search.get("restart"):
                 raise ReproduceError(
-                    f"[search]: {row} asks for other rounds the more there are in all, so its runs "
-                    "cannot be resumed for more of them: set restart = true, which starts them "
-                    "anew in each rung, or take the whole grid, --full_grid."
+                    f"[search]: runs of {row} cannot be resumed for more rounds, since their "
+                    "rounds depend on the total number. Set restart = true to start them anew at "
+                    "each rung, or pass --full_grid to run the whole grid."
                 )
     histories = {row: [] for row in rows}
     found = {}
@@ -205,12 +207,12 @@ def search(
 
 
 def _starts_anew(plan: Callable[[int], list[PlannedRun]], first: int, whole: int) -> bool:
-    """Returns whether a run of fewer rounds is another run, not the beginning of a longer one."""
+    """Returns whether a run of fewer rounds is not the beginning of a longer one."""
     return plan(first)[0].folder != plan(whole)[0].folder
 
 
 def _ranked(runs, points, selection, rounds):
-    """Returns the points, least sum of losses over seeds first; of equal ones the earlier."""
+    """Returns the points in ascending order of the sum of losses over seeds; stable."""
 
     def loss(point):
         of_point = (run for run in runs if run.point == point)
@@ -225,7 +227,7 @@ def _examples(run, rounds) -> float:
 
 
 def _spent(history) -> float:
-    """Returns the client-examples of a search: each run as far as it got."""
+    """Returns the client-examples of a search so far."""
     reached = {run.folder: (run, rounds) for rounds, _, runs in history for run in runs}
     return sum(_examples(run, rounds) for run, rounds in reached.values())
 
@@ -246,7 +248,7 @@ def _found(setup, row, point, history, whole, stopped, anew) -> Found:
 
 
 def _share(counts, points, whole, anew) -> float:
-    """Returns the rounds of a search as a share of those of its grid."""
+    """Returns the rounds of a search as a share of those of the whole grid."""
     done, before = 0, 0
     for rounds, number in counts:
         done += number * (rounds - before)
@@ -255,7 +257,7 @@ def _share(counts, points, whole, anew) -> float:
 
 
 def planned_share(setup: Setup, row: str) -> float:
-    """Returns the share of the rounds of a row's grid that its search is to take; 1 without one."""
+    """Returns the share of the rounds of a row's grid that its search needs; 1 without a search."""
     number = len(setup.points(row))
     if not setup.search or number < 2:
         return 1.0

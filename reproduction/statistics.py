@@ -1,10 +1,11 @@
-"""What a few seeds can show: paired differences, corrections for many pairs, scores over tasks.
+"""Statistics for a few seeds: paired differences, corrections for many pairs, scores over tasks.
 
-Paired over seeds: Student's t. Paired over clients: a bootstrap that draws clients within each seed
-(the strata). Many pairs: Holm, "A simple sequentially rejective multiple test procedure", 1979.
-Several tasks: the interquartile mean and the probability of improvement of Agarwal et al., "Deep
-Reinforcement Learning at the Edge of the Statistical Precipice", NeurIPS 2021, arXiv 2108.13264, as
-in their package rliable.
+- Differences paired over seeds: Student's t.
+- Differences paired over clients: a bootstrap that draws clients within each seed (the strata).
+- Many pairs: Holm, "A simple sequentially rejective multiple test procedure", 1979.
+- Several tasks: the interquartile mean and the probability of improvement, as in the package
+  rliable. Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice",
+  NeurIPS 2021, arXiv 2108.13264.
 """
 
 import itertools
@@ -16,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-# With fewer seeds an interval is so wide that hardly any difference leaves it.
+# With fewer seeds, intervals are so wide that they include almost any difference.
 SEEDS_FOR_A_CLAIM = 5
 LEVEL = 0.95
 _DRAWS = 2000
 
 
 class Interval(NamedTuple):
-    """A mean, or another statistic, with a 95 % interval; NaN ends where there is none.
+    """A mean or other statistic with its 95 % interval; the ends are NaN if it is unknown.
 
     Attributes:
       mean: The statistic.
@@ -37,17 +38,17 @@ class Interval(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """How much one method exceeds another.
+    """The difference between two methods.
 
     Attributes:
-      one: The one.
-      other: The other.
-      seeds: Seeds that both have, as many as are compared.
+      one: The first method.
+      other: The second method.
+      seeds: The seeds compared, which both have.
       difference: `one` minus `other`, paired over seeds, with Student's interval.
       p: Two-sided p-value of the paired t-test; NaN with fewer than two seeds.
       holm: The same after Holm's correction over all pairs.
       wins: Seeds on which `one` is better; a tie counts half.
-      clients: The difference paired over clients, see `over_clients`; `None` if it is unknown.
+      clients: The difference paired over clients, see `over_clients`; `None` if unknown.
     """
 
     one: str
@@ -93,7 +94,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """Returns p-values after Holm's correction, in the given order.
 
     Args:
-      p_values: float `[n]`; a NaN stays one and is no test.
+      p_values: float `[n]`; a NaN stays NaN and does not count as a test.
     """
     tested = [i for i, p in enumerate(p_values) if p == p]
     corrected, least = [math.nan] * len(p_values), 0.0
@@ -109,11 +110,11 @@ def bootstrap(
     """Returns a statistic and its 95 % interval by a stratified percentile bootstrap.
 
     Args:
-      strata: Arrays `[n_s, ...]` whose rows are drawn, with replacement, each within its array.
-      statistic: Of arrays `[draws, n_s, ...]`, one for each of the strata, float `[draws]`.
+      strata: Arrays `[n_s, ...]`. Rows are drawn with replacement within each array.
+      statistic: Function from arrays `[draws, n_s, ...]`, one per stratum, to float `[draws]`.
 
     Returns:
-      The statistic of the data, with the 2.5 and 97.5 percentiles of 2,000 draws, which are the
+      The statistic of the data, with the 2.5 and 97.5 percentiles of 2,000 draws. The draws are the
       same in every call.
     """
     generator = np.random.default_rng(0)
@@ -125,7 +126,7 @@ def bootstrap(
 def over_clients(differences: Sequence[Sequence[float]]) -> Interval:
     """Returns the mean difference of clients, with a bootstrap interval over clients.
 
-    Clients are drawn within each seed, and seeds weigh the same.
+    Clients are drawn within each seed. All seeds have equal weight.
 
     Args:
       differences: For each seed the paired difference of each client, float `[clients]`.
@@ -139,15 +140,15 @@ def compare(
     higher_is_better: bool = True,
     clients: Mapping[str, Mapping[int, Mapping[str, float]]] | None = None,
 ) -> list[Pair]:
-    """Compares every pair of methods, in their order, the later one with the earlier.
+    """Compares every pair of methods: the later one minus the earlier one.
 
     Args:
       values: Method → seed → value; values that are not finite are left out.
-      higher_is_better: What a win is.
-      clients: Method → seed → client → value, of methods and seeds that have them.
+      higher_is_better: Whether the higher value wins.
+      clients: Method → seed → client → value, as far as known.
 
     Returns:
-      A pair for every two methods with a seed in common.
+      A `Pair` for every two methods that share a seed.
     """
     found = []
     for other, one in itertools.combinations(values, 2):
@@ -179,7 +180,7 @@ def compare(
 
 
 def _differences_of_clients(clients, one, other, seeds) -> list[list[float]]:
-    """Returns for each seed the differences of clients that both have; none if a seed has none."""
+    """Returns each seed's differences of common clients; empty if a seed has no common client."""
     found = []
     for seed in seeds:
         mine, theirs = (clients.get(method, {}).get(seed, {}) for method in (one, other))
@@ -195,8 +196,8 @@ def interquartile_mean(scores: np.ndarray) -> Interval:
     """Returns the mean of the middle half of a method's scores, with a bootstrap interval.
 
     Args:
-      scores: float `[seeds, tasks]`; seeds are drawn within each task. A quarter of all scores,
-        rounded down, is left out at either end.
+      scores: float `[seeds, tasks]`. A quarter of all scores, rounded down, is left out at either
+        end. The bootstrap draws seeds within each task.
     """
     return bootstrap(
         list(np.asarray(scores, float).T),
@@ -205,13 +206,13 @@ def interquartile_mean(scores: np.ndarray) -> Interval:
 
 
 def probability_of_improvement(one: np.ndarray, other: np.ndarray) -> Interval:
-    """Returns how probable it is that a run of one method beats one of another on a random task.
+    """Returns the probability that a run of one method beats one of another on a random task.
 
-    The mean over tasks of the Mann-Whitney U statistic over the number of its pairs: ties count
-    half.
+    This is the mean over tasks of the Mann-Whitney U statistic divided by the number of pairs. Ties
+    count half.
 
     Args:
-      one: Scores, more is better, float `[seeds, tasks]`.
+      one: Scores, of which higher ones are better, float `[seeds, tasks]`.
       other: Scores of the other method, float `[its seeds, tasks]`.
     """
     one, other = np.asarray(one, float), np.asarray(other, float)
@@ -226,11 +227,14 @@ def probability_of_improvement(one: np.ndarray, other: np.ndarray) -> Interval:
 
 
 def told_of_seeds(seeds: int) -> str:
-    """Returns what so many seeds can show, as a sentence."""
+    """Returns a sentence on what a number of seeds can show."""
     if seeds < 2:
-        return f"One seed has no interval and decides nothing; take {SEEDS_FOR_A_CLAIM} at least."
+        return (
+            f"One seed has no interval and cannot decide a comparison; use at least "
+            f"{SEEDS_FOR_A_CLAIM}."
+        )
     wide = stats.t.ppf((1 + LEVEL) / 2, seeds - 1)
     told = f"With {seeds} seeds a 95 % interval is ± {wide:.1f} standard errors"
     if seeds < SEEDS_FOR_A_CLAIM:
-        return f"{told}: take {SEEDS_FOR_A_CLAIM} seeds at least for a claim."
+        return f"{told}: use at least {SEEDS_FOR_A_CLAIM} seeds for a claim."
     return f"{told}."

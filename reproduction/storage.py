@@ -1,9 +1,9 @@
-"""A run's folder and its copy in a folder or at an fsspec URL (s3://, gs://, file://, ...).
+"""Copies a run's folder to another folder or an fsspec URL (s3://, gs://, file://, ...) and back.
 
-A run can be gone on from its copy whenever the copying stopped. What is copied belongs together: a
-checkpoint, the clients' states that were there at the same time, and a table with rows at least as
-far. Everything new is brought there under other names first; a list of it says that it is whole,
-and from then on it counts, also before it is renamed. Only then what no longer exists is removed.
+A run can resume from its copy even if the copying was interrupted. Each copy is consistent: a
+checkpoint, the client states from the same time, and a table with at least the checkpoint's rows.
+New files are first uploaded under temporary names. Then a list of them is written, which makes the
+upload valid. Only then are the files renamed, and files that no longer exist are removed.
 """
 
 import contextlib
@@ -22,26 +22,26 @@ from fsspec.implementations import local
 from reproduction.items import ReproduceError
 from tff_suite import writing
 
-# What is not worth copying: held only while a run works, or made from other files.
+# Not copied: the lock, and files that are derived from others.
 _LOCAL = (".lock", "tensorboard")
 _EVENTS = "events.out.tfevents."
 _STATE = "checkpoints"
 _DATABASE = ".sqlite"
 _PART = ".part"
-# Names of what a copy has under other names, once that is whole.
+# Lists the files of a complete upload that still have temporary names.
 _LIST = ".copied.part"
-# How often a run may remove all checkpoints that were found while its database is read.
+# How often to retry if the run removes all checkpoints found while its database is being read.
 _TRIES = 10
 
 
 def join(url: str, *parts: str) -> str:
-    """Returns the address of something within a folder or URL."""
+    """Returns the address of a path within a folder or URL."""
     return posixpath.join(str(url), *parts)
 
 
 @contextlib.contextmanager
 def _told(url):
-    """Turns whatever a storage's client raises into one line for the user."""
+    """Turns any error of a storage's client into one line for the user."""
     try:
         yield
     except Exception as e:
@@ -65,15 +65,16 @@ def _files(root: pathlib.Path) -> list[str]:
 
 
 def _opened(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, BinaryIO]:
-    """Opens the files of a run that may be under way, as they belong together.
+    """Opens a consistent set of the files of a run that may be in progress.
 
     Returns:
-      Name → file, closed with the stack; empty if its checkpoints change faster than they are read.
+      Name → file, closed with the stack; empty if checkpoints change faster than they are read.
     """
     for _ in range(_TRIES):
         names = _files(folder)
         states = [name for name in names if name.startswith(_STATE)]
-        # A database has what goes with each checkpoint that is there before it is read and after.
+        # The database holds the states of each checkpoint that exists both before and after it is
+        # read.
         databases = {n: _backup(folder / n, stack) for n in names if n.endswith(_DATABASE)}
         kept = _open_all(folder, states, stack)
         if kept or not states:
@@ -87,14 +88,14 @@ def _opened(folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, Bina
 def _open_all(folder, names, stack):
     opened = {}
     for name in names:
-        # What is removed meanwhile is an old checkpoint, or the results of a run that goes on.
+        # Files removed meanwhile are old checkpoints, or results of a run that continues.
         with contextlib.suppress(FileNotFoundError):
             opened[name] = stack.enter_context((folder / name).open("rb"))
     return opened
 
 
 def _backup(path, stack):
-    """Opens a copy of a database, which may be in use, as it is between two transactions."""
+    """Opens a copy of a database that may be in use, as of some moment between transactions."""
     copy = os.path.join(stack.enter_context(tempfile.TemporaryDirectory()), path.name)
     with (
         contextlib.closing(sqlite3.connect(path)) as source,
@@ -105,7 +106,7 @@ def _backup(path, stack):
 
 
 def push(folder: str | os.PathLike, url: str) -> None:
-    """Brings the copy at `url` up to date with a run's folder.
+    """Updates the copy at `url` from a run's folder.
 
     Args:
       folder: The run's folder.
@@ -142,7 +143,7 @@ def _push(folder, url):
 
 
 def _write(system, target, content):
-    """Writes a file of the copy; in a local folder, what lies there may be a link."""
+    """Writes a file of the copy; in a local folder, it does not follow a link at the target."""
     if isinstance(system, local.LocalFileSystem):
         writing.write_new(target, content)
     else:
@@ -150,7 +151,7 @@ def _write(system, target, content):
 
 
 def _rename(system, root):
-    """Gives what a push has brought the names that it is to have, if that is whole."""
+    """Renames the files of a complete upload from their temporary names."""
     for name in _listed(system, root):
         target = posixpath.join(root, name)
         if system.exists(target + _PART):
@@ -160,7 +161,7 @@ def _rename(system, root):
 
 
 def _listed(system, root) -> list[str]:
-    """Returns the names of what is whole under other names."""
+    """Returns the files of a complete upload that still have temporary names."""
     try:
         return json.loads(system.cat_file(posixpath.join(root, _LIST)))
     except (FileNotFoundError, ValueError):  # ValueError: its writing was interrupted.
@@ -168,7 +169,7 @@ def _listed(system, root) -> list[str]:
 
 
 def set_aside(url: str) -> None:
-    """Moves the copy of a run beside, where another run takes its place; does nothing without one.
+    """Renames the copy of a run to make way for a new run; does nothing if there is no copy.
 
     Args:
       url: Folder or URL of the copy.
@@ -186,12 +187,13 @@ def set_aside(url: str) -> None:
 
 
 def pull(url: str, folder: str | os.PathLike, results_only: bool = False) -> None:
-    """Brings a run's folder up to date with its copy; does nothing if there is none.
+    """Updates a run's folder from its copy; does nothing if there is no copy.
 
     Args:
       url: Folder or URL of the copy.
       folder: The run's folder.
-      results_only: Whether to leave out the states, from which only a run resumes.
+      results_only: Whether to leave out checkpoints and client states, which only a resuming run
+        needs.
 
     Raises:
       ReproduceError: If the storage can't be read.
@@ -210,12 +212,12 @@ def _pull(url, folder, results_only):
     found = {name: target for name, target in found.items() if not name.endswith(_PART)}
     if not results_only:
         if any(name.startswith(_STATE) for name in found):
-            # Of a run that this machine began and another resumed: its own files are older.
+            # This machine may have begun the run and another resumed it: local files are older.
             shutil.rmtree(folder / _STATE, ignore_errors=True)
             for path in folder.glob(f"*{_DATABASE}*"):
                 path.unlink()
         elif any((folder / _STATE).glob("*")):
-            return  # The copy is of the run's start, before its first checkpoint.
+            return  # The copy is older: it precedes the first checkpoint.
     for name, target in found.items():
         if results_only and (name.startswith(_STATE) or name.endswith(_DATABASE)):
             continue

@@ -28,11 +28,11 @@ from tasks.task import DataError
 from tff_suite import command_line, writing
 from tff_suite.hparams import HparamError
 
-# How `run_experiment.py` ends when the model is no longer finite, and when its flags are wrong.
+# Exit codes of `run_experiment.py` for a model that is no longer finite, and for wrong flags.
 DIVERGED = 3
 _WRONG_FLAGS = 2
 LOG = "log.txt"
-# How the source of an estimate begins that no run of the set-up has given.
+# Prefix of the source of an estimate that is not based on runs of the set-up.
 NEAREST = "nearest measured"
 _SECONDS_BETWEEN_PUSHES = 20.0
 # To start a process and import TensorFlow takes longer than a small run does. Each run leaves its
@@ -42,7 +42,7 @@ _RUNS_OF_A_PROCESS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """Where runs run and what each one takes.
+    """Where runs are executed, and the resources of each.
 
     Attributes:
       cpus: Cores of a run.
@@ -72,7 +72,7 @@ class Outcome:
 
     Attributes:
       code: Exit code of `run_experiment.py`; `None` if its process or machine was lost.
-      said: The last line that it printed, or how it was lost.
+      said: The last line that it printed, or the kind of loss.
     """
 
     code: int | None
@@ -80,7 +80,7 @@ class Outcome:
 
 
 def is_done(run: PlannedRun) -> bool:
-    """Returns whether the run's folder holds all of its rounds, with the run's settings.
+    """Returns whether the run's folder holds all of its rounds, done with the run's settings.
 
     Raises:
       HparamError: If the run's flags are wrong.
@@ -89,7 +89,7 @@ def is_done(run: PlannedRun) -> bool:
     try:
         summary, hparams = run.read().ended, run.read().recorded or {}
     except RunError:
-        return False  # The run itself says what is damaged.
+        return False  # The run itself will report the damage.
     recorded = hparams.get("flags")
     if not summary or not isinstance(summary.get("rounds"), int) or not isinstance(recorded, dict):
         return False
@@ -108,20 +108,21 @@ def execute(
     max_minutes: float | None = None,
     check: Callable[[PlannedRun], None] | None = None,
 ) -> dict[PlannedRun, Outcome]:
-    """Runs what is missing.
+    """Carries out the runs that are not complete.
 
     Args:
-      runs: The runs; those that are done are passed over.
-      resources: Where, and what each run takes.
-      max_minutes: Time for all together, shared out equally; a run that it cuts short keeps its
-        checkpoint.
-      check: Given each run that is done, those of before first; what it raises ends the sweep.
+      runs: The runs; complete ones are skipped.
+      resources: Where to execute them, and the resources of each.
+      max_minutes: Minutes for all runs together, shared equally. A run that reaches its limit stops
+        with a checkpoint.
+      check: Called with each complete run, beginning with those that were complete before. An error
+        that it raises ends the sweep.
 
     Returns:
-      How each run ended that was not done before.
+      The outcome of each run that was not complete before.
 
     Raises:
-      ReproduceError: If Ray can't be reached, or runs failed; a run that diverges is no failure.
+      ReproduceError: If Ray can't be reached, or runs failed. Divergence does not count as failure.
     """
     missing = []
     for run in runs:
@@ -149,13 +150,13 @@ def execute(
                 break
         else:
             raise ReproduceError(
-                "the machine of the cluster through which runs are started was lost "
-                f"{resources.retries + 1} times; start again to resume."
+                "The connection to the cluster's machine that starts runs was lost "
+                f"{resources.retries + 1} times; run the same command again to resume."
             )
     outcomes = {run: outcomes[run] for run in missing}
     for run, outcome in outcomes.items():
         if outcome.code == DIVERGED:
-            print(f"{run.name} diverged; the others continued.", flush=True)
+            print(f"{run.name} diverged; the other runs continued.", flush=True)
     failed = {r: o for r, o in outcomes.items() if o.code not in (0, DIVERGED)}
     if failed:
         told = "; ".join(
@@ -180,7 +181,7 @@ def _tell_reused(runs, missing) -> None:
 
 
 def _run_here(missing, outcomes, shown, deadline, check) -> None:
-    """Runs what is missing in this process; a user's own exceptions are let through."""
+    """Carries out runs in this process; exceptions from users' code are not caught."""
     import simulation
 
     for i, run in enumerate(missing):
@@ -206,15 +207,15 @@ def _run_here(missing, outcomes, shown, deadline, check) -> None:
 
 
 class Estimate(NamedTuple):
-    """What a row still costs.
+    """The estimated remaining cost of a row.
 
     Attributes:
       row: Name of the row.
-      runs: Runs that are missing or not at their end.
+      runs: Number of runs that are not complete.
       rounds: Rounds that they still have to do.
-      seconds: Seconds a round; `None` if nobody has measured any.
-      source: Where the seconds are from: `measured` in runs of the row, `measured, other rows`,
-        `item`, `nearest measured: ` and a workload, or `unknown`.
+      seconds: Seconds per round; `None` if unknown.
+      source: Source of the seconds: `measured` in runs of the row; `measured, other rows`; `item`;
+        `nearest measured: ` followed by a workload; or `unknown`.
     """
 
     row: str
@@ -230,19 +231,19 @@ def estimate(
     nearest: Mapping[str, tuple[float, str]] | None = None,
     anew: Collection[PlannedRun] = (),
 ) -> list[Estimate]:
-    """Returns what the rows of a set-up still cost.
+    """Estimates the remaining cost of a set-up's rows.
 
     Args:
       runs: The set-up's runs.
-      given: Seconds a round that the item names, by row; `*` is any row.
-      nearest: Seconds a round by the nearest measured workload, and its name, by row; taken where
-        there is nothing better.
-      anew: Runs that are there and will be run again.
+      given: Row → seconds per round that the item gives; `*` stands for any row.
+      nearest: Row → seconds per round by the nearest measured workload, and its name; used if there
+        is nothing better.
+      anew: Existing runs that will start anew.
     """
     measured = {}
     for run in runs:
         seconds = run.read().values("time/round_seconds")[1].tolist()
-        # The first rounds trace and compile.
+        # The first rounds include tracing and compilation.
         if len(seconds) > 2:
             measured.setdefault(run.row, []).append(statistics.median(seconds))
     result = []
@@ -268,17 +269,17 @@ def estimate(
 
 
 def measure(runs: Sequence[PlannedRun], resources: Resources) -> dict[str, float]:
-    """Returns row → seconds of the second of two rounds, which are run for that, and thrown away.
+    """Measures row → seconds per round, by two rounds of a temporary run.
 
     Args:
-      runs: Runs, of which the first one of each row is measured.
-      resources: Where runs run.
+      runs: Runs; the first one of each row is measured.
+      resources: Where to execute runs.
 
     Returns:
-      Nothing of a row whose run fails.
+      Row → seconds of the second round. Rows whose run fails are left out.
     """
     first = {run.row: run for run in reversed(runs)}
-    command_line.say(f"Measuring two rounds of {', '.join(first)}, since no run has yet.")
+    command_line.say(f"Measuring the time of two rounds of {', '.join(first)}.")
     with tempfile.TemporaryDirectory() as folder:
         short = []
         for i, run in enumerate(first.values()):
@@ -299,7 +300,9 @@ def with_ray(resources: Resources) -> Iterator[Any]:
     """Connects to Ray, or starts it on this machine; what it started ends with this process."""
     cores = len(os.sched_getaffinity(0))
     if not resources.address and resources.cpus > cores:
-        raise ReproduceError(f"--cpus_per_run={resources.cpus:g}, but there are {cores} cores.")
+        raise ReproduceError(
+            f"--cpus_per_run={resources.cpus:g} is more than this machine's {cores} cores."
+        )
     with contextlib.ExitStack() as stack:
         try:
             ray = stack.enter_context(cluster.connected(resources.address))
@@ -309,11 +312,11 @@ def with_ray(resources: Resources) -> Iterator[Any]:
 
 
 class _NodeLost(Exception):  # noqa: N818
-    """The machine that this process is connected to is gone; the cluster itself need not be."""
+    """The machine that this process is connected to was lost; the cluster may still exist."""
 
 
 class _Sweep:
-    """The loop that keeps as many runs going as there is room for."""
+    """The loop that keeps as many runs going as the resources allow."""
 
     def __init__(self, ray, resources, shown, deadline, check):
         self._ray = ray
@@ -330,18 +333,18 @@ class _Sweep:
         )
 
     def run(self, missing, ended):
-        """Runs what is missing and puts into `ended` how each run ended.
+        """Carries out the missing runs and puts each one's outcome into `ended`.
 
         Raises:
-          ReproduceError: If no machine has room for a run.
-          _NodeLost: If no run can be started any more, or looked after, through this connection.
+          ReproduceError: If no machine has the resources for a run.
+          _NodeLost: If runs can no longer be started or monitored through this connection.
         """
         waiting, going = [(run, 0) for run in missing], {}
         while waiting or going:
             room = self._room()
             if not room and not going:
                 raise ReproduceError(
-                    f"no machine of the cluster has {self._resources.cpus:g} CPUs, "
+                    f"No machine of the cluster has {self._resources.cpus:g} CPUs, "
                     f"{self._resources.gpus:g} GPUs and {self._resources.memory / 1e9:g} GB of "
                     "memory for a run."
                 )
@@ -367,7 +370,7 @@ class _Sweep:
             self._shown.refresh()
 
     def _room(self) -> int:
-        """Returns how many runs fit on the machines that are there now."""
+        """Returns how many runs fit on the cluster's current machines."""
         room = 0
         for node in self._ray.nodes():
             if node["Alive"]:
@@ -383,7 +386,7 @@ class _Sweep:
     def _start(self, run, left, room):
         command = [*run.command, *(f"--{k}={v}" for k, v in _rounds_beyond(run).items())]
         if self._deadline is not None:
-            # As if all that is left came in waves that fill the room.
+            # The remaining time is divided by the number of waves that the remaining runs need.
             minutes = (self._deadline - time.monotonic()) / 60 / -(-left // room)
             command.append(f"--max_minutes={max(minutes, 0.01):.3f}")
         url = url_of(run, self._resources) if self._resources.storage else None
@@ -401,15 +404,15 @@ class _Sweep:
 
 
 def _rounds_beyond(run) -> dict[str, int]:
-    """Returns the flag that ends a run where it is, if that is beyond the rounds asked for.
+    """Returns the flag that ends a run where it is, if it has done more than its planned rounds.
 
-    So it is with one that was stopped on its way to more of them: at a search's next rung, or
-    before a smaller budget. It cannot go back, and only lacks its results.
+    That happens if the run was stopped on the way to more rounds, e.g. to a search's next rung, or
+    if the budget is smaller now. A run cannot go back, so this only makes it write its results.
     """
     try:
         done = board.rounds_done(run)
     except RunError:
-        return {}  # The run itself says what is damaged.
+        return {}  # The run itself will report the damage.
     return {"total_rounds": done} if done > run.rounds else {}
 
 
@@ -433,7 +436,7 @@ def _task(
     if url:
         storage.pull(url, path)
     path.mkdir(parents=True, exist_ok=True)
-    # The descriptors themselves: TensorFlow and TFF's worker print without Python.
+    # Redirect the descriptors themselves, since TensorFlow and TFF's worker bypass Python.
     with writing.open_to_append(path / LOG, "a", encoding="utf-8") as log:
         for descriptor in (1, 2):
             os.dup2(log.fileno(), descriptor)
@@ -450,7 +453,7 @@ def _task(
 
 @contextlib.contextmanager
 def _kept(url, folder):
-    """Copies a run's folder to the storage now and then, and at its end."""
+    """Copies a run's folder to the storage at regular intervals and at its end."""
     stop = threading.Event()
 
     def push_now_and_then():
@@ -458,7 +461,7 @@ def _kept(url, folder):
             try:
                 storage.push(folder, url)
             except ReproduceError as e:
-                # The next one may do; the last one has to.
+                # The next copy may succeed; an error of the last one is raised.
                 print(f"warning: {e}", file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=push_now_and_then, daemon=True)

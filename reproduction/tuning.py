@@ -1,14 +1,14 @@
-"""Learning rates that a search chooses: `--client_learning_rate=tune`.
+"""Searches for learning rates: `--client_learning_rate=tune`.
 
-Of one rate nine values are tried, half a decade apart from 0.001 to 10; of both rates 27 pairs, a
-quasi-random sample of the same ranges on a log scale (`reproduction.points`). They are compared by
-successive halving (`reproduction.search`): all do a ninth (a 27th) of the run's rounds, a third of
-them three times as many, and so on up to a third of the run's rounds. Least mean validation loss
-over the last evaluations wins. That takes at most about 1.7 times (2.3 times) the rounds of the
-run. Test data play no part.
+For one rate, the search tries nine values from 0.001 to 10, half a decade apart. For both rates, it
+tries 27 pairs: a quasi-random sample of the same ranges on a log scale (`reproduction.points`).
+Successive halving (`reproduction.search`) compares them. All do a ninth (for pairs a 27th) of the
+run's rounds. The best third do three times as many, and so on up to a third of the run's rounds.
+The lowest mean validation loss over the last evaluations wins. The search takes at most about 1.7
+times (for pairs 2.3 times) the rounds of the run. Test data are not used.
 
-The runs lie beside the run's folder, in `<experiment_name>.tuning`, and resume like any other. What
-was tried is in `tried.csv` there. A run that has begun keeps its rates.
+The search's runs are in the folder `<experiment_name>.tuning` beside the run's own, and resume like
+any other run. `tried.csv` there lists the points tried. A run that has begun keeps its rates.
 """
 
 import csv
@@ -39,7 +39,7 @@ _PAIRS = 27
 _FACTOR = 3
 _SELECTION = {"metric": "validation/loss", "last_rounds": 5}
 _VALIDATION_FRACTION = 0.1
-# Of a search's run: what is for the user's own run, and what it must not do.
+# Settings of the search's runs: these flags only apply to the user's own run.
 _OFF = {
     "fresh": False,
     "max_minutes": None,
@@ -51,7 +51,7 @@ _OFF = {
 
 
 class StoppedError(Exception):
-    """The search was stopped: by `signal`, or by the end of the time if that is `None`."""
+    """The search was stopped by `signal`, or by the time limit if `signal` is `None`."""
 
     def __init__(self, by: signal.Signals | None):
         super().__init__()
@@ -69,13 +69,13 @@ class _Trial:
     request: Request
 
     def read(self) -> run_folders.RunFolder:
-        """Returns what the run has left so far."""
+        """Returns a reader of the run's folder."""
         return run_folders.opened(self.folder)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Setup:
-    """What `search.search` reads of a set-up."""
+    """The fields of a set-up that `search.search` reads."""
 
     tried: Sequence[Mapping[str, Value]]
     rounds: int
@@ -85,17 +85,17 @@ class _Setup:
     selection: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _SELECTION)
 
     def points(self, row: str) -> list[dict[str, Value]]:
-        """Returns the points of the one row."""
+        """Returns the points of the only row."""
         del row
         return [dict(point) for point in self.tried]
 
 
 def settle(request: Request, caller: experiment.Caller) -> Request:
-    """Returns the settings of a run with rates in the place of `tune`.
+    """Returns the settings of a run with `tune` replaced by the rates that a search chooses.
 
     Args:
       request: The settings; `tune` names the rates.
-      caller: Who started the run.
+      caller: How to communicate with the command or program that started the run.
 
     Raises:
       DivergedError: If the run diverges with every rate.
@@ -114,14 +114,14 @@ def settle(request: Request, caller: experiment.Caller) -> Request:
         recorded = outputs.read_json(os.path.join(folder, "hparams.json")) or {}
         kept = {flag: recorded.get("flags", {}).get(flag) for flag in _fixed(request)}
         if all(isinstance(kept[flag], float) for flag in request.tune):
-            caller.say(f"{folder} was begun with {_told(kept, request.tune)}, which is kept.")
+            caller.say(f"Keeping {_told(kept, request.tune)}, with which {folder} was begun.")
             return _settled(request, kept)
     fixed = {}
     if "validation_fraction" in _fixed(request):
         fixed["validation_fraction"] = _VALIDATION_FRACTION
         caller.say(
-            f"Holding out {_VALIDATION_FRACTION:.0%} of each client's training examples to choose "
-            "by (--validation_fraction)."
+            f"Holding out {_VALIDATION_FRACTION:.0%} of each client's training examples as "
+            "validation data (--validation_fraction)."
         )
     chosen = _search(_settled(request, fixed), request.tune, place, caller)
     return _settled(request, {**fixed, **chosen})
@@ -132,7 +132,7 @@ def _settled(request: Request, settings: Mapping[str, Value]) -> Request:
 
 
 def _fixed(request: Request) -> list[str]:
-    """Returns the flags that tuning sets: the rates, and what is held out if nothing is yet."""
+    """Returns the flags that tuning sets: the rates, and a validation fraction if there is none."""
     own = getattr(request.objects.get("task"), "validation", None)
     held_out = request.run["validation_fraction"] or request.run["validation_clients"] or own
     return [*request.tune, *([] if held_out else ["validation_fraction"])]
@@ -150,7 +150,7 @@ def _search(request, flags, place, caller) -> dict[str, Value]:
     off = {
         **_OFF,
         "root_output_dir": place,
-        # Else a short run would have no evaluation but the first.
+        # Otherwise a short run might not be evaluated after its start.
         "rounds_per_eval": min(request.run["rounds_per_eval"], max(1, first // 5)),
     }
     records: list[dict[str, Any]] = []
@@ -173,20 +173,20 @@ def _search(request, flags, place, caller) -> dict[str, Value]:
 
     caller.say(
         f"Tuning {' and '.join(flags)}: {len(tried)} points from {LOWEST:g} to {HIGHEST:g}, "
-        f"{first} rounds each, the best third longer, up to {whole} rounds; in {place}."
+        f"{first} rounds each; the best third continues, up to {whole} rounds. Runs: {place}"
     )
     found = search.search(setup, [""], plan, execute)[""]
     last = [r for r in records if r["rounds"] == found.rungs[-1][0]]
     if not any(math.isfinite(record["validation/loss"]) for record in last):
         raise DivergedError(
-            f"Every rate from {LOWEST:g} to {HIGHEST:g} diverged; {place} has the runs."
+            f"Training diverged with every rate from {LOWEST:g} to {HIGHEST:g}; see {place}."
         )
     path = os.path.join(place, "tried.csv")
     _write(path, records, found.point)
-    caller.say(f"Chosen: {_told(found.point, flags)}. What was tried is in {path}.")
+    caller.say(f"Chosen: {_told(found.point, flags)}. All points tried: {path}")
     if len(flags) == 1 and found.point[flags[0]] in (_VALUES[0], _VALUES[-1]):
         caller.warn(
-            f"{_told(found.point, flags)} is at the end of the range; try values beyond it."
+            f"{_told(found.point, flags)} is at the end of the range; also try values beyond it."
         )
     return dict(found.point)
 
@@ -194,7 +194,7 @@ def _search(request, flags, place, caller) -> dict[str, Value]:
 def _trial(request, point, rounds, whole, place, off) -> _Trial:
     name = "_".join(f"{flag}={format_value(value)}" for flag, value in point.items())
     if request.first_other_plan(rounds, rounds, whole) is not None:
-        # Its rounds depend on how many there are in all, so it cannot be resumed for more.
+        # Its rounds depend on the total number of rounds, so it cannot be resumed for more.
         name += f"_rounds={rounds}"
     settings = {**off, **point, "total_rounds": rounds, "experiment_name": name}
     asked = experiment_flags.with_settings(request, **settings)
@@ -202,20 +202,20 @@ def _trial(request, point, rounds, whole, place, off) -> _Trial:
 
 
 class _NoProgress:
-    """Shows nothing; see `simulation.records.progress.Progress`."""
+    """Progress that shows nothing; see `simulation.records.progress.Progress`."""
 
     def update(self, round_num: int, shown: Mapping[str, float]) -> None:
-        """Passes over a round."""
+        """Does nothing."""
 
     def warn(self, text: str) -> None:
-        """Passes over trouble: the chosen run tells of its own."""
+        """Does nothing: the run with the chosen rates shows its own warnings."""
 
     def close(self) -> None:
-        """Has nothing to close."""
+        """Does nothing."""
 
 
 def _run(trial: _Trial, caller: experiment.Caller) -> None:
-    """Runs a trial, unless it is there: another start may have taken it further."""
+    """Carries out a trial, unless an earlier start has already taken it as far or further."""
     if trial.folder.exists():
         found = trial.read()
         done = found.summary["rounds"] if found.summary else 0

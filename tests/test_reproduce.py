@@ -765,5 +765,5 @@ def test_runs_that_fail_are_named(tmp_path):
     (told,) = done.stderr.splitlines()
     assert told.startswith("error: 1 of 2 runs failed: fedavg_seed1 (exit code 1: error: ")
     assert "holds results but no hparams.json" in told
-    assert done.stdout.count("fedavg_seed1 failed and is started again") == 1
+    assert done.stdout.count("fedavg_seed1 failed and will be restarted") == 1
     assert (folder.parent / "fedavg_seed2" / "summary.json").exists()

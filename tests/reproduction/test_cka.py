@@ -61,7 +61,7 @@ def test_another_linear_map_is_not_alike():
 
 def test_what_cannot_be_compared():
     assert np.isnan(cka.linear_cka(np.ones((3, 2)), np.eye(3)))
-    with pytest.raises(ValueError, match="as many rows"):
+    with pytest.raises(ValueError, match="equal numbers of rows"):
         cka.linear_cka(np.eye(3), np.eye(4))
 
 

@@ -481,11 +481,11 @@ def test_what_is_not_the_whole_protocol_decides_nothing(recorded, change):
 @pytest.mark.parametrize(
     ("expression", "said"),
     [
-        ('__import__("os").getcwd()', "can't hold"),
-        ('value("a", "avg") * 2 > 1', "can't hold"),
-        ("value.__class__", "can't hold"),
-        ('value(value, "avg") > 1', "can't hold"),
-        ('value("a", "avg") is 3', "can't hold"),
+        ('__import__("os").getcwd()', "cannot contain"),
+        ('value("a", "avg") * 2 > 1', "cannot contain"),
+        ("value.__class__", "cannot contain"),
+        ('value(value, "avg") > 1', "cannot contain"),
+        ('value("a", "avg") is 3', "cannot contain"),
         ('value("d", "avg") > 1', "no avg of d"),
         ('value("a", "std") > 1', "no std of a"),
         ('first("a", "avg", "d")', "no row d"),

@@ -66,7 +66,7 @@ def test_columns_are_those_of_task_method_and_flags(flags, columns, others):
     assert not any(map(written.in_rounds(request()).may_have, columns)) or not flags
 
 
-SAID = "is no column of metrics.csv in runs of fedavg; "
+SAID = "is not a column of metrics.csv in runs of fedavg; "
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ SAID = "is no column of metrics.csv in runs of fedavg; "
         ('metric = "eval/accuracy"', 'metric = "eval/accurcy"', f"columns.a: eval/accurcy {SAID}"),
         ('metric = "eval/accuracy"', 'metric = "eval/accurcy"', "the nearest are eval/accuracy, "),
         ('metric = "eval/accuracy"', 'metric = "auc"', f"auc {SAID}docs/metrics.md has them."),
-        ('metric = "eval/accuracy"', 'metric = "train/loss"', "set last_rounds or best beside it"),
+        ('metric = "eval/accuracy"', 'metric = "train/loss"', "set last_rounds or best"),
         ('"train/loss"', '"train/los"', f"selection.metric: train/los {SAID}the nearest are"),
         ('curve = "eval/', 'curve = "eval/non', f"curve: eval/nonaccuracy {SAID}"),
         (
@@ -86,7 +86,7 @@ SAID = "is no column of metrics.csv in runs of fedavg; "
         (
             'curve = "eval/accuracy"',
             'figures = [{ kind = "density", column = "acuracy" }]',
-            "acuracy is no column of client_metrics.csv in runs of fedavg; the nearest are accura",
+            "acuracy is not a column of client_metrics.csv in runs of fedavg; the nearest",
         ),
         ('curve = "eval/accuracy"', 'figures = [{ kind = "direction" }]', "train/direction_norm"),
         ('curve = "eval/accuracy"', 'figures = [{ kind = "client_losses" }]', "client_loss/ is no"),
@@ -192,7 +192,7 @@ def test_runs_that_are_done_are_looked_at_before_others_begin(tmp_path, monkeypa
     monkeypatch.setattr(sweep, "is_done", lambda run: run.row == "fedavg")
     monkeypatch.setattr(sweep, "with_ray", None)
     runs = [run_of(tmp_path, row) for row in ("other", "fedavg")]
-    with pytest.raises(ReproduceError, match="fairness/accuracy_avg_t is no column"):
+    with pytest.raises(ReproduceError, match="fairness/accuracy_avg_t is not a column"):
         sweep.execute(runs, sweep.Resources(), check=check.after)
 
 

@@ -383,7 +383,7 @@ def test_a_dry_run_measures_what_it_has_no_figure_for_or_says_unknown(
     root = f"--root_output_dir={tmp_path / 'runs'}"
     assert reproduce.main([f"--items={tmp_path}", "--item=x", "--dry_run", root]) == 0
     told = capsys.readouterr().out
-    assert "Measuring two rounds of fedavg" in told and "0.00 " not in told
+    assert "Measuring the time of two rounds of fedavg" in told and "0.00 " not in told
     if works:
         # Two runs of three rounds of half a second.
         assert "two rounds, measured just now" in told and "0.00083 hours" in told

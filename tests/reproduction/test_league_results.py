@@ -150,7 +150,7 @@ def test_without_the_baseline_there_is_no_target(folder, tmp_path, capsys):
     assert record["target"] == record["rounds"] == ""
     assert league.costs_of([record], "rounds") == {}
     assert league.main([f"--root={root}", f"--folder={folder}"]) == 0
-    assert "No method has all studies" in capsys.readouterr().out
+    assert "No method has completed all studies" in capsys.readouterr().out
 
 
 def test_the_command_writes_a_table(folder, tmp_path, capsys):

@@ -127,7 +127,7 @@ def test_a_folder_is_read_once_until_it_changes(tmp_path, monkeypatch):
     ("read", "reason"),
     [
         (lambda run: run_folders.curve([run], "eval/loss"), "no column eval/loss"),
-        (lambda run: run_folders.client_values([run], "accuracy"), "not at its end"),
+        (lambda run: run_folders.client_values([run], "accuracy"), "has not ended"),
         (
             lambda run: run_folders.grid([run], "eval/accuracy", 1, tau="{method}_tau"),
             "--fedavg_tau",
@@ -162,7 +162,7 @@ def test_runs_that_give_no_figure_are_one_line(tmp_path, capsys):
     for kind, runs, words in (
         ("curves", same, "the same settings and the same seed"),
         ("density", [endless], "missing or infinite"),
-        ("rates", same, "no number as --client_learning_rate"),
+        ("rates", same, "--client_learning_rate is missing or not a number"),
         ("curves", [blank], "No run has a value of accuracy"),
     ):
         assert plots.main([kind, *runs, f"--output={tmp_path / 'x'}"]) == 1

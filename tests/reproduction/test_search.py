@@ -144,7 +144,7 @@ def test_a_method_whose_rounds_depend_on_their_number_is_refused(tmp_path):
     setup = dataclasses.replace(
         setup_of(factor=3), rounds=300, rows={"a": items.Row("a", flagfile, {})}
     )
-    with pytest.raises(ReproduceError, match=r"a asks for other rounds .* --full_grid"):
+    with pytest.raises(ReproduceError, match=r"a cannot be resumed for more rounds.* --full_grid"):
         searched(setup, tmp_path)
 
 

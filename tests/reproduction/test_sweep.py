@@ -154,7 +154,7 @@ def test_a_sweep_goes_on_through_another_machine(monkeypatch, tmp_path, flagfile
 def test_a_sweep_gives_up_where_every_machine_is_lost(monkeypatch, tmp_path, flagfile):
     connect_to(monkeypatch, [Connection([], lost_after=0) for _ in range(3)])
     runs = sweep_driver.short_runs(flagfile, tmp_path, 2)
-    with pytest.raises(ReproduceError, match="lost 3 times; start again to resume"):
+    with pytest.raises(ReproduceError, match="lost 3 times; run the same command again"):
         sweep.execute(runs, sweep.Resources(retries=2))
 
 
@@ -209,7 +209,7 @@ def test_a_quiet_sweep_shows_no_progress_but_what_failed(tmp_path, monkeypatch, 
         shown.refresh()
         shown.ended(runs[0], "fine")
         shown.failed(runs[1], "lost")
-    assert capsys.readouterr().out == f"{runs[1].name} failed and is started again: lost\n"
+    assert capsys.readouterr().out == f"{runs[1].name} failed and will be restarted: lost\n"
 
 
 def test_a_storage_that_fails_for_a_time_is_tried_again(monkeypatch, tmp_path, capsys):
@@ -256,7 +256,7 @@ def test_a_lost_machine_and_a_killed_driver_change_no_result(tmp_path, flagfile)
     finally:
         cluster.shutdown()
     log = pathlib.Path(f"{disturbed}.log").read_text()
-    assert "failed and is started again" in log, "no run was lost with the machine"
+    assert "failed and will be restarted" in log, "no run was lost with the machine"
     assert f"of {NUMBER} runs are done already" in log
     resumed = [
         json.loads(path.read_text())["resumed"] for path in folder(disturbed).glob("*/hparams.json")
