@@ -1,10 +1,10 @@
-"""What `--runtime=auto` is decided by: a round of `vectorized` relative to one of `tff`.
+"""Measurements behind `--runtime=auto`: a round of `vectorized` relative to one of `tff`.
 
     python -m benchmarks.auto --models=dense_64,cnn --turns=20
 
-Both runtimes take turns in one process on the same cohort of FedAvg, as a run does its rounds.
-Their medians are compared, and the processor's time of all turns, which says more on a busy
-machine. The rule itself is `simulation.runtimes.choose`.
+Both runtimes take turns in one process on the same cohort of FedAvg, as a run does its rounds. The
+benchmark compares their medians, and the processor time of all turns, which is more reliable on a
+busy machine. The rule itself is `simulation.runtimes.choose`.
 """
 
 import contextlib

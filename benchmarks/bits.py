@@ -1,11 +1,11 @@
-"""Whether two versions of the suite compute the same bits: every method, runtime and task.
+"""Checks that two versions of the suite compute the same bits: every method, runtime and task.
 
     python -m benchmarks.bits --write=before.json
     python -m benchmarks.bits --against=before.json
 
-A case is a short run of the command on data that are made up. Its digest covers the last
-checkpoint's arrays (as a set, so that fields may change places) and the tables, except times. Bits
-are comparable on one machine only: other processors sum in another order.
+A case is a short run of the command on synthetic data. Its digest covers the tables, except times,
+and the last checkpoint's arrays, as a set so that fields may change their order. Bits are
+comparable only on one machine, since other processors sum in another order.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ _PROBLEM = (
     "--rounds_per_eval=2",
 )
 _COHORT = ("--clients_per_round=3",)
-# What a method needs beside, or instead of the size of its cohort.
+# Flags that a method needs in addition to the cohort's size or instead of it.
 _OF_METHODS = {
     "centralized": (),
     "climb": (*_COHORT, "--climb_primal_rounds=1", "--climb_epsilon=0"),
@@ -62,7 +62,7 @@ _OF_METHODS = {
     ),
     "lookahead": (*_COHORT, "--lookahead_state=keep"),
 }
-# Forms of a method that are code of their own, beside its defaults.
+# Variants of methods that run other code than the defaults.
 _FORMS = {
     "fedavg kept Adam": (
         "fedavg",
@@ -90,7 +90,7 @@ _TASK = (
 
 
 def cases() -> dict[str, list[str]]:
-    """Returns the arguments of each case's run by the case's name."""
+    """Returns case → arguments of its run."""
     forms = {name: (name, _OF_METHODS.get(name, _COHORT)) for name in tff_algos.names()} | _FORMS
     found = {}
     for form, (name, flags) in forms.items():
@@ -118,11 +118,11 @@ def cases() -> dict[str, list[str]]:
 
 
 def digest(arguments: Sequence[str], of_run: Callable | None = None) -> Any:
-    """Runs the command and returns a digest of what it has computed, or the end of its output.
+    """Runs the command; returns a digest of its results, or the end of its output if it fails.
 
     Args:
-      arguments: The command's.
-      of_run: Folder of the run → what to return in place of one digest of everything.
+      arguments: Arguments of the command.
+      of_run: Function from the run's folder to a result that replaces the digest of everything.
     """
     import run_experiment
 
@@ -161,7 +161,7 @@ def _digest_of(run):
 
 
 def _apart(run):
-    """Returns a digest of what training computed, and all numbers of the tables."""
+    """Returns a digest of the results of training, and all numbers of the tables."""
     checkpoint, _ = checkpoints.load_newest(str(run / "checkpoints"))
     trained = sorted(
         hashlib.sha256(f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes()).hexdigest()
@@ -201,7 +201,7 @@ def main(arguments: list[str]) -> int:
         for name, flags in cases().items()
         if any(text in name for text in options.only or [""])
     }
-    # A child for every case, from one process that has imported TensorFlow but run nothing yet.
+    # One child per case, forked from a process that has imported TensorFlow but run nothing yet.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_REPO), os.environ.get("PYTHONPATH", "")])
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.reliability.preload"])

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the workloads, and the machine in words."""
+"""Shared by the benchmarks: workloads, and a description of the machine."""
 
 import contextlib
 import csv
@@ -16,7 +16,7 @@ from tff_suite import tables
 
 
 class Workload(NamedTuple):
-    """A task and what a round of it asks for: clients, minibatch size B, client rate."""
+    """A task and the settings of a round: clients, minibatch size B, client learning rate."""
 
     task: str
     clients: int
@@ -41,7 +41,7 @@ def report(options: Any, heads: Mapping[str, str] | None = None) -> Iterator[tab
 
 
 def write_csv(path: str, records: Sequence[Mapping[str, Any]]) -> None:
-    """Writes records as a CSV file, each with the machine and the day it was measured on."""
+    """Writes records as a CSV file, each with the machine and date of the measurement."""
     measured = {"machine": machine(), "date": datetime.date.today().isoformat()}
     records = [{**record, **measured} for record in records]
     with open(path, "w", newline="") as f:

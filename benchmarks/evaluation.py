@@ -1,10 +1,10 @@
-"""Seconds an example of an evaluation, relative to a round's training, on the runtime of `auto`.
+"""Evaluation seconds per example, relative to a round's training, on the runtime of `auto`.
 
     python -m benchmarks.evaluation --workloads=w1,w4 --rounds=5
 
-Training rounds and evaluations take turns in one process; medians are printed. The clients of the
-round are evaluated on their own training examples, repeated up to `--examples`, as clients and
-pooled at once, as a run does it.
+Training rounds and evaluations take turns in one process; medians are printed. The round's clients
+are evaluated on their own training examples, repeated up to `--examples`. One pass gives results
+per client and pooled results, as in a run.
 """
 
 import os

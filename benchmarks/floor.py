@@ -1,21 +1,24 @@
-"""What the arithmetic of a round takes at least, on the machine that it is compared on.
+"""A lower bound on the time of a round, measured on the machine of the comparison.
 
-The least time of a round of FedAvg is that of its multiply-adds at the rate of large matrix
-products, or that of its weights and gradients at the rate of memory, whichever is more:
+The lower bound for a round of FedAvg is the larger of two times. One is the time of its
+multiply-adds at the rate of large matrix products. The other is the time to read and write its
+weights and gradients at the rate of memory:
 
     multiply-adds = n Σ_l c_l m_l,    steps = Σ_k ⌈n_k / B⌉
 
-with n examples in all, of which client k has n_k, and the multiply-adds m_l of layer l for one of
-them: the numbers of its kernels times the positions at which they are applied (pixels of its
-output, words of a sentence; its padding needs nothing). Forward pass, gradient for the layer's
-inputs and gradient for its kernels take m_l each, c_l = 3; where the inputs are the data, they need
-no gradient and their zeros no product, so c_l is twice the share of the data that is not zero.
-Biases, normalisation, activations and loss count nothing. In every step the gradient is written
-once, and read with the weights that are written then.
+n is the total number of examples, of which client k has n_k. m_l is the number of multiply-adds of
+layer l for one example: the size of its kernels times the number of positions at which they are
+applied. Positions are pixels of the output or words of a sentence, without padding.
 
-Both are carried out rather than calculated, by the side `floor` of `benchmarks.speed`: as many
-multiply-adds in products of matrices, and as many steps on vectors of the model's size, which may
-stay in a cache where the model's can. So the rates are those of the same run.
+The forward pass, the gradient of the layer's inputs and the gradient of its kernels take m_l each,
+so c_l = 3. If the layer's inputs are the data, they need no gradient, and zeros need no product.
+Then c_l is twice the share of the data that is not zero. Biases, normalisation, activations and
+loss are not counted. In every step the gradient is written once; then it and the weights are read,
+and the weights are written.
+
+The side `floor` of `benchmarks.speed` carries out both instead of calculating them. It does as many
+multiply-adds in matrix products, and as many steps on vectors of the model's size, which may stay
+in a cache if the model's can. So both rates are measured in the same run as the other sides.
 """
 
 import concurrent.futures
@@ -28,7 +31,7 @@ import tensorflow as tf
 
 from benchmarks.workloads import Workload
 
-_SIDE = 512  # Of the matrices, which stay in a core's cache.
+_SIDE = 512  # Rows and columns of the matrices, which fit into a core's cache.
 
 
 def multiply_adds(workload: Workload) -> float:
@@ -47,13 +50,13 @@ def multiply_adds(workload: Workload) -> float:
         if isinstance(layer, tf.keras.layers.Conv2D):
             products *= _share_of_inputs(layer)
         if layer.output_mask is not None:
-            products *= not_zero  # Padding is 0.
+            products *= not_zero  # Padding consists of zeros.
         total += (2 * not_zero if _takes_data(layer) else 3) * products
     return examples * total
 
 
 def _share_of_inputs(layer) -> float:
-    """Returns the share of a convolution's products that are with its inputs, not with padding."""
+    """Returns the share of a convolution's products that do not involve padding."""
     ones = tf.ones([1, *layer.input_shape[1:3], 1])
     kernel = tf.ones([*layer.kernel_size, 1, 1])
     met = tf.nn.conv2d(ones, kernel, layer.strides, layer.padding.upper())
@@ -61,7 +64,7 @@ def _share_of_inputs(layer) -> float:
 
 
 def _takes_data(layer) -> bool:
-    """Returns whether a layer's inputs are the model's, flattened perhaps."""
+    """Returns whether a layer's inputs are the model's, possibly flattened."""
     before = layer.inbound_nodes[0].inbound_layers
     while isinstance(before, tf.keras.layers.Flatten):
         before = before.inbound_nodes[0].inbound_layers
@@ -69,12 +72,12 @@ def _takes_data(layer) -> bool:
 
 
 def steps(workload: Workload) -> int:
-    """Returns the local steps of a round's clients together."""
+    """Returns the total number of local steps of a round's clients."""
     return sum(-(-len(y) // workload.batch_size) for _, y in workload.clients)
 
 
 def rounds(workload: Workload) -> Callable[[range], None]:
-    """Returns what takes the least time of as many rounds; the first finds out which that is."""
+    """Returns a function that takes the lower bound of rounds; its first call decides which one."""
     cores = len(os.sched_getaffinity(0))
     size = sum(int(tf.size(w)) for w in workload.keras_model().trainable_weights)
     products = [_products(multiply_adds(workload) / cores)] * cores
@@ -100,7 +103,7 @@ def _seconds(pool, works) -> float:
 
 
 def _products(number: float) -> Callable[[], None]:
-    """Returns what does a number of multiply-adds by products of matrices."""
+    """Returns a function that does a number of multiply-adds by matrix products."""
     matrix = tf.random.stateless_uniform([_SIDE, _SIDE], [0, 0])
     whole, rest = divmod(round(number / _SIDE**2), _SIDE)
     last = matrix[:rest]
@@ -114,7 +117,7 @@ def _products(number: float) -> Callable[[], None]:
 
 
 def _walks(size: int, number: int) -> Callable[[], None]:
-    """Returns what takes a number of steps of gradient descent on vectors."""
+    """Returns a function that does a number of gradient descent steps on vectors."""
     weights, gradient = np.ones(size, np.float32), np.empty(size, np.float32)
 
     def work():

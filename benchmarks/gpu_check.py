@@ -2,15 +2,19 @@
 
     python -m benchmarks.gpu_check --rounds=20 --report=gpu_report.md
 
-In the environment of `make venv-gpu`, of either stack. It fails if TensorFlow finds no GPU, if a
-runtime on the GPU does not agree with the same runtime on the CPU, or if a round over a whole
-cohort does more operations for more clients, which would be a loop over clients. Then it measures
-FedAvg's round on the tasks for which FLUTE's paper (Dimitriadis et al. 2022, arXiv 2203.13789)
-gives seconds a round, with data of the tasks' true shapes: made up, so that nothing has to be
-downloaded, unless `--data_dir` names the folder of real data.
+Run it in the environment of `make venv-gpu`, on either stack. It fails in any of these cases:
 
-Agreement is checked without TensorFloat-32, which TensorFlow uses for float32 products by default
-and which is measured as it is. Mixed precision is never on.
+- TensorFlow finds no GPU.
+- A runtime on the GPU does not agree with the same runtime on the CPU.
+- A round over a whole cohort executes more operations for more clients, which reveals a loop over
+  clients.
+
+Then it measures FedAvg's round on the tasks for which FLUTE's paper (Dimitriadis et al. 2022, arXiv
+2203.13789) gives seconds per round. The data are synthetic, with the tasks' true shapes, so that
+nothing has to be downloaded. Pass `--data_dir` to use real data.
+
+TensorFloat-32, TensorFlow's default for float32 products, is off when agreement is checked and on
+when time is measured. Mixed precision is always off.
 """
 
 import glob
@@ -47,7 +51,7 @@ from benchmarks import common, side, workloads
 from simulation import runtimes
 from simulation.engine.batched_ops import NotVectorizable
 
-# Task → clients a round, minibatch size, FLUTE's seconds a round.
+# Task → clients per round, minibatch size, FLUTE's seconds per round.
 _TASKS = {
     "emnist_character": (10, 20, 0.33),
     "cifar100_image": (10, 20, 1.53),
@@ -62,10 +66,10 @@ _OPERATION = re.compile(r"(?<!:):[A-Z]\w*$")
 
 
 def executed_operations(run: Callable[[], object]) -> int:
-    """Returns how many operations TensorFlow executes in a call.
+    """Returns the number of operations that TensorFlow executes in a call.
 
     Args:
-      run: Called twice; only the second call counts.
+      run: Called twice; only the second call is counted.
     """
     run()
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +82,7 @@ def executed_operations(run: Callable[[], object]) -> int:
         for path in glob.glob(f"{folder}/**/*.xplane.pb", recursive=True):
             with open(path, "rb") as f:
                 space = xplane_pb2.XSpace.FromString(f.read())
-            # Operations are events 'name:Type' of the host's threads, on whatever device they run.
+            # Operations on any device are events 'name:Type' of the host's threads.
             for plane in (p for p in space.planes if p.name.startswith("/host:CPU")):
                 names = {i: m.name for i, m in plane.event_metadata.items()}
                 events = (e for line in plane.lines for e in line.events)
@@ -87,7 +91,7 @@ def executed_operations(run: Callable[[], object]) -> int:
 
 
 def operations_by_clients(process, make_client: Callable[[int], object]) -> dict[int, int]:
-    """Returns the operations of a round over stacked clients, by its number of clients.
+    """Returns number of clients → operations of a round over that many stacked clients.
 
     Args:
       process: The process.
@@ -110,7 +114,7 @@ def _small(name):
 
 
 def _weights_after_two_rounds() -> dict[str, np.ndarray]:
-    """Returns the weights that each runtime reaches; empty where a model has no such form."""
+    """Returns the weights that each runtime reaches; empty if it does not support the model."""
     tf.config.experimental.enable_tensor_float_32_execution(False)
     weights = {}
     for name in _AGREEMENT:
@@ -130,7 +134,7 @@ def _weights_after_two_rounds() -> dict[str, np.ndarray]:
 
 
 def _reference() -> dict[str, np.ndarray]:
-    """Returns `_weights_after_two_rounds` of a process that sees no GPU."""
+    """Returns `_weights_after_two_rounds` from a process without GPUs."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "weights.npz")
         subprocess.run(
@@ -143,7 +147,7 @@ def _reference() -> dict[str, np.ndarray]:
 
 
 def too_new(gpus: Sequence[tf.config.PhysicalDevice]) -> list[str]:
-    """Returns a line for each GPU that this TensorFlow is reported to fail on."""
+    """Returns a line for each GPU on which this TensorFlow is reported to fail."""
     lines = []
     for gpu in gpus:
         details = tf.config.experimental.get_device_details(gpu)
@@ -208,7 +212,7 @@ def _check_no_loop_over_clients() -> list[str]:
 
 
 class _Utilisation(threading.Thread):
-    """Asks the driver twice a second how busy the GPU is and how much of its memory is in use."""
+    """Reads the GPU's utilisation and memory use from the driver twice per second."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -223,7 +227,7 @@ class _Utilisation(threading.Thread):
             self.readings.append([float(part.split()[0]) for part in line.split(",")])
 
     def end(self) -> tuple[float, float]:
-        """Returns mean utilisation in per cent and largest memory in MiB; NaN without readings."""
+        """Returns mean utilisation in percent and peak memory in MiB; NaN without readings."""
         self._done.set()
         self.join()
         if not self.readings:
@@ -302,7 +306,7 @@ def main(arguments: list[str]) -> int:
         "",
         f"FedAvg, medians of {options.rounds} rounds; examples are the mean of a round.",
         "",
-        "| task | runtime | clients | examples | s a round | FLUTE's | GPU busy % | memory MiB |",
+        "| task | runtime | clients | examples | s/round | FLUTE's | GPU busy % | memory MiB |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name in _TASKS:

@@ -1,19 +1,19 @@
-"""Which operations of methods and models TensorFlow could not run on a GPU; needs no GPU.
+"""Finds operations of methods and models without a GPU kernel; does not need a GPU.
 
     python -m benchmarks.gpu_kernels --methods=fedavg,scaffold --tasks=emnist_character
 
-Without `--methods`, or `--tasks`, all are walked; an empty list stands for none. `--precision` is
-that of the tasks' models.
+Without `--methods`, or `--tasks`, all are checked; an empty list stands for none. `--precision` is
+the precision of the tasks' models.
 
-TensorFlow's build for a GPU lists its GPU kernels on a machine without one, too. Here the graphs of
-a method's round, for the `tff` and for the `vectorized` runtime, and of a task's model, in the form
-that its layers take beside a GPU, are walked and each operation is looked up there. The exit code
-is 1 if an operation inside a loop has no GPU kernel and takes or gives what is on the GPU: that
-would be copied in every step.
+TensorFlow's GPU build lists its GPU kernels even on a machine without a GPU. This benchmark looks
+up every operation in two kinds of graphs. One is a method's round, for the `tff` and the
+`vectorized` runtime. The other is a task's model, with its layers in the form that they have on a
+GPU. The exit code is 1 if an operation inside a loop has no GPU kernel, but an input or output on
+the GPU. That tensor would be copied in every step.
 
-Not counted are copies between an operation on the GPU and one of 32-bit integers, which TensorFlow
-has on the host by its own convention (shapes, the count of a loop's steps, class numbers). Whether
-kernels are right and fast only a GPU can tell (`benchmarks.gpu_check`).
+Copies to or from operations on 32-bit integers are not counted. By convention, TensorFlow keeps
+these on the host (shapes, loop counters, class numbers). Only a GPU can show whether kernels are
+correct and fast (`benchmarks.gpu_check`).
 """
 
 import collections
@@ -59,17 +59,18 @@ from tff_algos.client_data import Batch
 from tff_suite import hparams
 from tff_suite.compat import computation_impl, kernels, op_def_registry
 
-# Where an operation runs: on the GPU; on the host, with a GPU's kernel that by TensorFlow's own
-# convention has all its tensors there (32-bit integers, shapes); on the CPU, for want of another.
+# Where an operation runs: on the GPU; on the host, with a GPU kernel that by TensorFlow's
+# convention keeps all its tensors there (32-bit integers, shapes); on the CPU, since it has no GPU
+# kernel.
 GPU, HOST, CPU = "GPU", "host", "CPU"
 
 _PRECISION = [h for h in run_hparams.RUN_HPARAMS if h.name in ("precision", "loss_scale")]
 _WHILE = frozenset(["StatelessWhile", "While"])
 _LOOPS = _WHILE | {"For", "MapDefun"}
-# What the first version's control flow makes of a loop; all its parts would lie side by side.
+# Operations of loops in TensorFlow 1's control flow, which does not nest their bodies.
 _FLAT_LOOPS = frozenset(["Enter", "RefEnter"])
 _ALWAYS_ON_HOST = frozenset([tf.string.as_datatype_enum, tf.resource.as_datatype_enum])
-# As arguments and results of functions; a kernel may have 32-bit integers on the GPU.
+# Types on the host as arguments and results of functions; kernels may have int32 on the GPU.
 _ON_HOST_IN_CALLS = _ALWAYS_ON_HOST | {tf.int32.as_datatype_enum}
 
 
@@ -77,11 +78,11 @@ class Operation(NamedTuple):
     """A kind of operation in a graph.
 
     Attributes:
-      name: TensorFlow's name of it.
+      name: TensorFlow's name for it.
       dtypes: The values of its type attributes, in order of the attributes' names.
       place: `GPU`, `HOST` or `CPU`.
       in_loop: Whether it is inside a loop.
-      copies: Whether a tensor that it takes or gives is copied between GPU and host for it.
+      copies: Whether an input or output is copied between GPU and host for it.
     """
 
     name: str
@@ -92,14 +93,14 @@ class Operation(NamedTuple):
 
 
 class _Tensor(NamedTuple):
-    """Which argument a tensor is that an operation takes or gives, and whether on the host."""
+    """An input or output of an operation: its argument, and whether it is on the host."""
 
     argument: str
     on_host: bool
 
 
 def _types(attributes, declared) -> list[int]:
-    """Returns the types that an attribute names, which may have been left at its default."""
+    """Returns the types that an attribute names, explicitly or by default."""
     value = attributes.get(declared.name, declared.default_value)
     return [value.type] if value.WhichOneof("value") == "type" else list(value.list.type)
 
@@ -122,7 +123,7 @@ def _kernels_beside_a_gpu(op: str):
 
 
 def _kernel(node):
-    """Returns the kernel that a GPU would run an operation with, `None` if there is none."""
+    """Returns an operation's GPU kernel, `None` if it has none."""
     types = _type_attributes(node)
     label = node.attr["_kernel"].s.decode() if "_kernel" in node.attr else ""
     for kernel in _kernels_beside_a_gpu(node.op):
@@ -179,7 +180,7 @@ class _Body:
         for argument in signature.input_arg if signature else ():
             on_host = argument.type in _ON_HOST_IN_CALLS
             self._outputs[argument.name] = [_Tensor(argument.name, on_host)]
-        # TensorFlow takes these out of a function before it runs it.
+        # TensorFlow removes these from a function before running it.
         self._passes_on = {node.name: node.input[0] for node in nodes if node.op == "Identity"}
         self._inputs = {}
         for node in nodes:
@@ -196,13 +197,13 @@ class _Body:
         return [_tensors(node, a, kernel) for a in (declared.input_arg, declared.output_arg)]
 
     def _source(self, name):
-        """Returns the tensor that a tensor is, passed on."""
+        """Follows identities back to the original tensor."""
         while (node := name.split(":")[0]) in self._passes_on:
             name = self._passes_on[node]
         return name
 
     def is_on_host(self, name: str) -> bool:
-        """Returns whether a tensor is: `node`, `node:index`, or `node:argument:index`."""
+        """Returns whether a tensor (`node`, `node:index`, `node:argument:index`) is on the host."""
         node, *rest = self._source(name).split(":")
         outputs = self._outputs[node]
         if len(rest) == 2:
@@ -210,10 +211,10 @@ class _Body:
         return outputs[int(rest[-1]) if rest else 0].on_host
 
     def copying(self, wanted_on_host=()) -> set[str]:
-        """Returns the names of the nodes that take or give a tensor that is copied.
+        """Returns the names of the nodes with an input or output that is copied.
 
         Args:
-          wanted_on_host: Tensors that are needed on the host, whatever it is that takes them.
+          wanted_on_host: Tensors that are needed on the host in any case.
         """
         found = {
             self._source(name).split(":")[0] for name in wanted_on_host if not self.is_on_host(name)
@@ -231,18 +232,18 @@ class _Body:
 def operations(graph_def: tf.compat.v1.GraphDef, in_loop: bool = False) -> collections.Counter:
     """Counts the operations of a graph and of all functions that it calls.
 
-    Of a function with an implementation for GPUs (Keras's LSTM), that one counts.
+    For a function with several implementations (Keras's LSTM), the one for GPUs is counted.
 
     Args:
       graph_def: The graph.
-      in_loop: Whether all of it is run in a loop.
+      in_loop: Whether all of it runs in a loop.
 
     Returns:
-      `Operation` → how many nodes there are of it, in all functions together.
+      `Operation` → its number of nodes, in all functions together.
 
     Raises:
-      ValueError: If the graph has a loop of TensorFlow's first version, which cannot be told from
-        what is outside it.
+      ValueError: If the graph has a loop of TensorFlow 1, which cannot be separated from the rest
+        of the graph.
     """
     functions = {f.signature.name: f for f in graph_def.library.function}
     for_gpu = {
@@ -253,7 +254,7 @@ def operations(graph_def: tf.compat.v1.GraphDef, in_loop: bool = False) -> colle
     found, seen = collections.Counter(), set()
 
     def called(node):
-        """Yields the functions of a node, and whether what they give is a loop's condition."""
+        """Yields the functions of a node, and whether their result is a loop's condition."""
         if node.op in functions:
             yield node.op, False
         for key, value in node.attr.items():
@@ -265,7 +266,7 @@ def operations(graph_def: tf.compat.v1.GraphDef, in_loop: bool = False) -> colle
         copying = body.copying(wanted_on_host)
         for node in body.nodes:
             if node.op in _FLAT_LOOPS:
-                raise ValueError(f"{node.name} is part of a loop of TensorFlow's first version.")
+                raise ValueError(f"{node.name} is part of a loop of TensorFlow 1.")
             if node.op not in functions:
                 types = [t for _, ts in sorted(_type_attributes(node).items()) for t in ts]
                 names = tuple(tf.as_dtype(t).name for t in types)
@@ -305,10 +306,10 @@ def of_round(process) -> dict[str, collections.Counter]:
     """Counts the operations of a round, as `operations` does.
 
     Args:
-      process: What `tff_algos.build` gives; of a method of several processes those of all count.
+      process: From `tff_algos.build`. For a method of several processes, all are counted.
 
     Returns:
-      Runtime → the operations; without `vectorized` if the method or model has no such form.
+      Runtime → the operations; without `vectorized` if the method or model does not support it.
     """
     if not hasattr(process, "method"):
         parts = [getattr(part, "next", part) for part in vars(process).values()]
@@ -359,7 +360,7 @@ def of_model(model: tff_algos.Model) -> collections.Counter:
 
 @contextlib.contextmanager
 def layers_as_beside_a_gpu() -> Iterator[None]:
-    """Makes the layers that are called inside take the form that they have beside a GPU."""
+    """Within this context, layers have the form that they have on a GPU."""
     devices = tf.config.list_physical_devices
 
     def with_one(kind=None):
@@ -371,11 +372,11 @@ def layers_as_beside_a_gpu() -> Iterator[None]:
 
 
 def lacking(found: collections.Counter, in_loop: bool) -> list[str]:
-    """Returns the operations that only the CPU can carry out on tensors of the GPU, in words.
+    """Lists the operations without a GPU kernel that need copies from or to the GPU.
 
     Args:
-      found: What `operations` has found.
-      in_loop: Whether those inside a loop are asked for, or those outside.
+      found: From `operations`.
+      in_loop: Whether to list those inside loops or those outside.
     """
     return sorted(
         f"{o.name}[{', '.join(o.dtypes)}]"
@@ -385,7 +386,7 @@ def lacking(found: collections.Counter, in_loop: bool) -> list[str]:
 
 
 def of_methods(names: list[str]) -> Iterator[tuple[str, collections.Counter]]:
-    """Yields (what, operations) of the methods' rounds with a softmax regression."""
+    """Yields (description, operations) of the methods' rounds with a softmax regression."""
     model = tff_algos.from_keras(
         models.softmax_regression(0),
         loss=losses.sparse_softmax_cross_entropy,
@@ -408,7 +409,7 @@ def of_methods(names: list[str]) -> Iterator[tuple[str, collections.Counter]]:
 def of_tasks(
     names: list[str], precision: str = "float32"
 ) -> Iterator[tuple[str, collections.Counter]]:
-    """Yields (what, operations) of the tasks' models, which compute in that `--precision`."""
+    """Yields (description, operations) of the tasks' models in this `--precision`."""
     settings = {"seed": 0, **hparams.resolve("run", _PRECISION, {"precision": precision})}
     for name in names:
         few = {"num_clients": 2} if name == "clothing1m" else {}

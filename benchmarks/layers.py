@@ -1,12 +1,12 @@
-"""What the suite's own layers are worth: a client's training with Keras's in the place of one.
+"""The benefit of the suite's own layers: a client's training with Keras's version of one layer.
 
     python -m benchmarks.layers --layers=pool,dense --starts=5 --turns=10
 
-A client of a workload of `benchmarks.speed` is trained for its round with the suite's model, and
-with the model that has Keras's layer (or dropout of 32 random bits an entry, or TensorFlow's loss)
-instead of one of the suite's. The two take turns in one process with one thread inside each
-operation, as in a run. Ratios are of the processor's time: median, least and greatest of several
-processes, since TensorFlow chooses some of its kernels again in each process, by chance.
+A client of a workload of `benchmarks.speed` is trained for its round with two models. One is the
+suite's. In the other, one of the suite's layers is replaced by Keras's, by dropout of 32 random
+bits per entry, or by TensorFlow's loss. The two take turns in one process with one thread inside
+each operation, as in a run. Ratios are of processor time: median, smallest and largest over several
+processes, since each process chooses some of TensorFlow's kernels anew, by chance.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class Layer(NamedTuple):
     Attributes:
       workload: A workload whose model has it.
       place: Module and name under which it is looked up.
-      instead: What takes its place.
+      instead: The replacement.
     """
 
     workload: str
@@ -84,7 +84,7 @@ LAYERS = {
 
 
 def _training(layer: Layer, replaced: bool) -> Callable[[], None]:
-    """Returns what trains the workload's first client, after a first run that traces it."""
+    """Returns a function that trains the workload's first client; it has already been traced."""
     workload = workloads.WORKLOADS[layer.workload](None)
     data = side.batched_cohort(workload._replace(clients=workload.clients[:1]), 0)[0]
     optimizer = client.Optimizer(tff.learning.optimizers.build_sgdm(workload.learning_rate))
@@ -103,7 +103,7 @@ def _training(layer: Layer, replaced: bool) -> Callable[[], None]:
 
 
 def ratio(layer: Layer, turns: int) -> float:
-    """Returns the processor's time of the suite's layer, of that of the other, in this process."""
+    """Returns the ratio of processor times, suite's layer to replacement, in this process."""
     sides = [_training(layer, replaced) for replaced in (False, True)]
     seconds = [[], []]
     for _ in range(turns):

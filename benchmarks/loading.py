@@ -2,11 +2,11 @@
 
     python -m benchmarks.loading --tasks=synthetic,fashion_mnist
 
-Each task is a process of its own that loads its data, builds its model and FedAvg and runs one
-round of ten clients (at most 100 examples each, minibatches of 20), without evaluation. Where
-`--data_dir` has no data of a task, the task makes its synthetic data, and the table says so. Peak
-memory is the largest resident memory of the process; processor seconds are those of the process to
-the end of the round, which other work on the machine changes less than seconds.
+Each task runs in its own process. It loads its data, builds its model and FedAvg, and runs one
+round of ten clients (at most 100 examples each, minibatches of 20), without evaluation. If
+`--data_dir` has no data for a task, the task makes synthetic data, and the table says so. Peak
+memory is the largest resident memory of the process. Processor seconds are those of the process up
+to the end of the round; other work on the machine affects them less than wall-clock seconds.
 """
 
 import json
@@ -28,14 +28,14 @@ PARSER.flag("child")
 if __name__ == "__main__":
     command_line.begin(PARSER)
 
-# Read when TensorFlow is imported, in the children too.
+# TensorFlow reads this when it is imported, in child processes too.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 _CLIENTS = 10
 
 
 def child(name: str, data_dir: str | None) -> dict:
-    """Loads a task and runs a round in this process; returns what it took."""
+    """Loads a task and runs a round in this process; returns its time and memory."""
     started = time.perf_counter()
     from tff_suite import imports
 

@@ -1,12 +1,15 @@
-"""Stack Overflow at its full number of clients: what opening, a round and a long run cost.
+"""Cost of loading, rounds and long runs with as many clients as Stack Overflow has.
 
     python -m benchmarks.many_clients --clients=342477 --rounds=200
 
-Writes a database in TFF's form with as many users as Stack Overflow has, one in 1,000 with 1,000
-sentences and the rest with one to four, so that the file is small; clients are read by the code
-that reads the real one. Prints the seconds until the task is there, how long the data of a round of
-FedOpt's 50 users takes beside reading its users from a database of a hundredth of the users, and
-how the process's memory grows over the rounds. No model is trained.
+It writes a database in TFF's format with as many users as Stack Overflow has. One user in 1,000 has
+1,000 sentences, the others one to four, so that the file is small. The code that reads the real
+database reads this one. No model is trained. It prints:
+
+- the seconds until the task is loaded,
+- the time to read the data of a round of 50 users (FedOpt's number), relative to a database with a
+  hundredth of the users,
+- the growth of the process's memory over the rounds.
 """
 
 import os
@@ -84,11 +87,11 @@ def write(folder: str, num_clients: int) -> int:
 
 
 def measure(folder: str, rounds: int) -> tuple[float, float, list[int]]:
-    """Opens the files and makes the data of some rounds.
+    """Opens the files and reads the data of some rounds.
 
     Returns:
-      Seconds to the task, median milliseconds of a round's data, and the process's resident memory
-      in bytes after the first tenth of the rounds and after the last.
+      Seconds until the task is loaded, median milliseconds for a round's data, and the process's
+      resident memory in bytes after the first tenth of the rounds and after the last.
     """
     started = time.perf_counter()
     task = tasks.load(_WORKLOAD.task, data_dir=folder, seed=1)

@@ -2,11 +2,11 @@
 
     python -m benchmarks.memory --workload=synthetic --rounds=1000 --from_round=50
 
-Prints the resident memory of this process and its children after `from_round` rounds and after the
-last, and their ratio. `synthetic` and the workloads have the same clients in every round, whose
-examples come in another order each time, so that by `from_round` every shape of data has been seen;
-in `distinct` 100 new clients of new sizes come in every round (100 rounds: 10,000 clients). A sum
-over processes counts shared pages twice; growth shows all the same.
+It prints the resident memory of this process and its children after `from_round` rounds and after
+the last round, and their ratio. `synthetic` and the workloads have the same clients in every round,
+with their examples in another order each time. So every shape of data has occurred by `from_round`.
+`distinct` has 100 new clients of new sizes in every round (100 rounds: 10,000 clients). The sum
+over processes counts shared pages several times, but still shows growth.
 """
 
 import gc

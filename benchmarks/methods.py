@@ -1,12 +1,13 @@
-"""Each registered method's round, relative to FedAvg's: its time, and the work that explains it.
+"""Each method's round relative to FedAvg's: its time, and the amount of work that explains it.
 
     python -m benchmarks.methods --workloads=w4,w6 --methods=fedavg,scaffold --turns=5
 
-A method and FedAvg take turns, on the runtime that `auto` stands for. The seconds are the median of
-the turns, by the clock; ratios are of these and of the processor's time over all turns, which means
-more where others use the machine. Work is counted, not taken from a paper: the examples that go
-forward through the model in a round, and twice those that go backward, over the same number of
-FedAvg's. Settings are the methods' defaults, with a learning rate where one must be given.
+A method and FedAvg take turns, on the runtime that `auto` chooses. Seconds are the median of the
+turns by the wall clock. There are ratios of these, and of processor time over all turns, which is
+more reliable on a busy machine. Work is counted and not taken from a paper. It is the number of
+examples that pass forward through the model in a round, plus twice the number that pass backward,
+relative to FedAvg's. Settings are the methods' defaults, with a learning rate where one is
+required.
 """
 
 import os
@@ -41,7 +42,7 @@ _BASE = "fedavg"
 
 
 class _Counts:
-    """Examples that went through a model."""
+    """Numbers of examples that passed through a model."""
 
     def __init__(self):
         self.forward = self.backward = 0.0
@@ -59,7 +60,7 @@ class _Counts:
 
 
 def _counted(model: "tff_algos.Model", counts: _Counts) -> "tff_algos.Model":
-    """Returns a model that also counts the examples that it is given, on the `tff` runtime."""
+    """Returns a model that also counts its examples, on the `tff` runtime."""
 
     @tf.custom_gradient
     def noticed(weight, examples):
@@ -121,7 +122,7 @@ class _Rounds:
             self._client_states = ClientStates(":memory:", first, 1 << 30)
 
     def run(self, rounds: int = 1) -> tuple[float, float]:
-        """Runs rounds; returns the seconds of one, by the clock and of the processor."""
+        """Runs rounds; returns the wall-clock and the processor seconds per round."""
         started = time.perf_counter(), time.process_time()
         with runtimes.installed(self.runtime):
             for _ in range(rounds):
@@ -144,7 +145,7 @@ def _work(name, workload, model) -> float:
 
 
 def measure(workload_name: str, names: list[str], turns: int, data_dir: str | None):
-    """Yields a record for each method; one that cannot be built has its reason."""
+    """Yields a record for each method; if it cannot be built, the record holds the reason."""
     workload = workloads.WORKLOADS[workload_name](data_dir)
     model = tff_algos.from_keras(
         workload.keras_model(),

@@ -1,11 +1,11 @@
-"""Where the time of a client's training goes: the shares of TensorFlow's operations.
+"""Shares of TensorFlow's operations in the time of a client's training.
 
     python -m benchmarks.operations --workloads=w7,w8,w9,w10
 
 The first client of a workload of `benchmarks.speed` is trained for its round, alone and in one
-thread, under TensorFlow's profiler. Operations of like kind count together; what is less than a
-hundredth goes into `others`. Beside it the client's seconds of the processor, of which the profiler
-sees all but what TensorFlow takes from one operation to the next.
+thread, under TensorFlow's profiler. Operations of similar kind are added up; kinds below 1 % go
+into `others`. The table also has the client's processor seconds, which include TensorFlow's time
+between operations that the profiler does not see.
 """
 
 import collections
@@ -36,7 +36,7 @@ from simulation import runtimes
 from tff_algos import client
 
 _RUNS = 5
-# Part of an operation's name → its kind; others are called what TensorFlow calls them.
+# Part of an operation's type → its kind; other kinds have TensorFlow's name.
 _KINDS = {
     "MatMul": "products of matrices",
     "Conv2D": "convolutions",
@@ -99,16 +99,16 @@ def shares(name: str) -> list[dict]:
 
 
 def _times(space) -> tuple[collections.Counter, collections.Counter]:
-    """Returns picoseconds and number of each kind of operations."""
+    """Returns picoseconds and number of operations of each kind."""
     times, counts = collections.Counter(), collections.Counter()
     for plane in space.planes:
         if not plane.name.startswith("/host:CPU"):
             continue
         for event in (event for line in plane.lines for event in line.events):
             name, _, operation = plane.event_metadata[event.metadata_id].name.rpartition(":")
-            # An operation is called name:type; what Python does and graphs have other names.
+            # Operations are named name:type; events of Python and of graphs have other names.
             is_one = name and not name.endswith(":") and " " not in operation and name[0] != "$"
-            # What a call of a function does, is there as well.
+            # Skip calls of functions, since the operations inside are listed as well.
             if is_one and not operation.endswith(("Call", "While")):
                 times[kind(operation)] += event.duration_ps
                 counts[kind(operation)] += 1

@@ -1,13 +1,13 @@
-"""Peak memory of runs beside the least that their largest round takes (`least_memory`).
+"""Peak memory of runs, compared with the lower bound for their largest round (`least_memory`).
 
     python -m benchmarks.peaks --cases=tff-fedavg-100
 
-Each case is a run of three rounds in a process of its own: a runtime, a method and a number of
-clients, on a dense model of one hidden layer (784-6000-10, 4.8 million parameters) with 40 examples
-a client, or on a workload of the speed benchmark. Printed are the resident memory when the rounds
-begin, by how much it grows at most above that (TFF's worker included), the least as a refusal has
-it, and their ratio. What others do at the same time does not change it much: memory is of this
-process, though two clients at work overlap by chance.
+Each case is a run of three rounds in its own process, with a runtime, a method and a number of
+clients. The model is dense with one hidden layer (784-6000-10, 4.8 million parameters) and 40
+examples per client, or it is a workload of the speed benchmark. The table shows the resident
+memory when the rounds begin, and its largest growth with TFF's worker. Beside it are the lower
+bound by which runs are refused, and the ratio of growth to bound. Other work on the machine hardly
+affects these numbers, but it is random which clients of a round overlap.
 """
 
 import contextlib
@@ -47,13 +47,13 @@ class Case(NamedTuple):
     """A run.
 
     Attributes:
-      runtime: Where it runs.
+      runtime: The runtime.
       method: The method.
-      clients: Clients of a round.
-      chunk: `--clients_per_chunk`, 0 for none.
+      clients: Clients per round.
+      chunk: `--clients_per_chunk`; 0 if unset.
       threads: Cores of the process.
       hidden: Units of the model's hidden layer.
-      workload: A workload of the speed benchmark in its place, whose clients are a round's.
+      workload: A workload of the speed benchmark that replaces the dense model.
     """
 
     runtime: str
@@ -66,7 +66,7 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Returns what the command calls it."""
+        """Returns its name on the command line."""
         parts = [self.workload, self.runtime, self.method, str(self.clients)]
         parts += [f"by{self.chunk}"] * bool(self.chunk) + [f"t{self.threads}"]
         return "-".join(filter(None, parts))
@@ -113,7 +113,7 @@ def dense(hidden: int):
 
 
 def _workload(case):
-    """Returns what the clients of a case do, see `benchmarks.workloads`."""
+    """Returns the workload of a case, see `benchmarks.workloads`."""
     import numpy as np
     import tensorflow as tf
 
@@ -144,7 +144,7 @@ def _resident(pid: int) -> int:
 
 @contextlib.contextmanager
 def _watched(found: dict) -> Iterator[None]:
-    """Notes the resident memory of this process and its children, now and at most."""
+    """Notes the current and the peak resident memory of this process and its children."""
     gc.collect()
     me = psutil.Process()
     pids = [me.pid, *(child.pid for child in me.children(recursive=True))]
@@ -169,8 +169,8 @@ def measure(case: Case) -> dict:
     """Measures a case; for a process that does nothing else.
 
     Returns:
-      Bytes: of the `model`; resident `before` the rounds; of the `peak` of the rounds; and the
-      `least` that a round takes.
+      Bytes: `model`, the model's size; `before`, resident before the rounds; `peak`, the peak of
+      the rounds; `least`, the lower bound for a round.
     """
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: case.threads])
     from tff_suite import imports
@@ -192,7 +192,7 @@ def measure(case: Case) -> dict:
         with _watched(found):
             return rounds(*arguments, **named)
 
-    # Else it would not be looked at, since there is enough memory.
+    # Forces the check, which is skipped for models that are small enough.
     least_memory._MOST_VECTORS = 1 << 40
     memory.require, loop.run = noted, watched
     workload = _workload(case)

@@ -1,9 +1,9 @@
-"""Writes docs/performance.md from what the other benchmarks measured.
+"""Writes docs/performance.md from the results of the other benchmarks.
 
     python -m benchmarks.report --results=benchmarks/results --output=docs/performance.md
 
-Results are the CSV files that the benchmarks write with `--csv`; their names begin with the
-benchmark's. A benchmark without results is said to have none.
+Results are the CSV files that the benchmarks write with `--csv`. A file's name begins with that of
+its benchmark. The page lists benchmarks without results.
 """
 
 import csv

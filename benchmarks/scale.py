@@ -1,26 +1,26 @@
-"""One run over several processes and machines: what it costs and what it brings.
+"""Cost and benefit of one run over several processes and machines.
 
     python -m benchmarks.scale machinery --workloads=w1,w4 --turns=7
 
-Parts, each in minutes, to be run on a quiet machine:
-  * `machinery`: processor's time of a round with one worker over that of one without workers, Ray's
-    own processes included, on W1, W6 and W4 with 1,000 clients.
-  * `two`: clock of two workers of one core each over one of one core, W1; and how much longer the
-    clients' work takes in all with two, and which share of the clock they are at it.
-  * `cores`: how much two cores can do more than one: a process on one of them does W1 without
-    workers, in turns alone and beside another one that does the same on the other core.
-  * `bytes`: bytes of a round beside the ideal: the model to each worker, an aggregate from each of
-    its subtrees of chunks.
+Each part takes minutes and should run on a quiet machine:
+  * `machinery`: processor time of a round with one worker, relative to one without workers. It
+    includes Ray's own processes. Workloads: W1, W6 and W4 with 1,000 clients.
+  * `two`: wall-clock time on W1 with two workers of one core each, relative to one such worker.
+    Also how much longer the clients' work takes in total with two, and its share of the wall clock.
+  * `cores`: how much more two cores can do than one. A process on one core does W1 without workers,
+    alternately alone and while another process does the same on the other core.
+  * `bytes`: bytes of a round, compared with the ideal: the model to each worker, and one aggregate
+    from each of its subtrees of chunks.
   * `memory`: peak memory of the driver for cohorts of 100, 1,000 and 10,000 clients, with and
     without workers.
-  * `states`: SCAFFOLD with the EMNIST CNN on 10,000 clients, 20 a round, their states in the
-    driver's store: bytes, and seconds of moving and storing them beside those of the work.
-  * `kills`: rounds on a local cluster of two nodes, one of them killed in a round every 20 rounds,
-    `--turns` times, and another put in its place.
-  * `predict`: seconds a round for 8, 64 and 512 workers by simulation, from what it measures first:
-    a client's and a step's time, the driver's for an order, and rates of broadcasts and sums.
+  * `states`: SCAFFOLD with the EMNIST CNN on 10,000 clients, 20 per round, with their states in the
+    driver's store: bytes, and seconds of transfer and storage compared with those of the work.
+  * `kills`: rounds on a local cluster of two nodes. Every 20 rounds one node is killed during a
+    round and replaced, `--turns` times.
+  * `predict`: seconds per round for 8, 64 and 512 workers by simulation. Its inputs are measured
+    first: time per client, per step and per order of the driver, and rates of broadcasts and sums.
 
-Clients' data are made by the workers, as in a run. `--cohort`, `--workers`, `--runtime` and
+Workers make the data of their clients, as in a run. `--cohort`, `--workers`, `--runtime` and
 `--core` are for the processes that `memory` and `cores` start.
 """
 
@@ -46,7 +46,7 @@ PARSER.flag("csv", help="File to write the records to.", path=True)
 tables.add_flag(PARSER)
 PARSER.flag("workloads", "w1,w4,w6", "Workloads of the machinery, separated by commas.")
 PARSER.flag("data_dir", help="Folder of MNIST and its writers, for w6.", path=True)
-# Of the processes that `memory` and `cores` start.
+# For the processes that `memory` and `cores` start.
 PARSER.flag("cohort", 100)
 PARSER.flag("workers", 0)
 PARSER.flag("runtime", "tff")
@@ -112,7 +112,7 @@ class _Rounds:
             if workers:
                 from simulation.workers import start
 
-                # Which workers of another node compare with their own.
+                # Workers on another node compare this with their own data.
                 data = fingerprint.of_task(parts.task) if "ray_address" in placed else {}
                 self.pool = start.pool(request, data, programs, parts.cohorts, print, stack)
             else:
@@ -128,7 +128,7 @@ class _Rounds:
         self.state, self.round = self.process.initialize(), 0
 
     def __call__(self, states=None):
-        """Does a round; returns its seconds, and the processor's of all processes."""
+        """Does a round; returns its wall-clock seconds, and processor seconds of all processes."""
         before, started = _processor(), time.perf_counter()
         cohort = self._cohort_of_round(self.round, self.state)
         given = None if states is None else states.slices(cohort.ids)
@@ -142,7 +142,7 @@ class _Rounds:
 
 
 def _processor():
-    """Returns the processor's seconds of this process and all that it started."""
+    """Returns the processor seconds of this process and its descendants."""
     total = 0.0
     own = psutil.Process()
     for process in [own, *own.children(recursive=True)]:
@@ -164,8 +164,8 @@ def _machinery(turns):
         if workload not in _DATA["workloads"] or (workload == "w6" and not _DATA.get("folder")):
             continue
         with contextlib.ExitStack() as stack:
-            # Both are there all the time and take turns, so that what else the machine does, and
-            # how fast it is, is the same for both; what waits beside takes next to nothing.
+            # Both exist all the time and take turns, so that other work on the machine, and its
+            # speed, affect both alike. The waiting one uses hardly any resources.
             alone = _Rounds(stack, workload, cohort, None, 0)
             shared = _Rounds(stack, workload, cohort, cohort, 1, cpus_per_worker=2.0)
             found = {}, {}
@@ -192,7 +192,7 @@ def _machinery(turns):
 
 
 def _by_kind():
-    """Returns the processor's seconds of this process, of workers and of Ray's own processes."""
+    """Returns the processor seconds of this process, of workers and of Ray's own processes."""
     found = {"driver": sum(psutil.Process().cpu_times()[:2]), "worker": 0.0, "ray": 0.0}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -212,7 +212,7 @@ def _two(turns):
             learn(process, member, chunks, seconds)
 
         crew._learn = learn_and_note
-        # Both are there all the time, and the second has leave in every other turn.
+        # Both workers exist all the time; the second is idle in every other turn.
         clock, busy = {1: [], 2: []}, {1: [], 2: []}
         for turn in range(turns + 1):
             for workers in (1, 2):
@@ -232,7 +232,7 @@ def _two(turns):
         one_seconds=one,
         two_seconds=two,
         ratio=one / two,
-        # The rest is what each loses to the other, which has the same memory, and to the driver.
+        # The remainder is lost to contention for memory, and to the driver.
         work_with_two=statistics.median(busy[2]) / statistics.median(busy[1]),
         at_work_of_one=statistics.median(busy[1]) / one,
         at_work_of_two=statistics.median(busy[2]) / 2 / two,
@@ -257,7 +257,7 @@ def _cores(turns):
         for _ in range(turns):
             for both in (False, True):
                 other.send_signal(signal.SIGCONT if both else signal.SIGSTOP)
-                one.stdout.readline()  # The round in which the other one came or went.
+                one.stdout.readline()  # Skip the round in which the other process came or went.
                 found[both] += [float(one.stdout.readline()) for _ in range(3)]
     alone, beside = (statistics.median(found[both]) for both in (False, True))
     yield dict(
@@ -287,7 +287,7 @@ def _bytes(turns):
                 rounds()
             down, up = rounds.program.sent_bytes()
             moved = rounds.pool.bytes
-            # Down goes through the object store of a machine, once, whatever the workers on it.
+            # The broadcast passes through each machine's object store once, for all its workers.
             yield dict(
                 part="bytes",
                 what=f"{workload}, {cohort // size} chunks, 2 workers",
@@ -323,7 +323,7 @@ def _one_memory(cohort, workers, runtime):
 
 
 class _Timed:
-    """A store of client states, with the seconds that it takes."""
+    """A store of client states that measures its seconds."""
 
     def __init__(self, states):
         self._states, self.seconds = states, 0.0
@@ -357,7 +357,7 @@ def _states(turns):
             rounds = _Rounds(stack, "stateful", cohort, 2, workers, **given)
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             first = process_lib.initial_client_state(rounds.method)
-            # Less than the clients of all rounds keep: some go through the file.
+            # Less memory than all states need, so that some go to the file.
             path = os.path.join(folder, "states.sqlite")
             plain = client_states.ClientStates(path, first, 200 << 20)
             store = _Timed(stack.enter_context(contextlib.closing(plain)))
@@ -406,13 +406,13 @@ def _kills(turns):
     try:
         with contextlib.ExitStack() as stack:
             rounds = _Rounds(stack, "w4", 40, 5, 2, ray_address=cluster.address)
-            # The driver is connected through the first one, which has to stay.
+            # The driver is connected through the first node, which must not be killed.
             node = cluster.add_node(num_cpus=1)
             started, lost = time.perf_counter(), 0
             for r in range(rounds_to_do):
                 killer = None
                 if r % every == every - 1:
-                    # A worker on the node is at work when it goes.
+                    # Ensures that a worker on the node is busy when the node is killed.
                     rounds.pool.wait_for_all()
                     lost += len({facts.node for facts in rounds.pool.ready()}) - 1
                     killer = threading.Thread(target=cluster.remove_node, args=(node, False))
@@ -450,24 +450,24 @@ def simulate(
     merge_bytes_per_second: float,
     workers_per_machine: int = 8,
 ) -> dict[str, float]:
-    """Returns what a round takes, by the same placement as a run's.
+    """Simulates the time of a round, with the same placement of clients as in a run.
 
     Args:
       steps: Local steps of each client, `[n]`.
       workers: Number of workers.
-      step_seconds: Of a local step.
-      client_seconds: Of a client besides.
-      clients_per_chunk: Clients of a chunk.
-      model_bytes: Of a broadcast, and of an aggregate.
-      order_seconds: Of the driver, for an order.
-      put_bytes_per_second: Of the driver's broadcasts into its object store.
-      bytes_per_second: Of the network at the driver.
-      merge_bytes_per_second: Of the driver's sums.
-      workers_per_machine: Who share a broadcast.
+      step_seconds: Seconds per local step.
+      client_seconds: Further seconds per client.
+      clients_per_chunk: Clients per chunk.
+      model_bytes: Bytes of a broadcast, and of an aggregate.
+      order_seconds: The driver's seconds per order.
+      put_bytes_per_second: Rate of the driver's broadcasts into its object store.
+      bytes_per_second: Rate of the network at the driver.
+      merge_bytes_per_second: Rate of the driver's sums.
+      workers_per_machine: Number of workers that share a broadcast.
 
     Returns:
-      `work`, until the last worker is done; `driver`, what the driver does meanwhile and after:
-      broadcast, orders, what it receives and adds; `seconds` of the round; `efficiency` of it.
+      `work`, seconds until the last worker is done; `driver`, seconds of the driver for broadcast,
+      orders, receiving and adding; `seconds` of the round; and its `efficiency`.
     """
     from simulation.workers import placement
 
@@ -478,17 +478,17 @@ def simulate(
     work = max(sum(costs[i] for i in p) for p in places)
     orders = subtrees = 0
     for p in places:
-        # Each order takes half of what is left.
+        # Each order takes half of the remaining chunks.
         number = len(p)
         orders += number.bit_length()
         subtrees += number.bit_length()
     machines = -(-workers // workers_per_machine)
-    # Over the network a broadcast goes from machine to machine, as Ray's object store has it.
+    # Ray's object store passes a broadcast on from machine to machine.
     down = model_bytes / put_bytes_per_second
     down += model_bytes / bytes_per_second * np.ceil(np.log2(machines + 1))
     up = subtrees * model_bytes * (1 / bytes_per_second + 1 / merge_bytes_per_second)
     driver = orders * order_seconds + up
-    # What comes in while others work is added meanwhile; the last of each worker is not.
+    # Aggregates that arrive early are added meanwhile; the last one of each worker is added after.
     after = workers * model_bytes * (1 / bytes_per_second + 1 / merge_bytes_per_second)
     seconds = down + max(work + after, driver)
     return dict(
@@ -500,10 +500,10 @@ def simulate(
 
 
 def stack_overflow_sizes(number: int, seed: int = 0) -> np.ndarray:
-    """Draws how many sentences users of Stack Overflow have, the first 1,000 of each.
+    """Draws numbers of sentences of Stack Overflow's users, cut off at 1,000 each.
 
-    The data are not at hand: an assumed log-normal law of sigma 1.5 with the mean of the 342,477
-    training users, 397 (135,818,730 sentences), before the cut at 1,000.
+    This is an assumed log-normal distribution with sigma 1.5, as the real sizes are not available.
+    Before the cut, its mean is that of the 342,477 training users: 397 (135,818,730 sentences).
     """
     rng = np.random.default_rng(seed)
     sigma = 1.5
@@ -511,7 +511,7 @@ def stack_overflow_sizes(number: int, seed: int = 0) -> np.ndarray:
     return np.clip(sizes, 1, 1000).astype(int)
 
 
-_NETWORK = 1.25e9  # Bytes a second of 10 Gbit/s.
+_NETWORK = 1.25e9  # Bytes per second of 10 Gbit/s.
 
 
 def _predict(turns):
@@ -537,10 +537,10 @@ def _predict(turns):
 
 
 def _measured(turns):
-    """Measures what `simulate` is given, but the network.
+    """Measures the arguments of `simulate`, except the network's.
 
     Returns:
-      What clients and orders take, by processor's time, and for each model its size and rates.
+      Processor seconds per client and per order, and for each model its size and rates.
     """
     import ray
 
@@ -552,7 +552,7 @@ def _measured(turns):
     step = (by_steps[10] - by_steps[1]) / 9
     with contextlib.ExitStack() as stack:
         rounds, of_cut = _Rounds(stack, "w4", 64, 1, 1), {}
-        # The cut of a round decides how many orders it is; all else of it is the same.
+        # The size of chunks determines the number of orders and nothing else.
         for size in (1, 64):
             rounds.size, spent = size, []
             for _ in range(2 + 2 * turns):
@@ -602,7 +602,7 @@ _PARTS = {
 
 @command_line.reported
 def main(arguments: list[str]) -> int:
-    """Runs a part and prints what it found."""
+    """Runs a part and prints its results."""
     given = PARSER.parse(arguments)
     known = [*_PARTS, "one_memory", "one_core"]
     if given.part not in known:

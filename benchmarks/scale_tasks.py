@@ -1,4 +1,4 @@
-"""The workloads of `benchmarks.scale` as tasks, which workers can make for themselves."""
+"""The workloads of `benchmarks.scale` as tasks, which workers can load themselves."""
 
 from typing import Any
 
@@ -24,26 +24,26 @@ tasks.register(
 
 
 class Repeated:
-    """The clients of a workload, again and again; every client has examples of its own."""
+    """The clients of a workload, repeated; every client has its own copy of the examples."""
 
     def __init__(self, clients, number: int):
-        """Initialises for so many clients."""
+        """Initialises for a number of clients."""
         self._clients = clients
         self.client_ids = [f"{k:06d}" for k in range(number)]
         self.sizes = np.array([len(clients[k % len(clients)][1]) for k in range(number)])
 
     def examples(self, index: int) -> tasks.task.Examples:
-        """Returns the examples of a client: made when they are read, as from a file."""
+        """Returns the examples of a client, made on access as if read from a file."""
         x, y = self._clients[index % len(self._clients)]
         shift = index // len(self._clients)
         return tasks.task.Examples(np.roll(x, shift, 0), np.roll(y, shift, 0))
 
 
 def task_of(name: str, workload: Any, clients: int) -> tasks.task.Task:
-    """Returns a workload of so many clients as a task, without metrics.
+    """Returns a workload with a number of clients as a task, without metrics.
 
     Args:
-      name: Of the task.
+      name: Name of the task.
       workload: A `benchmarks.workloads.Workload`.
       clients: Number of clients.
     """

@@ -1,10 +1,10 @@
-"""What part of a grid's work successive halving takes, and whether it finds the grid's point.
+"""The cost of successive halving relative to whole grids, and whether it finds the best point.
 
     python -m benchmarks.search --items=benchmarks/sweeps
 
-Searches the grids of items as `reproduce.py` does with their `[search]`, in this process and one
-run after the other, resuming runs from their checkpoints. Then the rest of each grid is run, and
-its best point by the same rule is compared with the one that was found.
+It searches the grids of items as `reproduce.py` does with their `[search]`. Runs follow one another
+in this process and resume from their checkpoints. Then it runs the rest of each grid and compares
+the grid's best point, by the same rule, with the one that the search found.
 """
 
 import os

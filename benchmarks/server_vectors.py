@@ -1,14 +1,15 @@
-"""What methods cost whose server needs every client's vector: memory, and the server's step.
+"""Memory and time of methods whose server needs every client's vector.
 
     python -m benchmarks.server_vectors --clients=100 --runtimes=tff,vectorized --model=cnn
 
-A round of AdaFed and of FedMGDA+ with 100 clients of a model of 1.2 million parameters: `cnn` is
-the EMNIST CNN (1,206,590), `mlp` a dense net of 784-1024-384-10 (1,201,290); 198 examples
-a client, Federated EMNIST's mean, B = 20, one epoch. Every row is measured in a process of its own:
-the peak of its resident memory, the part of it above the same round of FedAvg, the seconds of a
-round, and those of the server's step alone, stacking of the clients' vectors included. Shares are
-of processor time, which other work on the machine changes least. `native`, which copies
-quadratically, is meant for 20 clients at most.
+It runs rounds of AdaFed and FedMGDA+ with 100 clients and a model of 1.2 million parameters. `cnn`
+is the EMNIST CNN (1,206,590), `mlp` a dense network of 784-1024-384-10 (1,201,290). Each client has
+198 examples, Federated EMNIST's mean, with B = 20 and one epoch.
+
+Every row is measured in its own process. It shows the peak resident memory, the part of it above
+the same round of FedAvg, the seconds of a round, and those of the server's step alone. The step
+includes stacking the clients' vectors. Shares are of processor time, which other work on the
+machine affects least. `native` copies quadratically; use at most 20 clients with it.
 """
 
 import collections
@@ -62,7 +63,7 @@ MODELS = {"cnn": models.emnist_cnn, "mlp": _dense}
 
 
 class _Answered:
-    """The words of a round whose clients have answered already, one value for each of them."""
+    """The primitives of a round whose clients' results are given, one value per client."""
 
     def __init__(self, updates):
         self._updates = updates
@@ -91,7 +92,7 @@ class _Leaves:
 
 
 def _updates(name, model, number, rng):
-    """Makes what clients would send."""
+    """Makes synthetic updates of clients."""
     module = importlib.import_module(f"tff_algos.{name}")
     one = tf.ones([])
     metrics = collections.OrderedDict(
@@ -108,7 +109,7 @@ def _updates(name, model, number, rng):
 
 
 def server_seconds(process, name: str, number: int, turns: int = 4) -> list[float]:
-    """Returns median seconds of the server's step, stacking included: clock, processor."""
+    """Returns median seconds of the server's step with stacking: wall clock and processor."""
     rng = np.random.default_rng(0)
     answered = _Answered(list(_updates(name, process.model, number, rng)))
     state, seconds = process.method.initialize(), []
@@ -129,8 +130,8 @@ def measure(name: str, runtime: str, model_name: str, number: int, rounds: int) 
     """Measures one method in one runtime; for a process that does nothing else.
 
     Returns:
-      Peak bytes of resident memory over the rounds; median seconds of a round after the first and
-      of the server's step (0 for FedAvg), each by the clock and of the processor.
+      Peak resident memory over the rounds, in bytes; median seconds of a round after the first, and
+      of the server's step (0 for FedAvg), each by wall clock and processor.
     """
     runtimes.configure_threads()
     rng = np.random.default_rng(1)

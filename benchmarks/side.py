@@ -1,25 +1,23 @@
-"""One side of the speed benchmark in a process of its own: rounds of FedAvg on request.
+"""One side of the speed benchmark, as a process that runs rounds of FedAvg on request.
 
     python -m benchmarks.side tff w1
 
 Sides:
-  * `per_client`, `vectorized`, `tff`, `auto`: this suite's runtimes, each round's inputs made while
-    the round before is under way, as in a run.
+  * `per_client`, `vectorized`, `tff`, `auto`: this suite's runtimes. As in a run, each round's
+    inputs are made during the round before.
   * `vectorized_chunks`: `vectorized` in chunks of 16 clients (`--clients_per_chunk`).
   * `per_client_serial`: `per_client` with one client at a time.
-  * `tff_worker`, `tff_worker_file`: TFF's `build_weighted_fed_avg` as shipped, in its own C++
-    worker and with its fastest loop over a client's data, which are held in memory or read from a
-    file.
-  * `plain_tf`: what one would write without a library, a `tf.function` for each client on a thread
-    a core.
-  * `plain_jax`: the same with `jax.vmap` over the clients; W4 only, whose clients are equal and
+  * `tff_worker`, `tff_worker_file`: TFF's `build_weighted_fed_avg` as shipped, in TFF's C++ worker,
+    with the fastest loop over a client's data. The data are in memory or in a file.
+  * `plain_tf`: code without a library: a `tf.function` per client, with one thread per core.
+  * `plain_jax`: the same with `jax.vmap` over the clients. Only for W4, whose clients are equal and
     whose model is dense.
-  * `floor`: nothing but the arithmetic of a round, or its walks through weights and gradients,
-    whichever takes more (`benchmarks.floor`).
+  * `floor`: only the arithmetic of a round, or only its passes over weights and gradients,
+    whichever takes longer (`benchmarks.floor`).
 
-After its first round it writes how many rounds it runs in a turn; for every line it reads, it runs
-that many more and writes the seconds that one took. The driver (`benchmarks.speed`) keeps several
-sides at once, the peers in `benchmarks/peers` among them, and lets them take turns.
+After its first round, the process writes how many rounds it runs per turn. For every line that it
+reads, it runs that many more and writes the seconds per round. The driver (`benchmarks.speed`) runs
+several sides, including the peers in `benchmarks/peers`, and lets them take turns.
 """
 
 import contextlib
@@ -56,7 +54,7 @@ SIDES = (
 
 
 def batched_cohort(workload, round_index, clients=None):
-    """Returns the data of a workload's clients in a round, of all or of a range of them."""
+    """Returns the data of all clients of a workload in a round, or of a range of clients."""
     import tff_algos
 
     clients = range(len(workload.clients)) if clients is None else clients
@@ -294,7 +292,7 @@ def _plain_jax_rounds(workload):
     import numpy as np
 
     if not workload.title.startswith("W4"):
-        raise ValueError("The JAX loop is written for W4 only.")
+        raise ValueError("The side plain_jax only supports W4.")
     model, rate = pure_model(workload), workload.learning_rate
     weights = tuple(jnp.asarray(w) for w in model.initial_weights)
 

@@ -1,23 +1,27 @@
-"""Seconds a round, start-up and memory of every side on every workload, relative to TFF's worker.
+"""Seconds per round, start-up and memory of every side on every workload, relative to TFF's worker.
 
     python -m benchmarks.speed --workloads=w1,w4 --sides=tff,vectorized --turns=5
 
-Each side is a process of its own: ours, TFF's and plain loops (`benchmarks.side`), and the peers
-FedJAX, pfl-research and Flower (`benchmarks/peers`), each in the environment that `make venv-peers`
-makes for it; a peer that has none is left out with a note. The sides take turns of a few rounds, so
-that whatever else the machine does meets all of them; medians and their ratios are printed. Only
-ratios mean anything; on a busy machine, where threads of a side compete with others, those of the
-processor's time mean more than those of the clock. Who is not on turn is halted, since Ray's
-services never rest. All sides are started several times over, as TensorFlow chooses some of its
-kernels by chance in each process; the table has the least and the greatest median of a start.
-Start-up is the time from starting the process to the end of its first round, data included, which a
-peer reads from a file; memory is the largest resident memory of the process and its children at the
-end of a round. The side `floor` takes the least that a round can take on this machine
-(`benchmarks.floor`); with it every side has its multiple of that.
+Each side runs in its own process. Our runtimes, TFF's and plain loops are in `benchmarks.side`. The
+peers FedJAX, pfl-research and Flower (`benchmarks/peers`) each run in the environment that `make
+venv-peers` makes for them. A peer without an environment is left out with a note.
 
-A side `tff@DIR` is that of another checkout of the suite, such as one of an earlier commit: with
-`--sides=tff,tff@DIR --base=tff@DIR` a change is compared with what was there before it. A side
-`tff@PYTHON` runs on another interpreter, such as that of the published stack:
+The sides take turns of a few rounds, so that other work on the machine affects all of them alike.
+Sides that are not on turn are halted, since Ray's services are never idle. The table shows medians
+and their ratios. Only ratios are meaningful. On a busy machine, where the threads of a side compete
+with other processes, ratios of processor time are more reliable than ratios of wall-clock time.
+
+All sides are started several times, since each process chooses some of TensorFlow's kernels by
+chance. The table shows the smallest and the largest median of a start. Start-up is the time from
+starting the process to the end of its first round. It includes the data, which a peer reads from a
+file. Memory is the largest resident memory of the process and its children at the end of a round.
+
+The side `floor` takes the lower bound of a round on this machine (`benchmarks.floor`). With it, the
+table shows every side's time as a multiple of that bound.
+
+A side `tff@DIR` runs another checkout of the suite, e.g. an earlier commit: `--sides=tff,tff@DIR
+--base=tff@DIR` compares a change with the version before it. A side `tff@PYTHON` runs on another
+interpreter, e.g. that of the published stack:
 
     python -m benchmarks.speed --sides=tff,tff@.venv-published/bin/python \
         --base=tff@.venv-published/bin/python
@@ -55,7 +59,7 @@ from benchmarks.side import SIDES
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 PEERS = ("fedjax", "pfl", "flower")
-_GRACE_SECONDS = 10  # Until what a side left behind is ended.
+_GRACE_SECONDS = 10  # Before processes that a side has left behind are killed.
 _PEER_VENVS = os.path.join(os.path.dirname(_HERE), ".venv-peers")
 # Field of a record → its title.
 _COLUMNS = {
@@ -72,14 +76,14 @@ _WORKLOADS = ("w1", "w2", "w3", "w4", "w5", "w6", "w7", "w8", "w9", "w10")
 
 
 def _command(side: str, workload: str, data_dir: str | None, folder: str) -> list[str]:
-    """Returns what runs a side; a peer reads the workload from a file in `folder`."""
+    """Returns the command of a side; a peer reads the workload from a file in `folder`."""
     if side not in PEERS:
         name, _, where = side.partition("@")
         python = os.path.abspath(where) if os.path.isfile(where) else sys.executable
         return [python, "-m", "benchmarks.side", name, workload, *filter(None, [data_dir])]
     python = os.path.join(_PEER_VENVS, side, "bin", "python")
     if not os.path.exists(python):
-        raise RuntimeError(f"{side} has no environment: make venv-peers PEERS={side}")
+        raise RuntimeError(f"{side} has no environment; run make venv-peers PEERS={side}")
     path = os.path.join(folder, f"{workload}.npz")
     if not os.path.exists(path):
         from benchmarks import workloads  # TensorFlow, which nothing else here needs.
@@ -91,7 +95,7 @@ def _command(side: str, workload: str, data_dir: str | None, folder: str) -> lis
 
 
 def _peak_bytes(process: psutil.Process) -> int:
-    """Returns the most resident memory that a process ever had; what it has now if unknown."""
+    """Returns the peak resident memory of a process; its current memory if unknown."""
     with contextlib.suppress(FileNotFoundError), open(f"/proc/{process.pid}/status") as f:
         for line in f:
             if line.startswith("VmHWM:"):
@@ -135,7 +139,7 @@ class _Side:
         return line
 
     def _each(self, do):
-        """Returns what `do` gives for the side's processes, those of Flower's Ray among them."""
+        """Applies `do` to each of the side's processes, including those of Flower's Ray."""
         process = psutil.Process(self._process.pid)
         tree = [process, *process.children(recursive=True)]
         self._seen.update(tree)
@@ -153,13 +157,13 @@ class _Side:
         self._each(psutil.Process.suspend)
 
     def _processor_time(self):
-        # User's and system's, of the process and of its children that have ended.
+        # User and system time of the process and of its ended children.
         return self._sum(lambda p: sum(p.cpu_times()[:4]))
 
     def take_a_turn(self):
         self._each(psutil.Process.resume)
         before = self._processor_time()
-        # One that has ended says so in place of its answer.
+        # If the process has ended, reading its answer will report that.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write("\n")
             self._process.stdin.flush()
@@ -183,7 +187,7 @@ class _Side:
 
 
 class _Measured(NamedTuple):
-    """What one start of a side gave: medians of its turns, seconds to its first round, bytes."""
+    """Results of one start of a side: medians of its turns, seconds of start-up, bytes."""
 
     seconds: float
     processor_seconds: float
@@ -192,7 +196,7 @@ class _Measured(NamedTuple):
 
 
 def _start(workload: str, sides: list[str], turns: int, data_dir: str | None) -> dict:
-    """Returns what each side gave, or the reason why it failed."""
+    """Returns the results of each side, or the reason why it failed."""
     running, results = [], {}
     with tempfile.TemporaryDirectory() as folder:
         for side in sides:
@@ -211,7 +215,7 @@ def _start(workload: str, sides: list[str], turns: int, data_dir: str | None) ->
         side.close()
         results[side.name] = _Measured(
             statistics.median(side.seconds),
-            # Not the median, since the kernel counts in hundredths of a second.
+            # The mean, since the kernel measures only in steps of 10 ms.
             statistics.fmean(side.processor_seconds),
             side.start_up,
             side.memory,
@@ -227,10 +231,10 @@ def measure(
     data_dir: str | None,
     base_side: str = "tff_worker",
 ) -> list[dict]:
-    """Returns a record for each side; one that fails has its reason in place of numbers."""
+    """Returns a record for each side, with numbers or the reason why it failed."""
     results = {side: [] for side in sides}
     for _ in range(starts):
-        # Who failed once is not started again.
+        # A side that failed is not started again.
         in_order = [side for side in sides if not any(isinstance(r, str) for r in results[side])]
         for side, result in _start(workload, in_order, turns, data_dir).items():
             results[side].append(result)

@@ -1,15 +1,16 @@
-"""Whether the published and the current stack compute the same: every method, runtime and task.
+"""Checks that both stacks compute the same: every method, runtime and task.
 
     python -m benchmarks.stacks .venv-published/bin/python --processes=2
 
-Runs the cases of `benchmarks.bits` on this interpreter and on the other stack's, such as
-`.venv-published/bin/python`, on the same machine. Of a method, all that training computes has to be
-the same bit by bit: `train/...` and the arrays of the last checkpoint. All other numbers, those of
-evaluations, have to agree to 1e-6. So have all numbers of a task, whose convolutions and LSTMs the
-two releases of TensorFlow may round differently, and of FedLocal in the runtime `tff`. It ends with
-exit code 1 if a case does not agree. The table has a line a method and a column a runtime. Its
-digests are comparable on one machine only, since other processors sum in another order. That is why
-both stacks are run and no digests are kept.
+It runs the cases of `benchmarks.bits` on this interpreter and on the other stack's, on the same
+machine. For methods, all results of training must be bit-identical: `train/...` and the arrays of
+the last checkpoint. Evaluations must agree to 1e-6. The same tolerance holds for all numbers of
+tasks, whose convolutions and LSTMs the two releases of TensorFlow may round differently, and of
+FedLocal in the runtime `tff`. The exit code is 1 if a case does not agree.
+
+The table has one line per method and one column per runtime. Its digests are comparable only on one
+machine, since other processors sum in another order. So both stacks are run, and no digests are
+stored.
 """
 
 import csv
@@ -40,7 +41,7 @@ _RUNTIMES = ("tff", "native", "vectorized")
 
 
 ROUNDED = "same to rounding"
-# Cases of which no bits are promised. In the runtime `tff` the two releases of TensorFlow fold the
+# Cases that need not be bit-identical. In the runtime `tff` the two releases of TensorFlow fold the
 # constants of FedLocal's adaptive step differently, so that weights differ in their last digit.
 # With Grappler's constant folding off on both (`tf.config.optimizer`), all bits agree.
 _MAY_ROUND = ("task ", "fedlocal, tff")
@@ -49,12 +50,12 @@ _MAY_ROUND = ("task ", "fedlocal, tff")
 def difference(
     ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None, bitwise: bool = True
 ) -> str:
-    """Returns in words how the two results of a case differ; empty if they agree.
+    """Describes how the two results of a case differ; empty if they agree.
 
     Args:
-      ours: What `benchmarks.bits --apart` has of the case on this stack, if it ran to its end.
-      theirs: The same on the other stack.
-      bitwise: Whether training has to agree bit by bit.
+      ours: The result of `benchmarks.bits --apart` on this stack; `None` if the case failed.
+      theirs: The same for the other stack.
+      bitwise: Whether training must be bit-identical.
     """
     if ours is None or theirs is None:
         return f"fails on {'this' if ours is None else 'the other'} stack"
@@ -80,7 +81,7 @@ def _results(python, flags, folder):
     command = [python, "-m", "benchmarks.bits", "--apart", f"--write={path}", *flags]
     subprocess.run(command, cwd=_REPO, check=False, stdout=sys.stderr)
     if not os.path.exists(path):
-        raise RuntimeError(f"{python} ran no case; its last lines say why.")
+        raise RuntimeError(f"{python} ran no case; see its last lines above.")
     # A case that failed has no entry in the file.
     found = json.loads(pathlib.Path(path).read_text())
     os.remove(path)
@@ -88,13 +89,13 @@ def _results(python, flags, folder):
 
 
 def table(differences: Mapping[str, str], digests: Mapping[str, str]) -> list[dict[str, str]]:
-    """Returns the lines of the table: a case, and for each runtime its digest or what differs."""
+    """Returns the lines of the table: a case, and its digest or difference for each runtime."""
     lines = {}
     for name in sorted(differences):
         case, _, runtime = name.partition(", ")
         line = lines.setdefault(case, dict.fromkeys(("case", *_RUNTIMES), ""))
         line["case"] = case
-        # A task's runtime is the one that `auto` settles for; it stands in the first column.
+        # For a task, the runtime is the one that `auto` chooses; it is in the first column.
         line[runtime or _RUNTIMES[0]] = differences[name] or digests[name]
     return list(lines.values())
 

@@ -1,7 +1,7 @@
-"""The workloads of the speed benchmark: models, clients' data, and what a round asks for.
+"""The workloads of the speed benchmark: models, clients' data and settings of a round.
 
-W1–W4, W7 and W8 have equal clients; W5, W6 and W9 are cohorts as unequal as real ones, and W10 is a
-large one.
+W1–W4, W7 and W8 have clients of equal size. W5, W6 and W9 are as unequal as real cohorts, and W10
+is a large cohort.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,15 +18,15 @@ class Workload(NamedTuple):
     """A round of FedAvg.
 
     Attributes:
-      title: In words.
+      title: A description.
       keras_model: Makes the model.
       loss: Elementwise loss.
       loss_reduction: `mean` or `sum` over a batch.
-      y_spec: Batch of targets.
+      y_spec: Spec of a batch of targets.
       clients: (x, y) of each client of a round.
       batch_size: Examples of a minibatch.
       learning_rate: Client learning rate.
-      rounds_a_turn: How many rounds are timed together, one after the other as in a run.
+      rounds_a_turn: Number of consecutive rounds that are timed together.
     """
 
     title: str
@@ -139,7 +139,7 @@ def _w6(data_dir):
 
 def _w7(data_dir):
     del data_dir
-    # What the task's first layer makes of its bytes: squares of 24, standardised.
+    # Like the output of the task's first layer: standardised squares of 24 x 24 pixels.
     images = _classified(np.random.default_rng(0), [40] * 10, (24, 24, 3), 100)
     return Workload(
         "W7: CIFAR-100, ResNet-18 with group normalisation, 10 clients of 40 examples, B = 20",
@@ -155,10 +155,10 @@ def _w7(data_dir):
 
 
 def _sentences(rng, number, length, vocabulary):
-    """Returns tokens of sentences, padded with 0, and those that follow them.
+    """Returns tokens of sentences, padded with 0, and their next tokens.
 
-    They have 5 to `length` words, which are as frequent as Zipf's law says: a word's number is its
-    rank.
+    Sentences have 5 to `length` words. Frequencies of words follow Zipf's law, with a word's number
+    as its rank.
     """
     ranks = (vocabulary - 4) ** rng.random((number, length + 1))
     words = np.minimum(ranks, vocabulary - 4).astype(np.int32)

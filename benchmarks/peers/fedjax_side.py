@@ -1,15 +1,15 @@
-"""FedJAX as a side of the speed benchmark, in an environment of its own.
+"""FedJAX as a side of the speed benchmark, in its own environment.
 
     .venv-peers/fedjax/bin/python benchmarks/peers/fedjax_side.py WORK.npz
 
-`fedjax.algorithms.fed_avg` with haiku models, as FedJAX's own. FedJAX trains clients either one
-after the other (`jit`) or one on each device (`pmap`); each workload has the one that was faster on
-two busy cores, a core being a device. Both LSTM layers go through one `hk.dynamic_unroll`: the
-`hk.static_unroll` of FedJAX's Shakespeare model did not finish compiling in ten minutes there.
-FedJAX has no residual network, so it goes without W7.
+It uses `fedjax.algorithms.fed_avg` with haiku models like FedJAX's own. FedJAX trains clients
+either one after the other (`jit`) or one per device (`pmap`). Each workload uses the one that was
+faster on two busy cores, with each core as a device. Both LSTM layers go through one
+`hk.dynamic_unroll`: the `hk.static_unroll` of FedJAX's Shakespeare model did not finish compiling
+there within ten minutes. FedJAX does not include a residual network, so W7 is left out.
 
-`shuffle_repeat_batch` fills a client's last minibatch up with more of its examples: 200 in place of
-W1's 198, or at most a minibatch less one where clients are unequal.
+`shuffle_repeat_batch` fills up a client's last minibatch by repeating examples. So W1 has 200
+examples in place of 198, and an unequal client has at most a minibatch less one more.
 """
 
 import contextlib
@@ -101,7 +101,7 @@ class Rounds:
             raise ValueError(f"FedJAX has no model for {work.name}.")
         forward, loss, size, backend = _MODELS[work.name]
         if backend == "pmap":
-            # Read when JAX is first used.
+            # JAX reads this at its first use.
             cores = len(os.sched_getaffinity(0))
             os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={cores}"
         fedjax.set_for_each_client_backend(backend)

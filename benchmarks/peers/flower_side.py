@@ -1,11 +1,12 @@
-"""Flower as a side of the speed benchmark, in an environment of its own.
+"""Flower as a side of the speed benchmark, in its own environment.
 
     .venv-peers/flower/bin/python benchmarks/peers/flower_side.py WORK.npz
 
-A `ServerApp` with Flower's `FedAvg` and a `ClientApp` in PyTorch, run by its simulation engine on
-Ray with an actor for each core and one thread in each. An actor reads the clients' data once and
-makes its model once; clients train, and nothing is evaluated. The engine looks for messages every
-tenth of a second, whatever its settings. A turn has at most two rounds, for they take long.
+It consists of a `ServerApp` with Flower's `FedAvg` and a `ClientApp` in PyTorch. Flower's
+simulation engine runs them on Ray, with one actor per core and one thread in each. An actor reads
+the clients' data once and makes its model once. Clients train, and nothing is evaluated. The engine
+polls for messages every 0.1 s; this cannot be changed by settings. A turn has at most two rounds,
+since they take long.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ def _held_by_actor(path):
 
 
 def train(path: str, message: Message, partition: int) -> Message:
-    """Answers a message with what a client's epoch of SGD made of its weights."""
+    """Trains the weights in a message for a client's epoch of SGD and returns the result."""
     work, clients, model = _held_by_actor(path)
     x, y = clients[partition]
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
@@ -57,7 +58,7 @@ def train(path: str, message: Message, partition: int) -> Message:
 
 def main() -> None:
     """Serves the workload of the file that the command line names."""
-    # Pickled by name, so that an actor keeps what it has read.
+    # Imported so that functions are pickled by name, and actors keep the data that they have read.
     import flower_side
 
     answers = protocol.take_over_output()

@@ -1,11 +1,11 @@
-"""pfl-research as a side of the speed benchmark, in an environment of its own.
+"""pfl-research as a side of the speed benchmark, in its own environment.
 
     .venv-peers/pfl/bin/python benchmarks/peers/pfl_side.py WORK.npz
 
-`FederatedAveraging` on the `SimulatedBackend` with a PyTorch model, under `torchrun` with a process
-for each core and one thread in each, which was several times as fast as one process with threads
-inside the operations, on two busy cores. A user's minibatches are sliced once and keep their order,
-as pfl's `Dataset` does it. Nothing is evaluated.
+It uses `FederatedAveraging` on the `SimulatedBackend` with a PyTorch model. `torchrun` starts one
+process per core with one thread each. On two busy cores this was several times as fast as one
+process with threads inside the operations. As in pfl's `Dataset`, a user's minibatches are sliced
+once and keep their order. Nothing is evaluated.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ class Rounds:
 
 
 def _announced(numbers=range(0)):
-    """Returns the rounds that the first process announces to all, in all of them."""
+    """Returns, in every process, the rounds that the first process announces."""
     bounds = torch.tensor([numbers.start, numbers.stop])
     torch.distributed.broadcast(bounds, 0)
     return range(*bounds.tolist())

@@ -1,7 +1,7 @@
-"""What the driver and a side agree on: a workload as a file, and a line for every turn.
+"""The protocol between the driver and a side: a workload as a file, and a line per turn.
 
-A peer's environment has neither TensorFlow nor this suite, so this file needs NumPy alone and is
-imported by its bare name there.
+A peer's environment has neither TensorFlow nor this suite. So this file only needs NumPy, and peers
+import it as a top-level module.
 """
 
 import os
@@ -14,14 +14,14 @@ import numpy as np
 
 
 class Work(NamedTuple):
-    """A workload as a peer gets it; the model and its loss are written in the peer's own words.
+    """A workload as passed to a peer; the peer itself defines the model and its loss.
 
     Attributes:
       name: `w1` to `w10`.
       clients: (x, y) of each client of a round.
       batch_size: Examples of a minibatch.
       learning_rate: Client learning rate.
-      rounds_a_turn: How many rounds are timed together.
+      rounds_a_turn: Number of rounds that are timed together.
     """
 
     name: str
@@ -49,7 +49,7 @@ def read(path: str) -> Work:
 
 
 def take_over_output() -> TextIO:
-    """Returns standard output for answers alone; what libraries print goes to standard error."""
+    """Returns standard output for answers; redirects output of libraries to standard error."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return answers
@@ -59,9 +59,9 @@ def serve(rounds: Callable[[range], None], rounds_a_turn: int, answers: TextIO) 
     """Runs the first round, then a turn for every line of standard input, until it closes.
 
     Args:
-      rounds: Runs the rounds of these numbers and returns when their results are there.
-      rounds_a_turn: Answered after the first round.
-      answers: Where the seconds of a round go, a line a turn.
+      rounds: Function that runs the rounds with given numbers and returns once they are complete.
+      rounds_a_turn: Number of rounds per turn; written after the first round.
+      answers: Stream for the seconds per round, one line per turn.
     """
     done = 1
     rounds(range(done))

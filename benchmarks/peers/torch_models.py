@@ -14,7 +14,7 @@ class _Recurrent(nn.Module):
         self.embedding = nn.Embedding(tokens, size)
         self.lstm = nn.LSTM(size, units, num_layers=num_layers, batch_first=True)
         self.logits = nn.Sequential(*after)
-        # PyTorch has two biases where Keras has one.
+        # PyTorch has two biases, Keras one.
         for name, bias in self.lstm.named_parameters():
             if name.startswith("bias_hh"):
                 nn.init.zeros_(bias).requires_grad_(False)
@@ -32,7 +32,7 @@ def _words():
 
 
 class _Block(nn.Module):
-    """Two convolutions beside a shortcut, each after a normalisation but that of the images."""
+    """Two convolutions with a shortcut; a normalisation precedes each, except on the images."""
 
     def __init__(self, inputs, filters, stride, is_first):
         super().__init__()
@@ -142,7 +142,7 @@ class Model(nn.Module):
         return self._loss(self.net(x), y)
 
     def metrics(self, x: torch.Tensor, y: torch.Tensor) -> dict:
-        """Returns nothing; pfl asks for it, and nothing is evaluated here."""
+        """Returns an empty dict: pfl requires the method, but nothing is evaluated here."""
         del x, y
         return {}
 

@@ -18,7 +18,7 @@ _PEERS = os.path.dirname(protocol.__file__)
 def test_a_peer_without_environment_is_left_out_with_a_note(tmp_path, monkeypatch):
     monkeypatch.setattr(speed, "_PEER_VENVS", str(tmp_path))
     (record,) = speed.measure("w4", ["pfl"], 1, 2, None)
-    assert record["note"] == "pfl has no environment: make venv-peers PEERS=pfl"
+    assert record["note"] == "pfl has no environment; run make venv-peers PEERS=pfl"
 
 
 def test_a_side_runs_on_the_interpreter_or_in_the_checkout_that_it_names(tmp_path):
